@@ -1,0 +1,1 @@
+"""The web views. Nothing here yet: the terminal shows everything there is."""

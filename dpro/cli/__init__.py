@@ -1,0 +1,72 @@
+"""The `dpro` command: one module per sub-command, imported only when it is asked for.
+
+In: arguments. Out: text for people on stdout, or one JSON object with `--json`; progress, warnings and
+errors on stderr. A `DproError` becomes one line and its exit code; nothing else is caught.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from dpro._version import __version__
+from dpro.errors import DproError
+
+# command -> (module, attribute, one line for `dpro --help`). Modules load on use, so help stays fast.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "record": ("dpro.cli.record", "record", "Record a job, unchanged, through any launcher."),
+    "import": ("dpro.cli.import_", "import_", "Turn other tools' traces into a run directory."),
+    "info": ("dpro.cli.info", "info", "What a run holds and what it lacks."),
+    "report": ("dpro.cli.report", "report", "Where the time of each step went."),
+    "replay": ("dpro.cli.replay", "replay", "Replay the run's graph and say how well it fits."),
+    "whatif": ("dpro.cli.whatif", "whatif", "Predict what a change would do to the step time."),
+    "diagnose": ("dpro.cli.diagnose", "diagnose", "Name what is slow or broken, and what it costs."),
+    "demo": ("dpro.cli.demo", "demo", "See it work: record a small real job and explain it."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are listed without being imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order a new user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the one command that is needed."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table above, importing none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dpro")
+def cli() -> None:
+    """Find out what a distributed training job is doing, what would make it faster, and what is broken.
+
+    \b
+    dpro record -o RUN -- torchrun --nproc-per-node 8 train.py
+    dpro diagnose RUN
+    dpro whatif RUN
+
+    RUN may also be a folder of traces, which is imported on the fly.
+    """
+
+
+def main() -> None:
+    """Run the command line; an error a user can act on is one line on stderr and its exit code."""
+    try:
+        cli()
+    except DproError as error:
+        click.echo(f"dpro: {error}", err=True)
+        sys.exit(error.exit_code)

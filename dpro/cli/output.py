@@ -1,0 +1,49 @@
+"""How every command speaks: one JSON object for programs, tables for people, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA_VERSION = 1
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def json_option(command: F) -> F:
+    """Add `--json` to a command."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one object on stdout, with `schema_version` first.
+
+    Raises:
+        ValueError: a NaN or infinity got into the document, which JSON cannot say.
+    """
+    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **document}, allow_nan=False))
+
+
+def console() -> Console:
+    """A console for text on stdout that keeps names of spans literal."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def stderr_console() -> Console:
+    """A console on stderr, for progress and warnings."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def warn(message: str) -> None:
+    """One line on stderr that does not stop the command."""
+    click.echo(f"dpro: warning: {message}", err=True)

@@ -1,0 +1,1 @@
+"""Detectors: tables and graph in, findings out; no printing, no plotting."""

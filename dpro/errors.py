@@ -1,0 +1,32 @@
+"""Errors that a user can act on: each carries one line that says what is wrong, where, and what to do.
+
+The command line prints that line and exits with the error's code; a traceback means a defect in dpro.
+"""
+
+
+class DproError(Exception):
+    """Something outside dpro is wrong: a file, an argument, the machine. Exit code 1."""
+
+    exit_code = 1
+
+
+class InputError(DproError):
+    """A source that cannot be read as what it should be: truncated, empty, not a trace."""
+
+
+class UsageError(DproError):
+    """The command was asked for something that does not exist or does not make sense. Exit code 2."""
+
+    exit_code = 2
+
+
+class Unanswerable(DproError):
+    """The run lacks what the question needs; the message says what to record instead."""
+
+
+class MissingExtra(DproError):
+    """A part of dpro that needs a library which is not installed."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        """Name the library that is missing and the extra that brings it."""
+        super().__init__(f'{library} is not installed: run `pip install "dpro-toolkit[{extra}]"`')

@@ -1,0 +1,1 @@
+"""Importers: other tools' traces into the tables of `dpro.schema`, one file per format."""

@@ -1,0 +1,276 @@
+"""The tables of a run directory: every column declared once, with its type, unit and one sentence.
+
+In: nothing. Out: `TABLES`, and `conform`, which holds a frame to its declaration at the boundary. What
+the tables mean for the graph is the business of `dpro.replay`.
+
+Rules that all tables share: times are int64 nanoseconds on the clock of the host that recorded them and
+are never rewritten; ids are int64 and -1 means none; intervals are half open; units are in the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from dpro.errors import DproError
+
+SPAN_KINDS = (
+    "cpu_op",  # an operator on a CPU thread
+    "runtime",  # a CUDA/HIP runtime or driver call on a CPU thread
+    "kernel",  # a kernel on a GPU stream
+    "memcpy",  # a copy on a GPU stream
+    "memset",  # a fill on a GPU stream
+    "annotation",  # a named range on a CPU thread
+    "gpu_annotation",  # the shadow of a named range on a GPU stream
+    "python",  # a Python call
+    "overhead",  # the profiler's own work
+)
+GPU_WORK_KINDS = ("kernel", "memcpy", "memset")
+SYNC_KINDS = ("event_record", "stream_wait_event", "event_sync", "stream_sync", "device_sync")
+
+SpanKind = pl.Enum(SPAN_KINDS)
+SyncKind = pl.Enum(SYNC_KINDS)
+
+
+class SchemaError(DproError):
+    """A frame does not fit its declaration; the message names the columns or the first bad rows."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its polars type, one sentence, and the value a source without it is given."""
+
+    dtype: pl.DataType | type[pl.DataType]
+    doc: str
+    default: object = -1
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: what a row is, its columns in order, and the columns its rows are sorted by."""
+
+    name: str
+    doc: str
+    columns: Mapping[str, Column]
+    sort_by: tuple[str, ...]
+
+    @property
+    def dtypes(self) -> dict[str, pl.DataType | type[pl.DataType]]:
+        """The declared types, in column order."""
+        return {name: column.dtype for name, column in self.columns.items()}
+
+    def empty(self) -> pl.DataFrame:
+        """The table with no rows."""
+        return pl.DataFrame(schema=self.dtypes)
+
+
+_RANK = Column(pl.Int32, "Global rank of the process, -1 where a row belongs to no rank.")
+_WINDOW = Column(pl.Int32, "Which deep window of the recording; spans of different windows never touch.", 0)
+_START = Column(pl.Int64, "Start, ns on the recording host's clock.")
+_DURATION = Column(pl.Int64, "Duration in ns; -1 where the source does not know it.")
+
+SPANS = Table(
+    "spans",
+    "An interval on one lane (CPU thread or GPU stream) of one rank.",
+    {
+        "span_id": Column(pl.Int64, "Unique within the rank."),
+        "rank": _RANK,
+        "window": _WINDOW,
+        "kind": Column(SpanKind, "What sort of interval it is.", "cpu_op"),
+        "name": Column(pl.String, "Name as recorded.", ""),
+        "start_ns": _START,
+        "duration_ns": _DURATION,
+        "pid": Column(pl.Int64, "Process of a CPU span."),
+        "tid": Column(pl.Int64, "Thread of a CPU span."),
+        "device": Column(pl.Int32, "Device index of a GPU span."),
+        "stream": Column(pl.Int64, "Stream of a GPU span."),
+        "correlation": Column(pl.Int64, "Joins a runtime call with the GPU work it launched."),
+        "external_id": Column(pl.Int64, "Joins a runtime call or GPU work with the CPU op that issued it."),
+        "sequence_number": Column(pl.Int64, "Autograd sequence number: joins a backward op with its forward."),
+        "forward_thread": Column(pl.Int64, "Profiler's id of the forward thread; > 0 on a backward op."),
+        "bytes": Column(pl.Int64, "Bytes moved, for copies and fills."),
+        "shapes": Column(pl.String, "Input shapes as JSON, empty where not recorded.", ""),
+    },
+    ("rank", "window", "start_ns", "span_id"),
+)
+
+COLLECTIVES = Table(
+    "collectives",
+    "One rank's part in one collective or point-to-point operation.",
+    {
+        "collective_id": Column(pl.Int64, "Unique within the rank."),
+        "rank": _RANK,
+        "window": Column(pl.Int32, "Deep window that saw it run; -1 where only its call was recorded."),
+        "op": Column(
+            pl.String,
+            "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, barrier, "
+            "send, recv, send_recv, or the name as recorded.",
+            "",
+        ),
+        "group": Column(pl.String, "Process group by name, empty where unknown.", ""),
+        "group_ranks": Column(pl.List(pl.Int32), "Global ranks of the group, empty where unknown.", None),
+        "sequence": Column(pl.Int64, "Sequence number within the group."),
+        "bytes_in": Column(pl.Int64, "Bytes this rank puts in; -1 unknown."),
+        "bytes_out": Column(pl.Int64, "Bytes this rank gets; -1 unknown."),
+        "dtype": Column(pl.String, "Element type, empty where unknown.", ""),
+        "peer": Column(pl.Int32, "The other global rank of a send or receive."),
+        "enqueued_ns": Column(pl.Int64, "When the call was made; -1 unknown."),
+        "start_ns": Column(pl.Int64, "When it began to run, waiting included; -1 unknown."),
+        "duration_ns": Column(pl.Int64, "Waiting plus moving; -1 unknown."),
+        "algorithm": Column(pl.String, "RING, TREE, …, empty where unknown.", ""),
+        "protocol": Column(pl.String, "LL, LL128, SIMPLE, empty where unknown.", ""),
+        "span_id": Column(pl.Int64, "The span (kernel, or worker-thread range) that ran it."),
+        "launch_span_id": Column(pl.Int64, "The CPU span that issued it."),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("rank", "window", "start_ns", "collective_id"),
+)
+
+SYNCS = Table(
+    "syncs",
+    "A dependency that is not order on a lane: event record and wait, stream or device synchronisation.",
+    {
+        "rank": _RANK,
+        "window": _WINDOW,
+        "kind": Column(SyncKind, "Which synchronisation.", "device_sync"),
+        "span_id": Column(pl.Int64, "The CPU span (runtime call) that asked for it."),
+        "correlation": Column(pl.Int64, "Correlation of that call."),
+        "device": Column(pl.Int32, "Device that is waited for, or that waits."),
+        "stream": Column(pl.Int64, "Stream that waits (stream_wait_event) or is waited for; -1 unknown."),
+        "event_id": Column(pl.Int64, "Event handle."),
+        "record_stream": Column(pl.Int64, "Stream the awaited event was recorded on."),
+        "record_correlation": Column(pl.Int64, "Correlation of the call that recorded the awaited event."),
+        "start_ns": _START,
+        "duration_ns": _DURATION,
+    },
+    ("rank", "window", "start_ns", "span_id"),
+)
+
+STEPS = Table(
+    "steps",
+    "One training step of one rank.",
+    {
+        "rank": _RANK,
+        "step": Column(pl.Int64, "Number of the step, the same on all ranks."),
+        "window": Column(pl.Int32, "Deep window that covers the step; -1 for none."),
+        "start_ns": _START,
+        "duration_ns": _DURATION,
+        "source": Column(pl.String, "What told the boundary: optimizer hook, ProfilerStep, annotation, …", ""),
+    },
+    ("rank", "step", "start_ns"),
+)
+
+BUCKETS = Table(
+    "buckets",
+    "One gradient bucket of a DDP or FSDP module.",
+    {
+        "rank": _RANK,
+        "module": Column(pl.Int32, "Which wrapped module of the process, in order of construction.", 0),
+        "bucket": Column(pl.Int32, "Order in which buckets are communicated."),
+        "bytes": Column(pl.Int64, "Size."),
+        "parameters": Column(pl.List(pl.Int32), "Indices of its parameters.", None),
+        "source": Column(pl.String, "What told it.", ""),
+    },
+    ("rank", "module", "bucket"),
+)
+
+COUNTERS = Table(
+    "counters",
+    "One telemetry sample.",
+    {
+        "rank": _RANK,
+        "host": Column(pl.String, "Host that was sampled.", ""),
+        "device": Column(pl.String, "GPU uuid, NIC name, or empty for the host.", ""),
+        "counter": Column(pl.String, "What was sampled, with its unit.", ""),
+        "time_ns": Column(pl.Int64, "When, ns on that host's clock."),
+        "value": Column(pl.Float64, "The value.", 0.0),
+    },
+    ("host", "device", "counter", "time_ns"),
+)
+
+CLOCK_SAMPLES = Table(
+    "clock_samples",
+    "What is needed to align this rank's clock with the others.",
+    {
+        "rank": _RANK,
+        "time_ns": Column(pl.Int64, "Wall clock (CLOCK_REALTIME), ns."),
+        "monotonic_ns": Column(pl.Int64, "CLOCK_MONOTONIC_RAW at the same moment, ns; -1 unknown."),
+        "peer_rank": Column(pl.Int32, "Rank whose clock was compared; -1 for the host's own two clocks."),
+        "offset_ns": Column(pl.Int64, "This rank's clock minus the peer's, ns.", 0),
+        "round_trip_ns": Column(pl.Int64, "Round trip of the exchange, ns: bounds the error of the offset.", 0),
+    },
+    ("rank", "time_ns", "peer_rank"),
+)
+
+WORKERS = Table(
+    "workers",
+    "Facts about one rank's process.",
+    {
+        "rank": _RANK,
+        "local_rank": Column(pl.Int32, "Rank within the host."),
+        "world_size": Column(pl.Int32, "Number of ranks of the job."),
+        "host": Column(pl.String, "Host name, empty where unknown.", ""),
+        "pid": Column(pl.Int64, "Process id."),
+        "gpu_uuid": Column(pl.String, "GPU the rank computes on.", ""),
+        "gpu_name": Column(pl.String, "Its model.", ""),
+        "dp": Column(pl.Int32, "Coordinate on the data-parallel axis."),
+        "tp": Column(pl.Int32, "Coordinate on the tensor-parallel axis."),
+        "pp": Column(pl.Int32, "Coordinate on the pipeline axis."),
+        "cp": Column(pl.Int32, "Coordinate on the context-parallel axis."),
+        "ep": Column(pl.Int32, "Coordinate on the expert-parallel axis."),
+        "started_ns": Column(pl.Int64, "When recording of the rank began."),
+        "ended_ns": Column(pl.Int64, "When the process was last seen alive."),
+        "exit_code": Column(pl.Int32, "Exit code; -1 where unknown or killed by a signal."),
+        "exit_signal": Column(pl.Int32, "Signal that ended it; -1 for none or unknown."),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("rank",),
+)
+
+TABLES: Mapping[str, Table] = {
+    table.name: table
+    for table in (SPANS, COLLECTIVES, SYNCS, STEPS, BUCKETS, COUNTERS, CLOCK_SAMPLES, WORKERS)
+}
+
+
+def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with exactly the declared columns, types and row order.
+
+    Columns the source does not have are filled with their declared default; a column that is not
+    declared is an error, since it would be lost.
+
+    Args:
+        table: the declaration.
+        frame: rows from an importer or collector.
+
+    Raises:
+        SchemaError: an undeclared column, a value that does not fit its type, a null, or a negative
+            duration other than -1. The message names the column and the first bad row.
+    """
+    unknown = [name for name in frame.columns if name not in table.columns]
+    if unknown:
+        raise SchemaError(f"table {table.name}: undeclared columns {', '.join(unknown)}")
+    columns = []
+    for name, column in table.columns.items():
+        default = [] if column.default is None else column.default
+        value = pl.col(name) if name in frame.columns else pl.lit(default, dtype=column.dtype)
+        columns.append(value.cast(column.dtype).alias(name))
+    try:
+        conformed = frame.select(columns) if frame.width else table.empty()
+    except (pl.exceptions.InvalidOperationError, pl.exceptions.ComputeError) as error:
+        raise SchemaError(f"table {table.name}: {str(error).splitlines()[0]}") from error
+    _refuse_nulls(table, conformed)
+    if "duration_ns" in table.columns:
+        bad = conformed.filter(pl.col("duration_ns") < -1)
+        if bad.height:
+            raise SchemaError(f"table {table.name}: negative duration in {bad.row(0, named=True)}")
+    return conformed.sort(table.sort_by, maintain_order=True)
+
+
+def _refuse_nulls(table: Table, frame: pl.DataFrame) -> None:
+    nulls = {name: count for name, count in frame.null_count().row(0, named=True).items() if count}
+    for name in nulls:
+        row = frame.filter(pl.col(name).is_null()).row(0, named=True)
+        raise SchemaError(f"table {table.name}: {nulls[name]} nulls in {name}, the first in {row}")

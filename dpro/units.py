@@ -1,0 +1,34 @@
+"""Times are int64 nanoseconds everywhere inside; these turn them into what people read."""
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+
+def ms(ns: float) -> float:
+    """Nanoseconds as milliseconds."""
+    return float(ns) / NS_PER_MS
+
+
+def us(ns: float) -> float:
+    """Nanoseconds as microseconds."""
+    return float(ns) / NS_PER_US
+
+
+def format_duration(ns: float) -> str:
+    """A duration with three significant digits in the unit that suits it: `12.3 ms`, `410 us`."""
+    for unit, scale in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US)):
+        if abs(ns) >= scale:
+            return f"{ns / scale:.3g} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def format_bytes(count: float) -> str:
+    """A size in binary units: `4.0 MiB`; a negative count is unknown."""
+    if count < 0:
+        return "unknown"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,1 @@
+"""The global dataflow graph: align, build, replay, explain, and change it."""

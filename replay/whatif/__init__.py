@@ -1,0 +1,1 @@
+"""Edits: each a small frozen dataclass that turns one graph into another."""
