@@ -1,7 +1,64 @@
-# `make demo` and `make test` need Python >= 3.11 and nothing else; each makes its own .venv.
+# `make demo` and `make test` need Python >= 3.11 and nothing else; both make their own .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The registry's default torch is a CUDA build of several GB. On Linux the CPU build comes from PyTorch's
-# own index; where that cannot be reached, whatever pip is configured with is tried.
+JOBS ?= 2
+
+# The registry's default torch is a CUDA build of several GB; the CPU build is on PyTorch's own index. That
+# index is probed first, since pip would retry an unreachable one for minutes; without it torch comes from
+# wherever pip is configured to look.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PROBE := import urllib.request as r; r.urlopen("$(TORCH_INDEX)/torch/", timeout=5)
+TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-url $(TORCH_INDEX))
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint typecheck imports build clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/demo.stamp  ## see dpro work: record a small real job on the CPU and explain it
+	$(BIN)/dpro demo
+
+test: $(VENV)/dev.stamp  ## the tests, without the slow ones
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+
+test-slow: $(VENV)/dev.stamp  ## all tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+lint: $(VENV)/dev.stamp  ## style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+typecheck: $(VENV)/dev.stamp  ## mypy --strict
+	$(BIN)/mypy --strict -p dpro
+
+imports: $(VENV)/dev.stamp  ## who may import whom
+	$(BIN)/lint-imports
+
+build: $(VENV)/dev.stamp  ## wheel and sdist, into dist/
+	$(BIN)/python -m build --no-isolation
+
+clean:  ## remove everything that was made here
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps, so that a second run starts at once. pip is the last thing venv installs: it marks a whole one.
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $$($(PYTHON) --version) is too old, dpro needs 3.11: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { $(PYTHON) -c 'import sys; print("error: this Python cannot make virtual environments:" \
+	    " sudo apt install python%d.%d-venv" % sys.version_info[:2], file=sys.stderr)'; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+
+$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "installing dpro and PyTorch into $(VENV): once, some minutes (200 MB)"
+	@$(INSTALL) -e '.[replay]' torch
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "installing dpro, PyTorch and the tools into $(VENV): once, some minutes (300 MB)"
+	@$(INSTALL) -e '.[dev]' torch
+	@touch $@ $(VENV)/demo.stamp

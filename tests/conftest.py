@@ -1,0 +1,31 @@
+"""What all tests share: the folder of real traces, and how hypothesis searches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# No deadlines: a shared machine is slow at times. CI repeats the same examples on every run.
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def traces() -> Path:
+    """Folder of real traces of other people's jobs; they are not part of the repository."""
+    folder = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
+    if not folder.is_dir():
+        pytest.skip(f"no real traces in {folder} (DPRO_TRACES names another folder)")
+    return folder
