@@ -10,7 +10,7 @@ JOBS ?= 2
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PROBE := import urllib.request as r; r.urlopen("$(TORCH_INDEX)/torch/", timeout=5)
 TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-url $(TORCH_INDEX))
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
+INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow lint typecheck imports build clean

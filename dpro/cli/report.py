@@ -1,0 +1,148 @@
+"""`dpro report RUN`: where the time of each step went, on which kernels, on which collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dpro.cli.output import console, json_option, print_json
+from dpro.units import NS_PER_MS, format_bytes
+
+if TYPE_CHECKING:
+    import polars as pl
+    from rich.console import RenderableType
+
+DEFAULT_TOP = 15  # rows of a table that a screen holds
+PARTS = {
+    "compute_ns": "compute",
+    "exposed_comm_ns": "exposed comm",
+    "host_bound_ns": "host bound",
+    "idle_ns": "idle",
+}
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--top", type=click.IntRange(min=1), help=f"Kernels and collectives to list [text: {DEFAULT_TOP}]."
+)
+@json_option
+def report(run: str, top: int | None, as_json: bool) -> None:
+    """Where the time of each step went.
+
+    Every step of every rank is split without remainder into compute, exposed communication, host bound and
+    idle. Work counts in the step in whose time it ran.
+
+    \b
+    With GPUs, seen from the GPU, all streams together:
+      compute       kernels, copies and fills that are not communication
+      exposed comm  communication while nothing computes
+      overlapped    communication while something computes (part of compute)
+      host bound    idle, and the work that ends it was launched too late
+      idle          idle for another reason, or for one that was not recorded
+    Without, seen from the main thread:
+      compute       operators on it
+      exposed comm  communication on any thread while it runs no operator
+      host bound    neither: Python, input pipeline, the optimizer's own code
+
+    A collective's time is waiting plus transfer: the transfer is the shortest time that any of its ranks
+    spent in it, the rest is the lateness of another. Bandwidth is bus bandwidth as in the NCCL tests.
+
+    RUN may be a run directory or a folder of traces.
+    """
+    from dpro.cli.runs import open_or_import
+    from dpro.replay import breakdown
+    from dpro.schema import COLLECTIVES, SPANS, STEPS
+
+    opened = open_or_import(run)
+    spans, collectives = opened.table(SPANS), opened.table(COLLECTIVES)
+    steps = breakdown.step_breakdown(spans, collectives, opened.table(STEPS))
+    kernels = breakdown.kernel_totals(spans)
+    by_size = breakdown.collective_totals(collectives, spans)
+    if as_json:
+        rows = {"steps": steps, "kernels": kernels.head(top or kernels.height), "collectives": by_size}
+        print_json({name: _in_ms(frame).to_dicts() for name, frame in rows.items()})
+        return
+    top = top or DEFAULT_TOP
+    on_gpu = spans["kind"].is_in(["kernel"]).any()
+    out = console()
+    out.print(_step_table(steps))
+    out.print(
+        _kernel_table(kernels, top, "GPU kernels" if on_gpu else "CPU operators, own time (no GPU work)")
+    )
+    if by_size.height:
+        out.print(_collective_table(by_size, top))
+
+
+def _in_ms(frame: pl.DataFrame) -> pl.DataFrame:
+    """Nanosecond columns as float milliseconds, renamed to say so."""
+    import polars as pl
+
+    times = [name for name in frame.columns if name.endswith("_ns")]
+    renamed = {name: name.removesuffix("_ns") + "_ms" for name in times}
+    return frame.with_columns(pl.col(times) / NS_PER_MS).rename(renamed)
+
+
+def _step_table(steps: pl.DataFrame) -> RenderableType:
+    """One line per rank: its mean step, and the share of each part."""
+    import polars as pl
+
+    whole = "step" if (steps["step"] >= 0).all() else "window"
+    mean = steps.group_by("rank").agg(pl.len().alias("steps"), pl.col("^.*_ns$").mean()).sort("rank")
+    cells = []
+    for row in mean.iter_rows(named=True):
+        duration = row["duration_ns"]
+        shares = [_share(row[part], duration) for part in (*PARTS, "overlapped_comm_ns")]
+        cells.append([str(row["rank"]), str(row["steps"]), _ms(duration), *shares])
+    header = ["rank", f"{whole}s", f"mean {whole} ms", *PARTS.values(), "overlapped comm"]
+    return _table(f"Where each {whole} went", header, cells)
+
+
+def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType:
+    everything = float(kernels["total_ns"].sum())
+    cells = [
+        [row["name"][:90], str(row["count"]), _ms(row["total_ns"]), _share(row["total_ns"], everything)]
+        for row in kernels.head(top).iter_rows(named=True)
+    ]
+    header = ["name", "count", "total ms", "share"]
+    return _table(f"{title}, all ranks: {min(top, kernels.height)} of {kernels.height}", header, cells)
+
+
+def _collective_table(collectives: pl.DataFrame, top: int) -> RenderableType:
+    cells = [
+        [
+            row["op"] or "?",
+            format_bytes(row["bytes"]),
+            str(row["count"]),
+            _ms(row["total_ns"]),
+            _ms(row["wait_ns"]),
+            _ms(row["transfer_ns"]),
+            f"{row['matched']}/{row['count']}",
+            "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.3g}",
+        ]
+        for row in collectives.head(top).iter_rows(named=True)
+    ]
+    title = f"Collectives, all ranks: {min(top, collectives.height)} of {collectives.height}"
+    header = ["op", "bytes", "count", "total ms", "wait ms", "transfer ms", "matched", "bus GB/s"]
+    return _table(title, header, cells)
+
+
+def _table(title: str, header: list[str], cells: list[list[str]]) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for index, name in enumerate(header):
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index > 0)
+    for line in cells:
+        table.add_row(*line)
+    return table
+
+
+def _ms(ns: float | None) -> str:
+    return "?" if ns is None else f"{ns / NS_PER_MS:.2f}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "0.0%"
