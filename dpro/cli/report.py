@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 DEFAULT_TOP = 15  # rows of a table that a screen holds
-PARTS = {
-    "compute_ns": "compute",
-    "exposed_comm_ns": "exposed comm",
-    "host_bound_ns": "host bound",
-    "idle_ns": "idle",
+PARTS = {  # column -> header, in two lines so that a table fits 80 columns
+    "compute_ns": "\ncompute",
+    "exposed_comm_ns": "exposed\ncomm",
+    "host_bound_ns": "host\nbound",
+    "idle_ns": "\nidle",
+    "overlapped_comm_ns": "overlapped\ncomm",
 }
 
 
@@ -93,16 +94,16 @@ def _step_table(steps: pl.DataFrame) -> RenderableType:
     cells = []
     for row in mean.iter_rows(named=True):
         duration = row["duration_ns"]
-        shares = [_share(row[part], duration) for part in (*PARTS, "overlapped_comm_ns")]
+        shares = [_share(row[part], duration) for part in PARTS]
         cells.append([str(row["rank"]), str(row["steps"]), _ms(duration), *shares])
-    header = ["rank", f"{whole}s", f"mean {whole} ms", *PARTS.values(), "overlapped comm"]
+    header = ["\nrank", f"\n{whole}s", f"mean\n{whole} ms", *PARTS.values()]
     return _table(f"Where each {whole} went", header, cells)
 
 
 def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType:
     everything = float(kernels["total_ns"].sum())
     cells = [
-        [row["name"][:90], str(row["count"]), _ms(row["total_ns"]), _share(row["total_ns"], everything)]
+        [row["name"][:100], str(row["count"]), _ms(row["total_ns"]), _share(row["total_ns"], everything)]
         for row in kernels.head(top).iter_rows(named=True)
     ]
     header = ["name", "count", "total ms", "share"]
@@ -118,13 +119,13 @@ def _collective_table(collectives: pl.DataFrame, top: int) -> RenderableType:
             _ms(row["total_ns"]),
             _ms(row["wait_ns"]),
             _ms(row["transfer_ns"]),
-            f"{row['matched']}/{row['count']}",
+            _share(row["matched"], row["count"]),
             "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.3g}",
         ]
         for row in collectives.head(top).iter_rows(named=True)
     ]
     title = f"Collectives, all ranks: {min(top, collectives.height)} of {collectives.height}"
-    header = ["op", "bytes", "count", "total ms", "wait ms", "transfer ms", "matched", "bus GB/s"]
+    header = ["\nop", "\nbytes", "\ncount", "total\nms", "wait\nms", "transfer\nms", "\nmatched", "bus\nGB/s"]
     return _table(title, header, cells)
 
 
@@ -132,7 +133,14 @@ def _table(title: str, header: list[str], cells: list[list[str]]) -> RenderableT
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for index, name in enumerate(header):
         table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index > 0)
     for line in cells:
