@@ -1,0 +1,1 @@
+"""Data: small recorded runs that ship with dpro, and the program they were recorded from."""

@@ -1,0 +1,69 @@
+"""What is packaged is what is on disk, and importing it loads no more than it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HEAVY = {"numpy", "polars", "pyarrow", "rich", "torch", "numba", "msgspec", "plotly", "dash"}
+
+
+@pytest.fixture(scope="module")
+def setuptools_table(repository: Path) -> dict[str, Any]:
+    document = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))
+    return document["tool"]["setuptools"]
+
+
+def _loaded_by(arguments: list[str]) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after `python ARGUMENTS`."""
+    code = (
+        "import atexit, json, runpy, sys\n"
+        "before = set(sys.modules)\n"
+        "loaded = lambda: sorted({name.partition('.')[0] for name in set(sys.modules) - before})\n"
+        "atexit.register(lambda: print(json.dumps(loaded()), file=sys.stderr))\n"
+        f"sys.argv = {['dpro', *arguments]!r}\n"
+        + ("runpy.run_module('dpro')" if arguments else "import dpro")
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stderr.splitlines()[-1])) - {"runpy", "atexit", "__mp_main__"}
+
+
+def test_every_package_on_disk_is_declared_and_nothing_else(repository, setuptools_table):
+    on_disk = set()
+    for name, folder in setuptools_table["package-dir"].items():
+        for init in (repository / folder).rglob("__init__.py"):
+            inside = init.parent.relative_to(repository / folder).parts
+            on_disk.add(".".join((name, *inside)))
+    assert sorted(setuptools_table["packages"]) == sorted(on_disk)
+
+
+def test_a_link_inside_dpro_leads_to_each_top_level_folder(repository, setuptools_table):
+    links = {path.name: path.readlink() for path in (repository / "dpro").iterdir() if path.is_symlink()}
+    folders = {folder for name, folder in setuptools_table["package-dir"].items() if name != "dpro"}
+    assert links == {folder: Path("..", folder) for folder in folders}
+
+
+def test_every_sample_file_is_shipped(repository, setuptools_table):
+    patterns = setuptools_table["package-data"]["dpro.sample_traces"]
+    root = repository / "sample_traces"
+    files = [path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    data = [path for path in files if path.suffix != ".py"]
+    shipped = {path for path in data for pattern in patterns if path.match(pattern.removeprefix("**/"))}
+    assert sorted(set(data) - shipped) == []
+
+
+def test_import_dpro_loads_the_standard_library_only():
+    assert _loaded_by([]) <= {"dpro", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_and_version_load_nothing_heavy(argument):
+    loaded = _loaded_by([argument])
+    assert "click" in loaded
+    assert loaded & HEAVY == set()
