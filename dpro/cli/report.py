@@ -82,7 +82,7 @@ def _in_ms(frame: pl.DataFrame) -> pl.DataFrame:
 
     times = [name for name in frame.columns if name.endswith("_ns")]
     renamed = {name: name.removesuffix("_ns") + "_ms" for name in times}
-    return frame.with_columns(pl.col(times) / NS_PER_MS).rename(renamed)
+    return frame.with_columns((pl.col(times) / NS_PER_MS).round(6)).rename(renamed)
 
 
 def _step_table(steps: pl.DataFrame) -> RenderableType:
