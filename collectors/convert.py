@@ -1,0 +1,269 @@
+"""From the recorder's files to the tables of a run.
+
+In: the folder a launch wrote to, and two functions that read Kineto traces and flight recorder dumps. Out:
+Parquet parts and the manifest. What was converted whole is deleted; what cannot be read stays, with a
+warning in the manifest. Doing it again after a crash gives the same parts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+
+from dpro.collectors import records
+from dpro.collectors.launch import Launch
+from dpro.collectors.merge import merge_window
+from dpro.collectors.sidecar import process_facts
+from dpro.collectors.stepping import Boundary, number_steps
+from dpro.errors import DproError
+from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, TABLES, WORKERS
+from dpro.store import write_part
+
+SOURCE = "dpro recorder"
+WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS)
+_ID_COLUMNS = ("span_id", "launch_span_id", "collective_id")
+_WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this); the flight recorder's below
+
+
+class Trace(Protocol):
+    """What a reader returns; see `dpro.ingest.trace.RankTrace`."""
+
+    frames: dict[str, pl.DataFrame]
+    versions: dict[str, str]
+    skipped: dict[str, int]
+    warnings: list[str]
+
+
+class TraceReader(Protocol):
+    """Reads one window of one rank, as `dpro.ingest.kineto.read_trace`."""
+
+    def __call__(self, path: Path, *, rank: int | None = None, window: int = 0) -> Any:
+        """Read a Kineto file."""
+
+
+class DumpReader(Protocol):
+    """Reads one dump of one rank, as `dpro.ingest.flight_recorder.read_dump`."""
+
+    def __call__(self, path: Path, *, rank: int | None = None) -> Any:
+        """Read a flight recorder dump."""
+
+
+@dataclass(frozen=True)
+class Readers:
+    """How to read what PyTorch wrote; handed in, since importers are none of the recorder's business."""
+
+    trace: TraceReader
+    dump: DumpReader
+
+
+@dataclass(frozen=True)
+class Process:
+    """One recorded process of the job: its folder and what it said about itself."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return int(self.facts["rank"])
+
+    @property
+    def part(self) -> str:
+        """Beginning of the names of its parts; the pid tells a restarted rank from the one before."""
+        return f"rank{self.rank:05d}-{self.facts['pid']}"
+
+
+def processes(launch: Launch) -> list[Process]:
+    """The processes that recorded, by rank and then by start."""
+    found = [Process(path.parent, process_facts(path.parent)) for path in launch.raw.glob("*/facts.json")]
+    return sorted(found, key=lambda process: (process.rank, process.facts["started_ns"]))
+
+
+def convert_windows(run: Path, process: Process, readers: Readers) -> None:
+    """Convert the deep windows a process has saved so far into one part per table."""
+    paths = sorted(process.folder.glob("window*.json"))
+    if not paths:
+        return
+    converted = [_convert_window(process, path, readers) for path in paths]
+    frames = [frames for frames, _ in converted if frames]
+    for table in WINDOW_TABLES if frames else ():
+        whole = pl.concat([each[table.name] for each in frames], how="diagonal_relaxed")
+        write_part(run, table, f"{process.part}-{paths[0].stem}", whole)
+    notes = [notes for _, notes in converted]
+    (process.folder / f"notes-{paths[0].stem}.txt").write_text(json.dumps(notes))
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _convert_window(
+    process: Process, path: Path, readers: Readers
+) -> tuple[dict[str, pl.DataFrame], dict[str, Any]]:
+    """One window's tables, and what is to be said of it in the manifest."""
+    window = int(path.stem.removeprefix("window"))
+    try:
+        trace = readers.trace(path, rank=process.rank, window=window)
+    except DproError as error:
+        path.rename(path.with_suffix(".bad"))
+        return {}, {"warnings": [f"rank {process.rank}: window {window} is lost: {error}"]}
+    first = (window + 1) * _WINDOW_IDS
+    frames = {
+        table.name: _renumbered(trace.frames.get(table.name, table.empty()), first) for table in WINDOW_TABLES
+    }
+    entries = _flight_entries(process, readers)
+    frames[COLLECTIVES.name] = merge_window(frames[COLLECTIVES.name], frames[SPANS.name], entries)
+    return frames, {"warnings": trace.warnings, "skipped": trace.skipped, "versions": trace.versions}
+
+
+def _renumbered(frame: pl.DataFrame, first: int) -> pl.DataFrame:
+    """Ids that are unique within a window made unique within the rank; -1 stays none."""
+    columns = [pl.col(name).cast(pl.Int64) for name in _ID_COLUMNS if name in frame.columns]
+    return frame.with_columns(
+        pl.when(column >= 0).then(column + first).otherwise(-1).name.keep() for column in columns
+    )
+
+
+def _flight_entries(process: Process, readers: Readers) -> pl.DataFrame:
+    """All entries of a process's flight recorders, each as it was last seen, by id.
+
+    Dumps are unpickled once and kept as Parquet, which is some thirty times smaller.
+    """
+    for dump in sorted(process.folder.glob("flight-*.pickle")):
+        kept = dump.with_suffix(".parquet")
+        _, backend, _ = dump.stem.split("-")
+        frame = readers.dump(dump, rank=process.rank).frames["collectives"]
+        # The two recorders count separately: even ids for one, odd ones for the other.
+        identifier = pl.col("collective_id").cast(pl.Int64) * 2 + (backend == "nccl")
+        saved_ns = pl.lit(dump.stat().st_mtime_ns)
+        frame.with_columns(collective_id=identifier, saved_ns=saved_ns).write_parquet(kept)
+        dump.unlink()
+    frames = [pl.read_parquet(path) for path in sorted(process.folder.glob("flight-*.parquet"))]
+    frames = [frame for frame in frames if frame.height]
+    if not frames:
+        return COLLECTIVES.empty()
+    entries = pl.concat(frames, how="diagonal_relaxed").sort("collective_id", "saved_ns")
+    entries = entries.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
+    return _with_group_ranks(entries, process.folder / "groups.json")
+
+
+def _with_group_ranks(entries: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """Ranks of the groups as the process knew them, where the dump does not tell; a group's name comes first."""
+    groups = json.loads(path.read_text()) if path.is_file() else {}
+    if not groups:
+        return entries
+    known = pl.DataFrame(
+        {"name": list(groups), "ranks": list(groups.values())},
+        schema={"name": pl.String, "ranks": COLLECTIVES.dtypes["group_ranks"]},
+    )
+    joined = entries.with_columns(name=pl.col("group").str.split(" ").list.first())
+    joined = joined.join(known, on="name", how="left", maintain_order="left")
+    told = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(pl.col("ranks"))
+    return joined.with_columns(group_ranks=told.fill_null([])).drop("name", "ranks")
+
+
+def convert_process(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
+    """Convert everything of a process that has ended.
+
+    Args:
+        run: the run directory.
+        process: the process.
+        readers: how to read what PyTorch wrote.
+        status: its wait status, None where unknown.
+
+    Returns:
+        What is to be said of it in the manifest: `warnings`, `skipped`, `versions`.
+    """
+    convert_windows(run, process, readers)
+    recorded = records.read_records(process.folder / "records.bin")
+    write_part(run, STEPS, process.part, _steps(process.rank, recorded))
+    write_part(run, CLOCK_SAMPLES, process.part, _clock_samples(process.rank, recorded))
+    write_part(run, BUCKETS, process.part, _buckets(process))
+    write_part(run, WORKERS, process.part, _worker(process, recorded, status))
+    write_part(run, COLLECTIVES, process.part, _outside_windows(run, process, readers))
+    notes = [
+        note for path in sorted(process.folder.glob("notes-*.txt")) for note in json.loads(path.read_text())
+    ]
+    return {
+        "warnings": [warning for note in notes for warning in note.get("warnings", [])],
+        "skipped": [note.get("skipped", {}) for note in notes],
+        "versions": {k: v for note in notes for k, v in note.get("versions", {}).items()}
+        | process.facts["versions"],
+    }
+
+
+def drop_process(run: Path, process: Process) -> None:
+    """Remove the parts of a process that was restarted: its steps happened again."""
+    for name in TABLES:
+        for part in (run / name).glob(f"{process.part}*.parquet"):
+            part.unlink()
+
+
+def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
+    """Steps from boundary to boundary; the first step has no beginning that anything announces."""
+    updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
+    anchors = [(r.a, r.b) for r in recorded if r.kind == records.ANCHOR]
+    windows = [(r.a, r.b, r.c) for r in recorded if r.kind == records.WINDOW]
+    boundaries = number_steps(updates, anchors)
+    rows = []
+    for step, boundary in boundaries.items():
+        if step - 1 not in boundaries:
+            continue
+        start, end = boundaries[step - 1].resume_ns, boundary.end_ns
+        window = next((index for index, opened, closed in windows if opened <= start and end <= closed), -1)
+        rows.append((rank, step, window, start, end - start, "optimizer"))
+    columns = ["rank", "step", "window", "start_ns", "duration_ns", "source"]
+    return pl.DataFrame(rows, schema={name: STEPS.dtypes[name] for name in columns}, orient="row")
+
+
+def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
+    samples = [(rank, r.a, r.b) for r in recorded if r.kind == records.CLOCK]
+    schema = {name: CLOCK_SAMPLES.dtypes[name] for name in ("rank", "time_ns", "monotonic_ns")}
+    return pl.DataFrame(samples, schema=schema, orient="row")
+
+
+def _buckets(process: Process) -> pl.DataFrame:
+    path = process.folder / "buckets.json"
+    modules = json.loads(path.read_text()) if path.is_file() else []
+    rows: list[tuple[int, int, int, int, list[int], str]] = [
+        (process.rank, module, bucket, size, [], "DDP logging data")
+        for module, sizes in enumerate(modules)
+        for bucket, size in enumerate(sizes)
+    ]
+    return pl.DataFrame(rows, schema=BUCKETS.dtypes, orient="row")
+
+
+def _worker(process: Process, recorded: Sequence[records.Record], status: int | None) -> pl.DataFrame:
+    facts = process.facts
+    code = -1 if status is None else os.waitstatus_to_exitcode(status)
+    raised = any(r.kind == records.RAISED for r in recorded)
+    if status is None and raised:
+        code = 1
+    # UPDATE and WINDOW records end with a time, CLOCK and RAISED records begin with one.
+    seen = {records.UPDATE: "c", records.WINDOW: "c", records.CLOCK: "a", records.RAISED: "a"}
+    times = [int(getattr(r, seen[r.kind])) for r in recorded if r.kind in seen]
+    row = {
+        name: facts[name]
+        for name in ("rank", "local_rank", "world_size", "host", "pid", "gpu_uuid", "gpu_name")
+    }
+    row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
+    # A negative code is a signal; -1 alone means unknown, and no status gives it but SIGHUP's.
+    killed = status is not None and code < 0
+    row |= {"exit_code": -1 if killed else code, "exit_signal": -code if killed else -1, "source": SOURCE}
+    return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})
+
+
+def _outside_windows(run: Path, process: Process, readers: Readers) -> pl.DataFrame:
+    """The flight recorder's entries that no window saw run: only their calls are known."""
+    entries = _flight_entries(process, readers)
+    seen: list[int] = []
+    for part in (run / COLLECTIVES.name).glob(f"{process.part}-window*.parquet"):
+        seen += pl.read_parquet(part, columns=["collective_id"])["collective_id"].to_list()
+    return entries.filter(~pl.col("collective_id").is_in(seen)).with_columns(
+        window=pl.lit(-1, dtype=pl.Int32)
+    )

@@ -1,0 +1,144 @@
+"""The end of a recording: the tables of what one launcher started, then the run's manifest.
+
+In: a launch whose job has ended. Out: a run that opens. Several launchers may share a run; each adds its
+ranks to the manifest that is there. The manifest is written last, and the marker goes after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dpro._version import __version__
+from dpro.collectors.convert import (
+    Process,
+    Readers,
+    convert_process,
+    convert_windows,
+    drop_process,
+    processes,
+)
+from dpro.collectors.launch import Launch
+from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
+
+SOURCES = {
+    "spans": "Kineto, in deep windows",
+    "syncs": "Kineto, in deep windows",
+    "collectives": "Kineto in deep windows, PyTorch's flight recorder otherwise",
+    "steps": "optimizer hooks",
+    "buckets": "DDP logging data",
+    "clock_samples": "recorder",
+    "workers": "recorder, and the kernel for how processes ended",
+}
+CLOCKS = {"time": "CLOCK_REALTIME", "monotonic": "CLOCK_MONOTONIC_RAW"}
+NOTHING_RECORDED = (
+    "no process of the job recorded anything: none imported torch (2.5 or later) and either made a process "
+    "group or ran an optimizer step. TORCH_DEVICE_BACKEND_AUTOLOAD=0, `python -E` and `python -I` keep the "
+    "recorder out"
+)
+
+
+def convert_waiting(launch: Launch, readers: Readers) -> None:
+    """Convert the windows that are whole while the job still runs."""
+    for process in processes(launch):
+        convert_windows(launch.run, process, readers)
+
+
+def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mapping[int, int]) -> None:
+    """Turn what a launch recorded into tables, and write or extend the manifest.
+
+    Args:
+        launch: the launch; its job has ended.
+        readers: how to read what PyTorch wrote.
+        status: wait status of the job, None where unknown.
+        statuses: wait status of its processes by pid, as far as known.
+    """
+    latest = {process.rank: process for process in processes(launch)}
+    notes: list[dict[str, Any]] = [{"warnings": _log_lines(launch)}]
+    for process in processes(launch):
+        if process is not latest.get(process.rank) and process.folder != latest[process.rank].folder:
+            drop_process(launch.run, process)
+            notes.append({"warnings": [f"rank {process.rank} was restarted: only its last run is kept"]})
+            continue
+        notes.append(_converted(launch.run, process, readers, statuses.get(process.facts["pid"])))
+    with _manifest_lock(launch.run):
+        mine = _manifest(launch, list(latest.values()), notes, status)
+        earlier = open_run(launch.run).manifest if is_run(launch.run) else None
+        write_manifest(launch.run, mine if earlier is None else _joined(earlier, mine))
+    launch.remove()
+
+
+def _converted(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
+    """Convert one process; whatever goes wrong with it does not keep the others from the run."""
+    try:
+        return convert_process(run, process, readers, status)
+    except Exception as error:
+        return {
+            "warnings": [f"rank {process.rank}: not all could be converted: {type(error).__name__}: {error}"]
+        }
+
+
+def _manifest(
+    launch: Launch, recorded: list[Process], notes: list[dict[str, Any]], status: int | None
+) -> Manifest:
+    warnings = [warning for note in notes for warning in note.get("warnings", [])]
+    if not recorded:
+        warnings.append(NOTHING_RECORDED)
+    facts = [process.facts for process in recorded]
+    versions = {name: version for note in notes for name, version in note.get("versions", {}).items()}
+    command = launch.facts()["command"]
+    assert isinstance(command, list)
+    return Manifest(
+        world_size=max((fact["world_size"] for fact in facts), default=0),
+        ranks=[process.rank for process in recorded],
+        created_by=f"dpro record {__version__}",
+        command=[str(word) for word in command],
+        hosts=_distinct(fact["host"] for fact in facts),
+        gpus=_distinct(fact["gpu_name"] for fact in facts if fact["gpu_name"]),
+        versions=versions | {"dpro": __version__},
+        clocks=dict(CLOCKS),
+        sources=dict(SOURCES),
+        exit_status=None if status is None else os.waitstatus_to_exitcode(status),
+        warnings=_distinct(warnings),
+        skipped=merge_counts(count for note in notes for count in note.get("skipped", [])),
+    )
+
+
+def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
+    """The manifest of a run that several launchers record: the exit status is that of the first to fail."""
+    return dataclasses.replace(
+        earlier,
+        world_size=max(earlier.world_size, mine.world_size),
+        ranks=sorted({*earlier.ranks, *mine.ranks}),
+        hosts=_distinct([*earlier.hosts, *mine.hosts]),
+        gpus=_distinct([*earlier.gpus, *mine.gpus]),
+        versions=mine.versions | earlier.versions,
+        exit_status=earlier.exit_status or mine.exit_status,
+        warnings=_distinct([*earlier.warnings, *mine.warnings]),
+        skipped=merge_counts([earlier.skipped, mine.skipped]),
+    )
+
+
+def _log_lines(launch: Launch) -> list[str]:
+    log = launch.raw / "log.txt"
+    return log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+@contextmanager
+def _manifest_lock(run: Path) -> Iterator[None]:
+    """Hold the run's own folder, so that launchers that end together join their manifests in turn."""
+    descriptor = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,278 @@
+"""Start a job under the recorder, and know whether the recording of a run is over.
+
+In: a command and a run directory. Out: the command, running in this very process, so that its output,
+signals and exit code are its own, and a sidecar process that turns what the recorder writes into tables.
+
+While a run is recorded it holds, for each launcher (one per node, or one per rank under `srun`):
+
+    .recording/LAUNCH.json   the marker: locked by the sidecar for as long as it lives
+    .raw/LAUNCH/             what the recorder writes, and the folder that gets it into the job
+
+Both go when the tables are whole. A marker that nobody locks is a sidecar that was killed (a container
+that ended with the job, say): its recording can be finished by whoever reads the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, NoReturn
+
+from dpro.collectors.processes import Process, start_ticks
+from dpro.errors import DproError, InputError, UsageError
+
+MARKERS = ".recording"
+RAW = ".raw"
+ENTRY_MODULE = "_dpro_autoload"
+GRACE_S = 60.0  # for a sidecar on another host, where nobody here can see whether the job lives
+
+_ENTRY = '''"""Loads the dpro recorder into processes that import torch; made by `dpro record`."""
+
+
+def load():
+    try:
+        import importlib.util
+
+        spec = importlib.util.spec_from_file_location("_dpro_recorder", {recorder!r})
+        recorder = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(recorder)
+        recorder.install({launch!r})
+    except Exception as error:
+        try:
+            with open({log!r}, "a") as log:
+                log.write("the recorder could not be loaded: " + repr(error) + "\\n")
+        except Exception:
+            pass
+'''
+
+
+class CommandNotFound(DproError):
+    """The command to record does not exist; the exit code is a shell's."""
+
+    exit_code = 127
+
+
+class CommandNotRunnable(DproError):
+    """The command to record exists but cannot be run; the exit code is a shell's."""
+
+    exit_code = 126
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What to record in depth: `window_steps` steps, every `every` steps, from step `skip` on."""
+
+    window_steps: int = 2
+    every: int = 200
+    skip: int = 5
+    shapes: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launcher's part of a recording.
+
+    Attributes:
+        run: the run directory.
+        name: unique among the launchers of the run.
+    """
+
+    run: Path
+    name: str
+
+    @property
+    def raw(self) -> Path:
+        """The folder the recorder writes to."""
+        return self.run / RAW / self.name
+
+    @property
+    def marker(self) -> Path:
+        """The file whose lock says that the sidecar lives."""
+        return self.run / MARKERS / f"{self.name}.json"
+
+    def facts(self) -> dict[str, object]:
+        """What the launcher knew: host, pid and start of the job, and its command.
+
+        Raises:
+            FileNotFoundError: the recording is over.
+        """
+        facts: dict[str, object] = json.loads(self.marker.read_text(encoding="utf-8"))
+        return facts
+
+    def remove(self) -> None:
+        """Forget the recording: its tables are whole. The marker goes last."""
+        shutil.rmtree(self.raw, ignore_errors=True)
+        with suppress(OSError):
+            self.raw.parent.rmdir()
+        self.marker.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.marker.parent.rmdir()
+
+
+def launch(
+    run: Path, command: Sequence[str], options: RecordOptions, sidecar: Callable[[Launch, Process], None]
+) -> NoReturn:
+    """Become the command, recorded into a run directory.
+
+    Args:
+        run: the run directory; it may exist if it is empty, or if another launcher records into it now.
+        command: the command and its arguments.
+        options: what to record in depth.
+        sidecar: called in a process of its own beside the job, with the job to watch.
+
+    Raises:
+        CommandNotFound: there is no such command.
+        CommandNotRunnable: the command cannot be executed.
+        UsageError: the run directory holds something else.
+    """
+    if shutil.which(command[0]) is None:
+        raise CommandNotFound(f"{command[0]}: command not found")
+    run = run.resolve()
+    _claim(run)
+    mine = Launch(run, f"{socket.gethostname()}-{os.getpid()}")
+    marker = _prepare(mine, command, options)
+    _fork_sidecar(mine, marker, sidecar)
+    _become(command, _environment(mine))
+
+
+def _claim(run: Path) -> None:
+    """Make the run directory, unless it is somebody else's."""
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        occupied = any(run.iterdir())
+    except OSError as error:
+        raise UsageError(f"{run}: cannot record there ({error.strerror})") from error
+    if occupied and not any(is_locked(each) for each in launches(run)):
+        raise UsageError(f"{run}: exists and is not empty; name another folder with -o, or remove it")
+
+
+def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[str]:
+    """Write what the recorder and readers need to know; the marker comes back open and locked."""
+    mine.marker.parent.mkdir(exist_ok=True)
+    marker = mine.marker.open("w", encoding="utf-8")
+    fcntl.flock(marker, fcntl.LOCK_EX)
+    facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+    json.dump(facts | {"command": list(command)}, marker)
+    marker.flush()
+    inject = mine.raw / "inject"
+    package = inject / "dpro_recorder-0.dist-info"
+    package.mkdir(parents=True)
+    (mine.raw / "config.json").write_text(json.dumps(asdict(options)))
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: dpro-recorder\nVersion: 0\n")
+    (package / "entry_points.txt").write_text(f"[torch.backends]\ndpro_recorder = {ENTRY_MODULE}:load\n")
+    recorder = Path(__file__).resolve().with_name("recorder.py")
+    entry = _ENTRY.format(recorder=str(recorder), launch=str(mine.raw), log=str(mine.raw / "log.txt"))
+    (inject / f"{ENTRY_MODULE}.py").write_text(entry)
+    return marker
+
+
+def _environment(mine: Launch) -> dict[str, str]:
+    """The job's environment: torch finds the recorder, and Kineto does not talk on stderr."""
+    environment = dict(os.environ)
+    paths = [str(mine.raw / "inject"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    environment.setdefault("KINETO_LOG_LEVEL", "99")
+    return environment
+
+
+def _fork_sidecar(mine: Launch, marker: IO[str], sidecar: Callable[[Launch, Process], None]) -> None:
+    """Start the sidecar as nobody's child and in its own session: neither `wait` nor Ctrl-C reaches it."""
+    job = Process(os.getpid())
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    try:
+        _detach(mine, keep={marker.fileno(), job.descriptor})
+        sidecar(mine, job)
+    finally:
+        os._exit(0)
+
+
+def _detach(mine: Launch, keep: set[int]) -> None:
+    """Let go of the terminal and of every pipe: a reader of the job's output must see it end."""
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(mine.raw / "sidecar.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) > 2 and int(entry) not in keep:
+            with suppress(OSError):
+                os.close(int(entry))
+
+
+def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], list(command), environment)
+    except OSError as error:
+        raise CommandNotRunnable(f"{command[0]}: {error.strerror}") from error
+
+
+def launches(run: Path) -> list[Launch]:
+    """The recordings of a run that are not over."""
+    return [Launch(run, marker.stem) for marker in sorted((run / MARKERS).glob("*.json"))]
+
+
+def is_locked(recording: Launch) -> bool:
+    """Whether the sidecar of a recording lives."""
+    try:
+        with recording.marker.open("rb") as marker:
+            fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> list[Launch]:
+    """Wait until the sidecars of a run whose job has ended have written its tables.
+
+    Args:
+        run: the run directory; anything else is finished.
+        timeout_s: how long to wait at most.
+
+    Returns:
+        Recordings whose sidecar was killed: their tables are still to be made.
+
+    Raises:
+        InputError: the job still runs, or its sidecar takes longer than the timeout.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        open_ones = launches(Path(run).resolve())
+        locked = [each for each in open_ones if is_locked(each)]
+        if not locked:
+            return [each for each in open_ones if each.marker.exists()]
+        for each in locked:
+            if _job_lives(each):
+                raise InputError(f"{run}: still being recorded; read it when the job has ended")
+        if time.monotonic() > deadline:
+            raise InputError(f"{run}: its tables are still being written; try again in a minute")
+        time.sleep(0.05)
+
+
+def _job_lives(recording: Launch) -> bool:
+    with suppress(FileNotFoundError, ValueError):
+        facts = recording.facts()
+        here = facts["host"] == socket.gethostname()
+        return here and start_ticks(int(str(facts["pid"]))) == facts["start_ticks"]
+    return False

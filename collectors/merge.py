@@ -1,0 +1,83 @@
+"""One row per collective: what a deep window saw of it, and what the flight recorder knew.
+
+In: the collectives of a window (when they ran, on what) and the entries of the flight recorders (group,
+sequence number, bytes, when the call was made). Out: the window's rows with both, and the entries that no
+window saw. The two meet in time: an entry is made inside the call that issues the work.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+SLACK_NS = 50_000  # an entry may seem this much later than the end of its call
+LAUNCH_NS = 100_000_000  # the longest from an entry to the launch of its kernel
+KERNEL = "kineto kernel"  # source of window rows that stand for a GPU kernel
+_FACTS = ("group", "group_ranks", "sequence", "bytes_in", "bytes_out", "dtype", "peer")
+
+
+def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
+    """The window's collectives with what the flight recorder knew of them.
+
+    Args:
+        collectives: rows of one window of one rank.
+        spans: the spans they point to.
+        entries: flight recorder entries of the rank, with their final `collective_id`.
+
+    Returns:
+        The rows; one that met an entry has its `collective_id`, the others keep theirs.
+    """
+    if collectives.is_empty() or entries.is_empty():
+        return collectives
+    met = pl.concat([_met_by_calls(collectives, spans, entries), _met_by_kernels(collectives, entries)])
+    met = met.unique("entry", keep="first", maintain_order=True).unique(
+        "row", keep="first", maintain_order=True
+    )
+    known = entries.select(
+        pl.col("collective_id").alias("entry"), *(pl.col(n).alias(f"{n}_fr") for n in _FACTS)
+    )
+    joined = (
+        collectives.rename({"collective_id": "row"})
+        .join(met, on="row", how="left", maintain_order="left")
+        .join(known, on="entry", how="left", maintain_order="left")
+    )
+    told = [pl.coalesce(_known(f"{name}_fr", entries.schema[name]), name).alias(name) for name in _FACTS]
+    merged = joined.with_columns(*told, collective_id=pl.coalesce("entry", "row"))
+    return merged.select(collectives.columns)
+
+
+def _known(name: str, dtype: pl.DataType) -> pl.Expr:
+    """The column, null where it says unknown."""
+    column = pl.col(name)
+    if isinstance(dtype, pl.List):
+        return pl.when(column.list.len() > 0).then(column)
+    return pl.when(column != "" if dtype == pl.String else column >= 0).then(column)
+
+
+def _met_by_calls(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
+    """Entries made during the CPU call that issued the work, as for gloo: pairs of `row` and `entry`."""
+    calls = (
+        collectives.filter((pl.col("source") != KERNEL) & (pl.col("launch_span_id") >= 0))
+        .join(
+            spans.select(launch_span_id="span_id", begin="start_ns", length="duration_ns"),
+            on="launch_span_id",
+        )
+        .select("op", "begin", row="collective_id", end=pl.col("begin") + pl.col("length") + SLACK_NS)
+        .sort("begin", "row")
+    )
+    made = entries.select("op", "enqueued_ns", entry="collective_id").sort("enqueued_ns", "entry")
+    pairs = made.join_asof(calls, left_on="enqueued_ns", right_on="begin", by="op", check_sortedness=False)
+    return pairs.filter(pl.col("enqueued_ns") <= pl.col("end")).sort("entry").select("row", "entry")
+
+
+def _met_by_kernels(collectives: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
+    """The last entry before the launch of each kernel, as for NCCL: pairs of `row` and `entry`."""
+    launched = (
+        collectives.filter((pl.col("source") == KERNEL) & (pl.col("enqueued_ns") >= 0))
+        .select("op", launched="enqueued_ns", row="collective_id")
+        .sort("launched", "row")
+    )
+    made = entries.select("op", "enqueued_ns", entry="collective_id").sort("enqueued_ns", "entry")
+    pairs = launched.join_asof(
+        made, left_on="launched", right_on="enqueued_ns", by="op", tolerance=LAUNCH_NS, check_sortedness=False
+    )
+    return pairs.drop_nulls("entry").select("row", "entry")

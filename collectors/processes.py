@@ -1,0 +1,87 @@
+"""Watching processes that are not one's children: whether they live, and how they ended.
+
+In: a pid. Out: liveness and, where the kernel tells (Linux 6.15 and later for any process, earlier ones
+only while it is a zombie), the wait status.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit status
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_GET_INFO = (
+    (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
+)  # _IOWR(0xFF, 11, struct pidfd_info)
+
+
+def start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot; -1 if it is gone or only waits to be reaped.
+
+    Together with the pid it names a process for good: pids come back, this pair does not.
+    """
+    fields = _stat(pid)
+    return -1 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+class Process:
+    """A process to watch.
+
+    Attributes:
+        status: its wait status once it has ended, as from `os.waitpid`; None where unknown.
+    """
+
+    def __init__(self, pid: int) -> None:
+        """Begin to watch; the process may be gone already."""
+        self.status: int | None = None
+        self._pid = pid
+        self._started = start_ticks(pid)
+        self._ended = self._started < 0
+        self.descriptor = -1
+        with suppress(OSError):
+            self.descriptor = os.pidfd_open(pid)
+
+    def ended(self) -> bool:
+        """Whether it has ended; remembers how."""
+        if not self._ended and start_ticks(self._pid) != self._started:
+            self._ended = True
+        if self._ended and self.status is None:
+            self.status = self._read_status()
+        return self._ended
+
+    def _read_status(self) -> int | None:
+        fields = _stat(self._pid)
+        if fields and fields[0] == "Z" and int(fields[19]) == self._started:
+            return int(fields[49])
+        if self.descriptor < 0:
+            return None
+        info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+        with suppress(OSError):
+            fcntl.ioctl(self.descriptor, _PIDFD_GET_INFO, info)
+            mask, *_, status = _PIDFD_INFO.unpack(info)
+            return status if mask & _PIDFD_INFO_EXIT else None
+        return None
+
+
+def wait_for_any(processes: Sequence[Process], timeout_s: float) -> None:
+    """Sleep until one of the processes that still live ends, or the time is over."""
+    poll = select.poll()
+    descriptors = [process.descriptor for process in processes if not process.ended()]
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            poll.register(descriptor, select.POLLIN)
+    blind = any(descriptor < 0 for descriptor in descriptors)  # no pidfd on kernels before 5.3
+    poll.poll(1000 * min(timeout_s, 0.2 if blind else timeout_s))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty if there is no such process."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []

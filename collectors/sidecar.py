@@ -1,0 +1,104 @@
+"""What runs beside the job: waits for its end and has the recorder's files turned into tables.
+
+In: a launch and the job to watch. Out: calls of two functions, one that converts whole windows while the
+job runs and one that finishes the run. It reads no trace itself, and stays light: it imports neither
+polars nor torch until the job has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from dpro.collectors.launch import Launch
+from dpro.collectors.processes import Process, wait_for_any
+
+LOOK_S = 1.0  # how often to look for new processes and windows
+BATCH = 32  # windows waiting before a batch is converted while the job runs: short jobs are left alone
+RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
+
+
+def attend(
+    recording: Launch,
+    job: Process,
+    convert: Callable[[Launch], None],
+    finish: Callable[[Launch, int | None, dict[int, int]], None],
+) -> None:
+    """Watch a job to its end.
+
+    Args:
+        recording: where its processes write.
+        job: the launcher's process, which became the job.
+        convert: turns whole windows into tables; called in a child, at idle priority.
+        finish: makes the run whole; told the wait status of the job, None where unknown, and of its
+            processes by pid.
+    """
+    ranks: dict[int, Process] = {}
+    helper = 0
+    while not job.ended():
+        wait_for_any([job, *ranks.values()], LOOK_S)
+        _meet(recording, ranks)
+        if helper:
+            helper = 0 if os.waitpid(helper, os.WNOHANG)[0] else helper
+        elif len(list(recording.raw.glob("*/window*.json"))) >= BATCH:
+            helper = _at_idle_priority(convert, recording)
+    _outlast(recording, ranks)
+    if helper:
+        os.waitpid(helper, 0)
+    statuses = {pid: rank.status for pid, rank in ranks.items() if rank.ended() and rank.status is not None}
+    finish(recording, _final_status(job), statuses)
+
+
+def _meet(recording: Launch, ranks: dict[int, Process]) -> None:
+    """Begin to watch the processes of this host that have begun to record."""
+    for path in recording.raw.glob("*/facts.json"):
+        host, _, pid = path.parent.name.rpartition("-")
+        if host == socket.gethostname() and int(pid) not in ranks:
+            ranks[int(pid)] = Process(int(pid))
+    for rank in ranks.values():
+        rank.ended()  # reads the exit status while it is there
+
+
+def _outlast(recording: Launch, ranks: dict[int, Process]) -> None:
+    """Wait for ranks to end, too: they outlive a launcher that was killed."""
+    deadline = time.monotonic() + RANKS_OUTLIVE_JOB_S
+    _meet(recording, ranks)
+    while time.monotonic() < deadline and not all(rank.ended() for rank in ranks.values()):
+        wait_for_any(list(ranks.values()), 0.1)
+
+
+def _final_status(job: Process) -> int | None:
+    """The wait status; the kernel tells it once the shell has reaped the job, moments after its end."""
+    for _ in range(20):
+        if job.ended() and job.status is not None:
+            break
+        time.sleep(0.01)
+    return job.status
+
+
+def _at_idle_priority(convert: Callable[[Launch], None], recording: Launch) -> int:
+    """Convert in a child that runs only where nobody else wants the core; returns its pid."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        convert(recording)
+    finally:
+        os._exit(0)
+
+
+def process_facts(folder: Path) -> dict[str, object]:
+    """What a process of the job said about itself.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    facts: dict[str, object] = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    return facts
