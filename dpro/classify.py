@@ -24,7 +24,7 @@ class KernelClass:
     op: str = ""
 
 
-# Operators by the letters of their name: "_allgather_base_", "all_gather_into_tensor" and "AllGather" are one.
+# Operators by the letters of their name: "_allgather_base_", "all_gather_into_tensor", "AllGather" are one.
 # Longer names come before those they begin with.
 _OPERATIONS = (
     ("allreducebarrier", "barrier"),
@@ -60,27 +60,56 @@ _COMMUNICATION = (
     (r"nvshmem\w*(put|get|signal|alltoall|broadcast|reduce)", "all_to_all"),
 )
 
-# Everything else. The order settles names that fit several: an attention kernel built on cutlass is attention.
+# Everything else. The order settles names that fit several: attention built on cutlass is attention.
 _COMPUTE = (
     ("fused", r"^triton_(poi|red|per|tem|for|_)"),
     ("optimizer", r"multi_tensor_apply|foreach|fused_?(adam|sgd|lamb|adagrad)|adam_?w?_(kernel|cuda)"),
     ("attention", r"flash|fmha|attention|attn|\bmla\b|paged_kv|kv_index|sdpa|merge_state|rotary|rope"),
-    ("embedding", r"embedding|embs?_|indexing_backward|index_?(select|add|put|copy|fill|elementwise)"),
-    ("embedding", r"permute_(\dD|indices|pooled|embedding)|bounds_check_indices|linearize_index|lookup|jagged|recat"),
-    ("embedding", r"gather_kernel|scatter_gather|index_elementwise|_scatter_|krn_partial|compute_grad_weight"),
-    ("convolution", r"conv|dgrad|wgrad|fprop|winograd|scudnn|cask_cudnn|Im2Col|col2im|igemm|miopenSp3Asm|ImplicitGemm"),
-    ("normalisation", r"batch_?norm|layer_?norm|rms_?norm|group_?norm|\bbn_|norm_fwd|norm_bwd|RowwiseMoments"),
-    ("normalisation", r"GammaBeta|ComputeInternalGradients|ComputeFusedParams|ComputeBackwardFused|bn_fw|bn_bw"),
-    ("gemm", r"gemm|gemv|nvjet|cutlass|cublas|Cijk_|splitKreduce|split_?k_?reduce|wgmma|matmul|_mm_kernel|bmm"),
-    ("gemm", r"epilogue::impl|dot_kernel|reduce_1Block_kernel|XXT_kernel|ba_plus_cAA|fused_moe_kernel|^Custom_Cijk"),
-    ("sort", r"sort|topk|top_k|scan|cumsum|unique|RadixSort|DeviceSelect|Onesweep|histogram|bincount|nonzero"),
-    ("reduction", r"softmax|SoftMax|log_softmax|nll_?loss|NLLCriterion|cross_entropy|NormTwoOps|reduce_kernel|DeviceReduce|Reduce"),
-    ("reduction", r"reduce|pool|mean|arg(max|min)"),
-    ("memory", r"CatArray|copy|memcpy|memset|transpose|nchwToNhwc|nhwcToNchw|FillFunctor|fill|pad|roll_cuda|flip"),
-    ("memory", r"tensorTransform|batched_transpose|amd_rocclr"),
-    ("elementwise", r"elementwise|vectorized|unrolled|pointwise|distribution|dropout|CUDAFunctor|Functor|activation"),
-    ("elementwise", r"quant|FP8|cast|scalePackedTensor|op_tensor|OpTensor|act_and_mul|silu|gelu|SubTensorOp|triu|tril"),
-)  # fmt: skip
+    (
+        "embedding",
+        r"embedding|embs?_|indexing_backward|index_?(select|add|put|copy|fill)"
+        r"|permute_(\dD|indices|pooled|embedding)|bounds_check_indices|linearize_index|lookup"
+        r"|jagged|recat|gather_kernel|scatter_gather|index_elementwise|_scatter_|krn_partial"
+        r"|compute_grad_weight",
+    ),
+    (
+        "convolution",
+        r"conv(?!ert)|dgrad|wgrad|fprop|winograd|scudnn|cask_cudnn|Im2Col|col2im|igemm|miopenSp3Asm"
+        r"|ImplicitGemm",
+    ),
+    (
+        "normalisation",
+        r"batch_?norm|layer_?norm|rms_?norm|group_?norm|\bbn_|norm_fwd|norm_bwd|RowwiseMoments"
+        r"|GammaBeta|ComputeInternalGradients|ComputeFusedParams|ComputeBackwardFused|bn_fw|bn_bw",
+    ),
+    (
+        "gemm",
+        r"gemm|gemv|nvjet|cutlass|cublas|Cijk_|splitKreduce|split_?k_?reduce|wgmma|matmul"
+        r"|_mm_kernel|bmm|epilogue::impl|dot_kernel|reduce_1Block_kernel|XXT_kernel|ba_plus_cAA"
+        r"|fused_moe_kernel|^Custom_Cijk",
+    ),
+    (
+        "sort",
+        r"sort|topk|top_k|scan|cumsum|unique|RadixSort|DeviceSelect|Onesweep|histogram|bincount"
+        r"|nonzero",
+    ),
+    (
+        "reduction",
+        r"softmax|log_softmax|nll_?loss|NLLCriterion|cross_entropy|NormTwoOps|reduce_kernel"
+        r"|DeviceReduce|Reduce|pool|mean|arg(max|min)",
+    ),
+    (
+        "memory",
+        r"CatArray|copy|memcpy|memset|transpose|nchwToNhwc|nhwcToNchw|FillFunctor|fill|pad"
+        r"|roll_cuda|flip|tensorTransform|batched_transpose|amd_rocclr",
+    ),
+    (
+        "elementwise",
+        r"elementwise|vectorized|unrolled|pointwise|distribution|dropout|CUDAFunctor|Functor"
+        r"|activation|quant|FP8|cast|scalePackedTensor|op_tensor|OpTensor|act_and_mul|silu|gelu"
+        r"|SubTensorOp|triu|tril",
+    ),
+)
 
 _COMMUNICATION_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), op) for pattern, op in _COMMUNICATION)
 _COMPUTE_PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _COMPUTE)
@@ -91,7 +120,7 @@ def operation(name: str) -> str:
     """The collective that an operator's name stands for, as `collectives.op` spells it.
 
     Args:
-        name: such as `nccl:_all_gather_base`, `c10d::allreduce_`, `gloo:send 0->1`, `AllReduce_Sum_f32_RING_LL`.
+        name: such as `nccl:_all_gather_base`, `c10d::allreduce_`, `gloo:send 0->1`, `AllReduce_Sum_f32`.
 
     Returns:
         The operation, or an empty string where the name is of none (`wait`, `coalesced`).

@@ -11,7 +11,9 @@ from dpro.cli.output import console, json_option, print_json, warn
 
 @click.command("import")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, metavar="RUN", type=click.Path(path_type=Path), help="Run to make.")
+@click.option(
+    "-o", "--output", required=True, metavar="RUN", type=click.Path(path_type=Path), help="Run to make."
+)
 @json_option
 def import_(sources: tuple[Path, ...], output: Path, as_json: bool) -> None:
     """Turn torch.profiler traces or flight recorder dumps into a run directory.
@@ -31,4 +33,6 @@ def import_(sources: tuple[Path, ...], output: Path, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    console().print(f"{output}: {len(manifest.ranks)} of {manifest.world_size} ranks, {rows_in_words(document)}")
+    console().print(
+        f"{output}: {len(manifest.ranks)} of {manifest.world_size} ranks, {rows_in_words(document)}"
+    )

@@ -93,7 +93,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         f"ranks      {len(document['ranks'])} of {document['world_size']}",
         f"hosts      {', '.join(document['hosts']) or 'not recorded'}",
         f"GPUs       {', '.join(document['gpus']) or 'none'}",
-        f"steps      {document['steps']}, {coverage['steps_in_windows']} of them in {coverage['windows']} deep windows",
+        f"steps      {document['steps']}, of which {coverage['steps_in_windows']} lie in deep windows",
         f"rows       {rows_in_words(document)}",
     ]
     shares = {

@@ -1,6 +1,7 @@
 """Bytes of a source file, gunzipped where they are gzipped.
 
-In: a path. Out: bytes, or one line that says what is wrong with the file. It does not look at what the bytes mean.
+In: a path. Out: bytes, or one line that says what is wrong with the file. What the bytes mean is not its
+business.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
         content: bytes = igzip.decompress(data) if data.startswith(_GZIP) else data
-    except (EOFError, isal_zlib.error, zlib.error, igzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, igzip.BadGzipFile) as error:
         raise InputError(f"{path}: truncated or damaged gzip ({error}); copy the file again") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
@@ -49,6 +50,6 @@ def read_head(path: Path) -> bytes:
         return data
     try:
         head: bytes = isal_zlib.decompressobj(31).decompress(data, HEAD_BYTES)
-    except isal_zlib.error:
+    except zlib.error:
         return b""
     return head

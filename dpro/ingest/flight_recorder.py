@@ -22,12 +22,13 @@ from dpro.classify import operation
 from dpro.errors import InputError
 from dpro.ingest.dtypes import dtype_bytes, dtype_name
 from dpro.ingest.files import read_bytes
-from dpro.ingest.peers import global_peer
+from dpro.ingest.peers import directed_bytes, global_peer
 from dpro.ingest.trace import RankTrace
 from dpro.schema import COLLECTIVES
+from dpro.units import NS_PER_MS
 
 SOURCE = "flight recorder"
-_NS_PER_MS = 1_000_000
+_PICKLE = b"\x80"
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -38,15 +39,11 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def is_dump(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a dump."""
-    if head[:1] == b"\x80":
+    """Whether the first bytes of a file are those of a dump, pickled or JSON."""
+    if head.startswith(_PICKLE):
         return b"pg_config" in head or b"entries" in head
-    return (
-        head.lstrip()[:1] == b"{"
-        and b'"pg_config"' in head
-        and b'"traceEvents"' not in head
-        and (b'"entries"' in head or b'"pg_status"' in head)
-    )
+    is_object = head.lstrip().startswith(b"{") and b'"traceEvents"' not in head
+    return is_object and (b'"pg_status"' in head or (b'"pg_config"' in head and b'"entries"' in head))
 
 
 def read_dump(path: Path, *, rank: int | None = None) -> RankTrace:
@@ -82,13 +79,11 @@ def read_dump(path: Path, *, rank: int | None = None) -> RankTrace:
 
 def _load(data: bytes, path: Path) -> dict[str, Any]:
     try:
-        if data[:1] == b"\x80":
-            dump = _PlainUnpickler(io.BytesIO(data)).load()
-        else:
-            dump = msgspec.json.decode(data)
+        pickled = data.startswith(_PICKLE)
+        dump = _PlainUnpickler(io.BytesIO(data)).load() if pickled else msgspec.json.decode(data)
     except Exception as error:  # a damaged pickle can raise anything
         raise InputError(f"{path}: not readable as a flight recorder dump ({error})") from error
-    if not isinstance(dump, dict) or "entries" not in dump and "pg_config" not in dump:
+    if not isinstance(dump, dict) or ("entries" not in dump and "pg_config" not in dump):
         raise InputError(f"{path}: not a flight recorder dump (no entries)")
     return dump
 
@@ -114,16 +109,22 @@ def _row(entry: Mapping[str, Any], groups: Mapping[str, list[int]], rank: int) -
     ranks = groups.get(group, [])
     dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or [""]
     started = entry.get("time_discovered_started_ns") or -1
+    op = operation(name) or name
+    bytes_in, bytes_out = directed_bytes(
+        op,
+        _total_bytes(entry.get("input_sizes"), entry.get("input_dtypes")),
+        _total_bytes(entry.get("output_sizes"), entry.get("output_dtypes")),
+    )
     return {
         "collective_id": entry.get("record_id", -1),
         "rank": rank,
         "window": -1,
-        "op": operation(name) or name,
+        "op": op,
         "group": f"{group} {description}" if description not in ("", "undefined") else group,
         "group_ranks": ranks,
         "sequence": entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id", -1),
-        "bytes_in": _total_bytes(entry.get("input_sizes"), entry.get("input_dtypes")),
-        "bytes_out": _total_bytes(entry.get("output_sizes"), entry.get("output_dtypes")),
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
         "dtype": dtype_name(str(dtypes[0])),
         "peer": _peer(name, rank, ranks),
         "enqueued_ns": entry.get("time_created_ns", -1),
@@ -159,8 +160,8 @@ def _peer(name: str, rank: int, ranks: Sequence[int]) -> int:
 
 
 def _duration_ns(entry: Mapping[str, Any], started: int) -> int:
-    """Measured where timing was on, else between the watchdog's discoveries, else -1: not known to have ended."""
+    """As measured where timing was on, else between the watchdog's discoveries; -1 where no end is known."""
     if entry.get("duration_ms") is not None:
-        return round(entry["duration_ms"] * _NS_PER_MS)
+        return round(float(entry["duration_ms"]) * NS_PER_MS)
     completed = entry.get("time_discovered_completed_ns")
     return int(completed) - started if completed and started >= 0 else -1

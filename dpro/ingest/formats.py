@@ -1,6 +1,7 @@
 """What kinds of file dpro can import, told by content, and who reads each.
 
-In: the first bytes of a file. Out: its `Format`, or the reason why it is passed over. A new format is one line here.
+In: the first bytes of a file. Out: its `Format`, or the reason why it is passed over. A new format is one
+line here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dpro.ingest import flight_recorder, kineto
+from dpro.ingest.flight_recorder import is_dump, read_dump
+from dpro.ingest.kineto import read_trace
 from dpro.ingest.trace import RankTrace
 
 
@@ -46,8 +48,8 @@ _is_execution_trace = _has_keys("op_schema", "ctrl_deps", "rf_id")
 
 # First match wins.
 FORMATS = (
-    Format("flight recorder", flight_recorder.is_dump, flight_recorder.read_dump),
-    Format("kineto", _has_keys("traceEvents", "schemaVersion", "deviceProperties", "ph"), kineto.read_trace),
+    Format("flight recorder", is_dump, read_dump),
+    Format("kineto", _has_keys("traceEvents", "schemaVersion", "deviceProperties", "ph"), read_trace),
 )
 
 

@@ -1,7 +1,8 @@
 """Files of other tools into a run directory.
 
-In: files and folders. Out: a run, written beside its place and moved there when whole, so that a failed import
-leaves nothing behind. One rank is held in memory at a time. What a file's bytes mean is its reader's business.
+In: files and folders. Out: a run, written beside its place and moved there when whole, so that a failed
+import leaves nothing behind. One rank is held in memory at a time. What a file's bytes mean is its reader's
+business.
 """
 
 from __future__ import annotations
@@ -87,9 +88,8 @@ def _find_traces(sources: Sequence[Path]) -> tuple[list[tuple[Path, Format]], di
     if not traces:
         names = ", ".join(str(source) for source in sources)
         held = "; ".join(f"{count} {reason}" for reason, count in sorted(passed_over.items()))
-        raise InputError(
-            f"{names}: no trace found ({held or 'no files'}); give torch.profiler traces or flight recorder dumps"
-        )
+        given = "give torch.profiler traces or flight recorder dumps"
+        raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     return traces, dict(passed_over)
 
 
@@ -102,7 +102,7 @@ def _files(source: Path) -> Iterable[Path]:
 
 
 def _read_all(traces: Sequence[tuple[Path, Format]], folder: Path, progress: Progress) -> _Found:
-    """Read and write rank after rank; files that do not tell their rank come last, in order of their names."""
+    """Read and write rank after rank; files that do not tell their rank come last, in order of names."""
     found = _Found()
     unranked: list[tuple[Path, Format]] = []
     failures: list[InputError] = []

@@ -1,8 +1,8 @@
 """Kineto traces (torch.profiler): one rank's file into spans, collectives, syncs, steps and a worker.
 
-In: a `.json` or `.json.gz` file of any PyTorch since 2020, of a job on NVIDIA, AMD or CPU. Out: a `RankTrace`.
-It reads one file; which files make a run is the importer's business. Flow arrows, memory and counter events are
-not read: the arrows repeat what correlation and sequence numbers say.
+In: a `.json` or `.json.gz` file of any PyTorch since 2020, of a job on NVIDIA, AMD or CPU. Out: a
+`RankTrace`. It reads one file; which files make a run is the importer's business. Flow arrows, memory and
+counter events are not read: the arrows repeat what correlation and sequence numbers say.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import polars as pl
 
 from dpro.errors import InputError
 from dpro.ingest.files import read_bytes
-from dpro.ingest.kineto_collectives import gloo_collectives, gpu_collectives
+from dpro.ingest.kineto_collectives import gpu_collectives
 from dpro.ingest.kineto_columns import SYNC, columns
+from dpro.ingest.kineto_gloo import gloo_collectives
 from dpro.ingest.kineto_json import NO_ARGS, Facts, decode
+from dpro.ingest.kineto_messages import Groups, whole
 from dpro.ingest.kineto_syncs import read_syncs
 from dpro.ingest.steps import find_steps
 from dpro.ingest.trace import RankTrace
@@ -37,7 +39,7 @@ def read_trace(path: Path, *, rank: int | None = None, window: int = 0) -> RankT
         InputError: the file is damaged, is not a trace, or holds no span.
     """
     facts, events, malformed = decode(read_bytes(path), path)
-    rows, skipped = columns(events, _whole(facts.base_ns, 0))
+    rows, skipped = columns(events, whole(facts.base_ns, default=0))
     if malformed:
         skipped["malformed events"] = malformed
     spans = rows.filter(pl.col("kind") != SYNC).with_row_index("span_id").cast({"span_id": pl.Int64})
@@ -46,8 +48,9 @@ def read_trace(path: Path, *, rank: int | None = None, window: int = 0) -> RankT
     distributed = facts.distributed if isinstance(facts.distributed, dict) else {}
     known = _known_rank(distributed, path) if rank is None else rank
     args = [event.args or NO_ARGS for event in events]
+    groups = _groups(distributed)
     collectives = pl.concat(
-        [gpu_collectives(spans, args, _groups(distributed)), gloo_collectives(spans, args)]
+        [read(spans, args, groups, known) for read in (gpu_collectives, gloo_collectives)]
     )
     frames = {
         "spans": spans.drop("position"),
@@ -59,7 +62,7 @@ def read_trace(path: Path, *, rank: int | None = None, window: int = 0) -> RankT
     gpu = _gpu_name(facts, spans)
     return RankTrace(
         rank=known,
-        world_size=_whole(distributed.get("world_size"), -1),
+        world_size=whole(distributed.get("world_size")),
         frames={name: _stamped(name, frame, known, window) for name, frame in frames.items()},
         host=_text(facts.host),
         gpus=[gpu] if gpu else [],
@@ -76,11 +79,11 @@ def rank_of_name(name: str) -> int:
 
 
 def _known_rank(distributed: dict[str, Any], path: Path) -> int:
-    rank = _whole(distributed.get("rank"), -1)
+    rank = whole(distributed.get("rank"))
     return rank if rank >= 0 else rank_of_name(path.name)
 
 
-def _groups(distributed: dict[str, Any]) -> dict[str, list[int]]:
+def _groups(distributed: dict[str, Any]) -> Groups:
     """Ranks of each process group by name; a list that is itself abbreviated is left out."""
     groups = {}
     configs = distributed.get("pg_config")
@@ -96,7 +99,7 @@ def _worker(spans: pl.DataFrame, facts: Facts, distributed: dict[str, Any]) -> p
     ends = spans["start_ns"] + spans["duration_ns"]
     return pl.DataFrame(
         {
-            "world_size": [_whole(distributed.get("world_size"), -1)],
+            "world_size": [whole(distributed.get("world_size"))],
             "host": [_text(facts.host)],
             "pid": [pids[0] if pids.len() else -1],
             "gpu_name": [_gpu_name(facts, spans)],
@@ -130,13 +133,6 @@ def _versions(facts: Facts, distributed: dict[str, Any]) -> dict[str, str]:
 def _stamped(name: str, frame: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
     stamped = frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
     return stamped if name == "workers" else stamped.with_columns(window=pl.lit(window, dtype=pl.Int32))
-
-
-def _whole(value: Any, default: int) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return default
 
 
 def _text(value: Any) -> str:

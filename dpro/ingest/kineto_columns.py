@@ -1,7 +1,7 @@
 """Events of a Kineto trace as columns.
 
-In: decoded events. Out: one frame, sorted by time, with the columns of `spans` and the place of each row in the
-list of events, where the rarer arguments are looked up. What the rows mean together is not known here.
+In: decoded events. Out: one frame, sorted by time, with the columns of `spans` and the place of each row in
+the list of events, where the rarer arguments are looked up. What rows mean together is not known here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def columns(events: Sequence[Event], base_ns: int) -> tuple[pl.DataFrame, dict[s
 
     Returns:
         The frame, whose `position` is the row's index in `events`, and what was not taken, by reason.
-        Arrows, metadata, instants and the profiler's own frame are nothing that is lost: they are not counted.
+        Arrows, metadata, instants and the profiler's own frame are no loss: they are not counted.
     """
     kinds, skipped = _kinds(events)
     positions = [position for position, kind in enumerate(kinds) if kind]
@@ -86,9 +86,10 @@ def columns(events: Sequence[Event], base_ns: int) -> tuple[pl.DataFrame, dict[s
 
 def _kinds(events: Sequence[Event]) -> tuple[list[str | None], dict[str, int]]:
     """Kind of every event, None for what is not taken, and the count of what is lost by that."""
-    categories = {event.category for event in events}
-    known = {category: _KINDS.get(category.lower()) for category in categories if category is not None}
-    kinds = [known.get(event.category) if event.phase == "X" else None for event in events]  # type: ignore[arg-type]
+    known = {
+        category: _KINDS.get((category or "").lower()) for category in {event.category for event in events}
+    }
+    kinds = [known[event.category] if event.phase == "X" else None for event in events]
     lost: Counter[str] = Counter()
     for event, kind in zip(events, kinds, strict=True):
         if kind is None and event.phase == "X" and event.category not in ("Trace", "trace"):

@@ -1,7 +1,7 @@
 """The JSON of a Kineto trace, decoded into typed records that hold only what dpro takes.
 
-In: bytes of a trace file. Out: its facts and events. Numbers of interest stay as the text they were (`msgspec.Raw`),
-so that no digit of a time is lost to a float, and nested lists (shapes) are never built.
+In: bytes of a trace file. Out: its facts and events. Times stay as the text they were (`msgspec.Raw`), so
+that no digit is lost to a float, and nested lists (shapes) are never built.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     shapes: Raw = msgspec.field(default=_NOTHING, name="Input Dims")
     shapes_2020: Raw = msgspec.field(default=_NOTHING, name="Input dims")
     types: Raw = msgspec.field(default=_NOTHING, name="Input type")
+    inputs: Raw = msgspec.field(default=_NOTHING, name="Concrete Inputs")
     collective: Any = msgspec.field(default=None, name="Collective name")
     elements_in: Any = msgspec.field(default=None, name="In msg nelems")
     elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -53,7 +54,7 @@ class Event(msgspec.Struct, gc=False, frozen=True):
     """One entry of `traceEvents`."""
 
     phase: str = msgspec.field(default="", name="ph")
-    category: Any = msgspec.field(default=None, name="cat")
+    category: str | None = msgspec.field(default=None, name="cat")
     name: str = ""
     time: Raw = msgspec.field(default=_NOTHING, name="ts")
     duration: Raw = msgspec.field(default=_NOTHING, name="dur")
@@ -140,7 +141,7 @@ def _decode_loose(data: bytes, path: Path) -> tuple[Facts, list[Event] | None, i
 
 
 def _decode_repaired(data: bytes, path: Path, error: Exception) -> tuple[Facts, list[Event] | None]:
-    """Try once more without what some profilers write that is not JSON: bare inf, nan, bytes that are not UTF-8."""
+    """Try once more without what some profilers write: bare inf and nan, bytes that are not UTF-8."""
     text = data.decode("utf-8", errors="replace")
     repaired = re.sub(r"(:\s*)-?(?:inf|Infinity|nan|NaN)\b", r"\1null", text).encode()
     if repaired != data:

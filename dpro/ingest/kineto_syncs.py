@@ -1,7 +1,7 @@
 """Synchronisation in a Kineto trace: which call waited for what.
 
-In: spans and `cuda_sync` events (recent PyTorch writes them on request). Out: rows of `syncs`. Runtime calls that
-no such event explains are told by their name; what they waited for is then unknown (-1).
+In: spans and `cuda_sync` events (recent PyTorch writes them on request). Out: rows of `syncs`. Runtime calls
+that no such event explains are told by their name; what they waited for is then unknown (-1).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which global rank the other side of a send or receive is.
+"""Sends and receives as the tables state them, whatever way a source does.
 
-In: what the source says, which may number ranks within the group or across the job (PyTorch does both). Out: the
-global rank.
+In: ranks that may be numbered within the group or across the job (PyTorch does both), and sizes given for
+both directions. Out: global ranks, and bytes only in the direction they go.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 
 def global_peer(own: int, peer: int, rank: int, ranks: Sequence[int]) -> int:
-    """The peer as a global rank.
+    """The other side as a global rank.
 
     Args:
-        own: this side's number as recorded, -1 unknown.
+        own: this side's number as recorded, -1 where only the peer is.
         peer: the other side's number as recorded, -1 unknown.
-        rank: this side's global rank, -1 unknown.
+        rank: this side's global rank.
         ranks: global ranks of the group, in order; empty unknown.
 
     Returns:
@@ -23,6 +23,14 @@ def global_peer(own: int, peer: int, rank: int, ranks: Sequence[int]) -> int:
     """
     if peer < 0 or not ranks:
         return peer
-    if peer in ranks and own in (rank, -1):
-        return peer
-    return ranks[peer] if peer < len(ranks) else peer
+    within_group = (own >= 0 and own != rank) or peer not in ranks or peer == rank
+    return ranks[peer] if within_group and peer < len(ranks) else peer
+
+
+def directed_bytes(op: str, bytes_in: int, bytes_out: int) -> tuple[int, int]:
+    """A send gets nothing and a receive puts nothing in; other operations are as they were."""
+    if op == "send":
+        return bytes_in, 0 if bytes_in >= 0 else -1
+    if op == "recv":
+        return 0 if bytes_out >= 0 else -1, bytes_out
+    return bytes_in, bytes_out

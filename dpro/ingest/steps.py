@@ -1,7 +1,7 @@
 """Where training steps begin and end in a trace.
 
-In: spans of one rank. Out: rows of `steps`: from the profiler's own marks, else from the ends of optimizer steps.
-A step is a stretch of CPU time; its GPU work may run later.
+In: spans of one rank. Out: rows of `steps`: from the profiler's own marks, else from the ends of optimizer
+steps. A step is a stretch of CPU time; its GPU work may run later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
     if counts["len"].max() != groups.height:
         groups = groups.filter(pl.col("optimizers").list.contains(counts["optimizers"][0]))
     ends = groups["end_ns"].sort()
-    starts = pl.concat([spans["start_ns"].min() + pl.Series([0]), ends[:-1]])
+    starts = pl.concat([spans["start_ns"].sort().head(1), ends.head(ends.len() - 1)])
     return pl.DataFrame({"start_ns": starts, "duration_ns": ends - starts}).select(
         step=pl.int_range(pl.len()),
         start_ns="start_ns",

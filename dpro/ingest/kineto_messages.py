@@ -1,0 +1,111 @@
+"""What one communication call moved and between whom, from the arguments the profiler kept.
+
+In: arguments of an event. Out: bytes, element type, process group and peer, in the columns of `collectives`.
+Which events belong to one call is found elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Raw
+
+from dpro.ingest.dtypes import dtype_bytes, dtype_name
+from dpro.ingest.kineto_json import Args
+from dpro.ingest.peers import directed_bytes, global_peer
+
+Groups = Mapping[str, list[int]]
+"""Global ranks of every process group of the job, by name; empty where the trace does not list them."""
+
+
+def group_columns(told: Args, groups: Groups) -> dict[str, Any]:
+    """Name and ranks of the group.
+
+    A job with one group has no other to communicate in: that one is meant where nothing is told. A list of
+    ranks that the profiler cut short (`[0, 1, ..., 63]`) is looked up by the group's name.
+
+    Args:
+        told: arguments that may name the group.
+        groups: all groups of the job.
+    """
+    only = next(iter(groups)) if len(groups) == 1 else ""
+    name = only if told.group is None else str(told.group)
+    listed = str(told.group_ranks or "")
+    if listed and "..." not in listed:
+        return {"group": name, "group_ranks": [int(rank) for rank in re.findall(r"\d+", listed)]}
+    return {"group": name, "group_ranks": list(groups.get(name, []))}
+
+
+def payload_columns(op: str, told: Args, ranged: Args, group_size: int) -> dict[str, Any]:
+    """Bytes in and out and element type: as told, else from the shapes of the range that issued the call.
+
+    Args:
+        op: the operation.
+        told: arguments that may hold element counts.
+        ranged: arguments of the `nccl:*` or `gloo:*` range, which may hold shapes.
+        group_size: number of ranks of the group, 0 unknown.
+    """
+    dtype = str(told.dtype or "")
+    size = dtype_bytes(dtype)
+    elements_in, elements_out = whole(told.elements_in), whole(told.elements_out)
+    if size > 0 and elements_in >= 0 and elements_out >= 0:
+        bytes_in, bytes_out = elements_in * size, elements_out * size
+    else:
+        bytes_in, dtype = _shaped_bytes(ranged)
+        bytes_out = _bytes_out(op, bytes_in, group_size)
+    bytes_in, bytes_out = directed_bytes(op, bytes_in, bytes_out)
+    return {"bytes_in": bytes_in, "bytes_out": bytes_out, "dtype": dtype_name(dtype)}
+
+
+def peer_of(op: str, told: Args, call: Args, rank: int, ranks: list[int]) -> int:
+    """The other global rank of a send or receive, from its arguments or those of its `c10d` call; else -1."""
+    if op not in ("send", "recv"):
+        return -1
+    peer = whole(told.destination_rank if op == "send" else told.source_rank)
+    if peer < 0:
+        inputs = _json(call.inputs)  # tensors, process group, peer, tag
+        peer = whole(inputs[2]) if isinstance(inputs, list) and len(inputs) > 2 else -1
+    return global_peer(-1, peer, rank, ranks)
+
+
+def whole(value: Any, default: int = -1) -> int:
+    """A whole number, also one written as text; the default where there is none."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return default
+
+
+def _shaped_bytes(ranged: Args) -> tuple[int, str]:
+    """Bytes of the tensors that a range was given, and their element type; -1 where either is unknown."""
+    shapes, types = _json(ranged.shapes), _json(ranged.types)
+    try:
+        sizes = [dtype_bytes(recorded) for recorded in types]
+        counts = [math.prod(shape) for shape in shapes]
+    except (TypeError, AttributeError):
+        return -1, ""
+    if not sizes or min(sizes) < 0 or len(sizes) != len(counts):
+        return -1, ""
+    return sum(size * count for size, count in zip(sizes, counts, strict=True)), types[0]
+
+
+def _bytes_out(op: str, bytes_in: int, group_size: int) -> int:
+    """What a rank gets for what it puts in, where that follows from the operation."""
+    if op in ("all_reduce", "all_to_all", "broadcast", "barrier", "send", "recv"):
+        return bytes_in
+    if op == "all_gather" and group_size and bytes_in >= 0:
+        return bytes_in * group_size
+    if op == "reduce_scatter" and group_size and bytes_in >= 0:
+        return bytes_in // group_size
+    return -1
+
+
+def _json(text: Raw) -> Any:
+    try:
+        return json.loads(bytes(text))
+    except ValueError:
+        return None
