@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 
 # The registry's default torch is a CUDA build of several GB; the CPU build is on PyTorch's own index. That
-# index is probed first, since pip would retry an unreachable one for minutes; without it torch comes from
-# wherever pip is configured to look.
+# index is tried first with pip's own HTTP client, since pip would retry an unreachable one for minutes.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-PROBE := import urllib.request as r; r.urlopen("$(TORCH_INDEX)/torch/", timeout=5)
-TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-url $(TORCH_INDEX))
+PROBE := from pip._vendor import requests; \
+  requests.get("$(TORCH_INDEX)/torch/", timeout=5, stream=True).raise_for_status()
+TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-url $(TORCH_INDEX) || \
+  echo "$(TORCH_INDEX) cannot be reached: taking torch from where pip is configured to look" >&2)
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -67,3 +69,11 @@ def test_help_and_version_load_nothing_heavy(argument):
     loaded = _loaded_by([argument])
     assert "click" in loaded
     assert loaded & HEAVY == set()
+
+
+def test_ci_runs_targets_that_exist(repository):
+    script = repository / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    (targets,) = re.findall(r"^exec make (.*)$", script.read_text(encoding="utf-8"), re.MULTILINE)
+    known = re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"lint", "typecheck", "imports", "test"} == set(targets.split()) <= set(known)
