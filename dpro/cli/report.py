@@ -26,7 +26,10 @@ PARTS = {  # column -> header, in two lines so that a table fits 80 columns
 @click.command()
 @click.argument("run")
 @click.option(
-    "--top", type=click.IntRange(min=1), help=f"Kernels and collectives to list [text: {DEFAULT_TOP}]."
+    "--top",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Kernels and collectives to list (text: {DEFAULT_TOP}, JSON: all).",
 )
 @json_option
 def report(run: str, top: int | None, as_json: bool) -> None:
@@ -48,7 +51,8 @@ def report(run: str, top: int | None, as_json: bool) -> None:
       host bound    neither: Python, input pipeline, the optimizer's own code
 
     A collective's time is waiting plus transfer: the transfer is the shortest time that any of its ranks
-    spent in it, the rest is the lateness of another. Bandwidth is bus bandwidth as in the NCCL tests.
+    spent in it, the rest is the lateness of another. That is known for the share that could be matched on
+    all of its ranks. Bandwidth is bus bandwidth as in the NCCL tests.
 
     RUN may be a run directory or a folder of traces.
     """
@@ -66,7 +70,7 @@ def report(run: str, top: int | None, as_json: bool) -> None:
         print_json({name: _in_ms(frame).to_dicts() for name, frame in rows.items()})
         return
     top = top or DEFAULT_TOP
-    on_gpu = spans["kind"].is_in(["kernel"]).any()
+    on_gpu = (spans["kind"] == "kernel").any()
     out = console()
     out.print(_step_table(steps))
     out.print(

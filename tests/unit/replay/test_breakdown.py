@@ -193,6 +193,17 @@ def test_without_kernels_operators_are_summed_by_the_time_not_spent_in_others():
     assert totals.rows() == [("addmm", 1, 40), ("t", 3, 33), ("linear", 1, 30), ("copy", 1, 20)]
 
 
+@given(st.lists(st.tuples(moments, moments), max_size=12))
+def test_own_times_of_nested_operators_add_up_to_the_time_any_of_them_ran(pairs):
+    nested: list[tuple[int, int]] = []
+    for start, end in ((min(pair), max(pair)) for pair in pairs):
+        if start < end and all(a >= end or b <= start or a <= start <= end <= b for a, b in nested):
+            nested.append((start, end))
+    totals = kernel_totals(_table(SPANS, [_op(i, *pair) for i, pair in enumerate(nested)]))
+    assert totals["total_ns"].sum() == len({moment for pair in nested for moment in range(*pair)})
+    assert totals["count"].sum() == len(nested)
+
+
 def _all_reduces(
     durations: dict[int, list[int]], ranks: list[int], **more: Any
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
