@@ -77,23 +77,24 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
     spans = spans.filter(pl.col("duration_ns") >= 0).with_columns(END)
     if spans.height == 0:
         raise Unanswerable("the run holds no spans: record at least one deep window, or import a trace")
-    communication = collectives.select("rank", "span_id").unique()
+    spans = _marked(spans, collectives, "span_id", "is_comm")
+    spans = _marked(spans, collectives, "launch_span_id", "is_launch")
     on_gpu = set(spans.filter(IS_GPU)["rank"].unique())
     stretches = _steps_with_spans(spans, steps).partition_by("rank", "window", as_dict=True)
-    parts = []
-    for key, of_rank in spans.partition_by("rank", "window", as_dict=True).items():
-        if key not in stretches:
-            continue
-        is_comm = pl.col("span_id").is_in(communication.filter(pl.col("rank") == key[0])["span_id"].implode())
-        marked = of_rank.with_columns(is_comm=is_comm)
-        if key[0] in on_gpu:
-            begin = min(_ints(stretches[key], "start_ns").min(), _ints(of_rank, "start_ns").min())
-            activity = _gpu_activity(marked, int(begin))
-        else:
-            launches = collectives.filter(pl.col("rank") == key[0])["launch_span_id"]
-            activity = _cpu_activity(marked, launches)
-        parts.append(_split(stretches[key], activity))
-    return pl.concat([pl.DataFrame(schema=STEP_SCHEMA), *parts]).sort("step", "rank", "duration_ns")
+    parts = [pl.DataFrame(schema=STEP_SCHEMA)]
+    for key, inside in spans.partition_by("rank", "window", as_dict=True).items():
+        if key in stretches:
+            begin = min(_ints(stretches[key], "start_ns").min(), _ints(inside, "start_ns").min())
+            activity = _gpu_activity(inside, int(begin)) if key[0] in on_gpu else _cpu_activity(inside)
+            parts.append(_split(stretches[key], activity))
+    return pl.concat(parts).sort("step", "rank", "duration_ns")
+
+
+def _marked(spans: pl.DataFrame, collectives: pl.DataFrame, link: str, mark: str) -> pl.DataFrame:
+    """The spans with a boolean column: does a collective of the same rank point to it by `link`."""
+    pointed = collectives.select("rank", pl.col(link).alias("span_id")).unique()
+    pointed = pointed.with_columns(pl.lit(True).alias(mark))
+    return spans.join(pointed, on=["rank", "span_id"], how="left").with_columns(pl.col(mark).fill_null(False))
 
 
 def _steps_with_spans(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -133,13 +134,11 @@ def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> Activity:
     )
 
 
-def _cpu_activity(spans: pl.DataFrame, launches: pl.Series) -> Activity:
+def _cpu_activity(spans: pl.DataFrame) -> Activity:
     """The main thread's view, for a rank that has no GPU work."""
     ops = spans.filter((pl.col("kind") == "cpu_op") & ~pl.col("is_comm"))
-    threads = ops.group_by("pid", "tid").agg(
-        pl.col("span_id").is_in(launches.implode()).any().alias("launches"), pl.col("duration_ns").sum()
-    )
-    main = threads.sort("launches", "duration_ns", "tid", descending=True).head(1)
+    threads = ops.group_by("pid", "tid").agg(pl.col("is_launch").any(), pl.col("duration_ns").sum())
+    main = threads.sort("is_launch", "duration_ns", "tid", descending=True).head(1)
     on_main = ops.join(main, on=["pid", "tid"], how="semi")
     return Activity(_union(on_main), _union(spans.filter("is_comm")), host_bound=None)
 
