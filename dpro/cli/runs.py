@@ -1,7 +1,7 @@
 """What a command is pointed at, as an opened run.
 
-In: a path: a run directory, or traces. Out: a `Run`. Traces are imported into a cache, once for as long as the
-files do not change.
+In: a path: a run directory, or traces. Out: a `Run`. Traces are imported into a cache, once for as long as
+the files do not change.
 """
 
 from __future__ import annotations

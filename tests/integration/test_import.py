@@ -1,0 +1,286 @@
+"""`dpro import` and what it hands to every other command, through the real command line."""
+
+from __future__ import annotations
+
+import collections
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from dpro.cli.runs import open_or_import
+from dpro.ingest.importer import import_sources
+from dpro.ingest.kineto import read_trace
+from dpro.ingest.steps import find_steps
+from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.store import open_run
+from tests.traces import cpu_op, write, write_rank
+
+MULTIRANK = {
+    "nanogpt_h100_8r_rs_ag": (8, 8, 4),
+    "torchrec_v100_4r_sleep1s_rank2": (4, 4, 3),
+    "torchrec_v100_4r_a2a_ar": (4, 4, 3),
+    "torchrec_v100_2r_kjt": (2, 2, 3),
+    "param_dlrm_v100_8r": (8, 8, 1),
+    "lightllm_h200_8r_deepep_cudagraph": (8, 8, 0),
+    "hta_a100_sampled_0_1_of_128": (2, 128, 2),
+}
+
+
+def _dpro(*arguments: str | Path, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dpro", *map(str, arguments)]
+    env = os.environ | ({"DPRO_CACHE": str(cache)} if cache else {})
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+
+
+def _refused(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line on stderr of a command that failed as it should."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dpro: ")
+    return line
+
+
+def _plain_reading(path: Path) -> dict[str, float]:
+    """Kernels of one file by nothing but dictionaries: count, total µs, and how many communicate."""
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    totals: dict[str, float] = collections.Counter()
+    for event in document["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") == "kernel":
+            name = event["name"]
+            totals["kernels"] += 1
+            totals["us"] += event["dur"]
+            totals["communication"] += any(mark in name for mark in ("nccl", "deep_ep::internode_ll::"))
+    return totals
+
+
+@pytest.mark.parametrize("folder", MULTIRANK)
+def test_tables_agree_with_a_plain_reading_of_the_files(folder, traces, tmp_path):
+    source = traces / "multirank" / folder
+    ranks, world_size, steps = MULTIRANK[folder]
+    manifest = import_sources([source], tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    spans, collectives = run.table(SPANS), run.table(COLLECTIVES)
+    assert (manifest.ranks, manifest.world_size) == (list(range(ranks)), world_size)
+    assert run.table(STEPS)["step"].n_unique() == steps
+    for rank in range(ranks):
+        plain = _plain_reading(next(source.glob(f"rank{rank}.*")))
+        kernels = spans.filter((pl.col("rank") == rank) & (pl.col("kind") == "kernel"))
+        assert kernels.height == plain["kernels"]
+        assert kernels["duration_ns"].sum() == round(plain["us"] * 1000)
+        assert collectives.filter(pl.col("rank") == rank).height == plain["communication"] > 0
+
+
+def test_optimizer_annotations_alone_give_the_steps_that_the_profiler_marked(traces):
+    path = traces / "multirank" / "nanogpt_h100_8r_rs_ag" / "rank0.pt.trace.json.gz"
+    spans = read_trace(path).frames["spans"].filter(~pl.col("name").str.starts_with("ProfilerStep#"))
+    assert find_steps(spans)["source"].to_list() == ["optimizer annotation"] * 4
+
+
+def test_execution_traces_beside_kineto_are_counted_and_passed_over(traces, tmp_path):
+    done = _dpro("import", traces / "multirank" / "param_dlrm_v100_8r", "-o", tmp_path / "run", "--json")
+    assert json.loads(done.stdout)["skipped"] == {"execution traces": 16}
+
+
+def test_json_holds_what_was_imported(tmp_path):
+    for rank in (0, 1):
+        write_rank(tmp_path / "in", rank)
+    done = _dpro("import", tmp_path / "in", "-o", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["ranks"] == [0, 1]
+    assert document["world_size"] == 2
+    assert document["missing_ranks"] == document["warnings"] == []
+    assert document["skipped"] == {}
+    assert {name: count for name, count in document["rows"].items() if count} == {
+        "spans": 12,
+        "collectives": 2,
+        "workers": 2,
+    }
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path):
+    for rank in (0, 1):
+        write_rank(tmp_path / "in", rank)
+    for name in ("a", "b"):
+        import_sources([tmp_path / "in"], tmp_path / name)
+    first, second = (
+        [path for path in sorted((tmp_path / name).rglob("*")) if path.is_file()] for name in "ab"
+    )
+    assert [path.name for path in first] == [path.name for path in second]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_several_sources_are_one_run(tmp_path):
+    paths = [write_rank(tmp_path / f"node{rank}", rank) for rank in (0, 1)]
+    assert import_sources([paths[0], paths[1].parent], tmp_path / "run").ranks == [0, 1]
+
+
+def test_a_missing_rank_is_a_warning_and_named(tmp_path):
+    for rank in (0, 2):
+        write_rank(tmp_path / "in", rank, world_size=4)
+    done = _dpro("import", tmp_path / "in", "-o", tmp_path / "run", "--json")
+    assert done.returncode == 0
+    assert done.stderr == "dpro: warning: 2 of 4 ranks are missing: 1, 3\n"
+    assert json.loads(done.stdout)["missing_ranks"] == [1, 3]
+
+
+def test_the_world_is_at_least_as_large_as_the_highest_rank(tmp_path):
+    write(tmp_path / "in" / "rank5.json", [cpu_op("a", 1, 2)])
+    assert import_sources([tmp_path / "in"], tmp_path / "run").world_size == 6
+
+
+def test_files_without_a_rank_are_numbered_by_name_with_a_warning(tmp_path):
+    for name in ("b.json", "a.json"):
+        write(tmp_path / "in" / name, [cpu_op(name, 1, 2)])
+    manifest = import_sources([tmp_path / "in"], tmp_path / "run")
+    spans = open_run(tmp_path / "run").table(SPANS)
+    assert spans.select("rank", "name").rows() == [(0, "a.json"), (1, "b.json")]
+    assert [warning.split(":")[0] for warning in manifest.warnings] == ["a.json", "b.json"]
+
+
+def test_one_bad_rank_does_not_stop_the_others(tmp_path):
+    write_rank(tmp_path / "in", 0)
+    bad = write_rank(tmp_path / "in", 1)
+    bad.write_bytes(bad.read_bytes()[:-30])
+    manifest = import_sources([tmp_path / "in"], tmp_path / "run")
+    assert manifest.ranks == [0]
+    assert any("rank1.json.gz" in warning and "truncated" in warning for warning in manifest.warnings)
+
+
+def _truncated(folder: Path) -> Path:
+    path = write_rank(folder, 0)
+    path.write_bytes(path.read_bytes()[:-30])
+    return path
+
+
+def _truncated_json(folder: Path) -> Path:
+    path = write(folder / "rank0.json", [cpu_op("a", 1, 2)])
+    path.write_text(path.read_text()[:-20])
+    return path
+
+
+def _not_a_trace(folder: Path) -> Path:
+    path = folder / "notes.txt"
+    folder.mkdir()
+    path.write_text("hello")
+    return path
+
+
+def _empty_folder(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _two_of_one_rank(folder: Path) -> Path:
+    write_rank(folder / "first", 0)
+    write_rank(folder / "second", 0)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (_truncated, "truncated or damaged gzip"),
+        (_truncated_json, "JSON cut short"),
+        (_not_a_trace, "no trace found (1 files that are not traces)"),
+        (_empty_folder, "no trace found (no files)"),
+        (lambda folder: folder / "nowhere", "no such file or folder"),
+        (_two_of_one_rank, "both are rank 0"),
+    ],
+)
+def test_a_bad_source_is_one_line_and_leaves_nothing(make, what, tmp_path):
+    source = make(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    line = _refused(_dpro("import", source, "-o", tmp_path / "out" / "run"), code=1)
+    assert what in line
+    assert str(source) in line
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_output_that_exists_is_refused_and_untouched(tmp_path):
+    write_rank(tmp_path / "in", 0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").write_text("mine")
+    line = _refused(_dpro("import", tmp_path / "in", "-o", tmp_path / "run"), code=2)
+    assert "exists already" in line
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
+
+
+def test_an_empty_output_folder_is_filled(tmp_path):
+    write_rank(tmp_path / "in", 0)
+    (tmp_path / "run").mkdir()
+    assert import_sources([tmp_path / "in"], tmp_path / "run").ranks == [0]
+
+
+def test_an_interrupted_import_leaves_nothing_behind(tmp_path):
+    write_rank(tmp_path / "in", 0)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_sources([tmp_path / "in"], tmp_path / "out" / "run", progress=interrupt)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def _info(path: Path, cache: Path) -> dict[str, Any]:
+    done = _dpro("info", path, "--json", cache=cache)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_info_says_what_a_run_holds_and_lacks(traces, tmp_path):
+    document = _info(traces / "multirank" / "param_dlrm_v100_8r", tmp_path)
+    assert document["steps"] == 1
+    assert document["gpus"] == ["Tesla V100-SXM2-32GB"]
+    coverage = document["coverage"]
+    assert coverage["collective_bytes_known"] == 1.0
+    assert coverage["collective_group_known"] == 0.0
+    assert coverage["kernel_time_classified"] > 0.95
+
+
+def test_info_in_words_names_the_ranks_that_are_missing(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=2)
+    import_sources([tmp_path / "in"], tmp_path / "run")
+    done = _dpro("info", tmp_path / "run")
+    assert "1 of 2 ranks are missing: 1" in done.stdout
+    assert "node0" in done.stdout
+
+
+def test_traces_are_imported_once_until_a_file_changes(tmp_path):
+    source = write_rank(tmp_path / "in", 0)
+    cache = tmp_path / "cache"
+    first = _info(tmp_path / "in", cache)["run"]
+    assert _info(tmp_path / "in", cache)["run"] == first
+    os.utime(source, ns=(1, 1))
+    assert _info(tmp_path / "in", cache)["run"] != first
+    assert Path(first).is_relative_to(cache)
+
+
+def test_a_path_that_does_not_exist_is_one_line(tmp_path):
+    assert "no such file or folder" in _refused(_dpro("info", tmp_path / "nowhere"), code=1)
+
+
+def test_a_run_directory_is_opened_where_it_is(tmp_path):
+    write_rank(tmp_path / "in", 0)
+    import_sources([tmp_path / "in"], tmp_path / "run")
+    assert open_or_import(tmp_path / "run").path == tmp_path / "run"
+
+
+def test_flight_recorder_dumps_of_a_real_hang_are_a_run(traces, tmp_path):
+    manifest = import_sources([traces / "flight_recorder" / "lock_gil_1st"], tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert manifest.ranks == list(range(16))
+    assert manifest.skipped == {"files that are not traces": 1}
+    assert run.table(COLLECTIVES).height == 142
+    assert run.table(WORKERS).height == 16

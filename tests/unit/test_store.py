@@ -1,0 +1,106 @@
+"""Run directories: what is written is what is read."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.errors import InputError
+from dpro.schema import COLLECTIVES, STEPS, TABLES, conform
+from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest, write_part
+
+
+def _column(dtype: pl.DataType) -> st.SearchStrategy[object]:
+    if isinstance(dtype, pl.Enum):
+        return st.sampled_from(dtype.categories.to_list())
+    if isinstance(dtype, pl.List):
+        return st.lists(st.integers(-1, 1000), max_size=4)
+    if dtype == pl.String:
+        return st.text(max_size=10)
+    if dtype == pl.Float64:
+        return st.floats(allow_nan=False)
+    return st.integers(-1, 2**31 - 1) if dtype == pl.Int32 else st.integers(-1, 2**63 - 1)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+@given(data=st.data())
+def test_what_is_written_is_read_back(table, data):
+    row = st.fixed_dictionaries({name: _column(dtype) for name, dtype in table.dtypes.items()})
+    frame = pl.DataFrame(data.draw(st.lists(row, min_size=1, max_size=5)), schema=table.dtypes)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder)
+        write_part(run, table, "rank00000", frame)
+        write_manifest(run, Manifest(world_size=1, ranks=[0]))
+        opened = open_run(run)
+        assert opened.table(table).equals(conform(table, frame))
+        assert opened.rows()[table.name] == frame.height
+
+
+def test_parts_of_several_ranks_are_one_sorted_table(tmp_path):
+    for rank in (1, 0):
+        write_part(tmp_path, STEPS, f"rank{rank:05d}", pl.DataFrame({"rank": [rank], "step": [3]}))
+    write_manifest(tmp_path, Manifest(world_size=2, ranks=[0, 1]))
+    assert open_run(tmp_path).table(STEPS)["rank"].to_list() == [0, 1]
+
+
+def test_an_empty_frame_writes_no_file(tmp_path):
+    assert write_part(tmp_path, COLLECTIVES, "rank00000", COLLECTIVES.empty()) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writing_leaves_no_temporary_file(tmp_path):
+    write_part(tmp_path, STEPS, "rank00000", pl.DataFrame({"step": [3]}))
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "manifest.json",
+        "rank00000.parquet",
+    ]
+
+
+def test_the_manifest_says_which_ranks_are_missing(tmp_path):
+    write_manifest(tmp_path, Manifest(world_size=4, ranks=[0, 2]))
+    assert open_run(tmp_path).manifest.missing_ranks == [1, 3]
+    assert json.loads((tmp_path / "manifest.json").read_text())["missing_ranks"] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("{", "not a run manifest"),
+        ("{}", "not a run manifest"),
+        ('{"format_version": 99, "world_size": 1, "ranks": []}', "newer"),
+    ],
+)
+def test_a_manifest_that_is_not_one_is_one_line(tmp_path, content, what):
+    (tmp_path / "manifest.json").write_text(content)
+    assert is_run(tmp_path)
+    with pytest.raises(InputError, match=what):
+        open_run(tmp_path)
+
+
+def test_what_is_no_run_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        open_run(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="not a run directory"):
+        open_run(tmp_path)
+
+
+def test_a_damaged_part_is_named(tmp_path):
+    write_part(tmp_path, STEPS, "rank00000", pl.DataFrame({"step": [3]}))
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    part = tmp_path / "steps" / "rank00000.parquet"
+    part.write_bytes(part.read_bytes()[:40])
+    with pytest.raises(InputError, match=r"rank00000\.parquet"):
+        open_run(tmp_path).table(STEPS)
+    with pytest.raises(InputError, match=r"rank00000\.parquet"):
+        open_run(tmp_path).rows()
+
+
+def test_counts_add_up_by_reason():
+    assert merge_counts([{"b": 1}, {"a": 2, "b": 3}, {}]) == {"a": 2, "b": 4}
