@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,19 +25,21 @@ if TYPE_CHECKING:
 def open_or_import(path: str | os.PathLike[str]) -> Run:
     """Open a run; import what is not one.
 
-    A recording that is still being finished is waited for.
+    A recording that is still being finished is waited for, and one whose recorder was killed is finished here.
 
     Args:
         path: a run directory, a folder of traces, or one trace.
 
     Raises:
-        InputError: there is no such path, or it holds neither a run nor a trace.
+        InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
     """
+    from dpro.cli.record import ensure_finished
+
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
-        _wait_until_recorded(source)
+        ensure_finished(source)
         if is_run(source):
             return open_run(source)
     return _open_cached(source)
@@ -85,11 +86,3 @@ def _fingerprint(source: Path) -> str:
             status = file.stat()
             digest.update(f"\0{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     return digest.hexdigest()[:32]
-
-
-def _wait_until_recorded(run: Path) -> None:
-    try:
-        wait = import_module("dpro.collectors.launch").wait_until_finished
-    except (ImportError, AttributeError):  # a build without the recorder has nothing to wait for
-        return
-    wait(run)
