@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def open_or_import(path: str | os.PathLike[str]) -> Run:
     """Open a run; import what is not one.
 
-    A recording that is still being finished is waited for, and one whose recorder was killed is finished here.
+    A recording that is still being finished is waited for; one whose recorder was killed is finished here.
 
     Args:
         path: a run directory, a folder of traces, or one trace.
