@@ -88,7 +88,9 @@ SPANS = Table(
         "stream": Column(pl.Int64, "Stream of a GPU span."),
         "correlation": Column(pl.Int64, "Joins a runtime call with the GPU work it launched."),
         "external_id": Column(pl.Int64, "Joins a runtime call or GPU work with the CPU op that issued it."),
-        "sequence_number": Column(pl.Int64, "Autograd sequence number: joins a backward op with its forward."),
+        "sequence_number": Column(
+            pl.Int64, "Autograd sequence number: joins a backward op with its forward."
+        ),
         "forward_thread": Column(pl.Int64, "Profiler's id of the forward thread; > 0 on a backward op."),
         "bytes": Column(pl.Int64, "Bytes moved, for copies and fills."),
         "shapes": Column(pl.String, "Input shapes as JSON, empty where not recorded.", ""),
@@ -105,8 +107,8 @@ COLLECTIVES = Table(
         "window": Column(pl.Int32, "Deep window that saw it run; -1 where only its call was recorded."),
         "op": Column(
             pl.String,
-            "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, barrier, "
-            "send, recv, send_recv, or the name as recorded.",
+            "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, "
+            "barrier, send, recv, send_recv, or the name as recorded.",
             "",
         ),
         "group": Column(pl.String, "Process group by name, empty where unknown.", ""),
@@ -157,7 +159,9 @@ STEPS = Table(
         "window": Column(pl.Int32, "Deep window that covers the step; -1 for none."),
         "start_ns": _START,
         "duration_ns": _DURATION,
-        "source": Column(pl.String, "What told the boundary: optimizer hook, ProfilerStep, annotation, …", ""),
+        "source": Column(
+            pl.String, "What told the boundary: optimizer hook, ProfilerStep, annotation, …", ""
+        ),
     },
     ("rank", "step", "start_ns"),
 )
@@ -199,7 +203,9 @@ CLOCK_SAMPLES = Table(
         "monotonic_ns": Column(pl.Int64, "CLOCK_MONOTONIC_RAW at the same moment, ns; -1 unknown."),
         "peer_rank": Column(pl.Int32, "Rank whose clock was compared; -1 for the host's own two clocks."),
         "offset_ns": Column(pl.Int64, "This rank's clock minus the peer's, ns.", 0),
-        "round_trip_ns": Column(pl.Int64, "Round trip of the exchange, ns: bounds the error of the offset.", 0),
+        "round_trip_ns": Column(
+            pl.Int64, "Round trip of the exchange, ns: bounds the error of the offset.", 0
+        ),
     },
     ("rank", "time_ns", "peer_rank"),
 )

@@ -88,7 +88,9 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         raise InputError(f"{folder}: no such file or folder")
     manifest = folder / MANIFEST
     if not manifest.is_file():
-        raise InputError(f"{folder}: not a run directory (no {MANIFEST}); `dpro record` or `dpro import` makes one")
+        raise InputError(
+            f"{folder}: not a run directory (no {MANIFEST}); `dpro record` or `dpro import` makes one"
+        )
     return Run(folder, _read_manifest(manifest))
 
 
@@ -152,7 +154,9 @@ def _read_manifest(path: Path) -> Manifest:
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not a run manifest ({error})") from error
     if version > FORMAT_VERSION:
-        raise InputError(f"{path}: written by a newer dpro (format {version}, this one reads {FORMAT_VERSION})")
+        raise InputError(
+            f"{path}: written by a newer dpro (format {version}, this one reads {FORMAT_VERSION})"
+        )
     return manifest
 
 

@@ -18,7 +18,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def json_option(command: F) -> F:
     """Add `--json` to a command."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(
+        command
+    )
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -1,0 +1,81 @@
+"""`dpro diagnose`: name what is slow or broken, with evidence and cost; silent when nothing is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpro.cli.analysis import Analysis, analyse, run_argument
+from dpro.cli.output import console, json_option, print_json
+from dpro.units import format_duration, ms
+
+if TYPE_CHECKING:
+    from dpro.detect.findings import Finding
+
+
+@click.command()
+@run_argument
+@json_option
+def diagnose(run: str, as_json: bool) -> None:
+    """Name the rank or part that slows the job down, why, and what it costs per step.
+
+    \b
+    A rank is blamed for working longer than its peers on the same work, never for waiting. The cost is what
+    the step would save if the part were healed, found by replaying it so. Nothing is said when nothing is
+    wrong; what the trace cannot tell is said to be so.
+    """
+    analysis = analyse(run)
+    findings = find(analysis)
+    if as_json:
+        print_json(diagnose_document(analysis, findings))
+    else:
+        print_findings(analysis, findings)
+
+
+def find(analysis: Analysis) -> list[Finding]:
+    """Run all detectors; none on a run whose replay does not fit, since costs would mean nothing."""
+    from dpro.detect.diagnose import diagnose_graph
+
+    return diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
+
+
+def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, Any]:
+    """The command's JSON."""
+    return {
+        "run": str(analysis.run.path),
+        "findings": [
+            {
+                "class": finding.class_,
+                "component": {"kind": finding.component_kind, "id": finding.component_id},
+                "ranks": list(finding.ranks),
+                "severity": finding.severity,
+                "confidence": finding.confidence,
+                "cost_ms_per_step": ms(finding.cost_ns),
+                "evidence": list(finding.evidence),
+            }
+            for finding in findings
+        ],
+        "healthy": analysis.trust.answerable and not findings,
+        "answerable": analysis.trust.answerable,
+        "reasons": list(analysis.trust.reasons),
+    }
+
+
+def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
+    """The findings for people."""
+    out = console()
+    if not analysis.trust.answerable:
+        out.print("Not diagnosed: the replay does not fit the trace.")
+    elif not findings:
+        out.print("Nothing is wrong that this run can show.")
+    for finding in findings:
+        out.print(
+            f"{finding.class_}: {finding.component_kind} {finding.component_id} costs "
+            f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it); "
+            f"confidence {finding.confidence:.2f}"
+        )
+        for line in finding.evidence:
+            out.print(f"  - {line}")
+    for reason in analysis.trust.reasons:
+        out.print(f"  not known: {reason}")

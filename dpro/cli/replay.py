@@ -1,0 +1,132 @@
+"""`dpro replay`: how well the graph explains what was measured, and what decides the step time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from dpro.cli.analysis import Analysis, analyse, run_argument
+from dpro.cli.output import console, json_option, print_json
+from dpro.units import ms, us
+
+PATH_ROWS = 10
+
+
+@click.command()
+@run_argument
+@json_option
+def replay(run: str, as_json: bool) -> None:
+    """Replay the run's dataflow graph and say how well it fits what was measured.
+
+    \b
+    Every start on a GPU or in a collective is derived from what it depends on, on any rank, and compared
+    with the trace. A run that fits is one `dpro whatif` and `dpro diagnose` can be believed on.
+    """
+    analysis = analyse(run)
+    document = replay_document(analysis)
+    if as_json:
+        print_json(document)
+    else:
+        _print(analysis, document)
+
+
+def replay_document(analysis: Analysis) -> dict[str, Any]:
+    """The command's JSON."""
+    from dpro.replay.timeline import critical_path
+
+    trust = analysis.trust
+    p50, p95 = trust.start_error_ns
+    return {
+        "run": str(analysis.run.path),
+        "steps": [
+            {
+                "step": row["step"],
+                "measured_ms": ms(row["measured_ns"]),
+                "replayed_ms": ms(row["replayed_ns"]),
+                "error_pct": row["error_pct"],
+            }
+            for row in trust.steps.iter_rows(named=True)
+        ],
+        "error_pct": trust.error_pct,
+        "span_start_error_us": {"p50": us(p50), "p95": us(p95)},
+        "coverage": {
+            "collectives_matched": trust.collectives_matched,
+            "kernels_classified": trust.kernels_classified,
+            "time_unexplained": trust.time_unexplained,
+            "host_gaps": trust.host_gaps,
+            "starts_anchored": trust.starts_anchored,
+        },
+        "clock_offsets": [
+            {
+                "rank": rank,
+                "offset_ns": offset.offset_ns,
+                "uncertainty_ns": offset.uncertainty_ns,
+                "source": offset.source,
+            }
+            for rank, offset in sorted(analysis.built.offsets.items())
+        ],
+        "critical_path": [
+            {"rank": row["rank"], "name": row["name"], "kind": row["kind"], "ms": ms(row["duration_ns"])}
+            for row in critical_path(analysis.timeline).iter_rows(named=True)
+        ],
+        "answerable": trust.answerable,
+        "reasons": list(trust.reasons),
+    }
+
+
+def _print(analysis: Analysis, document: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    out = console()
+    coverage = document["coverage"]
+    steps = document["steps"]
+    graph, manifest = analysis.built.graph, analysis.run.manifest
+    out.print(
+        f"{analysis.run.path}: {len(manifest.ranks)} of {manifest.world_size} ranks, "
+        f"{graph.num_nodes:,} nodes, {graph.edges.source.size:,} edges"
+    )
+    if steps:
+        table = Table("step", "measured ms", "replayed ms", "error %", box=None, pad_edge=False)
+        for row in steps[:PATH_ROWS]:
+            cells = (row["measured_ms"], row["replayed_ms"], row["error_pct"])
+            table.add_row(str(row["step"]), *(f"{cell:.2f}" for cell in cells))
+        out.print(table)
+        if len(steps) > PATH_ROWS:
+            out.print(f"… and {len(steps) - PATH_ROWS} more steps (--json has all)")
+    start = document["span_start_error_us"]
+    out.print(f"\nHow well it fits: step time within {document['error_pct']:.2f}% on average; ")
+    out.print(f"  starts within {start['p50']:.0f} us (median), {start['p95']:.0f} us (95th percentile)")
+    out.print(f"  collectives found on all ranks  {coverage['collectives_matched']:.1%}")
+    classified = coverage["kernels_classified"]
+    if classified is not None:
+        out.print(f"  GPU time in kernels of a known kind  {classified:.1%}")
+    out.print(f"  time that nothing explains  {coverage['time_unexplained']:.2%}")
+    out.print(f"  CPU time in no span, kept as work  {coverage['host_gaps']:.1%}")
+    out.print(f"  starts taken from the trace, not derived  {coverage['starts_anchored']:.1%}")
+    total = math.fsum(row["ms"] for row in document["critical_path"])
+    table = Table(
+        "rank",
+        "kind",
+        "ms",
+        "share",
+        "name",
+        title="Critical path",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    for row in document["critical_path"][:PATH_ROWS]:
+        share = row["ms"] / total if total else 0.0
+        table.add_row(str(row["rank"]), row["kind"], f"{row['ms']:.2f}", f"{share:.0%}", row["name"][:70])
+    out.print()
+    out.print(table)
+    verdict = (
+        "Predictions from this run can be believed."
+        if document["answerable"]
+        else "Do not predict from this run."
+    )
+    out.print(f"\n{verdict}")
+    for reason in document["reasons"]:
+        out.print(f"  - {reason}")

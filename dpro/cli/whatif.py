@@ -1,0 +1,120 @@
+"""`dpro whatif`: predict the step time under edits, or rank the edits worth trying."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpro.cli.analysis import analyse, run_argument
+from dpro.cli.output import console, json_option, print_json
+from dpro.units import ms
+
+if TYPE_CHECKING:
+    from dpro.replay.whatif.predict import Prediction, Refusal
+
+ROWS = 12
+
+
+@click.command()
+@run_argument
+@click.option(
+    "-e",
+    "--edit",
+    "edits",
+    multiple=True,
+    metavar="EDIT",
+    help="An edit to predict; several apply together, in order. Without any, the likely ones are ranked.",
+)
+@json_option
+def whatif(run: str, edits: tuple[str, ...], as_json: bool) -> None:
+    """Predict what a change would do to the mean step time, with an interval.
+
+    \b
+    Edits:
+      heal:rank=1                       rank 1 is as fast as its peers
+      hide-input                        the step never waits for its DataLoader
+      no-launch                         launching GPU work is free (CUDA graphs)
+      network:bandwidth=2               collectives move data twice as fast
+      no-comm                           no communication at all (a bound)
+      scale:name=aten::mm,factor=0.5    selected work takes half its time
+    \b
+    scale selects by name= and within= (shell patterns, of a span and of the annotation around it),
+    kind= (cpu, runtime, host, kernel, copy, collective), rank= and step=; all conditions hold together.
+    """
+    from dpro.replay.whatif.parse import parse_edit
+
+    parsed = [parse_edit(text) for text in edits]
+    document, predictions, refused = whatif_document(run, parsed)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document, predictions, refused)
+
+
+def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Prediction], list[Refusal]]:
+    """Predict the edits together, or search where there are none.
+
+    Raises:
+        Unanswerable: the run holds no whole step.
+    """
+    from dpro.errors import Unanswerable
+    from dpro.replay.whatif.predict import Refusal, baseline_steps, predict, search
+
+    analysis = analyse(run)
+    graph, trust = analysis.built.graph, analysis.trust
+    baseline = baseline_steps(graph)
+    if edits:
+        try:
+            predictions, refused = [predict(graph, baseline, edits, trust)], []
+        except Unanswerable as error:
+            predictions, refused = [], [Refusal(" + ".join(map(str, edits)), str(error))]
+    else:
+        predictions, refused = search(graph, trust)
+    document = {
+        "run": str(analysis.run.path),
+        "baseline_ms": ms(float(baseline["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
+        "measured_ms": ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
+        "answerable": trust.answerable,
+        "reasons": list(trust.reasons),
+        "predictions": [_prediction(prediction) for prediction in predictions],
+        "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in refused],
+    }
+    return document, predictions, refused
+
+
+def _prediction(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "edits": [str(edit) for edit in prediction.edits],
+        "predicted_ms": ms(prediction.predicted_ns),
+        "speedup": prediction.speedup if math.isfinite(prediction.speedup) else None,
+        "low": ms(prediction.low_ns),
+        "high": ms(prediction.high_ns),
+        "how": prediction.how(),
+    }
+
+
+def _print(document: dict[str, Any], predictions: list[Prediction], refused: list[Refusal]) -> None:
+    from rich.table import Table
+
+    out = console()
+    base = document["baseline_ms"]
+    out.print(f"The mean step takes {base:.2f} ms (replayed; measured {document['measured_ms']:.2f} ms).")
+    if predictions:
+        table = Table("edit", "step ms", "interval", "speedup", "what", box=None, pad_edge=False)
+        for row in predictions[:ROWS]:
+            name = " + ".join(str(edit) for edit in row.edits)
+            interval = f"{ms(row.low_ns):.2f} - {ms(row.high_ns):.2f}"
+            what = " and ".join(edit.describe() for edit in row.edits)
+            table.add_row(
+                name[:60], f"{ms(row.predicted_ns):.2f}", interval, f"x{row.speedup:.2f}", what[:60]
+            )
+        out.print(table)
+        out.print(f"\nHow, for the first: {predictions[0].how()}")
+    for refusal in refused:
+        out.print(f"not answered: {refusal.edit}: {refusal.reason}")
+    if not document["answerable"]:
+        out.print("\nDo not rely on these: the replay does not fit the trace well enough.")
+    for reason in document["reasons"]:
+        out.print(f"  - {reason}")

@@ -1,0 +1,20 @@
+"""All detectors, in the order in which their findings exclude each other."""
+
+from __future__ import annotations
+
+from dpro.detect.findings import Finding
+from dpro.detect.input import find_slow_input
+from dpro.detect.straggler import INPUT_PIPELINE, find_stragglers
+from dpro.replay.graph import Graph
+
+
+def diagnose_graph(graph: Graph) -> list[Finding]:
+    """What is slow in a run, costliest first; empty when nothing is.
+
+    Args:
+        graph: the run's graph.
+    """
+    stragglers = find_stragglers(graph)
+    explained = sum(finding.cost_ns for finding in stragglers if INPUT_PIPELINE in finding.evidence[0])
+    findings = [*stragglers, *find_slow_input(graph, explained)]
+    return sorted(findings, key=lambda finding: -finding.cost_ns)

@@ -1,0 +1,276 @@
+"""From the tables of a run to one global graph.
+
+In: an opened run. Out: a `Built`: the graph, the matching of collectives and the clock offsets behind it.
+The steps: match collectives across ranks, align clocks, build each rank's part, join the parts with one
+rendezvous per collective, and pool the lags over all ranks. GPU start times are derived from the edges;
+what had to be taken from the trace is marked as anchored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.align import Offset, clock_offsets
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
+from dpro.replay.local import Local, make_local
+from dpro.replay.match import Matching, match_collectives
+from dpro.replay.part import COMMUNICATION_THREAD, UNEXPLAINED_NS, Part, build_part
+from dpro.replay.sections import positions_in_steps
+from dpro.schema import COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
+from dpro.store import Run
+
+Ints = NDArray[np.int64]
+
+# Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
+BACK_TO_BACK_NS = 20_000
+
+
+@dataclass(frozen=True)
+class Built:
+    """A graph and what it rests on.
+
+    Attributes:
+        graph: the graph.
+        matching: collectives and their instances.
+        offsets: clock offset of each rank.
+        background: spans on threads that touch neither a stream nor a collective, left out.
+    """
+
+    graph: Graph
+    matching: Matching
+    offsets: dict[int, Offset]
+    background: int
+
+
+def build_graph(run: Run) -> Built:
+    """Build the global graph of a run.
+
+    Raises:
+        Unanswerable: the run has no spans.
+        GraphError: the trace contradicts itself (a cycle).
+    """
+    spans = run.table(SPANS)
+    if spans.height == 0:
+        raise Unanswerable(
+            f"{run.path}: no spans to replay; record with a deep window: "
+            "`dpro record --every N --window-steps K`"
+        )
+    names = spans["name"].unique().sort()
+    spans = spans.with_columns(code=spans["name"].cast(pl.Enum(names)).to_physical().cast(pl.Int64))
+    workers = run.table(WORKERS)
+    hosts = {int(rank): "" for rank in spans["rank"].unique().sort()}
+    hosts |= {rank: host for rank, host in workers.select("rank", "host").iter_rows() if rank in hosts}
+    matching = match_collectives(run.table(COLLECTIVES), spans)
+    offsets = clock_offsets(matching.rows, hosts)
+    moved = wait_and_transfer(matching.rows, offsets)
+    syncs, steps = run.table(SYNCS), run.table(STEPS)
+
+    locals_: list[Local] = []
+    own_syncs: list[pl.DataFrame] = []
+    for (rank, window), own in spans.group_by("rank", "window", maintain_order=True):
+        mine = (pl.col("rank") == rank) & (pl.col("window") == window)
+        offset = offsets[int(rank)].offset_ns
+        own_steps = steps.filter(mine | ((pl.col("rank") == rank) & (pl.col("window") == -1) & (window == 0)))
+        own_steps = own_steps if own_steps["window"].max() != window else own_steps.filter(mine)
+        locals_.append(make_local(int(rank), int(window), own, moved.filter(mine), own_steps, offset))
+        own_syncs.append(syncs.filter(mine).with_columns(start_ns=pl.col("start_ns") - offset))
+    positions = positions_in_steps(locals_)
+    parts = [build_part(local, rows, names, positions) for local, rows in zip(locals_, own_syncs)]
+    labels = (*names.to_list(), "(no span)", "(rendezvous)")
+    graph = _join(parts, moved, labels)
+    return Built(graph, matching, offsets, sum(part.background for part in parts))
+
+
+def wait_and_transfer(matched: pl.DataFrame, offsets: dict[int, Offset]) -> pl.DataFrame:
+    """Take each member's time in a collective apart into waiting and moving.
+
+    All members move once the last has arrived: a member's transfer is its own end minus the latest start in
+    the group (Lin et al., OSDI 2025, section 3.2), on the aligned clock.
+
+    Args:
+        matched: rows of `Matching`.
+        offsets: clock offset per rank.
+
+    Returns:
+        The rows with `rendezvous_ns` (aligned) and `transfer_ns`.
+    """
+    offset = pl.col("rank").replace_strict(
+        list(offsets), [o.offset_ns for o in offsets.values()], return_dtype=pl.Int64, default=0
+    )
+    start = pl.col("start_ns") - offset
+    end = start + pl.col("duration_ns")
+    return (
+        matched.with_columns(begin=start, finish=end)
+        .with_columns(rendezvous_ns=pl.col("begin").max().over("instance"))
+        .with_columns(transfer_ns=(pl.col("finish") - pl.col("rendezvous_ns")).clip(lower_bound=0))
+        .drop("begin", "finish")
+    )
+
+
+def _join(parts: list[Part], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
+    """Put the parts behind one another, add the rendezvous between them, and pool the lags."""
+    first = np.cumsum([0] + [part.nodes.duration.size for part in parts])
+    lanes: list[tuple[int, str]] = []
+    node_columns: dict[str, list[Any]] = {f.name: [] for f in dataclasses.fields(Nodes)}
+    edge_columns: dict[str, list[Any]] = {f.name: [] for f in dataclasses.fields(Edges)}
+    for part, shift in zip(parts, first):
+        for name, chunks in node_columns.items():
+            column = getattr(part.nodes, name)
+            chunks.append(column + len(lanes) if name == "lane" else column)
+        for name, chunks in edge_columns.items():
+            column = getattr(part.edges, name)
+            chunks.append(column + shift if name in ("source", "target") else column)
+        lanes += part.lanes
+    rendezvous_nodes, rendezvous_edges = _rendezvous(parts, first, moved, len(names) - 1)
+    for name, chunks in node_columns.items():
+        chunks.append(getattr(rendezvous_nodes, name))
+    for name, chunks in edge_columns.items():
+        chunks.append(getattr(rendezvous_edges, name))
+    nodes = Nodes(**{name: np.concatenate(chunks) for name, chunks in node_columns.items()})
+    edges = Edges(**{name: np.concatenate(chunks) for name, chunks in edge_columns.items()})
+    origin = int(nodes.measured_start.min())
+    nodes = dataclasses.replace(
+        nodes,
+        name=np.where(nodes.name < 0, len(names) - 2, nodes.name),
+        earliest=np.where(nodes.anchored, nodes.earliest - origin, 0),
+        measured_start=nodes.measured_start - origin,
+        measured_end=nodes.measured_end - origin,
+    )
+    on_worker = np.array([what.startswith(COMMUNICATION_THREAD) for _, what in lanes])
+    edges, nodes = _pooled_lags(edges, nodes, on_worker)
+    return make_graph(nodes, edges, names, tuple(lanes), origin)
+
+
+def _rendezvous(parts: list[Part], first: Ints, moved: pl.DataFrame, name: int) -> tuple[Nodes, Edges]:
+    """One node per collective that several ranks hold, with edges from each arrival and to each transfer."""
+    instance = np.concatenate([part.instance for part in parts])
+    arrive = np.concatenate([part.arrive + shift for part, shift in zip(parts, first)])
+    transfer = np.concatenate([part.transfer + shift for part, shift in zip(parts, first)])
+    found, at, members = np.unique(instance, return_inverse=True, return_counts=True)
+    shared = members > 1
+    number = np.cumsum(shared) - 1 + first[-1]
+    several = shared[at]
+    node = number[at][several]
+    facts = moved.group_by("instance").agg(pl.col("rendezvous_ns").first(), pl.col("window").first())
+    facts = facts.filter(pl.col("instance").is_in(found[shared].tolist())).sort("instance")
+    time = facts["rendezvous_ns"].to_numpy()
+    count = int(shared.sum())
+
+    def constant(value: int) -> Ints:
+        return np.full(count, value, np.int64)
+
+    nodes = Nodes(
+        kind=constant(NodeKind.RENDEZVOUS),
+        duration=constant(0),
+        earliest=constant(0),
+        anchored=np.zeros(count, np.bool_),
+        rank=constant(-1),
+        window=facts["window"].cast(pl.Int64).to_numpy(),
+        step=constant(-1),
+        lane=constant(-1),
+        name=constant(name),
+        around=constant(-1),
+        span=constant(-1),
+        collective=found[shared],
+        section=constant(-1),
+        measured_start=time,
+        measured_end=time,
+    )
+    num_edges = 2 * node.size
+    edges = Edges(
+        source=np.concatenate([arrive[several], node]),
+        target=np.concatenate([node, transfer[several]]),
+        lag=np.zeros(num_edges, np.int64),
+        kind=np.full(num_edges, EdgeKind.RENDEZVOUS, np.int64),
+        inferred=np.zeros(num_edges, np.bool_),
+    )
+    return nodes, edges
+
+
+def _pooled_lags(edges: Edges, nodes: Nodes, on_worker: NDArray[np.bool_]) -> tuple[Edges, Nodes]:
+    """Lags of launches, stream order and events, each one number per kind of work for all ranks.
+
+    A launch's latency shows where the stream was idle when the call returned (median over those); the cost
+    of going on with queued work, where the launch was long past (mean over gaps short enough to be that: a
+    median would add up its bias over thousands of kernels). One rank alone cannot tell: a GPU that never
+    idles shows no latency. Work whose launch is not in the trace and that nothing else explains keeps its
+    distance from the work before it, and counts as anchored.
+    """
+    slack = nodes.measured_start[edges.target] - nodes.measured_end[edges.source]
+    launch, stream = edges.kind == EdgeKind.LAUNCH, edges.kind == EdgeKind.STREAM
+    stream &= nodes.kind[edges.target] != NodeKind.TRANSFER
+    event = edges.kind == EdgeKind.EVENT
+    group = np.where(nodes.kind == NodeKind.COPY, 1, np.where(nodes.kind == NodeKind.ARRIVE, 2, 0))
+    group = np.where(on_worker[nodes.lane], 3, group)[edges.target]
+    others = _latest_end(edges, nodes, ~launch)
+    called = _latest_end(edges, nodes, launch)
+    lag = edges.lag.copy()
+    for code in range(4):
+        idle = launch & (group == code) & (others[edges.target] <= nodes.measured_end[edges.source])
+        if idle.any():
+            lag[launch & (group == code)] = round(float(np.median(slack[idle])))
+        queued = (
+            stream
+            & (group == code)
+            & (called[edges.target] < nodes.measured_end[edges.source] - BACK_TO_BACK_NS)
+        )
+        queued &= slack <= BACK_TO_BACK_NS
+        if queued.any():
+            lag[stream & (group == code)] = round(float(slack[queued].mean()))
+    bound = event & (slack >= 0) & (slack <= BACK_TO_BACK_NS)
+    if bound.any():
+        lag[event] = round(float(np.median(slack[bound])))
+    # A dependency that is only inferred must not contradict what happened.
+    lag[edges.inferred & event] = np.minimum(lag, slack)[edges.inferred & event]
+    contention = edges.kind == EdgeKind.CONTENTION
+    lag[contention] = slack[contention]
+    edges = dataclasses.replace(edges, lag=lag)
+    return _anchor_unexplained(edges, nodes, launch, stream)
+
+
+def _anchor_unexplained(
+    edges: Edges, nodes: Nodes, launch: NDArray[np.bool_], stream: NDArray[np.bool_]
+) -> tuple[Edges, Nodes]:
+    """Tie down GPU work that starts later than anything in the trace explains.
+
+    Work without a launch keeps its distance from the work before it. Work that was ready before its GPU did
+    anything inside the window may have queued behind work from before it: it keeps its time.
+    """
+    ready = _latest_end(edges, nodes, np.ones(edges.lag.size, np.bool_))
+    late = _on_stream(nodes) & (nodes.measured_start - ready > UNEXPLAINED_NS) & ~nodes.anchored
+    has_launch, has_before = np.zeros(late.size, np.bool_), np.zeros(late.size, np.bool_)
+    has_launch[edges.target[launch]] = True
+    has_before[edges.target[stream]] = True
+    on_gpu = np.isin(nodes.kind, GPU_KINDS)
+    lowest = int(nodes.rank.min())
+    first_work = np.full(int(nodes.rank.max()) - lowest + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_work, nodes.rank[on_gpu] - lowest, nodes.measured_start[on_gpu])
+    first = late & ~has_before & (ready < first_work[nodes.rank - lowest])
+    fitted = stream & (late & ~has_launch)[edges.target]
+    lag = edges.lag.copy()
+    lag[fitted] = (nodes.measured_start[edges.target] - nodes.measured_end[edges.source])[fitted]
+    anchored = nodes.anchored | first
+    anchored[edges.target[fitted]] = True
+    earliest = np.where(first, nodes.measured_start, nodes.earliest)
+    return dataclasses.replace(edges, lag=lag), dataclasses.replace(
+        nodes, anchored=anchored, earliest=earliest
+    )
+
+
+def _on_stream(nodes: Nodes) -> NDArray[np.bool_]:
+    """[N] GPU work and collectives' arrivals; arrivals of CPU collectives too, which behave alike."""
+    return np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE))
+
+
+def _latest_end(edges: Edges, nodes: Nodes, chosen: NDArray[np.bool_]) -> Ints:
+    """[N] measured end of the latest predecessor over the chosen edges, long ago where there is none."""
+    latest = np.full(nodes.duration.size, np.iinfo(np.int64).min // 2)
+    np.maximum.at(latest, edges.target[chosen], nodes.measured_end[edges.source[chosen]])
+    return latest

@@ -1,0 +1,221 @@
+"""The compiled loops: longest path, topological order, and the innermost span of a thread at each moment.
+
+In: flat int64 arrays. Out: flat int64 arrays. Everything here is one pass, exact and reproducible; what the
+arrays mean is the business of `dpro.replay.graph` and `dpro.replay.build`. This is the only module that
+imports numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.errors import MissingExtra
+
+try:
+    from numba import njit
+except ImportError as error:  # pragma: no cover - numba is there wherever tests run
+    raise MissingExtra("numba", "replay") from error
+
+Ints = NDArray[np.int64]
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+NO_NODE = -1
+
+
+def compiled(loop: Loop) -> Loop:
+    """The loop as machine code, kept on disk so that only the first run pays for compiling it."""
+    result: Loop = njit(cache=True)(loop)
+    return result
+
+
+@compiled
+def _longest_path(
+    duration: Any, earliest: Any, indptr: Any, source: Any, lag: Any, start: Any, binding: Any
+) -> None:
+    for node in range(duration.size):
+        latest = earliest[node]
+        edge_of_latest = NO_NODE
+        for edge in range(indptr[node], indptr[node + 1]):
+            before = source[edge]
+            ready = start[before] + duration[before] + lag[edge]
+            if ready > latest:
+                latest = ready
+                edge_of_latest = edge
+        start[node] = latest
+        binding[node] = edge_of_latest
+
+
+def longest_path(duration: Ints, earliest: Ints, indptr: Ints, source: Ints, lag: Ints) -> tuple[Ints, Ints]:
+    """Start of every node, and the edge that determined it.
+
+    A node starts when the last of its predecessors has ended and that edge's lag has passed, but not before
+    its own earliest time. Nodes are numbered in topological order, so one pass in order of number suffices
+    (longest path in a DAG; Cormen et al., section 22.2 on relaxing in topological order).
+
+    Args:
+        duration: [N] ns.
+        earliest: [N] ns, the time before which a node may not start.
+        indptr: [N + 1], edges into node i are indptr[i]:indptr[i + 1].
+        source: [E] predecessor of each edge, always smaller than the node it leads to.
+        lag: [E] ns between the end of the predecessor and the start of the node; may be negative.
+
+    Returns:
+        start: [N] ns, and binding: [N] index of the edge that set the start, -1 where `earliest` did.
+        The first of several equal edges counts.
+    """
+    start = np.empty_like(duration)
+    binding = np.empty_like(duration)
+    _longest_path(duration, earliest, indptr, source, lag, start, binding)
+    return start, binding
+
+
+@compiled
+def _batch(durations: Any, earliest: Any, indptr: Any, source: Any, lag: Any, starts: Any) -> None:
+    scenarios = durations.shape[1]
+    for node in range(durations.shape[0]):
+        for s in range(scenarios):
+            starts[node, s] = earliest[node]
+        for edge in range(indptr[node], indptr[node + 1]):
+            before = source[edge]
+            for s in range(scenarios):
+                ready = starts[before, s] + durations[before, s] + lag[edge]
+                if ready > starts[node, s]:
+                    starts[node, s] = ready
+
+
+def longest_path_batch(durations: Ints, earliest: Ints, indptr: Ints, source: Ints, lag: Ints) -> Ints:
+    """`longest_path` for many scenarios that differ in durations only, in one pass over the edges.
+
+    Args:
+        durations: [N, S] ns, one column per scenario.
+        earliest: [N] ns.
+        indptr: [N + 1].
+        source: [E].
+        lag: [E] ns.
+
+    Returns:
+        [N, S] start of each node in each scenario.
+    """
+    starts = np.empty_like(durations)
+    _batch(np.ascontiguousarray(durations), earliest, indptr, source, lag, starts)
+    return starts
+
+
+@compiled
+def _topological_order(
+    indptr: Any, target: Any, waiting: Any, priority_order: Any, order: Any, stack: Any
+) -> int:
+    # Depth first from the roots in the order given: what follows a node on its lane comes right behind
+    # it, which keeps a lane's nodes together in memory and the longest-path pass in the cache.
+    done = 0
+    for i in range(priority_order.size):
+        root = priority_order[i]
+        if waiting[root] != 0:
+            continue
+        top = 0
+        stack[0] = root
+        waiting[root] = -1
+        while top >= 0:
+            node = stack[top]
+            top -= 1
+            order[done] = node
+            done += 1
+            for edge in range(indptr[node], indptr[node + 1]):
+                after = target[edge]
+                waiting[after] -= 1
+                if waiting[after] == 0:
+                    waiting[after] = -1
+                    top += 1
+                    stack[top] = after
+    return done
+
+
+def topological_order(num_nodes: int, source: Ints, target: Ints, preference: Ints) -> tuple[Ints, Ints]:
+    """Nodes in an order in which every edge goes forward.
+
+    Args:
+        num_nodes: N.
+        source: [E] where each edge starts.
+        target: [E] where it leads.
+        preference: [N] the order in which roots are taken.
+
+    Returns:
+        order: the nodes that could be ordered (all N if there is no cycle), and the nodes that could not:
+        those on a cycle or behind one.
+    """
+    by_source = np.argsort(source, kind="stable")
+    indptr = np.searchsorted(source[by_source], np.arange(num_nodes + 1))
+    waiting = np.bincount(target, minlength=num_nodes).astype(np.int64)
+    order = np.empty(num_nodes, np.int64)
+    stack = np.empty(num_nodes + 1, np.int64)
+    done = _topological_order(indptr, target[by_source], waiting, preference, order, stack)
+    stuck = np.setdiff1d(np.arange(num_nodes), order[:done]) if done < num_nodes else np.empty(0, np.int64)
+    return order[:done], stuck
+
+
+@compiled
+def _innermost(start: Any, end: Any, seg_start: Any, seg_span: Any, stack: Any) -> int:
+    count = 0
+    top = -1
+    now = start[0]
+    for i in range(start.size):
+        # Close what ended before this span starts; the span below shows again.
+        while top >= 0 and end[stack[top]] <= start[i]:
+            close = end[stack[top]]
+            top -= 1
+            if close > now:
+                now = close
+            below = stack[top] if top >= 0 else NO_NODE
+            if count > 0 and seg_start[count - 1] == now:
+                seg_span[count - 1] = below
+            else:
+                seg_start[count] = now
+                seg_span[count] = below
+                count += 1
+        top += 1
+        stack[top] = i
+        now = start[i]
+        if count > 0 and seg_start[count - 1] == now:
+            seg_span[count - 1] = i
+        else:
+            seg_start[count] = now
+            seg_span[count] = i
+            count += 1
+    while top >= 0:
+        close = end[stack[top]]
+        top -= 1
+        if close > now:
+            now = close
+        below = stack[top] if top >= 0 else NO_NODE
+        if seg_start[count - 1] == now:
+            seg_span[count - 1] = below
+        else:
+            seg_start[count] = now
+            seg_span[count] = below
+            count += 1
+    return count
+
+
+def innermost_segments(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Cut a thread's nested spans into the stretches during which one span is the innermost.
+
+    Args:
+        start: [S] ns, ascending; of spans that start together the outer (longer) comes first.
+        end: [S] ns. A span that ends after the one around it is kept, and the outer one ends there: in
+            traces in microseconds, rounding does that to properly nested spans.
+
+    Returns:
+        seg_start: [M] ns, strictly ascending; a segment lasts until the next one starts.
+        seg_span: [M] index of the innermost span, -1 where no span is open. The last segment is always
+        such an empty one: it only marks the end.
+    """
+    if start.size == 0:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    seg_start = np.empty(2 * start.size + 1, np.int64)
+    seg_span = np.empty(2 * start.size + 1, np.int64)
+    stack = np.empty(start.size + 1, np.int64)
+    count = _innermost(start, end, seg_start, seg_span, stack)
+    return seg_start[:count].copy(), seg_span[:count].copy()

@@ -1,0 +1,206 @@
+"""The global dataflow graph: read-only arrays, one entry per node and per edge.
+
+In: nodes and edges from `dpro.replay.build`. Out: a validated `Graph`, numbered in topological order.
+Replaying it is the business of `dpro.replay.timeline`; changing it, of `dpro.replay.whatif`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.errors import DproError
+from dpro.replay.engine import topological_order
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class NodeKind(IntEnum):
+    """What sort of work a node is."""
+
+    CPU = 0  # an operator's own time on a CPU thread
+    RUNTIME = 1  # a CUDA/HIP runtime call's own time
+    HOST = 2  # CPU time inside an annotation or Python function, but in no operator
+    GAP = 3  # CPU time that no span explains
+    KERNEL = 4
+    COPY = 5  # memcpy and memset
+    ARRIVE = 6  # a member of a collective is ready; lasts no time
+    RENDEZVOUS = 7  # the last member of a collective is ready; lasts no time, belongs to no rank
+    TRANSFER = 8  # one member's part of a collective after the rendezvous
+
+
+class EdgeKind(IntEnum):
+    """Why a node cannot start earlier."""
+
+    THREAD = 0  # program order on a CPU thread
+    HANDOVER = 1  # one thread continues what another began (forward -> backward -> optimizer)
+    LAUNCH = 2  # a runtime call, or the call of a CPU collective, puts work on a stream or worker
+    STREAM = 3  # order on a GPU stream or communication worker
+    EVENT = 4  # one stream waits for an event on another
+    SYNC = 5  # the CPU waits for the GPU or for a collective
+    RENDEZVOUS = 6  # a collective moves data once all its members are ready
+    CONTENTION = 7  # a kernel starts once what fills the device drains
+
+
+CPU_KINDS = (NodeKind.CPU, NodeKind.RUNTIME, NodeKind.HOST, NodeKind.GAP)
+GPU_KINDS = (NodeKind.KERNEL, NodeKind.COPY)
+
+
+class GraphError(DproError):
+    """The graph breaks an invariant; a defect of dpro or a trace that contradicts itself."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Columns of the nodes, each [N].
+
+    Attributes:
+        kind: `NodeKind`.
+        duration: ns.
+        earliest: ns; a node may not start before. 0 unless the node is anchored.
+        anchored: its start was taken from the trace, for want of a cause in it.
+        rank: rank, -1 for a rendezvous.
+        window: deep window.
+        step: step number; -1 before the first whole step, -2 after the last.
+        lane: index into `Graph.lanes`, -1 for a rendezvous.
+        name: index into `Graph.names`.
+        around: name of the innermost annotation around CPU work, -1 for none.
+        span: span_id within the rank, -1 for none.
+        collective: instance of a collective, -1 for none.
+        section: stretch of the rank's work in a step since it last called a collective that others were in
+            too: 0 before the first, numbered alike on all ranks; -1 outside steps.
+        measured_start, measured_end: ns on the aligned clock, as recorded.
+    """
+
+    kind: Ints
+    duration: Ints
+    earliest: Ints
+    anchored: Bools
+    rank: Ints
+    window: Ints
+    step: Ints
+    lane: Ints
+    name: Ints
+    around: Ints
+    span: Ints
+    collective: Ints
+    section: Ints
+    measured_start: Ints
+    measured_end: Ints
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Columns of the edges, each [E]: where from, where to, ns between, `EdgeKind`, and whether inferred."""
+
+    source: Ints
+    target: Ints
+    lag: Ints
+    kind: Ints
+    inferred: Bools
+
+
+Columns = TypeVar("Columns", Nodes, Edges)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in topological order, and their incoming edges in compressed rows.
+
+    Attributes:
+        nodes: columns of the nodes.
+        edges: columns of the edges, sorted by target.
+        indptr: [N + 1] edges into node i are indptr[i]:indptr[i + 1].
+        names: names that `nodes.name` points into.
+        lanes: (rank, what the lane is) that `nodes.lane` points into.
+        origin_ns: what was subtracted from all times, ns on the aligned clock.
+    """
+
+    nodes: Nodes
+    edges: Edges
+    indptr: Ints
+    names: tuple[str, ...]
+    lanes: tuple[tuple[int, str], ...]
+    origin_ns: int
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return int(self.nodes.duration.size)
+
+    def with_durations(self, duration: Ints) -> Graph:
+        """The same graph with other durations, [N] ns."""
+        return dataclasses.replace(self, nodes=dataclasses.replace(self.nodes, duration=_frozen(duration)))
+
+    def with_lags(self, lag: Ints) -> Graph:
+        """The same graph with other lags, [E] ns."""
+        return dataclasses.replace(self, edges=dataclasses.replace(self.edges, lag=_frozen(lag)))
+
+    def without_edges(self, drop: Bools) -> Graph:
+        """The same graph without the edges marked in `drop` [E]; the order stays valid."""
+        edges = Edges(**{f.name: getattr(self.edges, f.name)[~drop] for f in dataclasses.fields(Edges)})
+        indptr = np.searchsorted(edges.target, np.arange(self.num_nodes + 1))
+        return dataclasses.replace(self, edges=_freeze(edges), indptr=_frozen(indptr.astype(np.int64)))
+
+
+def make_graph(
+    nodes: Nodes, edges: Edges, names: tuple[str, ...], lanes: tuple[tuple[int, str], ...], origin_ns: int
+) -> Graph:
+    """Number the nodes in topological order, sort the edges, and check the invariants.
+
+    Raises:
+        GraphError: an edge points outside the graph, a duration is negative, or there is a cycle; the
+            message prints the names of some nodes on it.
+    """
+    num_nodes = nodes.duration.size
+    ends = np.concatenate([edges.source, edges.target])
+    if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
+        raise GraphError("an edge points outside the graph")
+    if num_nodes and nodes.duration.min() < 0:
+        raise GraphError(f"negative duration on node {names[nodes.name[nodes.duration.argmin()]]!r}")
+    preference = np.lexsort((np.arange(num_nodes), nodes.measured_start))
+    order, stuck = topological_order(num_nodes, edges.source, edges.target, preference)
+    if stuck.size:
+        raise GraphError(f"the graph has a cycle: {_describe_cycle(stuck, edges, nodes, names)}")
+    number = np.empty(num_nodes, np.int64)
+    number[order] = np.arange(num_nodes)
+    renumbered = dataclasses.replace(edges, source=number[edges.source], target=number[edges.target])
+    by_target = np.lexsort((renumbered.source, renumbered.target))
+    sorted_edges = Edges(
+        **{f.name: getattr(renumbered, f.name)[by_target] for f in dataclasses.fields(Edges)}
+    )
+    indptr = np.searchsorted(sorted_edges.target, np.arange(num_nodes + 1)).astype(np.int64)
+    ordered = Nodes(**{f.name: getattr(nodes, f.name)[order] for f in dataclasses.fields(Nodes)})
+    return Graph(_freeze(ordered), _freeze(sorted_edges), _frozen(indptr), names, lanes, origin_ns)
+
+
+def _frozen(array: Ints) -> Ints:
+    array = np.ascontiguousarray(array)
+    array.setflags(write=False)
+    return array
+
+
+def _freeze(columns: Columns) -> Columns:
+    for f in dataclasses.fields(columns):
+        getattr(columns, f.name).setflags(write=False)
+    return columns
+
+
+def _describe_cycle(stuck: Ints, edges: Edges, nodes: Nodes, names: tuple[str, ...]) -> str:
+    """Names along one cycle: walk backwards among the stuck nodes until one repeats."""
+    inside = np.isin(edges.source, stuck) & np.isin(edges.target, stuck)
+    before = dict(zip(edges.target[inside].tolist(), edges.source[inside].tolist()))
+    seen: list[int] = []
+    node = int(edges.target[inside][0])
+    while node not in seen:
+        seen.append(node)
+        node = before[node]
+    cycle = seen[seen.index(node) :]
+    shown = [f"{names[nodes.name[n]]} (rank {nodes.rank[n]})" for n in reversed(cycle[:8])]
+    return " -> ".join(shown)

@@ -1,0 +1,180 @@
+"""One rank in one window as arrays: what the graph is built from, before any other rank is looked at.
+
+In: rows of the tables for one rank and window, on the aligned clock. Out: a `Local`, whose indices all
+other modules of the build share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+KIND = {kind: code for code, kind in enumerate(SPAN_KINDS)}
+ON_CPU = [KIND[kind] for kind in ("cpu_op", "runtime", "annotation", "python")]
+ON_GPU = [KIND[kind] for kind in GPU_WORK_KINDS]
+
+
+@dataclass(frozen=True)
+class Local:
+    """Spans and collectives of one rank in one window.
+
+    Attributes:
+        rank, window: which.
+        span_id, kind, name, start, end, tid, stream, bytes: [S] columns of its spans, sorted by start,
+            outer before inner; `name` is a code into the graph's names, `stream` numbers (device, stream).
+        launch: [S] for GPU work, the index of the runtime span that launched it; for the span that ran a
+            CPU collective, the index of the call; -1 where unknown.
+        instance: [S] for a span that ran a collective its instance, else -1.
+        transfer: [S] for a span that ran a collective how long it moved data, ns, else -1.
+        rendezvous: [S] when the last member was ready, ns on the aligned clock, else -1.
+        main_tid: the thread that drives the training loop.
+        step_start, step_number: [T] steps of the rank in this window.
+        steps_end: ns, end of the last of them.
+        begin, finish: ns, the window's extent on this rank.
+    """
+
+    rank: int
+    window: int
+    span_id: Ints
+    kind: Ints
+    name: Ints
+    start: Ints
+    end: Ints
+    tid: Ints
+    stream: Ints
+    launch: Ints
+    instance: Ints
+    transfer: Ints
+    rendezvous: Ints
+    main_tid: int
+    step_start: Ints
+    step_number: Ints
+    steps_end: int
+    begin: int
+    finish: int
+
+    @property
+    def on_cpu(self) -> Bools:
+        """[S] spans on CPU threads, other than those that ran a collective on a worker."""
+        return np.isin(self.kind, ON_CPU) & (self.instance < 0)
+
+    @property
+    def on_gpu(self) -> Bools:
+        """[S] work on GPU streams."""
+        return np.isin(self.kind, ON_GPU)
+
+    def step_of(self, time: Ints) -> Ints:
+        """Step that contains each time: -1 before the first, -2 after the last."""
+        if self.step_start.size == 0:
+            return np.zeros(time.size, np.int64)
+        at = np.searchsorted(self.step_start, time, side="right") - 1
+        step = np.where(at >= 0, self.step_number[np.maximum(at, 0)], -1)
+        return np.where(time >= self.steps_end, -2, step)
+
+
+def make_local(
+    rank: int, window: int, spans: pl.DataFrame, matched: pl.DataFrame, steps: pl.DataFrame, offset_ns: int
+) -> Local:
+    """Take one rank's rows apart into arrays.
+
+    Args:
+        rank, window: which.
+        spans: its spans, with a `code` for the name.
+        matched: its matched collectives, with `rendezvous_ns` and `transfer_ns` (aligned).
+        steps: its steps.
+        offset_ns: what to subtract from its clock.
+    """
+    spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).sort(
+        ["start_ns", "end", "span_id"], descending=[False, True, False]
+    )
+    start = spans["start_ns"].to_numpy() - offset_ns
+    end = spans["end"].to_numpy() - offset_ns
+    kind = spans["kind"].to_physical().cast(pl.Int64).to_numpy()
+    gpu = np.isin(kind, ON_GPU)
+    place = _index_of(spans["span_id"].to_numpy())
+    executed = place(matched["span_id"].to_numpy())
+    instance, transfer, rendezvous = (np.full(start.size, -1, np.int64) for _ in range(3))
+    instance[executed] = matched["instance"].to_numpy()
+    transfer[executed] = matched["transfer_ns"].to_numpy()
+    rendezvous[executed] = matched["rendezvous_ns"].to_numpy()
+    launch = _launches(spans, kind, gpu)
+    called = place(matched["launch_span_id"].to_numpy())
+    launch[executed] = np.where(launch[executed] >= 0, launch[executed], called)
+    cpu = np.isin(kind, ON_CPU) & (instance < 0)
+    steps = steps.sort("start_ns")
+    step_start = steps["start_ns"].to_numpy() - offset_ns
+    step_end = step_start + steps["duration_ns"].to_numpy()
+    used = cpu | gpu
+    return Local(
+        rank=rank,
+        window=window,
+        span_id=spans["span_id"].to_numpy(),
+        kind=kind,
+        name=spans["code"].to_numpy(),
+        start=start,
+        end=end,
+        tid=spans["tid"].to_numpy(),
+        stream=spans["device"].cast(pl.Int64).to_numpy() * 100_000 + spans["stream"].to_numpy(),
+        launch=launch,
+        instance=instance,
+        transfer=transfer,
+        rendezvous=rendezvous,
+        main_tid=_main_thread(spans, cpu, end - start),
+        step_start=step_start,
+        step_number=steps["step"].to_numpy(),
+        steps_end=int(step_end.max()) if step_end.size else 0,
+        begin=int(start[used].min()) if used.any() else 0,
+        finish=int(end[used].max()) if used.any() else 0,
+    )
+
+
+def _index_of(ids: Ints) -> Callable[[Ints], Ints]:
+    """A function from span ids to positions, -1 for ids that are not there."""
+    order = np.argsort(ids, kind="stable")
+    sorted_ids = ids[order]
+
+    def place(wanted: Ints) -> Ints:
+        at = np.minimum(np.searchsorted(sorted_ids, wanted), max(ids.size - 1, 0))
+        return np.where(sorted_ids[at] == wanted, order[at], -1)
+
+    return place
+
+
+def _launches(spans: pl.DataFrame, kind: Ints, gpu: Bools) -> Ints:
+    """[S] index of the runtime span with the same correlation as each GPU span, -1 for none."""
+    correlation = spans["correlation"].to_numpy()
+    launch = np.full(kind.size, -1, np.int64)
+    calls = np.flatnonzero((kind == KIND["runtime"]) & (correlation >= 0))
+    if calls.size == 0:
+        return launch
+    order = calls[np.argsort(correlation[calls], kind="stable")]
+    work = np.flatnonzero(gpu & (correlation >= 0))
+    at = np.minimum(np.searchsorted(correlation[order], correlation[work]), order.size - 1)
+    launch[work] = np.where(correlation[order[at]] == correlation[work], order[at], -1)
+    return launch
+
+
+def _main_thread(spans: pl.DataFrame, cpu: Bools, duration: Ints) -> int:
+    """The thread that drives the training loop: the one that marks steps, else the process's first thread,
+    else the one with most time in spans."""
+    threads = (
+        spans.with_columns(busy=pl.Series(duration))
+        .filter(pl.Series(cpu))
+        .group_by("tid")
+        .agg(
+            marks=pl.col("name").str.contains(r"^ProfilerStep|^Optimizer\.step|^dpro::backward").sum(),
+            first=(pl.col("tid") == pl.col("pid")).any(),
+            busy=pl.col("busy").sum(),
+        )
+        .sort(["marks", "first", "busy", "tid"], descending=[True, True, True, False])
+    )
+    return int(threads["tid"][0]) if threads.height else -1

@@ -1,0 +1,189 @@
+"""Which rows of the `collectives` table are one and the same collective, seen from its members.
+
+In: the table. Out: an instance id per row and a report of what could not be matched. Clocks are not
+trusted: where no sequence number tells, the order of calls does, and of all ways to lay two ranks' orders
+against each other the one whose end times differ most evenly is taken. All members of a collective end
+together, so under the true pairing the differences are one constant (the clock offset) plus a little skew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+POINT_TO_POINT = ("send", "recv")
+# Members of these put in the same number of bytes; of an all_to_all or a gather they need not.
+SAME_SIZE_EVERYWHERE = ("all_reduce", "broadcast", "reduce")
+# A pairing is believed when the next best one is at least this many times less even.
+CLEAR_RUNNER_UP = 2.0
+# Below this many pairs, evenness says nothing: two differences are always even.
+ENOUGH_PAIRS = 3
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Instances of collectives across ranks.
+
+    Attributes:
+        rows: rows of the table that ran inside a window, plus `key` (the group they belong to), `instance`
+            (the same number on all members of one collective) and `members` (how many were found).
+        refused: one line for each pair of ranks whose orders could not be laid against each other.
+    """
+
+    rows: pl.DataFrame
+    refused: tuple[str, ...]
+
+    @property
+    def share_on_all_ranks(self) -> float:
+        """Of the collectives that any rank holds, the share found on every rank of its group; 1 if none."""
+        groups = self.rows.group_by("instance").agg(pl.col("members").first(), pl.col("expected").first())
+        return float((groups["members"] >= groups["expected"]).mean()) if groups.height else 1.0  # type: ignore[arg-type]
+
+
+def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matching:
+    """Give every collective that ran in a window the same instance number on all its members.
+
+    Args:
+        collectives: rows of the `collectives` table; those without a duration or window are left out.
+        spans: the `spans` table, for the streams they ran on.
+
+    Returns:
+        The matching; a row that has no counterpart is an instance of its own.
+    """
+    ran = collectives.filter((pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)).sort(
+        "window", "rank", "start_ns", "collective_id"
+    )
+    lanes = spans.select("rank", "span_id", "device", "stream")
+    ran = ran.join(lanes, on=["rank", "span_id"], how="left", maintain_order="left")
+    rows = ran.with_columns(_group_keys(ran)).with_row_index("row")
+    instance = np.full(rows.height, -1, np.int64)
+    expected = np.ones(rows.height, np.int64)
+    refused: list[str] = []
+    next_instance = 0
+    for (window, key), part in rows.group_by("window", "key", maintain_order=True):
+        numbers, problems = _match_group(part)
+        at = part["row"].to_numpy()
+        instance[at] = numbers + next_instance
+        expected[at] = part["rank"].n_unique()
+        next_instance += int(numbers.max(initial=-1)) + 1
+        refused += [f"window {window}, group {key or 'unnamed'}: {problem}" for problem in problems]
+    rows = rows.drop("row").with_columns(
+        pl.Series("instance", instance, pl.Int64), pl.Series("expected", expected, pl.Int64)
+    )
+    return Matching(rows.with_columns(members=pl.len().over("instance").cast(pl.Int64)), tuple(refused))
+
+
+def _group_keys(rows: pl.DataFrame) -> pl.Series:
+    """What each row's group is called, alike on all its members.
+
+    A kernel that does not name its group runs on a stream that belongs to one communicator: it takes the
+    name its lane mates give. Sends and receives are keyed by their ends, in order of direction.
+    """
+    names: list[str] = []
+    by_lane: dict[tuple[Any, ...], set[str]] = {}
+    columns = ("window", "rank", "group", "group_ranks", "op", "peer", "device", "stream")
+    for row in rows.select(columns).iter_rows(named=True):
+        ranks = row["group_ranks"]
+        name = f"{row['group']}{ranks}" if ranks else row["group"]
+        names.append(name)
+        if name:
+            by_lane.setdefault(_lane(row), set()).add(name)
+    keys = []
+    for name, row in zip(names, rows.select(columns).iter_rows(named=True)):
+        if not name:
+            mates = by_lane.get(_lane(row), set())
+            name = next(iter(mates)) if len(mates) == 1 else ""
+        if row["op"] in POINT_TO_POINT and row["peer"] >= 0:
+            ends = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
+            name = f"{name} {ends[0]}->{ends[1]}"
+        keys.append(name)
+    return pl.Series("key", keys, pl.String)
+
+
+def _lane(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["window"], row["rank"], row["device"], row["stream"])
+
+
+def _match_group(part: pl.DataFrame) -> tuple[Ints, list[str]]:
+    """Instance numbers of one group's rows in one window, from 0."""
+    if part["sequence"].min() >= 0 and not part.select("rank", "sequence").is_duplicated().any():  # type: ignore[operator]
+        _, numbers = np.unique(part["sequence"].to_numpy(), return_inverse=True)
+        return numbers.astype(np.int64), []
+    ranks = part["rank"].to_numpy()
+    ops = np.unique(part["op"].replace({"recv": "send"}).to_numpy(), return_inverse=True)[1]
+    symmetric = part["op"].is_in(SAME_SIZE_EVERYWHERE).to_numpy()
+    sizes = part["bytes_in"].to_numpy()
+    ends = (part["start_ns"] + part["duration_ns"]).to_numpy()
+    members = {int(rank): np.flatnonzero(ranks == rank) for rank in np.unique(ranks)}
+    reference = max(members, key=lambda rank: (members[rank].size, -rank))
+    first = members[reference]
+    numbers = np.full(ranks.size, -1, np.int64)
+    numbers[first] = np.arange(first.size)
+    problems = []
+    fresh = first.size
+    for rank, at in members.items():
+        if rank == reference:
+            continue
+        same = _sameness(ops, sizes, symmetric, first, at)
+        shift, clear = best_shift(ends[first], ends[at], same)
+        if not clear:
+            problems.append(f"ranks {reference} and {rank} cannot be laid against each other")
+            numbers[at] = fresh + np.arange(at.size)
+            fresh += at.size
+            continue
+        partner = np.arange(at.size) + shift
+        found = (partner >= 0) & (partner < first.size)
+        found[found] = same[partner[found], np.flatnonzero(found)]
+        numbers[at[found]] = partner[found]
+        numbers[at[~found]] = fresh + np.arange(int((~found).sum()))
+        fresh += int((~found).sum())
+    return numbers, problems
+
+
+def _sameness(ops: Ints, sizes: Ints, symmetric: NDArray[np.bool_], a: Ints, b: Ints) -> NDArray[np.bool_]:
+    """[n, m] whether two rows can be one collective: the same op, and the same size where it must be."""
+    same_op = ops[a][:, None] == ops[b][None, :]
+    size_a, size_b = sizes[a][:, None], sizes[b][None, :]
+    same_size = (size_a == size_b) | (size_a < 0) | (size_b < 0) | ~symmetric[a][:, None]
+    same: NDArray[np.bool_] = same_op & same_size
+    return same
+
+
+def best_shift(ends_a: Ints, ends_b: Ints, same: NDArray[np.bool_]) -> tuple[int, bool]:
+    """How far one rank's order is shifted against another's.
+
+    Args:
+        ends_a: [n] ns, ends on one rank, in its order.
+        ends_b: [m] ns, ends on the other, on its own clock.
+        same: [n, m] whether two entries can be one collective.
+
+    Returns:
+        shift, so that entry j of b is entry j + shift of a, and whether it is clear: the spread
+        (interquartile range) of the differences of the paired ends is the smallest by far. With too few
+        entries to judge by spread, the orders are laid end to end, and clear if that is consistent.
+    """
+    n, m = ends_a.size, ends_b.size
+    least = max(1, min(n, m) // 2)
+    spreads: list[tuple[float, int]] = []
+    for shift in range(least - m, n - least + 1):
+        j = np.arange(max(0, -shift), min(m, n - shift))
+        equal = same[j + shift, j]
+        if equal.mean() < 0.9:
+            continue
+        difference = ends_a[(j + shift)[equal]] - ends_b[j[equal]]
+        low, high = np.percentile(difference, (25, 75))
+        spreads.append((float(high - low) + 1.0, shift))
+    if not spreads:
+        return 0, False
+    if min(n, m) < ENOUGH_PAIRS:
+        from_the_back = n - m
+        return from_the_back, any(shift == from_the_back for _, shift in spreads)
+    spreads.sort()
+    clear = len(spreads) == 1 or spreads[1][0] >= CLEAR_RUNNER_UP * spreads[0][0]
+    return spreads[0][1], clear

@@ -1,0 +1,291 @@
+"""GPU streams of one rank: their order, what waits for what across them, and which CPU calls wait for them.
+
+In: a `Local`. Out: pairs of span indices, and waits of CPU threads. Where the trace records events
+(`cuda_sync`), dependencies come from them; where it does not, they are inferred and marked so: a collective
+waits for what its thread launched last, a consumer for the collective its thread waited on, and a kernel
+that starts later than its launch and its stream explain, for the work elsewhere that ended at that moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.replay.graph import EdgeKind
+from dpro.replay.local import KIND, Local
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Pairs = list[tuple[int, int]]
+
+# Measured on V100 and H100 traces: a stream goes on within about this time of the event it waited for.
+COINCIDENCE_NS = 15_000
+# A kernel waiting for room on the device starts at most this long before what occupies it has drained.
+DRAINING_NS = 450_000
+# A CPU thread goes on within this time of the GPU work it was blocked on.
+WAKE_UP_NS = 200_000
+ROUNDING_NS = 2_000
+LONG_AGO = np.iinfo(np.int64).min // 2
+
+COPIES = r"^(cuda|hip)Mem(cpy|set)"
+ONE_STREAM = r"^(cuda|hip)(Stream|Event)Synchronize"
+# These return only when the device has drained; of the allocating ones only some do.
+WHOLE_DEVICE = r"^(cuda|hip)(DeviceSynchronize|Free$|FreeHost)|^cuCtxSynchronize"
+ALLOCATING = r"^(cuda|hip)(Malloc|HostAlloc|HostMalloc|MemGetInfo)"
+STREAM_WAIT = r"^(cuda|hip)StreamWaitEvent"
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The GPU work of a rank in stream order.
+
+    Attributes:
+        work: [G] span indices, by stream, then start.
+        before: [G] span index of the previous work on the same stream, -1 for the first.
+        launched: [S] ns when each span's launch was called; work launched before the window: long ago.
+        by_stream: for each stream its span indices in order.
+    """
+
+    work: Ints
+    before: Ints
+    launched: Ints
+    by_stream: dict[int, Ints]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A CPU thread blocked on GPU work: which thread, from when to when, in which call, and on what."""
+
+    tid: int
+    start: int
+    end: int
+    call: int
+    awaited: list[int]
+
+
+def streams_of(local: Local) -> Streams:
+    """Order a rank's GPU work by stream."""
+    gpu = np.flatnonzero(local.on_gpu)
+    work = gpu[np.lexsort((local.end[gpu], local.start[gpu], local.stream[gpu]))]
+    same = np.append(False, local.stream[work][1:] == local.stream[work][:-1])[: work.size]
+    before = np.where(same, np.roll(work, 1), -1)
+    launched = np.where(local.launch >= 0, local.start[np.maximum(local.launch, 0)], LONG_AGO)
+    by_stream = {int(s): work[local.stream[work] == s] for s in np.unique(local.stream[work])}
+    return Streams(work, before, launched, by_stream)
+
+
+def event_edges(
+    local: Local, streams: Streams, syncs: pl.DataFrame, names: pl.Series
+) -> tuple[Ints, Ints, Bools]:
+    """Dependencies between streams, and waits for room on the device.
+
+    Args:
+        local: the rank.
+        streams: its GPU work in order.
+        syncs: its rows of the `syncs` table.
+        names: the graph's names by code.
+
+    Returns:
+        [K, 2] span indices, from and to; [K] `EdgeKind`; [K] whether the trace only suggests the dependency.
+    """
+    recorded = _recorded_events(local, streams, syncs)
+    pairs = [(source, target, False) for source, target in recorded]
+    if not recorded:
+        pairs += [(s, t, True) for s, t in _inputs_of_collectives(local, streams)]
+        pairs += [(s, t, True) for s, t in _users_of_collectives(local, streams, names)]
+    coincident, draining = _unexplained_starts(local, streams, [(s, t) for s, t, _ in pairs])
+    pairs += [(s, t, True) for s, t in coincident]
+    unique = {(s, t): inferred for s, t, inferred in reversed(pairs)}
+    return (
+        np.array([*unique, *draining], np.int64).reshape(-1, 2),
+        np.array([EdgeKind.EVENT] * len(unique) + [EdgeKind.CONTENTION] * len(draining), np.int64),
+        np.array([*unique.values(), *[True] * len(draining)], np.bool_),
+    )
+
+
+def _recorded_events(local: Local, streams: Streams, syncs: pl.DataFrame) -> Pairs:
+    """A stream waits for an event: the last work before its record -> the next work after the wait."""
+    waits = syncs.filter((pl.col("kind") == "stream_wait_event") & (pl.col("record_correlation") >= 0))
+    if waits.height == 0:
+        return []
+    calls = syncs.filter(pl.col("kind") == "event_record").select("correlation", called="start_ns")
+    rows = waits.join(calls, left_on="record_correlation", right_on="correlation", how="inner")
+    pairs = []
+    for row in rows.iter_rows(named=True):
+        device = max(row["device"], 0) * 100_000
+        recorded = streams.by_stream.get(device + row["record_stream"])
+        waiting = streams.by_stream.get(device + row["stream"])
+        if recorded is None or waiting is None:
+            continue
+        source = _last_launched(streams, recorded, row["called"])
+        target = _next_launched(streams, waiting, row["start_ns"])
+        if source >= 0 and target >= 0 and local.end[source] <= local.start[target] + ROUNDING_NS:
+            pairs.append((source, target))
+    return pairs
+
+
+def _last_launched(streams: Streams, order: Ints, time: int) -> int:
+    """Of one stream's work, the last that was launched before a time; -1 for none."""
+    launched = np.maximum.accumulate(streams.launched[order])
+    at = int(np.searchsorted(launched, time, side="left")) - 1
+    return int(order[at]) if at >= 0 else -1
+
+
+def _next_launched(streams: Streams, order: Ints, time: int) -> int:
+    """Of one stream's work, the first that was launched at or after a time; -1 for none."""
+    launched = np.maximum.accumulate(streams.launched[order])
+    at = int(np.searchsorted(launched, time, side="left"))
+    return int(order[at]) if at < order.size else -1
+
+
+def _inputs_of_collectives(local: Local, streams: Streams) -> Pairs:
+    """Before: a collective's stream waits for what the launching thread last put on another stream."""
+    pairs = []
+    for _, work in _launches_by_thread(local, streams):
+        previous = -1
+        for span in work:
+            if local.instance[span] < 0:
+                previous = span
+                continue
+            elsewhere = previous >= 0 and local.stream[previous] != local.stream[span]
+            if elsewhere and local.end[previous] <= local.start[span] + ROUNDING_NS:
+                pairs.append((int(previous), int(span)))
+    return pairs
+
+
+def _users_of_collectives(local: Local, streams: Streams, names: pl.Series) -> Pairs:
+    """After: where a thread makes a stream wait, its next work uses a collective nobody has waited for yet.
+
+    Of the pending ones that had ended by then, it is the one whose end the work's start coincides with, else
+    the oldest.
+    """
+    waits = np.flatnonzero(
+        names.str.contains(STREAM_WAIT).to_numpy()[local.name] & (local.kind == KIND["runtime"])
+    )
+    collectives = streams.work[(local.instance[streams.work] >= 0) & (local.launch[streams.work] >= 0)]
+    pending = collectives[np.argsort(streams.launched[collectives], kind="stable")].tolist()
+    work_of = dict(_launches_by_thread(local, streams))
+    pairs = []
+    for wait in waits[np.argsort(local.start[waits], kind="stable")]:
+        work = work_of.get(int(local.tid[wait]))
+        if work is None:
+            continue
+        at = int(np.searchsorted(streams.launched[work], local.start[wait]))
+        if at >= work.size or local.instance[work[at]] >= 0:
+            continue
+        user = int(work[at])
+        latest = local.start[user] + ROUNDING_NS
+        ready = [c for c in pending if streams.launched[c] < local.start[wait] and local.end[c] <= latest]
+        ready = [c for c in ready if local.stream[c] != local.stream[user]]
+        if not ready:
+            continue
+        close = [c for c in ready if local.start[user] - local.end[c] <= COINCIDENCE_NS]
+        chosen = close[-1] if close else ready[0]
+        pending.remove(chosen)
+        pairs.append((chosen, user))
+    return pairs
+
+
+def _launches_by_thread(local: Local, streams: Streams) -> list[tuple[int, Ints]]:
+    """For each thread the GPU work it launched, in order of launch."""
+    work = streams.work[local.launch[streams.work] >= 0]
+    tid = local.tid[local.launch[work]]
+    return [
+        (int(t), work[tid == t][np.argsort(streams.launched[work[tid == t]], kind="stable")])
+        for t in np.unique(tid)
+    ]
+
+
+def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[Pairs, Pairs]:
+    """Causes for work that starts later than its launch, its stream and known events explain.
+
+    Returns:
+        Pairs where other work ends just when it starts: a dependency the trace did not record. And pairs
+        where work elsewhere is about to end: the device was full, and there is room as it drains.
+    """
+    work = streams.work
+    ready = np.full(local.start.size, LONG_AGO)
+    launch = local.launch[work]
+    called = np.where(launch >= 0, local.end[np.maximum(launch, 0)], LONG_AGO)
+    before = np.where(streams.before >= 0, local.end[np.maximum(streams.before, 0)], LONG_AGO)
+    ready[work] = np.maximum(called, before)
+    for source, target in known:
+        ready[target] = max(ready[target], local.end[source])
+    late = work[local.start[work] - ready[work] > COINCIDENCE_NS]
+    by_end = work[np.argsort(local.end[work], kind="stable")]
+    ends = local.end[by_end]
+    coincident, draining = [], []
+    for span in late.tolist():
+        low, now, high = np.searchsorted(
+            ends,
+            local.start[span] + np.array([-COINCIDENCE_NS, ROUNDING_NS // 2, DRAINING_NS]),
+            side="right",
+        )
+        elsewhere = local.stream[by_end[low:high]] != local.stream[span]
+        earlier = local.start[by_end[low:high]] < local.start[span]
+        found = low + np.flatnonzero(elsewhere & earlier)
+        if (ended := found[found < now]).size:
+            coincident.append((int(by_end[ended[-1]]), span))
+        elif found.size:
+            draining.append((int(by_end[found[0]]), span))
+    return coincident, draining
+
+
+def cpu_waits(local: Local, streams: Streams, names: pl.Series) -> list[Wait]:
+    """CPU calls that were blocked on GPU work: those that end with the work they can wait for.
+
+    A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
+
+    Args:
+        local: the rank.
+        streams: its GPU work in order.
+        names: the graph's names by code.
+    """
+    runtime = local.kind == KIND["runtime"]
+    is_copy, is_one, is_all, is_allocating = (
+        np.flatnonzero(runtime & names.str.contains(pattern).to_numpy()[local.name])
+        for pattern in (COPIES, ONE_STREAM, WHOLE_DEVICE, ALLOCATING)
+    )
+    launched_by = {int(local.launch[span]): int(span) for span in streams.work if local.launch[span] >= 0}
+    waits = []
+    for call in is_copy.tolist():
+        copy = launched_by.get(call, -1)
+        if copy >= 0 and _ends_with(local, call, local.end[copy]):
+            waits.append(_wait(local, call, int(max(local.start[call], local.start[copy])), [copy]))
+    for call in is_one.tolist():
+        fitting = [
+            span
+            for span in _last_everywhere(local, streams, call)
+            if _ends_with(local, call, local.end[span])
+        ]
+        if fitting:
+            closest = max(fitting, key=lambda span: local.end[span])
+            waits.append(_wait(local, call, int(local.start[call]), [closest]))
+    for call in is_all.tolist():
+        last = _last_everywhere(local, streams, call)
+        if last and max(local.end[span] for span in last) > local.start[call]:
+            waits.append(_wait(local, call, int(local.start[call]), last))
+    for call in is_allocating.tolist():
+        last = _last_everywhere(local, streams, call)
+        if last and _ends_with(local, call, max(local.end[span] for span in last)):
+            waits.append(_wait(local, call, int(local.start[call]), last))
+    return waits
+
+
+def _last_everywhere(local: Local, streams: Streams, call: int) -> list[int]:
+    """The last work on each stream that was launched before a call and ended before it returned."""
+    last = [_last_launched(streams, order, local.start[call]) for order in streams.by_stream.values()]
+    return [span for span in last if span >= 0 and local.end[span] <= local.end[call] + ROUNDING_NS]
+
+
+def _ends_with(local: Local, call: int, work_end: int) -> bool:
+    """Whether a call was still running when the work ended, and returned soon after."""
+    return bool(work_end > local.start[call] and -ROUNDING_NS <= local.end[call] - work_end <= WAKE_UP_NS)
+
+
+def _wait(local: Local, call: int, start: int, awaited: list[int]) -> Wait:
+    end = min(int(local.end[call]), max(int(local.end[span]) for span in awaited))
+    return Wait(int(local.tid[call]), min(start, end), end, call, awaited)

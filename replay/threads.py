@@ -1,0 +1,154 @@
+"""CPU threads of one rank: what each was doing at every moment, and when it was waiting.
+
+In: the CPU spans of one rank and window. Out: per thread a chain of pieces (work) with holes (waits). What
+was waited for is found elsewhere: here are only the mechanics of cutting a thread at given times, and the
+one hand-over that shows on threads alone, forward to backward and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.replay.engine import innermost_segments
+
+Ints = NDArray[np.int64]
+NOTHING: Ints = np.empty(0, np.int64)
+
+# Traces in microseconds round each time by itself: a span can seem to outlast what contains it by this much.
+ROUNDING_NS = 2_000
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Stretches of one thread during which one span is innermost, without holes.
+
+    Attributes:
+        start, end: [M] ns; each segment ends where the next one starts.
+        span: [M] index of the innermost span in the rank's arrays, -1 where none is open.
+    """
+
+    start: Ints
+    end: Ints
+    span: Ints
+
+    def at(self, time: Ints) -> Ints:
+        """Index of the segment that contains each time; times outside count to the nearest segment."""
+        index = np.searchsorted(self.start, time, side="right") - 1
+        return np.clip(index, 0, max(self.start.size - 1, 0))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The work of one thread between its waits, ready to become nodes.
+
+    Attributes:
+        start, end: [P] ns, ascending; a hole between two pieces is a wait.
+        span: [P] index of the innermost span, -1 for none. The last piece is empty and marks the end.
+    """
+
+    start: Ints
+    end: Ints
+    span: Ints
+
+    def ending_by(self, time: Ints) -> Ints:
+        """Index of the last piece that has ended by each time, -1 where none has."""
+        return np.searchsorted(self.end, time, side="right") - 1
+
+    def starting_from(self, time: Ints) -> Ints:
+        """Index of the first piece that starts at or after each time; the last piece where none does."""
+        return np.minimum(np.searchsorted(self.start, time, side="left"), self.start.size - 1)
+
+
+def thread_segments(start: Ints, end: Ints, index: Ints, begin: int, finish: int) -> Segments:
+    """Cut one thread's spans into segments that cover [begin, finish).
+
+    Args:
+        start, end: [S] ns of the thread's spans, sorted by start, outer before inner.
+        index: [S] what to call each span.
+        begin, finish: ns; time before the first and after the last span becomes a segment without span.
+    """
+    cut, inner = innermost_segments(start, end)
+    span = np.where(inner >= 0, index[np.maximum(inner, 0)], -1) if index.size else NOTHING
+    if cut.size == 0:
+        return Segments(np.array([begin]), np.array([finish]), np.array([-1]))
+    if cut[0] > begin:
+        cut, span = np.append(begin, cut), np.append(-1, span)
+    stop = np.append(cut[1:], max(finish, int(cut[-1])))
+    kept = stop > cut
+    return Segments(cut[kept], stop[kept], span[kept])
+
+
+def cut_thread(segments: Segments, cuts: Ints, wait_start: Ints, wait_end: Ints) -> Pieces:
+    """The thread's work with the waits taken out, cut at their ends and at the times given.
+
+    Args:
+        segments: the thread.
+        cuts: [C] ns, further times at which a piece must end and another begin.
+        wait_start, wait_end: [W] ns, waits; they may touch or overlap.
+    """
+    wait_start, wait_end = merge_intervals(wait_start, wait_end)
+    finish = segments.end[-1]
+    marks = np.concatenate([segments.start, cuts, wait_start, wait_end])
+    marks = np.unique(marks[(marks >= segments.start[0]) & (marks < finish)])
+    stops = np.append(marks[1:], finish)
+    waiting = _covered(marks, wait_start, wait_end)
+    span = segments.span[segments.at(marks)]
+    return Pieces(
+        np.append(marks[~waiting], finish), np.append(stops[~waiting], finish), np.append(span[~waiting], -1)
+    )
+
+
+def merge_intervals(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """The union of intervals as disjoint ones, ascending; empty ones vanish.
+
+    Args:
+        start, end: [I] ns.
+    """
+    real = end > start
+    start, end = start[real], end[real]
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order]) if order.size else end
+    if start.size == 0:
+        return NOTHING, NOTHING
+    opens = np.append(True, start[1:] > end[:-1])
+    return start[opens], end[np.append(opens[1:], True)]
+
+
+def _covered(time: Ints, start: Ints, end: Ints) -> NDArray[np.bool_]:
+    """Whether each time lies in one of the disjoint ascending intervals [start, end)."""
+    if start.size == 0:
+        return np.zeros(time.size, np.bool_)
+    at = np.searchsorted(start, time, side="right") - 1
+    return (at >= 0) & (time < end[np.maximum(at, 0)])
+
+
+def top_level(start: Ints, end: Ints) -> NDArray[np.bool_]:
+    """[S] which of a thread's spans, sorted by start, lie in no earlier one."""
+    latest = np.maximum.accumulate(end) if end.size else end
+    return np.append(True, start[1:] >= latest[:-1])[: start.size]
+
+
+def bursts(segments: Segments, start: Ints, end: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Stretches in which a helper thread works while its owner stays in one segment.
+
+    `backward()` runs on a thread of its own per device while the thread that called it waits: between two
+    things the caller does, the helper's spans form one burst.
+
+    Args:
+        segments: the owner's segments.
+        start, end: [S] ns, the helper's top-level spans, sorted.
+
+    Returns:
+        first start and last end of each burst, and whether the owner's segment contains all of it (so that
+        the owner can have waited for it).
+    """
+    home = segments.at(start)
+    opens = np.append(True, np.diff(home) != 0)[: start.size]
+    first = np.flatnonzero(opens)
+    begin = start[first]
+    finish = np.maximum.reduceat(end, first) if first.size else NOTHING
+    contained = finish <= segments.end[home[first]] + ROUNDING_NS
+    return begin, np.minimum(finish, np.where(contained, segments.end[home[first]], finish)), contained

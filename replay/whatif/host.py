@@ -1,0 +1,51 @@
+"""Change what the host costs: launches for free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+
+
+@dataclass(frozen=True)
+class NoLaunch:
+    """Launching GPU work costs the CPU nothing and the work is there at once."""
+
+    doubt: float = 0.2
+
+    def __str__(self) -> str:
+        """As `--edit` accepts it."""
+        return "no-launch"
+
+    def apply(self, graph: Graph) -> Graph:
+        """Make launching calls and launch latencies free; a latency that was negative stays."""
+        launch = graph.edges.kind == EdgeKind.LAUNCH
+        calls = _launching_calls(graph, launch)
+        if not calls.any():
+            raise Unanswerable("the run holds no GPU launches")
+        duration = np.where(calls, 0, graph.nodes.duration)
+        return graph.with_durations(duration).with_lags(
+            np.where(launch, np.minimum(graph.edges.lag, 0), graph.edges.lag)
+        )
+
+    def describe(self) -> str:
+        """What is changed."""
+        return "launching GPU work is free"
+
+    def how(self) -> str:
+        """How to do it."""
+        return (
+            "CUDA graphs (torch.compile(mode='reduce-overhead')); "
+            "assumes static shapes and no synchronisation inside"
+        )
+
+
+def _launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    calls = np.zeros(graph.num_nodes, np.bool_)
+    calls[graph.edges.source[launch]] = True
+    calls &= graph.nodes.kind == NodeKind.RUNTIME
+    return calls

@@ -1,0 +1,140 @@
+"""Predictions: the step time under edits, with an interval; and the first edits worth trying.
+
+In: a graph and edits. Out: `Prediction`s. The interval comes from how the gain varies from step to step, from
+how far the replay misses the unchanged steps, and from how much of the gain rests on an edit's assumptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.errors import Unanswerable
+from dpro.replay.accuracy import Trust
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.timeline import replay, step_times
+from dpro.replay.whatif.comm import Network, NoCommunication
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.heal import Heal
+from dpro.replay.whatif.host import NoLaunch
+from dpro.replay.whatif.scale import HideInput, Scale
+from dpro.replay.whatif.select import Selection
+
+LARGEST_OPS = 4  # how many kernels (on a CPU job: operators) are tried at half their time
+STANDARD_ERRORS = 2.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What edits would do to the mean step.
+
+    Attributes:
+        edits: in the order they are applied.
+        predicted_ns: mean step time under the edits.
+        speedup: baseline / predicted.
+        low_ns, high_ns: interval of the predicted time.
+    """
+
+    edits: tuple[Edit, ...]
+    predicted_ns: float
+    speedup: float
+    low_ns: float
+    high_ns: float
+
+    def how(self) -> str:
+        """How to do it for real, and what is assumed."""
+        return "; ".join(edit.how() for edit in self.edits)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An edit that the run cannot answer, and why."""
+
+    edit: str
+    reason: str
+
+
+def baseline_steps(graph: Graph) -> pl.DataFrame:
+    """Replayed steps of the unchanged graph: `window`, `step`, `duration_ns`.
+
+    Raises:
+        Unanswerable: there is no whole step.
+    """
+    timeline = replay(graph)
+    steps = step_times(graph, timeline.start, timeline.end)
+    if steps.height == 0:
+        raise Unanswerable("no whole step in the run: record at least two steps")
+    return steps
+
+
+def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust) -> Prediction:
+    """Apply edits one after the other, replay, and compare with the baseline.
+
+    Args:
+        graph: the unchanged graph.
+        baseline: `baseline_steps` of it.
+        edits: what to change.
+        trust: how well the unchanged replay fits.
+
+    Raises:
+        Unanswerable: an edit needs what the run lacks.
+    """
+    changed = graph
+    for edit in edits:
+        changed = edit.apply(changed)
+    timeline = replay(changed)
+    after = step_times(changed, timeline.start, timeline.end)
+    both = baseline.join(after, on=["window", "step"], suffix="_after")
+    before_ns, after_ns = both["duration_ns"].to_numpy(), both["duration_ns_after"].to_numpy()
+    base, predicted = float(before_ns.mean()), float(after_ns.mean())
+    gain = before_ns - after_ns
+    spread = STANDARD_ERRORS * float(gain.std(ddof=1)) / np.sqrt(gain.size) if gain.size > 1 else 0.0
+    misfit = trust.error_pct / 100 * predicted
+    doubt = max((edit.doubt for edit in edits), default=0.0) * abs(base - predicted)
+    margin = spread + misfit + doubt
+    return Prediction(
+        tuple(edits),
+        predicted,
+        base / predicted if predicted else float("inf"),
+        max(predicted - margin, 0.0),
+        predicted + margin,
+    )
+
+
+def candidates(graph: Graph) -> list[Edit]:
+    """Edits worth trying on any run: one per family, one per rank, and the largest operators."""
+    ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})
+    heals: list[Edit] = [Heal(rank) for rank in ranks] if len(ranks) > 1 else []
+    return [*heals, HideInput(), NoLaunch(), Network(2.0), NoCommunication(), *_largest_ops(graph)]
+
+
+def _largest_ops(graph: Graph) -> list[Edit]:
+    kind = NodeKind.KERNEL if (graph.nodes.kind == NodeKind.KERNEL).any() else NodeKind.CPU
+    word = "kernel" if kind == NodeKind.KERNEL else "cpu"
+    mine = graph.nodes.kind == kind
+    total = np.bincount(graph.nodes.name[mine], graph.nodes.duration[mine], minlength=len(graph.names))
+    largest = [int(i) for i in np.argsort(-total, kind="stable")[:LARGEST_OPS] if total[i] > 0]
+    return [Scale(Selection(name=_pattern(graph.names[i]), kind=word), 0.5) for i in largest]
+
+
+def _pattern(name: str) -> str:
+    """A pattern for one name that survives the edit grammar: no commas, no equals signs, no brackets."""
+    for mark in ",=[]?":
+        name = name.partition(mark)[0] + "*" if mark in name else name
+    return name
+
+
+def search(graph: Graph, trust: Trust) -> tuple[list[Prediction], list[Refusal]]:
+    """Predict every candidate; largest gain first."""
+    baseline = baseline_steps(graph)
+    predictions, refused = [], []
+    for edit in candidates(graph):
+        try:
+            predictions.append(predict(graph, baseline, [edit], trust))
+        except Unanswerable as error:
+            refused.append(Refusal(str(edit), str(error)))
+    predictions.sort(key=lambda prediction: (prediction.predicted_ns, str(prediction.edits[0])))
+    return predictions, refused

@@ -1,0 +1,76 @@
+"""Which nodes an edit is about: by name, kind, rank, step, or the annotation around them.
+
+In: `key=value` pairs. Out: a `Selection`, and a mask over a graph's nodes. Names are shell patterns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.errors import UsageError
+from dpro.replay.graph import Graph, NodeKind
+
+Bools = NDArray[np.bool_]
+
+# What users call the kinds of work, and the nodes each stands for.
+KINDS: dict[str, tuple[NodeKind, ...]] = {
+    "cpu": (NodeKind.CPU,),
+    "runtime": (NodeKind.RUNTIME,),
+    "host": (NodeKind.HOST, NodeKind.GAP),
+    "kernel": (NodeKind.KERNEL,),
+    "copy": (NodeKind.COPY,),
+    "collective": (NodeKind.TRANSFER,),
+}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Work that fits all the given conditions; an empty string or None is no condition.
+
+    Attributes:
+        name: pattern for the name of a span, such as `aten::mm` or `*gemm*`.
+        within: pattern for the innermost annotation around CPU work.
+        kind: one of `KINDS`.
+        rank: a rank.
+        step: a step.
+    """
+
+    name: str = ""
+    within: str = ""
+    kind: str = ""
+    rank: int | None = None
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a kind that does not exist."""
+        if self.kind and self.kind not in KINDS:
+            raise UsageError(f"no kind {self.kind!r} of work; there are {', '.join(KINDS)}")
+
+    def __str__(self) -> str:
+        """The conditions as `key=value`, comma-separated."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return ",".join(f"{key}={value}" for key, value in given.items() if value not in ("", None))
+
+    def mask(self, graph: Graph) -> Bools:
+        """[N] the nodes that fit; a rendezvous never does."""
+        nodes = graph.nodes
+        mask: Bools = nodes.kind != NodeKind.RENDEZVOUS
+        if self.kind:
+            mask &= np.isin(nodes.kind, KINDS[self.kind])
+        if self.name:
+            mask &= _fitting(graph, self.name)[nodes.name] & (nodes.span >= 0)
+        if self.within:
+            mask &= (nodes.around >= 0) & _fitting(graph, self.within)[nodes.around]
+        if self.rank is not None:
+            mask &= nodes.rank == self.rank
+        if self.step is not None:
+            mask &= nodes.step == self.step
+        return mask
+
+
+def _fitting(graph: Graph, pattern: str) -> Bools:
+    return np.array([name == pattern or fnmatchcase(name, pattern) for name in graph.names])
