@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 # Beyond these a replay does not describe the job well enough to predict from.
 WORST_STEP_ERROR_PCT = 5.0
-WORST_UNEXPLAINED = 0.05
+WORST_UNEXPLAINED = 0.10
 
 
 @dataclass(frozen=True)

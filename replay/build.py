@@ -27,6 +27,7 @@ from dpro.schema import COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 # Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
 BACK_TO_BACK_NS = 20_000
@@ -194,7 +195,7 @@ def _rendezvous(parts: list[Part], first: Ints, moved: pl.DataFrame, name: int) 
     return nodes, edges
 
 
-def _pooled_lags(edges: Edges, nodes: Nodes, on_worker: NDArray[np.bool_]) -> tuple[Edges, Nodes]:
+def _pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, Nodes]:
     """Lags of launches, stream order and events, each one number per kind of work for all ranks.
 
     A launch's latency shows where the stream was idle when the call returned (median over those); the cost
@@ -232,11 +233,11 @@ def _pooled_lags(edges: Edges, nodes: Nodes, on_worker: NDArray[np.bool_]) -> tu
     contention = edges.kind == EdgeKind.CONTENTION
     lag[contention] = slack[contention]
     edges = dataclasses.replace(edges, lag=lag)
-    return _anchor_unexplained(edges, nodes, launch, stream)
+    return _anchor_unexplained(edges, nodes, launch, stream, on_worker)
 
 
 def _anchor_unexplained(
-    edges: Edges, nodes: Nodes, launch: NDArray[np.bool_], stream: NDArray[np.bool_]
+    edges: Edges, nodes: Nodes, launch: Bools, stream: Bools, on_worker: Bools
 ) -> tuple[Edges, Nodes]:
     """Tie down GPU work that starts later than anything in the trace explains.
 
@@ -252,7 +253,7 @@ def _anchor_unexplained(
     lowest = int(nodes.rank.min())
     first_work = np.full(int(nodes.rank.max()) - lowest + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_work, nodes.rank[on_gpu] - lowest, nodes.measured_start[on_gpu])
-    first = late & ~has_before & (ready < first_work[nodes.rank - lowest])
+    first = late & ~has_before & ~on_worker[nodes.lane] & (ready < first_work[nodes.rank - lowest])
     fitted = stream & (late & ~has_launch)[edges.target]
     lag = edges.lag.copy()
     lag[fitted] = (nodes.measured_start[edges.target] - nodes.measured_end[edges.source])[fitted]
@@ -264,12 +265,12 @@ def _anchor_unexplained(
     )
 
 
-def _on_stream(nodes: Nodes) -> NDArray[np.bool_]:
+def _on_stream(nodes: Nodes) -> Bools:
     """[N] GPU work and collectives' arrivals; arrivals of CPU collectives too, which behave alike."""
     return np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE))
 
 
-def _latest_end(edges: Edges, nodes: Nodes, chosen: NDArray[np.bool_]) -> Ints:
+def _latest_end(edges: Edges, nodes: Nodes, chosen: Bools) -> Ints:
     """[N] measured end of the latest predecessor over the chosen edges, long ago where there is none."""
     latest = np.full(nodes.duration.size, np.iinfo(np.int64).min // 2)
     np.maximum.at(latest, edges.target[chosen], nodes.measured_end[edges.source[chosen]])

@@ -25,8 +25,10 @@ Ints = NDArray[np.int64]
 
 # A rank below these is not blamed: differences of this size are everywhere and cost little.
 LEAST_SHARE = 0.03
-# The gain must show in this share of the steps, each time as at least half of LEAST_SHARE.
-PERSISTENT = 0.75
+# The gain must reach that in this share of the steps, and its mean this many of its standard deviations:
+# of two healthy ranks on busy cores one is always a little slower, but not the same in every step.
+PERSISTENT = 0.8
+EFFECT_SIZE = 1.5
 FEWEST_STEPS = 2  # one step cannot show that anything persists
 # And exceed the typical gain of healing any one of the others by this factor: healing noise gains too.
 ABOVE_OTHERS = 2.0
@@ -60,10 +62,11 @@ def find_stragglers(graph: Graph) -> list[Finding]:
     for column, rank in enumerate(gains.ranks):
         others = np.delete(mean, column)
         share = mean[column] / step if step else 0.0
-        persistent = float((gains.saved[:, column] >= LEAST_SHARE / 2 * gains.base).mean())
+        persistent = float((gains.saved[:, column] >= LEAST_SHARE * gains.base).mean())
         if share < LEAST_SHARE or persistent < PERSISTENT:
             continue
-        if mean[column] < ABOVE_OTHERS * float(np.median(others)):
+        spread = float(gains.saved[:, column].std(ddof=1))
+        if mean[column] < max(ABOVE_OTHERS * float(np.median(others)), EFFECT_SIZE * spread):
             continue
         confidence = _confidence(gains.saved[:, column], persistent)
         findings.append(_describe(graph, gains, column, rank, share, confidence))
