@@ -78,13 +78,14 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
         "measured_ms": ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
         "answerable": trust.answerable,
         "reasons": list(trust.reasons),
-        "predictions": [_prediction(prediction) for prediction in predictions],
+        "predictions": [prediction_document(prediction) for prediction in predictions],
         "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in refused],
     }
     return document, predictions, refused
 
 
-def _prediction(prediction: Prediction) -> dict[str, Any]:
+def prediction_document(prediction: Prediction) -> dict[str, Any]:
+    """One prediction as JSON."""
     return {
         "edits": [str(edit) for edit in prediction.edits],
         "predicted_ms": ms(prediction.predicted_ns),

@@ -42,7 +42,7 @@ class Scale:
 
     def describe(self) -> str:
         """What is changed."""
-        return f"{self.selection or 'all work'} takes {self.factor:g} of its time"
+        return f"{self.selection.describe()} takes {self.factor:.0%} of its time"
 
     def how(self) -> str:
         """How to do it."""

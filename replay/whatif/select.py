@@ -55,6 +55,14 @@ class Selection:
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         return ",".join(f"{key}={value}" for key, value in given.items() if value not in ("", None))
 
+    def describe(self) -> str:
+        """The conditions in words."""
+        words = [self.name or (f"{self.kind} work" if self.kind else "all work")]
+        words += [f"within {self.within}"] if self.within else []
+        words += [f"on rank {self.rank}"] if self.rank is not None else []
+        words += [f"in step {self.step}"] if self.step is not None else []
+        return " ".join(words)
+
     def mask(self, graph: Graph) -> Bools:
         """[N] the nodes that fit; a rendezvous never does."""
         nodes = graph.nodes

@@ -1,0 +1,199 @@
+"""`dpro demo`: record a small real job, explain it, and check the explanation against the job itself.
+
+In: nothing; where torch is missing, a run that ships. Out: what a person would want to read. Every number
+comes from the same functions as the commands named at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dpro.cli.analysis import Analysis, analyse
+from dpro.cli.diagnose import diagnose_document, find, print_findings
+from dpro.cli.output import json_option, print_json, stderr_console
+from dpro.cli.replay import replay_document
+from dpro.cli.whatif import prediction_document
+from dpro.errors import DproError
+from dpro.units import ms
+
+if TYPE_CHECKING:
+    from dpro.replay.whatif.predict import Prediction
+    from dpro.store import Run
+
+STEPS = 60
+SLOW_RANK, SLOW_MS_PER_SAMPLE = 1, 6
+WINDOWS = ("--every", "20", "--window-steps", "4")
+WARM_UP_STEPS = 5
+SHOWN_PREDICTIONS = 3
+SAMPLE = "slow_rank"
+FURTHER = {
+    "report": "where the time of each step went",
+    "replay": "how well the graph fits, and the critical path",
+    "whatif": "all predictions",
+    "diagnose": "the findings again",
+}
+
+
+@click.command()
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the recorded runs.  [default: dpro-demo-YYYYmmdd-HHMMSS]",
+)
+@json_option
+def demo(output: Path | None, as_json: bool) -> None:
+    """See dpro work in a minute, on the CPU.
+
+    \b
+    Records a real two-rank DDP training job whose second rank reads its data from a slow disk, says which
+    rank is at fault and what that costs, then records the job without the fault to check the answer.
+    Where PyTorch is not installed, a run that ships with dpro is explained instead.
+    """
+    if find_spec("torch") is None:
+        click.echo("PyTorch is not installed here: explaining a run that ships with dpro.\n", err=as_json)
+        faulty, healthy = sample_run(SAMPLE), None
+    else:
+        folder = output or Path(time.strftime("dpro-demo-%Y%m%d-%H%M%S"))
+        faulty = _record(
+            folder / "slow_rank", "--slow-rank", str(SLOW_RANK), "--slow-ms", str(SLOW_MS_PER_SAMPLE)
+        )
+        healthy = _record(folder / "healthy")
+    analysis = analyse(str(faulty))
+    findings, predictions = find(analysis), _predictions(analysis)
+    saved = _really_saved(analysis, healthy) if healthy else None
+    if as_json:
+        print_json(
+            {
+                "run": str(faulty),
+                "replay": replay_document(analysis),
+                "diagnose": diagnose_document(analysis, findings),
+                "predictions": [prediction_document(prediction) for prediction in predictions],
+                "really_saved_ms": saved,
+            }
+        )
+        return
+    _section("What was recorded")
+    _print_recorded(analysis)
+    _section("How well the replay matches what was measured")
+    _print_fit(analysis)
+    _section("What is wrong")
+    print_findings(analysis, findings)
+    if saved is not None and findings:
+        click.echo(
+            f"  Checked: recorded without the fault, the same job really takes {saved:.1f} ms less per step."
+        )
+    _section("What would help most")
+    for prediction in predictions:
+        _print_prediction(prediction, faulty)
+    _section("Look further")
+    for command, what in FURTHER.items():
+        click.echo(f"  {_dpro()} {command} {faulty}  # {what}")
+
+
+def sample_run(name: str) -> Path:
+    """Folder of a run that ships with dpro.
+
+    Raises:
+        DproError: this installation has no such run.
+    """
+    from importlib.resources import files
+
+    folder = Path(str(files("dpro.sample_traces"))) / name
+    if not folder.is_dir():
+        raise DproError(f"{folder}: this installation lacks the sample runs; install dpro-toolkit again")
+    return folder
+
+
+def _record(run: Path, *arguments: str) -> Path:
+    """Record the example job in a process of its own, as a user would."""
+    from importlib.resources import files
+
+    script = str(files("dpro.sample_traces") / "train.py")
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", script, "--steps", str(STEPS), *arguments]
+    click.echo(f"$ {_dpro()} record -o {run} {' '.join(WINDOWS)} -- {' '.join(command)}", err=True)
+    launcher = [sys.executable, "-m", "torch.distributed.run", *command[1:]]
+    status = stderr_console()
+    with status.status("recording, about 15 s …"):
+        done = subprocess.run(
+            [sys.executable, "-m", "dpro", "record", "-o", str(run), *WINDOWS, "--", *launcher],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["(it printed nothing)"]
+        raise DproError(f"the example job ended with exit code {done.returncode}: {lines[-1]}")
+    return run
+
+
+def _predictions(analysis: Analysis) -> list[Prediction]:
+    from dpro.replay.whatif.predict import search
+
+    return search(analysis.built.graph, analysis.trust)[0][:SHOWN_PREDICTIONS]
+
+
+def _really_saved(analysis: Analysis, healthy: Path) -> float:
+    """Difference of the two jobs' typical steps, ms; only steps that no deep window slowed down."""
+    from dpro.cli.runs import open_or_import
+
+    return ms(typical_step_ns(analysis.run) - typical_step_ns(open_or_import(healthy)))
+
+
+def typical_step_ns(run: Run) -> float:
+    """Median duration of a run's steps after warm-up, outside deep windows, ns."""
+    import numpy as np
+    import polars as pl
+
+    from dpro.schema import STEPS as STEPS_TABLE
+
+    steps = run.table(STEPS_TABLE).filter((pl.col("window") < 0) & (pl.col("step") > WARM_UP_STEPS))
+    return float(np.median(steps["duration_ns"].to_numpy())) if steps.height else 0.0
+
+
+def _print_recorded(analysis: Analysis) -> None:
+    rows, manifest = analysis.run.rows(), analysis.run.manifest
+    per_rank = rows["steps"] // max(len(manifest.ranks), 1)
+    click.echo(f"  {len(manifest.ranks)} of {manifest.world_size} ranks of a real DDP job on gloo")
+    click.echo(f"  {per_rank} steps on each, and {rows['collectives']} collective calls")
+    click.echo(f"  {rows['spans']:,} spans in {analysis.trust.steps.height} steps recorded in depth")
+
+
+def _print_fit(analysis: Analysis) -> None:
+    trust = analysis.trust
+    click.echo(f"  step time within {trust.error_pct:.2f}% on average")
+    click.echo(f"  collectives found on all ranks: {trust.collectives_matched:.0%}")
+    click.echo(f"  time that nothing explains: {trust.time_unexplained:.1%}")
+
+
+def _section(title: str) -> None:
+    click.secho(f"\n{title}", bold=True)
+
+
+def _print_prediction(prediction: Prediction, run: Path) -> None:
+    edits = " ".join(f"--edit '{edit}'" for edit in prediction.edits)
+    what = " and ".join(edit.describe() for edit in prediction.edits)
+    click.echo(
+        f"  x{prediction.speedup:.2f}  {ms(prediction.predicted_ns):.1f} ms per step "
+        f"({ms(prediction.low_ns):.1f} to {ms(prediction.high_ns):.1f}) if {what}"
+    )
+    click.echo(f"         {_dpro()} whatif {run} {edits}")
+
+
+def _dpro() -> str:
+    """How the user calls dpro: by its name if the shell finds it, else beside this Python."""
+    from shutil import which
+
+    beside = Path(sys.executable).parent / "dpro"
+    if which("dpro") or not beside.exists():
+        return "dpro"
+    return os.path.relpath(beside)
