@@ -14,7 +14,7 @@ TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-ur
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint typecheck imports build clean
+.PHONY: help demo test test-slow lint typecheck imports build samples clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,16 @@ imports: $(VENV)/dev.stamp  ## who may import whom
 
 build: $(VENV)/dev.stamp  ## wheel and sdist, into dist/
 	$(BIN)/python -m build --no-isolation
+
+RECORD_SAMPLE = $(BIN)/dpro record -o sample_traces/$(1) --every 25 --window-steps 3 -- \
+  torchrun --nproc-per-node 2 sample_traces/train.py --steps 60 $(2) && $(BIN)/dpro info sample_traces/$(1)
+samples: export PATH := $(CURDIR)/$(BIN):$(PATH)
+samples: export OMP_NUM_THREADS := 1
+samples: $(VENV)/dev.stamp  ## record the sample runs again
+	rm -rf sample_traces/healthy sample_traces/slow_rank sample_traces/slow_input
+	$(call RECORD_SAMPLE,healthy,)
+	$(call RECORD_SAMPLE,slow_rank,--slow-rank 1 --slow-ms 6)
+	$(call RECORD_SAMPLE,slow_input,--slow-input-ms 4)
 
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

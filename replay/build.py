@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.align import Offset, clock_offsets
+from dpro.replay.columns import COMMUNICATION_THREAD
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
 from dpro.replay.local import Local, make_local
 from dpro.replay.match import Matching, match_collectives
-from dpro.replay.part import COMMUNICATION_THREAD, UNEXPLAINED_NS, Part, build_part
+from dpro.replay.part import Part, build_part
 from dpro.replay.sections import positions_in_steps
 from dpro.schema import COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run
@@ -31,6 +32,8 @@ Bools = NDArray[np.bool_]
 
 # Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
 BACK_TO_BACK_NS = 20_000
+# Work that nothing in the trace explains the start of, and that starts later by more than this, is anchored.
+UNEXPLAINED_NS = 50_000
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,12 @@ NO_NODE = -1
 
 
 def compiled(loop: Loop) -> Loop:
-    """The loop as machine code, kept on disk so that only the first run pays for compiling it."""
-    result: Loop = njit(cache=True)(loop)
+    """The loop as machine code, kept on disk where there is a place for it: only the first run compiles."""
+    result: Loop
+    try:
+        result = njit(cache=True)(loop)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written to
+        result = njit(loop)
     return result
 
 

@@ -15,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.replay.graph import EdgeKind
+from dpro.replay.links import WORK, Links, links
 from dpro.replay.local import KIND, Local
 
 Ints = NDArray[np.int64]
@@ -56,13 +57,12 @@ class Streams:
 
 
 @dataclass(frozen=True)
-class Wait:
-    """A CPU thread blocked on GPU work: which thread, from when to when, in which call, and on what."""
+class Blocked:
+    """A call that was blocked on GPU work: which, from when to when (ns), and on what spans."""
 
-    tid: int
+    call: int
     start: int
     end: int
-    call: int
     awaited: list[int]
 
 
@@ -77,9 +77,7 @@ def streams_of(local: Local) -> Streams:
     return Streams(work, before, launched, by_stream)
 
 
-def event_edges(
-    local: Local, streams: Streams, syncs: pl.DataFrame, names: pl.Series
-) -> tuple[Ints, Ints, Bools]:
+def event_links(local: Local, streams: Streams, syncs: pl.DataFrame, names: pl.Series) -> Links:
     """Dependencies between streams, and waits for room on the device.
 
     Args:
@@ -87,9 +85,6 @@ def event_edges(
         streams: its GPU work in order.
         syncs: its rows of the `syncs` table.
         names: the graph's names by code.
-
-    Returns:
-        [K, 2] span indices, from and to; [K] `EdgeKind`; [K] whether the trace only suggests the dependency.
     """
     recorded = _recorded_events(local, streams, syncs)
     pairs = [(source, target, False) for source, target in recorded]
@@ -99,11 +94,10 @@ def event_edges(
     coincident, draining = _unexplained_starts(local, streams, [(s, t) for s, t, _ in pairs])
     pairs += [(s, t, True) for s, t in coincident]
     unique = {(s, t): inferred for s, t, inferred in reversed(pairs)}
-    return (
-        np.array([*unique, *draining], np.int64).reshape(-1, 2),
-        np.array([EdgeKind.EVENT] * len(unique) + [EdgeKind.CONTENTION] * len(draining), np.int64),
-        np.array([*unique.values(), *[True] * len(draining)], np.bool_),
-    )
+    source, target = np.array([*unique, *draining], np.int64).reshape(-1, 2).T
+    kind = np.repeat([EdgeKind.EVENT, EdgeKind.CONTENTION], [len(unique), len(draining)])
+    inferred = np.array([*unique.values(), *[True] * len(draining)], np.bool_)
+    return links(kind, (WORK, source), (WORK, target), inferred)
 
 
 def _recorded_events(local: Local, streams: Streams, syncs: pl.DataFrame) -> Pairs:
@@ -234,7 +228,7 @@ def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[P
     return coincident, draining
 
 
-def cpu_waits(local: Local, streams: Streams, names: pl.Series) -> list[Wait]:
+def blocked_calls(local: Local, streams: Streams, names: pl.Series) -> list[Blocked]:
     """CPU calls that were blocked on GPU work: those that end with the work they can wait for.
 
     A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
@@ -250,11 +244,11 @@ def cpu_waits(local: Local, streams: Streams, names: pl.Series) -> list[Wait]:
         for pattern in (COPIES, ONE_STREAM, WHOLE_DEVICE, ALLOCATING)
     )
     launched_by = {int(local.launch[span]): int(span) for span in streams.work if local.launch[span] >= 0}
-    waits = []
+    blocked = []
     for call in is_copy.tolist():
         copy = launched_by.get(call, -1)
         if copy >= 0 and _ends_with(local, call, local.end[copy]):
-            waits.append(_wait(local, call, int(max(local.start[call], local.start[copy])), [copy]))
+            blocked.append(_blocked(local, call, int(max(local.start[call], local.start[copy])), [copy]))
     for call in is_one.tolist():
         fitting = [
             span
@@ -263,16 +257,16 @@ def cpu_waits(local: Local, streams: Streams, names: pl.Series) -> list[Wait]:
         ]
         if fitting:
             closest = max(fitting, key=lambda span: local.end[span])
-            waits.append(_wait(local, call, int(local.start[call]), [closest]))
+            blocked.append(_blocked(local, call, int(local.start[call]), [closest]))
     for call in is_all.tolist():
         last = _last_everywhere(local, streams, call)
         if last and max(local.end[span] for span in last) > local.start[call]:
-            waits.append(_wait(local, call, int(local.start[call]), last))
+            blocked.append(_blocked(local, call, int(local.start[call]), last))
     for call in is_allocating.tolist():
         last = _last_everywhere(local, streams, call)
         if last and _ends_with(local, call, max(local.end[span] for span in last)):
-            waits.append(_wait(local, call, int(local.start[call]), last))
-    return waits
+            blocked.append(_blocked(local, call, int(local.start[call]), last))
+    return blocked
 
 
 def _last_everywhere(local: Local, streams: Streams, call: int) -> list[int]:
@@ -286,6 +280,6 @@ def _ends_with(local: Local, call: int, work_end: int) -> bool:
     return bool(work_end > local.start[call] and -ROUNDING_NS <= local.end[call] - work_end <= WAKE_UP_NS)
 
 
-def _wait(local: Local, call: int, start: int, awaited: list[int]) -> Wait:
+def _blocked(local: Local, call: int, start: int, awaited: list[int]) -> Blocked:
     end = min(int(local.end[call]), max(int(local.end[span]) for span in awaited))
-    return Wait(int(local.tid[call]), min(start, end), end, call, awaited)
+    return Blocked(call, min(start, end), end, awaited)
