@@ -153,7 +153,7 @@ def _flight_entries(process: Process, readers: Readers) -> pl.DataFrame:
 
 
 def _with_group_ranks(entries: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """Ranks of the groups as the process knew them, where the dump does not tell; a group's name comes first."""
+    """Ranks of groups as the process knew them, where the dump does not tell (`group` begins with a name)."""
     groups = json.loads(path.read_text()) if path.is_file() else {}
     if not groups:
         return entries

@@ -90,7 +90,9 @@ class Recorder:
         self._records: records.RecordWriter | None = None
         self._window: Any = None
         self._window_start = (0, 0)  # step, ns
+        self._window_thread = 0
         self._windows = 0
+        self._groups: dict[str, list[int]] = {}
         self._last_step_s = time.monotonic()
         self._counter = stepping.StepCounter(self._on_anchor)
 
@@ -109,8 +111,10 @@ class Recorder:
             what = f"{type(error).__name__}: {error}".replace("\n", " ")
             with self._log.open("a") as log:
                 log.write(f"process {os.getpid()} stopped recording in {action.__name__}: {what}\n")
+        window, self._window = self._window, None
         with suppress(Exception):
-            self.close_window(save=False)
+            if window is not None:  # Kineto left running would crash the process at its exit
+                windows.stop(window, None)
 
     # What the hooks call.
 
@@ -188,6 +192,7 @@ class Recorder:
         if self._window is None and not windows.busy():
             self._window = windows.start(self._shapes)
             self._window_start = (step, time.time_ns())
+            self._window_thread = threading.get_ident()
 
     def close_window(self, save: bool) -> None:
         """End the window, if one is being recorded.
@@ -197,6 +202,8 @@ class Recorder:
         """
         if self._window is None or self._folder is None or self._records is None:
             return
+        if threading.get_ident() != self._window_thread:
+            return  # only the thread that started Kineto can stop it
         window, self._window = self._window, None
         index, end_ns = self._windows - 1, time.time_ns()
         windows.stop(window, self._folder / f"window{index:04d}.json" if save else None)
@@ -240,7 +247,8 @@ class Recorder:
         """Save the flight recorders: gloo and the like share one, NCCL has its own."""
         if not dist.is_available():
             return
-        self._write("groups.json", json.dumps(_groups()).encode())
+        self._groups |= _groups()  # destroyed groups stay known
+        self._write("groups.json", json.dumps(self._groups).encode())
         c10d = torch._C._distributed_c10d
         for backend in ("fr", "nccl"):
             dump = getattr(c10d, f"_dump_{backend}_trace", None)
@@ -317,7 +325,11 @@ def install(launch: str) -> None:
     _install_backward(recorder)
     _install_profiler(recorder)
     _install_excepthook(recorder)
-    os.register_at_fork(after_in_child=lambda: recorder.guarded(recorder.on_fork))
+    # A child that inherits a running Kineto gathers events nobody collects, and may hang at its exit.
+    os.register_at_fork(
+        before=lambda: recorder.guarded(recorder.close_window, False),
+        after_in_child=lambda: recorder.guarded(recorder.on_fork),
+    )
     atexit.register(recorder.guarded, recorder.on_end)
 
 

@@ -1,0 +1,525 @@
+"""`dpro record` on real jobs: gloo, one or two ranks, through the real command."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dpro.cli.record import ensure_finished
+from dpro.collectors.launch import wait_until_finished
+from dpro.errors import InputError
+from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.store import Run, open_run
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "sample_traces" / "train.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+RECORD = [sys.executable, "-m", "dpro", "record"]
+STEPS_RUN, EVERY, SKIP = 30, 12, 5
+
+# A model so small that a step takes about a millisecond.
+TINY = """
+import sys, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train_step():
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def environment(**extra: object) -> dict[str, str]:
+    base = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "MASTER"))
+    }
+    return base | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
+
+
+def start(command: list[str], cwd: Path, **extra: object) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe)
+
+
+def complete(command: list[str], cwd: Path, **extra: object) -> subprocess.CompletedProcess[bytes]:
+    process = start(command, cwd, **extra)
+    stdout, stderr = process.communicate(timeout=90)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def script(folder: Path, body: str) -> list[str]:
+    path = folder / "job.py"
+    path.write_text(TINY + textwrap.dedent(body))
+    return [sys.executable, str(path)]
+
+
+def record(folder: Path, command: list[str], *options: str) -> tuple[Run, subprocess.CompletedProcess[bytes]]:
+    """Record a command into `folder/run` and open it."""
+    done = complete([*RECORD, "-o", "run", *options, "--", *command], folder)
+    return opened(folder / "run"), done
+
+
+def opened(run: Path) -> Run:
+    ensure_finished(run)
+    return open_run(run)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.02)
+
+
+# A data-parallel job, recorded and not: many tests look at this one pair.
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory):
+    options = ["--every", str(EVERY), "--skip", str(SKIP)]
+    command = [*TORCHRUN, str(TRAIN), "--steps", str(STEPS_RUN)]
+    return record(tmp_path_factory.mktemp("ddp"), command, *options)
+
+
+@pytest.fixture(scope="module")
+def run(ddp) -> Run:
+    return ddp[0]
+
+
+def test_output_of_the_job_is_the_same_byte_for_byte(ddp, tmp_path):
+    _, recorded = ddp
+    plain = complete([*TORCHRUN, str(TRAIN), "--steps", str(STEPS_RUN)], tmp_path)
+    assert plain.returncode == 0
+    assert b"loss" in plain.stdout
+    assert (recorded.returncode, recorded.stdout, recorded.stderr) == (0, plain.stdout, plain.stderr)
+
+
+def test_manifest_says_what_ran_where(run):
+    manifest = run.manifest
+    assert (manifest.world_size, manifest.ranks, manifest.missing_ranks) == (2, [0, 1], [])
+    assert manifest.command[-2:] == ["--steps", str(STEPS_RUN)]
+    assert manifest.hosts == [socket.gethostname()]
+    assert manifest.warnings == []
+    assert set(manifest.versions) >= {"python", "torch", "dpro"}
+    assert manifest.exit_status in (0, None)
+
+
+def test_raw_files_are_gone_once_converted(run):
+    assert {path.name for path in run.path.iterdir() if path.name.startswith(".")} == set()
+
+
+def test_every_step_but_the_first_is_a_row_on_every_rank(run):
+    steps = run.table(STEPS)
+    for rank in (0, 1):
+        mine = steps.filter(rank=rank)
+        assert mine["step"].to_list() == list(range(1, STEPS_RUN))
+        ends = mine["start_ns"] + mine["duration_ns"]
+        assert (mine["start_ns"][1:] >= ends[:-1]).all()
+        assert mine["duration_ns"].min() > 1_000_000
+
+
+def test_windows_cover_the_same_steps_on_all_ranks(run):
+    expected = {
+        (SKIP + k * EVERY + j, k) for k in (0, 1, 2) for j in (0, 1) if SKIP + k * EVERY + j < STEPS_RUN
+    }
+    steps = run.table(STEPS).filter(pl.col("window") >= 0)
+    for rank in (0, 1):
+        assert set(steps.filter(rank=rank).select("step", "window").iter_rows()) == expected
+
+
+def test_spans_of_a_window_lie_around_its_steps_and_have_ids_of_their_own(run):
+    spans = run.table(SPANS)
+    assert set(spans["window"].unique()) == set(run.table(STEPS)["window"].unique()) - {-1}
+    for rank in (0, 1):
+        assert spans.filter(rank=rank)["span_id"].is_unique().all()
+    inside = spans.join(run.table(STEPS).filter(pl.col("window") >= 0), on=["rank", "window"], suffix="_step")
+    begun = inside.group_by("rank", "window").agg(pl.col("start_ns").min(), pl.col("start_ns_step").min())
+    assert (begun["start_ns"] >= begun["start_ns_step"] - 10_000_000).all()
+    assert (spans["name"] == "aten::addmm").any()
+
+
+def test_each_backward_call_within_a_window_is_a_range(run):
+    backward = run.table(SPANS).filter(name="dpro::backward")
+    steps = run.table(STEPS).filter(pl.col("window") >= 0)
+    assert backward.height == steps.height
+    assert set(backward["kind"]) == {"annotation"}
+
+
+def test_each_collective_is_one_row_and_the_ranks_agree_on_it(run):
+    collectives = run.table(COLLECTIVES)
+    key = ["group", "sequence"]
+    known = ["op", "bytes_in", "bytes_out", "dtype", "group_ranks", "window"]
+    first, second = (collectives.filter(rank=rank).select(*key, *known).sort(key) for rank in (0, 1))
+    assert first.select(key).is_unique().all()
+    assert first.equals(second)
+    assert first["sequence"].to_list() == list(range(1, first.height + 1))
+    assert set(first["group_ranks"].map_elements(tuple, return_dtype=pl.Object)) == {(0, 1)}
+    assert first["bytes_in"].min() > 0
+
+
+def test_collectives_in_a_window_have_times_and_the_others_the_time_of_the_call(run):
+    collectives = run.table(COLLECTIVES)
+    seen, called = collectives.filter(pl.col("window") >= 0), collectives.filter(window=-1)
+    assert seen["duration_ns"].min() > 0
+    assert set(called["duration_ns"]) == {-1}
+    assert (called["enqueued_ns"] > 0).all()
+    calls = seen.join(run.table(SPANS), left_on=["rank", "launch_span_id"], right_on=["rank", "span_id"])
+    assert calls.height == seen.height
+    assert calls["name"].str.starts_with("c10d::").all()
+
+
+def test_buckets_are_those_that_were_reduced(run):
+    buckets = run.table(BUCKETS).filter(rank=0)["bytes"].to_list()
+    reduced = run.table(COLLECTIVES).filter(rank=0, window=0, op="all_reduce")["bytes_in"].to_list()
+    assert len(buckets) > 1
+    assert reduced == buckets * 2
+
+
+def test_workers_and_clocks_are_recorded(run):
+    workers = run.table(WORKERS)
+    assert workers["local_rank"].to_list() == [0, 1]
+    assert (workers["ended_ns"] > workers["started_ns"]).all()
+    assert set(workers["exit_code"]) <= {0, -1}
+    clocks = run.table(CLOCK_SAMPLES).filter(rank=0)
+    drift = (clocks["time_ns"] - clocks["monotonic_ns"]).diff().drop_nulls()
+    assert clocks.height >= 2
+    assert drift.abs().max() < 1_000_000
+
+
+# How jobs end.
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_exit_code_of_python_is_passed_on(tmp_path, code):
+    run, done = record(tmp_path, script(tmp_path, f"for _ in range(4): train_step()\nsys.exit({code})"))
+    assert done.returncode == code
+    assert run.manifest.exit_status in (code, None)
+    assert run.table(WORKERS)["exit_code"].to_list() in ([code], [-1])
+
+
+def test_torchrun_keeps_its_exit_code_and_the_rank_its_own(tmp_path):
+    body = """
+    import os
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    train_step()
+    if dist.get_rank() == 1:
+        os._exit(5)
+    dist.barrier()
+    """
+    command = [*TORCHRUN, script(tmp_path, body)[1]]
+    run, done = record(tmp_path, command)
+    assert done.returncode == 1
+    assert run.manifest.ranks == [0, 1]
+    assert run.table(WORKERS).filter(rank=1)["exit_code"].to_list() in ([5], [-1])
+
+
+FOREVER = """
+import pathlib, time
+try:
+    for number in range(100_000):
+        train_step()
+        if number == 40:
+            pathlib.Path("running").touch()
+        if number > 40:
+            time.sleep(0.01)
+except KeyboardInterrupt:
+    print("interrupted")
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 3), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_signals_reach_the_job_and_the_run_opens(tmp_path, number, code):
+    job = start([*RECORD, "-o", "run", "--", *script(tmp_path, FOREVER)], tmp_path)
+    wait_for(tmp_path / "running")
+    job.send_signal(number)
+    stdout, _ = job.communicate(timeout=30)
+    assert job.returncode == code
+    assert (b"interrupted" in stdout) == (number == signal.SIGINT)
+    run = opened(tmp_path / "run")
+    assert run.table(STEPS)["step"].to_list()[:40] == list(range(1, 41))
+    assert run.manifest.exit_status in (code, None)
+    if number != signal.SIGINT:
+        assert run.table(WORKERS)["exit_signal"].to_list() in ([number], [-1])
+
+
+def test_run_opens_when_a_rank_and_the_launcher_are_killed(tmp_path):
+    body = 'import torch.distributed as dist, os\ndist.init_process_group("gloo")\n' + FOREVER.replace(
+        '"running"', 'f"rank{dist.get_rank()}-{os.getpid()}"'
+    )
+    job = start([*RECORD, "-o", "run", "--", *TORCHRUN, script(tmp_path, body)[1]], tmp_path)
+    deadline = time.monotonic() + 30
+    while len(pids := [int(path.name.split("-")[1]) for path in tmp_path.glob("rank?-*")]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for pid in [job.pid, *pids]:
+        os.kill(pid, signal.SIGKILL)
+    job.communicate(timeout=30)
+    run = opened(tmp_path / "run")
+    assert run.manifest.ranks == [0, 1]
+    for rank in (0, 1):
+        assert run.table(STEPS).filter(rank=rank)["step"].max() >= 40
+    assert set(run.table(WORKERS)["exit_signal"]) <= {signal.SIGKILL, -1}
+
+
+def test_run_whose_sidecar_was_killed_is_finished_by_its_reader(tmp_path):
+    job = start([*RECORD, "-o", "run", "--", *script(tmp_path, FOREVER)], tmp_path)
+    wait_for(tmp_path / "running")
+    with pytest.raises(InputError, match="still being recorded"):
+        wait_until_finished(tmp_path / "run")
+    os.kill(sidecar_of(job), signal.SIGKILL)
+    job.kill()
+    job.communicate(timeout=30)
+    assert not (tmp_path / "run" / "manifest.json").exists()
+    assert len(wait_until_finished(tmp_path / "run")) == 1
+    assert opened(tmp_path / "run").table(STEPS).height >= 40
+
+
+def sidecar_of(job: subprocess.Popen[bytes]) -> int:
+    """The process with the command line that the job had before it became the job."""
+    wanted = b"\0".join(os.fsencode(word) for word in job.args)  # type: ignore[union-attr]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        cwd = path.with_name("cwd")
+        try:
+            if (
+                path.read_bytes().rstrip(b"\0") == wanted
+                and cwd.readlink() == Path("/proc", str(job.pid), "cwd").readlink()
+            ):
+                return int(path.parent.name)
+        except OSError:
+            continue
+    raise AssertionError("no sidecar")
+
+
+# What the recorder leaves alone.
+
+
+def test_users_modules_and_loader_workers_are_left_alone(tmp_path):
+    for name in ("replay", "collectors", "dashboards", "dpro_user"):
+        (tmp_path / f"{name}.py").write_text("mine = True\n")
+    body = """
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+    import replay, collectors, dashboards, dpro_user
+    if __name__ == "__main__":
+        assert replay.mine and collectors.mine and dashboards.mine and dpro_user.mine
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        for context in ("fork", "spawn"):
+            for batch in DataLoader(list(range(8)), num_workers=2, multiprocessing_context=context):
+                train_step()
+        print(sorted({"dpro", "polars", "pyarrow"} & set(sys.modules)))
+    """
+    run, done = record(tmp_path, script(tmp_path, body))
+    assert done.stdout == b"[]\n", done.stderr
+    assert run.manifest.ranks == [0]
+    assert run.table(WORKERS).height == 1
+    assert run.table(STEPS).height == 15
+    assert run.manifest.warnings == []
+
+
+def test_child_forked_within_a_window_gathers_nothing_and_exits(tmp_path):
+    body = """
+    import os, resource
+    for _ in range(6): train_step()
+    if os.fork() == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(50_000): torch.add(1, 1)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, flush=True)
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+    for _ in range(6): train_step()
+    """
+    run, done = record(tmp_path, script(tmp_path, body))
+    assert (done.returncode, done.stdout) == (0, b"True\n"), done.stderr
+    assert run.table(STEPS).height == 11
+    assert run.manifest.warnings == []
+
+
+def test_users_own_profiler_wins(tmp_path):
+    body = """
+    from torch.profiler import profile, ProfilerActivity
+
+    def profiled(steps):
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            for _ in range(steps):
+                train_step()
+        print(sum(event.name == "aten::addmm" for event in profiler.events()))
+
+    for _ in range(3): train_step()
+    profiled(4)                       # over the start of the first window, after step 5
+    for _ in range(9): train_step()
+    profiled(1)                       # within the second window, which starts after step 15
+    for _ in range(11): train_step()  # the third window, after step 25, is ours
+    """
+    run, done = record(tmp_path, script(tmp_path, body), "--every", "10")
+    assert done.stdout == b"4\n1\n", done.stderr
+    assert run.manifest.warnings == []
+    assert set(run.table(SPANS)["window"]) == {2}
+    assert run.table(STEPS).filter(window=2)["step"].to_list() == [25, 26]
+
+
+def test_job_without_torch_is_a_run_that_says_so(tmp_path):
+    run, done = record(tmp_path, [sys.executable, "-c", "print('hello')"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"hello\n", b"")
+    assert (run.manifest.world_size, run.manifest.ranks) == (0, [])
+    assert "no process of the job recorded anything" in run.manifest.warnings[0]
+
+
+def test_updates_of_several_optimizers_are_one_step(tmp_path):
+    body = """
+    head = torch.nn.Linear(4, 1)
+    other = torch.optim.Adam(head.parameters())
+    for _ in range(12):
+        for each in (optimizer, other):
+            each.zero_grad()
+        head(model(torch.ones(2, 4))).sum().backward()
+        for each in (optimizer, other):
+            each.step()
+    """
+    run, done = record(tmp_path, script(tmp_path, body))
+    assert done.returncode == 0
+    assert run.table(STEPS)["step"].to_list() == list(range(1, 12))
+    assert run.table(SPANS).filter(name="dpro::backward").height == 2
+    assert (run.manifest.world_size, run.manifest.ranks) == (1, [0])
+
+
+def test_several_launchers_record_into_one_run(tmp_path):
+    body = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(10):
+        optimizer.zero_grad()
+        ddp(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [*RECORD, "-o", "run", "--", *script(tmp_path, body)]
+    shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    jobs = [start(command, tmp_path, RANK=rank, **shared) for rank in (0, 1)]
+    assert [(job.communicate(timeout=60), job.returncode)[1] for job in jobs] == [0, 0]
+    run = opened(tmp_path / "run")
+    assert (run.manifest.world_size, run.manifest.ranks) == (2, [0, 1])
+    assert run.table(STEPS).group_by("rank").len().sort("rank")["len"].to_list() == [9, 9]
+    assert run.table(WORKERS)["rank"].to_list() == [0, 1]
+
+
+# What is wrong with the command.
+
+
+def test_folder_that_holds_something_else_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").touch()
+    done = complete([*RECORD, "-o", "run", "--", sys.executable, "-c", "print('ran')"], tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.count(b"\n") == 1
+    assert b"exists and is not empty" in done.stderr
+
+
+def test_command_that_does_not_exist_exits_like_a_shell(tmp_path):
+    done = complete([*RECORD, "-o", "run", "--", "no-such-command"], tmp_path)
+    assert (done.returncode, done.stderr) == (127, b"dpro: no-such-command: command not found\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_window_that_does_not_fit_is_refused(tmp_path):
+    done = complete([*RECORD, "--window-steps", "5", "--every", "3", "--", "true"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+
+
+# Trouble in the recorder: each of its methods in turn raises, in a process that trains.
+
+METHODS = [
+    "on_process_group", "on_update", "on_module", "on_end", "on_raise", "on_fork",
+    "_sample_clock", "_open_window", "close_window", "_save_flight", "_save_buckets", "_write_facts",
+]  # fmt: skip
+
+SABOTAGE = """
+import importlib.util, io, json, os, pathlib, time
+import torch.distributed as dist
+
+def sabotaged(name, launch):
+    spec = importlib.util.spec_from_file_location("recorder", RECORDER)
+    recorder = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recorder)
+    def broken(*_, **__):
+        raise ValueError("sabotage")
+    broken.__name__ = name
+    setattr(recorder.Recorder, name, broken)
+    recorder.install(str(launch))
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(8):
+        optimizer.zero_grad()
+        ddp(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    dist.destroy_process_group()
+    raise RuntimeError("the user's own")
+
+for name in METHODS:
+    launch = pathlib.Path(name)
+    launch.mkdir()
+    config = {"every": 10, "window_steps": 2, "skip": 3, "shapes": False}
+    (launch / "config.json").write_text(json.dumps(config))
+    if os.fork() == 0:
+        os.dup2(os.open(launch / "stderr.txt", os.O_CREAT | os.O_WRONLY), 2)
+        sabotaged(name, launch)
+    print(name, os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def sabotage(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sabotage")
+    recorder = ROOT / "collectors" / "recorder.py"
+    done = complete(script(folder, f"RECORDER, METHODS = {str(recorder)!r}, {METHODS!r}\n{SABOTAGE}"), folder)
+    return folder, dict(line.split() for line in done.stdout.decode().splitlines())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_trouble_in_the_recorder_is_one_line_in_its_log_and_nothing_to_the_job(sabotage, method):
+    folder, codes = sabotage
+    stderr = (folder / method / "stderr.txt").read_text()
+    assert codes[method] == "1"
+    assert "RuntimeError: the user's own" in stderr
+    assert "ValueError" not in stderr
+    lines = (folder / method / "log.txt").read_text().splitlines()
+    assert len(lines) == 1
+    assert "ValueError: sabotage" in lines[0]
+
+
+def test_line_in_the_log_becomes_a_warning_of_the_run(tmp_path):
+    body = """
+    import pathlib
+    train_step()
+    [facts] = pathlib.Path("run/.raw").glob("*/*/facts.json")
+    facts.with_name("flight-fr-window0000.pickle.tmp").mkdir()  # where the recorder is about to write
+    for _ in range(12): train_step()
+    print("trained")
+    """
+    run, done = record(tmp_path, script(tmp_path, body))
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"trained\n", b"")
+    assert len(run.manifest.warnings) == 1
+    assert "stopped recording in on_update: IsADirectoryError" in run.manifest.warnings[0]
+    assert run.table(STEPS)["step"].to_list() == list(range(1, 6))
