@@ -1,0 +1,333 @@
+"""GPU work of one rank, by hand: what releases it, what orders it, and which calls wait for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpro.replay.graph import EdgeKind, NodeKind
+from dpro.replay.timeline import measured_step_times, replay, step_times
+from dpro.replay.whatif.host import NoLaunch
+from dpro.replay.whatif.scale import Scale
+from dpro.replay.whatif.select import Selection
+from tests.builders import COMPUTE, US, Seen, TinyRun
+
+
+def _replayed(run: TinyRun, folder) -> Seen:
+    run.step(0, 0, 2000)
+    return Seen(run.build(folder / "r").graph)
+
+
+def test_a_launch_releases_its_kernel_at_the_end_of_the_call(tmp_path):
+    run = TinyRun()
+    run.call(0, 100, 1)
+    run.kernel("gemm", 106, 200, 1)
+    seen = _replayed(run, tmp_path)
+    assert seen.misses() == 0
+    longer = seen.lasting("cudaLaunchKernel", 50)
+    assert longer.start("gemm") == 156
+
+
+def test_kernels_of_a_stream_run_in_order_of_launch_however_soon_they_are_ready(tmp_path):
+    # The first kernel of each pair keeps the second, launched long ago, waiting.
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.call(5, 10, 2)
+    run.kernel("first", 11, 300, 1)
+    run.kernel("second", 300, 400, 2)
+    seen = _replayed(run, tmp_path)
+    assert seen.misses() == 0
+    assert seen.lasting("first", 70).start("second") == 370
+    assert ("first", "second") in seen.edges(EdgeKind.STREAM)
+    without = Seen(seen.graph.without_edges(seen.graph.edges.kind == EdgeKind.STREAM))
+    assert without.start("second") == 16  # its launch ends at 10, and a launch takes 6 to arrive
+
+
+def test_a_later_ready_kernel_does_not_run_first(tmp_path):
+    # `second` could run at once; the launch of `first` becomes slow, and still `first` goes before it.
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.call(5, 10, 2)
+    run.kernel("first", 10, 50, 1)
+    run.kernel("second", 50, 60, 2)
+    seen = _replayed(run, tmp_path)
+    late = seen.lasting("cudaLaunchKernel", 500)
+    assert late.start("first") == 510
+    assert late.start("second") == 550
+
+
+def test_streams_run_beside_each_other(tmp_path):
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.call(5, 10, 2)
+    run.kernel("a", 10, 500, 1)
+    run.kernel("b", 15, 400, 2, stream=8)
+    seen = _replayed(run, tmp_path)
+    assert seen.misses() == 0
+    assert seen.lasting("a", 900).end("b") == 400
+
+
+def test_a_kernel_may_start_before_its_launching_call_returns(tmp_path):
+    # On some machines the call returns 20 after the kernel began: a negative latency, pooled and kept.
+    run = TinyRun()
+    for index in range(3):
+        begin = 200 * index
+        run.call(begin, begin + 60, index)
+        run.kernel("gemm", begin + 40, begin + 90, index)
+    seen = _replayed(run, tmp_path)
+    launch = seen.graph.edges.kind == EdgeKind.LAUNCH
+    assert (seen.graph.edges.lag[launch] == -20 * US).all()
+    assert seen.misses() == 0
+
+
+def test_launch_latency_is_one_number_for_all_ranks_from_those_whose_gpu_idles(tmp_path):
+    # Rank 1's GPU never idles after its first kernel: alone it would tell a latency of hundreds.
+    run = TinyRun()
+    for rank in (0, 1):
+        for index in range(5):
+            begin = 100 * index
+            run.call(begin, begin + 5, index, rank)
+            if rank == 0:
+                run.kernel("gemm", begin + 12, begin + 60, index, rank)
+            else:
+                run.kernel("gemm", 12 + 300 * index, 12 + 300 * (index + 1), index, rank)
+        run.step(0, 0, 2000, rank)
+    graph = run.build(tmp_path / "r").graph
+    launch = graph.edges.kind == EdgeKind.LAUNCH
+    assert (graph.edges.lag[launch] == 7 * US).all()
+    assert Seen(graph).misses() == 0
+
+
+def _two_streams(with_event: bool) -> TinyRun:
+    """`a` on stream 7, then `b` on stream 8, which starts when `a` has ended.
+
+    CPU    a 0-5, record 5-8, wait 8-11, b 11-16
+    """
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.call(5, 8, 2, name="cudaEventRecord")
+    run.call(8, 11, 3, name="cudaStreamWaitEvent")
+    run.call(11, 16, 4)
+    run.kernel("a", 10, 300, 1)
+    run.kernel("b", 302, 400, 4, stream=8)
+    if with_event:
+        run.sync("event_record", 5, correlation=2)
+        run.sync("stream_wait_event", 8, correlation=3, stream=8, record_stream=COMPUTE, record_correlation=2)
+    return run
+
+
+@pytest.mark.parametrize("with_event", [True, False])
+def test_a_stream_that_waits_for_an_event_goes_on_when_the_other_has_come_to_it(tmp_path, with_event):
+    seen = _replayed(_two_streams(with_event), tmp_path)
+    assert seen.misses() == 0
+    assert seen.edges(EdgeKind.EVENT) == [("a", "b")]
+    event = seen.graph.edges.kind == EdgeKind.EVENT
+    # Where the trace does not record events, the coincidence of the times tells it, marked as inferred.
+    assert seen.graph.edges.inferred[event].tolist() == [not with_event]
+    assert seen.lasting("a", 100).start("b") == 402
+
+
+def test_an_event_recorded_before_the_last_kernel_orders_only_what_came_before_it(tmp_path):
+    # a (7), record, c (7), wait on 8, b (8): b waits for a but not for c.
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.call(5, 8, 2, name="cudaEventRecord")
+    run.call(8, 12, 5)
+    run.call(12, 15, 3, name="cudaStreamWaitEvent")
+    run.call(15, 20, 4)
+    run.kernel("a", 10, 300, 1)
+    run.kernel("c", 300, 900, 5)
+    run.kernel("b", 301, 400, 4, stream=8)
+    run.sync("event_record", 5, correlation=2)
+    run.sync("stream_wait_event", 12, correlation=3, stream=8, record_stream=COMPUTE, record_correlation=2)
+    seen = _replayed(run, tmp_path)
+    assert seen.edges(EdgeKind.EVENT) == [("a", "b")]
+    assert seen.lasting("c", 500).end("b") == seen.end("b")
+
+
+@pytest.mark.parametrize(
+    "name", ["cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "hipDeviceSynchronize"]
+)
+def test_a_synchronising_call_makes_the_cpu_wait_for_the_gpu(tmp_path, name):
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.kernel("gemm", 10, 500, 1)
+    run.call(20, 503, 2, name=name)
+    run.op("after", 503, 600)
+    seen = _replayed(run, tmp_path)
+    assert seen.misses() == 0
+    assert seen.lasting("gemm", 100).start("after") == 603
+    # The call itself is only what it lasts beyond the GPU's work.
+    assert [seen.graph.nodes.duration[n] / US for n in seen.nodes(name)] == [3]
+
+
+def test_a_long_call_that_waits_for_nothing_is_work_of_the_cpu(tmp_path):
+    # The stream is idle from 50; the call returns at 503, long after: it did not wait for the GPU.
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.kernel("gemm", 10, 50, 1)
+    run.call(20, 503, 2, name="cudaMemcpyAsync")
+    run.op("after", 503, 600)
+    seen = _replayed(run, tmp_path)
+    assert seen.edges(EdgeKind.SYNC) == []
+    assert sum(seen.graph.nodes.duration[n] for n in seen.nodes("cudaMemcpyAsync")) == 483 * US
+    assert seen.lasting("gemm", 200).start("after") == 503
+
+
+def test_a_copy_whose_call_returns_with_it_blocks_and_one_whose_call_returns_at_once_does_not(tmp_path):
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.kernel("gemm", 10, 300, 1)
+    run.call(20, 404, 2, name="cudaMemcpyAsync")
+    run.kernel("Memcpy DtoH", 300, 400, 2, kind="memcpy")
+    run.op("item", 404, 450)
+    run.call(450, 455, 3, name="cudaMemcpyAsync")
+    run.kernel("Memcpy DtoD", 460, 900, 3, kind="memcpy")
+    run.op("on", 455, 500)
+    seen = _replayed(run, tmp_path)
+    assert seen.misses() < 5  # two copies whose launches took 0 and 5 to arrive share one latency
+    slower = seen.lasting("gemm", 1000)
+    assert slower.start("item") == 1404
+    assert seen.lasting("Memcpy DtoD", 1000).start("on") == seen.start("on")
+
+
+@pytest.mark.xfail(strict=True, reason="what a call waits before its copy begins counts as work of the CPU")
+def test_a_blocking_copy_returns_sooner_when_the_kernel_before_it_gets_faster(tmp_path):
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.kernel("gemm", 10, 300, 1)
+    run.call(20, 404, 2, name="cudaMemcpyAsync")
+    run.kernel("Memcpy DtoH", 300, 400, 2, kind="memcpy")
+    run.op("item", 404, 450)
+    seen = _replayed(run, tmp_path)
+    # gemm ends at 110, the copy at 210; launching it may cost the call a few microseconds first.
+    assert seen.lasting("gemm", -190).start("item") == pytest.approx(214, abs=20)
+
+
+@pytest.mark.xfail(strict=True, reason="the call's release is the copy's start, so its latency is 0")
+def test_calls_that_block_do_not_tell_the_latency_of_launches(tmp_path):
+    run = TinyRun()
+    for index in range(3):
+        begin = 200 * index
+        run.call(begin, begin + 102, index, name="cudaMemcpyAsync")
+        run.kernel("Memcpy DtoH", begin + 10, begin + 100, index, kind="memcpy")
+    run.call(800, 805, 9, name="cudaMemcpyAsync")
+    run.kernel("Memcpy DtoD", 815, 900, 9, kind="memcpy")
+    assert _replayed(run, tmp_path).start("Memcpy DtoD") == 815
+
+
+@pytest.mark.xfail(strict=True, reason="a thread's time after its last span counts as its work")
+def test_a_thread_that_has_nothing_more_to_do_does_not_hold_up_the_end_of_the_step(tmp_path):
+    # The CPU is done at 20 and the GPU runs to 1000: with a faster kernel the step is over sooner.
+    run = TinyRun()
+    run.op("launcher", 0, 20)
+    run.call(5, 10, 1)
+    run.kernel("gemm", 20, 1000, 1)
+    run.step(0, 0, 1000)
+    graph = run.build(tmp_path / "r").graph
+    assert _step(Scale(Selection(kind="kernel"), 0.5).apply(graph)) == 510
+
+
+def test_work_launched_before_the_window_is_anchored_and_what_follows_it_is_not(tmp_path):
+    run = TinyRun()
+    run.op("first", 100, 400)
+    run.kernel("from before", 140, 300)
+    run.call(110, 115, 1)
+    run.kernel("gemm", 300, 400, 1)
+    seen = _replayed(run, tmp_path)
+    nodes = seen.graph.nodes
+    anchored = [seen.graph.names[n] for n in nodes.name[nodes.anchored & (nodes.kind == NodeKind.KERNEL)]]
+    assert anchored == ["from before"]
+    assert seen.misses() == 0
+    assert seen.lasting("from before", 50).start("gemm") - seen.start("gemm") == 50
+
+
+def test_the_launch_of_a_cuda_graph_releases_many_kernels_in_stream_order(tmp_path):
+    run = TinyRun()
+    run.call(0, 300, 1, name="cudaGraphLaunch")  # returns long after the first kernel began
+    for index in range(4):
+        run.kernel(f"k{index}", 50 + 100 * index, 150 + 100 * index, 1)
+    run.kernel("side", 60, 90, 1, stream=8)
+    run.op("after", 300, 400)
+    seen = _replayed(run, tmp_path)
+    assert seen.misses() == pytest.approx(0, abs=10)
+    assert sorted(target for _, target in seen.edges(EdgeKind.LAUNCH)) == ["k0", "side"]
+    moved = seen.lasting("k1", 40)
+    assert [moved.start(f"k{i}") - seen.start(f"k{i}") for i in range(4)] == [0, 0, 40, 40]
+
+
+def test_measured_starts_of_derived_work_do_not_enter_the_replay(tmp_path):
+    run = _two_streams(True)
+    graph = _replayed(run, tmp_path).graph
+    shifted = graph.nodes.measured_start + 77 * US
+    nodes = type(graph.nodes)(
+        **{
+            f: shifted if f == "measured_start" else getattr(graph.nodes, f)
+            for f in graph.nodes.__dataclass_fields__
+        }
+    )
+    moved = type(graph)(nodes, graph.edges, graph.indptr, graph.names, graph.lanes, graph.origin_ns)
+    assert (replay(moved).start == replay(graph).start).all()
+
+
+def _bound(call: float, kernel: float) -> TinyRun:
+    """Twenty launches and kernels; the step ends when the device has drained."""
+    run = TinyRun()
+    gpu_free = 0.0
+    for index in range(20):
+        begin = call * index
+        run.call(begin, begin + call, index)
+        start = max(begin + call + 5, gpu_free)
+        gpu_free = start + kernel
+        run.kernel("gemm", start, gpu_free, index)
+    end = max(gpu_free, 20 * call)
+    run.call(20 * call, end, 99, name="cudaDeviceSynchronize")
+    run.op("loss", end, end + 10)
+    run.step(0, 0, end + 10)
+    return run
+
+
+def _step(graph) -> float:
+    timeline = replay(graph)
+    return step_times(graph, timeline.start, timeline.end)["duration_ns"].item() / US
+
+
+def test_a_launch_bound_step_hardly_gains_from_faster_kernels_and_becomes_gpu_bound_without_launches(
+    tmp_path,
+):
+    graph = _bound(call=30, kernel=20).build(tmp_path / "r").graph
+    assert _step(graph) == measured_step_times(graph)["duration_ns"].item() / US == 635
+    faster = Scale(Selection(kind="kernel"), 0.1).apply(graph)
+    assert _step(faster) == 617  # only the last kernel, after the last launch
+    free = NoLaunch().apply(graph)
+    assert _step(free) == 20 * 20 + 10
+    # And now the kernels decide.
+    assert _step(Scale(Selection(kind="kernel"), 0.5).apply(free)) == 20 * 10 + 10
+
+
+def test_a_gpu_bound_step_gains_nothing_from_free_launches_and_becomes_launch_bound(tmp_path):
+    graph = _bound(call=10, kernel=50).build(tmp_path / "r").graph
+    assert _step(graph) == 10 + 5 + 20 * 50 + 10
+    assert _step(NoLaunch().apply(graph)) == 20 * 50 + 10
+    assert _step(Scale(Selection(kind="kernel"), 0.01).apply(graph)) == 20 * 10 + 5 + 0.5 + 10
+
+
+def test_a_run_with_nothing_but_gpu_work_still_replays(tmp_path):
+    run = TinyRun()
+    run.kernel("a", 10, 100)
+    run.kernel("b", 100, 150)
+    seen = _replayed(run, tmp_path)
+    assert seen.misses() == 0
+    assert seen.lasting("a", 50).end("b") == 190
+
+
+def test_kernels_that_last_no_time_do_not_make_a_cycle(tmp_path):
+    # Traces in microseconds round short kernels to nothing: several start at once on both streams.
+    run = TinyRun()
+    for index in range(8):
+        run.call(index, index + 1, index)
+        run.kernel(f"k{index}", 100, 100 if index % 3 else 101, index, stream=7 + index % 2)
+    seen = _replayed(run, tmp_path)
+    assert np.isfinite(seen.misses())
+    starts = [seen.start(f"k{index}") for index in (1, 5, 7)]
+    assert starts == sorted(starts)
