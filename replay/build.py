@@ -63,8 +63,8 @@ def build_graph(run: Run) -> Built:
     spans = run.table(SPANS)
     if spans.height == 0:
         raise Unanswerable(
-            f"{run.path}: no spans to replay; record with a deep window: "
-            "`dpro record --every N --window-steps K`"
+            "the run holds no spans to replay: record at least one deep window "
+            "(`dpro record --skip S --every N --window-steps K`), or import a trace"
         )
     names = spans["name"].unique().sort()
     spans = spans.with_columns(code=spans["name"].cast(pl.Enum(names)).to_physical().cast(pl.Int64))
