@@ -118,7 +118,7 @@ class TinyRun:
 
 
 def cpu_job(num_ranks: int = 3, num_steps: int = 4, slow_rank: int = 1, extra: float = 400) -> TinyRun:
-    """A job on CPUs: input, forward, a bucket reduced beside backward, optimizer. One rank's input is slow."""
+    """A job on CPUs: input, forward, a bucket reduced beside backward, optimizer; one input is slow."""
     run = TinyRun()
     noise = np.random.default_rng(7)
     lengths = noise.integers(0, 30, (num_ranks, num_steps, 4))

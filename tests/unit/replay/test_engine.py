@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -108,7 +110,7 @@ def test_a_cycle_is_found_and_its_names_are_printed(dag, data):
     assert shown
     # What is printed is connected by edges, in the direction of the arrows.
     pairs = {(a, b) for a, b, _ in closed}
-    assert all(pair in pairs for pair in zip(shown, shown[1:]))
+    assert all(pair in pairs for pair in pairwise(shown))
     assert len(shown) == 8 or (shown[-1], shown[0]) in pairs
 
 

@@ -14,7 +14,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust, assess
 from dpro.replay.build import build_graph
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.timeline import replay, step_times
+from dpro.replay.timeline import replay, replay_durations, step_times
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.heal import Heal, healed_durations
 from dpro.replay.whatif.host import NoLaunch
@@ -265,8 +265,8 @@ conditions = st.lists(
 )
 
 
-@given(job_names, conditions, st.floats(0, 20), st.floats(0, 0.3))
-def test_the_interval_contains_the_prediction(jobs, job, edits, error_pct, _):
+@given(job_names, conditions, st.floats(0, 20))
+def test_the_interval_contains_the_prediction(jobs, job, edits, error_pct):
     graph, trust = jobs[job]
     trust = dataclasses.replace(trust, error_pct=error_pct)
     prediction = predict(graph, baseline_steps(graph), [parse_edit(text) for text in edits], trust)
@@ -327,8 +327,6 @@ def test_a_run_without_step_marks_counts_each_window_as_one_step(tmp_path):
 
 
 def test_batched_healing_predicts_the_same_step_times_as_one_replay_each(jobs):
-    from dpro.replay.timeline import replay_durations
-
     graph, _ = jobs["cpu"]
     durations = healed_durations(graph, [0, 1, 2])
     ends = replay_durations(graph, durations)

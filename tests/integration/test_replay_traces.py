@@ -1,0 +1,444 @@
+"""Replay and what-if on real traces of 2 to 8 GPUs: goldens, matching, clocks, ablations, a twin run."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.ingest.importer import import_sources
+from dpro.replay.accuracy import Trust, assess
+from dpro.replay.align import clock_offsets
+from dpro.replay.build import Built, build_graph
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.match import Matching, match_collectives
+from dpro.replay.timeline import Timeline, critical_nodes, measured_step_times, replay, step_times
+from dpro.replay.whatif.heal import Heal
+from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.predict import search
+from dpro.schema import COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
+from dpro.store import Run, open_run, write_manifest, write_part
+from tests.reference.event_driven import simulate
+from tests.reference.pairing import pair_by_end
+
+NANOGPT = "nanogpt_h100_8r_rs_ag"
+SLEEP_1S = "torchrec_v100_4r_sleep1s_rank2"
+SLEEP_20MS = "torchrec_v100_4r_a2a_ar"
+SMALLEST = "torchrec_v100_2r_kjt"
+PARAM = "param_dlrm_v100_8r"
+DECODE = "lightllm_h200_8r_deepep_cudagraph"
+TWO_OF_128 = "hta_a100_sampled_0_1_of_128"
+WHOLE = [NANOGPT, SLEEP_1S, SLEEP_20MS, SMALLEST, PARAM, DECODE]
+MS, US = 1_000_000, 1_000
+SPARSE_ARCH = "# running sparse arch"  # where rank 2 sleeps in the forward pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One real job, imported; built and replayed once, when first asked for."""
+
+    run: Run
+
+    @cached_property
+    def built(self) -> Built:
+        return build_graph(self.run)
+
+    @property
+    def graph(self) -> Graph:
+        return self.built.graph
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return replay(self.graph)
+
+    @cached_property
+    def trust(self) -> Trust:
+        return assess(self.built, self.timeline, self.run.manifest)
+
+    @cached_property
+    def matching(self) -> Matching:
+        return match_collectives(self.run.table(COLLECTIVES), self.run.table(SPANS))
+
+
+class Jobs:
+    """Real jobs by the name of their folder."""
+
+    def __init__(self, traces: Path, imports: Path) -> None:
+        self.traces, self.imports = traces / "multirank", imports
+        self._jobs: dict[str, Job] = {}
+
+    def __getitem__(self, name: str) -> Job:
+        if name not in self._jobs:
+            if not (self.traces / name).is_dir():
+                pytest.skip(f"no {name} among the real traces in {self.traces}")
+            import_sources([self.traces / name], self.imports / name)
+            self._jobs[name] = Job(open_run(self.imports / name))
+        return self._jobs[name]
+
+
+@pytest.fixture(scope="session")
+def jobs(traces, tmp_path_factory) -> Jobs:
+    return Jobs(traces, tmp_path_factory.mktemp("imports"))
+
+
+def _steps_ms(graph: Graph) -> np.ndarray:
+    timeline = replay(graph)
+    return step_times(graph, timeline.start, timeline.end)["duration_ns"].to_numpy() / MS
+
+
+def _measured_ms(graph: Graph) -> np.ndarray:
+    return measured_step_times(graph)["duration_ns"].to_numpy() / MS
+
+
+# --- how well the unchanged run replays ---------------------------------------------------------------------
+
+# Measured when this was written: mean |step error| %, start error p50 / p95 us, unexplained, anchored.
+#   nanogpt    0.037    26.8     83   0.48%  0.05%
+#   sleep 1s   0.164    55.7   5594   0.13%  0.28%
+#   sleep 20ms 0.571    94.0   3678   0.58%  0.28%
+#   smallest   0.000    20.5     66   2.43%  0
+#   param      0.073     5.4     11   0.25%  0.09%
+#   decode     0.543  1250.0   1309   0.34%  0.17%    (its first copy is late: see below)
+BARS = {
+    NANOGPT: (0.06, 35, 110, 0.007),
+    SLEEP_1S: (0.25, 75, 7_000, 0.003),
+    SLEEP_20MS: (0.8, 130, 5_000, 0.008),
+    SMALLEST: (0.01, 30, 90, 0.03),
+    PARAM: (0.1, 8, 16, 0.004),
+    DECODE: (0.7, 1_400, 1_500, 0.005),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_real_job_replays_as_well_as_it_did(jobs, name):
+    trust = jobs[name].trust
+    step_pct, p50_us, p95_us, unexplained = BARS[name]
+    assert trust.error_pct <= step_pct
+    assert trust.start_error_ns[0] <= p50_us * US
+    assert trust.start_error_ns[1] <= p95_us * US
+    assert trust.time_unexplained <= unexplained
+    assert trust.starts_anchored <= 0.004
+    assert trust.answerable
+    assert trust.reasons == ()
+
+
+@pytest.mark.xfail(strict=True, reason="a copy that begins during its call is released at the call's end")
+def test_staged_copies_do_not_make_all_of_a_decode_run_late(jobs):
+    assert jobs[DECODE].trust.start_error_ns[0] <= 200 * US
+
+
+def test_what_two_of_128_ranks_cannot_tell_is_said_and_nothing_is_predicted_from_them(jobs):
+    trust = jobs[TWO_OF_128].trust
+    assert not trust.answerable
+    assert any("126 of 128 ranks are missing" in reason for reason in trust.reasons)
+    assert any("cannot be laid against each other" in reason for reason in trust.reasons)
+    assert set(jobs[TWO_OF_128].matching.rows["members"]) == {1}
+
+
+@pytest.mark.parametrize("name", [SMALLEST, SLEEP_1S, SLEEP_20MS])
+def test_the_engine_equals_the_event_driven_simulation_on_a_real_graph(jobs, name):
+    graph, timeline = jobs[name].graph, jobs[name].timeline
+    edges = zip(graph.edges.source.tolist(), graph.edges.target.tolist(), graph.edges.lag.tolist())
+    starts = simulate(graph.nodes.duration.tolist(), graph.nodes.earliest.tolist(), list(edges))
+    assert timeline.start.tolist() == starts
+
+
+@pytest.mark.parametrize("name", [*WHOLE, TWO_OF_128])
+def test_the_critical_path_of_a_real_job_is_as_long_as_its_makespan(jobs, name):
+    graph, timeline = jobs[name].graph, jobs[name].timeline
+    path = critical_nodes(timeline, 0)
+    lags = int(graph.edges.lag[timeline.binding[path[1:]]].sum())
+    length = int(graph.nodes.earliest[path[0]]) + int(graph.nodes.duration[path].sum()) + lags
+    assert length == int(timeline.end.max())
+
+
+@pytest.mark.parametrize("name", [*WHOLE, TWO_OF_128])
+def test_every_piece_of_gpu_work_and_every_collective_is_in_the_graph_once(jobs, name):
+    graph = jobs[name].graph
+    spans = jobs[name].run.table(SPANS).filter(pl.col("kind").is_in(["kernel", "memcpy", "memset"]))
+    work = np.isin(graph.nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER))
+    found = set(zip(graph.nodes.rank[work].tolist(), graph.nodes.span[work].tolist()))
+    assert len(found) == work.sum() == spans.height
+    assert found == set(spans.select("rank", "span_id").iter_rows())
+
+
+# --- starts are derived, not copied -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_slower_gpus_move_the_starts_of_work_on_them(jobs, name):
+    graph, timeline = jobs[name].graph, jobs[name].timeline
+    duration = graph.nodes.duration.copy()
+    duration[np.isin(graph.nodes.kind, GPU_KINDS)] *= 2
+    slower = replay(graph.with_durations(duration))
+    work = np.isin(graph.nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
+    moved = (slower.start > timeline.start)[work].mean()
+    assert moved > (0.4 if name == SMALLEST else 0.9)  # the smallest one hardly queues work on its GPUs
+    assert (slower.start >= timeline.start).all()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_faster_cpus_move_everything_forward(jobs, name):
+    graph, timeline = jobs[name].graph, jobs[name].timeline
+    duration = graph.nodes.duration.copy()
+    duration[np.isin(graph.nodes.kind, CPU_KINDS)] //= 2
+    faster = replay(graph.with_durations(duration))
+    assert (faster.start <= timeline.start).all()
+    assert faster.end.max() < timeline.end.max()
+
+
+# --- matching and clocks ------------------------------------------------------------------------------------
+
+
+def _partners_by_end(job: Job) -> dict[tuple[int, int], int]:
+    """(rank, collective) -> the fullest rank's collective it is paired with, by ends on the one host."""
+    rows = job.matching.rows.with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
+    ranks = sorted(rows["rank"].unique())
+    of_rank = {rank: rows.filter(pl.col("rank") == rank).sort("start_ns", "collective_id") for rank in ranks}
+    fullest = max(ranks, key=lambda rank: (of_rank[rank].height, -rank))
+    pairs: dict[tuple[int, int], int] = {}
+    for rank in ranks:
+        if rank == fullest:
+            continue
+        mine, theirs = (list(of_rank[r].select("op", "end").iter_rows()) for r in (fullest, rank))
+        for i, j in pair_by_end(mine, theirs, within=MS):
+            key = of_rank[rank]["collective_id"][j]
+            pairs[rank, key] = of_rank[fullest]["collective_id"][i]
+    return pairs
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_matching_without_clocks_agrees_with_pairing_by_the_clocks_of_the_one_host(jobs, name):
+    rows = jobs[name].matching.rows
+    fullest = rows.group_by("rank").len().sort(["len", "rank"], descending=[True, False])["rank"][0]
+    instance_of = {
+        (rank, number): i for rank, number, i in rows.select("rank", "collective_id", "instance").iter_rows()
+    }
+    on_fullest = {instance: number for (rank, number), instance in instance_of.items() if rank == fullest}
+    matched = {
+        key: on_fullest[instance]
+        for key, instance in instance_of.items()
+        if key[0] != fullest and instance in on_fullest
+    }
+    assert matched == _partners_by_end(jobs[name])
+
+
+# Collectives on all ranks, and of how many that any rank holds; windows are clipped at their front.
+ON_ALL_RANKS = {
+    NANOGPT: (76, 84),
+    SLEEP_1S: (31, 33),
+    SLEEP_20MS: (31, 32),
+    SMALLEST: (12, 12),
+    PARAM: (8, 8),
+    DECODE: (116, 116),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_collective_that_all_windows_hold_is_found_on_all_ranks(jobs, name):
+    rows = jobs[name].matching.rows
+    members = rows.group_by("instance").agg(pl.col("members").first())["members"]
+    assert ((members == rows["rank"].n_unique()).sum(), members.len()) == ON_ALL_RANKS[name]
+    assert jobs[name].matching.refused == ()
+
+
+SHIFTS_US = [200, -200, 5_000, -5_000, 50_000, -50_000]
+
+
+@pytest.mark.parametrize("shift_us", SHIFTS_US)
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_rank_whose_clock_is_off_is_matched_the_same_and_its_offset_found(jobs, name, shift_us):
+    # Seen: all of it came back within 1 us (nanogpt, param, decode), 29-31 us (two torchrec jobs), and
+    # 63 us where the late rank's ends are skewed; that much was found without a shift too.
+    job = jobs[name]
+    ranks = job.run.manifest.ranks
+    late = pl.when(pl.col("rank") == ranks[-1]).then(shift_us * US).otherwise(0)
+    shifted = [job.run.table(t).with_columns(pl.col("start_ns") + late) for t in (COLLECTIVES, SPANS)]
+    matching = match_collectives(*shifted)
+    key = ("rank", "collective_id", "instance")
+    assert matching.rows.select(key).equals(job.matching.rows.select(key))
+    offsets = clock_offsets(matching.rows, {rank: f"host{rank}" for rank in ranks})
+    for rank in ranks:
+        injected = shift_us * US if rank == ranks[-1] else 0
+        assert offsets[rank].offset_ns == pytest.approx(injected, abs=100 * US)
+        assert abs(offsets[rank].offset_ns - injected) <= offsets[rank].uncertainty_ns + 40 * US
+
+
+def _with_clock(run: Run, folder: Path, rank: int, shift_ns: int) -> Run:
+    """A copy of a run in which every rank is on a host of its own and one host's clock is off."""
+    late = pl.when(pl.col("rank") == rank).then(shift_ns).otherwise(0)
+    for table in (SPANS, COLLECTIVES, SYNCS, STEPS):
+        write_part(folder, table, "all", run.table(table).with_columns(pl.col("start_ns") + late))
+    workers = run.table(WORKERS).with_columns(host=pl.format("host{}", "rank"))
+    write_part(folder, WORKERS, "all", workers)
+    write_manifest(folder, run.manifest)
+    return open_run(folder)
+
+
+@pytest.mark.parametrize("name", [NANOGPT, SLEEP_20MS])
+def test_a_clock_that_is_off_by_50_ms_changes_neither_the_steps_nor_how_well_they_replay(
+    jobs, name, tmp_path
+):
+    job = jobs[name]
+    built = build_graph(_with_clock(job.run, tmp_path / "run", job.run.manifest.ranks[1], 50 * MS))
+    trust = assess(built, replay(built.graph), job.run.manifest)
+    plain, moved = (t.steps.select("measured_ns", "replayed_ns").to_numpy() for t in (job.trust, trust))
+    assert np.abs(moved - plain).max() < 0.3 * MS
+    assert trust.start_error_ns[0] < job.trust.start_error_ns[0] + 60 * US
+
+
+# --- ablations: what each sort of edge is worth -------------------------------------------------------------
+
+# Start errors p50 / p95 in us without that sort of edge, where with all of them they are
+# nanogpt 27 / 83, param 5 / 11, sleep 20ms 94 / 3,678, decode 1,250 / 1,309. Steps hardly show it.
+#   rendezvous  nanogpt  1,258 / 31,199   param       1,063 / 6,551
+#   stream      nanogpt 29,305 / 49,496   sleep 20ms 60,112 / 139,705
+#   handover    nanogpt  3,293 /  9,367   param         673 / 2,124
+#   event       nanogpt  3,070 / 36,068   decode     21,980 / 51,798
+#   sync        sleep 20ms 37,249 / 68,459  param       210 / 2,535
+#   contention  sleep 20ms  8,038 / 13,961
+WORTH = [
+    (NANOGPT, EdgeKind.RENDEZVOUS, 100),
+    (PARAM, EdgeKind.RENDEZVOUS, 100),
+    (NANOGPT, EdgeKind.STREAM, 100),
+    (SLEEP_20MS, EdgeKind.STREAM, 10),
+    (NANOGPT, EdgeKind.HANDOVER, 50),
+    (PARAM, EdgeKind.HANDOVER, 50),
+    (NANOGPT, EdgeKind.EVENT, 100),
+    (DECODE, EdgeKind.EVENT, 10),
+    (SLEEP_20MS, EdgeKind.SYNC, 5),
+    (PARAM, EdgeKind.SYNC, 50),
+    (SLEEP_20MS, EdgeKind.CONTENTION, 2),
+]
+
+
+def _without(graph: Graph, kind: EdgeKind) -> Graph:
+    own_transfer = graph.nodes.kind[graph.edges.target] == NodeKind.TRANSFER
+    return graph.without_edges((graph.edges.kind == kind) & ((kind != EdgeKind.STREAM) | ~own_transfer))
+
+
+@pytest.mark.parametrize(("name", "kind", "times_worse"), WORTH)
+def test_without_a_sort_of_edge_starts_are_far_off_even_where_steps_are_not(jobs, name, kind, times_worse):
+    job = jobs[name]
+    timeline = replay(_without(job.graph, kind))
+    ablated = assess(dataclasses.replace(job.built, graph=timeline.graph), timeline, job.run.manifest)
+    assert ablated.start_error_ns[1] > times_worse * job.trust.start_error_ns[1]
+
+
+# --- a twin: two recorded runs of one job, one change apart -------------------------------------------------
+
+
+def _sleeping(graph: Graph, seconds: float, instead: float) -> Graph:
+    """Rank 2's sleeps in the forward pass, of so many seconds, last so many instead."""
+    nodes = graph.nodes
+    near = np.abs(nodes.duration - seconds * 1e9) < 2 * MS
+    asleep = near & (nodes.rank == 2) & (nodes.name == graph.names.index(SPARSE_ARCH))
+    assert asleep.sum() == 3  # one per step
+    return graph.with_durations(np.where(asleep, round(instead * 1e9), nodes.duration))
+
+
+def test_shortening_the_sleep_predicts_the_run_that_was_recorded_with_the_short_one(jobs):
+    # Predicted 337, 154, 149 ms from a run of 1318, 1135, 1135; recorded 359, 153, 157: -4.3% with the first
+    # step, in which memory is still being allocated, and -2.3% without it. (The short run also sleeps 20 ms
+    # in each backward pass, beside work of the GPU that hides most of it.)
+    predicted = _steps_ms(_sleeping(jobs[SLEEP_1S].graph, 1.0012, 0.0202))
+    recorded = _measured_ms(jobs[SLEEP_20MS].graph)
+    assert predicted.mean() / recorded.mean() == pytest.approx(1, abs=0.08)
+    assert predicted[1:].mean() / recorded[1:].mean() == pytest.approx(1, abs=0.05)
+
+
+def test_lengthening_the_sleep_predicts_the_run_that_was_recorded_with_the_long_one(jobs):
+    # Predicted 1340, 1133, 1135 ms; recorded 1318, 1135, 1135: +0.6%, and -0.05% without the first step.
+    predicted = _steps_ms(_sleeping(jobs[SLEEP_20MS].graph, 0.0202, 1.0012))
+    recorded = _measured_ms(jobs[SLEEP_1S].graph)
+    assert predicted.mean() / recorded.mean() == pytest.approx(1, abs=0.02)
+    assert predicted[1:].mean() / recorded[1:].mean() == pytest.approx(1, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_least"),
+    # Seen without the first step, where all edges give -2.3%: -40%, -26%, -11%, -5.7%.
+    [(EdgeKind.STREAM, 0.2), (EdgeKind.LAUNCH, 0.2), (EdgeKind.SYNC, 0.08), (EdgeKind.EVENT, 0.04)],
+)
+def test_the_twin_is_missed_without_a_sort_of_edge(jobs, kind, at_least):
+    graph = _without(_sleeping(jobs[SLEEP_1S].graph, 1.0012, 0.0202), kind)
+    predicted, recorded = _steps_ms(graph), _measured_ms(jobs[SLEEP_20MS].graph)
+    assert abs(predicted[1:].mean() / recorded[1:].mean() - 1) > at_least
+
+
+# --- edits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_healing_any_rank_of_a_real_job_lets_nothing_end_later(jobs, name):
+    graph, timeline = jobs[name].graph, jobs[name].timeline
+    # A single step may last longer, where the one before it ends sooner by more than it does itself.
+    for rank in jobs[name].run.manifest.ranks:
+        healed = replay(Heal(rank).apply(graph))
+        assert (healed.end <= timeline.end).all()
+        steps = step_times(graph, healed.start, healed.end)["duration_ns"]
+        assert steps.sum() <= step_times(graph, timeline.start, timeline.end)["duration_ns"].sum()
+
+
+def test_healing_the_rank_that_sleeps_is_worth_most_of_its_sleep_and_healing_others_nothing(jobs):
+    graph = jobs[SLEEP_1S].graph
+    before = _steps_ms(graph).mean()
+    gains = [before - _steps_ms(Heal(rank).apply(graph)).mean() for rank in range(4)]
+    assert gains[2] > 900
+    assert max(gains[0], gains[1], gains[3]) < 5
+
+
+@pytest.mark.xfail(strict=True, reason="what peers do elsewhere in the section is put in the sleep's place")
+def test_healing_the_rank_that_sleeps_is_as_good_as_taking_the_sleep_out(jobs):
+    # Seen: 207 and 203 ms for the later steps, where without the sleep they last 151 and 143.
+    graph = jobs[SLEEP_1S].graph
+    awake = _steps_ms(_sleeping(graph, 1.0012, 0.0))
+    assert _steps_ms(Heal(2).apply(graph)).mean() == pytest.approx(awake.mean(), rel=0.1)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_edit_that_changes_nothing_changes_no_nanosecond(jobs, name):
+    timeline = jobs[name].timeline
+    for text in ("scale:factor=1", "network:bandwidth=1", "scale:kind=kernel,factor=1"):
+        same = replay(parse_edit(text).apply(jobs[name].graph))
+        assert (same.start == timeline.start).all()
+        assert (same.end == timeline.end).all()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_search_on_a_real_job_is_repeatable_and_its_edits_can_be_typed(jobs, name):
+    graph, trust = jobs[name].graph, jobs[name].trust
+    predictions, refused = search(graph, trust)
+    assert (predictions, refused) == search(graph, trust)
+    for prediction in predictions:
+        assert prediction.low_ns <= prediction.predicted_ns <= prediction.high_ns
+        assert all(parse_edit(str(edit)) == edit for edit in prediction.edits)
+    if name == SLEEP_1S:
+        assert str(predictions[0].edits[0]) == "heal:rank=2"
+
+
+def test_without_communication_what_one_rank_does_is_nothing_to_the_others(jobs):
+    alone = parse_edit("no-comm").apply(jobs[NANOGPT].graph)
+    slower = alone.nodes.duration.copy()
+    slower[alone.nodes.rank == 3] *= 3
+    others = (alone.nodes.rank != 3) & (alone.nodes.rank >= 0)
+    assert (replay(alone.with_durations(slower)).end == replay(alone).end)[others].all()
+
+
+def test_a_slower_rank_slows_all_others_through_the_rendezvous(jobs):
+    # Rank 3's CPU takes three times as long; without rendezvous its peers would not notice.
+    graph = jobs[NANOGPT].graph
+    slow = (graph.nodes.rank == 3) & np.isin(graph.nodes.kind, CPU_KINDS)
+    slower = graph.with_durations(np.where(slow, 3 * graph.nodes.duration, graph.nodes.duration))
+    last = np.array([(graph.nodes.rank == rank) & (graph.nodes.step >= 0) for rank in range(8)])
+    before = [jobs[NANOGPT].timeline.end[mine].max() for mine in last]
+    after = [replay(slower).end[mine].max() for mine in last]
+    alone = [replay(_without(slower, EdgeKind.RENDEZVOUS)).end[mine].max() for mine in last]
+    for rank in range(8):
+        assert after[rank] > before[rank] + 100 * MS
+        if rank != 3:
+            assert alone[rank] < before[rank] + 10 * MS
