@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,38 +88,48 @@ def processes(launch: Launch) -> list[Process]:
 
 
 def convert_windows(run: Path, process: Process, readers: Readers) -> None:
-    """Convert the deep windows a process has saved so far into one part per table."""
-    paths = sorted(process.folder.glob("window*.json"))
-    if not paths:
-        return
-    converted = [_convert_window(process, path, readers) for path in paths]
-    frames = [frames for frames, _ in converted if frames]
+    """Convert the deep windows a process has saved so far, a batch of them into one part per table.
+
+    A batch is a folder: one that an interrupted conversion left behind gives the same parts again.
+    """
+    waiting = sorted(process.folder.glob("window*.json"))
+    if waiting:
+        batch = process.folder / f"batch-{waiting[0].stem}"
+        batch.mkdir()
+        for path in waiting:
+            path.rename(batch / path.name)
+    for batch in sorted(process.folder.glob("batch-*")):
+        _convert_batch(run, process, batch, readers)
+        shutil.rmtree(batch.rename(batch.with_name(f"done-{batch.name}")))
+
+
+def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -> None:
+    paths = sorted(batch.glob("window*.json"))
+    entries = _flight_entries(process, readers, [path.stem for path in paths])
+    frames, notes = [], []
+    for path in paths:
+        window = int(path.stem.removeprefix("window"))
+        try:
+            trace = readers.trace(path, rank=process.rank, window=window)
+        except DproError as error:
+            notes.append({"warnings": [f"rank {process.rank}: window {window} is lost: {error}"]})
+            continue
+        frames.append(_window_frames(trace, window, entries))
+        notes.append({"warnings": trace.warnings, "skipped": trace.skipped, "versions": trace.versions})
     for table in WINDOW_TABLES if frames else ():
         whole = pl.concat([each[table.name] for each in frames], how="diagonal_relaxed")
-        write_part(run, table, f"{process.part}-{paths[0].stem}", whole)
-    notes = [notes for _, notes in converted]
-    (process.folder / f"notes-{paths[0].stem}.txt").write_text(json.dumps(notes))
-    for path in paths:
-        path.unlink(missing_ok=True)
+        write_part(run, table, f"{process.part}-{batch.name}", whole)
+    (process.folder / f"notes-{batch.name}.json").write_text(json.dumps(notes))
 
 
-def _convert_window(
-    process: Process, path: Path, readers: Readers
-) -> tuple[dict[str, pl.DataFrame], dict[str, Any]]:
-    """One window's tables, and what is to be said of it in the manifest."""
-    window = int(path.stem.removeprefix("window"))
-    try:
-        trace = readers.trace(path, rank=process.rank, window=window)
-    except DproError as error:
-        path.rename(path.with_suffix(".bad"))
-        return {}, {"warnings": [f"rank {process.rank}: window {window} is lost: {error}"]}
+def _window_frames(trace: Trace, window: int, entries: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """One window's tables, with ids of their own and what the flight recorder knew of its collectives."""
     first = (window + 1) * _WINDOW_IDS
     frames = {
         table.name: _renumbered(trace.frames.get(table.name, table.empty()), first) for table in WINDOW_TABLES
     }
-    entries = _flight_entries(process, readers)
     frames[COLLECTIVES.name] = merge_window(frames[COLLECTIVES.name], frames[SPANS.name], entries)
-    return frames, {"warnings": trace.warnings, "skipped": trace.skipped, "versions": trace.versions}
+    return frames
 
 
 def _renumbered(frame: pl.DataFrame, first: int) -> pl.DataFrame:
@@ -129,10 +140,11 @@ def _renumbered(frame: pl.DataFrame, first: int) -> pl.DataFrame:
     )
 
 
-def _flight_entries(process: Process, readers: Readers) -> pl.DataFrame:
-    """All entries of a process's flight recorders, each as it was last seen, by id.
+def _flight_entries(process: Process, readers: Readers, occasions: Sequence[str] = ()) -> pl.DataFrame:
+    """Entries of a process's flight recorders as dumped on some occasions (all, if none are named).
 
-    Dumps are unpickled once and kept as Parquet, which is some thirty times smaller.
+    Each entry comes once, as it was last seen, in the order of the ids. Dumps are unpickled once and kept
+    as Parquet, which is some thirty times smaller.
     """
     for dump in sorted(process.folder.glob("flight-*.pickle")):
         kept = dump.with_suffix(".parquet")
@@ -143,8 +155,9 @@ def _flight_entries(process: Process, readers: Readers) -> pl.DataFrame:
         saved_ns = pl.lit(dump.stat().st_mtime_ns)
         frame.with_columns(collective_id=identifier, saved_ns=saved_ns).write_parquet(kept)
         dump.unlink()
-    frames = [pl.read_parquet(path) for path in sorted(process.folder.glob("flight-*.parquet"))]
-    frames = [frame for frame in frames if frame.height]
+    kept_dumps = sorted(process.folder.glob("flight-*.parquet"))
+    wanted = [path for path in kept_dumps if not occasions or path.stem.split("-")[2] in occasions]
+    frames = [frame for path in wanted if (frame := pl.read_parquet(path)).height]
     if not frames:
         return COLLECTIVES.empty()
     entries = pl.concat(frames, how="diagonal_relaxed").sort("collective_id", "saved_ns")
@@ -187,7 +200,7 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     write_part(run, WORKERS, process.part, _worker(process, recorded, status))
     write_part(run, COLLECTIVES, process.part, _outside_windows(run, process, readers))
     notes = [
-        note for path in sorted(process.folder.glob("notes-*.txt")) for note in json.loads(path.read_text())
+        note for path in sorted(process.folder.glob("notes-*.json")) for note in json.loads(path.read_text())
     ]
     return {
         "warnings": [warning for note in notes for warning in note.get("warnings", [])],
@@ -262,7 +275,7 @@ def _outside_windows(run: Path, process: Process, readers: Readers) -> pl.DataFr
     """The flight recorder's entries that no window saw run: only their calls are known."""
     entries = _flight_entries(process, readers)
     seen: list[int] = []
-    for part in (run / COLLECTIVES.name).glob(f"{process.part}-window*.parquet"):
+    for part in (run / COLLECTIVES.name).glob(f"{process.part}-batch-*.parquet"):
         seen += pl.read_parquet(part, columns=["collective_id"])["collective_id"].to_list()
     return entries.filter(~pl.col("collective_id").is_in(seen)).with_columns(
         window=pl.lit(-1, dtype=pl.Int32)

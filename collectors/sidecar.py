@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -48,7 +49,8 @@ def attend(
         elif len(list(recording.raw.glob("*/window*.json"))) >= BATCH:
             helper = _at_idle_priority(convert, recording)
     _outlast(recording, ranks)
-    if helper:
+    if helper:  # at idle priority it may take forever; what it has begun is done again
+        os.kill(helper, signal.SIGKILL)
         os.waitpid(helper, 0)
     statuses = {pid: rank.status for pid, rank in ranks.items() if rank.ended() and rank.status is not None}
     finish(recording, _final_status(job), statuses)

@@ -397,6 +397,24 @@ def test_updates_of_several_optimizers_are_one_step(tmp_path):
     assert (run.manifest.world_size, run.manifest.ranks) == (1, [0])
 
 
+def test_windows_converted_while_the_job_runs_join_those_converted_afterwards(tmp_path):
+    body = """
+    import time
+    for _ in range(350): train_step()
+    time.sleep(3)
+    for _ in range(60): train_step()
+    """
+    run, done = record(tmp_path, script(tmp_path, body), "--every", "10")
+    assert done.returncode == 0
+    windows = (
+        run.table(SPANS).group_by("window").agg(pl.len(), pl.col("name").is_in(["dpro::backward"]).sum())
+    )
+    assert windows["window"].sort().to_list() == list(range(41))
+    assert set(windows["name"]) == {2}
+    assert run.table(SPANS)["span_id"].is_unique().all()
+    assert len(list((run.path / "spans").iterdir())) >= 2
+
+
 def test_several_launchers_record_into_one_run(tmp_path):
     body = """
     import torch.distributed as dist

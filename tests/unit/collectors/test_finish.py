@@ -1,0 +1,152 @@
+"""From the recorder's files to a run, with readers that return made-up traces."""
+
+import json
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dpro.collectors import convert, records
+from dpro.collectors.convert import Readers
+from dpro.collectors.finish import convert_waiting, finish
+from dpro.collectors.launch import Launch
+from dpro.collectors.records import RecordWriter
+from dpro.errors import InputError
+from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.store import open_run
+
+
+@dataclass
+class Trace:
+    frames: dict[str, pl.DataFrame]
+    versions: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_trace(path: Path, *, rank: int | None = None, window: int = 0) -> Trace:
+    if path.read_text() == "damaged":
+        raise InputError(f"{path}: damaged")
+    rows = {
+        "span_id": [0, 1],
+        "rank": [rank] * 2,
+        "window": [window] * 2,
+        "start_ns": [1, 2],
+        "duration_ns": [1, 1],
+    }
+    return Trace({"spans": pl.DataFrame(rows)}, skipped={"flow": 3})
+
+
+def read_dump(path: Path, *, rank: int | None = None) -> Trace:
+    return Trace({"collectives": COLLECTIVES.empty()})
+
+
+READERS = Readers(trace=read_trace, dump=read_dump)
+
+
+@pytest.fixture
+def launch(tmp_path):
+    launch = Launch(tmp_path, "host-1")
+    launch.raw.mkdir(parents=True)
+    launch.marker.parent.mkdir()
+    launch.marker.write_text(
+        json.dumps({"host": "elsewhere", "pid": 1, "start_ticks": 1, "command": ["train"]})
+    )
+    return launch
+
+
+def recorded(
+    launch: Launch, rank: int = 0, pid: int = 7, world_size: int = 1, steps: int = 6, windows: int = 0
+) -> Path:
+    folder = launch.raw / f"host-{pid}"
+    folder.mkdir()
+    facts = {"rank": rank, "world_size": world_size, "local_rank": rank, "host": "host", "pid": pid}
+    facts |= {"started_ns": pid, "gpu_name": "", "gpu_uuid": "", "versions": {"torch": "2.13"}}
+    (folder / "facts.json").write_text(json.dumps(facts))
+    writer = RecordWriter(folder / "records.bin")
+    for step in range(1, steps + 1):
+        writer.write(records.UPDATE, 0, step, 100 * step, 100 * step + 10)
+    for window in range(windows):
+        (folder / f"window{window:04d}.json").write_text("whole")
+    return folder
+
+
+def test_steps_run_from_boundary_to_boundary_without_our_own_work(launch):
+    recorded(launch, steps=3)
+    finish(launch, READERS, 0, {7: 0})
+    run = open_run(launch.run)
+    assert run.table(STEPS).select("step", "start_ns", "duration_ns").rows() == [(1, 110, 90), (2, 210, 90)]
+    assert run.manifest.exit_status == 0
+    assert run.table(WORKERS)["exit_code"].to_list() == [0]
+    assert not launch.marker.exists()
+    assert not launch.raw.exists()
+
+
+def test_signals_and_unknown_ends_of_ranks_are_told_apart(launch):
+    recorded(launch, rank=0, pid=7, world_size=2)
+    recorded(launch, rank=1, pid=8, world_size=2)
+    finish(launch, READERS, None, {7: signal.SIGKILL})
+    run = open_run(launch.run)
+    assert run.table(WORKERS).select("exit_code", "exit_signal").rows() == [(-1, signal.SIGKILL), (-1, -1)]
+    assert run.manifest.exit_status is None
+
+
+def test_conversion_that_was_interrupted_gives_each_row_once(launch, monkeypatch):
+    folder = recorded(launch, windows=3)
+    whole = convert._convert_batch
+
+    def interrupted(*arguments: object) -> None:
+        whole(*arguments)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert, "_convert_batch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert_waiting(launch, READERS)
+    monkeypatch.setattr(convert, "_convert_batch", whole)
+    (folder / "window0003.json").write_text("whole")
+    convert_waiting(launch, READERS)
+    (folder / "window0004.json").write_text("whole")
+    finish(launch, READERS, 0, {})
+    run = open_run(launch.run)
+    spans = run.table(SPANS)
+    assert spans["window"].to_list() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert spans["span_id"].is_unique().all()
+    assert run.manifest.skipped == {"flow": 15}
+
+
+def test_damaged_window_is_a_warning_and_the_others_are_kept(launch):
+    folder = recorded(launch, windows=3)
+    (folder / "window0001.json").write_text("damaged")
+    finish(launch, READERS, 0, {})
+    run = open_run(launch.run)
+    assert set(run.table(SPANS)["window"]) == {0, 2}
+    assert "window 1 is lost" in run.manifest.warnings[0]
+
+
+def test_restarted_rank_keeps_its_last_run_only(launch):
+    recorded(launch, pid=7, steps=20, windows=1)
+    convert_waiting(launch, READERS)
+    recorded(launch, pid=8, steps=4)
+    finish(launch, READERS, 0, {})
+    run = open_run(launch.run)
+    assert run.table(STEPS)["step"].to_list() == [1, 2, 3]
+    assert run.table(SPANS).is_empty()
+    assert run.manifest.ranks == [0]
+    assert "restarted" in run.manifest.warnings[0]
+
+
+def test_missing_rank_is_named(launch):
+    recorded(launch, rank=1, world_size=2)
+    finish(launch, READERS, 0, {})
+    assert open_run(launch.run).manifest.missing_ranks == [0]
+
+
+def test_log_lines_become_warnings(launch):
+    recorded(launch)
+    (launch.raw / "log.txt").write_text("process 7 stopped recording\n")
+    finish(launch, READERS, 3 << 8, {})
+    manifest = open_run(launch.run).manifest
+    assert manifest.warnings == ["process 7 stopped recording"]
+    assert manifest.exit_status == 3
