@@ -1,0 +1,83 @@
+"""What is said about other people's jobs: the one with a known fault, and those without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dpro.detect.diagnose import diagnose_graph
+from dpro.detect.findings import Finding
+from dpro.ingest.importer import import_sources
+from dpro.replay.accuracy import assess
+from dpro.replay.build import build_graph
+from dpro.replay.timeline import replay
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS
+from dpro.store import open_run
+
+MS = 1_000_000
+SLEEPER = "torchrec_v100_4r_sleep1s_rank2"
+
+
+def imported(traces: Path, job: str, folder: Path) -> Path:
+    import_sources([traces / "multirank" / job], folder / "run")
+    return folder / "run"
+
+
+def diagnosed(run: Path) -> list[Finding]:
+    return diagnose_graph(build_graph(open_run(run)).graph)
+
+
+def shift_clock(run: Path, rank: int, by_ns: int) -> None:
+    """Move everything a rank recorded, as if its host's clock were ahead."""
+    for table in (SPANS, COLLECTIVES, STEPS, SYNCS, CLOCK_SAMPLES):
+        times = [name for name in ("start_ns", "enqueued_ns", "time_ns") if name in table.columns]
+        for part in (run / table.name).glob("*.parquet"):
+            moved = [
+                pl.when((pl.col("rank") == rank) & (pl.col(name) >= 0))
+                .then(pl.col(name) + by_ns)
+                .otherwise(pl.col(name))
+                .alias(name)
+                for name in times
+            ]
+            pl.read_parquet(part).with_columns(moved).write_parquet(part)
+
+
+def test_the_rank_that_slept_is_the_only_one_named(traces, tmp_path):
+    (finding,) = diagnosed(imported(traces, SLEEPER, tmp_path))
+    assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
+    # It slept for about a second per step, around its all-to-alls.
+    assert 0.8e9 < finding.cost_ns < 1.1e9
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_a_clock_five_milliseconds_ahead_changes_no_finding(rank, traces, tmp_path):
+    run = imported(traces, SLEEPER, tmp_path)
+    (before,) = diagnosed(run)
+    shift_clock(run, rank, 5 * MS)
+    (after,) = diagnosed(run)
+    assert (after.class_, after.component_id) == (before.class_, before.component_id)
+    assert after.cost_ns == pytest.approx(before.cost_ns, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "nanogpt_h100_8r_rs_ag",
+        "param_dlrm_v100_8r",
+        "torchrec_v100_2r_kjt",
+        "lightllm_h200_8r_deepep_cudagraph",
+    ],
+)
+def test_jobs_without_a_known_fault_raise_nothing(job, traces, tmp_path):
+    assert diagnosed(imported(traces, job, tmp_path)) == []
+
+
+def test_two_ranks_of_many_cannot_be_diagnosed_and_the_reasons_say_why(traces, tmp_path):
+    run = open_run(imported(traces, "hta_a100_sampled_0_1_of_128", tmp_path))
+    built = build_graph(run)
+    trust = assess(built, replay(built.graph), run.manifest)
+    assert not trust.answerable
+    assert any("126 of 128 ranks are missing" in reason for reason in trust.reasons)
+    assert any("ranks 0 and 1 cannot be laid against each other" in reason for reason in trust.reasons)
