@@ -7,7 +7,7 @@ import pytest
 from dpro.errors import Unanswerable
 from dpro.replay.build import build_graph
 from dpro.replay.graph import EdgeKind, NodeKind
-from tests.builders import BACKWARD, MAIN, US, Seen, TinyRun
+from tests.builders import BACKWARD, COMPUTE, MAIN, US, Seen, TinyRun
 
 
 def _backward() -> TinyRun:
@@ -131,6 +131,49 @@ def test_the_thread_that_called_a_collective_waits_for_it_in_its_gap(tmp_path):
     assert [late.start("after", rank) for rank in (0, 1)] == [603, 603]
     # Rank 0 comes first anyway: later by up to the wait changes nothing.
     assert seen.lasting("forward", 150, rank=0).start("after", 0) == 503
+
+
+@pytest.mark.xfail(strict=True, reason="the moment a gap ends is looked up in the operator after it")
+def test_a_thread_that_goes_on_the_moment_a_collective_ends_was_waiting_for_it(tmp_path):
+    # In a trace in microseconds both times are the same number.
+    run = TinyRun()
+    for rank, begin in ((0, 100), (1, 300)):
+        run.step(0, 0, 900, rank)
+        run.op("forward", 0, begin, rank)
+        run.gloo((begin, begin + 20), (begin + 15, 500), rank)
+        run.op("after", 500, 850, rank)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.lasting("forward", 100, rank=1).start("after", 0) == 600
+    assert seen.lasting("forward", -150, rank=1).start("after", 0) == 350
+
+
+@pytest.mark.xfail(strict=True, raises=IndexError, reason="-1 stands for work where links name a thread")
+def test_spans_whose_thread_is_unknown_are_on_one_thread(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 200)
+    run.op("launcher", 0, 100, tid=-1)
+    run.call(10, 20, 1, tid=-1)
+    run.kernel("gemm", 25, 150, 1)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.lasting("cudaLaunchKernel", 30).start("gemm") == 55
+
+
+@pytest.mark.xfail(strict=True, reason="-1 - thread is a stream's number where the thread's is negative")
+def test_a_worker_thread_with_a_negative_number_is_no_stream(tmp_path):
+    # Thread numbers cut down to 32 bits are negative half of the time.
+    run = TinyRun()
+    for rank in (0, 1):
+        run.step(0, 0, 900, rank)
+        called = run.op("c10d::allreduce_", 0, 20, rank)
+        run.member(run.mark("gloo:all_reduce", 15, 500, rank, tid=-8), launched_by=called)
+        run.call(30, 40, 1, rank)
+        run.kernel("gemm", 45, 800, 1, rank, stream=COMPUTE)  # stream 7
+    graph = run.build(tmp_path / "r").graph
+    assert sorted(what.partition(" ")[0] for rank, what in graph.lanes if rank == 0) == [
+        "communication",
+        "main",
+        "stream",
+    ]
 
 
 def test_a_collective_that_ends_beside_work_is_needed_at_the_end_of_the_backward_that_called_it(tmp_path):

@@ -128,7 +128,7 @@ def test_healing_leaves_the_noise_of_single_steps_alone(tmp_path):
         for rank, length in enumerate(lengths):
             run.op("work", begin, begin + length, rank)
             run.gloo((begin + length, begin + length + 5), (begin + length + 2, moved), rank, sequence=step)
-            run.op("rest", moved, moved + 20, rank)
+            run.op("rest", moved + 1, moved + 20, rank)
             run.step(step, begin, moved + 20, rank)
         begin = moved + 20
     graph = run.build(tmp_path / "r").graph
@@ -195,6 +195,17 @@ def test_free_launches_cost_nothing_and_a_negative_latency_stays(jobs):
     assert (free.nodes.duration[calls] == 0).all()
     untouched = np.setdiff1d(np.arange(graph.num_nodes), calls)
     assert (free.nodes.duration == graph.nodes.duration)[untouched].all()
+
+
+def test_a_launch_latency_that_was_negative_is_not_made_longer(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 700)
+    for index in range(3):
+        begin = 200 * index
+        run.call(begin, begin + 60, index)
+        run.kernel("gemm", begin + 40, begin + 90, index)
+    free = NoLaunch().apply(run.build(tmp_path / "r").graph)
+    assert (free.edges.lag[free.edges.kind == EdgeKind.LAUNCH] == -20 * US).all()
 
 
 @pytest.mark.parametrize(
@@ -282,6 +293,18 @@ def test_a_poorer_fit_widens_the_interval(jobs):
     unsure = predict(graph, baseline, edit, dataclasses.replace(trust, error_pct=10.0))
     assert unsure.predicted_ns == sure.predicted_ns
     assert unsure.high_ns - unsure.low_ns > sure.high_ns - sure.low_ns
+
+
+def test_what_an_edit_assumes_widens_the_interval(jobs):
+    graph, trust = jobs["cpu"]
+    trust = dataclasses.replace(trust, error_pct=0.0)
+    baseline = baseline_steps(graph)
+    widths = []
+    for doubt in (0.0, 0.5):
+        prediction = predict(graph, baseline, [Heal(1, doubt=doubt)], trust)
+        widths.append(prediction.high_ns - prediction.low_ns)
+    gain = np.mean(_steps(graph)) - np.mean(_steps(Heal(1).apply(graph)))
+    assert widths[1] - widths[0] == pytest.approx(2 * 0.5 * gain)
 
 
 def test_edits_compose_in_the_order_given(jobs):
