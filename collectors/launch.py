@@ -34,7 +34,6 @@ from dpro.errors import DproError, InputError, UsageError
 MARKERS = ".recording"
 RAW = ".raw"
 ENTRY_MODULE = "_dpro_autoload"
-GRACE_S = 60.0  # for a sidecar on another host, where nobody here can see whether the job lives
 
 _ENTRY = '''"""Loads the dpro recorder into processes that import torch; made by `dpro record`."""
 
@@ -146,24 +145,27 @@ def launch(
 
 
 def _claim(run: Path) -> None:
-    """Make the run directory, unless it is somebody else's."""
+    """Make the run directory, or join the launchers that record into it now; refuse anything else."""
     try:
         run.mkdir(parents=True, exist_ok=True)
-        occupied = any(run.iterdir())
+        occupied = any(path.name not in (MARKERS, RAW) for path in run.iterdir())
     except OSError as error:
         raise UsageError(f"{run}: cannot record there ({error.strerror})") from error
-    if occupied and not any(is_locked(each) for each in launches(run)):
+    others = launches(run)
+    if (occupied or others) and not any(is_locked(each) for each in others):
         raise UsageError(f"{run}: exists and is not empty; name another folder with -o, or remove it")
 
 
 def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[str]:
     """Write what the recorder and readers need to know; the marker comes back open and locked."""
     mine.marker.parent.mkdir(exist_ok=True)
-    marker = mine.marker.open("w", encoding="utf-8")
+    unnamed = mine.marker.with_suffix(".tmp")
+    marker = unnamed.open("w", encoding="utf-8")
     fcntl.flock(marker, fcntl.LOCK_EX)
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
     json.dump(facts | {"command": list(command)}, marker)
     marker.flush()
+    unnamed.rename(mine.marker)  # nobody ever sees it unlocked
     inject = mine.raw / "inject"
     package = inject / "dpro_recorder-0.dist-info"
     package.mkdir(parents=True)

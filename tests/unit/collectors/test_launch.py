@@ -1,0 +1,79 @@
+import fcntl
+import json
+import os
+import socket
+
+import pytest
+
+from dpro.collectors.launch import Launch, _claim, launches, wait_until_finished
+from dpro.collectors.processes import start_ticks
+from dpro.errors import InputError, UsageError
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """A recording whose job, on this host, has ended."""
+    recording = Launch(tmp_path, "host-1")
+    recording.marker.parent.mkdir()
+    recording.marker.write_text(
+        json.dumps({"host": socket.gethostname(), "pid": 2**22 - 1, "start_ticks": 5})
+    )
+    return recording
+
+
+@pytest.fixture
+def alive(recording):
+    """The same, while its sidecar lives."""
+    with recording.marker.open() as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX)
+        yield recording
+
+
+def test_folder_that_does_not_exist_is_made(tmp_path):
+    _claim(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_launchers_that_record_now_are_joined(alive):
+    (alive.run / "steps").mkdir()
+    _claim(alive.run)
+
+
+def test_launcher_that_has_only_begun_is_joined(tmp_path):
+    (tmp_path / ".recording").mkdir()
+    _claim(tmp_path)
+
+
+def test_recording_that_was_abandoned_is_not_joined(recording):
+    with pytest.raises(UsageError, match="not empty"):
+        _claim(recording.run)
+
+
+def test_run_without_a_recording_is_finished(tmp_path):
+    assert wait_until_finished(tmp_path) == []
+    assert wait_until_finished(tmp_path / "nowhere") == []
+
+
+def test_abandoned_recording_is_handed_back(recording):
+    assert wait_until_finished(recording.run) == [recording]
+
+
+def test_sidecar_that_takes_too_long_is_an_error(alive):
+    with pytest.raises(InputError, match="still being written"):
+        wait_until_finished(alive.run, timeout_s=0.1)
+
+
+def test_run_whose_job_lives_cannot_be_read_yet(alive):
+    facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+    alive.marker.write_text(json.dumps(facts))
+    with pytest.raises(InputError, match="still being recorded"):
+        wait_until_finished(alive.run, timeout_s=0.1)
+
+
+def test_removing_a_recording_leaves_nothing_and_spares_the_others(recording):
+    other = Launch(recording.run, "host-2")
+    other.marker.write_text("{}")
+    recording.remove()
+    assert launches(recording.run) == [other]
+    other.remove()
+    assert list(recording.run.iterdir()) == []
