@@ -72,6 +72,15 @@ def test_the_binding_edge_really_sets_the_start(dag):
             assert timeline.start[node] > nodes.earliest[node]
 
 
+def test_of_edges_that_set_the_same_start_the_first_counts_and_before_them_the_nodes_own_time():
+    graph = tiny_graph([5, 5, 1, 1], [(0, 2, 0), (1, 2, 0), (0, 3, 0)], earliest=[0, 0, 0, 5])
+    timeline = replay(graph)
+    node = {name: i for i, name in enumerate(graph.nodes.name.tolist())}
+    assert timeline.binding[node[2]] == graph.indptr[node[2]]
+    assert timeline.start[node[3]] == 5
+    assert timeline.binding[node[3]] == -1
+
+
 @given(dags())
 def test_the_critical_path_is_as_long_as_the_makespan(dag):
     timeline = replay(_graph(dag))

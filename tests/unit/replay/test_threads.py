@@ -60,6 +60,8 @@ def test_backward_beside_a_busy_main_thread_delays_backward_only(tmp_path):
     seen = Seen(run.build(tmp_path / "r").graph)
     assert seen.misses() == 0
     assert seen.lasting("autograd::engine::evaluate_function: MmBackward0", 200).end("more") == 500
+    handover = seen.graph.edges.kind == EdgeKind.HANDOVER
+    assert seen.graph.edges.inferred[handover].tolist() == [True]
 
 
 def test_time_in_no_span_is_kept_as_work_of_its_own(tmp_path):
