@@ -94,6 +94,8 @@ SPANS = Table(
         "forward_thread": Column(pl.Int64, "Profiler's id of the forward thread; > 0 on a backward op."),
         "bytes": Column(pl.Int64, "Bytes moved, for copies and fills."),
         "shapes": Column(pl.String, "Input shapes as JSON, empty where not recorded.", ""),
+        "micro_batch": Column(pl.Int32, "Micro-batch the work belongs to."),
+        "model_chunk": Column(pl.Int32, "Virtual pipeline chunk."),
     },
     ("rank", "window", "start_ns", "span_id"),
 )
@@ -126,6 +128,11 @@ COLLECTIVES = Table(
         "span_id": Column(pl.Int64, "The span (kernel, or worker-thread range) that ran it."),
         "launch_span_id": Column(pl.Int64, "The CPU span that issued it."),
         "source": Column(pl.String, "What the row was read from.", ""),
+        "state": Column(
+            pl.String,
+            "scheduled, started, completed as the flight recorder says; empty where unknown.",
+            "",
+        ),
     },
     ("rank", "window", "start_ns", "collective_id"),
 )
@@ -148,6 +155,22 @@ SYNCS = Table(
         "duration_ns": _DURATION,
     },
     ("rank", "window", "start_ns", "span_id"),
+)
+
+DEPENDENCIES = Table(
+    "dependencies",
+    "One span needs another: its operator, as an execution trace says.",
+    {
+        "rank": _RANK,
+        "window": _WINDOW,
+        "source_span_id": Column(pl.Int64, "The span that is needed."),
+        "target_span_id": Column(pl.Int64, "The span that needs it."),
+        "kind": Column(
+            pl.String, "data (target reads a tensor that source wrote), control (source called target).", ""
+        ),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("rank", "window", "target_span_id", "source_span_id", "kind"),
 )
 
 STEPS = Table(
@@ -237,7 +260,7 @@ WORKERS = Table(
 
 TABLES: Mapping[str, Table] = {
     table.name: table
-    for table in (SPANS, COLLECTIVES, SYNCS, STEPS, BUCKETS, COUNTERS, CLOCK_SAMPLES, WORKERS)
+    for table in (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, STEPS, BUCKETS, COUNTERS, CLOCK_SAMPLES, WORKERS)
 }
 
 
