@@ -1,0 +1,51 @@
+"""Values of loosely typed files (JSON, pickles) as what they should be, or as unknown.
+
+In: whatever a parser gave. Out: numbers that fit their column, texts, containers; never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_INT32 = 1 << 31
+_INT64 = 1 << 63
+
+
+def int64(value: Any) -> int:
+    """A number that fits int64, also one written as text; -1 for anything else."""
+    try:
+        number = -1 if isinstance(value, bool) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return number if -_INT64 <= number < _INT64 else -1
+
+
+def int32(value: Any) -> int:
+    """A number that fits int32, also one written as text; -1 for anything else."""
+    number = int64(value)
+    return number if -_INT32 <= number < _INT32 else -1
+
+
+def rounded(value: Any, factor: int) -> int:
+    """A measured value times `factor` (its unit in ns) as int64; -1 where it is no number or negative."""
+    try:
+        scaled = -1 if isinstance(value, bool) else round(float(value) * factor)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return scaled if 0 <= scaled < _INT64 else -1
+
+
+def text(value: Any) -> str:
+    """A text that UTF-8 can hold; empty for anything else."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A mapping; empty for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def sequence(value: Any) -> Sequence[Any]:
+    """A list or tuple; empty for anything else."""
+    return value if isinstance(value, list | tuple) else ()
