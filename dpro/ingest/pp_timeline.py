@@ -1,0 +1,382 @@
+"""Pipeline timelines: when each stage ran forward and backward of each micro-batch, into spans and steps.
+
+In: JSON of one of three shapes, told apart by content: MegatronApp's events of one rank (`rel_ts` in ns since
+the iteration began), MegatronApp's events of all ranks (`ts` in us), and Primus' lists of times by iteration
+(ms). Out: a `RankTrace` per rank: forward and backward as kernels on one stream, communication on streams of
+its own. Nothing tells what launched the work, or what it waited for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from dpro.classify import operation
+from dpro.errors import InputError
+from dpro.ingest.files import read_bytes, read_head
+from dpro.ingest.kineto import rank_of_name
+from dpro.ingest.trace import RankTrace
+from dpro.units import NS_PER_MS, NS_PER_US
+
+SOURCE = "pipeline timeline"
+COMPUTE_STREAM = 0
+_WORK = {
+    "rank": pl.Int64,
+    "step": pl.Int64,
+    "name": pl.String,
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+    "micro_batch": pl.Int64,
+    "model_chunk": pl.Int64,
+}
+
+
+class _Args(msgspec.Struct):
+    """What a MegatronApp event tells beside its time; in a rank's own file it stands in the event itself."""
+
+    microbatch: int = -1
+    model_chunk: int = -1
+    pp_rank: int = -1
+    iteration: int = -1
+
+
+class _Event(_Args):
+    """One event of MegatronApp: begin, end or instant."""
+
+    name: str = ""
+    ph: str = ""
+    rel_ts: int | None = None
+    ts: float | None = None
+    pid: int = -1
+    pad_before: int = 0
+    duration_wall: int | None = None
+    args: _Args = msgspec.field(default_factory=_Args)
+
+
+class _Times(msgspec.Struct):
+    """One iteration of Primus: ms since it began, in the order in which micro-batches ran."""
+
+    fwd_start: list[float]
+    fwd_end: list[float]
+    bwd_start: list[float]
+    bwd_end: list[float]
+    total: float
+
+
+@dataclass(frozen=True)
+class _Timeline:
+    """What a file holds.
+
+    Attributes:
+        work: columns `_WORK`.
+        steps: `rank`, `step`, `start_ns`, `duration_ns`.
+        stages: pipeline stage of each rank, -1 unknown.
+        num_stages: of the job, -1 unknown.
+        skipped, warnings: as of a `RankTrace`, said once per file.
+    """
+
+    work: pl.DataFrame
+    steps: pl.DataFrame
+    stages: dict[int, int]
+    num_stages: int
+    skipped: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def is_pp_timeline(head: bytes) -> bool:
+    """Whether the first bytes of a file are those of a pipeline timeline."""
+    start = head.lstrip()[:1]
+    if start == b"{" and all(key in head for key in (b'"fwd_start"', b'"fwd_end"', b'"bwd_start"')):
+        return True
+    return start == b"[" and re.search(rb'"(microbatch|pad_before)"\s*:', head) is not None
+
+
+def read_pp_timeline(path: Path, *, rank: int | None = None) -> list[RankTrace]:
+    """Read the ranks of a file.
+
+    Args:
+        path: the file; its name is asked for the rank where its content does not tell. Of Primus, the other
+            ranks' files in its folder tell how long each iteration took the job.
+        rank: the rank of a file of one rank, where the caller knows better.
+
+    Raises:
+        InputError: the file is damaged, is no pipeline timeline, or holds no work.
+    """
+    data = read_bytes(path)
+    try:
+        if data.lstrip().startswith(b"{"):
+            timeline = _primus(msgspec.json.decode(data, type=dict[str, _Times]), path)
+        else:
+            timeline = _megatron(msgspec.json.decode(data, type=list[_Event]), path)
+    except msgspec.DecodeError as error:
+        raise InputError(
+            f"{path}: not a pipeline timeline, or cut short ({error}); export it again"
+        ) from error
+    if timeline.work.is_empty():
+        raise InputError(f"{path}: no forward or backward in it; export it again")
+    ranks = timeline.work["rank"].unique().sort().to_list()
+    one = rank if rank is not None and len(ranks) == 1 else None
+    traces = [_trace(timeline, recorded, recorded if one is None else one) for recorded in ranks]
+    traces[0].warnings.extend(timeline.warnings)
+    traces[0].skipped.update(timeline.skipped)
+    return traces
+
+
+def _trace(timeline: _Timeline, recorded: int, rank: int) -> RankTrace:
+    """One rank's tables.
+
+    Args:
+        timeline: of the file.
+        recorded: the rank by which the timeline knows it.
+        rank: the rank to call it.
+    """
+    stage, num_stages = timeline.stages[recorded], timeline.num_stages
+    work = timeline.work.filter(pl.col("rank") == recorded).sort("start_ns", "duration_ns", "name")
+    work = work.with_row_index("span_id").with_columns(pl.col("span_id").cast(pl.Int64), rank=pl.lit(rank))
+    ops = {name: _communication(name) for name in work["name"].unique().sort()}
+    streams = {name: place for place, name in enumerate(filter(ops.get, ops), start=1)}
+    spans = work.select(
+        *("span_id", "rank", "name", "start_ns", "duration_ns", "micro_batch", "model_chunk"),
+        kind=pl.lit("kernel"),
+        device=pl.lit(0),
+        stream=pl.col("name").replace_strict(streams, default=COMPUTE_STREAM, return_dtype=pl.Int64),
+    )
+    peers = {name: _peer(name, op, stage, num_stages) for name, op in ops.items()}
+    collectives = spans.filter(pl.col("stream") != COMPUTE_STREAM).select(
+        *("span_id", "rank", "start_ns", "duration_ns"),
+        collective_id=pl.int_range(pl.len()),
+        window=pl.lit(0),
+        op=pl.col("name").replace_strict(ops, return_dtype=pl.String),
+        peer=pl.col("name").replace_strict(peers, return_dtype=pl.Int64),
+        source=pl.lit(SOURCE),
+    )
+    steps = timeline.steps.filter(pl.col("rank") == recorded).with_columns(
+        rank=pl.lit(rank), window=pl.lit(0), source=pl.lit("iteration")
+    )
+    end = work["start_ns"] + work["duration_ns"]
+    worker = {"rank": rank, "world_size": num_stages, "pp": stage, "source": SOURCE}
+    worker |= {"started_ns": work["start_ns"].min(), "ended_ns": end.max()}
+    return RankTrace(
+        rank=rank,
+        world_size=num_stages,
+        frames={
+            "spans": spans,
+            "collectives": collectives,
+            "steps": steps,
+            "workers": pl.DataFrame([worker]),
+        },
+    )
+
+
+def _communication(name: str) -> str:
+    """What an operation does between stages, by its name; empty for work of the stage itself."""
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    sends, receives = "send" in words, bool(words & {"recv", "receive"})
+    if sends or receives:
+        return "send_recv" if sends and receives else "send" if sends else "recv"
+    return operation(name)
+
+
+def _peer(name: str, op: str, stage: int, num_stages: int) -> int:
+    """The stage that a send goes to or a receive comes from: forward up, backward down, round the end."""
+    if op not in ("send", "recv") or stage < 0 or num_stages < 1:
+        return -1
+    up = (op == "send") == ("backward" not in name.lower())
+    return (stage + (1 if up else -1)) % num_stages
+
+
+def _megatron(events: list[_Event], path: Path) -> _Timeline:
+    """Begins joined with ends, whether of one rank or of all.
+
+    Where times are relative to their iteration, iterations are laid out by their duration on the wall clock
+    and the pause before them: those add up alike on all ranks, those of the GPU's clock do not.
+    """
+    of_all = any(event.ts is not None for event in events)
+    found = sorted({event.pp_rank for event in events if event.pp_rank >= 0})
+    if not of_all and len(found) > 1:
+        raise InputError(
+            f"{path}: events of several pipeline ranks without a common clock; give a file of each"
+        )
+    named, stage = rank_of_name(path.name), found[0] if found else -1
+    rank = named if named >= 0 else stage
+    frame = _event_columns(events, of_all, rank)
+    whole, broken = _joined(frame if of_all else _on_one_clock(frame))
+    instants = frame.filter(pl.col("ph") == "i")
+    bounds = instants.filter(pl.col("name").str.contains("^iteration (begin|end)$"))
+    at = [bounds.select("rank", "step", at="time_ns")]
+    at += [whole.select("rank", "step", at=column) for column in ("start_ns", "end_ns")]
+    steps = (
+        pl.concat(at)
+        .group_by("rank", "step")
+        .agg(start_ns=pl.col("at").min(), duration_ns=pl.col("at").max() - pl.col("at").min())
+    )
+    lost = {"events without an end": broken, "instants": instants.height - bounds.height}
+    work = whole.filter(pl.col("name") != "iteration").select(list(_WORK)).cast(_WORK)  # type: ignore[arg-type]
+    stages = {event.pid: event.args.pp_rank for event in events if event.args.pp_rank >= 0}
+    return _Timeline(
+        work=work,
+        steps=steps.sort("rank", "step"),
+        stages=dict.fromkeys(work["rank"], -1) | (stages if of_all else {rank: stage}),
+        num_stages=max(stages.values(), default=-1) + 1 if of_all else _config(path).get("pp_size", -1),
+        skipped={reason: count for reason, count in lost.items() if count},
+        warnings=[]
+        if of_all or rank >= 0
+        else [f"{path.name}: neither its events nor its name tell the rank"],
+    )
+
+
+def _joined(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Each begin with its end, and how many have none.
+
+    The n-th begin of a name in a step belongs to the n-th end: nothing nests in its like.
+    """
+    key = ["rank", "step", "name", "nth"]
+    nth = pl.int_range(pl.len()).over("rank", "step", "name").alias("nth")
+    begun, ended = (events.filter(pl.col("ph") == phase).with_columns(nth) for phase in ("B", "E"))
+    told = ended.select(*key, "micro_batch", "model_chunk", end_ns="time_ns")
+    joined = begun.select(*key, start_ns="time_ns").join(told, on=key, how="left")
+    whole = joined.filter(pl.col("end_ns") >= pl.col("start_ns"))
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    return whole.with_columns(duration_ns=duration), joined.height - whole.height
+
+
+def _event_columns(events: list[_Event], of_all: bool, rank: int) -> pl.DataFrame:
+    """Events in their order; `time_ns` is since the iteration began in a rank's own file."""
+    told = [event.args if of_all else event for event in events]
+    times = [event.ts if of_all else event.rel_ts for event in events]
+    return pl.DataFrame(
+        {
+            "name": [event.name for event in events],
+            "ph": [event.ph for event in events],
+            "time": pl.Series(times, dtype=pl.Float64, strict=False),
+            "rank": pl.Series([event.pid if of_all else rank for event in events], dtype=pl.Int64),
+            "step": pl.Series([each.iteration for each in told], dtype=pl.Int64),
+            "micro_batch": pl.Series([each.microbatch for each in told], dtype=pl.Int64),
+            "model_chunk": pl.Series([each.model_chunk for each in told], dtype=pl.Int64),
+            "pad_before": pl.Series([event.pad_before for event in events], dtype=pl.Int64),
+            "duration_wall": pl.Series([event.duration_wall for event in events], dtype=pl.Int64),
+        },
+    ).with_columns(time_ns=(pl.col("time") * (NS_PER_US if of_all else 1)).round().cast(pl.Int64))
+
+
+def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
+    """One rank's events with their iterations numbered from 0 and laid one behind the other."""
+    marks = pl.col("name") == "iteration"
+    numbered = events.with_columns(step=(marks & (pl.col("ph") == "B")).cast(pl.Int64).cum_sum() - 1)
+    lengths = numbered.group_by("step").agg(
+        pad=pl.col("pad_before").max(),
+        length=pl.coalesce(pl.col("duration_wall").max(), pl.col("time_ns").max()),
+    )
+    lengths = lengths.sort("step").with_columns(
+        base=pl.col("pad").cum_sum() + pl.col("length").cum_sum() - pl.col("length")
+    )
+    placed = numbered.join(lengths, on="step", how="left", maintain_order="left")
+    begins, ends = marks & (pl.col("ph") == "B"), marks & (pl.col("ph") == "E")
+    since = pl.when(begins).then(0).when(ends).then("length").otherwise("time_ns")
+    return placed.with_columns(time_ns=pl.col("base") + since).drop("pad", "length", "base")
+
+
+def _primus(iterations: dict[str, _Times], path: Path) -> _Timeline:
+    """One rank's iterations, laid one behind the other by how long each took the slowest rank."""
+    rank = rank_of_name(path.name)
+    config = _config(path)
+    bases = _iteration_starts(path, iterations)
+    parts, warnings = [], []
+    for number, times in iterations.items():
+        for name, begins, ends in (
+            ("forward", times.fwd_start, times.fwd_end),
+            ("backward", times.bwd_start, times.bwd_end),
+        ):
+            if len(begins) != len(ends):
+                raise InputError(
+                    f"{path}: iteration {number} has more {name} starts than ends; export it again"
+                )
+            parts.append(_numbered(rank, int(number), name, begins, ends, bases[number]))
+    work = pl.concat(parts) if parts else pl.DataFrame(schema=_WORK)
+    if config.get("vp_size", 1) > 1:
+        # The lists then hold several chunks of each micro-batch, in an order that the file does not tell.
+        work = work.with_columns(micro_batch=pl.lit(-1, pl.Int64))
+        warnings.append(f"{path.name}: with virtual stages the micro-batch of each span is not known")
+    if rank < 0:
+        warnings.append(f"{path.name}: neither the timeline nor its name tells the rank")
+    if config.get("world_size", 0) > config.get("pp_size", 0):
+        warnings.append(f"{path.name}: one rank of each pipeline stage is recorded, numbered by stage")
+    length = [round(times.total * NS_PER_MS) for times in iterations.values()]
+    steps = {"step": [int(number) for number in iterations], "start_ns": list(bases.values())}
+    return _Timeline(
+        work=work,
+        steps=pl.DataFrame(steps | {"duration_ns": length}).with_columns(rank=pl.lit(rank, pl.Int64)),
+        stages={rank: rank},
+        num_stages=config.get("pp_size", -1),
+        warnings=warnings,
+    )
+
+
+def _numbered(
+    rank: int, step: int, name: str, begins: list[float], ends: list[float], base_ns: int
+) -> pl.DataFrame:
+    """The k-th entry of a list is the k-th micro-batch: without virtual stages they run in order."""
+    start, end = (
+        (pl.Series(times, dtype=pl.Float64) * NS_PER_MS).round().cast(pl.Int64) for times in (begins, ends)
+    )
+    return pl.DataFrame({"start_ns": start + base_ns, "duration_ns": end - start}).select(
+        rank=pl.lit(rank, pl.Int64),
+        step=pl.lit(step, pl.Int64),
+        name=pl.lit(name),
+        start_ns="start_ns",
+        duration_ns="duration_ns",
+        micro_batch=pl.int_range(pl.len(), dtype=pl.Int64),
+        model_chunk=pl.lit(-1, pl.Int64),
+    )
+
+
+def _iteration_starts(path: Path, iterations: dict[str, _Times]) -> dict[str, int]:
+    """Start of each iteration in ns: the job goes on when the slowest rank has ended the one before.
+
+    A rank's own total ends with its own last backward, so the other ranks' files are asked for theirs.
+    """
+    slowest = {number: times.total for number, times in iterations.items()}
+    others = (other for other in sorted(path.parent.iterdir()) if other != path and other.is_file())
+    for other in others:
+        for number, total in _totals(other).items():
+            slowest[number] = max(total, slowest.get(number, 0.0))
+    starts, begin = {}, 0
+    for number in sorted(slowest, key=int):
+        starts[number] = begin
+        begin += round(slowest[number] * NS_PER_MS)
+    return {number: starts[number] for number in iterations}
+
+
+class _Total(msgspec.Struct):
+    total: float
+    fwd_start: msgspec.Raw  # what makes it an iteration; not looked at
+
+
+def _totals(path: Path) -> dict[str, float]:
+    """Duration of each iteration (ms) of another rank's file; empty for a file of another kind."""
+    try:
+        if b'"fwd_start"' not in read_head(path):
+            return {}
+        found = msgspec.json.decode(read_bytes(path), type=dict[str, _Total])
+    except (InputError, msgspec.DecodeError):
+        return {}
+    return {number: times.total for number, times in found.items() if number.isdecimal()}
+
+
+def _config(path: Path) -> dict[str, int]:
+    """Sizes of the job from the `config.json` beside the file; empty where there is none."""
+    for name in ("config.json", "config.json.gz"):
+        beside = path.with_name(name)
+        if beside.is_file():
+            try:
+                found: Any = msgspec.json.decode(read_bytes(beside))
+            except (InputError, msgspec.DecodeError):
+                return {}
+            sizes = found.items() if isinstance(found, dict) else ()
+            return {key: value for key, value in sizes if isinstance(value, int)}
+    return {}
