@@ -159,6 +159,8 @@ class Recorder:
 
     def on_fork(self) -> None:
         """This is a forked child: whatever is open belongs to the parent."""
+        if self._windows:
+            windows.let_child_exit()
         self._forked = True
         self._forget()
 
@@ -325,7 +327,7 @@ def install(launch: str) -> None:
     _install_backward(recorder)
     _install_profiler(recorder)
     _install_excepthook(recorder)
-    # A child that inherits a running Kineto gathers events nobody collects, and may hang at its exit.
+    # A child that inherits a running Kineto would keep gathering events that nobody collects.
     os.register_at_fork(
         before=lambda: recorder.guarded(recorder.close_window, False),
         after_in_child=lambda: recorder.guarded(recorder.on_fork),

@@ -8,6 +8,8 @@ Runs inside the job, where only the standard library and torch may be assumed.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
 from pathlib import Path
 from typing import Any
@@ -52,3 +54,13 @@ def stop(window: Any, path: Path | None) -> None:
         temporary = path.with_suffix(".tmp")
         window.kineto_results.save(str(temporary))
         os.replace(temporary, path)
+
+
+def let_child_exit() -> None:
+    """Let a forked child of a process that has used Kineto exit: it leaves out the destructors of C++.
+
+    That of Kineto waits for a thread which the child does not have, for ever (ConfigLoader in libkineto).
+    """
+    libc = ctypes.CDLL(None)
+    atexit.register(libc.fflush, None)
+    libc.on_exit(libc._exit, None)  # called first, and with the exit code

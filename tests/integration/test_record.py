@@ -53,7 +53,10 @@ def start(command: list[str], cwd: Path, **extra: object) -> subprocess.Popen[by
 
 def complete(command: list[str], cwd: Path, **extra: object) -> subprocess.CompletedProcess[bytes]:
     process = start(command, cwd, **extra)
-    stdout, stderr = process.communicate(timeout=90)
+    try:
+        stdout, stderr = process.communicate(timeout=90)
+    finally:
+        process.kill()
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
@@ -331,21 +334,29 @@ def test_users_modules_and_loader_workers_are_left_alone(tmp_path):
     assert run.manifest.warnings == []
 
 
-def test_child_forked_within_a_window_gathers_nothing_and_exits(tmp_path):
+def test_children_forked_after_or_within_a_window_gather_nothing_and_exit(tmp_path):
     body = """
-    import os, resource
+    import atexit, os, resource
+
+    def forked():
+        if os.fork() == 0:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            for _ in range(50_000): torch.add(1, 1)
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000)
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+
+    atexit.register(print, "end", flush=True)
     for _ in range(6): train_step()
-    if os.fork() == 0:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for _ in range(50_000): torch.add(1, 1)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, flush=True)
-        sys.exit(7)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+    forked()                              # within the first window, after step 5
+    for _ in range(11): train_step()
+    for _ in range(5): forked()           # within and after the second, after step 15
     for _ in range(6): train_step()
+    forked()
     """
-    run, done = record(tmp_path, script(tmp_path, body))
-    assert (done.returncode, done.stdout) == (0, b"True\n"), done.stderr
-    assert run.table(STEPS).height == 11
+    run, done = record(tmp_path, script(tmp_path, body), "--every", "10")
+    assert (done.returncode, done.stdout) == (0, b"True\nend\n7\n" * 7 + b"end\n"), done.stderr
+    assert run.table(STEPS).height == 22
     assert run.manifest.warnings == []
 
 
