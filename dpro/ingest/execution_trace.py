@@ -1,0 +1,260 @@
+"""Execution traces of PyTorch and Chakra: what operators of one process needed from each other.
+
+In: a JSON file (or an archive of one). Out: a `RankTrace` with the operators as spans and their
+`dependencies`. Only traces that some tool has linked with a profiler's times have times. The others keep -1
+for start and duration: they are of use for `combine` alone, which gives their dependencies to the spans of
+the Kineto trace of the same process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+
+from dpro.errors import InputError
+from dpro.ingest.execution_trace_dependencies import Pairs, called, read_from
+from dpro.ingest.execution_trace_links import CPU_KINDS, Links, link
+from dpro.ingest.execution_trace_nodes import Node, decode, fields, is_archive, is_protobuf
+from dpro.ingest.files import read_bytes
+from dpro.ingest.kineto import rank_of_name
+from dpro.ingest.kineto_collectives import gpu_collectives
+from dpro.ingest.kineto_json import NO_ARGS
+from dpro.ingest.steps import find_steps
+from dpro.ingest.trace import RankTrace
+from dpro.schema import DEPENDENCIES, SPANS
+
+SOURCE = "execution trace"
+_ROUNDING_NS = 2_000
+_USER_SCOPE = 7  # of PyTorch's RecordScope: ranges that people name
+_GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+
+
+def is_execution_trace(head: bytes) -> bool:
+    """Whether the first bytes of a file are those of an execution trace, in JSON, an archive, or protobuf."""
+    if is_protobuf(head):
+        return True
+    is_json = head.lstrip().startswith(b"{") and b'"traceEvents"' not in head
+    has_nodes = b'"nodes"' in head and re.search(rb'"(?:ctrl_deps|rf_id)"', head) is not None
+    return (is_json or is_archive(head)) and has_nodes
+
+
+def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
+    """Read one process's execution trace.
+
+    Args:
+        path: the file; its name is asked for the rank (`rank3`).
+        rank: the rank, where the caller knows better.
+
+    Returns:
+        Operators as `spans` in the order in which they began, whose `external_id` is the number of the record
+        function and whose `tid` is the observer's own; `dependencies` between them; `workers`. Where the
+        trace has times, also `collectives` (kernels, told by their names) and `steps`.
+
+    Raises:
+        InputError: the file is damaged, is not an execution trace, or is one in protobuf.
+    """
+    document = decode(read_bytes(path), path)
+    known = rank_of_name(path.name) if rank is None else rank
+    nodes, skipped = document.nodes, {"malformed nodes": document.malformed} if document.malformed else {}
+    if any(node.start_ns >= 0 for node in nodes):
+        timed = [node for node in nodes if node.start_ns >= 0 and node.duration_ns >= 0]
+        if len(timed) < len(nodes):
+            skipped["operators without a time"] = len(nodes) - len(timed)
+        nodes = timed
+    spans = _spans(nodes, document.pid)
+    worker = {"pid": [document.pid], "source": [SOURCE]}
+    frames = {"spans": spans, "dependencies": _dependencies(nodes), "workers": pl.DataFrame(worker)}
+    if not lacks_times(spans):
+        positioned = spans.with_columns(position=pl.int_range(pl.len()))
+        collectives = gpu_collectives(positioned, [NO_ARGS] * spans.height, {}, known)
+        frames["collectives"] = collectives.with_row_index("collective_id")
+        frames["steps"] = find_steps(spans)
+        frames["dependencies"] = _in_time(frames["dependencies"], spans)
+    return RankTrace(
+        rank=known,
+        world_size=-1,
+        frames={name: _stamped(name, frame, known) for name, frame in frames.items()},
+        versions={"execution trace schema": document.schema} if document.schema else {},
+        skipped=skipped,
+        warnings=[] if known >= 0 else [f"{path.name}: neither the trace nor its name tells the rank"],
+    )
+
+
+def lacks_times(spans: pl.DataFrame) -> bool:
+    """Whether none of some spans has a time."""
+    return not bool((spans["start_ns"] >= 0).any())
+
+
+def refuse_alone(trace: RankTrace, name: str) -> None:
+    """Hold an execution trace that has no Kineto twin to have times of its own.
+
+    Args:
+        trace: as read.
+        name: what to call the file.
+
+    Raises:
+        InputError: it has none.
+    """
+    if lacks_times(trace.frames["spans"]):
+        wanted = "import it together with the Kineto trace of the same process"
+        raise InputError(f"{name}: an execution trace without times; {wanted}")
+
+
+def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
+    """The Kineto trace of a process with the dependencies that its execution trace knows.
+
+    A caller without a span is passed over: its own caller takes its place. What one operator reads from
+    another is left out where either has no span, or where times say that it cannot be so.
+
+    Args:
+        kineto: spans with times.
+        et: operators of the same process.
+
+    Returns:
+        The Kineto trace with `dependencies` between its spans. Where the two are not of one process nothing
+        is added, and a warning says why.
+    """
+    told = _pids(kineto), _pids(et)
+    if all(told) and told[0].isdisjoint(told[1]):
+        return _warned(
+            kineto, f"the execution trace is of process {min(told[1])}, not of {min(told[0])}: left out"
+        )
+    spans, operators = kineto.frames["spans"], et.frames["spans"]
+    links = link(operators, spans)
+    if links.pairs.is_empty():
+        return _warned(kineto, "the execution trace has no operator of this trace: left out")
+    known = et.frames.get(DEPENDENCIES.name, DEPENDENCIES.empty())
+    rows = _in_time(_moved(known, dict(links.pairs.iter_rows())), spans)
+    window = spans["window"].min() if "window" in spans.columns else 0
+    frame = _stamped(DEPENDENCIES.name, rows, kineto.rank).with_columns(window=pl.lit(window, dtype=pl.Int32))
+    combined = replace(kineto, frames={**kineto.frames, DEPENDENCIES.name: frame})
+    return _told(combined, operators, links)
+
+
+def _spans(nodes: Sequence[Node], pid: int) -> pl.DataFrame:
+    """Operators and GPU work as spans; the work has the number of the operator that issued it."""
+    numbers = {node.node_id: node.record_function for node in nodes}
+    on_gpu = pl.Series([bool(node.category) for node in nodes], dtype=pl.Boolean)
+    columns = {
+        "kind": [_kind(node) for node in nodes],
+        "name": fields(nodes, "name"),
+        "start_ns": fields(nodes, "start_ns"),
+        "duration_ns": fields(nodes, "duration_ns"),
+        "tid": fields(nodes, "thread"),
+        "device": fields(nodes, "device"),
+        "stream": fields(nodes, "stream"),
+        "correlation": fields(nodes, "correlation"),
+        "external_id": [numbers.get(n.parent, -1) if n.category else n.record_function for n in nodes],
+        "sequence_number": fields(nodes, "sequence_number"),
+        "forward_thread": fields(nodes, "forward_thread"),
+        "bytes": fields(nodes, "bytes"),
+        "shapes": fields(nodes, "shapes"),
+    }
+    schema = {name: pl.String if name == "kind" else SPANS.dtypes[name] for name in columns}
+    # A number too large for its column is no number.
+    frame = pl.DataFrame(columns, schema={**schema, "device": pl.Int64}).with_columns(
+        pl.when(pl.col("device").is_between(0, 1 << 20)).then("device").otherwise(-1).alias("device")
+    )
+    return frame.with_columns(
+        span_id=pl.int_range(pl.len(), dtype=pl.Int64),
+        pid=pl.when(on_gpu).then(-1).otherwise(pid),
+        tid=pl.when(on_gpu).then(-1).otherwise("tid"),
+    )
+
+
+def _kind(node: Node) -> str:
+    if node.category:
+        return _GPU_KINDS[node.category]
+    return "annotation" if node.scope == _USER_SCOPE else "cpu_op"
+
+
+def _dependencies(nodes: Sequence[Node]) -> pl.DataFrame:
+    """Rows between the places of nodes, which are the ids of their spans."""
+    pairs: dict[str, Pairs] = {"data": read_from(nodes), "control": called(nodes)}
+    rows = [(source, target, kind) for kind, found in pairs.items() for source, target in found]
+    return _rows(rows)
+
+
+def _rows(rows: Sequence[tuple[int, int, str]]) -> pl.DataFrame:
+    schema = {name: DEPENDENCIES.dtypes[name] for name in ("source_span_id", "target_span_id", "kind")}
+    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(source=pl.lit(SOURCE))
+
+
+def _moved(known: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame:
+    """Rows between the spans that operators turned out to be."""
+    pairs = {
+        kind: rows.select("source_span_id", "target_span_id").rows()
+        for (kind,), rows in known.partition_by("kind", as_dict=True).items()
+    }
+    caller = {target: source for source, target in pairs.get("control", [])}
+    rows = [(source, target, "data") for source, target in pairs.get("data", [])]
+    rows += [(_nearest(target, caller, spans), target, "control") for target in caller]
+    return _rows(
+        [
+            (spans[source], spans[target], kind)
+            for source, target, kind in rows
+            if {source, target} <= spans.keys()
+        ]
+    )
+
+
+def _nearest(operator: int, caller: Mapping[int, int], spans: Mapping[int, int]) -> int:
+    """The innermost caller that has a span, -1 for none."""
+    seen = {operator}
+    at = caller.get(operator, -1)
+    while at >= 0 and at not in spans and at not in seen:
+        seen.add(at)
+        at = caller.get(at, -1)
+    return at
+
+
+def _in_time(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Rows without reads that began before the write had ended.
+
+    Profilers round start and duration to a microsecond each, so that what follows may seem to begin early.
+    """
+    ends = spans.select(source_span_id="span_id", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    starts = spans.select(target_span_id="span_id", begin_ns="start_ns")
+    timed = rows.join(ends, on="source_span_id", how="left", maintain_order="left").join(
+        starts, on="target_span_id", how="left", maintain_order="left"
+    )
+    possible = pl.col("end_ns") <= pl.col("begin_ns") + _ROUNDING_NS
+    return timed.filter((pl.col("kind") == "control") | possible).drop("end_ns", "begin_ns")
+
+
+def _told(trace: RankTrace, operators: pl.DataFrame, links: Links) -> RankTrace:
+    """The trace with what could not be linked counted, and what was guessed said."""
+    missed = operators.filter(pl.col("kind").is_in(CPU_KINDS)).height - links.pairs.height
+    skipped = dict(trace.skipped)
+    if missed:
+        skipped["operators of an execution trace without a span"] = missed
+    told = replace(trace, skipped=skipped)
+    if links.fits == 1:
+        return told
+    return _warned(
+        told, f"the execution trace fits {links.fits} places of the trace alike: taken for the first"
+    )
+
+
+def _warned(trace: RankTrace, warning: str) -> RankTrace:
+    return replace(trace, warnings=[*trace.warnings, f"rank {trace.rank}: {warning}"])
+
+
+def _pids(trace: RankTrace) -> set[int]:
+    workers = trace.frames.get("workers")
+    known = workers is not None and "pid" in workers.columns
+    return (
+        {pid for pid in workers["pid"] if pid is not None and pid >= 0}
+        if known and workers is not None
+        else set()
+    )
+
+
+def _stamped(name: str, frame: pl.DataFrame, rank: int) -> pl.DataFrame:
+    stamped = frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+    has_window = name not in ("workers", "steps")
+    return stamped.with_columns(window=pl.lit(0, dtype=pl.Int32)) if has_window else stamped
