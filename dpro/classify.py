@@ -1,16 +1,34 @@
 """What a kernel does, told by its name: a versioned table of patterns, first match wins.
 
 In: names of kernels or communication operators. Out: `KernelClass(kind, op)`. It knows nothing but the
-name: how a kernel was launched, or by whom, is the importers' business.
+name: how a kernel was launched, or by whom, is the importers' business. Users put patterns of their own
+before the table: in a TOML file (`$DPRO_CLASSES`, else `~/.config/dpro/classes.toml`)
+
+    [[class]]
+    pattern = "my_ring_exchange"   # a regular expression, found anywhere in the name, whatever the case
+    kind = "communication"
+    op = "send_recv"               # only where kind is communication
+
+or as entry points of the group `dpro.classes`, each a list of such entries.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
-VERSION = 1  # raise when a name changes class, so that stored shares can be told apart
+from dpro.errors import InputError
+
+VERSION = 2  # raise when a name changes class, so that stored shares can be told apart
+GROUP = "dpro.classes"
 
 COMMUNICATION = "communication"
 OTHER = "other"
@@ -33,6 +51,7 @@ _OPERATIONS = (
     ("reducescatter", "reduce_scatter"),
     ("alltoall", "all_to_all"),
     ("broadcast", "broadcast"),
+    ("bcast", "broadcast"),
     ("reduce", "reduce"),
     ("gather", "gather"),
     ("scatter", "scatter"),
@@ -45,19 +64,50 @@ _OPERATIONS = (
 
 # Communication kernels: the group named `op` holds the operation, else the second item names it.
 _COMMUNICATION = (
-    (r"nccl(Dev)?Kernel_?(?P<op>\w+)", ""),  # NCCL and RCCL, old and new names
+    # NCCL and RCCL, old and new names: ncclKernel_*, ncclDevKernel_*, ncclDevKernelDebug_*, and
+    # ncclSymkDevKernel_* on symmetric memory. RCCL's Generic kernels do not say what they do.
+    (r"nccl(Symk?)?(Dev)?Kernel(Debug)?_?(?P<op>\w+)", ""),
     (r"nccl\w*?(?P<op>AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", ""),
-    (r"deep_ep::\S*\b(notify_dispatch|dispatch)\b", "dispatch"),
-    (r"deep_ep::\S*\b(notify_combine|combine)\b", "combine"),
+    (r"msccl(pp)?(::|_)?\S*?(?P<op>all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)", ""),
+    (r"msccl\w*Kernel", ""),
+    # Expert parallelism: DeepEP, and those that are built like it.
+    (r"(deep_ep|hybrid_ep|uccl|mori)\S*?(notify_|cached_notify_)?dispatch|EpDispatch\w*Kernel", "dispatch"),
+    (r"(deep_ep|hybrid_ep|uccl|mori)\S*?(notify_|cached_notify_)?combine|EpCombine\w*Kernel", "combine"),
+    (r"deep_ep::\S*\bbarrier\b", "barrier"),
+    (r"moe_?a2a_?dispatch", "dispatch"),
+    (r"moe_?a2a_?combine", "combine"),
+    (r"moe_?all_?to_?all", "all_to_all"),
+    # All-reduces of serving engines: vLLM, SGLang, TensorRT-LLM, FlashInfer, aiter.
     (
-        r"cross_device_reduce|custom_?all_?reduce|(one|two)_?shot_?all_?reduce|allreduce_fusion_kernel",
+        r"cross_device_reduce|custom_?all_?reduce|(one|two)_?shot_?all_?reduce|all_?reduce_fusion|quickreduce::"
+        r"|allreduce_prototype|lamport\w*all_?reduce|lamport_style\w*all_?reduce|trtllm_\w*all_?reduce",
         "all_reduce",
     ),
-    (r"multimem_(one_shot_)?all_reduce|oneShotAllReduce|twoShotAllReduce|lamport\w*allreduce", "all_reduce"),
-    (r"multimem_all_gather|custom_?all_?gather|cross_device_all_?gather", "all_gather"),
-    (r"custom_?reduce_?scatter|multimem_reduce_?scatter", "reduce_scatter"),
-    (r"nvshmem\w*barrier", "barrier"),
-    (r"nvshmem\w*(put|get|signal|alltoall|broadcast|reduce)", "all_to_all"),
+    (r"custom_?all_?gather|cross_device_all_?gather", "all_gather"),
+    (r"custom_?reduce_?scatter", "reduce_scatter"),
+    # PyTorch on symmetric memory, and Transformer Engine's user buffers.
+    (r"multimem_\w*?(?P<op>all_?reduce|all_?gather|reduce_?scatter)", ""),
+    (r"symmetric_memory::\S*barrier", "barrier"),
+    (r"\b(put|wait)_signal_kernel", "send_recv"),
+    (r"userbuffers_\w*push_?send|userbuffers_\w*push_?recv", "send_recv"),
+    (r"userbuffers_\w*sum", "reduce_scatter"),
+    # NVSHMEM and rocSHMEM.
+    (r"\b(nv|roc)shmem\w*barrier|\b(barrier|sync)(_all)?_on_stream_kernel", "barrier"),
+    (r"(?P<op>broadcast|alltoall|reduce_?scatter)\w*_on_stream_kernel", ""),
+    (r"fcollect\w*_on_stream_kernel", "all_gather"),
+    (r"(rdxn|reduce)\w*_on_stream_kernel", "all_reduce"),
+    (r"(signal|wait_until|put|get|quiet)\w*_on_stream_kernel", "send_recv"),
+    (r"\b(nv|roc)shmem\w*(put|get|signal|alltoall|broadcast|reduce)", "all_to_all"),
+    (r"\ball_?to_?all_?v?(_2d|Push|_?Kernel)?\b|exchangeSplitAndOffset", "all_to_all"),
+    # Copy engines: peers' memory is written by copies, not by kernels.
+    (r"^Memcpy (PtoP|P2P)", "send_recv"),
+    # On the CPU: gloo, MPI and others, by the names of their ranges.
+    (r"^(gloo|mpi|ucc|nccl|rccl|xccl|hccl):(?P<op>\w+)", ""),
+    (
+        r"^P?MPI_I?(?P<op>all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|reduce|bcast|gather|scatter)",
+        "",
+    ),
+    (r"^P?MPI_(I|R|S|B)?(?P<op>sendrecv|send|recv|barrier)", ""),
 )
 
 # Everything else. The order settles names that fit several: attention built on cutlass is attention.
@@ -111,6 +161,8 @@ _COMPUTE = (
     ),
 )
 
+KINDS = (COMMUNICATION, *(kind for kind, _ in _COMPUTE), OTHER)
+
 _COMMUNICATION_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), op) for pattern, op in _COMMUNICATION)
 _COMPUTE_PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _COMPUTE)
 
@@ -135,11 +187,17 @@ def classify(name: str) -> KernelClass:
 
     Args:
         name: as the profiler recorded it.
+
+    Raises:
+        InputError: an entry of the user's own table is wrong.
     """
+    for own, known in _own_classes():
+        if own.search(name):
+            return known
     for pattern, op in _COMMUNICATION_PATTERNS:
         found = pattern.search(name)
         if found:
-            return KernelClass(COMMUNICATION, op or operation(found["op"]))
+            return KernelClass(COMMUNICATION, op or operation(found.groupdict().get("op", "")))
     for kind, compute in _COMPUTE_PATTERNS:
         if compute.search(name):
             return KernelClass(kind)
@@ -149,3 +207,72 @@ def classify(name: str) -> KernelClass:
 def is_communication(name: str) -> bool:
     """Whether a kernel moves data between ranks."""
     return classify(name).kind == COMMUNICATION
+
+
+def table_version() -> str:
+    """Version of the table: dpro's own, and a digest of what the user put before it.
+
+    Raises:
+        InputError: an entry of the user's own table is wrong.
+    """
+    own = [(pattern.pattern, known.kind, known.op) for pattern, known in _own_classes()]
+    return f"{VERSION}+{hashlib.sha256(repr(own).encode()).hexdigest()[:8]}" if own else str(VERSION)
+
+
+@cache
+def _own_classes() -> tuple[tuple[re.Pattern[str], KernelClass], ...]:
+    """The user's patterns: the file's first, then those of installed distributions, by name."""
+    return tuple(
+        _checked(entry, f"{where}: class {number}")
+        for where, entries in _own_tables()
+        for number, entry in enumerate(entries, start=1)
+    )
+
+
+def _own_tables() -> Iterator[tuple[str, Sequence[Any]]]:
+    chosen = os.environ.get("DPRO_CLASSES")
+    path = Path(chosen) if chosen else Path.home() / ".config" / "dpro" / "classes.toml"
+    if chosen or path.is_file():
+        yield str(path), _read_toml(path)
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        where = f"classes {entry.name} ({entry.value})"
+        try:
+            entries = list(entry.load())
+        except Exception as error:  # whatever somebody else's code raises
+            raise InputError(f"{where}: cannot be loaded ({type(error).__name__}: {error})") from error
+        yield where, entries
+
+
+def _read_toml(path: Path) -> Sequence[Any]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); DPRO_CLASSES names it") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not TOML ({error})") from error
+    entries = document.get("class", [])
+    unknown = sorted(document.keys() - {"class"})
+    if unknown or not isinstance(entries, list):
+        raise InputError(f"{path}: {', '.join(unknown) or 'class'}: only tables [[class]] are known here")
+    return entries
+
+
+def _checked(entry: Any, where: str) -> tuple[re.Pattern[str], KernelClass]:
+    """One entry as a pattern and its class; an entry that is wrong is named."""
+    if not isinstance(entry, Mapping):
+        raise InputError(f"{where}: not a table with pattern, kind and op")
+    texts = {name: entry.get(name, "") for name in ("pattern", "kind", "op")}
+    where += f" ({texts['pattern']!r})"
+    unknown = sorted(map(str, entry.keys() - texts.keys()))
+    if unknown:
+        raise InputError(f"{where}: unknown key {', '.join(unknown)}; there are pattern, kind and op")
+    if not all(isinstance(text, str) for text in texts.values()) or not texts["pattern"]:
+        raise InputError(f"{where}: pattern, kind and op are texts, and pattern is not empty")
+    if texts["kind"] not in KINDS:
+        raise InputError(f"{where}: kind {texts['kind']!r} is none of {', '.join(KINDS)}")
+    if texts["op"] and texts["kind"] != COMMUNICATION:
+        raise InputError(f"{where}: op goes with kind {COMMUNICATION!r} only")
+    try:
+        return re.compile(texts["pattern"], re.IGNORECASE), KernelClass(texts["kind"], texts["op"])
+    except re.error as error:
+        raise InputError(f"{where}: not a regular expression ({error})") from error

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from dpro.classify import KernelClass, classify, is_communication, operation
+from dpro import classify as classify_module
+from dpro.classify import KernelClass, classify, is_communication, operation, table_version
+from dpro.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -72,3 +76,144 @@ def test_compute_kernels_have_one_class(name, kind):
 )
 def test_operators_are_known_however_they_are_spelt(name, op):
     assert operation(name) == op
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclWorkElem)", "all_reduce"),
+        ("ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs4K)", "all_reduce"),
+        ("ncclSymkDevKernel_AllGather_STMC(ncclSymkDevWorkArgs4K)", "all_gather"),
+        ("ncclSymkDevKernel_ReduceScatter_LL_sum_f32(ncclSymkDevWorkArgs4K)", "reduce_scatter"),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", ""),
+        ("ncclDevKernelDebug_Generic_4(ncclDevKernelArgsStorage<4096ul>)", ""),
+        ("mscclKernel_Sum_half_LL_false(ncclDevComm*, mscclAlgo*, mscclWork*)", ""),
+        ("void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 8>(AllReduceParams)", "all_reduce"),
+        ("void tensorrt_llm::kernels::twoShotAllReduceKernel<float, 4>(AllReduceParams)", "all_reduce"),
+        ("void allreduce_fusion_kernel_oneshot_lamport<3, __nv_bfloat16, 8, true>", "all_reduce"),
+        ("void sglang::cross_device_reduce_1stage<half, 2>(sglang::RankData*)", "all_reduce"),
+        ("void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot<half>>", "all_reduce"),
+        (
+            "void c10d::symmetric_memory::multimem_one_shot_all_reduce_kernel<c10::BFloat16, 16>",
+            "all_reduce",
+        ),
+        ("void deep_ep::intranode::notify_dispatch<8>(int const*)", "dispatch"),
+        ("void deep_ep::intranode::cached_notify_combine<8>(void**)", "combine"),
+        ("void deep_ep::internode::combine<true, 8, __nv_bfloat16>", "combine"),
+        ("void deep_ep::intranode::barrier<8>(int**, int)", "barrier"),
+        ("EpDispatchIntraNodeKernel_bf16", "dispatch"),
+        ("moeA2ACombineKernel", "combine"),
+        ("void alltoall_on_stream_kernel<float>(int, float*, float const*)", "all_to_all"),
+        ("void nvshmemi_rdxn_on_stream_kernel<float, (rdxn_ops)0>", "all_reduce"),
+        ("void fcollect_on_stream_kernel<int>(int, int*, int const*)", "all_gather"),
+        ("barrier_all_on_stream_kernel()", "barrier"),
+        ("c10d::nvshmem_extension::allToAllV(void*, void*, long*, unsigned long)", "all_to_all"),
+        ("Memcpy PtoP (Device -> Device)", "send_recv"),
+        ("gloo:all_reduce", "all_reduce"),
+        ("MPI_Allreduce", "all_reduce"),
+        ("MPI_Ibcast", "broadcast"),
+        ("MPI_Isend", "send"),
+    ],
+)
+def test_libraries_of_every_sort_communicate(name, op):
+    assert classify(name) == KernelClass("communication", op)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Memcpy DtoD (Device -> Device)", "memory"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>", "gemm"),
+        ("void vllm::moe::moe_align_block_size_kernel<int>", "other"),
+    ],
+)
+def test_what_looks_like_communication_but_is_none_stays_compute(name, kind):
+    assert classify(name) == KernelClass(kind)
+
+
+@pytest.fixture
+def own(monkeypatch, tmp_path):
+    """Classifies with a table of the user's own."""
+
+    def use(text: str) -> Path:
+        path = tmp_path / "classes.toml"
+        path.write_text(text, encoding="utf-8")
+        monkeypatch.setenv("DPRO_CLASSES", str(path))
+        _forget()
+        return path
+
+    yield use
+    monkeypatch.undo()
+    _forget()
+
+
+def _forget() -> None:
+    for cached in (classify, classify_module._own_classes):
+        cached.cache_clear()
+
+
+OWN = """
+[[class]]
+pattern = "my_ring_\\\\w+"
+kind = "communication"
+op = "send_recv"
+
+[[class]]
+pattern = "volta_sgemm"
+kind = "attention"
+"""
+
+
+def test_a_users_own_patterns_come_before_the_table(own):
+    plain = table_version()
+    own(OWN)
+    assert classify("void My_Ring_exchange<4>()") == KernelClass("communication", "send_recv")
+    assert classify("volta_sgemm_128x32_nn") == KernelClass("attention")
+    assert classify("nvjet_tst_256x128") == KernelClass("gemm")
+    assert table_version().startswith(f"{plain}+")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("class = 3", "only tables [[class]]"),
+        ("[[clas]]\npattern = 'a'", "clas: only tables [[class]]"),
+        ("[[class]", "not TOML"),
+        ("[[class]]\npattern = 'a'\nkind = 'gemm'\n[[class]]\npattern = '('\nkind = 'gemm'", "class 2 ('(')"),
+        ("[[class]]\nkind = 'gemm'", "class 1 (''): pattern, kind and op are texts"),
+        ("[[class]]\npattern = 'a'\nkind = 'gem'", "class 1 ('a'): kind 'gem' is none of communication"),
+        ("[[class]]\npattern = 'a'\nkind = 'gemm'\nop = 'send'", "op goes with kind 'communication' only"),
+        ("[[class]]\npattern = 'a'\nkind = 'gemm'\ncolour = 1", "unknown key colour"),
+        ("[[class]]\npattern = 3\nkind = 'gemm'", "are texts"),
+    ],
+)
+def test_a_wrong_entry_is_one_line_that_names_it(own, text, what):
+    path = own(text)
+    with pytest.raises(InputError) as caught:
+        classify("anything")
+    assert str(path) in str(caught.value)
+    assert what in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_that_does_not_exist_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("DPRO_CLASSES", str(tmp_path / "nowhere.toml"))
+    _forget()
+    with pytest.raises(InputError, match="DPRO_CLASSES"):
+        table_version()
+    monkeypatch.undo()
+    _forget()
+
+
+def test_a_distribution_can_bring_classes(monkeypatch, tmp_path):
+    (tmp_path / "my_classes.py").write_text("TABLE = [{'pattern': 'zap', 'kind': 'fused'}]\n")
+    info = tmp_path / "my_classes-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-classes\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[dpro.classes]\nmine = my_classes:TABLE\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _forget()
+    assert classify("zap_kernel") == KernelClass("fused")
+    monkeypatch.undo()
+    _forget()
