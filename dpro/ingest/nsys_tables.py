@@ -1,0 +1,162 @@
+"""Tables of a Nsight Systems SQLite export by presence: versions differ in their tables and columns.
+
+In: a `.sqlite` file, gzipped or not. Out: an `Export` that hands out frames with the columns that were asked
+for, null where the export has none. What the columns mean is known elsewhere, but for the serialised ids.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import quote
+
+import polars as pl
+from isal import igzip
+
+from dpro.errors import InputError
+
+MAGIC = b"SQLite format 3\0"
+_GZIP = b"\x1f\x8b"
+
+# A globalTid is hardware, machine, process and thread from the highest bits to the lowest; a globalPid has
+# thread 0. Processes and threads have 24 bits each.
+_ID_BITS = 24
+_ID_MASK = (1 << _ID_BITS) - 1
+
+Columns = Mapping[str, type[pl.DataType]]
+
+
+@dataclass(frozen=True)
+class Export:
+    """An opened export.
+
+    Attributes:
+        path: the file as it was given.
+        connection: to the database.
+        present: columns by name of table, for the tables that have rows.
+    """
+
+    path: Path
+    connection: sqlite3.Connection
+    present: Mapping[str, frozenset[str]]
+
+    def rows(self, table: str, columns: Columns) -> pl.DataFrame:
+        """Rows of a table: the columns asked for, null where it lacks them; no rows where there is no table.
+
+        Raises:
+            InputError: the database is damaged.
+        """
+        have = self.present.get(table, frozenset())
+        if not have:
+            return pl.DataFrame(schema=columns)
+        selected = ", ".join(f'"{name}"' if name in have else f'NULL AS "{name}"' for name in columns)
+        try:
+            rows = self.connection.execute(f'SELECT {selected} FROM "{table}"').fetchall()
+        except sqlite3.DatabaseError as error:
+            raise _damaged(self.path, error) from error
+        return pl.DataFrame(rows, schema=columns, orient="row", strict=False)
+
+    def count(self, table: str) -> int:
+        """Number of rows of a table, 0 where there is none."""
+        if table not in self.present:
+            return 0
+        return int(self.connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0])
+
+    @cached_property
+    def texts(self) -> pl.DataFrame:
+        """`StringIds`: `id` and `value`."""
+        return self.rows("StringIds", {"id": pl.Int64, "value": pl.String})
+
+    def named(self, frame: pl.DataFrame, **ids: str) -> pl.DataFrame:
+        """The frame with texts looked up in `StringIds`.
+
+        Args:
+            frame: with columns of ids.
+            ids: name of the text column -> the column with its id.
+        """
+        for text, identifier in ids.items():
+            found = self.texts.rename({"id": identifier, "value": text})
+            frame = frame.join(found, on=identifier, how="left", maintain_order="left")
+        return frame
+
+
+def process_of(serialised: str) -> pl.Expr:
+    """The process id in a column of globalPid or globalTid."""
+    return (pl.col(serialised) // (1 << _ID_BITS)) & _ID_MASK
+
+
+def thread_of(serialised: str) -> pl.Expr:
+    """The thread id in a column of globalTid."""
+    return pl.col(serialised) & _ID_MASK
+
+
+@contextmanager
+def open_export(path: Path) -> Iterator[Export]:
+    """Open an export; a gzipped one is unpacked to a temporary file for as long as it is open.
+
+    Raises:
+        InputError: the file cannot be read, is cut short, or is no export of Nsight Systems.
+    """
+    with tempfile.TemporaryDirectory(prefix="dpro-nsys-") as folder:
+        database = _unpacked(path, Path(folder))
+        _refuse_cut_short(database, path)
+        address = f"file:{quote(str(database.resolve()))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(address, uri=True)) as connection:
+            connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
+            yield Export(path, connection, _present(connection, path))
+
+
+def _unpacked(path: Path, folder: Path) -> Path:
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_GZIP)) != _GZIP:
+                return path
+        database = folder / "export.sqlite"
+        with igzip.open(path, "rb") as packed, database.open("wb") as plain:
+            shutil.copyfileobj(packed, plain, 1 << 20)
+    except (EOFError, zlib.error, igzip.BadGzipFile) as error:
+        raise InputError(f"{path}: truncated or damaged gzip ({error}); copy the file again") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return database
+
+
+def _refuse_cut_short(database: Path, path: Path) -> None:
+    """SQLite itself notices a missing end only when it happens to read there."""
+    with database.open("rb") as file:
+        header = file.read(100)
+    if not header.startswith(MAGIC) or len(header) < 100:
+        raise InputError(f"{path}: not a SQLite database; give what `nsys export --type sqlite` writes")
+    page_bytes, num_pages = int.from_bytes(header[16:18]), int.from_bytes(header[28:32])
+    page_bytes = 1 << 16 if page_bytes == 1 else page_bytes
+    if database.stat().st_size < page_bytes * num_pages:
+        raise InputError(f"{path}: SQLite database cut short; copy or export it again")
+
+
+def _present(connection: sqlite3.Connection, path: Path) -> dict[str, frozenset[str]]:
+    try:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        columns = {
+            name: frozenset(row[1] for row in connection.execute(f'PRAGMA table_info("{name}")'))
+            for (name,) in tables
+            if connection.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchone()
+        }
+    except sqlite3.DatabaseError as error:
+        raise _damaged(path, error) from error
+    if "StringIds" not in columns:
+        raise InputError(
+            f"{path}: not an export of Nsight Systems (no table StringIds); "
+            "give what `nsys export --type sqlite` writes"
+        )
+    return columns
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path}: damaged SQLite database ({error}); copy or export it again")
