@@ -1,0 +1,233 @@
+"""Logs of NCCL's Inspector plug-in: measured collectives of one process, one JSON object a line.
+
+In: a log of format 4.0 to 5.0, RCCL's too. Out: rows of `collectives` with durations. Some formats say in
+every line whose it is, others once per dump, in a `dump_stats` line that holds for all that follow. Processes
+are killed while they write: lines that are cut short or garbled are counted, not refused. Steps of NCCL's
+proxy threads are not read. Which global ranks a communicator has is not told: its rows on all ranks say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from dpro.classify import operation
+from dpro.errors import InputError
+from dpro.ingest.files import read_bytes
+from dpro.ingest.trace import RankTrace
+from dpro.ingest.values import int32, int64, mapping, rounded, sequence, text
+from dpro.schema import COLLECTIVES
+from dpro.units import NS_PER_US
+
+SOURCE = "NCCL Inspector"
+_KINDS = {"coll_perf": "coll", "p2p_perf": "p2p"}
+_RECORD = re.compile(rb'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:\s*\{')
+_COLUMNS = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if name not in ("window", "state")}
+
+
+@dataclass(frozen=True)
+class _Communicator:
+    """Whose a record is: the communicator, this process's place in it, and the process."""
+
+    group: str
+    rank: int
+    num_ranks: int
+    host: str
+    pid: int
+    version: str
+
+
+@dataclass(frozen=True)
+class _Record:
+    """One measured operation, and whose it is."""
+
+    of: _Communicator
+    kind: str
+    facts: Mapping[str, Any]
+
+
+def is_inspector_log(head: bytes) -> bool:
+    """Whether the first bytes of a file are those of an Inspector log."""
+    return head.lstrip().startswith(b"{") and _RECORD.search(head) is not None
+
+
+def read_inspector_log(path: Path, *, rank: int | None = None) -> list[RankTrace]:
+    """Read a log, or several of one job joined together.
+
+    Args:
+        path: the file.
+        rank: the rank of all that is in it, where the caller knows better.
+
+    Returns:
+        A trace per process and GPU. Its rank is the one in its largest communicator, which is taken for the
+        whole job. A process that holds several ranks of that one does not tell whose its other
+        communicators are: what it did in those is counted as not taken.
+
+    Raises:
+        InputError: the file cannot be read, or holds no record of a collective.
+    """
+    skipped: Counter[str] = Counter()
+    records = list(_records(read_bytes(path), skipped))
+    if not records:
+        counts = "; ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+        raise InputError(f"{path}: no collective of NCCL's Inspector in it ({counts or 'no lines'})")
+    by_process: dict[tuple[str, int], list[_Record]] = {}
+    for record in records:
+        by_process.setdefault((record.of.host, record.of.pid), []).append(record)
+    traces = [trace for process in by_process.values() for trace in _traces(process, rank, skipped)]
+    if traces:
+        traces[0] = replace(traces[0], skipped=dict(skipped))
+    return traces
+
+
+def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
+    """Records with whose they are; what is not taken is counted."""
+    current: _Communicator | None = None
+    for line in data.splitlines():
+        if not line.strip():
+            continue
+        try:
+            document = mapping(msgspec.json.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            document = {}
+        if not document:
+            skipped["malformed lines"] += 1
+            continue
+        if "header" in document or "n_ranks" in document:
+            current = _communicator(document)
+        if dropped := _dropped(mapping(document.get("dump_stats"))):
+            skipped["collectives that the Inspector dropped"] += dropped
+        if "proxy_trace" in document:
+            skipped["steps of NCCL's proxy"] += 1
+        for key, kind in _KINDS.items():
+            facts = mapping(document.get(key))
+            if facts and current:
+                yield _Record(current, kind, facts)
+            elif facts:
+                skipped["records of no communicator"] += 1
+
+
+def _communicator(document: Mapping[str, Any]) -> _Communicator | None:
+    """What a line says of its communicator, in parts of their own or beside the record; None for nothing."""
+    header = mapping(document.get("header")) or document
+    metadata = mapping(document.get("metadata")) or document
+    rank, num_ranks = int32(header.get("rank")), int32(header.get("n_ranks"))
+    if not 0 <= rank < num_ranks:
+        return None
+    name = text(header.get("comm_name"))
+    identifier = text(header.get("id"))
+    return _Communicator(
+        group=identifier if name in ("", "unknown") else f"{identifier} {name}",
+        rank=rank,
+        num_ranks=num_ranks,
+        host=text(metadata.get("hostname")),
+        pid=int64(metadata.get("pid")),
+        version=text(metadata.get("inspector_output_format_version")),
+    )
+
+
+def _dropped(stats: Mapping[str, Any]) -> int:
+    """Operations that were measured and thrown away since the last dump, for want of space."""
+    return sum(max(int64(stats.get(f"{kind}_dropped_since_last_dump")), 0) for kind in _KINDS.values())
+
+
+def _traces(records: list[_Record], rank: int | None, skipped: Counter[str]) -> Iterator[RankTrace]:
+    """One process's records, per rank it holds in its largest communicator."""
+    world = max(record.of.num_ranks for record in records)
+    whole = next(record.of.group for record in records if record.of.num_ranks == world)
+    ranks = sorted({record.of.rank for record in records if record.of.group == whole})
+    for own in ranks:
+        mine = [r for r in records if len(ranks) == 1 or (r.of.group == whole and r.of.rank == own)]
+        yield _trace(mine, own if rank is None else rank, world)
+    if len(ranks) > 1 and (unknown := sum(record.of.group != whole for record in records)):
+        skipped["records of a process with several ranks"] += unknown
+
+
+def _trace(records: list[_Record], rank: int, world_size: int) -> RankTrace:
+    first = records[0].of
+    rows = [{"collective_id": i, "rank": rank, **_row(r, world_size)} for i, r in enumerate(records)]
+    schema = {name: dtype for name, dtype in _COLUMNS.items() if name in rows[0]}
+    worker = {"rank": rank, "world_size": world_size, "host": first.host, "pid": first.pid, "source": SOURCE}
+    return RankTrace(
+        rank=rank,
+        world_size=world_size,
+        frames={
+            "collectives": pl.DataFrame(rows, schema=schema, orient="row").with_columns(
+                window=pl.lit(-1, dtype=pl.Int32)
+            ),
+            "workers": pl.DataFrame([worker]),
+        },
+        host=first.host,
+        versions={"NCCL Inspector format": first.version} if first.version else {},
+    )
+
+
+def _row(record: _Record, world_size: int) -> dict[str, Any]:
+    of, kind, facts = record.of, record.kind, record.facts
+    name = text(facts.get(kind))
+    op = operation(name) or name
+    bytes_in, bytes_out = _bytes(op, int64(facts.get(f"{kind}_msg_size_bytes")), of.num_ranks)
+    times = mapping(facts.get("event_trace_ts"))
+    return {
+        "op": op,
+        "group": of.group,
+        "sequence": int64(facts.get(f"{kind}_sn")),
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
+        # A communicator of all ranks numbers them as the job does; what smaller ones number is not told.
+        "peer": int32(facts.get("p2p_peer")) if of.num_ranks == world_size else -1,
+        "enqueued_ns": rounded(times.get(f"{kind}_start_ts") or -1, NS_PER_US),
+        "start_ns": _kernel_start_ns(times),
+        "duration_ns": _duration_ns(facts, kind),
+        "algorithm": _known(facts.get("coll_algo")),
+        "protocol": _known(facts.get("coll_proto")),
+        "source": SOURCE,
+    }
+
+
+def _bytes(op: str, size: int, num_ranks: int) -> tuple[int, int]:
+    """Bytes in and out from the Inspector's size: elements as passed to NCCL, times their width.
+
+    NCCL's counts are per rank for all-gather (what is put in), reduce-scatter (what is got) and all-to-all
+    (what goes to each).
+    """
+    if size < 0:
+        return -1, -1
+    whole = int64(size * num_ranks)
+    known = {
+        "all_gather": (size, whole),
+        "reduce_scatter": (whole, size),
+        "all_to_all": (whole, whole),
+        "send": (size, 0),
+        "recv": (0, size),
+        "reduce": (size, -1),
+        "gather": (size, -1),
+        "scatter": (-1, size),
+    }
+    return known.get(op, (size, size))
+
+
+def _duration_ns(facts: Mapping[str, Any], kind: str) -> int:
+    """As measured on a kernel; from the call on, as told without one, it would hold the queue as well."""
+    if facts.get(f"{kind}_timing_source") == "collective_cpu":
+        return -1
+    return rounded(facts.get(f"{kind}_exec_time_us"), NS_PER_US)
+
+
+def _kernel_start_ns(times: Mapping[str, Any]) -> int:
+    """When the first channel's kernel was seen to start; verbose logs tell, with 0 for never."""
+    channels = map(mapping, sequence(times.get("kernel_events")))
+    starts = [rounded(channel.get("kernel_start_ts"), NS_PER_US) for channel in channels]
+    return min((start for start in starts if start > 0), default=-1)
+
+
+def _known(value: Any) -> str:
+    name = text(value).upper()
+    return "" if name == "UNKNOWN" else name
