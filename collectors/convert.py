@@ -1,8 +1,7 @@
 """From the recorder's files to the tables of a run.
 
 In: the folder a launch wrote to, and two functions that read Kineto traces and flight recorder dumps. Out:
-Parquet parts and the manifest. What was converted whole is deleted; what cannot be read stays, with a
-warning in the manifest. Doing it again after a crash gives the same parts.
+Parquet parts, and what the manifest should say. Doing it again after a crash gives the same parts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,17 @@ from dpro.collectors.merge import merge_window
 from dpro.collectors.sidecar import process_facts
 from dpro.collectors.stepping import Boundary, number_steps
 from dpro.errors import DproError
-from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, TABLES, WORKERS
+from dpro.schema import (
+    BUCKETS,
+    CLOCK_SAMPLES,
+    COLLECTIVES,
+    SPANS,
+    STEPS,
+    SYNCS,
+    TABLES,
+    WORKERS,
+    conform,
+)
 from dpro.store import write_part
 
 SOURCE = "dpro recorder"
@@ -117,7 +126,7 @@ def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -
         frames.append(_window_frames(trace, window, entries))
         notes.append({"warnings": trace.warnings, "skipped": trace.skipped, "versions": trace.versions})
     for table in WINDOW_TABLES if frames else ():
-        whole = pl.concat([each[table.name] for each in frames], how="diagonal_relaxed")
+        whole = pl.concat([each[table.name] for each in frames], how="vertical")
         write_part(run, table, f"{process.part}-{batch.name}", whole)
     (process.folder / f"notes-{batch.name}.json").write_text(json.dumps(notes))
 
@@ -126,7 +135,8 @@ def _window_frames(trace: Trace, window: int, entries: pl.DataFrame) -> dict[str
     """One window's tables, with ids of their own and what the flight recorder knew of its collectives."""
     first = (window + 1) * _WINDOW_IDS
     frames = {
-        table.name: _renumbered(trace.frames.get(table.name, table.empty()), first) for table in WINDOW_TABLES
+        table.name: _renumbered(conform(table, trace.frames.get(table.name, table.empty())), first)
+        for table in WINDOW_TABLES
     }
     frames[COLLECTIVES.name] = merge_window(frames[COLLECTIVES.name], frames[SPANS.name], entries)
     return frames
@@ -134,7 +144,7 @@ def _window_frames(trace: Trace, window: int, entries: pl.DataFrame) -> dict[str
 
 def _renumbered(frame: pl.DataFrame, first: int) -> pl.DataFrame:
     """Ids that are unique within a window made unique within the rank; -1 stays none."""
-    columns = [pl.col(name).cast(pl.Int64) for name in _ID_COLUMNS if name in frame.columns]
+    columns = [pl.col(name) for name in _ID_COLUMNS if name in frame.columns]
     return frame.with_columns(
         pl.when(column >= 0).then(column + first).otherwise(-1).name.keep() for column in columns
     )
@@ -149,9 +159,9 @@ def _flight_entries(process: Process, readers: Readers, occasions: Sequence[str]
     for dump in sorted(process.folder.glob("flight-*.pickle")):
         kept = dump.with_suffix(".parquet")
         _, backend, _ = dump.stem.split("-")
-        frame = readers.dump(dump, rank=process.rank).frames["collectives"]
+        frame = conform(COLLECTIVES, readers.dump(dump, rank=process.rank).frames["collectives"])
         # The two recorders count separately: even ids for one, odd ones for the other.
-        identifier = pl.col("collective_id").cast(pl.Int64) * 2 + (backend == "nccl")
+        identifier = pl.col("collective_id") * 2 + (backend == "nccl")
         saved_ns = pl.lit(dump.stat().st_mtime_ns)
         frame.with_columns(collective_id=identifier, saved_ns=saved_ns).write_parquet(kept)
         dump.unlink()
@@ -160,7 +170,7 @@ def _flight_entries(process: Process, readers: Readers, occasions: Sequence[str]
     frames = [frame for path in wanted if (frame := pl.read_parquet(path)).height]
     if not frames:
         return COLLECTIVES.empty()
-    entries = pl.concat(frames, how="diagonal_relaxed").sort("collective_id", "saved_ns")
+    entries = pl.concat(frames, how="vertical").sort("collective_id", "saved_ns")
     entries = entries.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
     return _with_group_ranks(entries, process.folder / "groups.json")
 
@@ -192,12 +202,12 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     Returns:
         What is to be said of it in the manifest: `warnings`, `skipped`, `versions`.
     """
-    convert_windows(run, process, readers)
     recorded = records.read_records(process.folder / "records.bin")
     write_part(run, STEPS, process.part, _steps(process.rank, recorded))
     write_part(run, CLOCK_SAMPLES, process.part, _clock_samples(process.rank, recorded))
     write_part(run, BUCKETS, process.part, _buckets(process))
     write_part(run, WORKERS, process.part, _worker(process, recorded, status))
+    convert_windows(run, process, readers)
     write_part(run, COLLECTIVES, process.part, _outside_windows(run, process, readers))
     notes = [
         note for path in sorted(process.folder.glob("notes-*.json")) for note in json.loads(path.read_text())

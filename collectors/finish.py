@@ -70,7 +70,9 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         mine = _manifest(launch, list(latest.values()), notes, status)
         earlier = open_run(launch.run).manifest if is_run(launch.run) else None
         write_manifest(launch.run, mine if earlier is None else _joined(earlier, mine))
-    launch.remove()
+    if all(note.get("whole", True) for note in notes):
+        launch.remove_raw()
+    launch.remove_marker()
 
 
 def _converted(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
@@ -78,9 +80,8 @@ def _converted(run: Path, process: Process, readers: Readers, status: int | None
     try:
         return convert_process(run, process, readers, status)
     except Exception as error:
-        return {
-            "warnings": [f"rank {process.rank}: not all could be converted: {type(error).__name__}: {error}"]
-        }
+        what = f"{type(error).__name__}: {error}"
+        return {"warnings": [f"rank {process.rank}: not all of .raw was converted: {what}"], "whole": False}
 
 
 def _manifest(

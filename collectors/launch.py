@@ -108,11 +108,14 @@ class Launch:
         facts: dict[str, object] = json.loads(self.marker.read_text(encoding="utf-8"))
         return facts
 
-    def remove(self) -> None:
-        """Forget the recording: its tables are whole. The marker goes last."""
+    def remove_raw(self) -> None:
+        """Delete what the recorder wrote: its tables are whole."""
         shutil.rmtree(self.raw, ignore_errors=True)
         with suppress(OSError):
             self.raw.parent.rmdir()
+
+    def remove_marker(self) -> None:
+        """Say that the recording is over."""
         self.marker.unlink(missing_ok=True)
         with suppress(OSError):
             self.marker.parent.rmdir()

@@ -12,7 +12,7 @@ import polars as pl
 SLACK_NS = 50_000  # an entry may seem this much later than the end of its call
 LAUNCH_NS = 100_000_000  # the longest from an entry to the launch of its kernel
 KERNEL = "kineto kernel"  # source of window rows that stand for a GPU kernel
-_FACTS = ("group", "group_ranks", "sequence", "bytes_in", "bytes_out", "dtype", "peer")
+_FACTS = ("group", "group_ranks", "sequence", "bytes_in", "bytes_out", "dtype", "peer", "state")
 
 
 def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:

@@ -125,6 +125,21 @@ def test_damaged_window_is_a_warning_and_the_others_are_kept(launch):
     assert "window 1 is lost" in run.manifest.warnings[0]
 
 
+def test_what_cannot_be_converted_stays_and_the_rest_is_a_run(launch, monkeypatch):
+    recorded(launch, windows=1)
+
+    def broken(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(convert, "_convert_batch", broken)
+    finish(launch, READERS, 0, {})
+    run = open_run(launch.run)
+    assert run.table(STEPS).height == 5
+    assert "not all of .raw was converted: ValueError: a defect" in run.manifest.warnings[0]
+    assert list(launch.raw.glob("*/*/window0000.json"))
+    assert not launch.marker.exists()
+
+
 def test_restarted_rank_keeps_its_last_run_only(launch):
     recorded(launch, pid=7, steps=20, windows=1)
     convert_waiting(launch, READERS)

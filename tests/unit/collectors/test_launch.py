@@ -73,7 +73,9 @@ def test_run_whose_job_lives_cannot_be_read_yet(alive):
 def test_removing_a_recording_leaves_nothing_and_spares_the_others(recording):
     other = Launch(recording.run, "host-2")
     other.marker.write_text("{}")
-    recording.remove()
+    recording.raw.mkdir(parents=True)
+    recording.remove_raw()
+    recording.remove_marker()
     assert launches(recording.run) == [other]
-    other.remove()
+    other.remove_marker()
     assert list(recording.run.iterdir()) == []
