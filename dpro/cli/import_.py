@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dpro.cli.output import console, json_option, print_json, warn
+
+if TYPE_CHECKING:
+    from dpro.ingest.shards import Waiting
 
 
 @click.command("import")
@@ -14,25 +21,80 @@ from dpro.cli.output import console, json_option, print_json, warn
 @click.option(
     "-o", "--output", required=True, metavar="RUN", type=click.Path(path_type=Path), help="Run to make."
 )
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Files read at a time, each in a process of its own; default: one per core.",
+)
+@click.option(
+    "--executor",
+    type=click.Choice(["processes", "ray"]),
+    default="processes",
+    show_default=True,
+    help="Where files are read: on this machine, or on the Ray cluster that RAY_ADDRESS names.",
+)
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="Import the I-th of N shares of the files; the last share to be in makes the run.",
+)
 @json_option
-def import_(sources: tuple[Path, ...], output: Path, as_json: bool) -> None:
-    """Turn torch.profiler traces or flight recorder dumps into a run directory.
+def import_(
+    sources: tuple[Path, ...], output: Path, jobs: int | None, executor: str, shard: str | None, as_json: bool
+) -> None:
+    """Turn other tools' traces and dumps into a run directory.
 
-    SOURCE is a file, or a folder that is searched to the bottom; one file per rank.
+    SOURCE is a file, an archive, or a folder that is searched to the bottom.
     """
-    from dpro.cli.info import contents, rows_in_words
     from dpro.cli.runs import progress_bar
     from dpro.ingest.importer import import_sources
-    from dpro.store import open_run
+    from dpro.ingest.shards import Waiting, import_shard, parse_shard
 
-    with progress_bar() as progress:
-        manifest = import_sources(sources, output, progress=progress)
+    share = parse_shard(shard) if shard is not None else None
+    with _executor(executor) as pool, progress_bar() as progress:
+        if share is None:
+            manifest = import_sources(sources, output, jobs=jobs, executor=pool, progress=progress)
+        else:
+            outcome = import_shard(sources, output, share, jobs=jobs, executor=pool, progress=progress)
+            if isinstance(outcome, Waiting):
+                _say_what_is_missing(output, outcome, as_json)
+                return
+            manifest = outcome
     for warning in manifest.warnings:
         warn(warning)
-    document = contents(open_run(output))
+    _say_what_was_imported(output, as_json)
+
+
+@contextmanager
+def _executor(name: str) -> Iterator[Executor | None]:
+    """The executor of a name; None for processes of this machine."""
+    if name == "processes":
+        yield None
+        return
+    from dpro.ingest.ray_executor import ray_executor
+
+    with ray_executor() as executor:
+        yield executor
+
+
+def _say_what_was_imported(run: Path, as_json: bool) -> None:
+    from dpro.cli.info import contents, rows_in_words, unclassified_in_words
+    from dpro.store import open_run
+
+    document = contents(open_run(run))
     if as_json:
         print_json(document)
         return
-    console().print(
-        f"{output}: {len(manifest.ranks)} of {manifest.world_size} ranks, {rows_in_words(document)}"
-    )
+    ranks = f"{len(document['ranks'])} of {document['world_size']} ranks"
+    console().print(f"{run}: {ranks}, {rows_in_words(document)}")
+    console().print(unclassified_in_words(document["coverage"]["unclassified"]))
+
+
+def _say_what_is_missing(run: Path, waiting: Waiting, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": str(run), "complete": False, "missing_shards": waiting.missing})
+        return
+    out = ", ".join(map(str, waiting.missing[:8])) + (" …" if len(waiting.missing) > 8 else "")
+    console().print(f"{run}: not whole yet; {len(waiting.missing)} shards are still out: {out}")

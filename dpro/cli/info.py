@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpro.cli.output import console, json_option, print_json
+from dpro.errors import InputError
 
 if TYPE_CHECKING:
     import polars as pl
 
     from dpro.store import Run
+
+_UNKNOWN_KERNELS_NAMED = 5
 
 
 @click.command()
@@ -41,6 +45,7 @@ def contents(run: Run) -> dict[str, Any]:
         "rows": run.rows(),
         "warnings": manifest.warnings,
         "skipped": manifest.skipped,
+        "coverage": {"unclassified": unclassified(run)},
     }
 
 
@@ -49,40 +54,77 @@ def describe(run: Run) -> dict[str, Any]:
     from dpro.schema import STEPS
 
     steps = run.table(STEPS)
-    return contents(run) | {
+    held = contents(run)
+    return held | {
         "steps": steps["step"].n_unique(),
         "hosts": run.manifest.hosts,
         "gpus": run.manifest.gpus,
-        "coverage": _coverage(run, steps),
+        "coverage": held["coverage"] | _coverage(run, steps, held["coverage"]["unclassified"]["share"]),
     }
 
 
-def _coverage(run: Run, steps: pl.DataFrame) -> dict[str, Any]:
+def _coverage(run: Run, steps: pl.DataFrame, unclassified_share: float | None) -> dict[str, Any]:
     """Shares between 0 and 1, None where there is nothing to take a share of."""
     import polars as pl
 
     from dpro.schema import COLLECTIVES, SPANS
 
     collectives = run.table(COLLECTIVES)
-    spans = run.table(SPANS)
+    windows = {window for part in _parts(run, SPANS.name, "window") for window in part["window"].unique()}
     return {
         "collective_bytes_known": collectives.select((pl.col("bytes_in") >= 0).mean()).item(),
         "collective_group_known": collectives.select((pl.col("group") != "").mean()).item(),
-        "kernel_time_classified": _classified_share(spans),
-        "windows": spans["window"].n_unique(),
+        "kernel_time_classified": None if unclassified_share is None else 1 - unclassified_share,
+        "windows": len(windows),
         "steps_in_windows": steps.filter(pl.col("window") >= 0)["step"].n_unique(),
     }
 
 
-def _classified_share(spans: pl.DataFrame) -> float | None:
+def unclassified(run: Run) -> dict[str, Any]:
+    """Kernels that the table of classes does not know: how many, their time, and which take most of it."""
+    from dpro.classify import OTHER, classify, table_version
+
+    counts, times = _kernels_by_name(run)
+    unknown = [name for name in times if classify(name).kind == OTHER]
+    time_ns, total_ns = sum(times[name] for name in unknown), sum(times.values())
+    longest = sorted(unknown, key=lambda name: (-times[name], name))[:_UNKNOWN_KERNELS_NAMED]
+    return {
+        "kernels": sum(counts[name] for name in unknown),
+        "time_ms": time_ns / 1e6,
+        "share": time_ns / total_ns if total_ns else None,
+        "names": longest,
+        "classes": table_version(),
+    }
+
+
+def _kernels_by_name(run: Run) -> tuple[Counter[str], Counter[str]]:
+    """How often each kernel ran, and for how many ns, with one part in memory at a time."""
     import polars as pl
 
-    from dpro.classify import OTHER, classify
+    counts, times = Counter[str](), Counter[str]()
+    for part in _parts(run, "spans", "kind", "name", "duration_ns"):
+        kernels = part.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
+        for name, count, time_ns in (
+            kernels.group_by("name").agg(pl.len(), pl.col("duration_ns").sum()).iter_rows()
+        ):
+            counts[name] += count
+            times[name] += time_ns
+    return counts, times
 
-    times = spans.filter(pl.col("kind") == "kernel").group_by("name").agg(pl.col("duration_ns").sum())
-    total = times["duration_ns"].sum()
-    known = sum(time for name, time in times.iter_rows() if classify(name).kind != OTHER)
-    return known / total if total else None
+
+def _parts(run: Run, table: str, *columns: str) -> Iterator[pl.DataFrame]:
+    """Some columns of a table, part by part.
+
+    Raises:
+        InputError: a part cannot be read.
+    """
+    import polars as pl
+
+    for part in sorted((run.path / table).glob("*.parquet")):
+        try:
+            yield pl.read_parquet(part, columns=list(columns), glob=False)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise InputError(f"{part}: not readable as Parquet ({str(error).splitlines()[0]})") from error
 
 
 def in_words(document: Mapping[str, Any]) -> list[str]:
@@ -95,11 +137,11 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         f"GPUs       {', '.join(document['gpus']) or 'none'}",
         f"steps      {document['steps']}, of which {coverage['steps_in_windows']} lie in deep windows",
         f"rows       {rows_in_words(document)}",
+        f"kernels    {unclassified_in_words(coverage['unclassified'])}",
     ]
     shares = {
         "collectives with bytes known": coverage["collective_bytes_known"],
         "collectives with group known": coverage["collective_group_known"],
-        "kernel time classified": coverage["kernel_time_classified"],
     }
     lines += [f"coverage   {share:.1%} {what}" for what, share in shares.items() if share is not None]
     lines += [f"skipped    {count} {reason}" for reason, count in document["skipped"].items()]
@@ -109,3 +151,11 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
 def rows_in_words(document: Mapping[str, Any]) -> str:
     """Row counts of the tables that have any: `6800 spans, 32 collectives`."""
     return ", ".join(f"{count} {name}" for name, count in document["rows"].items() if count) or "none"
+
+
+def unclassified_in_words(unknown: Mapping[str, Any]) -> str:
+    """How much GPU time no class explains: `12 kernels unclassified, 3.1% of GPU time: my_kernel`."""
+    if unknown["share"] is None:
+        return "no kernels"
+    names = f": {', '.join(name[:60] for name in unknown['names'])}" if unknown["names"] else ""
+    return f"{unknown['kernels']} kernels unclassified, {unknown['share']:.1%} of GPU time{names}"

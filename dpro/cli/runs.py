@@ -53,11 +53,13 @@ def cache_folder() -> Path:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr that counts files; nothing where stderr is no terminal."""
+    """A bar on stderr that tells bytes read and time left; nothing where stderr is no terminal."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     console = stderr_console()
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading traces", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -79,7 +81,11 @@ def _open_cached(source: Path) -> Run:
 
 def _fingerprint(source: Path) -> str:
     """Changes with any file's path, size or time of change, and with what dpro makes of them."""
-    digest = hashlib.sha256(f"{__version__} {FORMAT_VERSION}".encode())
+    from dpro.classify import table_version
+    from dpro.ingest.formats import registry
+
+    importers = " ".join(importer.name for importer in registry().importers)
+    digest = hashlib.sha256(f"{__version__} {FORMAT_VERSION} {table_version()} {importers}".encode())
     files = sorted(source.rglob("*")) if source.is_dir() else [source]
     for file in files:
         if file.is_file():

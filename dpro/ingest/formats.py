@@ -1,7 +1,7 @@
 """What kinds of file dpro can import, told by content, and who reads each.
 
-In: the first bytes of a file. Out: its `Format`, or the reason why it is passed over. A new format is one
-line here.
+In: the first bytes of a file. Out: its importer, or the reason why it is passed over. A new format is one
+line here, or one entry point of the group `dpro.importers` in somebody else's distribution.
 """
 
 from __future__ import annotations
@@ -9,57 +9,184 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
-from dpro.ingest.flight_recorder import is_dump, read_dump
-from dpro.ingest.kineto import read_trace
 from dpro.ingest.trace import RankTrace
 
+GROUP = "dpro.importers"
 
-class Reader(Protocol):
-    """Reads one rank's file."""
+KINETO = "kineto"
+EXECUTION_TRACE = "execution trace"
 
-    def __call__(self, path: Path, *, rank: int | None = None) -> RankTrace:
+
+class Importer(Protocol):
+    """A kind of file: what it is called, how it is known, and how it is read."""
+
+    @property
+    def name(self) -> str:
+        """What the format is called in manifests and warnings."""
+
+    def matches(self, head: bytes) -> bool:
+        """Whether a file that begins like this (gunzipped) is of the format."""
+
+    def read(self, path: Path, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
         """Read the file; `rank` overrides what the file says.
 
         Raises:
             InputError: the file cannot be read as what it should be.
         """
-        ...
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file: its name, whether the head of a file is of it, and its reader."""
+    """An importer of dpro's own; its module is loaded when a file needs it.
+
+    Attributes:
+        name: what the format is called.
+        module: the module that reads it.
+        reader: the function in it that reads a file.
+        hints: a head that holds none of them is not of the format; spares loading the module.
+        test: the function in the module that tells by the head, where the hints alone do not settle it.
+    """
 
     name: str
-    matches: Callable[[bytes], bool]
-    read: Reader
+    module: str
+    reader: str
+    hints: tuple[bytes, ...]
+    test: str = ""
+
+    def matches(self, head: bytes) -> bool:
+        """Whether a file that begins like this is of the format."""
+        if not any(hint in head for hint in self.hints):
+            return False
+        return not self.test or bool(self._function(self.test)(head))
+
+    def read(self, path: Path, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
+        """Read a file with the format's own reader.
+
+        Raises:
+            InputError: the file cannot be read as what it should be.
+        """
+        return cast("RankTrace | list[RankTrace]", self._function(self.reader)(path, rank=rank))
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        return cast(Callable[..., Any], getattr(import_module(self.module), name))
 
 
-def _has_keys(*keys: str) -> Callable[[bytes], bool]:
-    """The head is JSON that holds one of the keys."""
-    pattern = re.compile(rb'"(?:' + "|".join(keys).encode() + rb')"\s*:')
-    return lambda head: head.lstrip()[:1] in (b"{", b"[") and pattern.search(head) is not None
+def _has_key(head: bytes, *keys: str) -> bool:
+    """Whether the head is JSON that holds one of the keys."""
+    pattern = rb'"(?:' + "|".join(keys).encode() + rb')"\s*:'
+    return head.lstrip()[:1] in (b"{", b"[") and re.search(pattern, head) is not None
 
 
-_is_execution_trace = _has_keys("op_schema", "ctrl_deps", "rf_id")
+class _Kineto(Format):
+    """Any JSON with events in it that no other format claims."""
 
-# First match wins.
-FORMATS = (
-    Format("flight recorder", is_dump, read_dump),
-    Format("kineto", _has_keys("traceEvents", "schemaVersion", "deviceProperties", "ph"), read_trace),
+    def matches(self, head: bytes) -> bool:
+        return _has_key(head, "traceEvents", "schemaVersion", "deviceProperties", "ph")
+
+
+# First match wins: what is told apart by little comes last.
+FORMATS: tuple[Importer, ...] = (
+    Format("nsys", "dpro.ingest.nsys", "read_nsys", (b"SQLite format 3\0",), "is_nsys"),
+    Format("op-level parquet", "dpro.ingest.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
+    Format(
+        "flight recorder",
+        "dpro.ingest.flight_recorder",
+        "read_dump",
+        (b"pg_config", b"pg_status", b"entries"),
+        "is_dump",
+    ),
+    Format(
+        EXECUTION_TRACE,
+        "dpro.ingest.execution_trace",
+        "read_execution_trace",
+        (b"ctrl_deps", b"rf_id"),
+        "is_execution_trace",
+    ),
+    Format(
+        "pipeline timeline",
+        "dpro.ingest.pp_timeline",
+        "read_pp_timeline",
+        (b"fwd_start", b"microbatch", b"pad_before"),
+        "is_pp_timeline",
+    ),
+    _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", ()),
+)
+# Known, and of no use: a file that matches is counted under this name.
+_NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
+    ("empty or damaged files", lambda head: not head),
+    ("timelines drawn from an analysis", lambda head: _is_drawn(head)),
+    ("SQLite databases that are not traces", lambda head: head.startswith(b"SQLite format 3\0")),
 )
 
 
-def find_format(head: bytes) -> Format | None:
-    """The format of a file by its first bytes (gunzipped), None where dpro does not know it."""
-    return next((known for known in FORMATS if known.matches(head)), None)
+@dataclass(frozen=True)
+class Registry:
+    """All importers in the order they are asked, and one line for each plug-in that cannot be used."""
+
+    importers: tuple[Importer, ...]
+    warnings: tuple[str, ...] = ()
+
+    def find(self, head: bytes) -> Importer | None:
+        """The importer of a file by its first bytes (gunzipped), None where nobody knows it."""
+        if _is_drawn(head):
+            return None
+        return next((each for each in self.importers if _matches(each, head)), None)
+
+    def named(self, name: str) -> Importer:
+        """The importer of a name that `find` gave, perhaps in another process."""
+        return next(each for each in self.importers if each.name == name)
+
+
+@cache
+def registry() -> Registry:
+    """dpro's own formats, then those of installed plug-ins; a plug-in that is broken is a warning."""
+    found: dict[str, Importer] = {each.name: each for each in FORMATS}
+    warnings = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        try:
+            plugin = entry.load()
+            plugin = plugin() if isinstance(plugin, type) else plugin
+            name, missing = _checked(plugin)
+        except Exception as error:  # whatever somebody else's code raises
+            missing = f"{type(error).__name__}: {error}"
+        if not missing and name in found:
+            missing = f"there is a format of the name {name!r} already"
+        if missing:
+            warnings.append(f"importer {entry.name} ({entry.value}) cannot be used: {missing}")
+        else:
+            found[name] = plugin
+    return Registry(tuple(found.values()), tuple(warnings))
+
+
+def _checked(plugin: Any) -> tuple[str, str]:
+    """The name of a plug-in, and what it lacks to be an importer."""
+    lacks = [name for name in ("matches", "read") if not callable(getattr(plugin, name, None))]
+    name = getattr(plugin, "name", None)
+    if not isinstance(name, str) or not name:
+        lacks.insert(0, "name")
+    return str(name), f"it has no {', '.join(lacks)}" if lacks else ""
+
+
+def _matches(importer: Importer, head: bytes) -> bool:
+    """Ask an importer; one that fails on a file of somebody else's does not know it."""
+    try:
+        return importer.matches(head)
+    except Exception:
+        return False
+
+
+def _is_drawn(head: bytes) -> bool:
+    """Whether a file is a picture of operation-level traces, which an analysis drew."""
+    keys = (b'"model_chunk"', b'"mb_id"', b'"seq_id"')
+    return head.lstrip()[:1] == b"[" and all(key in head for key in keys)
 
 
 def why_passed_over(head: bytes) -> str:
     """What to call a file of no known format when it is counted."""
-    if not head:
-        return "empty or damaged files"
-    return "execution traces" if _is_execution_trace(head) else "files that are not traces"
+    return next((reason for reason, matches in _NOT_TRACES if matches(head)), "files that are not traces")

@@ -84,9 +84,17 @@ def test_optimizer_annotations_alone_give_the_steps_that_the_profiler_marked(tra
     assert find_steps(spans)["source"].to_list() == ["optimizer annotation"] * 4
 
 
-def test_execution_traces_beside_kineto_are_counted_and_passed_over(traces, tmp_path):
-    done = _dpro("import", traces / "multirank" / "param_dlrm_v100_8r", "-o", tmp_path / "run", "--json")
-    assert json.loads(done.stdout)["skipped"] == {"execution traces": 16}
+def test_the_execution_trace_beside_a_kineto_trace_adds_dependencies_to_its_spans(traces, tmp_path):
+    folder = traces / "multirank" / "param_dlrm_v100_8r"
+    done = _dpro("import", folder, "-o", tmp_path / "run", "--json")
+    document = json.loads(done.stdout)
+    assert document["skipped"]["further execution traces of a rank"] == 8
+    assert document["rows"]["dependencies"] > 0
+    import_sources([folder / f"rank{rank}.pt.trace.json.gz" for rank in range(8)], tmp_path / "alone")
+    alone = open_run(tmp_path / "alone").rows()
+    assert {name: rows for name, rows in document["rows"].items() if name != "dependencies"} == {
+        name: rows for name, rows in alone.items() if name != "dependencies"
+    }
 
 
 def test_json_holds_what_was_imported(tmp_path):

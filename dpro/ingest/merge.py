@@ -1,0 +1,172 @@
+"""Files of different formats that tell of one rank, as that rank's tables.
+
+In: staged files. Out: one part per table. A table of intervals comes from one file; collectives that a
+second file knows as calls only, samples, and facts of the worker are added to those of the first. Two files
+that tell the same thing are an error that names both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from dpro.errors import InputError
+from dpro.ingest.formats import EXECUTION_TRACE, KINETO
+from dpro.ingest.staging import Share, part_name
+from dpro.ingest.trace import RankTrace
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, TABLES, WORKERS, conform
+from dpro.store import merge_counts, write_part
+
+_ADDED = frozenset(table.name for table in (COLLECTIVES, COUNTERS, CLOCK_SAMPLES))
+_FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
+_IDS_OF_A_FILE = 1 << 32  # `collective_id` of the second file of a rank starts here, and so on
+LEFT_OUT = "left out: "
+_FURTHER = "further execution traces of a rank"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file's share of one rank: where it is staged, and what it is."""
+
+    path: str
+    format: str
+    folder: Path
+    share: Share
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """What is to be said of a rank beside what its files told: rows and files left out, and warnings."""
+
+    skipped: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def useful(pieces: Sequence[Piece]) -> tuple[list[Piece], Remarks]:
+    """Leave out execution traces that add nothing: all but one beside Kineto, those without times alone.
+
+    Args:
+        pieces: the files of one rank.
+
+    Returns:
+        The others, the one that has the spans first, and what to say of those left out.
+    """
+    others = [piece for piece in pieces if piece.format != EXECUTION_TRACE]
+    traces = [piece for piece in pieces if piece.format == EXECUTION_TRACE]
+    remarks = Remarks()
+    if any(piece.format == KINETO for piece in others):
+        if len(traces) > 1:
+            remarks.skipped[_FURTHER] = len(traces) - 1
+        traces = traces[:1]
+    else:
+        refused = {piece: why for piece in traces if (why := _lack_of_times(piece))}
+        remarks.warnings.extend(LEFT_OUT + why for why in refused.values())
+        traces = [piece for piece in traces if piece not in refused]
+    ordered = sorted([*others, *traces], key=lambda piece: SPANS.name not in piece.share.tables)
+    return sorted(ordered, key=lambda piece: piece.format != KINETO), remarks
+
+
+def _lack_of_times(piece: Piece) -> str:
+    """Why an execution trace is of no use without the Kineto trace of its process, empty where it is."""
+    from dpro.ingest.execution_trace import refuse_alone
+
+    try:
+        refuse_alone(_trace(piece), piece.path)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def clash(first: Piece, second: Piece) -> str:
+    """What two files of one rank both tell and only one may, empty where they fit together."""
+    if first.format == second.format:
+        return first.format
+    if {first.format, second.format} == {KINETO, EXECUTION_TRACE}:
+        return ""
+    both = _FROM_ONE_FILE.intersection(first.share.tables, second.share.tables)
+    return ", ".join(sorted(both))
+
+
+def refuse_clashes(pieces: Sequence[Piece]) -> None:
+    """Hold the files of one rank to fit together.
+
+    Raises:
+        InputError: two of them tell the same; it names both.
+    """
+    for number, second in enumerate(pieces):
+        for first in pieces[:number]:
+            if what := clash(first, second):
+                also = "" if first.format == second.format else f" and tell its {what}"
+                rank = second.share.rank
+                raise InputError(
+                    f"{first.path} and {second.path}: both are rank {rank}{also}; import one of them"
+                )
+
+
+def merge_rank(rank: int, pieces: Sequence[Piece], run: Path) -> Remarks:
+    """Write the tables of a rank that several files tell of.
+
+    Args:
+        rank: the rank.
+        pieces: files that fit together; where they differ on a fact, the first is believed.
+        run: folder to write to.
+
+    Raises:
+        InputError: a staged part cannot be read.
+    """
+    traces = _combined({piece.format: _trace(piece) for piece in pieces})
+    for name, table in TABLES.items():
+        frames = [conform(table, trace.frames[name]) for trace in traces if name in trace.frames]
+        if not frames:
+            continue
+        if name == WORKERS.name:
+            merged = _first_known(frames)
+        elif name == COLLECTIVES.name:
+            merged = pl.concat(_numbered_apart(frames))
+        else:
+            merged = pl.concat(frames) if name in _ADDED else frames[0]
+        write_part(run, table, part_name(rank), merged)
+    return Remarks(
+        skipped=merge_counts(trace.skipped for trace in traces),
+        warnings=[warning for trace in traces for warning in trace.warnings],
+    )
+
+
+def _combined(traces: dict[str, RankTrace]) -> list[RankTrace]:
+    """The traces by format; Kineto's and the execution trace of the same process are one."""
+    execution_trace = traces.pop(EXECUTION_TRACE, None) if KINETO in traces else None
+    if execution_trace is not None:
+        from dpro.ingest.execution_trace import combine
+
+        traces[KINETO] = combine(traces[KINETO], execution_trace)
+    return list(traces.values())
+
+
+def _trace(piece: Piece) -> RankTrace:
+    frames = {}
+    for name in piece.share.tables:
+        part = piece.folder / name / f"{part_name(piece.share.rank)}.parquet"
+        frames[name] = pl.read_parquet(part, glob=False)
+    return RankTrace(piece.share.rank, piece.share.world_size, frames)
+
+
+def _first_known(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """One row: each column from the first file that knows it, the sources together."""
+    sources = ", ".join(dict.fromkeys(source for frame in frames for source in frame["source"]))
+    rows = pl.concat(frames)
+    known = {
+        name: next((value for value in rows[name] if value != column.default), rows[name][0])
+        for name, column in WORKERS.columns.items()
+    }
+    return pl.DataFrame([known | {"source": sources}], schema=WORKERS.dtypes)
+
+
+def _numbered_apart(frames: Sequence[pl.DataFrame]) -> Iterable[pl.DataFrame]:
+    """Ids that are unique within a file made unique within the rank; -1 stays none."""
+    for number, frame in enumerate(frames):
+        identifier = pl.col("collective_id")
+        moved = pl.when(identifier >= 0).then(identifier + number * _IDS_OF_A_FILE).otherwise(identifier)
+        yield frame.with_columns(moved.alias("collective_id"))

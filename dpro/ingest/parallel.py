@@ -1,0 +1,138 @@
+"""Tasks spread over processes or over any executor, so that memory stays flat however many there are.
+
+In: one picklable function and its tasks. Out: the results, as they come. A process that dies takes its own
+task with it and nothing else. What the tasks do is not its business; it loads nothing heavy, since it is the
+first thing that a worker process loads.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, as_completed, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+DIED = "the process that read it died, perhaps for lack of memory; try with fewer --jobs"
+
+
+def run_tasks(
+    work: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    lost: Callable[[Task, str], Result],
+    *,
+    jobs: int = 1,
+    executor: Executor | None = None,
+) -> Iterator[Result]:
+    """Do all tasks and yield what they return, in no order.
+
+    Args:
+        work: what to do with a task; picklable, unless one process does it all.
+        tasks: the tasks.
+        lost: what to return for a task that its process, or its executor, could not bring to an end.
+        jobs: processes of this machine, one task in each at a time; 1 is this process.
+        executor: where to do them instead; it is left running.
+
+    Raises:
+        OSError: a task could not read or write; the others are dropped.
+    """
+    if executor is not None:
+        return _in_executor(work, tasks, lost, executor)
+    if jobs <= 1 or len(tasks) <= 1:
+        return map(work, tasks)
+    return _in_processes(work, tasks, lost, min(jobs, len(tasks)))
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _in_executor(
+    work: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    lost: Callable[[Task, str], Result],
+    executor: Executor,
+) -> Iterator[Result]:
+    futures = {executor.submit(work, task): task for task in tasks}
+    try:
+        for future in as_completed(futures):
+            yield _outcome(future, futures[future], lost)
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)  # what still runs writes into a folder that is about to be removed
+
+
+def _outcome(future: Future[Result], task: Task, lost: Callable[[Task, str], Result]) -> Result:
+    try:
+        return future.result()
+    except OSError:
+        raise
+    except Exception as error:  # whatever an executor says of a worker that is gone
+        return lost(task, f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def _in_processes(
+    work: Callable[[Task], Result], tasks: Sequence[Task], lost: Callable[[Task, str], Result], jobs: int
+) -> Iterator[Result]:
+    """No more tasks are handed out than there are processes: if one dies, few can be the one it died of."""
+    waiting = deque(tasks)
+    while waiting:
+        suspects: list[Task] = []
+        yield from _until_a_process_dies(work, waiting, jobs, suspects)
+        for task in suspects:
+            again: list[Task] = []
+            yield from _until_a_process_dies(work, deque([task]), 1, again)
+            if again:
+                yield lost(task, DIED)
+
+
+def _until_a_process_dies(
+    work: Callable[[Task], Result], waiting: deque[Task], jobs: int, suspects: list[Task]
+) -> Iterator[Result]:
+    """Work through what waits; the tasks that were under way when a process died become suspects."""
+    # Not forked: the threads of the libraries that are loaded already would not come along.
+    before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare_worker)
+    running: dict[Future[Result], Task] = {}
+    try:
+        while (waiting and not suspects) or running:
+            while waiting and len(running) < jobs and not suspects:
+                task = waiting.popleft()
+                running[_submit(pool, work, task)] = task
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                task = running.pop(future)
+                if isinstance(future.exception(), BrokenProcessPool):
+                    suspects.append(task)
+                else:
+                    yield future.result()
+    finally:
+        # Reached by Ctrl-C too: what runs is not waited for, and must not write any more.
+        if running:
+            for process in set(multiprocessing.active_children()) - before:
+                process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, work: Callable[[Task], Result], task: Task) -> Future[Result]:
+    """Hand out a task; a pool that broke a moment ago refuses, which is as if the task had been under way."""
+    try:
+        return pool.submit(work, task)
+    except BrokenProcessPool as error:
+        refused: Future[Result] = Future()
+        refused.set_exception(error)
+        return refused
+
+
+def _prepare_worker() -> None:
+    """A worker is one core, and Ctrl-C ends it without a word: the process that waits for it speaks."""
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,0 +1,52 @@
+"""Tasks on a Ray cluster, as an executor like any other.
+
+In: a function and its arguments. Out: a future. A task whose node dies is done again on another: an import's
+tasks can be, since each leaves its folder whole or not at all. The workers see the same files under the same
+paths, and have dpro installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from typing import Any, cast
+
+from dpro.errors import MissingExtra
+
+_ATTEMPTS = 5  # to survive as many deaths of nodes less one
+
+
+class RayExecutor(Executor):
+    """Hands tasks to a cluster that is connected to; shutting it down leaves the cluster as it is."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do `fn(*args, **kwargs)` on one core of some node."""
+        import ray
+
+        remote = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1)(fn)
+        return cast("Future[Any]", remote.remote(*args, **kwargs).future())
+
+
+@contextmanager
+def ray_executor() -> Iterator[RayExecutor]:
+    """Connect to the cluster that `RAY_ADDRESS` names, else start one on this machine for as long.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+    """
+    # A worker is one core; set here, it reaches those that a cluster of this machine starts.
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra("ray", "ray") from error
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        yield RayExecutor()
+    finally:
+        if ours:
+            ray.shutdown()

@@ -1,0 +1,171 @@
+"""One run imported by several processes that share nothing but a file system, such as a Slurm array.
+
+In: the same sources in every shard, and which shard this is. Out: the run, put together by whichever shard
+comes last. A shard leaves a mark when its files are in, so shards come in any order, at the same time, or
+again after a failure: what is in already is not read again. Nothing here locks for safety, only to spare
+work: putting the run together changes nothing that is staged, and ends with one rename.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpro._version import __version__
+from dpro.errors import UsageError
+from dpro.ingest.assemble import assemble
+from dpro.ingest.importer import (
+    STAGING_SUFFIX,
+    Progress,
+    Traces,
+    find_traces,
+    refuse_existing,
+    spread_over,
+    stage_all,
+    unwritable,
+)
+from dpro.ingest.staging import is_staged
+from dpro.store import Manifest, is_run, open_run
+
+_PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The `index`-th of `count` shares of an import, counted from 0."""
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A run that is not whole yet: the shards that are still out, and where the others' work is kept."""
+
+    missing: list[int]
+    staging: Path
+
+
+def parse_shard(text: str) -> Shard:
+    """A shard written as `i/n`; job arrays that count from 0 and from 1 both work.
+
+    Raises:
+        UsageError: it is not of that form, or there is no such shard.
+    """
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 0 <= int(index) <= int(count) > 0):
+        raise UsageError(f"shard {text}: write it as i/n, such as 0/16 … 15/16, or 1/16 … 16/16")
+    return Shard(int(index) % int(count), int(count))
+
+
+def import_shard(
+    sources: Sequence[Path],
+    run: Path,
+    shard: Shard,
+    *,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Manifest | Waiting:
+    """Import a shard's part of the files; the last shard makes the run.
+
+    Args:
+        sources: the same in all shards.
+        run: the run directory to make.
+        shard: which part of the files is this one's.
+        jobs: as in `import_sources`.
+        executor: as in `import_sources`.
+        progress: told after each file of this shard.
+
+    Returns:
+        The manifest of the run, where this was the last shard; else which ones are still out.
+
+    Raises:
+        UsageError: the run directory exists and is not empty, or other shards were given other sources.
+        InputError: as in `import_sources`.
+    """
+    refuse_existing(run)
+    traces = find_traces(sources)
+    staging = run.with_name(f".{run.name}{STAGING_SUFFIX}")
+    try:
+        (staging / "shards").mkdir(parents=True, exist_ok=True)
+        _agree(staging, traces, shard)
+        _stage_part(traces, staging, shard, jobs, executor, progress)
+        missing = [index for index in range(shard.count) if not _mark(staging, index).exists()]
+        return Waiting(missing, staging) if missing else _finish(traces, staging, run, jobs, executor)
+    except OSError as error:
+        # Shards that end together find the run made, and what it was made of gone.
+        if is_run(run):
+            return open_run(run).manifest
+        raise unwritable(run, error) from error
+
+
+def _mark(staging: Path, index: int) -> Path:
+    return staging / "shards" / f"{index:05d}"
+
+
+def _agree(staging: Path, traces: Traces, shard: Shard) -> None:
+    """Hold this shard to the files and the number of shards that the first one wrote down."""
+    digest = hashlib.sha256("\0".join(f"{path}\0{name}" for path, name in traces.files).encode()).hexdigest()
+    mine = {"dpro": __version__, "files": len(traces.files), "digest": digest, "shards": shard.count}
+    plan = staging / _PLAN
+    if not plan.exists():
+        temporary = staging / f".{_PLAN}.{socket.gethostname()}.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps(mine), encoding="utf-8")
+        os.replace(temporary, plan)
+    theirs = json.loads(plan.read_text(encoding="utf-8"))
+    if theirs != mine:
+        raise UsageError(
+            f"{staging}: started as {theirs['shards']} shards of {theirs['files']} files by dpro "
+            f"{theirs['dpro']}, this is one of {mine['shards']} of {mine['files']} (or of other files); give "
+            "every shard the same sources, or remove that folder to start over"
+        )
+
+
+def _stage_part(
+    traces: Traces,
+    staging: Path,
+    shard: Shard,
+    jobs: int | None,
+    executor: Executor | None,
+    progress: Progress | None,
+) -> None:
+    """Read this shard's files, every n-th by name; a mark says that they are in."""
+    mark = _mark(staging, shard.index)
+    mark.unlink(missing_ok=True)
+    tasks = [task for task in traces.tasks(staging)[shard.index :: shard.count] if not is_staged(task)]
+    stage_all(tasks, spread_over(tasks, jobs, executor), progress)
+    mark.touch()
+
+
+def _finish(
+    traces: Traces, staging: Path, run: Path, jobs: int | None, executor: Executor | None
+) -> Manifest:
+    with _one_at_a_time(staging):
+        if is_run(run):  # another shard that came last has made it
+            return open_run(run).manifest
+        tasks = traces.tasks(staging)
+        spread = spread_over(tasks, jobs, executor)
+        manifest = assemble(staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings)
+    # Renamed first: half a staging folder must not look like the beginning of another import.
+    done = staging.with_name(f"{staging.name}.{socket.gethostname()}.{os.getpid()}.done{STAGING_SUFFIX}")
+    shutil.rmtree(staging.rename(done), ignore_errors=True)
+    return manifest
+
+
+@contextmanager
+def _one_at_a_time(staging: Path) -> Iterator[None]:
+    """Keep other shards from doing the same, where the file system can lock."""
+    with (staging / "lock").open("w") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

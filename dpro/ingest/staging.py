@@ -1,0 +1,227 @@
+"""One source file read, and kept on disk as the tables of its ranks until the run is put together.
+
+In: a file and its format. Out: a folder with the file's tables as parts, and beside them a note of what they
+are; the folder takes its name when it is whole, so a task that dies leaves nothing, and can be done again.
+Only the note, counts and facts, goes back to who asked. How tasks are spread is the business of `parallel`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpro.errors import DproError, InputError
+from dpro.ingest.formats import Importer, registry
+from dpro.ingest.trace import RankTrace
+from dpro.schema import TABLES, SchemaError
+from dpro.store import write_part
+
+MOST_RANKS = 1 << 20  # more than any job has; a manifest lists those that are missing
+
+_NOTE = "note.json"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Read one file of an import.
+
+    Attributes:
+        number: place of the file in the order of names.
+        path: the file.
+        format: name of its importer.
+        bytes: size on disk.
+        staging: folder that the import is gathered in.
+        rank: what to take it as, None to believe the file.
+    """
+
+    number: int
+    path: Path
+    format: str
+    bytes: int
+    staging: Path
+    rank: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its tables go."""
+        return self.staging / "files" / f"{self.number:06d}"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a file told about one rank: the facts of its `RankTrace`, and which tables have rows."""
+
+    rank: int
+    world_size: int
+    host: str
+    gpus: list[str]
+    versions: dict[str, str]
+    skipped: dict[str, int]
+    warnings: list[str]
+    tables: list[str]
+
+
+@dataclass(frozen=True)
+class Note:
+    """What became of one file.
+
+    Attributes:
+        number: place of the file in the order of names.
+        path: the file.
+        format: name of its importer.
+        shares: what it told, by rank.
+        failure: why it could not be read, empty where it could.
+        stamp: size and time of change of the file as it was read.
+        rank: what it was taken as, where neither the file nor its name tells; None otherwise.
+    """
+
+    number: int
+    path: str
+    format: str
+    shares: list[Share] = field(default_factory=list)
+    failure: str = ""
+    stamp: str = ""
+    rank: int | None = None
+
+    @property
+    def tells_its_rank(self) -> bool:
+        """Whether all that it told belongs to ranks that it named."""
+        return self.rank is None and all(share.rank >= 0 for share in self.shares)
+
+
+def stage(task: Task) -> Note:
+    """Read one file and keep its tables; a file that cannot be read becomes a note that says why.
+
+    A file that does not tell its rank leaves a note alone: it is read again when its rank is settled.
+
+    Raises:
+        OSError: the staging folder cannot be written.
+    """
+    with _made_whole(task) as folder:
+        stamp = _stamp(task.path)
+        try:
+            shares = [_share(trace, folder) for trace in _read(registry().named(task.format), task)]
+            note = Note(task.number, str(task.path), task.format, shares, stamp=stamp, rank=task.rank)
+        except DproError as error:
+            note = Note(task.number, str(task.path), task.format, failure=str(error))
+        _write_note(folder, note)
+    return note
+
+
+def give_up(task: Task, why: str) -> Note:
+    """Note that a file cannot be read, for a reason that its reader did not live to tell."""
+    note = Note(task.number, str(task.path), task.format, failure=f"{task.path}: {why}")
+    with _made_whole(task) as folder:
+        _write_note(folder, note)
+    return note
+
+
+@contextmanager
+def _made_whole(task: Task) -> Iterator[Path]:
+    """A folder that takes the place of the task's when the block ends well."""
+    temporary = task.folder.with_name(f".{task.folder.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        shutil.rmtree(task.folder, ignore_errors=True)
+        os.replace(temporary, task.folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _read(importer: Importer, task: Task) -> Iterator[RankTrace]:
+    """What an importer makes of a file, rank by rank; a defect of the importer is laid at its door.
+
+    Raises:
+        DproError: the file cannot be read as what it should be, or the importer failed.
+    """
+    try:
+        traces = importer.read(task.path, rank=task.rank)
+    except DproError:
+        raise
+    except OSError as error:
+        raise InputError(f"{task.path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            f"{task.path}: the {importer.name} importer failed on it ({what}, {where})"
+        ) from error
+    for trace in [traces] if isinstance(traces, RankTrace) else traces:
+        if max(trace.rank, trace.world_size) > MOST_RANKS:
+            raise InputError(f"{task.path}: says that it is rank {trace.rank} of {trace.world_size}")
+        yield trace
+
+
+def _share(trace: RankTrace, folder: Path) -> Share:
+    """Write one rank's tables; without a rank there is nothing to file them under yet."""
+    unknown = trace.frames.keys() - TABLES.keys()
+    if unknown:
+        raise SchemaError(f"there is no table {', '.join(sorted(unknown))}")
+    tables = []
+    for name, frame in trace.frames.items():
+        if trace.rank < 0:
+            rows = frame.height
+        else:
+            rows = write_part(folder, TABLES[name], part_name(trace.rank), frame)
+        if rows:
+            tables.append(name)
+    return Share(
+        rank=trace.rank,
+        world_size=trace.world_size,
+        host=trace.host,
+        gpus=list(trace.gpus),
+        versions=dict(trace.versions),
+        skipped=dict(trace.skipped),
+        warnings=list(trace.warnings),
+        tables=sorted(tables),
+    )
+
+
+def part_name(rank: int) -> str:
+    """Name of a rank's part of every table."""
+    return f"rank{rank:05d}"
+
+
+def read_notes(staging: Path) -> list[Note]:
+    """The notes of all files that are in, in order of their names."""
+    return [_note(path) for path in sorted((staging / "files").glob(f"[0-9]*/{_NOTE}"))]
+
+
+def note_of(task: Task) -> Note:
+    """The note of a file that is in."""
+    return _note(task.folder / _NOTE)
+
+
+def is_staged(task: Task) -> bool:
+    """Whether a file is in already, was readable, and has not changed since."""
+    try:
+        note = note_of(task)
+        return not note.failure and note.stamp == _stamp(task.path)
+    except OSError:
+        return False
+
+
+def _stamp(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _write_note(folder: Path, note: Note) -> None:
+    (folder / _NOTE).write_text(json.dumps(asdict(note)), encoding="utf-8")
+
+
+def _note(path: Path) -> Note:
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    shares = [Share(**share) for share in document.pop("shares")]
+    return Note(**document, shares=shares)
