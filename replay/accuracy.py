@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpro.classify import classify
 from dpro.replay.build import Built
-from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline, measured_step_times, step_times
 from dpro.store import Manifest
 from dpro.units import ms
@@ -41,7 +41,8 @@ class Trust:
         time_unexplained: share of the ranks' window time in which GPU work or a collective could have
             started by all that is known, but had not.
         host_gaps: share of the threads' time that no span explains; it is kept as work of its own.
-        starts_anchored: share of starts of GPU work and collectives taken from the trace.
+        starts_anchored: share of starts of GPU work and collectives taken from the trace: anchored, or tied
+            to the draining of the device by the time measured.
         reasons: what the trace cannot answer, one line each.
         answerable: whether predictions from this replay make sense.
     """
@@ -123,7 +124,9 @@ def _start_errors(timeline: Timeline) -> tuple[float, float]:
 
 def _share_anchored(graph: Graph) -> float:
     work = np.isin(graph.nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
-    return float(graph.nodes.anchored[work].mean()) if work.any() else 0.0
+    taken = graph.nodes.anchored.copy()
+    taken[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
+    return float(taken[work].mean()) if work.any() else 0.0
 
 
 def _share_of_gaps(graph: Graph) -> float:

@@ -15,6 +15,7 @@ import polars as pl
 
 # The skew of the ends of one collective is tens of microseconds: below this an offset cannot be told from it.
 LEAST_OFFSET_NS = 50_000
+ENOUGH_COLLECTIVES = 3  # fewer cannot show how much their ends differ
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def _compare(known: int, rank: int, ends: pl.DataFrame, hosts: Mapping[int, str]
         return None
     difference = (shared["end_right"] - shared["end"]).to_numpy()
     low, middle, high = np.percentile(difference, (25, 50, 75))
+    if difference.size < ENOUGH_COLLECTIVES:
+        return Offset(0, round(abs(middle) + high - low), "too few collectives in common")
     uncertainty = round(high - low)
     if abs(middle) <= max(uncertainty, LEAST_OFFSET_NS):
         return Offset(0, max(uncertainty, round(abs(middle))), "collective ends: clocks agree")

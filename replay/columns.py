@@ -126,14 +126,20 @@ def _lanes_of_work(local: Local, work: Ints, lanes: Lanes) -> tuple[Ints, Bools]
         mine = np.flatnonzero(place == here)
         lane[mine] = len(lanes)
         first[mine[np.argmin(local.start[work[mine]])]] = True
-        what = f"stream {here % 100_000}" if here >= 0 else f"{COMMUNICATION_THREAD} {-1 - here}"
+        one = work[mine[0]]
+        on_gpu = bool(local.on_gpu[one])
+        what = (
+            f"stream {local.stream[one] % 100_000}" if on_gpu else f"{COMMUNICATION_THREAD} {local.tid[one]}"
+        )
         lanes.append((local.rank, what))
     return lane, first
 
 
 def place_of_work(local: Local, work: Ints) -> Ints:
-    """[W] where each piece of work runs: its stream, or -1 - thread for a collective on a CPU thread."""
-    return np.where(local.on_gpu[work], local.stream[work], -1 - local.tid[work])
+    """[W] a number for where each piece of work runs: one per stream, and per thread with collectives."""
+    on_gpu = local.on_gpu[work]
+    runs_on = np.where(on_gpu, local.stream[work], local.tid[work])
+    return 2 * np.unique(runs_on, return_inverse=True)[1] + on_gpu
 
 
 def _when_asked_for(local: Local, work: Ints, lane: Ints) -> Ints:

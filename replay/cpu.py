@@ -84,7 +84,9 @@ def threads_of(local: Local, names: pl.Series) -> Threads:
 
 
 def _segments(local: Local, spans: Ints) -> Segments:
-    return thread_segments(local.start[spans], local.end[spans], spans, local.begin, local.finish)
+    """What a thread did from the beginning of the window to the end of its last span: after that, nothing."""
+    finish = int(local.end[spans].max()) if spans.size else local.finish
+    return thread_segments(local.start[spans], local.end[spans], spans, local.begin, finish)
 
 
 def hand_over(local: Local, threads: Threads, tid: int) -> Waits:
@@ -127,7 +129,7 @@ def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> 
         segments = threads.segments.get(tid)
         if segments is None:
             continue
-        at = int(segments.at(np.array([end]))[0])
+        at = int(segments.at(np.array([end - 1]))[0])  # where it ends just as the next op begins, that waited
         begin, finish, inner = int(segments.start[at]), int(segments.end[at]), int(segments.span[at])
         quiet = (inner < 0 or local.kind[inner] in QUIET) and begin < end
         if quiet and finish - end <= max(CPU_WAKE_UP_NS, CPU_WAKE_UP_SHARE * (finish - begin)):

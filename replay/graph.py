@@ -181,9 +181,9 @@ def make_graph(
 
 
 def _frozen(array: Ints) -> Ints:
-    array = np.ascontiguousarray(array)
-    array.setflags(write=False)
-    return array
+    view = np.ascontiguousarray(array).view()  # the caller's own array stays writable
+    view.setflags(write=False)
+    return view
 
 
 def _freeze(columns: Columns) -> Columns:

@@ -19,7 +19,8 @@ from dpro.replay.threads import Pieces
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-WORK = -1  # in place of a thread: the end is a span of work, not a moment
+# In place of a thread: the end is a span of work, not a moment. Thread ids may be any number, -1 included.
+WORK = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ def make_local(
     kind = spans["kind"].to_physical().cast(pl.Int64).to_numpy()
     gpu = np.isin(kind, ON_GPU)
     place = _index_of(spans["span_id"].to_numpy())
+    matched = matched.filter(pl.col("span_id").is_in(spans["span_id"].to_list()))
     executed = place(matched["span_id"].to_numpy())
     instance, transfer, rendezvous = (np.full(start.size, -1, np.int64) for _ in range(3))
     instance[executed] = matched["instance"].to_numpy()

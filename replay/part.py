@@ -23,6 +23,9 @@ from dpro.replay.threads import Pieces, cut_thread
 
 Ints = NDArray[np.int64]
 
+# GPU clocks are read to about this: work that begins longer before its call returns did not wait for that.
+BEGUN_NS = 100_000
+
 
 @dataclass(frozen=True)
 class Part:
@@ -91,14 +94,17 @@ def _released(local: Local, blocked: list[Blocked]) -> Ints:
     """[S] ns when each launching call lets go of what it launches.
 
     A call that launches one piece of GPU work lets go when it returns, or when it begins to block. One that
-    launches many (a CUDA graph), and the call of a CPU collective, may return after the work has begun.
+    launches many (a CUDA graph), one that copies piece by piece, and the call of a CPU collective go on after
+    the work has begun.
     """
     released = local.end.copy()
     for b in blocked:
         released[b.call] = min(released[b.call], b.start)
     work = np.flatnonzero(local.launch >= 0)
-    count = np.bincount(local.launch[work], minlength=local.start.size)
-    early = work[(count[local.launch[work]] > 1) | ~local.on_gpu[work]]
+    call = local.launch[work]
+    count = np.bincount(call, minlength=local.start.size)
+    began = local.start[work] < local.end[call] - BEGUN_NS
+    early = work[(count[call] > 1) | ~local.on_gpu[work] | began]
     np.minimum.at(released, local.launch[early], local.start[early])
     return np.maximum(released, local.start)
 
@@ -118,7 +124,7 @@ def _cut(local: Local, threads: Threads, tid: int, waits: list[Waits], released:
 
 
 def _launches(local: Local, work: Ints, released: Ints) -> Links:
-    """From the moment a call lets go to the work it launched.
+    """From the moment a call lets go to the work it launched; inferred where that is before it returns.
 
     Of the work of a CUDA graph only the first on each stream is bound to the call: the rest follows it.
     """
@@ -129,7 +135,8 @@ def _launches(local: Local, work: Ints, released: Ints) -> Links:
     call = local.launch[launched]
     leads = np.append(True, (call[1:] != call[:-1]) | (place[1:] != place[:-1]))[: launched.size]
     launched, call = launched[leads], call[leads]
-    return links(EdgeKind.LAUNCH, (local.tid[call], released[call]), (WORK, launched))
+    early = released[call] < local.end[call]
+    return links(EdgeKind.LAUNCH, (local.tid[call], released[call]), (WORK, launched), early)
 
 
 def _lane_order(local: Local, work: Ints) -> Links:

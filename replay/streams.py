@@ -29,6 +29,8 @@ DRAINING_NS = 450_000
 # A CPU thread goes on within this time of the GPU work it was blocked on.
 WAKE_UP_NS = 200_000
 ROUNDING_NS = 2_000
+# What a launching call costs the CPU where a trace holds no other to tell.
+CALL_NS = 5_000
 LONG_AGO = np.iinfo(np.int64).min // 2
 
 COPIES = r"^(cuda|hip)Mem(cpy|set)"
@@ -245,10 +247,12 @@ def blocked_calls(local: Local, streams: Streams, names: pl.Series) -> list[Bloc
     )
     launched_by = {int(local.launch[span]): int(span) for span in streams.work if local.launch[span] >= 0}
     blocked = []
+    cost = _typical_call_ns(local, is_copy)
     for call in is_copy.tolist():
         copy = launched_by.get(call, -1)
         if copy >= 0 and _ends_with(local, call, local.end[copy]):
-            blocked.append(_blocked(local, call, int(max(local.start[call], local.start[copy])), [copy]))
+            handed_in = min(local.start[call] + cost, max(local.start[call], local.start[copy]))
+            blocked.append(_blocked(local, call, int(handed_in), [copy]))
     for call in is_one.tolist():
         fitting = [
             span
@@ -267,6 +271,12 @@ def blocked_calls(local: Local, streams: Streams, names: pl.Series) -> list[Bloc
         if last and _ends_with(local, call, max(local.end[span] for span in last)):
             blocked.append(_blocked(local, call, int(local.start[call]), last))
     return blocked
+
+
+def _typical_call_ns(local: Local, copies: Ints) -> int:
+    """What a launching call costs the CPU: the median over those that are no copies, which may block."""
+    calls = np.setdiff1d(local.launch[local.launch >= 0], copies)
+    return int(np.median(local.end[calls] - local.start[calls])) if calls.size else CALL_NS
 
 
 def _last_everywhere(local: Local, streams: Streams, call: int) -> list[int]:

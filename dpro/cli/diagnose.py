@@ -24,6 +24,10 @@ def diagnose(run: str, as_json: bool) -> None:
     A rank is blamed for working longer than its peers on the same work, never for waiting. The cost is what
     the step would save if the part were healed, found by replaying it so. Nothing is said when nothing is
     wrong; what the trace cannot tell is said to be so.
+
+    \b
+    dpro diagnose RUN
+    dpro diagnose RUN --json | jq '.findings[].component'
     """
     analysis = analyse(run)
     findings = find(analysis)
@@ -40,8 +44,20 @@ def find(analysis: Analysis) -> list[Finding]:
     return diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
 
 
+def not_known(analysis: Analysis) -> list[str]:
+    """What keeps this run from showing all that may be wrong, one line each."""
+    from dpro.detect.straggler import FEWEST_STEPS
+
+    reasons = list(analysis.trust.reasons)
+    steps = analysis.trust.steps.height
+    if 0 < steps < FEWEST_STEPS:
+        reasons.append(f"{steps} step cannot show that anything persists: record at least {FEWEST_STEPS}")
+    return reasons
+
+
 def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, Any]:
-    """The command's JSON."""
+    """The command's JSON; a run is healthy only if it could have shown that it is not."""
+    unknown = not_known(analysis)
     return {
         "run": str(analysis.run.path),
         "findings": [
@@ -56,9 +72,9 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
             }
             for finding in findings
         ],
-        "healthy": analysis.trust.answerable and not findings,
+        "healthy": not findings and not unknown,
         "answerable": analysis.trust.answerable,
-        "reasons": list(analysis.trust.reasons),
+        "reasons": unknown,
     }
 
 
@@ -77,5 +93,5 @@ def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
         )
         for line in finding.evidence:
             out.print(f"  - {line}")
-    for reason in analysis.trust.reasons:
+    for reason in not_known(analysis):
         out.print(f"  not known: {reason}")

@@ -23,6 +23,10 @@ def replay(run: str, as_json: bool) -> None:
     \b
     Every start on a GPU or in a collective is derived from what it depends on, on any rank, and compared
     with the trace. A run that fits is one `dpro whatif` and `dpro diagnose` can be believed on.
+
+    \b
+    dpro replay RUN
+    dpro replay FOLDER_OF_TRACES --json
     """
     analysis = analyse(run)
     document = replay_document(analysis)

@@ -35,6 +35,10 @@ PARTS = {  # column -> header, in two lines so that a table fits 80 columns
 def report(run: str, top: int | None, as_json: bool) -> None:
     """Where the time of each step went.
 
+    \b
+    dpro report RUN
+    dpro report FOLDER_OF_TRACES --top 20
+
     Every step of every rank is split without remainder into compute, exposed communication, host bound and
     idle. Work counts in the step in whose time it ran.
 

@@ -42,6 +42,12 @@ def whatif(run: str, edits: tuple[str, ...], as_json: bool) -> None:
     \b
     scale selects by name= and within= (shell patterns, of a span and of the annotation around it),
     kind= (cpu, runtime, host, kernel, copy, collective), rank= and step=; all conditions hold together.
+    A value that holds a comma goes in double quotes.
+
+    \b
+    dpro whatif RUN
+    dpro whatif RUN --edit heal:rank=1 --edit network:bandwidth=2
+    dpro whatif RUN --edit 'scale:name=*gemm*,kind=kernel,factor=0.5'
     """
     from dpro.replay.whatif.parse import parse_edit
 

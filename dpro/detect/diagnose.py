@@ -15,6 +15,6 @@ def diagnose_graph(graph: Graph) -> list[Finding]:
         graph: the run's graph.
     """
     stragglers = find_stragglers(graph)
-    explained = sum(finding.cost_ns for finding in stragglers if INPUT_PIPELINE in finding.evidence[0])
+    explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)
     findings = [*stragglers, *find_slow_input(graph, explained)]
     return sorted(findings, key=lambda finding: -finding.cost_ns)

@@ -17,6 +17,7 @@ class Finding:
         confidence: 0 to 1.
         cost_ns: what it costs per step, found by replaying with the component healed.
         evidence: what was seen, one line each.
+        cause: what within the component takes the time, empty where that is the component itself.
     """
 
     class_: str
@@ -27,3 +28,4 @@ class Finding:
     confidence: float
     cost_ns: float
     evidence: tuple[str, ...]
+    cause: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpro.detect.findings import Finding
-from dpro.detect.straggler import INPUT_PIPELINE
+from dpro.detect.straggler import FEWEST_STEPS, INPUT_PIPELINE, PERSISTENT
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
@@ -17,7 +17,7 @@ from dpro.replay.whatif.scale import DATA_LOADING, HideInput
 from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
 
-LEAST_SHARE = 0.10  # of the step: less is what handing over a batch costs
+LEAST_SHARE = 0.10  # of nearly every step: less is what handing over a batch costs
 
 
 def find_slow_input(graph: Graph, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
@@ -34,31 +34,32 @@ def find_slow_input(graph: Graph, excess_of_stragglers_ns: float = 0.0) -> list[
     before, after = replay(graph), replay(changed)
     base = step_times(graph, before.start, before.end)["duration_ns"].to_numpy()
     hidden = step_times(changed, after.start, after.end)["duration_ns"].to_numpy()
-    if base.size == 0:
+    saved = base - hidden - excess_of_stragglers_ns
+    steady = float((saved >= LEAST_SHARE * base).mean()) if base.size else 0.0
+    if base.size < FEWEST_STEPS or steady < PERSISTENT:
         return []
-    cost = float((base - hidden).mean()) - excess_of_stragglers_ns
-    share = cost / float(base.mean())
-    if share < LEAST_SHARE:
-        return []
-    loading = Selection(within=DATA_LOADING).mask(graph) & (graph.nodes.step >= 0)
-    ranks = sorted({int(rank) for rank in graph.nodes.rank[loading]})
-    per_step = graph.nodes.duration[loading].sum() / max(len(ranks) * base.size, 1)
-    steady = float(((base - hidden) >= LEAST_SHARE / 2 * base).mean())
+    loading = _loading_per_step(graph, base.size)
+    if min(loading.values()) < LEAST_SHARE * base.mean():
+        return []  # the input of some ranks only is their fault
+    cost = float(saved.mean())
+    extremes = dict.fromkeys(format_duration(pick(loading.values())) for pick in (min, max))
     evidence = (
-        f"each rank spends {format_duration(float(per_step))} per step inside the DataLoader's __next__, "
-        "on the thread that drives the training loop",
+        f"each rank spends {' to '.join(extremes)} per step in the DataLoader's "
+        "__next__, on the thread that drives the training loop",
         f"replayed with the input always ready, the step takes {format_duration(float(hidden.mean()))} "
-        f"instead of {format_duration(float(np.mean(base)))}",
+        f"instead of {format_duration(float(base.mean()))}",
     )
+    share = round(cost / float(base.mean()), 4)
     return [
-        Finding(
-            "slow.host",
-            "job",
-            INPUT_PIPELINE,
-            tuple(ranks),
-            round(share, 4),
-            round(steady, 3),
-            cost,
-            evidence,
-        )
+        Finding("slow.host", "job", INPUT_PIPELINE, tuple(loading), share, round(steady, 3), cost, evidence)
     ]
+
+
+def _loading_per_step(graph: Graph, num_steps: int) -> dict[int, float]:
+    """Time each rank spends in its DataLoader per step, ns, by rank."""
+    ranks = np.unique(graph.nodes.rank[graph.nodes.rank >= 0])
+    loading = Selection(within=DATA_LOADING).mask(graph) & (graph.nodes.step >= 0)
+    total = np.bincount(
+        graph.nodes.rank[loading], graph.nodes.duration[loading], minlength=int(ranks.max()) + 1
+    )
+    return {int(rank): float(total[rank]) / num_steps for rank in ranks}

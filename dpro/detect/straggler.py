@@ -2,7 +2,7 @@
 
 In: a graph. Out: findings. A rank that waits shows long collectives, not long work, so work is what is
 compared, section by section between collectives. A rank is at fault if the step becomes shorter when it
-works like its peers: in most steps, by more than noise, and by more than healing any other rank gives.
+works like its peers: in nearly every step, and by more than noise.
 """
 
 from __future__ import annotations
@@ -16,109 +16,150 @@ from numpy.typing import NDArray
 from dpro.detect.findings import Finding
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import replay, replay_durations, step_times
-from dpro.replay.whatif.heal import healed_durations, section_times
+from dpro.replay.whatif.heal import healed_durations, peers_of, section_work
 from dpro.replay.whatif.scale import DATA_LOADING
 from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
 
 Ints = NDArray[np.int64]
 
-# A rank below these is not blamed: differences of this size are everywhere and cost little.
+# A rank below this is not blamed: differences of this size are everywhere and cost little.
 LEAST_SHARE = 0.03
 # The gain must reach that in this share of the steps, and its mean this many of its standard deviations:
 # of two healthy ranks on busy cores one is always a little slower, but not the same in every step.
 PERSISTENT = 0.8
 EFFECT_SIZE = 1.5
 FEWEST_STEPS = 2  # one step cannot show that anything persists
-# And exceed the typical gain of healing any one of the others by this factor: healing noise gains too.
-ABOVE_OTHERS = 2.0
+# Student's t, 99.9%, for 1, 2, … degrees of freedom: the spread of few steps is itself hardly known, and
+# every rank is one more chance to be wrong.
+T_999 = (318.3, 22.33, 10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30)
 INPUT_PIPELINE = "the input pipeline"
 
 
 @dataclass(frozen=True)
 class Gains:
-    """What healing one rank at a time would save.
+    """What healing ranks would save.
 
     Attributes:
-        ranks: [R] which.
+        ranks: [R] which are healed together.
         base: [T] ns, step times unhealed.
         saved: [T, R] ns per step.
     """
 
-    ranks: list[int]
+    ranks: list[list[int]]
     base: Ints
     saved: Ints
 
 
 def find_stragglers(graph: Graph) -> list[Finding]:
-    """Name the ranks that hold the others up, costliest first."""
+    """Name the ranks that hold the others up, costliest first.
+
+    Where healing no single rank helps but healing all that work longer than their peers does, these are
+    named together.
+    """
     ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})
-    gains = healing_gains(graph, ranks) if len(ranks) > 1 else None
+    gains = healing_gains(graph, [[rank] for rank in ranks]) if len(ranks) > 1 else None
     if gains is None or gains.base.size < FEWEST_STEPS:
         return []
-    step = float(gains.base.mean())
-    mean = gains.saved.mean(axis=0)
-    findings = []
-    for column, rank in enumerate(gains.ranks):
-        others = np.delete(mean, column)
-        share = mean[column] / step if step else 0.0
-        persistent = float((gains.saved[:, column] >= LEAST_SHARE * gains.base).mean())
-        if share < LEAST_SHARE or persistent < PERSISTENT:
-            continue
-        spread = float(gains.saved[:, column].std(ddof=1))
-        if mean[column] < max(ABOVE_OTHERS * float(np.median(others)), EFFECT_SIZE * spread):
-            continue
-        confidence = _confidence(gains.saved[:, column], persistent)
-        findings.append(_describe(graph, gains, column, rank, share, confidence))
-    return sorted(findings, key=lambda finding: -finding.cost_ns)
+    found = [
+        _describe(graph, gains, column)
+        for column in range(len(gains.ranks))
+        if _is_clear(gains.saved[:, column], gains.base)
+    ]
+    named = {rank for finding in found for rank in finding.ranks}
+    others = [rank for rank in _working_longer(graph, gains) if rank not in named]
+    if len(others) > 1:
+        together = healing_gains(graph, [others])
+        if together is not None and _is_clear(together.saved[:, 0], together.base):
+            found.append(_describe(graph, together, 0))
+    return sorted(found, key=lambda finding: -finding.cost_ns)
 
 
-def healing_gains(graph: Graph, ranks: list[int]) -> Gains | None:
-    """Replay with each rank healed in turn; None where no two ranks can be compared."""
-    totals = section_times(graph)
-    sections = totals.group_by("rank").agg(pl.col("position").max())
-    comparable = sections.filter(pl.len().over("position") > 1)["rank"].to_list()
-    ranks = [rank for rank in ranks if rank in comparable]
-    if not ranks:
+def _is_clear(saved: Ints, base: Ints) -> bool:
+    """Whether a gain per step is large enough, there in nearly every step, and more than chance."""
+    freedom = min(saved.size - 1, len(T_999))
+    needed = max(EFFECT_SIZE, T_999[freedom - 1] / np.sqrt(saved.size)) * float(saved.std(ddof=1))
+    persistent = float((saved >= LEAST_SHARE * base).mean())
+    return bool(saved.mean() >= max(LEAST_SHARE * base.mean(), needed) and persistent >= PERSISTENT)
+
+
+def _working_longer(graph: Graph, gains: Gains) -> list[int]:
+    """Ranks that clearly work longer per step than their peers typically do, be it on the CPU or the GPU."""
+    work = section_work(graph).group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
+    longer = set()
+    for (_, rank), own in work.group_by("resource", "rank"):
+        peers = (
+            work.filter(pl.col("rank") != rank)
+            .group_by("step", "resource")
+            .agg(peer=pl.col("work_ns").median())
+        )
+        both = own.join(peers, on=["step", "resource"]).sort("step")
+        excess = (both["work_ns"] - both["peer"]).to_numpy()
+        if excess.size == gains.base.size and _is_clear(excess, gains.base):
+            longer.add(int(rank))
+    return sorted(longer)
+
+
+def healing_gains(graph: Graph, sets: list[list[int]]) -> Gains | None:
+    """Replay with each set of ranks healed in turn; None where no two ranks can be compared.
+
+    Args:
+        graph: the graph.
+        sets: ranks to heal together; those that have no peer are left out.
+    """
+    work = section_work(graph)
+    with_peers = [[rank for rank in ranks if peers_of(work, rank)] for ranks in sets]
+    sets = [ranks for ranks in with_peers if ranks]
+    if not sets:
         return None
     timeline = replay(graph)
     base = step_times(graph, timeline.start, timeline.end)
-    durations = healed_durations(graph, ranks)
+    durations = np.stack([healed_durations(graph, ranks).min(axis=1) for ranks in sets], axis=1)
     ends = replay_durations(graph, durations)
     saved = []
-    for column in range(len(ranks)):
+    for column in range(len(sets)):
         end = np.ascontiguousarray(ends[:, column])
-        healed = step_times(graph, end - durations[:, column], end)
-        saved.append((base["duration_ns"] - healed["duration_ns"]).to_numpy())
-    return Gains(ranks, base["duration_ns"].to_numpy(), np.stack(saved, axis=1))
+        after = step_times(graph, end - durations[:, column], end)
+        saved.append((base["duration_ns"] - after["duration_ns"]).to_numpy())
+    return Gains(sets, base["duration_ns"].to_numpy(), np.stack(saved, axis=1))
 
 
-def _confidence(saved: Ints, persistent: float) -> float:
-    """How steady the gain is: 1 - its standard error relative to its mean, times its persistence."""
-    if saved.size < 2:
-        return 0.5 * persistent
-    error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / float(saved.mean())
-    return round(float(np.clip(1 - error, 0, 1)) * persistent, 3)
-
-
-def _describe(graph: Graph, gains: Gains, column: int, rank: int, share: float, confidence: float) -> Finding:
-    cost = float(gains.saved[:, column].mean())
-    step = float(gains.base.mean())
-    causes = excess_by_cause(graph, rank)
+def _describe(graph: Graph, gains: Gains, column: int) -> Finding:
+    ranks, saved = gains.ranks[column], gains.saved[:, column]
+    cost, step = float(saved.mean()), float(gains.base.mean())
+    causes = excess_by_cause(graph, ranks[0])
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
     largest = causes.row(0, named=True)
+    who = _names(ranks)
     evidence = [
-        f"rank {rank} works {format_duration(total)} longer per step than its peers on the same work, "
+        f"{who} works {format_duration(total)} longer per step than its peers on the same work, "
         f"{format_duration(largest['excess_ns'])} of it in {largest['cause']}: {largest['example']}",
-        _lateness(graph, rank),
-        f"replayed with rank {rank} as fast as its peers, the step takes "
+        *(_lateness(graph, rank) for rank in ranks),
+        f"replayed with {who} as fast as its peers, the step takes "
         f"{format_duration(step - cost)} instead of {format_duration(step)}",
     ]
-    if total and cost < 0.5 * total:
+    if len(ranks) > 1:
+        evidence[0] = evidence[0].replace(who, _names(ranks[:1]), 1)
+        evidence.append("healing one of them alone saves little: the others are as late")
+    elif total and cost < 0.5 * total:
         evidence.append("other ranks are nearly as late: healing this one alone saves less than it lost")
+    kind, name = ("rank", str(ranks[0])) if len(ranks) == 1 else ("ranks", ", ".join(map(str, ranks)))
     return Finding(
-        largest["class"], "rank", str(rank), (rank,), round(share, 4), confidence, cost, tuple(evidence)
-    )
+        largest["class"], kind, name, tuple(ranks), round(cost / step, 4), _confidence(gains, column), cost,
+        tuple(evidence), largest["cause"],
+    )  # fmt: skip
+
+
+def _names(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _confidence(gains: Gains, column: int) -> float:
+    """How steady the gain is: 1 - its standard error relative to its mean, times its persistence."""
+    saved = gains.saved[:, column]
+    error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / float(saved.mean())
+    persistent = float((saved >= LEAST_SHARE * gains.base).mean())
+    return round(float(np.clip(1 - error, 0, 1)) * persistent, 3)
 
 
 def excess_by_cause(graph: Graph, rank: int) -> pl.DataFrame:
@@ -203,6 +244,6 @@ def _lateness(graph: Graph, rank: int) -> str:
     peers = waits.filter(pl.col("rank") != rank)["wait"].to_numpy()
     theirs = float(np.median(peers)) if peers.size else 0.0
     return (
-        f"it came last to {times} of {frame['instance'].n_unique()} collectives; in a step it waited "
+        f"rank {rank} came last to {times} of {frame['instance'].n_unique()} collectives; per step it waited "
         f"{format_duration(float(own))} for its peers, they {format_duration(theirs)} each for others"
     )

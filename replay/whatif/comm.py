@@ -8,6 +8,9 @@ import numpy as np
 
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.edit import number
+
+MOST_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
 
 
 def _require_communication(graph: Graph) -> None:
@@ -49,12 +52,13 @@ class Network:
 
     def __post_init__(self) -> None:
         """Refuse a bandwidth that is not positive."""
-        if not self.bandwidth > 0:
-            raise UsageError(f"network: bandwidth must be positive, not {self.bandwidth}")
+        least, most = 1 / MOST_TIMES, MOST_TIMES
+        if not least <= self.bandwidth <= most:
+            raise UsageError(f"network: bandwidth must be from {least:g} to {most:g}, not {self.bandwidth:g}")
 
     def __str__(self) -> str:
         """As `--edit` accepts it."""
-        return f"network:bandwidth={self.bandwidth:g}"
+        return f"network:bandwidth={number(self.bandwidth)}"
 
     def apply(self, graph: Graph) -> Graph:
         """Divide transfer times by the factor."""

@@ -7,6 +7,11 @@ from typing import Protocol, runtime_checkable
 from dpro.replay.graph import Graph
 
 
+def number(value: float) -> str:
+    """A number as `--edit` accepts it, with all its digits and no more."""
+    return repr(float(value)).removesuffix(".0")
+
+
 @runtime_checkable
 class Edit(Protocol):
     """One change to a job.

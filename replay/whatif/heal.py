@@ -6,6 +6,7 @@ section than its peers typically do, and typically in every step, is what healin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +49,9 @@ def healed_durations(graph: Graph, ranks: list[int]) -> Ints:
     """Durations with one rank healed at a time.
 
     For each section of a step, and for CPU and GPU work apart, the rank's typical time (median over steps)
-    is compared with its peers' (median over peers of their medians). Where it is longer, all the rank's work
-    there is scaled by the same ratio in every step: noise of single steps is left alone.
+    is compared with its peers' (median over peers of their medians). What it needs more is taken away from
+    the work that is longer there than on the peers, told by its name and the annotation around it, by the
+    same ratios in every step: noise of single steps is left alone.
 
     Args:
         graph: the graph.
@@ -61,75 +63,118 @@ def healed_durations(graph: Graph, ranks: list[int]) -> Ints:
     Raises:
         Unanswerable: a rank is not in the run, or has no peer that went through the same sections.
     """
-    totals = section_times(graph)
-    present = set(totals["rank"].to_list())
+    work = section_work(graph)
+    key = _work_keys(graph)
     durations = np.repeat(graph.nodes.duration[:, None], len(ranks), axis=1)
-    place, position = _resource(graph), graph.nodes.section
-    counted = (place >= 0) & (graph.nodes.section >= 0)
     for column, rank in enumerate(ranks):
-        if rank not in present:
+        if rank not in work["rank"]:
             raise Unanswerable(f"rank {rank} is not in the run")
-        ratios = _ratios(totals, rank)
-        mine = counted & (graph.nodes.rank == rank)
-        table = np.ones((2, int(position.max()) + 1))
-        table[ratios["resource"].to_numpy(), ratios["position"].to_numpy()] = ratios["ratio"].to_numpy()
-        factor = table[place[mine], position[mine]]
-        durations[mine, column] = np.rint(durations[mine, column] * factor).astype(np.int64)
+        ratios = _ratios(work, rank)
+        mine = np.flatnonzero((key["rank"] == rank).to_numpy())
+        factor = (
+            key[mine]
+            .join(ratios, on=LABEL, how="left", maintain_order="left")["ratio"]
+            .fill_null(1.0)
+            .to_numpy()
+        )
+        at = key["node"].to_numpy()[mine]
+        durations[at, column] = np.rint(durations[at, column] * factor).astype(np.int64)
     return durations
 
 
-def section_times(graph: Graph) -> pl.DataFrame:
-    """How long each rank worked in each section of each step.
+SECTION = ["position", "resource"]
+LABEL = [*SECTION, "name", "around"]
+
+
+def _work_keys(graph: Graph) -> pl.DataFrame:
+    """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step."""
+    nodes = graph.nodes
+    on_cpu, on_gpu = np.isin(nodes.kind, CPU_KINDS), np.isin(nodes.kind, GPU_KINDS)
+    node = np.flatnonzero((on_cpu | on_gpu) & (nodes.section >= 0) & (nodes.step >= 0))
+    same = _names_alike(graph)
+    return pl.DataFrame(
+        {
+            "node": node,
+            "rank": nodes.rank[node],
+            "step": nodes.step[node],
+            "position": nodes.section[node],
+            "resource": np.where(on_gpu[node], ON_GPU, ON_CPU),
+            "name": same[nodes.name[node]],
+            "around": np.where(nodes.around[node] >= 0, same[nodes.around[node]], -1),
+        }
+    )
+
+
+def _names_alike(graph: Graph) -> Ints:
+    """[len(names)] a code per name; names that differ in numbers only (`ProfilerStep#3`) share one."""
+    plain = [re.sub(r"\d+", "0", name) for name in graph.names]
+    return np.unique(np.array(plain), return_inverse=True)[1].astype(np.int64)
+
+
+def section_work(graph: Graph) -> pl.DataFrame:
+    """How long each rank worked in each section of each step, waits and transfers left out.
 
     Returns:
-        `rank`, `step`, `position` (of the section in its step), `resource` (CPU 0, GPU 1), `work_ns`: time in
-        nodes, without waits and transfers.
+        `rank`, `step`, `position` (of the section in its step), `resource` (CPU 0, GPU 1), `name`, `around`
+        (codes of names that are alike), `work_ns`.
     """
-    place = _resource(graph)
-    counted = (place >= 0) & (graph.nodes.section >= 0) & (graph.nodes.step >= 0)
+    keys = _work_keys(graph)
     return (
-        pl.DataFrame(
-            {
-                "rank": graph.nodes.rank[counted],
-                "step": graph.nodes.step[counted],
-                "position": graph.nodes.section[counted],
-                "resource": place[counted],
-                "work_ns": graph.nodes.duration[counted],
-            }
-        )
-        .group_by("rank", "step", "position", "resource")
+        keys.with_columns(work_ns=pl.Series(graph.nodes.duration[keys["node"].to_numpy()]))
+        .group_by("rank", "step", *LABEL)
         .agg(pl.col("work_ns").sum())
-        .sort("rank", "step", "position", "resource")
+        .sort("rank", "step", *LABEL)
     )
 
 
-def _resource(graph: Graph) -> Ints:
-    kind = graph.nodes.kind
-    return np.where(np.isin(kind, CPU_KINDS), ON_CPU, np.where(np.isin(kind, GPU_KINDS), ON_GPU, -1))
-
-
-def _ratios(totals: pl.DataFrame, rank: int) -> pl.DataFrame:
-    """`position`, `resource`, `ratio` below 1 where the rank needs longer than its peers typically do."""
-    typical = totals.group_by("rank", "position", "resource").agg(pl.col("work_ns").median())
-    peers = _peers(totals, rank)
+def _ratios(work: pl.DataFrame, rank: int) -> pl.DataFrame:
+    """Columns of `LABEL` and `ratio`, below 1, for the work that makes the rank slower than its peers."""
+    peers = peers_of(work, rank)
     if not peers:
         raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
+    section = _excess(work, rank, peers, SECTION).select(*SECTION, whole=pl.col("excess"))
+    longer = _excess(work, rank, peers, LABEL).with_columns(parts=pl.col("excess").sum().over(SECTION))
+    taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0)
+    return (
+        longer.join(section, on=SECTION)
+        .with_columns(ratio=1.0 - taken / pl.col("own"))
+        .select(*LABEL, "ratio")
+        .sort(LABEL)
+    )
+
+
+def _excess(work: pl.DataFrame, rank: int, peers: list[int], by: list[str]) -> pl.DataFrame:
+    """What the rank typically needs more than its peers per step: `own` and `excess` ns, where positive.
+
+    A peer that never does a piece of work needs no time for it.
+    """
+    num_steps = work["step"].n_unique()
+    per_step = work.group_by("rank", "step", *by).agg(pl.col("work_ns").sum())
+    typical = per_step.group_by("rank", *by).agg(_median_of(num_steps))
+    own = typical.filter(pl.col("rank") == rank).rename({"work_ns": "own"}).drop("rank")
     theirs = (
         typical.filter(pl.col("rank").is_in(peers))
-        .group_by("position", "resource")
-        .agg(peer_ns=pl.col("work_ns").median())
+        .group_by(by)
+        .agg(_median_of(len(peers)))
+        .rename({"work_ns": "peer"})
     )
-    own = typical.filter(pl.col("rank") == rank).join(theirs, on=["position", "resource"])
     return (
-        own.filter(pl.col("work_ns") > pl.col("peer_ns"))
-        .with_columns(ratio=pl.col("peer_ns") / pl.col("work_ns"))
-        .sort("position", "resource")
+        own.join(theirs, on=by, how="left", nulls_equal=True)
+        .with_columns(excess=pl.col("own") - pl.col("peer").fill_null(0))
+        .filter(pl.col("excess") > 0)
     )
 
 
-def _peers(totals: pl.DataFrame, rank: int) -> list[int]:
+def _median_of(count: int) -> pl.Expr:
+    """Median of `work_ns` over `count` cases, of which those without a row are 0."""
+    falling = pl.col("work_ns").sort(descending=True)
+    middle = [falling.get(at, null_on_oob=True).fill_null(0) for at in ((count - 1) // 2, count // 2)]
+    return ((middle[0] + middle[1]) / 2).alias("work_ns")
+
+
+def peers_of(work: pl.DataFrame, rank: int) -> list[int]:
     """Other ranks whose steps fall into as many sections."""
-    sections = totals.group_by("rank").agg(pl.col("position").max())
+    sections = work.group_by("rank").agg(pl.col("position").max())
     own = sections.filter(pl.col("rank") == rank)["position"]
     same = sections.filter((pl.col("rank") != rank) & (pl.col("position") == own.first()))
     return sorted(same["rank"].to_list())

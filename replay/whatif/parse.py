@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from shlex import shlex
 
 from dpro.errors import UsageError
 from dpro.replay.whatif.comm import Network, NoCommunication
@@ -78,15 +79,28 @@ def parse_edit(text: str) -> Edit:
         raise UsageError(f"no edit {name!r}{_nearest(name, list(EDITS))}; there are {', '.join(EDITS)}")
     keys, make, example = EDITS[name]
     values: Values = {}
-    for item in filter(None, rest.split(",")):
+    for item in _items(rest, name):
         key, equals, value = item.partition("=")
         if key not in keys:
             takes = f"it takes {', '.join(keys)}, as in {example}" if keys else "it takes none"
             raise UsageError(f"{name}: no key {key!r}{_nearest(key, list(keys))}; {takes}")
+        if key in values:
+            raise UsageError(f"{name}: {key} is given twice")
         if not equals or not value:
             raise UsageError(f"{name}: {key} needs a value, as in {example}")
         values[key] = value
     return make(values)
+
+
+def _items(text: str, name: str) -> list[str]:
+    """`a=1,b="x, y"` at its commas; those in quotes do not count."""
+    lexer = shlex(text, posix=True)
+    lexer.whitespace, lexer.quotes, lexer.escape, lexer.commenters = ",", '"', "", ""
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise UsageError(f"{name}: a quote is not closed in {text!r}") from error
 
 
 def _nearest(word: str, known: list[str]) -> str:

@@ -117,14 +117,7 @@ def _largest_ops(graph: Graph) -> list[Edit]:
     mine = graph.nodes.kind == kind
     total = np.bincount(graph.nodes.name[mine], graph.nodes.duration[mine], minlength=len(graph.names))
     largest = [int(i) for i in np.argsort(-total, kind="stable")[:LARGEST_OPS] if total[i] > 0]
-    return [Scale(Selection(name=_pattern(graph.names[i]), kind=word), 0.5) for i in largest]
-
-
-def _pattern(name: str) -> str:
-    """A pattern for one name that survives the edit grammar: no commas, no equals signs, no brackets."""
-    for mark in ",=[]?":
-        name = name.partition(mark)[0] + "*" if mark in name else name
-    return name
+    return [Scale(Selection(name=graph.names[i], kind=word), 0.5) for i in largest]
 
 
 def search(graph: Graph, trust: Trust) -> tuple[list[Prediction], list[Refusal]]:

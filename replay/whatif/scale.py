@@ -8,8 +8,10 @@ import numpy as np
 
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph
+from dpro.replay.whatif.edit import number
 from dpro.replay.whatif.select import Selection
 
+LARGEST_FACTOR = 1e6  # beyond that times leave the range of int64 nanoseconds
 DATA_LOADING = "enumerate(DataLoader)*"
 
 
@@ -23,13 +25,12 @@ class Scale:
 
     def __post_init__(self) -> None:
         """Refuse a negative factor."""
-        if not self.factor >= 0:
-            raise UsageError(f"scale: factor must not be negative, not {self.factor}")
+        if not 0 <= self.factor <= LARGEST_FACTOR:
+            raise UsageError(f"scale: factor must be from 0 to {LARGEST_FACTOR:g}, not {self.factor:g}")
 
     def __str__(self) -> str:
         """As `--edit` accepts it."""
-        conditions = str(self.selection)
-        return f"scale:{conditions},factor={self.factor:g}" if conditions else f"scale:factor={self.factor:g}"
+        return "scale:" + ",".join(filter(None, [str(self.selection), f"factor={number(self.factor)}"]))
 
     def apply(self, graph: Graph) -> Graph:
         """Scale durations, rounded to whole nanoseconds."""

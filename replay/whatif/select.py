@@ -53,7 +53,7 @@ class Selection:
     def __str__(self) -> str:
         """The conditions as `key=value`, comma-separated."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ",".join(f"{key}={value}" for key, value in given.items() if value not in ("", None))
+        return ",".join(f"{key}={_quoted(value)}" for key, value in given.items() if value not in ("", None))
 
     def describe(self) -> str:
         """The conditions in words."""
@@ -78,6 +78,12 @@ class Selection:
         if self.step is not None:
             mask &= nodes.step == self.step
         return mask
+
+
+def _quoted(value: str | int) -> str:
+    """A value as `--edit` reads it: in quotes where it holds what ends a value."""
+    text = str(value).replace('"', "?")
+    return f'"{text}"' if any(mark in text for mark in ", =") else text
 
 
 def _fitting(graph: Graph, pattern: str) -> Bools:

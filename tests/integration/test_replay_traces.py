@@ -96,37 +96,37 @@ def _measured_ms(graph: Graph) -> np.ndarray:
 
 # --- how well the unchanged run replays ---------------------------------------------------------------------
 
-# Measured when this was written: mean |step error| %, start error p50 / p95 us, unexplained, anchored.
-#   nanogpt    0.037    26.8     83   0.48%  0.05%
-#   sleep 1s   0.164    55.7   5594   0.13%  0.28%
-#   sleep 20ms 0.571    94.0   3678   0.58%  0.28%
-#   smallest   0.000    20.5     66   2.43%  0
-#   param      0.073     5.4     11   0.25%  0.09%
-#   decode     0.543  1250.0   1309   0.34%  0.17%    (its first copy is late: see below)
+# Measured when this was written: mean |step error| %, start error p50 / p95 us, unexplained, anchored (with
+# the starts tied to the draining of the device, which the torchrec jobs have many of).
+#   nanogpt    0.036    18.6     75   0.50%  0.29%
+#   sleep 1s   0.166    67.0   5688   0.13%  3.80%
+#   sleep 20ms 0.559    89.2   3616   0.57%  4.74%
+#   smallest   0.000     7.2     86   2.54%  0
+#   param      0.030     1.0      5   0.28%  0.09%
+#   decode     0.054    57.0    113   0.34%  0.17%
 BARS = {
-    NANOGPT: (0.06, 35, 110, 0.007),
-    SLEEP_1S: (0.25, 75, 7_000, 0.003),
-    SLEEP_20MS: (0.8, 130, 5_000, 0.008),
-    SMALLEST: (0.01, 30, 90, 0.03),
-    PARAM: (0.1, 8, 16, 0.004),
-    DECODE: (0.7, 1_400, 1_500, 0.005),
+    NANOGPT: (0.06, 25, 100, 0.007, 0.004),
+    SLEEP_1S: (0.25, 85, 7_000, 0.003, 0.05),
+    SLEEP_20MS: (0.8, 120, 5_000, 0.008, 0.06),
+    SMALLEST: (0.01, 12, 110, 0.03, 0.001),
+    PARAM: (0.1, 3, 9, 0.004, 0.002),
+    DECODE: (0.1, 80, 150, 0.005, 0.003),
 }
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_real_job_replays_as_well_as_it_did(jobs, name):
     trust = jobs[name].trust
-    step_pct, p50_us, p95_us, unexplained = BARS[name]
+    step_pct, p50_us, p95_us, unexplained, anchored = BARS[name]
     assert trust.error_pct <= step_pct
     assert trust.start_error_ns[0] <= p50_us * US
     assert trust.start_error_ns[1] <= p95_us * US
     assert trust.time_unexplained <= unexplained
-    assert trust.starts_anchored <= 0.004
+    assert trust.starts_anchored <= anchored
     assert trust.answerable
     assert trust.reasons == ()
 
 
-@pytest.mark.xfail(strict=True, reason="a copy that begins during its call is released at the call's end")
 def test_staged_copies_do_not_make_all_of_a_decode_run_late(jobs):
     assert jobs[DECODE].trust.start_error_ns[0] <= 200 * US
 
@@ -392,7 +392,6 @@ def test_healing_the_rank_that_sleeps_is_worth_most_of_its_sleep_and_healing_oth
     assert max(gains[0], gains[1], gains[3]) < 5
 
 
-@pytest.mark.xfail(strict=True, reason="what peers do elsewhere in the section is put in the sleep's place")
 def test_healing_the_rank_that_sleeps_is_as_good_as_taking_the_sleep_out(jobs):
     # Seen: 207 and 203 ms for the later steps, where without the sleep they last 151 and 143.
     graph = jobs[SLEEP_1S].graph

@@ -54,19 +54,16 @@ def test_slow_computation_everywhere_blames_nobody(tmp_path):
     assert diagnosed(tmp_path, slower(alike(4), "compute", [0, 1, 2, 3], plus=50)) == []
 
 
-@pytest.mark.xfail(strict=True, reason="the job's input is blamed after a single step")
 def test_one_step_cannot_blame_the_input(tmp_path):
     assert diagnosed(tmp_path, slower(alike(4, num_steps=1), "data", [0, 1, 2, 3], plus=20)) == []
 
 
-@pytest.mark.xfail(strict=True, reason="a mean over steps decides, so one slow batch blames the input")
 def test_one_slow_batch_is_not_blamed(tmp_path):
     work = alike(4, num_steps=8)
     work.data[:, 3] += 200
     assert diagnosed(tmp_path, work) == []
 
 
-@pytest.mark.xfail(strict=True, reason="the input of some ranks is blamed on all where no one rank is named")
 def test_input_slow_on_half_of_the_ranks_is_not_said_of_the_others(tmp_path):
     findings = diagnosed(tmp_path, slower(alike(4), "data", [1, 2], plus=40))
     assert findings

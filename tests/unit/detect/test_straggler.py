@@ -112,11 +112,6 @@ def test_a_rank_whose_delay_varies_a_lot_but_is_there_in_every_step_is_blamed(tm
     assert finding.confidence < 1
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="all work of a section is scaled alike, so where the delay was short its normal work shrinks too, "
-    "to no avail, and where it was long some of it stays: the cost is understated by 13%",
-)
 def test_the_cost_of_a_delay_that_varies_is_what_the_job_without_it_saves(tmp_path):
     work = alike(4, num_steps=8)
     work.gap[2] += np.array([5, 25, 10, 15, 8, 22, 12, 15])
@@ -149,10 +144,6 @@ def test_of_two_slow_ranks_the_slower_is_named_and_healing_it_alone_saves_less(t
     assert "healing this one alone saves less" in finding.evidence[-1]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="ranks are healed one at a time: of several equally slow ones none saves anything, none is named",
-)
 @pytest.mark.parametrize("num_ranks", [4, 8])
 def test_two_equally_slow_ranks_are_both_named(num_ranks, tmp_path):
     findings = diagnosed(tmp_path, slower(alike(num_ranks), "compute", [1, 2], plus=6))
@@ -160,10 +151,6 @@ def test_two_equally_slow_ranks_are_both_named(num_ranks, tmp_path):
     assert any("alone saves" in line for finding in findings for line in finding.evidence)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="with two ranks the typical gain of healing another is that of the one other, however slow it is",
-)
 def test_two_ranks_that_hold_each_other_up_in_turn_are_both_named(tmp_path):
     work = alike(2)
     work.data[0] += 12

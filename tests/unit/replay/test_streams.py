@@ -191,7 +191,6 @@ def test_a_copy_whose_call_returns_with_it_blocks_and_one_whose_call_returns_at_
     assert seen.lasting("Memcpy DtoD", 1000).start("on") == seen.start("on")
 
 
-@pytest.mark.xfail(strict=True, reason="what a call waits before its copy begins counts as work of the CPU")
 def test_a_blocking_copy_returns_sooner_when_the_kernel_before_it_gets_faster(tmp_path):
     run = TinyRun()
     run.call(0, 5, 1)
@@ -204,7 +203,6 @@ def test_a_blocking_copy_returns_sooner_when_the_kernel_before_it_gets_faster(tm
     assert seen.lasting("gemm", -190).start("item") == pytest.approx(214, abs=20)
 
 
-@pytest.mark.xfail(strict=True, reason="the call's release is the copy's start, so its latency is 0")
 def test_calls_that_block_do_not_tell_the_latency_of_launches(tmp_path):
     run = TinyRun()
     for index in range(3):
@@ -216,7 +214,6 @@ def test_calls_that_block_do_not_tell_the_latency_of_launches(tmp_path):
     assert _replayed(run, tmp_path).start("Memcpy DtoD") == 815
 
 
-@pytest.mark.xfail(strict=True, reason="only a call that returns after its copy releases it early")
 def test_a_staged_copy_that_begins_during_its_call_and_ends_just_after_it_is_not_held_back(tmp_path):
     # From pageable memory the call copies piece by piece, and returns 25 before the last one is through.
     run = TinyRun()
@@ -230,7 +227,6 @@ def test_a_staged_copy_that_begins_during_its_call_and_ends_just_after_it_is_not
     assert _replayed(run, tmp_path).start("Memcpy HtoD (Pageable -> Device)") == pytest.approx(10, abs=10)
 
 
-@pytest.mark.xfail(strict=True, reason="a thread's time after its last span counts as its work")
 def test_a_thread_that_has_nothing_more_to_do_does_not_hold_up_the_end_of_the_step(tmp_path):
     # The CPU is done at 20 and the GPU runs to 1000: with a faster kernel the step is over sooner.
     run = TinyRun()

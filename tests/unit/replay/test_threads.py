@@ -135,7 +135,6 @@ def test_the_thread_that_called_a_collective_waits_for_it_in_its_gap(tmp_path):
     assert seen.lasting("forward", 150, rank=0).start("after", 0) == 503
 
 
-@pytest.mark.xfail(strict=True, reason="the moment a gap ends is looked up in the operator after it")
 def test_a_thread_that_goes_on_the_moment_a_collective_ends_was_waiting_for_it(tmp_path):
     # In a trace in microseconds both times are the same number.
     run = TinyRun()
@@ -149,7 +148,6 @@ def test_a_thread_that_goes_on_the_moment_a_collective_ends_was_waiting_for_it(t
     assert seen.lasting("forward", -150, rank=1).start("after", 0) == 350
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="-1 stands for work where links name a thread")
 def test_spans_whose_thread_is_unknown_are_on_one_thread(tmp_path):
     run = TinyRun()
     run.step(0, 0, 200)
@@ -160,7 +158,6 @@ def test_spans_whose_thread_is_unknown_are_on_one_thread(tmp_path):
     assert seen.lasting("cudaLaunchKernel", 30).start("gemm") == 55
 
 
-@pytest.mark.xfail(strict=True, reason="-1 - thread is a stream's number where the thread's is negative")
 def test_a_worker_thread_with_a_negative_number_is_no_stream(tmp_path):
     # Thread numbers cut down to 32 bits are negative half of the time.
     run = TinyRun()

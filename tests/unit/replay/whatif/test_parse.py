@@ -34,13 +34,11 @@ def test_an_edits_text_makes_an_equal_edit(edit):
     assert parse_edit(str(edit)) == edit
 
 
-@pytest.mark.xfail(strict=True, reason="six digits are printed, whatever the number has")
 @pytest.mark.parametrize("edit", [Scale(Selection(name="a"), 1 / 3), Network(1.2345678)])
 def test_an_edits_text_keeps_all_digits_of_its_number(edit):
     assert parse_edit(str(edit)) == edit
 
 
-@pytest.mark.xfail(strict=True, reason="a comma in a name ends it")
 def test_a_kernel_name_with_a_comma_in_it_can_be_typed():
     edit = Scale(Selection(name="void copy<int, float>(int*)"), 0.5)
     assert parse_edit(str(edit)) == edit
@@ -86,13 +84,13 @@ def test_the_example_of_every_edit_is_one(name):
         ("heal:rank", "rank needs a value"),
         ("heal:rank=", "rank needs a value"),
         ("scale:factor=fast", "factor must be a number, not 'fast'"),
-        ("scale:factor=-1", "must not be negative"),
-        ("scale:factor=nan", "must not be negative"),
+        ("scale:factor=-1", "must be from 0 to"),
+        ("scale:factor=nan", "must be from 0 to"),
         ("scale:kind=gpu", "no kind 'gpu' of work; there are cpu"),
         ("scale:step=x", "step must be a whole number"),
-        ("network:bandwidth=0", "must be positive"),
-        ("network:bandwidth=-2", "must be positive"),
-        ("network:bandwidth=nan", "must be positive"),
+        ("network:bandwidth=0", "must be from 1e-06 to"),
+        ("network:bandwidth=-2", "must be from 1e-06 to"),
+        ("network:bandwidth=nan", "must be from 1e-06 to"),
         ("no-comm:rank=1", "it takes none"),
         ("scale:nam=mm", "did you mean 'name'"),
     ],
@@ -104,14 +102,12 @@ def test_what_is_no_edit_is_refused_in_one_line_that_names_what_is(text, message
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.xfail(strict=True, reason="infinity overflows int64 where durations are scaled")
 @pytest.mark.parametrize("text", ["scale:factor=inf", "scale:factor=1e300", "network:bandwidth=1e-300"])
 def test_numbers_that_no_duration_can_take_are_refused(text):
     with pytest.raises(UsageError):
         parse_edit(text)
 
 
-@pytest.mark.xfail(strict=True, reason="the last one silently wins")
 def test_a_key_given_twice_is_refused():
     with pytest.raises(UsageError):
         parse_edit("heal:rank=1,rank=2")
