@@ -102,6 +102,14 @@ FORMATS: tuple[Importer, ...] = (
         "is_dump",
     ),
     Format(
+        "NCCL Inspector",
+        "dpro.ingest.nccl_inspector",
+        "read_inspector_log",
+        (b"coll_perf", b"p2p_perf", b"dump_stats", b"proxy_trace"),
+        "is_inspector_log",
+    ),
+    Format("NCCL RAS", "dpro.ingest.nccl_ras", "read_ras_report", (b"communicators",), "is_ras_report"),
+    Format(
         EXECUTION_TRACE,
         "dpro.ingest.execution_trace",
         "read_execution_trace",
@@ -122,6 +130,7 @@ _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
     ("empty or damaged files", lambda head: not head),
     ("timelines drawn from an analysis", lambda head: _is_drawn(head)),
     ("SQLite databases that are not traces", lambda head: head.startswith(b"SQLite format 3\0")),
+    ("JSON files that are not traces", lambda head: head.lstrip()[:1] in (b"{", b"[")),
 )
 
 

@@ -62,9 +62,9 @@ def useful(pieces: Sequence[Piece]) -> tuple[list[Piece], Remarks]:
             remarks.skipped[_FURTHER] = len(traces) - 1
         traces = traces[:1]
     else:
-        refused = {piece: why for piece in traces if (why := _lack_of_times(piece))}
-        remarks.warnings.extend(LEFT_OUT + why for why in refused.values())
-        traces = [piece for piece in traces if piece not in refused]
+        lacks = [_lack_of_times(piece) for piece in traces]
+        remarks.warnings.extend(LEFT_OUT + lack for lack in lacks if lack)
+        traces = [piece for piece, lack in zip(traces, lacks, strict=True) if not lack]
     ordered = sorted([*others, *traces], key=lambda piece: SPANS.name not in piece.share.tables)
     return sorted(ordered, key=lambda piece: piece.format != KINETO), remarks
 
