@@ -1,6 +1,6 @@
 """Kineto traces (torch.profiler): one rank's file into spans, collectives, syncs, steps and a worker.
 
-In: a `.json` or `.json.gz` file of any PyTorch since 2020, of a job on NVIDIA, AMD or CPU. Out: a
+In: a `.json` file, compressed or not, of any PyTorch since 2020, of a job on NVIDIA, AMD or CPU. Out: a
 `RankTrace`. It reads one file; which files make a run is the importer's business. Flow arrows, memory and
 counter events are not read: the arrows repeat what correlation and sequence numbers say.
 """
@@ -8,17 +8,20 @@ counter events are not read: the arrows repeat what correlation and sequence num
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest.files import read_bytes
+from dpro.ingest.files import Source
 from dpro.ingest.kineto_collectives import gpu_collectives
-from dpro.ingest.kineto_columns import SYNC, columns
+from dpro.ingest.kineto_columns import Columns
 from dpro.ingest.kineto_gloo import gloo_collectives
-from dpro.ingest.kineto_json import NO_ARGS, Facts, decode
+from dpro.ingest.kineto_json import NO_ARGS, Args, EventReader, Facts
+from dpro.ingest.kineto_marks import Marks
 from dpro.ingest.kineto_messages import Groups, whole
 from dpro.ingest.kineto_syncs import read_syncs
 from dpro.ingest.steps import find_steps
@@ -27,8 +30,8 @@ from dpro.ingest.trace import RankTrace
 SOURCE = "kineto"
 
 
-def read_trace(path: Path, *, rank: int | None = None, window: int = 0) -> RankTrace:
-    """Read one rank's trace.
+def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0) -> RankTrace:
+    """Read one rank's trace, a damaged one as far as it can be read.
 
     Args:
         path: the file; its name is asked for the rank where its content does not tell.
@@ -36,30 +39,24 @@ def read_trace(path: Path, *, rank: int | None = None, window: int = 0) -> RankT
         window: number given to all rows, where one rank has several files.
 
     Raises:
-        InputError: the file is damaged, is not a trace, or holds no span.
+        InputError: the file is not a trace, or no span can be read from it.
     """
-    facts, events, malformed = decode(read_bytes(path), path)
-    rows, skipped = columns(events, whole(facts.base_ns, default=0))
-    if malformed:
-        skipped["malformed events"] = malformed
-    spans = rows.filter(pl.col("kind") != SYNC).with_row_index("span_id").cast({"span_id": pl.Int64})
+    source = path if isinstance(path, Source) else Source(str(path), path)
+    reader, columns, marks = EventReader(source), Columns(), Marks()
+    for events in reader.chunks():
+        whole_spans = [event for event in events if event.phase == "X"]
+        columns.add(whole_spans)
+        if len(whole_spans) < len(events):
+            marks.add(events)
+    skipped = _add_marked(columns, marks)
+    facts, distributed = reader.facts, _distributed(reader.facts)
+    spans, sync_events = columns.frames(whole(facts.base_ns, default=0))
     if spans.is_empty():
-        raise InputError(f"{path}: no operator, runtime call or kernel in it; record it with torch.profiler")
-    distributed = facts.distributed if isinstance(facts.distributed, dict) else {}
-    known = _known_rank(distributed, path) if rank is None else rank
-    args = [event.args or NO_ARGS for event in events]
-    groups = _groups(distributed)
-    collectives = pl.concat(
-        [read(spans, args, groups, known) for read in (gpu_collectives, gloo_collectives)]
-    )
-    frames = {
-        "spans": spans.drop("position"),
-        "collectives": collectives.with_row_index("collective_id"),
-        "syncs": read_syncs(spans, rows.filter(pl.col("kind") == SYNC), args),
-        "steps": find_steps(spans),
-        "workers": _worker(spans, facts, distributed),
-    }
+        raise InputError(f"{source.label}: {_why_empty(reader)}")
+    known, warnings = _known_rank(distributed, marks, source) if rank is None else (rank, [])
+    frames = _tables(spans, sync_events, [*columns.details, NO_ARGS], facts, known)
     gpu = _gpu_name(facts, spans)
+    damage = _damage(reader, source)
     return RankTrace(
         rank=known,
         world_size=whole(distributed.get("world_size")),
@@ -67,8 +64,8 @@ def read_trace(path: Path, *, rank: int | None = None, window: int = 0) -> RankT
         host=_text(facts.host),
         gpus=[gpu] if gpu else [],
         versions=_versions(facts, distributed),
-        skipped=skipped,
-        warnings=[] if known >= 0 else [f"{path.name}: neither the trace nor its name tells the rank"],
+        skipped=dict(sorted((columns.lost + skipped + _losses(reader)).items())),
+        warnings=warnings + damage,
     )
 
 
@@ -78,9 +75,70 @@ def rank_of_name(name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def _known_rank(distributed: dict[str, Any], path: Path) -> int:
+def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tuple[int, list[str]]:
+    """The rank by distributedInfo, else by metadata events, else by the file's name; and what to warn of."""
     rank = whole(distributed.get("rank"))
-    return rank if rank >= 0 else rank_of_name(path.name)
+    if rank >= 0:
+        return rank, []
+    if marks.rank >= 0:
+        return marks.rank, [
+            f"{source.name}: no distributedInfo; rank {marks.rank} by its {marks.rank_source}"
+        ]
+    rank = rank_of_name(source.name)
+    return rank, [] if rank >= 0 else [f"{source.name}: neither the trace nor its name tells the rank"]
+
+
+def _distributed(facts: Facts) -> dict[str, Any]:
+    return facts.distributed if isinstance(facts.distributed, dict) else {}
+
+
+def _tables(
+    spans: pl.DataFrame, sync_events: pl.DataFrame, details: Sequence[Args], facts: Facts, rank: int
+) -> dict[str, pl.DataFrame]:
+    """All tables, without the columns that are alike in every row; position -1 is of no details."""
+    distributed = _distributed(facts)
+    groups = _groups(distributed)
+    spans = spans.with_columns(span_id=pl.int_range(pl.len()))
+    collectives = pl.concat(
+        [read(spans, details, groups, rank) for read in (gpu_collectives, gloo_collectives)]
+    )
+    return {
+        "spans": spans.drop("position"),
+        "collectives": collectives.with_row_index("collective_id"),
+        "syncs": read_syncs(spans, sync_events, details),
+        "steps": find_steps(spans),
+        "workers": _worker(spans, facts, distributed),
+    }
+
+
+def _add_marked(columns: Columns, marks: Marks) -> Counter[str]:
+    """Add the spans between begin and end marks; the count of marks without the other."""
+    spans, unmatched = marks.spans()
+    columns.add(spans)
+    return Counter({"begin or end without the other": unmatched} if unmatched else {})
+
+
+def _losses(reader: EventReader) -> Counter[str]:
+    losses = Counter({"malformed events": reader.malformed, "truncated tail": int(bool(reader.truncated))})
+    return +losses
+
+
+def _damage(reader: EventReader, source: Source) -> list[str]:
+    """One line on what a damaged file lacks and how much of it was read."""
+    if not reader.truncated and not reader.malformed:
+        return []
+    what = [reader.truncated] if reader.truncated else []
+    what += [f"{reader.malformed} malformed events"] if reader.malformed else []
+    lost = "; its time base is lost too" if reader.truncated and reader.facts.base_ns is None else ""
+    return [f"{source.name}: damaged ({', '.join(what)}); read as far as it goes, {reader.read} events{lost}"]
+
+
+def _why_empty(reader: EventReader) -> str:
+    if reader.truncated:
+        return f"{reader.truncated} before the first span could be read; copy or record it again"
+    if not reader.read:
+        return "a trace without events; record it again, with profiled work in the window"
+    return "no operator, runtime call or kernel in it; record it with torch.profiler"
 
 
 def _groups(distributed: dict[str, Any]) -> Groups:

@@ -20,7 +20,7 @@ from dpro.schema import COLLECTIVES
 COLUMNS = {
     name: dtype
     for name, dtype in COLLECTIVES.dtypes.items()
-    if name not in ("rank", "window", "collective_id")
+    if name not in ("rank", "window", "collective_id", "state")
 }
 _ALGORITHM = re.compile(r"_(RING|TREE|COLLNET\w*?|NVLS\w*?|PAT)_(LL128|LL|SIMPLE)(?=_|\(|$)")
 

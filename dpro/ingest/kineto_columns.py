@@ -1,143 +1,231 @@
-"""Events of a Kineto trace as columns.
+"""Events of a Kineto trace as compact columns.
 
-In: decoded events. Out: one frame, sorted by time, with the columns of `spans` and the place of each row in
-the list of events, where the rarer arguments are looked up. What rows mean together is not known here.
+In: decoded events, chunk by chunk. Out: frames, sorted by time, with the columns of `spans`; the rarer
+arguments of the few events that communicate or synchronise. Nothing else of an event is kept. What rows mean
+together is not known here.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
-from msgspec import Raw
 
-from dpro.ingest.kineto_json import NO_ARGS, Event
-from dpro.schema import GPU_WORK_KINDS
+from dpro.classify import is_communication
+from dpro.ingest.kineto_json import NO_ARGS, Args, Event
+from dpro.ingest.kineto_kinds import GPU_KINDS, KINDS, SYNC, is_frame, kind_of
+from dpro.ingest.kineto_marks import unbound
+from dpro.ingest.kineto_numbers import MISSING_NS, nanoseconds, whole_numbers
 
-SYNC = "cuda_sync"  # events that explain a runtime call; they are no spans
+Array = npt.NDArray[Any]
 
-# Category of an event in lower case (old traces capitalise it) -> kind of a span.
-_KINDS = {
-    "cpu_op": "cpu_op",
-    "operator": "cpu_op",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "hip_runtime": "runtime",
-    "runtime": "runtime",
-    "kernel": "kernel",
-    "gpu_memcpy": "memcpy",
-    "memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "memset": "memset",
-    "user_annotation": "annotation",
-    "gpu_user_annotation": "gpu_annotation",
-    "python_function": "python",
-    "overhead": "overhead",
-    "cuda_sync": SYNC,
-}
-_ON_GPU = pl.col("kind").is_in([*GPU_WORK_KINDS, "gpu_annotation"])
-_ON_CPU = ~pl.col("kind").is_in([*GPU_WORK_KINDS, "gpu_annotation", SYNC])
+_CODES = {kind: code for code, kind in enumerate(KINDS)}
+_UNTAKEN, _FRAME = len(KINDS), len(KINDS) + 1  # of events that are no spans
+_PYTHON = _CODES["python"]
+_ON_GPU = np.isin(np.arange(len(KINDS)), [_CODES[kind] for kind in GPU_KINDS])
+_ON_CPU = ~_ON_GPU & (np.arange(len(KINDS)) != _CODES[SYNC])
+_DETAILED = re.compile(r"nccl:|gloo:|c10d::|record_param_comms$")
 
 
-def columns(events: Sequence[Event], base_ns: int) -> tuple[pl.DataFrame, dict[str, int]]:
-    """Rows that have a kind and a time, by start and then the longer first.
+class _Memo(dict[Any, int]):
+    """A number for every value: what a function says, else the order of first appearance."""
 
-    Args:
-        events: as decoded.
-        base_ns: what is added to every time, ns.
+    def __init__(self, number: Callable[[Any], int] | None = None) -> None:
+        self._number = number
 
-    Returns:
-        The frame, whose `position` is the row's index in `events`, and what was not taken, by reason.
-        Arrows, metadata, instants and the profiler's own frame are no loss: they are not counted.
+    def __missing__(self, value: Any) -> int:
+        number = self[value] = len(self) if self._number is None else self._number(value)
+        return number
+
+    def of(self, values: Sequence[Any], dtype: type[np.generic]) -> Array:
+        return np.fromiter(map(self.__getitem__, values), dtype, len(values))
+
+
+class Columns:
+    """The columns of all events that were added.
+
+    Attributes:
+        details: rare arguments, by a frame's `position`.
+        lost: events that were not taken, by reason.
     """
-    kinds, skipped = _kinds(events)
-    positions = [position for position, kind in enumerate(kinds) if kind]
-    taken = [events[position] for position in positions]
-    args = [event.args or NO_ARGS for event in taken]
-    pids, tids = _ids([event.pid for event in taken]), _ids([event.tid for event in taken])
-    frame = pl.DataFrame(
-        {
-            "position": pl.Series(positions, dtype=pl.Int64),
-            "kind": pl.Series([kinds[position] for position in positions], dtype=pl.String),
-            "name": pl.Series([event.name for event in taken], dtype=pl.String),
-            "start_ns": _nanoseconds([event.time for event in taken]) + base_ns,
-            "duration_ns": _nanoseconds([event.duration for event in taken]),
-            "pid": pids,
-            "tid": tids,
-            "device": _numbers([a.device for a in args]).fill_null(pids),
-            "stream": _numbers([a.stream for a in args]).fill_null(tids),
-            "correlation": _numbers([a.correlation for a in args]),
-            "external_id": _numbers([a.external_id for a in args]).fill_null(
-                _numbers([a.external_id_2021 for a in args])
-            ),
-            "sequence_number": _numbers([a.sequence_number for a in args]),
-            "forward_thread": _numbers([a.forward_thread for a in args]),
-            "bytes": _numbers([a.bytes for a in args]),
-            "shapes": _texts([a.shapes for a in args]).fill_null(_texts([a.shapes_2020 for a in args])),
-        }
-    )
-    whole = frame.filter(pl.col("start_ns").is_not_null() & (pl.col("duration_ns") >= 0))
-    if whole.height < frame.height:
-        skipped["spans without a time or duration"] = frame.height - whole.height
-    return _placed(whole), skipped
 
+    def __init__(self) -> None:
+        """Begin without rows."""
+        self.details: list[Args] = []
+        self.lost: Counter[str] = Counter()
+        self._parts: defaultdict[str, list[Array]] = defaultdict(list)
+        self._names = _Memo()
+        self._shapes = _Memo()
+        self._kinds = _Memo(_kind_code)
+        self._detailed = _Memo(lambda name: bool(_DETAILED.match(name)))
+        self._communicates = _Memo(is_communication)
 
-def _kinds(events: Sequence[Event]) -> tuple[list[str | None], dict[str, int]]:
-    """Kind of every event, None for what is not taken, and the count of what is lost by that."""
-    known = {
-        category: _KINDS.get((category or "").lower()) for category in {event.category for event in events}
-    }
-    kinds = [known[event.category] if event.phase == "X" else None for event in events]
-    lost: Counter[str] = Counter()
-    for event, kind in zip(events, kinds, strict=True):
-        if kind is None and event.phase == "X" and event.category not in ("Trace", "trace"):
-            lost[f"category {event.category or '(none)'}"] += 1
-        elif event.phase == "B":
-            lost["begin/end events"] += 1
-    return kinds, dict(sorted(lost.items()))
-
-
-def _placed(frame: pl.DataFrame) -> pl.DataFrame:
-    """A CPU span has process and thread, a GPU span device and stream; the others are -1."""
-    on_gpu, on_cpu = ["device", "stream", "bytes"], ["pid", "tid"]
-    return (
-        frame.with_columns(
-            *(pl.when(_ON_CPU).then(name).otherwise(None).alias(name) for name in on_cpu),
-            *(pl.when(_ON_GPU).then(name).otherwise(None).alias(name) for name in on_gpu),
-            pl.col("shapes").fill_null(""),
+    def add(self, spans: list[Event]) -> None:
+        """Take the complete events (phase X) of a chunk."""
+        kinds = self._kinds.of([event.category for event in spans], np.uint8)
+        if kinds.size and kinds.max() >= _UNTAKEN:
+            untaken = [event.category for event, kind in zip(spans, kinds.tolist()) if kind == _UNTAKEN]
+            self.lost.update(f"category {category or '(none)'}" for category in untaken)
+            spans = [event for event, kind in zip(spans, kinds.tolist()) if kind < _UNTAKEN]
+            kinds = kinds[kinds < _UNTAKEN]
+        if not spans:
+            return
+        pids = whole_numbers([event.pid for event in spans])
+        tids = whole_numbers([event.tid for event in spans])
+        self._add(
+            kind=kinds,
+            name=self._names.of([event.name for event in spans], np.int32),
+            start_ns=nanoseconds([event.time for event in spans]),
+            duration_ns=nanoseconds([event.duration for event in spans]),
+            pid=np.where(_ON_CPU[kinds], pids, -1),
+            tid=np.where(_ON_CPU[kinds], tids, -1),
         )
-        .with_columns(pl.col(pl.Int64).fill_null(-1))
-        .sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
-    )
+        self._add_gpu(spans, np.flatnonzero(_ON_GPU[kinds]), pids, tids)
+        self._add_arguments(spans, kinds)
+
+    def _add(self, **columns: Array) -> None:
+        for name, part in columns.items():
+            self._parts[name].append(part)
+
+    def _add_gpu(self, spans: list[Event], rows: Array, pids: Array, tids: Array) -> None:
+        """Columns of GPU work alone. Where no argument says device and stream, process and thread do."""
+        args = [spans[row].args or NO_ARGS for row in rows.tolist()]
+        device, stream = whole_numbers([a.device for a in args]), whole_numbers([a.stream for a in args])
+        device = np.where(device < 0, pids[rows], device)
+        self._add(
+            device=np.where(np.abs(device) < 1 << 31, device, -1).astype(np.int32),
+            stream=np.where(stream < 0, tids[rows], stream),
+            bytes=whole_numbers([a.bytes for a in args]),
+        )
+
+    def _add_arguments(self, spans: list[Event], kinds: Array) -> None:
+        """Columns that all but Python calls have, and the details of what communicates or synchronises."""
+        rows = np.flatnonzero(kinds != _PYTHON)
+        events = [spans[row] for row in rows.tolist()]
+        args = [event.args or NO_ARGS for event in events]
+        external = whole_numbers([a.external_id for a in args])
+        if external.size and external.min() < 0:
+            external = np.where(external < 0, whole_numbers([a.external_id_2021 for a in args]), external)
+        self._add(
+            correlation=whole_numbers([a.correlation for a in args]),
+            external_id=external,
+            sequence_number=whole_numbers([a.sequence_number for a in args]),
+            forward_thread=whole_numbers([a.forward_thread for a in args]),
+            shapes=self._shapes.of([bytes(a.shapes) or bytes(a.shapes_2020) for a in args], np.int32),
+            position=self._positions(events, args, kinds[rows]),
+        )
+
+    def _positions(self, events: list[Event], args: list[Args], kinds: Array) -> Array:
+        """Where the details of each event are kept, -1 where none are."""
+        names = [event.name for event in events]
+        detailed = self._detailed.of(names, np.bool_) | (kinds == _CODES[SYNC])
+        kernels = np.flatnonzero(kinds == _CODES["kernel"])
+        detailed[kernels] = self._communicates.of([names[row] for row in kernels.tolist()], np.bool_)
+        positions = np.full(len(events), -1, dtype=np.int32)
+        kept = np.flatnonzero(detailed)
+        positions[kept] = np.arange(len(self.details), len(self.details) + kept.size)
+        self.details.extend(unbound(args[row]) for row in kept.tolist())
+        return positions
+
+    def frames(self, base_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Spans, and the events that explain synchronising calls, by start and then the longer first.
+
+        Columns are built one after the other, and what they were built from is let go: may be called once.
+
+        Args:
+            base_ns: what is added to every time, ns.
+        """
+        if not self._parts:
+            return _empty(), _empty()
+        start, duration = self._take("start_ns"), self._take("duration_ns")
+        timed = (start != MISSING_NS) & (duration >= 0)
+        if not timed.all():
+            self.lost["spans without a time or duration"] += int((~timed).sum())
+        kind = self._take("kind")
+        start += base_ns
+        orders = [
+            _by_time(start, duration, np.flatnonzero(timed & which))
+            for which in (kind != _CODES[SYNC], kind == _CODES[SYNC])
+        ]
+        frames: tuple[list[pl.Series], ...] = ([], [])
+        places = {"gpu": np.flatnonzero(_ON_GPU[kind]), "rich": np.flatnonzero(kind != _PYTHON)}
+        for name, part_of in _LAYOUT.items():
+            column = {"kind": kind, "start_ns": start, "duration_ns": duration}.get(name)
+            if column is None:
+                column = self._take(name, places.get(part_of), kind.size)
+            for order, series in zip(orders, frames):
+                series.append(self._series(name, column[order]))
+            del column
+        spans, syncs = (pl.DataFrame(series) for series in frames)
+        return spans, syncs
+
+    def _take(self, name: str, rows: Array | None = None, size: int = 0) -> Array:
+        """A whole column, filled up with -1 where only some rows have it."""
+        column: Array = np.concatenate(self._parts.pop(name))
+        if rows is None:
+            return column
+        whole = np.full(size, -1, dtype=column.dtype)
+        whole[rows] = column
+        return whole
+
+    def _series(self, name: str, column: Array) -> pl.Series:
+        """Codes become what they stand for; -1 an empty text."""
+        if name == "kind":
+            return pl.Series(name, KINDS, dtype=pl.Enum(KINDS)).gather(column)
+        if name in ("name", "shapes"):
+            texts = list(self._names) if name == "name" else [*map(_dense, self._shapes), ""]
+            return pl.Series(name, texts, dtype=pl.String).gather(
+                np.where(column < 0, len(texts) - 1, column)
+            )
+        return pl.Series(name, column)
 
 
-def _numbers(values: Sequence[Any]) -> pl.Series:
-    """Whole numbers, also those written as text; null where there is none or it does not fit int64."""
-    return pl.Series(values, dtype=pl.Int64, strict=False)
+# Columns in order, and which rows have them.
+_LAYOUT = {
+    "kind": "all",
+    "name": "all",
+    "start_ns": "all",
+    "duration_ns": "all",
+    "pid": "all",
+    "tid": "all",
+    "device": "gpu",
+    "stream": "gpu",
+    "correlation": "rich",
+    "external_id": "rich",
+    "sequence_number": "rich",
+    "forward_thread": "rich",
+    "bytes": "gpu",
+    "shapes": "rich",
+    "position": "rich",
+}
 
 
-def _ids(values: Sequence[Any]) -> pl.Series:
-    """Ids of processes and threads, also those written as `stream 7`."""
-    numbers = _numbers(values)
-    if not numbers.null_count():
-        return numbers
-    texts = pl.Series([value if isinstance(value, str) else None for value in values], dtype=pl.String)
-    return numbers.fill_null(texts.str.extract(r"(\d+)").cast(pl.Int64, strict=False))
+def _kind_code(category: str | None) -> int:
+    kind = kind_of(category)
+    return _CODES[kind] if kind else _FRAME if is_frame(category) else _UNTAKEN
 
 
-def _nanoseconds(values: Sequence[Raw]) -> pl.Series:
-    """Microseconds as written, in ns: through decimals, since a float loses digits of an absolute time."""
-    texts = (
-        pl.Series([bytes(value) for value in values], dtype=pl.Binary).cast(pl.String).str.strip_chars('"')
-    )
-    exact = texts.cast(pl.Decimal(38, 3), strict=False)
-    return (exact * 1000).cast(pl.Int64, strict=False)
+def _by_time(start: Array, duration: Array, rows: Array) -> Array:
+    """The rows by start, and of those that start together the longer first."""
+    rows = rows[np.argsort(start[rows], kind="stable")]
+    tied = start[rows[1:]] == start[rows[:-1]]
+    if tied.any():
+        together = np.flatnonzero(np.append(tied, False) | np.append(False, tied))
+        among = rows[together]
+        rows[together] = among[np.lexsort((-duration[among], start[among]))]
+    return rows
 
 
-def _texts(values: Sequence[Raw]) -> pl.Series:
-    """JSON as it was written, without blanks; null where there is none."""
-    texts = pl.Series([bytes(value) for value in values], dtype=pl.Binary).cast(pl.String, strict=False)
-    dense = texts.str.replace_all(r"\s+", "")
-    return dense.replace({"": None, "null": None})
+def _dense(text: bytes) -> str:
+    """JSON without blanks; empty where there is none."""
+    dense = b"".join(text.split()).decode("utf-8", errors="replace")
+    return "" if dense == "null" else dense
+
+
+def _empty() -> pl.DataFrame:
+    return pl.DataFrame(schema=dict.fromkeys(_LAYOUT, pl.Int64) | {"name": pl.String, "shapes": pl.String})

@@ -1,35 +1,50 @@
-"""The JSON of a Kineto trace, decoded into typed records that hold only what dpro takes.
+"""The JSON of a Kineto trace, decoded chunk by chunk into typed records that hold only what dpro takes.
 
-In: bytes of a trace file. Out: its facts and events. Times stay as the text they were (`msgspec.Raw`), so
-that no digit is lost to a float, and nested lists (shapes) are never built.
+In: a source. Out: an `EventReader`, which yields lists of events while it reads and then knows the facts that
+stand around them and what could not be read. Never more than a chunk of text is held. What the events mean
+is not known here.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from dpro.errors import InputError
+from dpro.ingest.files import Source, blocks
+from dpro.ingest.kineto_numbers import FLOAT_LOSES_NS
+from dpro.ingest.kineto_text import (
+    LONGEST_EVENT_BYTES,
+    find_start,
+    last_boundary,
+    mended,
+    next_boundary,
+    split,
+)
 
 _NOTHING = Raw(b"")
+MISSING_TIME = -(1 << 62)  # µs
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
 class Args(msgspec.Struct, gc=False, frozen=True):
     """The arguments of an event that dpro takes; the rest is passed over while decoding."""
 
-    external_id: Any = msgspec.field(default=None, name="External id")
-    external_id_2021: Any = msgspec.field(default=None, name="external id")
-    correlation: Any = None
-    device: Any = None
-    stream: Any = None
-    bytes: Any = None
-    sequence_number: Any = msgspec.field(default=None, name="Sequence number")
-    forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
+    external_id: Any = msgspec.field(default=-1, name="External id")
+    sequence_number: Any = msgspec.field(default=-1, name="Sequence number")
+    forward_thread: Any = msgspec.field(default=-1, name="Fwd thread id")
     shapes: Raw = msgspec.field(default=_NOTHING, name="Input Dims")
+    device: Any = -1
+    stream: Any = -1
+    correlation: Any = -1
+    bytes: Any = -1
+    external_id_2021: Any = msgspec.field(default=-1, name="external id")
     shapes_2020: Raw = msgspec.field(default=_NOTHING, name="Input dims")
     types: Raw = msgspec.field(default=_NOTHING, name="Input type")
     inputs: Raw = msgspec.field(default=_NOTHING, name="Concrete Inputs")
@@ -45,28 +60,38 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     wait_on_stream: Any = None
     wait_on_record: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
     wait_on_event: Any = msgspec.field(default=None, name="wait_on_cuda_event_id")
+    name: Any = None  # this and the next two: of metadata events
+    labels: Any = None
+    value: Any = None
 
 
 NO_ARGS = Args()
 
 
 class Event(msgspec.Struct, gc=False, frozen=True):
-    """One entry of `traceEvents`."""
+    """One entry of `traceEvents`; times in µs, None or `MISSING_TIME` where there is none."""
 
     phase: str = msgspec.field(default="", name="ph")
     category: str | None = msgspec.field(default=None, name="cat")
     name: str = ""
-    time: Raw = msgspec.field(default=_NOTHING, name="ts")
-    duration: Raw = msgspec.field(default=_NOTHING, name="dur")
-    pid: Any = None
-    tid: Any = None
-    args: Args | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    time: int | float | None = msgspec.field(default=MISSING_TIME, name="ts")
+    duration: int | float | None = msgspec.field(default=-1, name="dur")
+    args: Args | None = NO_ARGS
+
+
+class ExactEvent(Event, gc=False, frozen=True):
+    """The same with times as they are written, where a float would lose digits."""
+
+    time: Raw = msgspec.field(default=_NOTHING, name="ts")  # type: ignore[assignment]
+    duration: Raw = msgspec.field(default=_NOTHING, name="dur")  # type: ignore[assignment]
 
 
 class Facts(msgspec.Struct):
     """What stands beside the events."""
 
-    base_ns: Any = msgspec.field(default=0, name="baseTimeNanoseconds")
+    base_ns: Any = msgspec.field(default=None, name="baseTimeNanoseconds")
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
     devices: Any = msgspec.field(default=None, name="deviceProperties")
     host: Any = msgspec.field(default=None, name="host_name")
@@ -75,80 +100,216 @@ class Facts(msgspec.Struct):
     hip_runtime: Any = msgspec.field(default=None, name="hip_runtime_version")
 
 
-class _Document(Facts):
-    events: list[Event] | None = msgspec.field(default=None, name="traceEvents")
+_FACTS = msgspec.json.Decoder(Facts)
+_LIST = msgspec.json.Decoder(list[Raw])
+_EVENT = msgspec.json.Decoder(Event, strict=False)
+_EVENTS = msgspec.json.Decoder(list[Event], strict=False)
+_EXACT_EVENT = msgspec.json.Decoder(ExactEvent, strict=False)
+_EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent], strict=False)
+_time_of = attrgetter("time")
 
 
-class _LooseDocument(Facts):
-    events: list[Raw] | None = msgspec.field(default=None, name="traceEvents")
+class EventReader:
+    """Reads a trace once, from its beginning to its end or to where it is cut.
+
+    Attributes:
+        facts: what stands around the events; whole when the last event has been read.
+        read: number of events so far.
+        malformed: number of entries so far that are not events.
+        truncated: what is wrong, where the file ends before its JSON does; else empty.
+    """
+
+    def __init__(self, source: Source) -> None:
+        """Prepare; nothing is read yet."""
+        self.facts = Facts()
+        self.read = 0
+        self.malformed = 0
+        self.truncated = ""
+        self._source = source
+        self._damage: list[str] = []
+        self._bare = False  # a list of events without facts around it
+        self._closed = False
+        self._exact = False
+
+    def chunks(self) -> Iterator[list[Event]]:
+        """The events, some thousands at a time.
+
+        Raises:
+            InputError: the file cannot be read, is empty, or does not begin like a trace.
+        """
+        content = blocks(self._source, self._damage)
+        text = self._open(content)
+        for block in content:
+            if self._closed:
+                text += block
+                continue
+            events, text = self._take(text)
+            self.read += len(events)
+            yield events
+            text += block
+        while text and not self._closed:
+            events, rest = self._take(text, last=True)
+            self.read += len(events)
+            yield events
+            if len(rest) == len(text):
+                break
+            text = rest
+        self._finish(text)
+
+    def _open(self, content: Iterator[bytes]) -> bytes:
+        """Read up to the list of events; what has been read of it."""
+        head, searched = bytearray(), 0
+        for block in content:
+            head += block
+            begin = find_start(head, searched)
+            if begin >= 0:
+                self._bare = not head[:begin].rstrip(b"[ \t\r\n").endswith(b":")
+                self.facts = Facts() if self._bare else _facts(bytes(head[:begin]) + b"]}")
+                return bytes(head[begin:])
+            searched = len(head)
+        raise InputError(f"{self._source.label}: {_why_no_trace(bytes(head), self._damage)}")
+
+    def _take(self, text: bytes, *, last: bool = False) -> tuple[list[Event], bytes]:
+        """Events of a text within their list, and the rest that needs what follows."""
+        cut = last_boundary(text)
+        if cut:
+            events = self._decode(b"[" + text[: cut[0]] + b"]")
+            if events is not None:
+                return events, text[cut[1] :]
+        elif not last and len(text) < LONGEST_EVENT_BYTES:
+            return [], text
+        return self._salvage(text, last=last)
+
+    def _salvage(self, text: bytes, *, last: bool) -> tuple[list[Event], bytes]:
+        """The same, event by event: where the list ends, where an event is damaged, or cut in two."""
+        texts, end, closed = split(text)
+        while not closed and (last or len(text) - end > LONGEST_EVENT_BYTES):
+            begin = next_boundary(text, end)
+            if begin < 0:
+                break
+            self.malformed += 1
+            more, end, closed = split(text, begin)
+            texts += more
+        self._closed = closed
+        events = [event for each in texts if (event := self._decode_one(each))]
+        return events, text[end:]
+
+    def _decode(self, text: bytes, *, is_mended: bool = False) -> list[Event] | None:
+        """A list of events; None where it cannot be read as a whole."""
+        try:
+            try:
+                return self._typed(text)
+            except msgspec.ValidationError:
+                texts = _LIST.decode(text)
+        except _UNREADABLE:
+            return None if is_mended else self._decode(mended(text), is_mended=True)
+        return [event for each in texts if (event := self._decode_one(bytes(each)))]
+
+    def _typed(self, text: bytes) -> list[Event]:
+        if self._exact:
+            return list(_EXACT_EVENTS.decode(text))
+        events = _EVENTS.decode(text)
+        self._exact = _loses_digits(events)
+        return list(_EXACT_EVENTS.decode(text)) if self._exact else events
+
+    def _decode_one(self, text: bytes, *, is_mended: bool = False) -> Event | None:
+        """One event, its fields of other types than usual taken as far as they make sense; else None."""
+        try:
+            event = _event(text)
+        except _UNREADABLE:
+            if not is_mended:
+                return self._decode_one(mended(text), is_mended=True)
+            event = None
+        self.malformed += event is None
+        return event
+
+    def _finish(self, text: bytes) -> None:
+        """Note what follows the events, or that the file ends before they do."""
+        whole = self._closed and (self._bare or text.rstrip().endswith(b"}"))
+        if not whole or self._damage:
+            self.truncated = self._damage[0] if self._damage else "JSON cut short"
+        if self._closed and text.lstrip(b" \t\r\n,}"):
+            tail = _facts(b'{"traceEvents":[]' + text)
+            for name in Facts.__struct_fields__:
+                if getattr(self.facts, name) is None:
+                    setattr(self.facts, name, getattr(tail, name))
 
 
-def decode(data: bytes, path: Path) -> tuple[Facts, list[Event], int]:
-    """Decode a trace: an object with `traceEvents`, or a bare array of events.
+def _loses_digits(events: list[Event]) -> bool:
+    """Whether a time with decimals is so late that a float does not hold it."""
+    try:
+        if not events or max(map(_time_of, events)) < FLOAT_LOSES_NS:
+            return False
+    except TypeError:  # one has no time
+        pass
+    return any(isinstance(event.time, float) and event.time >= FLOAT_LOSES_NS for event in events)
 
-    Args:
-        data: the file, already gunzipped.
-        path: named in errors.
 
-    Returns:
-        The facts, the events, and how many entries were not of an event's shape.
+def _facts(text: bytes) -> Facts:
+    """Facts of a trace without its events; of damaged ones, only the base of its times."""
+    for attempt in (text, mended(text)):
+        try:
+            return _FACTS.decode(attempt)
+        except _UNREADABLE:
+            continue
+    found = _BASE.search(text)
+    return Facts(base_ns=int(found[1])) if found else Facts()
+
+
+def _event(text: bytes) -> Event | None:
+    """One event, None where it is none.
 
     Raises:
-        InputError: not JSON, cut short, not a trace, or without a single event.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: the text is not JSON.
     """
-    malformed = 0
     try:
-        facts, events = _decode_typed(data)
+        event = _EVENT.decode(text)
+        exact = isinstance(event.time, float) and event.time >= FLOAT_LOSES_NS
+        return _EXACT_EVENT.decode(text) if exact else event
     except msgspec.ValidationError:
-        facts, events, malformed = _decode_loose(data, path)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        facts, events = _decode_repaired(data, path, error)
-    if events is None:
-        raise InputError(f"{path}: JSON, but not a trace (no traceEvents); give a torch.profiler trace")
-    if not events:
-        raise InputError(f"{path}: a trace without events; record it again, with profiled work in the window")
-    return facts, events, malformed
+        return _lenient(text)
 
 
-def _is_array(data: bytes) -> bool:
-    return data[:64].lstrip().startswith(b"[")
+def _lenient(text: bytes) -> Event | None:
+    """An event whose fields have other types than usual; None where it has no name or is no object."""
+    fields = msgspec.json.decode(text)
+    name = fields.get("name", "") if isinstance(fields, dict) else None
+    if not isinstance(name, str) or not isinstance(fields.get("ph"), str):
+        return None
+    category, args = fields.get("cat"), fields.get("args")
+    return Event(
+        phase=fields["ph"],
+        category=category if isinstance(category, str) else None,
+        name=name,
+        pid=_id(fields.get("pid")),
+        tid=_id(fields.get("tid")),
+        time=_number(fields.get("ts")),
+        duration=_number(fields.get("dur")),
+        args=msgspec.json.decode(msgspec.json.encode(args), type=Args) if isinstance(args, dict) else NO_ARGS,
+    )
 
 
-def _decode_typed(data: bytes) -> tuple[Facts, list[Event] | None]:
-    if _is_array(data):
-        return Facts(), msgspec.json.decode(data, type=list[Event])
-    document = msgspec.json.decode(data, type=_Document)
-    return document, document.events
+def _id(value: Any) -> int | str | None:
+    return value if isinstance(value, int | str) else None
 
 
-def _decode_loose(data: bytes, path: Path) -> tuple[Facts, list[Event] | None, int]:
-    """Decode event by event; what does not look like an event is counted, not fatal."""
+def _number(value: Any) -> int | float | None:
     try:
-        if _is_array(data):
-            document = _LooseDocument(events=msgspec.json.decode(data, type=list[Raw]))
-        else:
-            document = msgspec.json.decode(data, type=_LooseDocument)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path}: JSON, but not a trace ({error}); give a torch.profiler trace") from error
-    decoder = msgspec.json.Decoder(Event)
-    events, malformed = [], 0
-    for text in document.events or []:
-        try:
-            events.append(decoder.decode(text))
-        except msgspec.ValidationError:
-            malformed += 1
-    return document, events, malformed
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
-def _decode_repaired(data: bytes, path: Path, error: Exception) -> tuple[Facts, list[Event] | None]:
-    """Try once more without what some profilers write: bare inf and nan, bytes that are not UTF-8."""
-    text = data.decode("utf-8", errors="replace")
-    repaired = re.sub(r"(:\s*)-?(?:inf|Infinity|nan|NaN)\b", r"\1null", text).encode()
-    if repaired != data:
-        try:
-            return _decode_typed(repaired)
-        except msgspec.DecodeError as second:
-            error = second
-    if "truncated" in str(error):
-        raise InputError(f"{path}: JSON cut short; copy or record it again") from error
-    raise InputError(f"{path}: not JSON ({error}); give a torch.profiler trace") from error
+def _why_no_trace(text: bytes, damage: list[str]) -> str:
+    """Why a file is not read: what is wrong, and what to do."""
+    if damage:
+        return f"truncated or damaged before the first event ({damage[0]}); copy the file again"
+    if not text:
+        return "empty file; record it again"
+    try:
+        msgspec.json.decode(text)
+    except _UNREADABLE as error:
+        if "truncated" in str(error):
+            return "JSON cut short before the first event; copy or record it again"
+        return f"not JSON ({error}); give a torch.profiler trace"
+    return "JSON, but not a trace (no list of traceEvents); give a torch.profiler trace"

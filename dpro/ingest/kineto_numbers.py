@@ -1,0 +1,77 @@
+"""Numbers of a Kineto trace as arrays: exact times, and ids however they are written.
+
+In: values as decoded: numbers, texts, JSON text, or nothing. Out: int64 arrays. No value stops it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from msgspec import Raw
+
+Ints = npt.NDArray[np.int64]
+
+MISSING_NS = -(1 << 62)
+FLOAT_LOSES_NS = float(1 << 43)  # µs: from here on a float no longer tells neighbouring nanoseconds apart
+_LARGEST_US = float(1 << 53)  # beyond, a float skips whole microseconds, and no clock shows such a time
+_NS_PER_US = 1000
+
+
+def nanoseconds(times: Sequence[int | float | Raw | None]) -> Ints:
+    """Microseconds in ns, to the last digit that is written.
+
+    Args:
+        times: in µs; those whose digits a float cannot hold as JSON text.
+
+    Returns:
+        `[N]`, `MISSING_NS` where there is no number.
+    """
+    try:
+        values = np.fromiter(times, np.float64, len(times))
+    except (TypeError, ValueError, OverflowError):
+        return _from_texts(times)
+    sound = np.abs(values) < _LARGEST_US  # not so for nan either
+    if (values >= FLOAT_LOSES_NS).any() and any(isinstance(time, Raw) for time in times):
+        return _from_texts(times)
+    if not sound.all():
+        values = np.where(sound, values, 0)
+    # In two parts, since the product of a late time would lose its last digits.
+    whole = np.floor(values)
+    ns = whole.astype(np.int64) * _NS_PER_US + np.rint((values - whole) * _NS_PER_US).astype(np.int64)
+    return np.where(sound, ns, MISSING_NS)
+
+
+def whole_numbers(values: Sequence[Any]) -> Ints:
+    """Whole numbers, also those written as text (`"7"`, `stream 7`); -1 where there is none.
+
+    Args:
+        values: `[N]` of any type.
+    """
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter(map(_whole_number, values), np.int64, len(values))
+
+
+def _whole_number(value: Any) -> int:
+    if isinstance(value, str):
+        found = re.search(r"-?\d+", value)
+        value = found[0] if found else None
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return number if -(1 << 63) <= number < 1 << 63 else -1
+
+
+def _from_texts(times: Sequence[int | float | Raw | None]) -> Ints:
+    """Through decimals: exact, and slower."""
+    texts = [bytes(time) if isinstance(time, Raw) else str(time).encode() for time in times]
+    written = pl.Series(texts, dtype=pl.Binary).cast(pl.String, strict=False).str.strip_chars(' "')
+    exact = (written.cast(pl.Decimal(38, 3), strict=False) * _NS_PER_US).cast(pl.Int64, strict=False)
+    return exact.fill_null(MISSING_NS).to_numpy()

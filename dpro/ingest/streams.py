@@ -1,0 +1,148 @@
+"""Compressed files as streams of their content, damaged ones as far as they can be read.
+
+In: a binary file. Out: a stream of what it holds, decompressed as its first bytes demand. A stream whose
+source is damaged delivers all that can be read first and then raises `EOFError` with what is wrong.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+from isal import igzip_lib
+
+from dpro.errors import MissingExtra
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_INPUT_BYTES = 1 << 17
+_CAREFUL_BYTES = 64  # of compressed input at a time, to lose little before the damage
+
+
+def decompressed(file: BinaryIO) -> BinaryIO:
+    """The content of a file that may be compressed (gzip, zstandard), as a stream.
+
+    Args:
+        file: seekable, at its beginning; closed with the stream.
+
+    Raises:
+        MissingExtra: it needs a library that is not installed.
+    """
+    start = file.read(len(_ZSTD))
+    file.seek(0)
+    if start.startswith(_GZIP):
+        return io.BufferedReader(_Gunzip(file))
+    if start == _ZSTD:
+        return io.BufferedReader(_Unzstd(file))
+    return file
+
+
+class _Gunzip(io.RawIOBase):
+    """Content of all members of a gzip file; zeros and foreign bytes after the last are passed over."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        self._delivered = 0
+        self._salvage: Iterator[bytes] | None = None
+        self._kept = b""  # salvaged and not yet delivered
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, target: memoryview, /) -> int:  # type: ignore[override]
+        size = len(target)
+        content = self._salvaged(size) if self._salvage else self._decompressed(size)
+        target[: len(content)] = content
+        self._delivered += len(content)
+        return len(content)
+
+    def _decompressed(self, size: int) -> bytes:
+        try:
+            while not self._engine.eof or self._next_member():
+                data = self._file.read(_INPUT_BYTES) if self._engine.needs_input else b""
+                if self._engine.needs_input and not data:
+                    raise EOFError("gzip stream cut short")
+                content: bytes = self._engine.decompress(data, size)
+                if content:
+                    return content
+            return b""
+        except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub declares an instance
+            self._salvage = _carefully(self._file, self._delivered, str(error))
+            return self._salvaged(size)
+
+    def _next_member(self) -> bool:
+        """Go on with the member that follows, if one does."""
+        left = self._engine.unused_data.lstrip(b"\0")
+        left = left if len(left) > 1 else left + self._file.read(_INPUT_BYTES)
+        if not left.startswith(_GZIP):
+            return False
+        self._file.seek(self._file.tell() - len(left))
+        self._engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        return True
+
+    def _salvaged(self, size: int) -> bytes:
+        while not self._kept and self._salvage:
+            self._kept = next(self._salvage)
+        content, self._kept = self._kept[:size], self._kept[size:]
+        return content
+
+
+def _carefully(file: BinaryIO, delivered: int, what: str) -> Iterator[bytes]:
+    """What a damaged gzip file holds after the bytes that were delivered already.
+
+    The fast way loses a whole block of output where it meets damage: this one reads again in small steps.
+
+    Raises:
+        EOFError: at the damage.
+    """
+    file.seek(0)
+    engine = zlib.decompressobj(31)
+    while data := file.read(_CAREFUL_BYTES):
+        while data:
+            try:
+                content = engine.decompress(data)
+            except zlib.error as error:
+                raise EOFError(f"damaged gzip stream: {what}") from error
+            if len(content) > delivered:
+                yield content[delivered:]
+            delivered = max(0, delivered - len(content))
+            data = engine.unused_data
+            if engine.eof:
+                engine = zlib.decompressobj(31)
+    raise EOFError(f"damaged gzip stream: {what}")
+
+
+class _Unzstd(io.RawIOBase):
+    """Content of a zstandard file, frame after frame."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        try:
+            import zstandard
+        except ModuleNotFoundError as error:
+            raise MissingExtra("zstandard", "zstd") from error
+        self._file = file
+        self._error: type[Exception] = zstandard.ZstdError
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        self._reader = cast(BinaryIO, reader)
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, target: memoryview, /) -> int:  # type: ignore[override]
+        try:
+            content = self._reader.read(len(target))
+        except self._error as error:
+            raise EOFError(f"damaged zstandard stream: {error}") from error
+        target[: len(content)] = content
+        return len(content)
