@@ -40,7 +40,7 @@ class Export:
     Attributes:
         path: the file as it was given.
         connection: to the database.
-        present: columns by name of table, for the tables that have rows.
+        present: columns by name of table.
     """
 
     path: Path
@@ -146,7 +146,6 @@ def _present(connection: sqlite3.Connection, path: Path) -> dict[str, frozenset[
         columns = {
             name: frozenset(row[1] for row in connection.execute(f'PRAGMA table_info("{name}")'))
             for (name,) in tables
-            if connection.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchone()
         }
     except sqlite3.DatabaseError as error:
         raise _damaged(path, error) from error
