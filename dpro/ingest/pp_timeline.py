@@ -251,8 +251,8 @@ def _event_columns(events: list[_Event], of_all: bool, rank: int) -> pl.DataFram
     times = [event.ts if of_all else event.rel_ts for event in events]
     return pl.DataFrame(
         {
-            "name": [event.name for event in events],
-            "ph": [event.ph for event in events],
+            "name": pl.Series([event.name for event in events], dtype=pl.String),
+            "ph": pl.Series([event.ph for event in events], dtype=pl.String),
             "time": pl.Series(times, dtype=pl.Float64, strict=False),
             "rank": pl.Series([event.pid if of_all else rank for event in events], dtype=pl.Int64),
             "step": pl.Series([each.iteration for each in told], dtype=pl.Int64),
