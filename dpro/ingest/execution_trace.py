@@ -59,12 +59,8 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
     """
     document = decode(read_bytes(path), path)
     known = rank_of_name(path.name) if rank is None else rank
-    nodes, skipped = document.nodes, {"malformed nodes": document.malformed} if document.malformed else {}
-    if any(node.start_ns >= 0 for node in nodes):
-        timed = [node for node in nodes if node.start_ns >= 0 and node.duration_ns >= 0]
-        if len(timed) < len(nodes):
-            skipped["operators without a time"] = len(nodes) - len(timed)
-        nodes = timed
+    skipped = {"malformed nodes": document.malformed} if document.malformed else {}
+    nodes = _believed(document.nodes, skipped)
     spans = _spans(nodes, document.pid)
     worker = {"pid": [document.pid], "source": [SOURCE]}
     frames = {"spans": spans, "dependencies": _dependencies(nodes), "workers": pl.DataFrame(worker)}
@@ -82,6 +78,35 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
         skipped=skipped,
         warnings=[] if known >= 0 else [f"{path.name}: neither the trace nor its name tells the rank"],
     )
+
+
+def _believed(nodes: Sequence[Node], skipped: dict[str, int]) -> Sequence[Node]:
+    """The nodes whose times, if any have one, can be true; the others are counted.
+
+    Some linking tools give GPU work the time at which its launch returned. It then overlaps on its stream,
+    and when it began is not known.
+    """
+    if all(node.start_ns < 0 for node in nodes):
+        return nodes
+    timed = [node for node in nodes if node.start_ns >= 0 and node.duration_ns >= 0]
+    believed = [node for node in timed if not node.category] if _overlap(timed) else timed
+    counts = {
+        "operators without a time": len(nodes) - len(timed),
+        "GPU work with the times of its launches": len(timed) - len(believed),
+    }
+    skipped.update({reason: count for reason, count in counts.items() if count})
+    return believed
+
+
+def _overlap(nodes: Sequence[Node]) -> bool:
+    """Whether GPU work begins before what came before it on its stream has ended."""
+    ends: dict[tuple[int, int], int] = {}
+    for node in sorted((node for node in nodes if node.stream >= 0), key=lambda node: node.start_ns):
+        lane = node.device, node.stream
+        if node.start_ns + _ROUNDING_NS < ends.get(lane, 0):
+            return True
+        ends[lane] = node.start_ns + node.duration_ns
+    return False
 
 
 def lacks_times(spans: pl.DataFrame) -> bool:

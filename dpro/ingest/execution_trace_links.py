@@ -16,7 +16,7 @@ import polars as pl
 CPU_KINDS = ("cpu_op", "annotation")
 _TRUSTED = 0.9  # of the operators that a number finds, so many must agree in name for numbers to be believed
 _FITTING = 0.5  # of a thread's operators, so many must agree in name for a stretch to be theirs
-_COMPARISONS = 50_000_000  # pairs of places compared per thread; common names are left out beyond that
+_COMPARISONS = 10_000_000  # pairs of places compared per thread; common names are left out beyond that
 _SKIP = 8  # so many operators may be missing on either side before the next that agree
 _AGREE = 4  # and so many must agree then
 
@@ -30,7 +30,8 @@ class Links:
 
     Attributes:
         pairs: columns `et` and `span_id`, each id at most once.
-        fits: how many stretches of the trace fit the operators equally well; 1 where numbers told.
+        fits: how many stretches of the trace fit the thread with the most operators equally well; 1 where
+            numbers told.
     """
 
     pairs: pl.DataFrame
@@ -75,7 +76,7 @@ def _by_order(operators: pl.DataFrame, spans: pl.DataFrame) -> Links:
     threads = {key[0]: part for key, part in theirs.partition_by("tid", as_dict=True).items()}
     pairs: Pairs = []
     starts: dict[int, int] = {}  # of the linked spans, by operator
-    fits = 1
+    fits, most = 1, 0
     for part in mine.sort("span_id").partition_by("tid", maintain_order=True):
         first = int(part["span_id"][0])
         earlier = max((starts[known] for known in starts if known < first), default=-1)
@@ -89,7 +90,8 @@ def _by_order(operators: pl.DataFrame, spans: pl.DataFrame) -> Links:
         ids, times, own = found["span_id"].to_list(), found["start_ns"].to_list(), part["span_id"].to_list()
         pairs += [(own[i], ids[k]) for i, k in steps]
         starts |= {own[i]: times[k] for i, k in steps}
-        fits = max(fits, equal)
+        if len(steps) > most:
+            fits, most = equal, len(steps)
     frame = pl.DataFrame(pairs, schema={"et": pl.Int64, "span_id": pl.Int64}, orient="row")
     return Links(frame.sort("et"), fits)
 
