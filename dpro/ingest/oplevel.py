@@ -52,12 +52,6 @@ def is_oplevel(head: bytes) -> bool:
     return head.startswith(_PARQUET)
 
 
-def is_oplevel_timeline(head: bytes) -> bool:
-    """Whether a file is a timeline that was drawn from such a trace: an analysis of it, not a trace."""
-    keys = (b'"model_chunk"', b'"mb_id"', b'"seq_id"')
-    return head.lstrip().startswith(b"[") and all(key in head for key in keys)
-
-
 def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     """Read all ranks of a file.
 
@@ -73,26 +67,15 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     if operations.is_empty():
         raise InputError(f"{path}: no operation with a time in it; export the trace again")
     operations, steps = _laid_out(operations)
-    collectives = _collectives(operations)
-    workers = _workers(operations)
     world_size = _meta(path).get("world_size", -1)
+    workers = _workers(operations).with_columns(world_size=pl.lit(world_size))
+    frames = {"spans": _spans(operations), "collectives": _collectives(operations), "workers": workers}
+    by_rank = {name: frame.partition_by("rank", as_dict=True) for name, frame in frames.items()}
     traces = []
-    for row in workers.iter_rows(named=True):
-        mine = operations.filter(pl.col("rank") == row["rank"])
-        traces.append(
-            RankTrace(
-                rank=row["rank"],
-                world_size=world_size,
-                frames={
-                    "spans": _spans(mine),
-                    "collectives": collectives.filter(pl.col("rank") == row["rank"]),
-                    "steps": steps.with_columns(rank=pl.lit(row["rank"], pl.Int32)),
-                    "workers": workers.filter(pl.col("rank") == row["rank"]).with_columns(
-                        world_size=pl.lit(world_size)
-                    ),
-                },
-            )
-        )
+    for number in workers["rank"]:
+        mine = {name: parts[(number,)] for name, parts in by_rank.items() if (number,) in parts}
+        mine["steps"] = steps.with_columns(rank=pl.lit(number, pl.Int32))
+        traces.append(RankTrace(rank=number, world_size=world_size, frames=mine))
     # What is true of the file is said once.
     traces[0].warnings.extend(_warnings(path, operations, len(traces), world_size))
     if operations.height < rows.height:
@@ -156,10 +139,10 @@ def _laid_out(operations: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     return placed.drop("begin", "start", "duration"), rows
 
 
-def _spans(mine: pl.DataFrame) -> pl.DataFrame:
+def _spans(operations: pl.DataFrame) -> pl.DataFrame:
     streams = {name: stream for name, (stream, _, _) in _POINT_TO_POINT.items()}
     streams |= dict.fromkeys(_COLLECTIVES, COLLECTIVE_STREAM)
-    return mine.select(
+    return operations.select(
         "span_id",
         pl.col("rank").cast(pl.Int32),
         "start_ns",
