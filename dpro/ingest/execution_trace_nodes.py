@@ -155,16 +155,19 @@ def decode(data: bytes, path: Path) -> Document:
 
 def _document(data: bytes, path: Path) -> _Document:
     wanted = "give an execution trace of PyTorch"
-    for text_ in (data, _NO_NUMBER.sub(b"null", data)):
+    try:
         try:
-            return msgspec.json.decode(text_, type=_Document)
-        except msgspec.ValidationError as error:
-            raise InputError(f"{path}: JSON, but not an execution trace ({error}); {wanted}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            failure = error
-    if "truncated" in str(failure):
-        raise InputError(f"{path}: JSON cut short; copy or record it again") from failure
-    raise InputError(f"{path}: not JSON ({failure}); {wanted}") from failure
+            return msgspec.json.decode(data, type=_Document)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:  # the observer writes values such as -inf as they are
+            return msgspec.json.decode(_NO_NUMBER.sub(b"null", data), type=_Document)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: JSON, but not an execution trace ({error}); {wanted}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if "truncated" in str(error):
+            raise InputError(f"{path}: JSON cut short; copy or record it again") from error
+        raise InputError(f"{path}: not JSON ({error}); {wanted}") from error
 
 
 def _member(data: bytes, path: Path) -> bytes:

@@ -97,17 +97,16 @@ def read_ras_report(path: Path, *, rank: int | None = None) -> list[RankTrace]:
 
 def _decode(data: bytes, path: Path) -> Mapping[str, Any]:
     content = data[max(data.find(b"{"), 0) :]
-    for text_ in (content, _NO_COMMA.sub(rb"\1,\2\3", content)):
+    wanted = "give what `ncclras -f json` prints"
+    try:
         try:
-            document = msgspec.json.decode(text_)
-            break
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            failure = error
-    else:
-        wanted = "give what `ncclras -f json` prints"
-        raise InputError(f"{path}: not readable as a RAS report ({failure}); {wanted}") from failure
+            document = msgspec.json.decode(content)
+        except msgspec.DecodeError:
+            document = msgspec.json.decode(_NO_COMMA.sub(rb"\1,\2\3", content))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not readable as a RAS report ({error}); {wanted}") from error
     if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
-        raise InputError(f"{path}: not a RAS report (no communicators); give what `ncclras -f json` prints")
+        raise InputError(f"{path}: not a RAS report (no communicators); {wanted}")
     return document
 
 

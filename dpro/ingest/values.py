@@ -43,7 +43,7 @@ def text(value: Any) -> str:
 
 def mapping(value: Any) -> Mapping[str, Any]:
     """A mapping; empty for anything else."""
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def sequence(value: Any) -> Sequence[Any]:
