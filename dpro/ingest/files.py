@@ -7,6 +7,7 @@ is wrong with the file. What the bytes mean is not its business.
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
 import tarfile
 import tempfile
@@ -57,7 +58,9 @@ class Source:
             MissingExtra: it needs a library that is not installed.
         """
         try:
-            return decompressed(_open_member(self.path, self.member) if self.member else self.path.open("rb"))
+            if self.member:
+                return decompressed(_open_member(self.path, self.member))
+            return decompressed(cast(BinaryIO, io.FileIO(self.path)))
         except OSError as error:
             raise InputError(f"{self.label}: cannot be read ({error.strerror or error})") from error
         except _DAMAGE as error:
@@ -111,9 +114,10 @@ def blocks(source: Source, damage: list[str]) -> Iterator[bytes]:
         InputError: the file cannot be opened, or the disk fails.
     """
     with source.open() as stream:
-        reader = getattr(stream, "read1", stream.read)
+        # Below the buffer, since blocks are larger than that; files in archives have read from theirs before.
+        raw = stream.raw if type(stream) is io.BufferedReader else stream
         try:
-            while block := reader(_BLOCK_BYTES):
+            while block := raw.read(_BLOCK_BYTES):
                 yield block
         except _DAMAGE as error:
             damage.append(str(error))
@@ -171,7 +175,10 @@ def _open_member(path: Path, member: str) -> BinaryIO:
 def _spooled(path: Path, member: str) -> BinaryIO:
     """A member of a compressed tar, in a temporary file: within the archive one can only go forward."""
     spool = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (closed with the stream)
-    with decompressed(path.open("rb")) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+    with (
+        decompressed(cast(BinaryIO, io.FileIO(path))) as stream,
+        tarfile.open(fileobj=stream, mode="r|") as tar,
+    ):
         content = next((tar.extractfile(info) for info in tar if info.name == member), None)
         if content is None:
             raise KeyError(member)

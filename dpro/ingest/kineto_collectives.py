@@ -36,6 +36,8 @@ def gpu_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, r
     """
     kernels = spans.filter(pl.col("kind") == "kernel")
     names = [name for name in kernels["name"].unique() if is_communication(name)]
+    if not names:
+        return pl.DataFrame(schema=COLUMNS)
     kernels = _with_issuers(kernels.filter(pl.col("name").is_in(names)), spans)
     rows = [_row(kernel, args, groups, rank) for kernel in kernels.iter_rows(named=True)]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -138,23 +139,19 @@ class EventReader:
             InputError: the file cannot be read, is empty, or does not begin like a trace.
         """
         content = blocks(self._source, self._damage)
-        text = self._open(content)
-        for block in content:
+        rest = b""
+        for block in chain([self._open(content)], content):
             if self._closed:
-                text += block
+                rest += block
                 continue
-            events, text = self._take(text)
+            events, rest = self._take(rest, block)
             self.read += len(events)
             yield events
-            text += block
-        while text and not self._closed:
-            events, rest = self._take(text, last=True)
+        if not self._closed:
+            events, rest = self._salvage(rest, last=True)
             self.read += len(events)
             yield events
-            if len(rest) == len(text):
-                break
-            text = rest
-        self._finish(text)
+        self._finish(rest)
 
     def _open(self, content: Iterator[bytes]) -> bytes:
         """Read up to the list of events; what has been read of it."""
@@ -169,19 +166,19 @@ class EventReader:
             searched = len(head)
         raise InputError(f"{self._source.label}: {_why_no_trace(bytes(head), self._damage)}")
 
-    def _take(self, text: bytes, *, last: bool = False) -> tuple[list[Event], bytes]:
-        """Events of a text within their list, and the rest that needs what follows."""
-        cut = last_boundary(text)
+    def _take(self, rest: bytes, block: bytes) -> tuple[list[Event], bytes]:
+        """Events of the rest of a block and of the next one, and the rest of that."""
+        cut = last_boundary(block)
         if cut:
-            events = self._decode(b"[" + text[: cut[0]] + b"]")
+            whole = memoryview(block)[: cut[0]]  # as a view: the text is copied once
+            events = self._decode(b"".join((b"[", rest, whole, b"]")))
             if events is not None:
-                return events, text[cut[1] :]
-        elif not last and len(text) < LONGEST_EVENT_BYTES:
-            return [], text
-        return self._salvage(text, last=last)
+                return events, block[cut[1] :]
+        text = rest + block
+        return self._salvage(text, last=False) if cut or len(text) >= LONGEST_EVENT_BYTES else ([], text)
 
     def _salvage(self, text: bytes, *, last: bool) -> tuple[list[Event], bytes]:
-        """The same, event by event: where the list ends, where an event is damaged, or cut in two."""
+        """The same event by event: where the list ends, where an event is damaged, or cut in two."""
         texts, end, closed = split(text)
         while not closed and (last or len(text) - end > LONGEST_EVENT_BYTES):
             begin = next_boundary(text, end)

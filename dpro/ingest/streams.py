@@ -36,7 +36,7 @@ def decompressed(file: BinaryIO) -> BinaryIO:
         return io.BufferedReader(_Gunzip(file))
     if start == _ZSTD:
         return io.BufferedReader(_Unzstd(file))
-    return file
+    return cast(BinaryIO, io.BufferedReader(file)) if isinstance(file, io.RawIOBase) else file
 
 
 class _Gunzip(io.RawIOBase):
@@ -57,11 +57,17 @@ class _Gunzip(io.RawIOBase):
         super().close()
 
     def readinto(self, target: memoryview, /) -> int:  # type: ignore[override]
-        size = len(target)
-        content = self._salvaged(size) if self._salvage else self._decompressed(size)
+        content = self.read(len(target))
         target[: len(content)] = content
-        self._delivered += len(content)
         return len(content)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Some of the content, at most `size` bytes; spares a large reader the copy that `readinto` makes."""
+        if size < 0:
+            return self.readall()
+        content = self._salvaged(size) if self._salvage else self._decompressed(size)
+        self._delivered += len(content)
+        return content
 
     def _decompressed(self, size: int) -> bytes:
         try:
