@@ -50,7 +50,7 @@ class _Event(_Args):
 
     name: str = ""
     ph: str = ""
-    rel_ts: int | None = None
+    rel_ts: float | None = None
     ts: float | None = None
     pid: int = -1
     pad_before: int = 0
@@ -135,7 +135,7 @@ def _trace(timeline: _Timeline, recorded: int, rank: int) -> RankTrace:
         recorded: the rank by which the timeline knows it.
         rank: the rank to call it.
     """
-    stage, num_stages = timeline.stages[recorded], timeline.num_stages
+    stage = timeline.stages[recorded]
     work = timeline.work.filter(pl.col("rank") == recorded).sort("start_ns", "duration_ns", "name")
     work = work.with_row_index("span_id").with_columns(pl.col("span_id").cast(pl.Int64), rank=pl.lit(rank))
     ops = {name: _communication(name) for name in work["name"].unique().sort()}
@@ -146,30 +146,31 @@ def _trace(timeline: _Timeline, recorded: int, rank: int) -> RankTrace:
         device=pl.lit(0),
         stream=pl.col("name").replace_strict(streams, default=COMPUTE_STREAM, return_dtype=pl.Int64),
     )
+    steps = timeline.steps.filter(pl.col("rank") == recorded).with_columns(
+        rank=pl.lit(rank), window=pl.lit(0), source=pl.lit("iteration")
+    )
+    end = work["start_ns"] + work["duration_ns"]
+    worker = {"rank": rank, "world_size": timeline.num_stages, "pp": stage, "source": SOURCE}
+    worker |= {"started_ns": work["start_ns"].min(), "ended_ns": end.max()}
+    frames = {
+        "spans": spans,
+        "collectives": _collectives(spans, ops, stage, timeline.num_stages),
+        "steps": steps,
+        "workers": pl.DataFrame([worker]),
+    }
+    return RankTrace(rank=rank, world_size=timeline.num_stages, frames=frames)
+
+
+def _collectives(spans: pl.DataFrame, ops: dict[str, str], stage: int, num_stages: int) -> pl.DataFrame:
+    """What of the spans is communication; `ops` tells by the name which."""
     peers = {name: _peer(name, op, stage, num_stages) for name, op in ops.items()}
-    collectives = spans.filter(pl.col("stream") != COMPUTE_STREAM).select(
+    return spans.filter(pl.col("stream") != COMPUTE_STREAM).select(
         *("span_id", "rank", "start_ns", "duration_ns"),
         collective_id=pl.int_range(pl.len()),
         window=pl.lit(0),
         op=pl.col("name").replace_strict(ops, return_dtype=pl.String),
         peer=pl.col("name").replace_strict(peers, return_dtype=pl.Int64),
         source=pl.lit(SOURCE),
-    )
-    steps = timeline.steps.filter(pl.col("rank") == recorded).with_columns(
-        rank=pl.lit(rank), window=pl.lit(0), source=pl.lit("iteration")
-    )
-    end = work["start_ns"] + work["duration_ns"]
-    worker = {"rank": rank, "world_size": num_stages, "pp": stage, "source": SOURCE}
-    worker |= {"started_ns": work["start_ns"].min(), "ended_ns": end.max()}
-    return RankTrace(
-        rank=rank,
-        world_size=num_stages,
-        frames={
-            "spans": spans,
-            "collectives": collectives,
-            "steps": steps,
-            "workers": pl.DataFrame([worker]),
-        },
     )
 
 
@@ -210,23 +211,20 @@ def _megatron(events: list[_Event], path: Path) -> _Timeline:
     bounds = instants.filter(pl.col("name").str.contains("^iteration (begin|end)$"))
     at = [bounds.select("rank", "step", at="time_ns")]
     at += [whole.select("rank", "step", at=column) for column in ("start_ns", "end_ns")]
-    steps = (
-        pl.concat(at)
-        .group_by("rank", "step")
-        .agg(start_ns=pl.col("at").min(), duration_ns=pl.col("at").max() - pl.col("at").min())
-    )
+    steps = pl.concat(at).group_by("rank", "step").agg(start_ns=pl.col("at").min(), end_ns=pl.col("at").max())
     lost = {"events without an end": broken, "instants": instants.height - bounds.height}
-    work = whole.filter(pl.col("name") != "iteration").select(list(_WORK)).cast(_WORK)  # type: ignore[arg-type]
+    work = whole.filter(pl.col("name") != "iteration").select(pl.col(n).cast(t) for n, t in _WORK.items())
     stages = {event.pid: event.args.pp_rank for event in events if event.args.pp_rank >= 0}
+    known = of_all or rank >= 0
     return _Timeline(
         work=work,
-        steps=steps.sort("rank", "step"),
+        steps=steps.sort("rank", "step").select(
+            "rank", "step", "start_ns", duration_ns=pl.col("end_ns") - pl.col("start_ns")
+        ),
         stages=dict.fromkeys(work["rank"], -1) | (stages if of_all else {rank: stage}),
         num_stages=max(stages.values(), default=-1) + 1 if of_all else _config(path).get("pp_size", -1),
         skipped={reason: count for reason, count in lost.items() if count},
-        warnings=[]
-        if of_all or rank >= 0
-        else [f"{path.name}: neither its events nor its name tell the rank"],
+        warnings=[] if known else [f"{path.name}: neither its events nor its name tell the rank"],
     )
 
 
@@ -283,36 +281,40 @@ def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
 
 def _primus(iterations: dict[str, _Times], path: Path) -> _Timeline:
     """One rank's iterations, laid one behind the other by how long each took the slowest rank."""
-    rank = rank_of_name(path.name)
-    config = _config(path)
-    bases = _iteration_starts(path, iterations)
-    parts, warnings = [], []
+    rank, config = rank_of_name(path.name), _config(path)
+    uneven = [
+        number
+        for number, times in iterations.items()
+        if len(times.fwd_start) != len(times.fwd_end) or len(times.bwd_start) != len(times.bwd_end)
+    ]
+    if uneven or not all(number.isdecimal() for number in iterations):
+        what = f"iteration {uneven[0]} has not as many starts as ends" if uneven else "unnumbered iterations"
+        raise InputError(f"{path}: {what}; export it again")
+    steps = _extents(path, iterations).with_columns(rank=pl.lit(rank, pl.Int64))
+    base = dict(steps.select("step", "start_ns").iter_rows())
+    parts = [pl.DataFrame(schema=_WORK)]
     for number, times in iterations.items():
-        for name, begins, ends in (
-            ("forward", times.fwd_start, times.fwd_end),
-            ("backward", times.bwd_start, times.bwd_end),
-        ):
-            if len(begins) != len(ends):
-                raise InputError(
-                    f"{path}: iteration {number} has more {name} starts than ends; export it again"
-                )
-            parts.append(_numbered(rank, int(number), name, begins, ends, bases[number]))
-    work = pl.concat(parts) if parts else pl.DataFrame(schema=_WORK)
+        step = int(number)
+        parts.append(_numbered(rank, step, "forward", times.fwd_start, times.fwd_end, base[step]))
+        parts.append(_numbered(rank, step, "backward", times.bwd_start, times.bwd_end, base[step]))
+    work = pl.concat(parts)
+    whole = work.filter(pl.col("duration_ns") >= 0)
+    warnings = []
     if config.get("vp_size", 1) > 1:
         # The lists then hold several chunks of each micro-batch, in an order that the file does not tell.
-        work = work.with_columns(micro_batch=pl.lit(-1, pl.Int64))
+        whole = whole.with_columns(micro_batch=pl.lit(-1, pl.Int64))
         warnings.append(f"{path.name}: with virtual stages the micro-batch of each span is not known")
     if rank < 0:
         warnings.append(f"{path.name}: neither the timeline nor its name tells the rank")
     if config.get("world_size", 0) > config.get("pp_size", 0):
         warnings.append(f"{path.name}: one rank of each pipeline stage is recorded, numbered by stage")
-    length = [round(times.total * NS_PER_MS) for times in iterations.values()]
-    steps = {"step": [int(number) for number in iterations], "start_ns": list(bases.values())}
+    broken = work.height - whole.height
     return _Timeline(
-        work=work,
-        steps=pl.DataFrame(steps | {"duration_ns": length}).with_columns(rank=pl.lit(rank, pl.Int64)),
+        work=whole,
+        steps=steps,
         stages={rank: rank},
         num_stages=config.get("pp_size", -1),
+        skipped={"work that ends before it begins": broken} if broken else {},
         warnings=warnings,
     )
 
@@ -322,7 +324,8 @@ def _numbered(
 ) -> pl.DataFrame:
     """The k-th entry of a list is the k-th micro-batch: without virtual stages they run in order."""
     start, end = (
-        (pl.Series(times, dtype=pl.Float64) * NS_PER_MS).round().cast(pl.Int64) for times in (begins, ends)
+        (pl.Series(times, dtype=pl.Float64) * NS_PER_MS).round().cast(pl.Int64, strict=False)
+        for times in (begins, ends)
     )
     return pl.DataFrame({"start_ns": start + base_ns, "duration_ns": end - start}).select(
         rank=pl.lit(rank, pl.Int64),
@@ -335,8 +338,8 @@ def _numbered(
     )
 
 
-def _iteration_starts(path: Path, iterations: dict[str, _Times]) -> dict[str, int]:
-    """Start of each iteration in ns: the job goes on when the slowest rank has ended the one before.
+def _extents(path: Path, iterations: dict[str, _Times]) -> pl.DataFrame:
+    """Start and duration of each iteration: the job goes on when the slowest rank has ended it.
 
     A rank's own total ends with its own last backward, so the other ranks' files are asked for theirs.
     """
@@ -345,11 +348,13 @@ def _iteration_starts(path: Path, iterations: dict[str, _Times]) -> dict[str, in
     for other in others:
         for number, total in _totals(other).items():
             slowest[number] = max(total, slowest.get(number, 0.0))
-    starts, begin = {}, 0
-    for number in sorted(slowest, key=int):
-        starts[number] = begin
-        begin += round(slowest[number] * NS_PER_MS)
-    return {number: starts[number] for number in iterations}
+    numbers = sorted(slowest, key=int)
+    length = [round(slowest[number] * NS_PER_MS) for number in numbers]
+    extents = pl.DataFrame(
+        {"step": [int(number) for number in numbers], "duration_ns": length},
+        schema={"step": pl.Int64, "duration_ns": pl.Int64},
+    ).with_columns(start_ns=pl.col("duration_ns").cum_sum() - pl.col("duration_ns"))
+    return extents.filter(pl.col("step").is_in([int(number) for number in iterations]))
 
 
 class _Total(msgspec.Struct):

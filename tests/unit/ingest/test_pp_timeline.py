@@ -138,7 +138,7 @@ def test_an_iteration_begins_when_the_slowest_rank_has_ended_the_one_before(tmp_
     for path in (slow, fast):
         (trace,) = read_pp_timeline(path)
         assert table(trace, "steps")["start_ns"].to_list() == [0, 10_000_000]
-    assert table(trace, "steps")["duration_ns"].to_list() == [6_000_000, 6_000_000]
+        assert table(trace, "steps")["duration_ns"].to_list() == [10_000_000, 10_000_000]
 
 
 def test_with_virtual_stages_the_micro_batch_of_a_list_is_unknown(tmp_path):
@@ -183,7 +183,20 @@ def test_a_file_cut_short_is_refused(tmp_path, content):
 
 def test_a_list_without_all_its_ends_is_refused(tmp_path):
     times = primus([0.5, 2.0], [4.0], 8.0) | {"fwd_end": [1.0]}
-    assert "more forward starts than ends" in refusal(write(tmp_path / "rank0.json", {"1": times}))
+    assert "iteration 1 has not as many starts as ends" in refusal(
+        write(tmp_path / "rank0.json", {"1": times})
+    )
+
+
+def test_iterations_without_a_number_are_refused(tmp_path):
+    assert "unnumbered" in refusal(write(tmp_path / "rank0.json", {"first": primus([0.5], [4.0], 8.0)}))
+
+
+def test_work_that_ends_before_it_begins_is_counted(tmp_path):
+    times = primus([0.5, 3.0], [4.0], 8.0) | {"fwd_end": [1.0, 2.0]}
+    (trace,) = read_pp_timeline(write(tmp_path / "rank0.json", {"1": times}))
+    assert table(trace, "spans").select("name", "micro_batch").rows() == [("forward", 0), ("backward", 0)]
+    assert trace.skipped == {"work that ends before it begins": 1}
 
 
 def test_columns_of_another_type_are_refused(tmp_path):
