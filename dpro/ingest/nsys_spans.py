@@ -25,10 +25,11 @@ _COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: 
 _COPIES |= {10: "PtoP"}
 _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 
-# What `torch.autograd.profiler.emit_nvtx` appends to the name of an operator.
-_EMITTED = r"^(?P<op>.*?)(?:, seq = (?P<seq>\d+))?(?:, op_id = \d+)?(?:, sizes = (?P<sizes>.*?))?"
-_EMITTED += r"(?:, input_op_ids = .*)?$"
-_IS_EMITTED = r", (seq|op_id) = \d+|, sizes = \["
+# What `torch.autograd.profiler.emit_nvtx` appends to the name of an operator, each where it is known:
+# `, seq = 41, op_id = 990, sizes = [[2, 3]], input_op_ids = [(989,0)]`.
+_EMITTED = r", (?:seq|op_id) = \d.*$|, sizes = \[.*$"
+_SEQUENCE = r", seq = (\d+)"
+_SIZES = r", sizes = (\[.*?\])(?:, input_op_ids|$)"
 # Operators that torch.profiler calls annotations.
 _ANNOTATION = r"^(Optimizer\.|ProfilerStep#|nccl:|gloo:|FSDP::|DistributedDataParallel|enumerate\(DataLoader)"
 
@@ -137,17 +138,17 @@ def _ranges(export: Export) -> pl.DataFrame:
     ranges = ranges.join(
         domains.unique(["domainId", "process"], keep="any"), on=["domainId", "process"], how="left"
     )
-    parts = pl.col("name").str.extract_groups(_EMITTED)
-    emitted = pl.col("name").str.contains(_IS_EMITTED)
-    op = pl.when(emitted).then(parts.struct.field("op")).otherwise("name")
-    kind = pl.when(emitted & ~op.str.contains(_ANNOTATION)).then(pl.lit("cpu_op"))
+    name, op = pl.col("name"), pl.col("name").str.replace(_EMITTED, "")
+    operator = (op != name) & ~name.str.contains(_ANNOTATION)
     return _on_thread(
-        ranges.with_columns(name=op, kind=kind.otherwise(pl.lit("annotation")), parts=parts),
+        ranges.with_columns(
+            name=op,
+            kind=pl.when(operator).then(pl.lit("cpu_op")).otherwise(pl.lit("annotation")),
+            sequence_number=name.str.extract(_SEQUENCE).cast(pl.Int64, strict=False),
+            shapes=name.str.extract(_SIZES).str.replace_all(" ", ""),
+        ),
         "",
-        sequence_number=pl.col("parts").struct.field("seq").cast(pl.Int64, strict=False),
-        shapes=pl.col("parts").struct.field("sizes").str.replace_all(" ", ""),
-        domain=pl.col("domain"),
-        payload=pl.col("payload"),
+        **{kept: pl.col(kept) for kept in ("sequence_number", "shapes", "domain", "payload")},
     )
 
 
