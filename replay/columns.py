@@ -144,8 +144,10 @@ def place_of_work(local: Local, work: Ints) -> Ints:
 
 def _when_asked_for(local: Local, work: Ints, lane: Ints) -> Ints:
     """[W] ns when each piece of work was launched; where unknown, as the work before it on its lane, and
-    where there is none, before the window.
+    where there is none, before the window. A trace without launches tells only when work ran.
     """
+    if not (local.launch[work] >= 0).any():
+        return local.start[work]
     asked = np.where(local.launch[work] >= 0, local.start[np.maximum(local.launch[work], 0)], -1)
     order = np.lexsort((local.start[work], lane))
     known = np.maximum.accumulate(np.where(asked[order] >= 0, np.arange(order.size), -1))

@@ -360,3 +360,12 @@ def test_moving_one_kernel_in_the_trace_does_not_move_it_in_the_replay(tmp_path)
         seen = _replayed(run, tmp_path / str(late))
         starts.append([seen.start(f"k{index}") for index in range(5)])
     assert starts[0] == starts[1] == [12, 212, 412, 612, 812]
+
+
+def test_work_of_a_trace_without_launches_belongs_to_the_step_it_ran_in(tmp_path):
+    run = TinyRun()
+    for step in range(3):
+        run.kernel("gemm", 100 * step + 5, 100 * step + 90)
+        run.step(step, 100 * step, 100 * (step + 1))
+    nodes = run.build(tmp_path / "r").graph.nodes
+    assert nodes.step[nodes.kind == NodeKind.KERNEL].tolist() == [0, 1, 2]
