@@ -63,7 +63,7 @@ _US_PER_COPY = 100_000_000
 def repeated(trace: bytes, size: int) -> Iterator[bytes]:
     """A trace of at least `size` bytes: the events of a trace several times, each time later."""
     begin = re.search(rb'"traceEvents"\s*:\s*\[', trace).end()
-    end = trace.rindex(b"]")
+    end = json.JSONDecoder().raw_decode(trace.decode("latin-1"), begin - 1)[1] - 1
     yield trace[:begin]
     pieces = _SHIFTED.split(trace[begin:end].rstrip())  # text, key, number, text, …
     keys, numbers = pieces[1::3], pieces[2::3]

@@ -153,8 +153,7 @@ def _groups(distributed: dict[str, Any]) -> Groups:
 
 
 def _worker(spans: pl.DataFrame, facts: Facts, distributed: dict[str, Any]) -> pl.DataFrame:
-    pids = spans.filter(pl.col("pid") >= 0)["pid"].mode().sort()
-    ends = spans["start_ns"] + spans["duration_ns"]
+    pids = spans.select("pid").filter(pl.col("pid") >= 0)["pid"].mode().sort()
     return pl.DataFrame(
         {
             "world_size": [whole(distributed.get("world_size"))],
@@ -162,7 +161,7 @@ def _worker(spans: pl.DataFrame, facts: Facts, distributed: dict[str, Any]) -> p
             "pid": [pids[0] if pids.len() else -1],
             "gpu_name": [_gpu_name(facts, spans)],
             "started_ns": [spans["start_ns"].min()],
-            "ended_ns": [ends.max()],
+            "ended_ns": [spans.select(pl.col("start_ns") + pl.col("duration_ns")).max().item()],
             "source": [SOURCE],
         }
     )
@@ -170,7 +169,7 @@ def _worker(spans: pl.DataFrame, facts: Facts, distributed: dict[str, Any]) -> p
 
 def _gpu_name(facts: Facts, spans: pl.DataFrame) -> str:
     """Model of the device that ran most of the rank's kernels; the trace lists all devices of the host."""
-    used = spans.filter(pl.col("kind") == "kernel")["device"].mode().sort()
+    used = spans.select("kind", "device").filter(pl.col("kind") == "kernel")["device"].mode().sort()
     devices = facts.devices if isinstance(facts.devices, list) else []
     for device in devices:
         if used.len() and isinstance(device, dict) and device.get("id") == used[0]:

@@ -31,6 +31,7 @@ from dpro.ingest.kineto_text import (
 _NOTHING = Raw(b"")
 MISSING_TIME = -(1 << 62)  # µs
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_LONGEST_TAIL_BYTES = 1 << 26  # of facts behind the events
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
@@ -139,10 +140,10 @@ class EventReader:
             InputError: the file cannot be read, is empty, or does not begin like a trace.
         """
         content = blocks(self._source, self._damage)
-        rest = b""
+        rest, tail = b"", bytearray()
         for block in chain([self._open(content)], content):
             if self._closed:
-                rest += block
+                tail += block if len(tail) < _LONGEST_TAIL_BYTES else b""
                 continue
             events, rest = self._take(rest, block)
             self.read += len(events)
@@ -151,7 +152,7 @@ class EventReader:
             events, rest = self._salvage(rest, last=True)
             self.read += len(events)
             yield events
-        self._finish(rest)
+        self._finish(rest + tail)
 
     def _open(self, content: Iterator[bytes]) -> bytes:
         """Read up to the list of events; what has been read of it."""

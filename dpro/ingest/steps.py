@@ -24,7 +24,8 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
 
 def _marked_steps(spans: pl.DataFrame) -> pl.DataFrame:
     # The 2020 profiler has no annotations: there the mark is an operator.
-    marks = spans.filter(pl.col("kind").is_in(["annotation", "cpu_op"])).with_columns(
+    marked = pl.col("kind").is_in(["annotation", "cpu_op"]) & pl.col("name").str.starts_with("ProfilerStep#")
+    marks = spans.select("kind", "name", "start_ns", "duration_ns").filter(marked).with_columns(
         step=pl.col("name").str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64, strict=False),
         source=pl.lit("ProfilerStep"),
     )
