@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from dpro.ingest.files import Source
 from dpro.ingest.trace import RankTrace
 
 GROUP = "dpro.importers"
@@ -31,7 +32,7 @@ class Importer(Protocol):
         """What the format is called in manifests and warnings."""
 
     def matches(self, head: bytes) -> bool:
-        """Whether a file that begins like this (gunzipped) is of the format."""
+        """Whether a file that begins like this (decompressed) is of the format."""
 
     def read(self, path: Path, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
         """Read the file; `rank` overrides what the file says.
@@ -51,6 +52,7 @@ class Format:
         reader: the function in it that reads a file.
         hints: a head that holds none of them is not of the format; spares loading the module.
         test: the function in the module that tells by the head, where the hints alone do not settle it.
+        streams: the reader takes the member of an archive as it is, without a file of its own.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Format:
     reader: str
     hints: tuple[bytes, ...]
     test: str = ""
+    streams: bool = False
 
     def matches(self, head: bytes) -> bool:
         """Whether a file that begins like this is of the format."""
@@ -65,7 +68,7 @@ class Format:
             return False
         return not self.test or bool(self._function(self.test)(head))
 
-    def read(self, path: Path, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
+    def read(self, path: Path | Source, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
         """Read a file with the format's own reader.
 
         Raises:
@@ -123,7 +126,7 @@ FORMATS: tuple[Importer, ...] = (
         (b"fwd_start", b"microbatch", b"pad_before"),
         "is_pp_timeline",
     ),
-    _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", ()),
+    _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", (), streams=True),
 )
 # Known, and of no use: a file that matches is counted under this name.
 _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
@@ -142,7 +145,7 @@ class Registry:
     warnings: tuple[str, ...] = ()
 
     def find(self, head: bytes) -> Importer | None:
-        """The importer of a file by its first bytes (gunzipped), None where nobody knows it."""
+        """The importer of a file by its first bytes (decompressed), None where nobody knows it."""
         if _is_drawn(head):
             return None
         return next((each for each in self.importers if _matches(each, head)), None)

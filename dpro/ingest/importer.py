@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from dpro.errors import InputError, UsageError
+from dpro.errors import DproError, InputError, UsageError
 from dpro.ingest.assemble import Spread, assemble
-from dpro.ingest.files import read_head
-from dpro.ingest.formats import registry, why_passed_over
+from dpro.ingest.files import Source, expand
+from dpro.ingest.formats import Registry, registry, why_passed_over
+from dpro.ingest.merge import LEFT_OUT
 from dpro.ingest.parallel import num_cores, run_tasks
 from dpro.ingest.staging import Task, give_up, stage
 from dpro.store import Manifest
@@ -39,18 +40,19 @@ class Traces:
     Attributes:
         files: with the name of each one's format.
         passed_over: other files, by reason.
-        warnings: one line each, about importers that cannot be used.
+        warnings: one line each, about importers that cannot be used and files that cannot be opened.
     """
 
-    files: list[tuple[Path, str]]
-    passed_over: dict[str, int]
+    files: list[tuple[Source, str]]
+    passed_over: Counter[str]
     warnings: list[str]
 
     def tasks(self, staging: Path) -> list[Task]:
-        """One task for each file."""
+        """One task for each file; the members of an archive share its size."""
+        members = Counter(source.path for source, _ in self.files)
         return [
-            Task(number, path, name, path.stat().st_size, staging)
-            for number, (path, name) in enumerate(self.files)
+            Task(number, source, name, source.path.stat().st_size // members[source.path], staging)
+            for number, (source, name) in enumerate(self.files)
         ]
 
 
@@ -115,23 +117,35 @@ def find_traces(sources: Sequence[Path]) -> Traces:
 
     Raises:
         InputError: a source does not exist, or there is no such file.
+        MissingExtra: the only files need a library that is not installed.
     """
     known = registry()
-    found: list[tuple[Path, str]] = []
-    passed_over = Counter[str]()
+    traces = Traces([], Counter[str](), list(known.warnings))
+    unopened: list[DproError] = []
     for path in sorted({file for source in sources for file in _files(source)}):
-        head = read_head(path)
-        importer = known.find(head)
-        if importer:
-            found.append((path, importer.name))
-        else:
-            passed_over[why_passed_over(head)] += 1
-    if not found:
+        try:
+            for source in expand(path):
+                _sort(source, source.head(), known, traces)
+        except DproError as error:
+            unopened.append(error)
+    if not traces.files:
+        if unopened:
+            raise unopened[0]
         names = ", ".join(str(source) for source in sources)
-        held = "; ".join(f"{count} {reason}" for reason, count in sorted(passed_over.items()))
+        held = "; ".join(f"{count} {reason}" for reason, count in sorted(traces.passed_over.items()))
         given = f"dpro reads {', '.join(each.name for each in known.importers)} files"
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
-    return Traces(found, dict(passed_over), list(known.warnings))
+    traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)
+    return traces
+
+
+def _sort(source: Source, head: bytes, known: Registry, traces: Traces) -> None:
+    """Note what a file is."""
+    importer = known.find(head)
+    if importer:
+        traces.files.append((source, importer.name))
+    else:
+        traces.passed_over[why_passed_over(head)] += 1
 
 
 def _files(source: Path) -> Iterable[Path]:

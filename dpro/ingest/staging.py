@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpro.errors import DproError, InputError
-from dpro.ingest.formats import Importer, registry
+from dpro.ingest.files import Source, blocks
+from dpro.ingest.formats import Format, Importer, registry
 from dpro.ingest.trace import RankTrace
 from dpro.schema import TABLES, SchemaError
 from dpro.store import write_part
@@ -35,7 +37,7 @@ class Task:
 
     Attributes:
         number: place of the file in the order of names.
-        path: the file.
+        source: the file, which may be the member of an archive.
         format: name of its importer.
         bytes: size on disk.
         staging: folder that the import is gathered in.
@@ -43,7 +45,7 @@ class Task:
     """
 
     number: int
-    path: Path
+    source: Source
     format: str
     bytes: int
     staging: Path
@@ -106,19 +108,20 @@ def stage(task: Task) -> Note:
         OSError: the staging folder cannot be written.
     """
     with _made_whole(task) as folder:
-        stamp = _stamp(task.path)
+        stamp = _stamp(task.source)
         try:
             shares = [_share(trace, folder) for trace in _read(registry().named(task.format), task)]
-            note = Note(task.number, str(task.path), task.format, shares, stamp=stamp, rank=task.rank)
+            note = Note(task.number, task.source.label, task.format, shares, stamp=stamp, rank=task.rank)
         except DproError as error:
-            note = Note(task.number, str(task.path), task.format, failure=str(error))
+            note = Note(task.number, task.source.label, task.format, failure=str(error))
         _write_note(folder, note)
     return note
 
 
 def give_up(task: Task, why: str) -> Note:
     """Note that a file cannot be read, for a reason that its reader did not live to tell."""
-    note = Note(task.number, str(task.path), task.format, failure=f"{task.path}: {why}")
+    label = task.source.label
+    note = Note(task.number, label, task.format, failure=f"{label}: {why}")
     with _made_whole(task) as folder:
         _write_note(folder, note)
     return note
@@ -144,23 +147,39 @@ def _read(importer: Importer, task: Task) -> Iterator[RankTrace]:
     Raises:
         DproError: the file cannot be read as what it should be, or the importer failed.
     """
+    label = task.source.label
     try:
-        traces = importer.read(task.path, rank=task.rank)
+        traces = _read_source(importer, task)
     except DproError:
         raise
     except OSError as error:
-        raise InputError(f"{task.path}: cannot be read ({error.strerror or error})") from error
+        raise InputError(f"{label}: cannot be read ({error.strerror or error})") from error
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}:{frame.lineno}"
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(
-            f"{task.path}: the {importer.name} importer failed on it ({what}, {where})"
-        ) from error
+        raise InputError(f"{label}: the {importer.name} importer failed on it ({what}, {where})") from error
     for trace in [traces] if isinstance(traces, RankTrace) else traces:
         if max(trace.rank, trace.world_size) > MOST_RANKS:
-            raise InputError(f"{task.path}: says that it is rank {trace.rank} of {trace.world_size}")
+            raise InputError(f"{label}: says that it is rank {trace.rank} of {trace.world_size}")
         yield trace
+
+
+def _read_source(importer: Importer, task: Task) -> RankTrace | list[RankTrace]:
+    """Hand an importer its file; a member of an archive is unpacked first for those that need a path."""
+    source = task.source
+    if not source.member:
+        return importer.read(source.path, rank=task.rank)
+    if isinstance(importer, Format) and importer.streams:
+        return importer.read(source, rank=task.rank)
+    with TemporaryDirectory(dir=task.staging, prefix="unpacked.") as folder:
+        path = Path(folder) / source.name
+        with path.open("wb") as file:
+            file.writelines(blocks(source, []))  # damage shows in what is missing
+        try:
+            return importer.read(path, rank=task.rank)
+        except DproError as error:
+            raise InputError(str(error).replace(str(path), source.label)) from error
 
 
 def _share(trace: RankTrace, folder: Path) -> Share:
@@ -207,13 +226,13 @@ def is_staged(task: Task) -> bool:
     """Whether a file is in already, was readable, and has not changed since."""
     try:
         note = note_of(task)
-        return not note.failure and note.stamp == _stamp(task.path)
+        return not note.failure and note.stamp == _stamp(task.source)
     except OSError:
         return False
 
 
-def _stamp(path: Path) -> str:
-    status = path.stat()
+def _stamp(source: Source) -> str:
+    status = source.path.stat()
     return f"{status.st_size} {status.st_mtime_ns}"
 
 

@@ -6,6 +6,7 @@ import collections
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,13 @@ import polars as pl
 import pytest
 
 from dpro.cli.runs import open_or_import
+from dpro.errors import InputError
 from dpro.ingest.importer import import_sources
 from dpro.ingest.kineto import read_trace
 from dpro.ingest.steps import find_steps
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import open_run
-from tests.traces import cpu_op, write, write_rank
+from tests.traces import cpu_op, kernel, write, write_rank
 
 MULTIRANK = {
     "nanogpt_h100_8r_rs_ag": (8, 8, 4),
@@ -158,21 +160,30 @@ def test_files_without_a_rank_are_numbered_by_name_with_a_warning(tmp_path):
 def test_one_bad_rank_does_not_stop_the_others(tmp_path):
     write_rank(tmp_path / "in", 0)
     bad = write_rank(tmp_path / "in", 1)
+    bad.write_bytes(bad.read_bytes()[:80])
+    manifest = import_sources([tmp_path / "in"], tmp_path / "run")
+    assert manifest.ranks == [0]
+    assert any("rank1.json.gz" in warning and "cut short" in warning for warning in manifest.warnings)
+
+
+def test_a_damaged_rank_is_read_as_far_as_it_goes_with_a_warning(tmp_path):
+    bad = write_rank(tmp_path / "in", 0, world_size=1)
     bad.write_bytes(bad.read_bytes()[:-30])
     manifest = import_sources([tmp_path / "in"], tmp_path / "run")
     assert manifest.ranks == [0]
-    assert any("rank1.json.gz" in warning and "truncated" in warning for warning in manifest.warnings)
+    assert "damaged" in manifest.warnings[0]
+    assert open_run(tmp_path / "run").table(SPANS).height > 0
 
 
 def _truncated(folder: Path) -> Path:
     path = write_rank(folder, 0)
-    path.write_bytes(path.read_bytes()[:-30])
+    path.write_bytes(path.read_bytes()[:80])
     return path
 
 
 def _truncated_json(folder: Path) -> Path:
     path = write(folder / "rank0.json", [cpu_op("a", 1, 2)])
-    path.write_text(path.read_text()[:-20])
+    path.write_text(path.read_text()[:60])
     return path
 
 
@@ -197,7 +208,7 @@ def _two_of_one_rank(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (_truncated, "truncated or damaged gzip"),
+        (_truncated, "gzip stream cut short"),
         (_truncated_json, "JSON cut short"),
         (_not_a_trace, "no trace found (1 files that are not traces)"),
         (_empty_folder, "no trace found (no files)"),
@@ -292,3 +303,134 @@ def test_flight_recorder_dumps_of_a_real_hang_are_a_run(traces, tmp_path):
     assert manifest.skipped == {"files that are not traces": 1}
     assert run.table(COLLECTIVES).height == 142
     assert run.table(WORKERS).height == 16
+
+
+def _sent(rank: int, start_ns: int) -> dict[str, Any]:
+    return {
+        "record_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": 1,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": start_ns,
+        "input_sizes": [[2]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[2]],
+        "output_dtypes": ["Float"],
+        "state": "completed",
+        "is_p2p": False,
+    }
+
+
+def _write_dump(folder: Path, rank: int) -> Path:
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    dump = {"version": "2.9", "pg_config": groups, "nccl_version": "2.27.3", "entries": [_sent(rank, 5)]}
+    path = folder / f"_dump_{rank}"
+    path.write_text(json.dumps(dump), encoding="utf-8")
+    return path
+
+
+def test_a_rank_may_have_a_kineto_trace_and_a_flight_recorder_dump(tmp_path):
+    for rank in (0, 1):
+        write_rank(tmp_path / "in", rank)
+        _write_dump(tmp_path / "in", rank)
+    manifest = import_sources([tmp_path / "in"], tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert manifest.ranks == [0, 1]
+    assert manifest.versions["nccl"] == "2.27.3"
+    assert manifest.sources["collectives"] == "flight recorder, kineto"
+    collectives = run.table(COLLECTIVES)
+    assert sorted(collectives.select("rank", "window").rows()) == [(0, -1), (0, 0), (1, -1), (1, 0)]
+    assert collectives.select(pl.struct("rank", "collective_id").is_unique().all()).item()
+    worker = run.table(WORKERS).filter(rank=0).row(0, named=True)
+    assert run.table(WORKERS).height == 2
+    assert (worker["host"], worker["source"]) == ("node0", "kineto, flight recorder")
+
+
+def test_merged_ranks_are_the_same_bytes_in_processes(tmp_path):
+    for rank in (0, 1):
+        write_rank(tmp_path / "in", rank)
+        _write_dump(tmp_path / "in", rank)
+    for name, jobs in (("one", 1), ("two", 2)):
+        import_sources([tmp_path / "in"], tmp_path / name, jobs=jobs)
+    first, second = (
+        {path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*.*")}
+        for name in ("one", "two")
+    )
+    assert first == second
+
+
+def test_two_files_of_different_formats_that_tell_the_same_are_an_error_that_names_both(traces, tmp_path):
+    write_rank(tmp_path / "in", 0)
+    pipeline = traces / "pp_timeline" / "primus_pp8" / "pp_rank_0.json.gz"
+    with pytest.raises(InputError, match=r"rank0\.json\.gz.*pp_rank_0|pp_rank_0.*rank0\.json\.gz") as caught:
+        import_sources([tmp_path / "in", pipeline], tmp_path / "run")
+    assert "both are rank 0 and tell its spans" in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["zip", "tar", "tar.gz"])
+def test_an_archive_is_the_files_in_it(suffix, tmp_path):
+    for rank in (0, 1):
+        write_rank(tmp_path / "in", rank)
+        _write_dump(tmp_path / "in", rank)
+    (tmp_path / "in" / "notes.txt").write_text("hello")
+    form = {"zip": "zip", "tar": "tar", "tar.gz": "gztar"}[suffix]
+    archive = shutil.make_archive(str(tmp_path / "traces"), form, tmp_path / "in")
+    manifest = import_sources([Path(archive)], tmp_path / "run")
+    plain = import_sources([tmp_path / "in"], tmp_path / "plain")
+    assert manifest == plain
+    assert manifest.skipped == {"files that are not traces": 1}
+    for table in (SPANS, COLLECTIVES, WORKERS):
+        assert open_run(tmp_path / "run").table(table).equals(open_run(tmp_path / "plain").table(table))
+
+
+def test_a_damaged_member_of_an_archive_is_named_as_such(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=1)
+    (tmp_path / "in" / "_dump_1").write_text('{"pg_config": {}, "entries": [3]}')
+    archive = shutil.make_archive(str(tmp_path / "traces"), "zip", tmp_path / "in")
+    (warning,) = import_sources([Path(archive)], tmp_path / "run").warnings
+    assert warning.startswith(f"left out: {archive}!_dump_1: ")
+
+
+def test_a_damaged_archive_among_others_is_left_out(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=1)
+    (tmp_path / "in" / "more.zip").write_bytes(b"PK\x03\x04 and so on")
+    (warning,) = import_sources([tmp_path / "in"], tmp_path / "run").warnings
+    assert "more.zip: damaged archive" in warning
+    line = _refused(_dpro("import", tmp_path / "in" / "more.zip", "-o", tmp_path / "other"), code=1)
+    assert "damaged archive" in line
+
+
+def test_a_rank_that_no_job_has_is_left_out(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=1)
+    write_rank(tmp_path / "in", 5_000_000)
+    (warning,) = import_sources([tmp_path / "in"], tmp_path / "run").warnings
+    assert "says that it is rank 5000000 of 2" in warning
+
+
+def test_gpu_time_that_no_class_explains_is_printed(tmp_path):
+    events = [kernel("gemm_kernel", 0, 30), kernel("my_own_kernel", 40, 10), cpu_op("a", 1, 2)]
+    write(tmp_path / "in" / "rank0.json", events)
+    done = _dpro("import", tmp_path / "in", "-o", tmp_path / "run")
+    words = "1 kernels unclassified, 25.0% of GPU time: my_own_kernel"
+    assert words in done.stdout
+    assert words in _dpro("info", tmp_path / "run").stdout
+    document = _info(tmp_path / "run", tmp_path / "cache")
+    unclassified = document["coverage"]["unclassified"]
+    assert (unclassified["kernels"], unclassified["share"], unclassified["time_ms"]) == (1, 0.25, 0.01)
+    assert document["coverage"]["kernel_time_classified"] == 0.75
+    again = _dpro("import", tmp_path / "in", "-o", tmp_path / "again", "--json")
+    assert json.loads(again.stdout)["coverage"]["unclassified"] == unclassified
+
+
+def test_classes_of_the_users_own_count_and_change_what_is_cached(tmp_path, monkeypatch):
+    write(tmp_path / "in" / "rank0.json", [kernel("my_own_kernel", 40, 10), cpu_op("a", 1, 2)])
+    before = _info(tmp_path / "in", tmp_path / "cache")
+    classes = tmp_path / "classes.toml"
+    classes.write_text("[[class]]\npattern = 'my_own'\nkind = 'communication'\nop = 'all_reduce'\n")
+    monkeypatch.setenv("DPRO_CLASSES", str(classes))
+    after = _info(tmp_path / "in", tmp_path / "cache")
+    assert before["coverage"]["unclassified"]["share"] == 1.0
+    assert after["coverage"]["unclassified"]["share"] == 0.0
+    assert (before["rows"]["collectives"], after["rows"]["collectives"]) == (0, 1)
+    classes.write_text("[[class]]\nkind = 'gemm'\n")
+    assert "class 1 ('')" in _refused(_dpro("import", tmp_path / "in", "-o", tmp_path / "run"), code=1)
