@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import polars as pl
@@ -24,6 +25,7 @@ from dpro.errors import InputError
 
 MAGIC = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
+_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter on what SQLite quotes in its message
 
 # A globalTid is hardware, machine, process and thread from the highest bits to the lowest; a globalPid has
 # thread 0. Processes and threads have 24 bits each.
@@ -57,17 +59,20 @@ class Export:
         if not have:
             return pl.DataFrame(schema=columns)
         selected = ", ".join(f'"{name}"' if name in have else f'NULL AS "{name}"' for name in columns)
-        try:
-            rows = self.connection.execute(f'SELECT {selected} FROM "{table}"').fetchall()
-        except sqlite3.DatabaseError as error:
-            raise _damaged(self.path, error) from error
+        rows = self._all(f'SELECT {selected} FROM "{table}"')
         return pl.DataFrame(rows, schema=columns, orient="row", strict=False)
 
     def count(self, table: str) -> int:
         """Number of rows of a table, 0 where there is none."""
         if table not in self.present:
             return 0
-        return int(self.connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0])
+        return int(self._all(f'SELECT count(*) FROM "{table}"')[0][0])
+
+    def _all(self, query: str) -> list[tuple[Any, ...]]:
+        try:
+            return self.connection.execute(query).fetchall()
+        except _DAMAGE as error:
+            raise _damaged(self.path, error) from error
 
     @cached_property
     def texts(self) -> pl.DataFrame:
@@ -147,7 +152,7 @@ def _present(connection: sqlite3.Connection, path: Path) -> dict[str, frozenset[
             name: frozenset(row[1] for row in connection.execute(f'PRAGMA table_info("{name}")'))
             for (name,) in tables
         }
-    except sqlite3.DatabaseError as error:
+    except _DAMAGE as error:
         raise _damaged(path, error) from error
     if "StringIds" not in columns:
         raise InputError(
@@ -158,4 +163,5 @@ def _present(connection: sqlite3.Connection, path: Path) -> dict[str, frozenset[
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path}: damaged SQLite database ({error}); copy or export it again")
+    what = str(error)[:200].encode("unicode_escape").decode()  # SQLite quotes the damage itself
+    return InputError(f"{path}: damaged SQLite database ({what}); copy or export it again")

@@ -87,7 +87,7 @@ def _operations(path: Path) -> pl.DataFrame:
     """All rows in wide types (products of the recorded int8 overflow), times in ns since the step's start."""
     try:
         frame = pl.read_parquet(path, glob=False)
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise InputError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from error
     missing = [name for name in _REQUIRED if name not in frame.columns]
     if missing:

@@ -425,15 +425,20 @@ def test_an_export_cut_short_is_refused(tmp_path, suffix):
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_damaged_database_is_refused(tmp_path):
+@pytest.mark.parametrize("damage", [b"CREATE TABLE \xfc\x1c\n", b"\xff" * 3000])
+def test_a_damaged_database_is_refused_in_one_line(tmp_path, damage):
     path = tmp_path / "rank0.sqlite"
     database = session()
     database.kernel("gemm", 1, 2)
     whole = bytearray(database.write(path).read_bytes())
-    whole[100:4000] = b"\xff" * 3900
+    at = whole.index(b"CREATE TABLE")
+    whole[at : at + len(damage)] = damage
     path.write_bytes(whole)
-    with pytest.raises(InputError, match=r"rank0.sqlite: damaged SQLite database .* export it again"):
+    with pytest.raises(
+        InputError, match=r"rank0.sqlite: damaged SQLite database .* export it again"
+    ) as refused:
         read_nsys(path)
+    assert str(refused.value).isprintable()
 
 
 def test_a_database_of_something_else_is_refused(tmp_path):
