@@ -82,7 +82,11 @@ class _Writers:
         """Place of the last writer as seen from a thread, -1 for none; the outermost of those that nest."""
         best = self._ended.get(tensor, -1)
         for other, stack in self._open.items():
-            if other != thread:
-                elsewhere = next((place for place in stack if tensor in self._nodes[place].writes), -1)
-                best = max(best, elsewhere)
+            writing = [place for place in stack if tensor in self._nodes[place].writes]
+            if other == thread or not writing:
+                continue
+            # All that began on a thread after a node that is still open is inside it.
+            inside = best > writing[0] and self._nodes[best].thread == other
+            if inside or writing[-1] > best:
+                best = writing[0]
         return best

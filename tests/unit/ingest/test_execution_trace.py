@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import itertools
 import json
 import subprocess
 import sys
 import tarfile
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +208,21 @@ def test_a_tensor_handed_to_another_thread_is_a_need(tmp_path):
     assert needs(read_execution_trace(trace_file(tmp_path / "et.json", *nodes)), "data") == {
         ("loss", "LossBackward0"),
         ("LossBackward0", "MmBackward0"),
+    }
+
+
+def test_a_tensor_handed_over_by_operators_that_nest_comes_from_the_outermost(tmp_path):
+    root = node(9, "[pytorch|profiler|execution_trace|thread]", 1, tid=2) | {"rf_id": 0}
+    nodes = (
+        node(3, "aten::ones_like", writes=(5,)),
+        node(4, "aten::empty_like", 3, writes=(5,)),
+        node(5, "aten::fill_", 3, reads=(5,), writes=(5,)),
+        node(10, "LossBackward0", 9, tid=2, scope=1, reads=(5,)),
+        root,
+    )
+    assert needs(read_execution_trace(trace_file(tmp_path / "et.json", *nodes)), "data") == {
+        ("aten::empty_like", "aten::fill_"),
+        ("aten::ones_like", "LossBackward0"),
     }
 
 
@@ -569,117 +582,3 @@ def test_a_trace_that_this_pytorch_records_is_linked_whole(tmp_path):
         ("aten::linear", "aten::relu"),
         ("aten::linear", "aten::addmm"),
     } <= needs(combined, "data") | needs(combined, "control")
-
-
-def plain(path: Path) -> list[Fields]:
-    """Nodes of a real trace with their attributes side by side, read without dpro."""
-    nodes = json.loads(gzip.decompress(path.read_bytes()))["nodes"]
-    flat = [each | {a["name"]: a["value"] for a in each.get("attrs", [])} for each in nodes]
-    return sorted((each for each in flat if each.get("rf_id")), key=lambda each: each["rf_id"])
-
-
-PAIRS = {
-    "simple_add": (
-        "single_hta/execution_trace__benchmark_simple_add_et.json.gz",
-        "single_hta/execution_trace__benchmark_simple_add_trace.json.gz",
-    ),
-    **{
-        f"dlrm rank {rank}": (
-            f"multirank/param_dlrm_v100_8r/et/et_rank{rank}.json.gz",
-            f"multirank/param_dlrm_v100_8r/rank{rank}.pt.trace.json.gz",
-        )
-        for rank in range(8)
-    },
-}
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_a_real_trace_is_linked_whole_to_its_twin(traces, pair):
-    """A plain reading: per thread, both files hold the same names in the same order."""
-    et, trace = (traces / name for name in PAIRS[pair])
-    events = [
-        event
-        for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-        if event.get("cat") in ("cpu_op", "user_annotation") and not event["name"].startswith("ProfilerStep#")
-    ]
-    recorded, threads = defaultdict(list), defaultdict(list)
-    for event in sorted(events, key=lambda event: (event["ts"], event["args"]["External id"])):
-        recorded[event["tid"]].append(event)
-    for each in plain(et):
-        threads[each["tid"]].append(each)
-    by_node = {}
-    for mine in threads.values():
-        names = [each["name"] for each in mine]
-        (theirs,) = (found for found in recorded.values() if [event["name"] for event in found] == names)
-        by_node |= {each["id"]: event for each, event in zip(mine, theirs, strict=True)}
-    expected = {
-        (by_node[each["parent"]]["args"]["External id"], event["args"]["External id"])
-        for each in plain(et)
-        if each["parent"] in by_node and (event := by_node[each["id"]])
-    }
-    spans = read_trace(trace, rank=0)
-    operators = read_execution_trace(et, rank=0)
-    combined = combine(spans, stored(operators))
-    numbers = dict(combined.frames["spans"].select("span_id", "external_id").iter_rows())
-    dependencies = combined.frames["dependencies"]
-    control = dependencies.filter(kind="control").select("source_span_id", "target_span_id").rows()
-    assert {(numbers[source], numbers[target]) for source, target in control} == expected
-    assert combined.skipped == spans.skipped
-    data = operators.frames["dependencies"].filter(kind="data").height
-    assert dependencies.filter(kind="data").height == data > 0
-
-
-def test_a_real_step_among_many_alike_is_found_on_both_threads(traces):
-    folder = traces / "et"
-    operators = read_execution_trace(folder / "linear_et.json.gz", rank=0)
-    spans = read_trace(folder / "linear_kineto.json.gz", rank=0)
-    combined = combine(spans, stored(operators))
-    assert combined.warnings == [
-        *spans.warnings,
-        "rank 0: the execution trace fits 39 places of the trace alike: taken for the first",
-    ]
-    assert combined.skipped == spans.skipped
-    # Of both threads the same step: no data is read before it was written, and none is lost by that.
-    counts = dict(combined.frames["dependencies"]["kind"].value_counts().iter_rows())
-    assert counts == dict(operators.frames["dependencies"]["kind"].value_counts().iter_rows())
-    nodes = {each["id"]: each for each in plain(folder / "linear_et.json.gz")}
-    assert counts["control"] == sum(each["parent"] in nodes for each in nodes.values())
-
-
-@pytest.mark.parametrize("rank", range(8))
-def test_a_real_linked_trace_has_the_profilers_operators_and_no_work_at_wrong_times(traces, rank):
-    """The tool that linked these traces wrote when launches returned as the start of GPU work."""
-    folder = traces / "multirank" / "param_dlrm_v100_8r"
-    path = folder / "et_linked" / f"et_rank{rank}_plus.json.gz"
-    trace = read_execution_trace(path)
-    twin = read_trace(folder / f"rank{rank}.pt.trace.json.gz").frames["spans"]
-    columns = ("name", "start_ns", "duration_ns")
-    operators = trace.frames["spans"].filter(kind="cpu_op").select(columns)
-    assert trace.rank == rank
-    assert set(operators.iter_rows()) <= set(twin.filter(kind="cpu_op").select(columns).iter_rows())
-    assert operators.height == twin.filter(kind="cpu_op").height
-    calls = twin.filter(kind="runtime").select("correlation", end="start_ns", more="duration_ns")
-    returned = {number: start + more for number, start, more in calls.iter_rows()}
-    nodes = json.loads(gzip.decompress(path.read_bytes()))["nodes"]
-    work = [each for each in nodes if each.get("cat")]
-    known = [each for each in work if each["args"]["correlation"] in returned]
-    assert all(each["ts"] * 1000 == returned[each["args"]["correlation"]] for each in known)
-    assert trace.skipped == {"GPU work with the times of its launches": len(work)}
-    assert set(trace.frames["spans"]["kind"]) == {"cpu_op", "annotation"}
-
-
-@pytest.mark.parametrize(
-    ("name", "schema", "operators"),
-    [
-        ("resnet_et.json.gz", "1.1.0-chakra.0.0.4", 14389),
-        ("chakra_1.0.2-chakra.0.0.4.tgz", "1.0.2-chakra.0.0.4", 261),
-    ],
-)
-def test_real_traces_of_chakras_schemas_are_read_whole(traces, name, schema, operators):
-    path = traces / "et" / name
-    trace = read_execution_trace(path, rank=0)
-    assert is_execution_trace(read_head(path))
-    assert trace.versions == {"execution trace schema": schema}
-    assert trace.frames["spans"].height == operators
-    assert set(trace.frames["dependencies"]["kind"]) == {"data", "control"}
-    assert trace.skipped == {}
