@@ -18,13 +18,14 @@ from dpro.replay.build import Built
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline, measured_step_times, step_times
 from dpro.store import Manifest
-from dpro.units import ms
+from dpro.units import NS_PER_MS, ms
 
 Ints = NDArray[np.int64]
 
 # Beyond these a replay does not describe the job well enough to predict from.
 WORST_STEP_ERROR_PCT = 5.0
 WORST_UNEXPLAINED = 0.10
+WORST_ANCHORED = 0.20
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
     unexplained = unexplained_share(graph)
     matched = built.matching.share_on_all_ranks
     anchored = _share_anchored(graph)
-    reasons = _reasons(built, manifest, error_pct, unexplained, steps.height)
+    why_not = _why_not(error_pct, unexplained, anchored, steps.height)
     return Trust(
         steps=steps,
         error_pct=error_pct,
@@ -87,10 +88,8 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
         time_unexplained=unexplained,
         host_gaps=_share_of_gaps(graph),
         starts_anchored=anchored,
-        reasons=tuple(reasons),
-        answerable=steps.height > 0
-        and error_pct <= WORST_STEP_ERROR_PCT
-        and unexplained <= WORST_UNEXPLAINED,
+        reasons=(*why_not, *_not_known(built, manifest)),
+        answerable=not why_not,
     )
 
 
@@ -146,7 +145,27 @@ def _share_classified(graph: Graph) -> float | None:
     return float(nodes.duration[gpu & known[nodes.name]].sum()) / total
 
 
-def _reasons(built: Built, manifest: Manifest, error_pct: float, unexplained: float, steps: int) -> list[str]:
+def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:
+    """What forbids predictions from the replay, one line each."""
+    reasons = []
+    if steps == 0:
+        reasons.append("no whole step in the trace: record at least two steps")
+    if error_pct > WORST_STEP_ERROR_PCT:
+        reasons.append(f"the replayed steps are off by {error_pct:.1f}%: do not predict from this trace")
+    if unexplained > WORST_UNEXPLAINED:
+        reasons.append(
+            f"nothing in the trace explains {unexplained:.1%} of the time before GPU work and collectives"
+        )
+    if anchored > WORST_ANCHORED:
+        reasons.append(
+            f"{anchored:.0%} of the starts of GPU work and collectives were taken from the trace, which does "
+            "not tell what they depend on: a small error proves nothing"
+        )
+    return reasons
+
+
+def _not_known(built: Built, manifest: Manifest) -> list[str]:
+    """What the trace leaves open without forbidding predictions, one line each."""
     reasons = []
     missing = manifest.missing_ranks
     if missing:
@@ -158,15 +177,8 @@ def _reasons(built: Built, manifest: Manifest, error_pct: float, unexplained: fl
         f"collectives not matched ({line}): their waiting counts as communication"
         for line in built.matching.refused
     ]
-    if steps == 0:
-        reasons.append("no whole step in the trace: record at least two steps")
-    if error_pct > WORST_STEP_ERROR_PCT:
-        reasons.append(f"the replayed steps are off by {error_pct:.1f}%: do not predict from this trace")
-    if unexplained > WORST_UNEXPLAINED:
-        reasons.append(
-            f"nothing in the trace explains {unexplained:.1%} of the time before GPU work and collectives"
-        )
-    for rank, offset in built.offsets.items():
-        if offset.uncertainty_ns > 1_000_000:
-            reasons.append(f"rank {rank}'s clock is known only to {ms(offset.uncertainty_ns):.1f} ms")
+    unsure = [rank for rank, offset in built.offsets.items() if offset.uncertainty_ns > NS_PER_MS]
+    if unsure:
+        worst = max(built.offsets[rank].uncertainty_ns for rank in unsure)
+        reasons.append(f"the clocks of {len(unsure)} ranks are known only to {ms(worst):.1f} ms")
     return reasons

@@ -176,5 +176,5 @@ def peers_of(work: pl.DataFrame, rank: int) -> list[int]:
     """Other ranks whose steps fall into as many sections."""
     sections = work.group_by("rank").agg(pl.col("position").max())
     own = sections.filter(pl.col("rank") == rank)["position"]
-    same = sections.filter((pl.col("rank") != rank) & (pl.col("position") == own.first()))
+    same = sections.filter((pl.col("rank") != rank) & pl.col("position").is_in(own.to_list()))
     return sorted(same["rank"].to_list())

@@ -441,3 +441,17 @@ def test_a_slower_rank_slows_all_others_through_the_rendezvous(jobs):
         assert after[rank] > before[rank] + 100 * MS
         if rank != 3:
             assert alone[rank] < before[rank] + 10 * MS
+
+
+# --- traces that do not tell what depends on what ----------------------------------------------------------
+
+
+def test_a_replay_whose_starts_were_mostly_taken_from_the_trace_is_not_believed(traces, tmp_path):
+    import_sources([traces / "pp_timeline" / "primus_pp8"], tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    built = build_graph(run)
+    trust = assess(built, replay(built.graph), run.manifest)
+    assert trust.error_pct < 0.1
+    assert trust.steps.height == 20
+    assert not trust.answerable
+    assert any("taken from the trace" in reason for reason in trust.reasons)
