@@ -7,7 +7,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,15 +14,7 @@ from dpro.ingest.execution_trace import combine, is_execution_trace, read_execut
 from dpro.ingest.files import read_head
 from dpro.ingest.kineto import read_trace
 from dpro.ingest.trace import RankTrace
-from dpro.schema import TABLES, conform
-
-Fields = dict[str, Any]
-
-
-def stored(trace: RankTrace) -> RankTrace:
-    """The trace as it is after its tables were on disk."""
-    frames = {name: conform(TABLES[name], frame) for name, frame in trace.frames.items()}
-    return RankTrace(trace.rank, trace.world_size, frames)
+from tests.execution_traces import Fields, stored
 
 
 def plain(path: Path) -> list[Fields]:
