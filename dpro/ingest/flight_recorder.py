@@ -105,8 +105,8 @@ def _groups(dump: Mapping[str, Any]) -> dict[str, list[int]]:
     """Global ranks of each process group by name; the ids that entries also carry differ between ranks."""
     groups = {}
     for name, config in mapping(dump.get("pg_config")).items():
-        listed = re.findall(r"\d+", str(mapping(config).get("ranks")))
-        ranks = [int32(rank) for rank in listed]
+        listed = mapping(config).get("ranks")  # a text such as "[0, 1]"
+        ranks = [int32(rank) for rank in re.findall(r"\d+", text(listed)) or sequence(listed)]
         groups[text(name)] = ranks if all(rank >= 0 for rank in ranks) else []
     return groups
 
@@ -141,7 +141,7 @@ def _row(entry: Mapping[str, Any], groups: Mapping[str, list[int]], rank: int) -
         "sequence": _sequence(entry, op),
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
-        "dtype": dtype_name(str(dtypes[0])),
+        "dtype": dtype_name(text(dtypes[0])),
         "peer": _peer(name, rank, ranks),
         "enqueued_ns": int64(entry.get("time_created_ns")) or -1,  # JSON writes an unknown time as 0
         "start_ns": -1,
@@ -179,7 +179,7 @@ def _state(entry: Mapping[str, Any], name: str) -> str:
 def _total_bytes(sizes: Any, dtypes: Any) -> int:
     """Bytes of all tensors together, -1 where a size or an element type is not known."""
     try:
-        widths = [dtype_bytes(str(dtype)) for dtype in dtypes]
+        widths = [dtype_bytes(text(dtype)) for dtype in dtypes]
         counts = [math.prod(size) for size in sizes]
         known = bool(counts) and len(widths) == len(counts) and min(widths) >= 0
         return int64(sum(map(math.prod, zip(widths, counts, strict=True)))) if known else -1
