@@ -24,7 +24,7 @@ from dpro.ingest.kineto_json import NO_ARGS, Args, EventReader, Facts
 from dpro.ingest.kineto_marks import Marks
 from dpro.ingest.kineto_messages import Groups, whole
 from dpro.ingest.kineto_syncs import read_syncs
-from dpro.ingest.steps import find_steps
+from dpro.ingest.steps import guess_steps
 from dpro.ingest.trace import RankTrace
 
 SOURCE = "kineto"
@@ -106,7 +106,7 @@ def _tables(
         "spans": spans.drop("position"),
         "collectives": collectives.with_row_index("collective_id"),
         "syncs": read_syncs(spans, sync_events, details),
-        "steps": find_steps(spans),
+        "steps": guess_steps(spans),
         "workers": _worker(spans, facts, distributed),
     }
 

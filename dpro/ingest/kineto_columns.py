@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,8 @@ class Columns:
         self._names = _Memo()
         self._shapes = _Memo()
         self._kinds = _Memo(_kind_code)
-        self._detailed = _Memo(lambda name: bool(_DETAILED.match(name)))
+        self._texts: list[str] = []  # by code of a name, as is the next
+        self._detailed: Array = np.zeros(0, dtype=np.bool_)
         self._communicates = _Memo(is_communication)
 
     def add(self, spans: list[Event]) -> None:
@@ -77,16 +79,17 @@ class Columns:
             return
         pids = whole_numbers([event.pid for event in spans])
         tids = whole_numbers([event.tid for event in spans])
+        names = self._names.of([event.name for event in spans], np.int32)
         self._add(
             kind=kinds,
-            name=self._names.of([event.name for event in spans], np.int32),
+            name=names,
             start_ns=nanoseconds([event.time for event in spans]),
             duration_ns=nanoseconds([event.duration for event in spans]),
             pid=np.where(_ON_CPU[kinds], pids, -1),
             tid=np.where(_ON_CPU[kinds], tids, -1),
         )
         self._add_gpu(spans, np.flatnonzero(_ON_GPU[kinds]), pids, tids)
-        self._add_arguments(spans, kinds)
+        self._add_arguments(spans, kinds, names)
 
     def _add(self, **columns: Array) -> None:
         for name, part in columns.items():
@@ -103,7 +106,7 @@ class Columns:
             bytes=whole_numbers([a.bytes for a in args]),
         )
 
-    def _add_arguments(self, spans: list[Event], kinds: Array) -> None:
+    def _add_arguments(self, spans: list[Event], kinds: Array, names: Array) -> None:
         """Columns that all but Python calls have, and the details of what communicates or synchronises."""
         rows = np.flatnonzero(kinds != _PYTHON)
         events = [spans[row] for row in rows.tolist()]
@@ -117,16 +120,20 @@ class Columns:
             sequence_number=whole_numbers([a.sequence_number for a in args]),
             forward_thread=whole_numbers([a.forward_thread for a in args]),
             shapes=self._shapes.of([bytes(a.shapes) or bytes(a.shapes_2020) for a in args], np.int32),
-            position=self._positions(events, args, kinds[rows]),
+            position=self._positions(args, kinds[rows], names[rows]),
         )
 
-    def _positions(self, events: list[Event], args: list[Args], kinds: Array) -> Array:
+    def _positions(self, args: list[Args], kinds: Array, names: Array) -> Array:
         """Where the details of each event are kept, -1 where none are."""
-        names = [event.name for event in events]
-        detailed = self._detailed.of(names, np.bool_) | (kinds == _CODES[SYNC])
+        if len(self._texts) < len(self._names):
+            self._texts.extend(islice(self._names, len(self._texts), None))
+            new = self._texts[self._detailed.size :]
+            self._detailed = np.append(self._detailed, [bool(_DETAILED.match(text)) for text in new])
+        detailed = self._detailed[names] | (kinds == _CODES[SYNC])
         kernels = np.flatnonzero(kinds == _CODES["kernel"])
-        detailed[kernels] = self._communicates.of([names[row] for row in kernels.tolist()], np.bool_)
-        positions = np.full(len(events), -1, dtype=np.int32)
+        kernel_names = [self._texts[name] for name in names[kernels].tolist()]
+        detailed[kernels] = self._communicates.of(kernel_names, np.bool_)
+        positions = np.full(len(args), -1, dtype=np.int32)
         kept = np.flatnonzero(detailed)
         positions[kept] = np.arange(len(self.details), len(self.details) + kept.size)
         self.details.extend(unbound(args[row]) for row in kept.tolist())

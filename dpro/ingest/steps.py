@@ -1,12 +1,15 @@
 """Where training steps begin and end in a trace.
 
 In: spans of one rank. Out: rows of `steps`: from the profiler's own marks, else from the ends of optimizer
-steps. A step is a stretch of CPU time; its GPU work may run later.
+steps, else guessed from what repeats. A step is a stretch of CPU time; its GPU work may run later.
 """
 
 from __future__ import annotations
 
 import polars as pl
+
+from dpro.ingest.repetition import SOURCE as REPETITION
+from dpro.ingest.repetition import repetitions
 
 _COLUMNS = ("step", "start_ns", "duration_ns", "source")
 _OPTIMIZER = r"^Optimizer\.step#(.+)\.step$"
@@ -22,12 +25,37 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     return marked if marked.height else _optimizer_steps(spans)
 
 
+def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:
+    """Steps as above, else by the repetition of the main thread's work where that is clear.
+
+    Args:
+        spans: as above, and `pid`, `tid`, `stream`.
+    """
+    told = find_steps(spans)
+    if told.height:
+        return told
+    bounds = repetitions(spans)
+    return pl.DataFrame(
+        {
+            "step": range(len(bounds)),
+            "start_ns": [start for start, _ in bounds],
+            "duration_ns": [end - start for start, end in bounds],
+            "source": [REPETITION] * len(bounds),
+        },
+        schema=told.schema,
+    )
+
+
 def _marked_steps(spans: pl.DataFrame) -> pl.DataFrame:
     # The 2020 profiler has no annotations: there the mark is an operator.
     marked = pl.col("kind").is_in(["annotation", "cpu_op"]) & pl.col("name").str.starts_with("ProfilerStep#")
-    marks = spans.select("kind", "name", "start_ns", "duration_ns").filter(marked).with_columns(
-        step=pl.col("name").str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64, strict=False),
-        source=pl.lit("ProfilerStep"),
+    marks = (
+        spans.select("kind", "name", "start_ns", "duration_ns")
+        .filter(marked)
+        .with_columns(
+            step=pl.col("name").str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64, strict=False),
+            source=pl.lit("ProfilerStep"),
+        )
     )
     first = marks.drop_nulls("step").unique("step", keep="first", maintain_order=True)
     return first.select(_COLUMNS).sort("step")
