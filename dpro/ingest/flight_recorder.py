@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from dpro.units import NS_PER_MS
 
 SOURCE = "flight recorder"
 _PICKLE = b"\x80"
+_REMEMBER = ("PUT", "BINPUT", "LONG_BINPUT")
 _STATES = ("scheduled", "started", "completed")
 _OWN_KEYS = (b'"pg_status"', b'"time_created_ns"', b'"profiling_name"')
 
@@ -86,14 +88,25 @@ def read_dump(path: Path, *, rank: int | None = None) -> RankTrace:
 
 def _load(data: bytes, path: Path) -> Mapping[str, Any]:
     try:
-        pickled = data.startswith(_PICKLE)
-        dump = _PlainUnpickler(io.BytesIO(data)).load() if pickled else msgspec.json.decode(data)
+        dump = _unpickle(data) if data.startswith(_PICKLE) else msgspec.json.decode(data)
     except Exception as error:  # a damaged pickle can raise anything
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: not readable as a flight recorder dump ({reason})") from error
     if not isinstance(dump, dict) or ("entries" not in dump and "pg_config" not in dump):
         raise InputError(f"{path}: not a flight recorder dump (no entries)")
     return dump
+
+
+def _unpickle(data: bytes) -> Any:
+    """The plain values of a pickle.
+
+    An unpickler makes room for every place up to the one that it is told to remember something at: a few
+    bytes can ask for all memory. No honest pickle has more places than bytes.
+    """
+    for opcode, place, _ in pickletools.genops(data):
+        if opcode.name in _REMEMBER and isinstance(place, int) and place > len(data):
+            raise pickle.UnpicklingError(f"it wants to remember {place} values")
+    return _PlainUnpickler(io.BytesIO(data)).load()
 
 
 def _rank_of_name(name: str) -> int:

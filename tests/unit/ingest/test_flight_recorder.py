@@ -300,9 +300,11 @@ def test_a_dump_that_wants_to_run_code_is_refused(tmp_path, wrapped, protocol):
         b"\x80\x02(i__main__\nBomb\n.",
         b"\x80\x02P0\n.",  # a persistent id
         b"\x80\x04\x82\x01.",  # an extension code
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # room for 2 billion values
+        b"\x80\x02}p2147483647\n.",
     ],
 )
-def test_other_ways_to_load_something_are_refused_too(tmp_path, content):
+def test_other_ways_to_do_harm_are_refused_too(tmp_path, content):
     path = tmp_path / "_dump_0"
     path.write_bytes(content)
     with pytest.raises(InputError, match="_dump_0"):
