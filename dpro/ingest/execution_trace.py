@@ -1,6 +1,6 @@
 """Execution traces of PyTorch and Chakra: what operators of one process needed from each other.
 
-In: a JSON file (or an archive of one). Out: a `RankTrace` with the operators as spans and their
+In: a JSON file. Out: a `RankTrace` with the operators as spans and their
 `dependencies`. Only traces that some tool has linked with a profiler's times have times. The others keep -1
 for start and duration: they are of use for `combine` alone, which gives their dependencies to the spans of
 the Kineto trace of the same process.
@@ -18,7 +18,7 @@ import polars as pl
 from dpro.errors import InputError
 from dpro.ingest.execution_trace_dependencies import Pairs, called, read_from
 from dpro.ingest.execution_trace_links import CPU_KINDS, Links, link
-from dpro.ingest.execution_trace_nodes import Node, decode, fields, is_archive, is_protobuf
+from dpro.ingest.execution_trace_nodes import Node, decode, fields, is_protobuf
 from dpro.ingest.files import read_bytes
 from dpro.ingest.kineto import rank_of_name
 from dpro.ingest.kineto_collectives import gpu_collectives
@@ -34,12 +34,12 @@ _GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"
 
 
 def is_execution_trace(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of an execution trace, in JSON, an archive, or protobuf."""
+    """Whether the first bytes of a file are those of an execution trace, in JSON or protobuf."""
     if is_protobuf(head):
         return True
     is_json = head.lstrip().startswith(b"{") and b'"traceEvents"' not in head
     has_nodes = b'"nodes"' in head and re.search(rb'"(?:ctrl_deps|rf_id)"', head) is not None
-    return (is_json or is_archive(head)) and has_nodes
+    return is_json and has_nodes
 
 
 def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:

@@ -1,15 +1,13 @@
 """Nodes of an execution trace, whatever its schema calls their fields.
 
-In: the bytes of a file: JSON of PyTorch's observer (schema 1.0.1), of Chakra (1.0.2-chakra to 1.1.1-chakra),
-either of them linked with times by somebody's tool, or a tar archive that holds one such file. Out: typed
-nodes in the order in which they began. What nodes mean together is not known here.
+In: the bytes of a file: JSON of PyTorch's observer (schema 1.0.1) or Chakra's (1.0.2-chakra to 1.1.1-chakra),
+perhaps linked with times by somebody's tool. Out: typed nodes in the order in which they began. What nodes
+mean together is not known here.
 """
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -26,7 +24,6 @@ from dpro.units import NS_PER_US
 _NOTHING = Raw(b"")
 _ROOT = re.compile(r"^\[pytorch\|profiler\|execution_(graph|trace)\|(process|thread)\]$")
 _NO_NUMBER = re.compile(rb"(?<=[\[,:\s])-?(?:inf|nan|Infinity|NaN)(?=[\s,\]}])")
-_USTAR = slice(257, 262)
 # Chakra's binary form begins with the length of its metadata, whose first field is the version as text.
 _PROTOBUF = re.compile(rb"^[\x04-\x7f]\x0a[\x03-\x40]\d+\.\d+\.\d+", re.DOTALL)
 
@@ -116,11 +113,6 @@ def is_protobuf(head: bytes) -> bool:
     return _PROTOBUF.match(head) is not None
 
 
-def is_archive(head: bytes) -> bool:
-    """Whether a file begins like a tar archive."""
-    return head[_USTAR] == b"ustar"
-
-
 def decode(data: bytes, path: Path) -> Document:
     """Decode an execution trace.
 
@@ -135,8 +127,6 @@ def decode(data: bytes, path: Path) -> Document:
         raise InputError(
             f"{path}: a Chakra trace in protobuf; give the JSON execution trace it was made from"
         )
-    if is_archive(data):
-        data = _member(data, path)
     document = _document(data, path)
     decoder = msgspec.json.Decoder(_Node)
     nodes, malformed = [], 0
@@ -168,21 +158,6 @@ def _document(data: bytes, path: Path) -> _Document:
         if "truncated" in str(error):
             raise InputError(f"{path}: JSON cut short; copy or record it again") from error
         raise InputError(f"{path}: not JSON ({error}); {wanted}") from error
-
-
-def _member(data: bytes, path: Path) -> bytes:
-    """The one JSON file of an archive; nothing is unpacked to disk."""
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-            files = [archive.extractfile(member) for member in archive if member.isfile()]
-            texts = [content for file in files if file and (content := file.read()).lstrip()[:1] == b"{"]
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: a damaged tar archive ({error}); unpack it, and give what is in it"
-        ) from error
-    if len(texts) != 1:
-        raise InputError(f"{path}: an archive of {len(texts)} JSON files; unpack it, and give what is in it")
-    return texts[0]
 
 
 def _node(node: _Node) -> Node:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,29 +204,6 @@ def test_work_that_overlaps_on_its_stream_did_not_begin_when_the_trace_says(tmp_
     assert trace.skipped == {"GPU work with the times of its launches": 2}
 
 
-def archive(path: Path, **files: bytes) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"{name}.json")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
-
-
-def test_an_archive_of_one_trace_is_read(tmp_path):
-    content = trace_file(tmp_path / "et.json", *LAYER).read_bytes()
-    path = archive(tmp_path / "et.tgz", finder=b"\x00\x05\x16\x07", trace=content)
-    assert is_execution_trace(read_head(path))
-    assert read_execution_trace(path).frames["spans"].height == len(LAYER)
-
-
-def test_an_archive_of_several_traces_is_refused(tmp_path):
-    content = trace_file(tmp_path / "et.json", *LAYER).read_bytes()
-    path = archive(tmp_path / "et.tgz", one=content, two=content)
-    with pytest.raises(InputError, match=r"et\.tgz: an archive of 2 JSON files; unpack it"):
-        read_execution_trace(path)
-
-
 def test_infinite_values_do_not_spoil_a_trace(tmp_path):
     path = trace_file(tmp_path / "et.json", *LAYER)
     path.write_text(path.read_text().replace("1.5", "-inf", 1).replace("1.5", "nan", 1))
@@ -254,7 +228,6 @@ def test_nodes_of_no_shape_are_counted(tmp_path):
         (b'{"traceEvents": []}', "not an execution trace"),
         (b'{"nodes": []}', "without an operator"),
         (b"\x07\x0a\x050.0.4\x40", "protobuf; give the JSON"),
-        (b"\0" * 257 + b"ustar" + b"\xff" * 300, "tar archive|0 JSON files"),
     ],
 )
 def test_what_is_no_trace_is_one_line(tmp_path, content, reason):
