@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dpro._version import __version__
 from dpro.cli.output import stderr_console, warn
-from dpro.errors import InputError, UsageError
+from dpro.errors import DproError, InputError
 from dpro.store import FORMAT_VERSION, Run, is_run, open_run
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ def _open_cached(source: Path) -> Run:
         try:
             with progress_bar() as progress:
                 manifest = import_sources([source], run, progress=progress)
-        except UsageError:  # another command has just imported the same files
-            return open_run(run)
+        except DproError:
+            if is_run(run):  # another command has just imported the same files
+                return open_run(run)
+            raise
         for warning in manifest.warnings:
             warn(warning)
     return open_run(run)

@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError
 from dpro.ingest.assemble import Spread, assemble
 from dpro.ingest.files import Source, expand
 from dpro.ingest.formats import Registry, registry, why_passed_over
 from dpro.ingest.merge import LEFT_OUT
 from dpro.ingest.parallel import num_cores, run_tasks
-from dpro.ingest.staging import Task, give_up, stage
+from dpro.ingest.staging import Task, give_up, make_staging, stage
 from dpro.store import Manifest
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -86,7 +87,7 @@ def import_sources(
     traces = find_traces(sources)
     staging = run.with_name(f".{run.name}.{os.getpid()}{STAGING_SUFFIX}")
     try:
-        staging.mkdir(parents=True)
+        make_staging(staging)
         tasks = traces.tasks(staging)
         spread = spread_over(tasks, jobs, executor)
         stage_all(tasks, spread, progress)
@@ -116,9 +117,10 @@ def find_traces(sources: Sequence[Path]) -> Traces:
     """Look for files of a known format.
 
     Raises:
-        InputError: a source does not exist, or there is no such file.
+        InputError: a source does not exist, there is no such file, or the user's kernel classes are wrong.
         MissingExtra: the only files need a library that is not installed.
     """
+    table_version()  # a table of classes that is wrong is said before anything is read
     known = registry()
     traces = Traces([], Counter[str](), list(known.warnings))
     unopened: list[DproError] = []

@@ -33,10 +33,11 @@ from dpro.ingest.importer import (
     stage_all,
     unwritable,
 )
-from dpro.ingest.staging import is_staged
+from dpro.ingest.staging import is_staged, make_staging
 from dpro.store import Manifest, is_run, open_run
 
 _PLAN = "plan.json"
+_MARKS = "shards"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def import_shard(
     traces = find_traces(sources)
     staging = run.with_name(f".{run.name}{STAGING_SUFFIX}")
     try:
-        (staging / "shards").mkdir(parents=True, exist_ok=True)
+        make_staging(staging)
+        (staging / _MARKS).mkdir(exist_ok=True)
         _agree(staging, traces, shard)
         _stage_part(traces, staging, shard, jobs, executor, progress)
         missing = [index for index in range(shard.count) if not _mark(staging, index).exists()]
@@ -110,7 +112,7 @@ def import_shard(
 
 
 def _mark(staging: Path, index: int) -> Path:
-    return staging / "shards" / f"{index:05d}"
+    return staging / _MARKS / f"{index:05d}"
 
 
 def _agree(staging: Path, traces: Traces, shard: Shard) -> None:

@@ -28,6 +28,7 @@ from dpro.store import write_part
 
 MOST_RANKS = 1 << 20  # more than any job has; a manifest lists those that are missing
 
+_FILES = "files"
 _NOTE = "note.json"
 
 
@@ -54,7 +55,7 @@ class Task:
     @property
     def folder(self) -> Path:
         """Where its tables go."""
-        return self.staging / "files" / f"{self.number:06d}"
+        return self.staging / _FILES / f"{self.number:06d}"
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _made_whole(task: Task) -> Iterator[Path]:
     """A folder that takes the place of the task's when the block ends well."""
     temporary = task.folder.with_name(f".{task.folder.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary.mkdir()  # and no folder above it: a task that outlives its import must not begin another
     try:
         yield temporary
         shutil.rmtree(task.folder, ignore_errors=True)
@@ -212,9 +213,14 @@ def part_name(rank: int) -> str:
     return f"rank{rank:05d}"
 
 
+def make_staging(staging: Path) -> None:
+    """Make the folder that an import is gathered in; it may exist."""
+    (staging / _FILES).mkdir(parents=True, exist_ok=True)
+
+
 def read_notes(staging: Path) -> list[Note]:
     """The notes of all files that are in, in order of their names."""
-    return [_note(path) for path in sorted((staging / "files").glob(f"[0-9]*/{_NOTE}"))]
+    return [_note(path) for path in sorted((staging / _FILES).glob(f"[0-9]*/{_NOTE}"))]
 
 
 def note_of(task: Task) -> Note:
