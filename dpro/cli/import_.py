@@ -47,6 +47,11 @@ def import_(
     """Turn other tools' traces and dumps into a run directory.
 
     SOURCE is a file, an archive, or a folder that is searched to the bottom.
+
+    \b
+    dpro import traces/ -o RUN
+    dpro import rank0.json.gz dumps.zip -o RUN --jobs 4
+    dpro import /shared/traces -o /shared/RUN --shard $SLURM_ARRAY_TASK_ID/16
     """
     from dpro.cli.runs import progress_bar
     from dpro.ingest.importer import import_sources

@@ -23,7 +23,15 @@ _UNKNOWN_KERNELS_NAMED = 5
 @click.argument("run", metavar="RUN", type=click.Path())
 @json_option
 def info(run: str, as_json: bool) -> None:
-    """What a run holds and what it lacks."""
+    """What a run holds and what it lacks.
+
+    \b
+    dpro info RUN
+    dpro info FOLDER_OF_TRACES --json
+
+    Coverage is the share of what is there that dpro understands: collectives whose bytes and group are known,
+    steps in deep windows, GPU time of kernels whose class no name tells.
+    """
     from dpro.cli.runs import open_or_import
 
     opened = open_or_import(run)
