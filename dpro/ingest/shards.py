@@ -103,6 +103,8 @@ def import_shard(
         _agree(staging, traces, shard)
         _stage_part(traces, staging, shard, jobs, executor, progress)
         missing = [index for index in range(shard.count) if not _mark(staging, index).exists()]
+        if is_run(run):  # looked at last: marks are gone only once the run is there
+            return open_run(run).manifest
         return Waiting(missing, staging) if missing else _finish(traces, staging, run, jobs, executor)
     except OSError as error:
         # Shards that end together find the run made, and what it was made of gone.

@@ -200,6 +200,19 @@ def test_a_crash_after_the_run_is_whole_leaves_a_run(source, expected, tmp_path,
     assert digests(run) == expected
 
 
+def test_a_shard_that_is_overtaken_by_the_last_one_finds_the_run(source, expected, tmp_path, monkeypatch):
+    run, real = tmp_path / "run", shards._stage_part
+
+    def overtaken(traces, staging, shard, *more):
+        real(traces, staging, shard, *more)
+        monkeypatch.setattr(shards, "_stage_part", real)
+        assert isinstance(import_shard([source], run, Shard(1, 2)), Manifest)
+
+    monkeypatch.setattr(shards, "_stage_part", overtaken)
+    assert isinstance(import_shard([source], run, Shard(0, 2)), Manifest)
+    assert digests(run) == expected
+
+
 def test_shards_of_different_files_or_numbers_are_refused(source, tmp_path):
     _shards(source, tmp_path / "run", 2, [0])
     with pytest.raises(UsageError, match="started as 2 shards of 7 files"):
