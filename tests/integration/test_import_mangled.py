@@ -122,7 +122,7 @@ def _imported(folder: Path, run: Path) -> Manifest | str:
         return str(error)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(mishaps=MISHAPS)
 def test_a_mangled_folder_is_a_run_or_one_line(mishaps):
     with tempfile.TemporaryDirectory() as name:
@@ -147,7 +147,7 @@ def test_a_mangled_folder_is_a_run_or_one_line(mishaps):
         assert spans.select("rank", "span_id").is_unique().all()
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(mishaps=MISHAPS)
 def test_ranks_that_nothing_happened_to_are_as_they_were(mishaps):
     with tempfile.TemporaryDirectory() as name:

@@ -13,6 +13,7 @@ from dpro.ingest.importer import import_sources
 from dpro.schema import SPANS
 from dpro.store import open_run
 from tests.conftest import REPOSITORY
+from tests.integration.test_import_parallel import digests
 
 # First match wins: what a file is read as, or the words it is refused with.
 READ_AS = {
@@ -66,9 +67,12 @@ def test_a_real_trace_is_imported_or_refused_by_name(name, traces, tmp_path):
         assert read_as == expected
 
 
-def test_a_folder_of_everything_that_one_job_left_is_one_run(traces, tmp_path):
+@pytest.mark.slow
+def test_a_folder_of_everything_that_one_job_left_is_one_run_whoever_reads_it(traces, tmp_path):
     folder = traces / "multirank" / "param_dlrm_v100_8r"
     manifest = import_sources([folder], tmp_path / "run", jobs=2)
+    import_sources([folder], tmp_path / "alone", jobs=1)
+    assert digests(tmp_path / "run") == digests(tmp_path / "alone")
     assert manifest.ranks == list(range(8))
     assert manifest.sources["spans"] == "execution trace, kineto"
     assert open_run(tmp_path / "run").table(SPANS)["rank"].n_unique() == 8
