@@ -25,7 +25,8 @@ from dpro.ingest.formats import Registry, registry, why_passed_over
 from dpro.ingest.merge import LEFT_OUT
 from dpro.ingest.parallel import num_cores, run_tasks
 from dpro.ingest.staging import Task, give_up, make_staging, stage
-from dpro.store import Manifest
+from dpro.schema import TABLES
+from dpro.store import Manifest, is_run
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes read, bytes in all), as they are on disk."""
@@ -125,6 +126,9 @@ def find_traces(sources: Sequence[Path]) -> Traces:
     traces = Traces([], Counter[str](), list(known.warnings))
     unopened: list[DproError] = []
     for path in sorted({file for source in sources for file in _files(source)}):
+        if _is_table(path):
+            traces.passed_over["tables of dpro runs"] += 1
+            continue
         try:
             for source in expand(path):
                 _sort(source, source.head(), known, traces)
@@ -139,6 +143,11 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)
     return traces
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a file is part of a run: Parquet, as traces of other tools may be."""
+    return path.suffix == ".parquet" and path.parent.name in TABLES and is_run(path.parent.parent)
 
 
 def _sort(source: Source, head: bytes, known: Registry, traces: Traces) -> None:

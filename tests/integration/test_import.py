@@ -434,3 +434,14 @@ def test_classes_of_the_users_own_count_and_change_what_is_cached(tmp_path, monk
     assert (before["rows"]["collectives"], after["rows"]["collectives"]) == (0, 1)
     classes.write_text("[[class]]\nkind = 'gemm'\n")
     assert "class 1 ('')" in _refused(_dpro("import", tmp_path / "in", "-o", tmp_path / "run"), code=1)
+
+
+def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=1)
+    import_sources([tmp_path / "in"], tmp_path / "in" / "earlier")
+    manifest = import_sources([tmp_path / "in"], tmp_path / "run")
+    assert manifest.warnings == []
+    assert manifest.skipped == {"JSON files that are not traces": 1, "tables of dpro runs": 3}
+    line = _refused(_dpro("import", tmp_path / "run", "-o", tmp_path / "other"), code=1)
+    assert "no trace found" in line
+    assert "3 tables of dpro runs" in line
