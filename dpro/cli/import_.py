@@ -51,7 +51,7 @@ def import_(
     \b
     dpro import traces/ -o RUN
     dpro import rank0.json.gz dumps.zip -o RUN --jobs 4
-    dpro import /shared/traces -o /shared/RUN --shard $SLURM_ARRAY_TASK_ID/16
+    dpro import /data/traces -o /data/RUN --shard $SLURM_ARRAY_TASK_ID/16
     """
     from dpro.cli.runs import progress_bar
     from dpro.ingest.importer import import_sources
