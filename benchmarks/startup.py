@@ -36,10 +36,11 @@ def main() -> None:
     for _ in range(ROUNDS):
         for name, arguments in COMMANDS.items():
             times[name].append(seconds(arguments))
-    bare = statistics.median(times["python -c pass"])
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    bare = medians["python -c pass"]
     rows = {
-        name: {"median_s": round(statistics.median(each), 4), "ratio": round(statistics.median(each) / bare, 2)}
-        for name, each in times.items()
+        name: {"median_s": round(median, 4), "ratio": round(median / bare, 2)}
+        for name, median in medians.items()
     }
     if "--json" in sys.argv[1:]:
         print(json.dumps(rows))

@@ -74,6 +74,8 @@ def test_help_and_version_load_nothing_heavy(argument):
 def test_ci_runs_targets_that_exist(repository):
     script = repository / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    (targets,) = re.findall(r"^exec make --keep-going (.*)$", script.read_text(encoding="utf-8"), re.MULTILINE)
+    (targets,) = re.findall(
+        r"^exec make --keep-going (.*)$", script.read_text(encoding="utf-8"), re.MULTILINE
+    )
     known = re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert {"lint", "typecheck", "imports", "test"} == set(targets.split()) <= set(known)
