@@ -23,6 +23,7 @@ from dpro.ingest.kineto_gloo import gloo_collectives
 from dpro.ingest.kineto_json import NO_ARGS, Args, EventReader, Facts
 from dpro.ingest.kineto_marks import Marks
 from dpro.ingest.kineto_messages import Groups, whole
+from dpro.ingest.kineto_numbers import LAST_NS
 from dpro.ingest.kineto_syncs import read_syncs
 from dpro.ingest.steps import guess_steps
 from dpro.ingest.trace import RankTrace
@@ -50,7 +51,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
             marks.add(events)
     skipped = _add_marked(columns, marks)
     facts, distributed = reader.facts, _distributed(reader.facts)
-    spans, sync_events = columns.frames(whole(facts.base_ns, default=0))
+    spans, sync_events = columns.frames(_base_ns(facts))
     if spans.is_empty():
         raise InputError(f"{source.label}: {_why_empty(reader)}")
     known, warnings = _known_rank(distributed, marks, source) if rank is None else (rank, [])
@@ -86,6 +87,12 @@ def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tu
         ]
     rank = rank_of_name(source.name)
     return rank, [] if rank >= 0 else [f"{source.name}: neither the trace nor its name tells the rank"]
+
+
+def _base_ns(facts: Facts) -> int:
+    """What is added to every time, ns; 0 where none is told, or none that a clock can show."""
+    base_ns = whole(facts.base_ns, default=0)
+    return base_ns if abs(base_ns) < LAST_NS else 0
 
 
 def _distributed(facts: Facts) -> dict[str, Any]:

@@ -188,8 +188,18 @@ class EventReader:
             more, end, closed = split(text, begin)
             texts += more
         self._closed = closed
-        events = [event for each in texts if (event := self._decode_one(each))]
-        return events, text[end:]
+        return list(self._decode_each(texts)), text[end:]
+
+    def _decode_each(self, texts: list[bytes]) -> Iterator[Event]:
+        """Events one by one; where one swallowed others, because it lost its end, those too."""
+        waiting = texts[::-1]
+        while waiting:
+            text = waiting.pop()
+            event = self._decode_one(text)
+            if event:
+                yield event
+            elif (begin := next_boundary(text, 0)) >= 0:
+                waiting += split(text, begin).texts[::-1]
 
     def _decode(self, text: bytes, *, is_mended: bool = False) -> list[Event] | None:
         """A list of events; None where it cannot be read as a whole."""

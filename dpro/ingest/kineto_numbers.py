@@ -16,7 +16,8 @@ from msgspec import Raw
 
 Ints = npt.NDArray[np.int64]
 
-MISSING_NS = -(1 << 62)
+LAST_NS = 1 << 62  # no clock shows a later time
+MISSING_NS = -LAST_NS
 FLOAT_LOSES_NS = float(1 << 43)  # µs: from here on a float no longer tells neighbouring nanoseconds apart
 _LARGEST_US = float(1 << 53)  # beyond, a float skips whole microseconds, and no clock shows such a time
 _NS_PER_US = 1000
