@@ -183,6 +183,6 @@ def _spooled(path: Path, member: str) -> BinaryIO:
         if content is None:
             raise KeyError(member)
         with contextlib.suppress(EOFError, tarfile.TarError):  # a truncated archive: what there is of it
-            shutil.copyfileobj(content, spool, _BLOCK_BYTES)
+            shutil.copyfileobj(content, spool, tarfile.RECORDSIZE)  # small: the one that fails is lost
     spool.seek(0)
     return spool
