@@ -62,6 +62,13 @@ def test_times_without_a_base_are_absolute_microseconds_however_written(tmp_path
         ("gpu_user_annotation", "gpu_annotation"),
         ("python_function", "python"),
         ("overhead", "overhead"),
+        ("hip_runtime", "runtime"),
+        ("mtia_runtime", "runtime"),
+        ("xpu_runtime", "runtime"),
+        ("privateuse1_runtime", "runtime"),
+        ("privateuse1_driver", "runtime"),
+        ("mtia_ccp_events", "kernel"),
+        ("hpu_op", "kernel"),
     ],
 )
 def test_every_category_of_old_and_new_profilers_has_its_kind(tmp_path, category, kind):
@@ -139,6 +146,45 @@ def test_the_rank_is_what_the_trace_says_else_its_name_else_unknown(tmp_path):
     assert unknown.rank == -1
     assert "nor its name tells the rank" in unknown.warnings[0]
     assert read_trace(tmp_path / "trace.json", rank=6, window=2).frames["spans"]["window"].to_list() == [2]
+
+
+def test_metadata_tell_the_rank_where_distributed_info_does_not(tmp_path):
+    mark = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Rank 5 training loop"}}
+    trace = read_trace(write(tmp_path / "rank0.json", [mark, cpu_op("a", 1, 2)]))
+    assert trace.rank == 5
+    assert trace.warnings == ["rank0.json: no distributedInfo; rank 5 by its process_name"]
+    told = write(tmp_path / "rank0.json", [mark, cpu_op("a", 1, 2)], distributedInfo={"rank": 3})
+    assert (read_trace(told).rank, read_trace(told).warnings) == (3, [])
+
+
+def test_a_begin_and_its_end_are_one_span(tmp_path):
+    def mark(phase: str, name: str, ts: float, tid: int = 1, **more: Any) -> dict[str, Any]:
+        return {"ph": phase, "name": name, "ts": ts, "pid": 9, "tid": tid, **more}
+
+    events = [
+        mark("B", "outer", 1.001),
+        mark("B", "other thread", 2, tid=2),
+        mark("B", "inner", 3, cat="cpu_op"),
+        mark("E", "", 4.5),
+        mark("E", "other thread", 5, tid=2),
+        mark("E", "outer", 8),
+        mark("E", "never begun", 9),
+        mark("B", "never ended", 10),
+    ]
+    trace = read_trace(write(tmp_path / "rank0.json", events))
+    rows = trace.frames["spans"].select("name", "kind", "start_ns", "duration_ns", "tid").rows()
+    assert rows == [
+        ("outer", "annotation", 1001, 6999, 1),
+        ("other thread", "annotation", 2000, 3000, 2),
+        ("inner", "cpu_op", 3000, 1500, 1),
+    ]
+    assert trace.skipped == {"begin or end without the other": 2}
+
+
+def test_kernels_of_one_graph_launch_share_its_correlation(tmp_path):
+    events = [launch(1, 2, 5, "cudaGraphLaunch"), *(kernel(f"k{n}", 10 + n, 1, 5) for n in range(4))]
+    spans = _read(tmp_path, events)["spans"]
+    assert spans.filter(kind="kernel")["correlation"].to_list() == [5] * 4
 
 
 def test_the_gpu_of_a_rank_is_the_one_its_kernels_ran_on(tmp_path):
