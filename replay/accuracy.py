@@ -173,6 +173,13 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
             f"{len(missing)} of {manifest.world_size} ranks are missing: what made the others wait for them "
             "cannot be told from slow communication; record all ranks"
         )
+    silent = sorted(set(manifest.ranks) - {int(rank) for rank in np.unique(built.graph.nodes.rank)})
+    if silent:
+        reasons.append(f"no spans of ranks {', '.join(map(str, silent))}: they are left out")
+    if not built.steps_known:
+        reasons.append("no steps are known: each window is taken as one step; mark steps in the profiler")
+    if len(manifest.ranks) > 1 and not (built.matching.rows["members"] > 1).any():
+        reasons.append("no collective is known on two ranks: who waits for whom cannot be told")
     reasons += [
         f"collectives not matched ({line}): their waiting counts as communication"
         for line in built.matching.refused

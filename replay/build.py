@@ -45,12 +45,14 @@ class Built:
         matching: collectives and their instances.
         offsets: clock offset of each rank.
         background: spans on threads that touch neither a stream nor a collective, left out.
+        steps_known: whether the run tells where steps begin; else each window counts as one step.
     """
 
     graph: Graph
     matching: Matching
     offsets: dict[int, Offset]
     background: int
+    steps_known: bool
 
 
 def build_graph(run: Run) -> Built:
@@ -89,7 +91,8 @@ def build_graph(run: Run) -> Built:
     parts = [build_part(local, rows, names, positions) for local, rows in zip(locals_, own_syncs)]
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
     graph = _join(parts, moved, labels)
-    return Built(graph, matching, offsets, sum(part.background for part in parts))
+    known = any(local.step_start.size for local in locals_)
+    return Built(graph, matching, offsets, sum(part.background for part in parts), known)
 
 
 def wait_and_transfer(matched: pl.DataFrame, offsets: dict[int, Offset]) -> pl.DataFrame:

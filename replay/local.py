@@ -115,6 +115,9 @@ def make_local(
     step_start = steps["start_ns"].to_numpy() - offset_ns
     step_end = step_start + steps["duration_ns"].to_numpy()
     used = cpu | gpu
+    begin = int(start[used].min()) if used.any() else 0
+    if step_start.size:  # a window may open before the first span of its first step: that time is the step's
+        begin = min(begin, int(step_start[0]))
     return Local(
         rank=rank,
         window=window,
@@ -133,7 +136,7 @@ def make_local(
         step_start=step_start,
         step_number=steps["step"].to_numpy(),
         steps_end=int(step_end.max()) if step_end.size else 0,
-        begin=int(start[used].min()) if used.any() else 0,
+        begin=begin,
         finish=int(end[used].max()) if used.any() else 0,
     )
 

@@ -50,18 +50,16 @@ def replay_durations(graph: Graph, durations: Ints) -> Ints:
     return starts + durations
 
 
-def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
-    """How long each step of the job took.
-
-    A step ends when the last of its work on any rank does; it lasts from the end of the step before it, or
-    from the beginning of the window where there is none.
+def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
+    """When each step of the job ended: with the last of its work on any rank.
 
     Args:
         graph: the graph.
         start, end: [N] ns of each node: replayed, or as measured.
 
     Returns:
-        One row per window and step: `window`, `step`, `duration_ns`.
+        One row per window and step: `window`, `step`, `finish_ns`, and `begin_ns`: when the window's first
+        step began, which is the end of the work before it or, without any, the window's beginning.
     """
     nodes = graph.nodes
     real = (nodes.kind != NodeKind.RENDEZVOUS) & (nodes.step != AFTER_STEPS)
@@ -73,13 +71,41 @@ def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
         .agg(pl.col("end").max(), pl.col("start").min())
         .sort("window", "step")
     )
-    begin = pl.col("start").min().over("window")
-    finish = pl.col("end").cum_max().over("window")
+    before = pl.col("end").filter(pl.col("step") == BEFORE_STEPS).max().over("window")
     return (
-        ends.with_columns(finish=finish, previous=finish.shift(1).over("window").fill_null(begin))
+        ends.with_columns(
+            finish_ns=pl.col("end").cum_max().over("window"),
+            begin_ns=pl.coalesce(before, pl.col("start").min().over("window")),
+        )
         .filter(pl.col("step") >= 0)
-        .select("window", "step", duration_ns=pl.col("finish") - pl.col("previous"))
+        .select("window", "step", "finish_ns", "begin_ns")
     )
+
+
+def durations_of(ends: pl.DataFrame) -> pl.DataFrame:
+    """How long each step lasted: from the end of the one before it. `window`, `step`, `duration_ns`."""
+    previous = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+    return ends.sort("window", "step").select("window", "step", duration_ns=pl.col("finish_ns") - previous)
+
+
+def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
+    """How long each step of the job took: `step_ends`, `durations_of`."""
+    return durations_of(step_ends(graph, start, end))
+
+
+def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
+    """`step_times` of a changed graph, counted from where the unchanged one's windows began.
+
+    What a change saves before the first step is not lost to that step: so work that takes less time never
+    makes the steps longer in sum.
+
+    Args:
+        baseline: `step_ends` of the unchanged graph.
+        graph: the changed graph.
+        start, end: [N] ns of its nodes.
+    """
+    begins = baseline.select("window", "step", "begin_ns")
+    return durations_of(step_ends(graph, start, end).drop("begin_ns").join(begins, on=["window", "step"]))
 
 
 def measured_step_times(graph: Graph) -> pl.DataFrame:

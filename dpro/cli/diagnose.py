@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,8 @@ from dpro.cli.output import console, json_option, print_json
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from dpro.detect.findings import Finding
 
 
@@ -48,11 +51,30 @@ def not_known(analysis: Analysis) -> list[str]:
     """What keeps this run from showing all that may be wrong, one line each."""
     from dpro.detect.straggler import FEWEST_STEPS
 
-    reasons = list(analysis.trust.reasons)
+    reasons = [*_ends(analysis), *analysis.trust.reasons]
     steps = analysis.trust.steps.height
     if 0 < steps < FEWEST_STEPS:
         reasons.append(f"{steps} step cannot show that anything persists: record at least {FEWEST_STEPS}")
     return reasons
+
+
+def _ends(analysis: Analysis) -> list[str]:
+    """How ranks ended, where it was not well; SIGTERM is what launchers send to the rest."""
+    import polars as pl
+
+    from dpro.schema import WORKERS
+
+    workers = analysis.run.table(WORKERS)
+    killed = workers.filter((pl.col("exit_signal") > 0) & (pl.col("exit_signal") != signal.SIGTERM))
+    failed = workers.filter(pl.col("exit_code") > 0)
+    return [
+        *(f"rank {rank} was ended by signal {number}" for rank, number in _pairs(killed, "exit_signal")),
+        *(f"rank {rank} ended with exit code {code}" for rank, code in _pairs(failed, "exit_code")),
+    ]
+
+
+def _pairs(workers: pl.DataFrame, column: str) -> list[tuple[int, int]]:
+    return [(int(rank), int(value)) for rank, value in workers.select("rank", column).iter_rows()]
 
 
 def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         f"run        {document['run']}",
         f"ranks      {len(document['ranks'])} of {document['world_size']}",
         f"hosts      {', '.join(document['hosts']) or 'not recorded'}",
-        f"GPUs       {', '.join(document['gpus']) or 'none'}",
+        f"GPUs       {', '.join(document['gpus']) or 'none recorded'}",
         f"steps      {document['steps']}, of which {coverage['steps_in_windows']} lie in deep windows",
         f"rows       {rows_in_words(document)}",
         f"kernels    {unclassified_in_words(coverage['unclassified'])}",

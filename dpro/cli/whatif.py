@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.analysis import analyse, run_argument
+from dpro.cli.analysis import Analysis, analyse, run_argument
 from dpro.cli.output import console, json_option, print_json
 from dpro.units import ms
 
@@ -66,6 +66,7 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
         Unanswerable: the run holds no whole step.
     """
     from dpro.errors import Unanswerable
+    from dpro.replay.timeline import durations_of
     from dpro.replay.whatif.predict import Refusal, baseline_steps, predict, search
 
     analysis = analyse(run)
@@ -80,14 +81,26 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
         predictions, refused = search(graph, trust)
     document = {
         "run": str(analysis.run.path),
-        "baseline_ms": ms(float(baseline["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
+        "baseline_ms": ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
         "measured_ms": ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
+        "other_steps_ms": _steps_outside_windows(analysis),
         "answerable": trust.answerable,
         "reasons": list(trust.reasons),
         "predictions": [prediction_document(prediction) for prediction in predictions],
         "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in refused],
     }
     return document, predictions, refused
+
+
+def _steps_outside_windows(analysis: Analysis) -> float | None:
+    """Median time of the recorded steps that no deep window slowed down, ms; None where there are none."""
+    import numpy as np
+    import polars as pl
+
+    from dpro.schema import STEPS
+
+    outside = analysis.run.table(STEPS).filter(pl.col("window") < 0)["duration_ns"].to_numpy()
+    return ms(float(np.median(outside))) if outside.size else None
 
 
 def prediction_document(prediction: Prediction) -> dict[str, Any]:
@@ -103,25 +116,22 @@ def prediction_document(prediction: Prediction) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any], predictions: list[Prediction], refused: list[Refusal]) -> None:
-    from rich.table import Table
-
     out = console()
-    base = document["baseline_ms"]
-    out.print(f"The mean step takes {base:.2f} ms (replayed; measured {document['measured_ms']:.2f} ms).")
-    if predictions:
-        table = Table("edit", "step ms", "interval", "speedup", "what", box=None, pad_edge=False)
-        for row in predictions[:ROWS]:
-            name = " + ".join(str(edit) for edit in row.edits)
-            interval = f"{ms(row.low_ns):.2f} - {ms(row.high_ns):.2f}"
-            what = " and ".join(edit.describe() for edit in row.edits)
-            table.add_row(
-                name[:60], f"{ms(row.predicted_ns):.2f}", interval, f"x{row.speedup:.2f}", what[:60]
-            )
-        out.print(table)
-        out.print(f"\nHow, for the first: {predictions[0].how()}")
-    for refusal in refused:
-        out.print(f"not answered: {refusal.edit}: {refusal.reason}")
     if not document["answerable"]:
-        out.print("\nDo not rely on these: the replay does not fit the trace well enough.")
+        out.print("Do not rely on what follows: the replay does not fit the trace well enough.")
     for reason in document["reasons"]:
         out.print(f"  - {reason}")
+    base, measured = document["baseline_ms"], document["measured_ms"]
+    out.print(f"The mean step takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
+    other = document["other_steps_ms"]
+    if other is not None:
+        out.print(f"Steps outside deep windows, which recording in depth slows down, take {other:.2f} ms.")
+    for row in predictions[:ROWS]:
+        what = " and ".join(edit.describe() for edit in row.edits)
+        interval = f"({ms(row.low_ns):.2f} to {ms(row.high_ns):.2f})"
+        out.print(f"  x{row.speedup:.2f}  {ms(row.predicted_ns):.2f} ms {interval} if {what}")
+        out.print("         " + " ".join(f"--edit '{edit}'" for edit in row.edits))
+    if predictions:
+        out.print(f"How, for the first: {predictions[0].how()}")
+    for refusal in refused:
+        out.print(f"not answered: {refusal.edit}: {refusal.reason}")

@@ -12,7 +12,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.straggler import FEWEST_STEPS, INPUT_PIPELINE, PERSISTENT
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.timeline import replay, step_times
+from dpro.replay.timeline import changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.scale import DATA_LOADING, HideInput
 from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
@@ -32,8 +32,9 @@ def find_slow_input(graph: Graph, excess_of_stragglers_ns: float = 0.0) -> list[
     except Unanswerable:
         return []
     before, after = replay(graph), replay(changed)
-    base = step_times(graph, before.start, before.end)["duration_ns"].to_numpy()
-    hidden = step_times(changed, after.start, after.end)["duration_ns"].to_numpy()
+    baseline = step_ends(graph, before.start, before.end)
+    base = durations_of(baseline)["duration_ns"].to_numpy()
+    hidden = changed_step_times(baseline, changed, after.start, after.end)["duration_ns"].to_numpy()
     saved = base - hidden - excess_of_stragglers_ns
     steady = float((saved >= LEAST_SHARE * base).mean()) if base.size else 0.0
     if base.size < FEWEST_STEPS or steady < PERSISTENT:

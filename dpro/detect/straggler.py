@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpro.detect.findings import Finding
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
-from dpro.replay.timeline import replay, replay_durations, step_times
+from dpro.replay.timeline import changed_step_times, durations_of, replay, replay_durations, step_ends
 from dpro.replay.whatif.heal import healed_durations, peers_of, section_work
 from dpro.replay.whatif.scale import DATA_LOADING
 from dpro.replay.whatif.select import Selection
@@ -113,13 +113,14 @@ def healing_gains(graph: Graph, sets: list[list[int]]) -> Gains | None:
     if not sets:
         return None
     timeline = replay(graph)
-    base = step_times(graph, timeline.start, timeline.end)
+    baseline = step_ends(graph, timeline.start, timeline.end)
+    base = durations_of(baseline)
     durations = np.stack([healed_durations(graph, ranks).min(axis=1) for ranks in sets], axis=1)
     ends = replay_durations(graph, durations)
     saved = []
     for column in range(len(sets)):
         end = np.ascontiguousarray(ends[:, column])
-        after = step_times(graph, end - durations[:, column], end)
+        after = changed_step_times(baseline, graph, end - durations[:, column], end)
         saved.append((base["duration_ns"] - after["duration_ns"]).to_numpy())
     return Gains(sets, base["duration_ns"].to_numpy(), np.stack(saved, axis=1))
 

@@ -225,9 +225,11 @@ def _shapes(shapes: Any) -> str:
 
 
 def _nanoseconds(value: Raw) -> int:
-    """Microseconds as written, in ns: through decimals, since a float loses digits of an absolute time."""
+    """Microseconds as written, in ns, -1 where they are none or negative: through decimals, since a float
+    loses digits of an absolute time.
+    """
     try:
-        return int64(Decimal(bytes(value).decode().strip('"')) * NS_PER_US)
+        return max(int64(Decimal(bytes(value).decode().strip('"')) * NS_PER_US), -1)
     except (InvalidOperation, UnicodeDecodeError, ValueError):
         return -1
 

@@ -74,6 +74,8 @@ class Network:
 
     def how(self) -> str:
         """How to do it."""
+        if self.bandwidth < 1:
+            return "nothing to do: it shows what a slower network would cost; assumes that all is bandwidth"
         return (
             "faster links, or fewer bytes (gradient compression, bf16 reduction); assumes that transfer time "
             "is all bandwidth, so small messages gain less than predicted"

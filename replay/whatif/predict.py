@@ -15,7 +15,7 @@ import polars as pl
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.timeline import replay, step_times
+from dpro.replay.timeline import changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
@@ -58,13 +58,13 @@ class Refusal:
 
 
 def baseline_steps(graph: Graph) -> pl.DataFrame:
-    """Replayed steps of the unchanged graph: `window`, `step`, `duration_ns`.
+    """When the replayed steps of the unchanged graph end, as `step_ends`.
 
     Raises:
         Unanswerable: there is no whole step.
     """
     timeline = replay(graph)
-    steps = step_times(graph, timeline.start, timeline.end)
+    steps = step_ends(graph, timeline.start, timeline.end)
     if steps.height == 0:
         raise Unanswerable("no whole step in the run: record at least two steps")
     return steps
@@ -86,8 +86,8 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     for edit in edits:
         changed = edit.apply(changed)
     timeline = replay(changed)
-    after = step_times(changed, timeline.start, timeline.end)
-    both = baseline.join(after, on=["window", "step"], suffix="_after")
+    after = changed_step_times(baseline, changed, timeline.start, timeline.end)
+    both = durations_of(baseline).join(after, on=["window", "step"], suffix="_after")
     before_ns, after_ns = both["duration_ns"].to_numpy(), both["duration_ns_after"].to_numpy()
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns

@@ -47,6 +47,8 @@ class Scale:
 
     def how(self) -> str:
         """How to do it."""
+        if self.factor > 1:
+            return "nothing to do: it shows what slower work would cost; assumes that nothing else changes"
         return "a faster implementation of the selected work; assumes that nothing else changes"
 
 

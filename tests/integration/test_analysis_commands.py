@@ -18,7 +18,7 @@ import pytest
 from dpro.cli import main
 from dpro.cli.whatif import whatif_document
 from dpro.replay.whatif.parse import parse_edit
-from dpro.schema import SPANS, STEPS
+from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, write_manifest, write_part
 from tests.traces import annotation, cpu_op, kernel, launch, write
 
@@ -417,3 +417,41 @@ def test_help_says_what_the_command_is_given(command, here):
 def test_help_shows_an_example(command, here):
     text = here(command, "--help").stdout.partition("[OPTIONS] RUN")[2]
     assert f"dpro {command} " in text
+
+
+def test_a_run_that_lost_its_steps_or_collectives_is_not_called_healthy(recorded, tmp_path):
+    for lost, said in ((STEPS.name, "no steps are known"), (COLLECTIVES.name, "no collective is known")):
+        run = tmp_path / lost
+        shutil.copytree(recorded, run)
+        shutil.rmtree(run / lost)
+        found = one_object(dpro("diagnose", run, "--json"))
+        assert found["healthy"] is False
+        assert any(said in reason for reason in found["reasons"])
+
+
+def test_a_rank_whose_spans_are_gone_is_named(recorded, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    for part in (run / SPANS.name).glob("*rank00001*"):
+        part.unlink()
+    assert any(
+        "no spans of ranks 1" in reason for reason in one_object(dpro("replay", run, "--json"))["reasons"]
+    )
+
+
+def test_a_rank_that_was_killed_is_said_to_be(recorded, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    for part in (run / WORKERS.name).glob("*.parquet"):
+        workers = pl.read_parquet(part)
+        workers.with_columns(exit_signal=pl.lit(9, pl.Int32)).write_parquet(part)
+    found = one_object(dpro("diagnose", run, "--json"))
+    assert "rank 1 was ended by signal 9" in found["reasons"]
+    assert found["healthy"] is False
+
+
+def test_every_predicted_edit_is_printed_whole(recorded, here):
+    text = here("whatif", recorded).stdout
+    predictions = one_object(here("whatif", recorded, "--json"))["predictions"]
+    for prediction in predictions[:12]:
+        assert f"--edit '{prediction['edits'][0]}'" in text

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from dpro.replay.graph import EdgeKind, NodeKind
-from dpro.replay.timeline import measured_step_times, replay, step_times
+from dpro.replay.timeline import (
+    changed_step_times,
+    durations_of,
+    measured_step_times,
+    replay,
+    step_ends,
+    step_times,
+)
 from dpro.replay.whatif.host import NoLaunch
 from dpro.replay.whatif.scale import Scale
 from dpro.replay.whatif.select import Selection
@@ -369,3 +376,31 @@ def test_work_of_a_trace_without_launches_belongs_to_the_step_it_ran_in(tmp_path
         run.step(step, 100 * step, 100 * (step + 1))
     nodes = run.build(tmp_path / "r").graph.nodes
     assert nodes.step[nodes.kind == NodeKind.KERNEL].tolist() == [0, 1, 2]
+
+
+def test_time_before_the_first_span_of_a_window_belongs_to_its_first_step(tmp_path):
+    # The loop sleeps 60 before anything is recorded.
+    run = TinyRun()
+    for step in range(2):
+        run.op("forward", 100 * step + 60, 100 * step + 100)
+        run.step(step, 100 * step, 100 * (step + 1))
+    graph = run.build(tmp_path / "r").graph
+    timeline = replay(graph)
+    assert step_times(graph, timeline.start, timeline.end)["duration_ns"].to_list() == [100 * US, 100 * US]
+    assert graph.nodes.duration[graph.nodes.kind == NodeKind.GAP].sum() == 120 * US
+
+
+def test_faster_work_before_the_first_step_does_not_make_that_step_longer(tmp_path):
+    run = TinyRun()
+    run.op("launcher", 0, 400)
+    run.kernel("from before", 5, 95)
+    run.call(100, 105, 1)
+    run.kernel("gemm", 200, 300, 1)
+    run.step(0, 100, 400)
+    graph = run.build(tmp_path / "r").graph
+    before = replay(graph)
+    baseline = step_ends(graph, before.start, before.end)
+    faster = Scale(Selection(kind="kernel"), 0.5).apply(graph)
+    after = replay(faster)
+    changed = changed_step_times(baseline, faster, after.start, after.end)
+    assert changed["duration_ns"][0] <= durations_of(baseline)["duration_ns"][0]

@@ -14,7 +14,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust, assess
 from dpro.replay.build import build_graph
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.timeline import replay, replay_durations, step_times
+from dpro.replay.timeline import durations_of, replay, replay_durations, step_times
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.heal import Heal, healed_durations
 from dpro.replay.whatif.host import NoLaunch
@@ -346,7 +346,7 @@ def test_without_a_whole_step_nothing_is_predicted(tmp_path):
 def test_a_run_without_step_marks_counts_each_window_as_one_step(tmp_path):
     run = TinyRun()
     run.op("work", 0, 100)
-    assert baseline_steps(run.build(tmp_path / "r").graph).rows() == [(0, 0, 100 * US)]
+    assert durations_of(baseline_steps(run.build(tmp_path / "r").graph)).rows() == [(0, 0, 100 * US)]
 
 
 def test_batched_healing_predicts_the_same_step_times_as_one_replay_each(jobs):
