@@ -121,7 +121,9 @@ def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -
         try:
             trace = readers.trace(path, rank=process.rank, window=window)
         except DproError as error:
-            notes.append({"warnings": [f"rank {process.rank}: window {window} is lost: {error}"]})
+            notes.append(
+                {"warnings": [f"rank {process.rank}: window {window} is lost: {_cause(error, path)}"]}
+            )
             continue
         frames.append(_window_frames(trace, window, entries))
         notes.append({"warnings": trace.warnings, "skipped": trace.skipped, "versions": trace.versions})
@@ -140,6 +142,11 @@ def _window_frames(trace: Trace, window: int, entries: pl.DataFrame) -> dict[str
     }
     frames[COLLECTIVES.name] = merge_window(frames[COLLECTIVES.name], frames[SPANS.name], entries)
     return frames
+
+
+def _cause(error: DproError, path: Path) -> str:
+    """What a reader found wrong, without the name of the file, which is gone, and without its advice."""
+    return str(error).removeprefix(f"{path}: ").partition(";")[0]
 
 
 def _renumbered(frame: pl.DataFrame, first: int) -> pl.DataFrame:

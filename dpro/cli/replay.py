@@ -56,7 +56,7 @@ def replay_document(analysis: Analysis) -> dict[str, Any]:
         "error_pct": trust.error_pct,
         "span_start_error_us": {"p50": us(p50), "p95": us(p95)},
         "coverage": {
-            "collectives_matched": trust.collectives_matched,
+            "collectives_matched": trust.collectives_matched if _has_collectives(analysis) else None,
             "kernels_classified": trust.kernels_classified,
             "time_unexplained": trust.time_unexplained,
             "host_gaps": trust.host_gaps,
@@ -78,6 +78,10 @@ def replay_document(analysis: Analysis) -> dict[str, Any]:
         "answerable": trust.answerable,
         "reasons": list(trust.reasons),
     }
+
+
+def _has_collectives(analysis: Analysis) -> bool:
+    return analysis.built.matching.rows.height > 0
 
 
 def _print(analysis: Analysis, document: dict[str, Any]) -> None:
@@ -102,7 +106,10 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
     start = document["span_start_error_us"]
     out.print(f"\nHow well it fits: step time within {document['error_pct']:.2f}% on average; ")
     out.print(f"  starts within {start['p50']:.0f} us (median), {start['p95']:.0f} us (95th percentile)")
-    out.print(f"  collectives found on all ranks  {coverage['collectives_matched']:.1%}")
+    matched = coverage["collectives_matched"]
+    out.print(
+        f"  collectives found on all ranks  {'no collectives' if matched is None else f'{matched:.1%}'}"
+    )
     classified = coverage["kernels_classified"]
     if classified is not None:
         out.print(f"  GPU time in kernels of a known kind  {classified:.1%}")
