@@ -295,7 +295,18 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
         bad = conformed.filter(pl.col("duration_ns") < -1)
         if bad.height:
             raise SchemaError(f"table {table.name}: negative duration in {bad.row(0, named=True)}")
+    if _is_sorted(conformed, table.sort_by):
+        return conformed  # sorting copies the whole table
     return conformed.sort(table.sort_by, maintain_order=True)
+
+
+def _is_sorted(frame: pl.DataFrame, by: tuple[str, ...]) -> bool:
+    """Whether the rows are in ascending order of the columns, the first of which counts most."""
+    in_order = pl.lit(True)
+    for name in reversed(by):
+        following = pl.col(name).shift(-1)
+        in_order = (pl.col(name) < following) | ((pl.col(name) == following) & in_order)
+    return bool(frame.select(in_order.fill_null(True).all()).item())
 
 
 def _refuse_nulls(table: Table, frame: pl.DataFrame) -> None:

@@ -67,3 +67,21 @@ def test_conforming_sorts_keeps_every_value_and_changes_nothing_the_second_time(
     named = ("span_id", "start_ns", "duration_ns", "kind", "name")
     assert sorted(once.select(named).rows()) == sorted(tuple(row[name] for name in named) for row in rows)
     assert conform(SPANS, once).equals(once)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)), max_size=12), st.booleans()
+)
+def test_rows_come_out_in_declared_order_whether_they_went_in_so_or_not(rows, sorted_before):
+    rows = sorted(rows) if sorted_before else rows
+    frame = pl.DataFrame(
+        {
+            "rank": [rank for rank, _, _ in rows],
+            "start_ns": [start for _, start, _ in rows],
+            "span_id": [span for _, _, span in rows],
+            "duration_ns": [0] * len(rows),
+        },
+        schema={"rank": pl.Int32, "start_ns": pl.Int64, "span_id": pl.Int64, "duration_ns": pl.Int64},
+    )
+    out = conform(SPANS, frame).select("rank", "start_ns", "span_id").rows()
+    assert out == sorted(rows)
