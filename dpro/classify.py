@@ -191,6 +191,17 @@ def classify(name: str) -> KernelClass:
     Raises:
         InputError: an entry of the user's own table is wrong.
     """
+    first = _own_or_communication(name)
+    if first:
+        return first
+    for kind, compute in _COMPUTE_PATTERNS:
+        if compute.search(name):
+            return KernelClass(kind)
+    return KernelClass(OTHER)
+
+
+def _own_or_communication(name: str) -> KernelClass | None:
+    """The class by the user's own table or as communication, which come before all others."""
     for own, known in _own_classes():
         if own.search(name):
             return known
@@ -198,15 +209,13 @@ def classify(name: str) -> KernelClass:
         found = pattern.search(name)
         if found:
             return KernelClass(COMMUNICATION, op or operation(found.groupdict().get("op", "")))
-    for kind, compute in _COMPUTE_PATTERNS:
-        if compute.search(name):
-            return KernelClass(kind)
-    return KernelClass(OTHER)
+    return None
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel moves data between ranks."""
-    return classify(name).kind == COMMUNICATION
+    """Whether a kernel moves data between ranks; asked of every name, so computing is not told apart."""
+    known = _own_or_communication(name)
+    return known is not None and known.kind == COMMUNICATION
 
 
 def table_version() -> str:
