@@ -161,45 +161,31 @@ def topological_order(num_nodes: int, source: Ints, target: Ints, preference: In
 
 
 @compiled
+def _show(span: Any, now: Any, count: int, seg_start: Any, seg_span: Any) -> int:
+    # From `now` on this span is the innermost; what would have lasted no time is overwritten.
+    if count > 0 and seg_start[count - 1] == now:
+        count -= 1
+    seg_start[count] = now
+    seg_span[count] = span
+    return count + 1
+
+
+@compiled
 def _innermost(start: Any, end: Any, seg_start: Any, seg_span: Any, stack: Any) -> int:
     count = 0
     top = -1
     now = start[0]
-    for i in range(start.size):
-        # Close what ended before this span starts; the span below shows again.
-        while top >= 0 and end[stack[top]] <= start[i]:
-            close = end[stack[top]]
+    for i in range(start.size + 1):
+        # Close what ended before this span starts (at last: all); the span below shows again.
+        while top >= 0 and (i == start.size or end[stack[top]] <= start[i]):
+            now = max(now, end[stack[top]])
             top -= 1
-            if close > now:
-                now = close
-            below = stack[top] if top >= 0 else NO_NODE
-            if count > 0 and seg_start[count - 1] == now:
-                seg_span[count - 1] = below
-            else:
-                seg_start[count] = now
-                seg_span[count] = below
-                count += 1
-        top += 1
-        stack[top] = i
-        now = start[i]
-        if count > 0 and seg_start[count - 1] == now:
-            seg_span[count - 1] = i
-        else:
-            seg_start[count] = now
-            seg_span[count] = i
-            count += 1
-    while top >= 0:
-        close = end[stack[top]]
-        top -= 1
-        if close > now:
-            now = close
-        below = stack[top] if top >= 0 else NO_NODE
-        if seg_start[count - 1] == now:
-            seg_span[count - 1] = below
-        else:
-            seg_start[count] = now
-            seg_span[count] = below
-            count += 1
+            count = _show(stack[top] if top >= 0 else NO_NODE, now, count, seg_start, seg_span)
+        if i < start.size:
+            top += 1
+            stack[top] = i
+            now = start[i]
+            count = _show(i, now, count, seg_start, seg_span)
     return count
 
 

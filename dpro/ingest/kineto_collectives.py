@@ -70,8 +70,14 @@ def enclosed(launches: pl.DataFrame, outer: pl.DataFrame, label: str) -> pl.Data
     return launches.join(held, on="span_id", how="left", maintain_order="left")
 
 
-def _with_issuers(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Each kernel with its runtime call, and with the ranges on the calling thread that the call lies in."""
+def launched(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Each kernel with the runtime call that launched it: `launch_span_id`, `launch_ns`, `launch_end_ns` and
+    its `thread`, null where the trace holds no such call.
+
+    Args:
+        kernels: spans of kernels, with their `correlation`.
+        spans: all spans of the rank, in order of time.
+    """
     calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0)).select(
         "correlation",
         launch_span_id="span_id",
@@ -80,7 +86,12 @@ def _with_issuers(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
         thread="tid",
     )
     calls = calls.unique("correlation", keep="first", maintain_order=True)
-    found = kernels.join(calls, on="correlation", how="left", maintain_order="left")
+    return kernels.join(calls, on="correlation", how="left", maintain_order="left")
+
+
+def _with_issuers(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Each kernel with its runtime call, and with the ranges on the calling thread that the call lies in."""
+    found = launched(kernels, spans)
     name, kind = pl.col("name"), pl.col("kind")
     found = enclosed(found, spans.filter(name.str.starts_with("nccl:") & (kind == "annotation")), "range")
     found = enclosed(found, spans.filter(name == "record_param_comms"), "record")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.classify import classify, is_communication, operation
-from dpro.ingest.kineto_collectives import enclosed
+from dpro.ingest.kineto_collectives import enclosed, launched
 
 _COLUMNS = (
     *("collective_id", "window", "op", "group", "peer", "bytes_in", "bytes_out", "enqueued_ns"),
@@ -31,7 +31,8 @@ def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
     """
     kernels = spans.filter(pl.col("kind") == "kernel")
     names = [name for name in kernels["name"].unique() if is_communication(name)]
-    ran = _launched(kernels.filter(pl.col("name").is_in(names)), spans)
+    kernels = kernels.filter(pl.col("name").is_in(names))
+    ran = launched(kernels.select("span_id", "name", "start_ns", "duration_ns", "correlation"), spans)
     issues = _issues(spans)
     ranges = spans.filter(pl.col("kind") == "annotation").with_columns(position="span_id")
     ran = enclosed(ran, ranges.filter(pl.col("name").str.starts_with("nccl:")), "range")
@@ -61,21 +62,6 @@ def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
             source=pl.lit("nsys kernel"),
         )
         .select(_COLUMNS)
-    )
-
-
-def _launched(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Kernels with the call that launched them."""
-    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0)).select(
-        "correlation",
-        launch_span_id="span_id",
-        launch_ns="start_ns",
-        launch_end_ns=pl.col("start_ns") + pl.col("duration_ns"),
-        thread="tid",
-    )
-    calls = calls.unique("correlation", keep="first", maintain_order=True)
-    return kernels.select("span_id", "name", "start_ns", "duration_ns", "correlation").join(
-        calls, on="correlation", how="left"
     )
 
 
