@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shutil
 import tarfile
 import tempfile
@@ -147,6 +148,12 @@ def read_head(path: Path) -> bytes:
         InputError: the file cannot be opened.
     """
     return Source(str(path), path).head()
+
+
+def rank_of_name(name: str) -> int:
+    """The rank that a file's name tells (`rank3`, `rank-3`, `worker3`), -1 where it does not."""
+    found = re.search(r"(?:rank|worker)[-_ ]?(\d+)", name, re.IGNORECASE)
+    return int(found[1]) if found else -1
 
 
 def _tar_members(archive: Source) -> list[str]:

@@ -106,12 +106,12 @@ FORMATS: tuple[Importer, ...] = (
     ),
     Format(
         "NCCL Inspector",
-        "dpro.ingest.nccl_inspector",
+        "dpro.ingest.nccl.inspector",
         "read_inspector_log",
         (b"coll_perf", b"p2p_perf", b"dump_stats", b"proxy_trace"),
         "is_inspector_log",
     ),
-    Format("NCCL RAS", "dpro.ingest.nccl_ras", "read_ras_report", (b"communicators",), "is_ras_report"),
+    Format("NCCL RAS", "dpro.ingest.nccl.ras", "read_ras_report", (b"communicators",), "is_ras_report"),
     Format(
         EXECUTION_TRACE,
         "dpro.ingest.execution_trace",

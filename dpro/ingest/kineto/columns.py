@@ -18,10 +18,10 @@ import numpy.typing as npt
 import polars as pl
 
 from dpro.classify import is_communication
-from dpro.ingest.kineto_json import NO_ARGS, Args, Event
-from dpro.ingest.kineto_kinds import GPU_KINDS, KINDS, SYNC, is_frame, kind_of
-from dpro.ingest.kineto_marks import unbound
-from dpro.ingest.kineto_numbers import MISSING_NS, nanoseconds, whole_numbers
+from dpro.ingest.kineto.events import NO_ARGS, Args, Event
+from dpro.ingest.kineto.kinds import GPU_KINDS, KINDS, SYNC, is_frame, kind_of
+from dpro.ingest.kineto.marks import unbound
+from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
 
 Array = npt.NDArray[Any]
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from dpro.ingest.kineto_json import NO_ARGS, Args, Event
-from dpro.ingest.kineto_kinds import kind_of
-from dpro.ingest.kineto_numbers import MISSING_NS, nanoseconds, whole_numbers
+from dpro.ingest.kineto.events import NO_ARGS, Args, Event
+from dpro.ingest.kineto.kinds import kind_of
+from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
 
 _BEGIN, _END, _METADATA = "B", "E", "M"
 _RANK_MARKS = ("global_rank", "rank")

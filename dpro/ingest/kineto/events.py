@@ -17,8 +17,8 @@ from msgspec import Raw
 
 from dpro.errors import InputError
 from dpro.ingest.files import Source, blocks
-from dpro.ingest.kineto_numbers import FLOAT_LOSES_NS
-from dpro.ingest.kineto_text import (
+from dpro.ingest.kineto.numbers import FLOAT_LOSES_NS
+from dpro.ingest.kineto.text import (
     LONGEST_EVENT_BYTES,
     find_start,
     last_boundary,

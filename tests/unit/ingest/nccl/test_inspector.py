@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpro.errors import InputError
 from dpro.ingest.files import read_head
-from dpro.ingest.nccl_inspector import is_inspector_log, read_inspector_log
+from dpro.ingest.nccl.inspector import is_inspector_log, read_inspector_log
 from dpro.schema import COLLECTIVES, TABLES, conform
 
 Line = dict[str, Any]

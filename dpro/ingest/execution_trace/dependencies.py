@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpro.ingest.execution_trace_nodes import Node, index_of
+from dpro.ingest.execution_trace.nodes import Node, index_of
 
 Pairs = list[tuple[int, int]]
 """(place of the source, place of the target) in the sequence of nodes."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from dpro.ingest.kineto_json import Args
+from dpro.ingest.kineto.events import Args
 from dpro.schema import SYNCS
 
 _EVENT_NAMES = {

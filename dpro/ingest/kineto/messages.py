@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Raw
 
 from dpro.ingest.dtypes import dtype_bytes, dtype_name
-from dpro.ingest.kineto_json import Args
+from dpro.ingest.kineto.events import Args
 from dpro.ingest.peers import directed_bytes, global_peer
 
 Groups = Mapping[str, list[int]]

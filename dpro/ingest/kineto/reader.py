@@ -7,7 +7,6 @@ counter events are not read: the arrows repeat what correlation and sequence num
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +15,15 @@ from typing import Any
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest.files import Source
-from dpro.ingest.kineto_collectives import gpu_collectives
-from dpro.ingest.kineto_columns import Columns
-from dpro.ingest.kineto_gloo import gloo_collectives
-from dpro.ingest.kineto_json import NO_ARGS, Args, EventReader, Facts
-from dpro.ingest.kineto_marks import Marks
-from dpro.ingest.kineto_messages import Groups, whole
-from dpro.ingest.kineto_numbers import LAST_NS
-from dpro.ingest.kineto_syncs import read_syncs
+from dpro.ingest.files import Source, rank_of_name
+from dpro.ingest.kineto.collectives import gpu_collectives
+from dpro.ingest.kineto.columns import Columns
+from dpro.ingest.kineto.events import NO_ARGS, Args, EventReader, Facts
+from dpro.ingest.kineto.gloo import gloo_collectives
+from dpro.ingest.kineto.marks import Marks
+from dpro.ingest.kineto.messages import Groups, whole
+from dpro.ingest.kineto.numbers import LAST_NS
+from dpro.ingest.kineto.syncs import read_syncs
 from dpro.ingest.steps import guess_steps
 from dpro.ingest.trace import RankTrace
 
@@ -68,12 +67,6 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
         skipped=dict(sorted((columns.lost + skipped + _losses(reader)).items())),
         warnings=warnings + damage,
     )
-
-
-def rank_of_name(name: str) -> int:
-    """The rank that a file's name tells (`rank3`, `rank-3`, `worker3`), -1 where it does not."""
-    found = re.search(r"(?:rank|worker)[-_ ]?(\d+)", name, re.IGNORECASE)
-    return int(found[1]) if found else -1
 
 
 def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tuple[int, list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from dpro.ingest.nsys_tables import Export, process_of, thread_of
+from dpro.ingest.nsys.tables import Export, process_of, thread_of
 
 _TIME = {"start": pl.Int64, "end": pl.Int64}
 _ON_GPU = _TIME | {

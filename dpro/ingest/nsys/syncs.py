@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from dpro.ingest.nsys_tables import Export, process_of
+from dpro.ingest.nsys.tables import Export, process_of
 from dpro.schema import SYNCS
 
 _CALLS = (
