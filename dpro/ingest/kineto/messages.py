@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +54,7 @@ def payload_columns(op: str, told: Args, ranged: Args, group_size: int) -> dict[
     size = dtype_bytes(dtype)
     elements_in, elements_out = whole(told.elements_in), whole(told.elements_out)
     if size > 0 and elements_in >= 0 and elements_out >= 0:
-        bytes_in, bytes_out = elements_in * size, elements_out * size
+        bytes_in, bytes_out = whole(elements_in * size), whole(elements_out * size)
     else:
         bytes_in, dtype = _shaped_bytes(ranged)
         bytes_out = _bytes_out(op, bytes_in, group_size)
@@ -73,24 +74,30 @@ def peer_of(op: str, told: Args, call: Args, rank: int, ranks: list[int]) -> int
 
 
 def whole(value: Any, default: int = -1) -> int:
-    """A whole number, also one written as text; the default where there is none."""
+    """A whole number that a column can hold, also one written as text; the default where there is none."""
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
         return default
+    return number if abs(number) < 1 << 63 else default
 
 
 def _shaped_bytes(ranged: Args) -> tuple[int, str]:
     """Bytes of the tensors that a range was given, and their element type; -1 where either is unknown."""
     shapes, types = _json(ranged.shapes), _json(ranged.types)
-    try:
-        sizes = [dtype_bytes(recorded) for recorded in types]
-        counts = [math.prod(shape) for shape in shapes]
-    except (TypeError, AttributeError):
+    if not isinstance(types, list) or not isinstance(shapes, list) or not 0 < len(types) == len(shapes):
         return -1, ""
-    if not sizes or min(sizes) < 0 or len(sizes) != len(counts):
+    sizes = [dtype_bytes(recorded) if isinstance(recorded, str) else -1 for recorded in types]
+    counts = [_elements(shape) for shape in shapes]
+    if min(sizes) < 0 or min(counts) < 0:
         return -1, ""
-    return sum(size * count for size, count in zip(sizes, counts, strict=True)), types[0]
+    return whole(sum(map(operator.mul, sizes, counts))), types[0]
+
+
+def _elements(shape: Any) -> int:
+    """Number of elements of a tensor, -1 where that is no shape."""
+    is_shape = isinstance(shape, list) and all(isinstance(size, int) and size >= 0 for size in shape)
+    return math.prod(shape) if is_shape else -1
 
 
 def _bytes_out(op: str, bytes_in: int, group_size: int) -> int:
@@ -98,7 +105,7 @@ def _bytes_out(op: str, bytes_in: int, group_size: int) -> int:
     if op in ("all_reduce", "all_to_all", "broadcast", "barrier", "send", "recv"):
         return bytes_in
     if op == "all_gather" and group_size and bytes_in >= 0:
-        return bytes_in * group_size
+        return whole(bytes_in * group_size)
     if op == "reduce_scatter" and group_size and bytes_in >= 0:
         return bytes_in // group_size
     return -1

@@ -364,3 +364,30 @@ def test_a_bad_file_is_one_line_that_says_what_is_wrong(tmp_path, content, what)
     assert what in message
     assert str(path) in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("shapes", "types"),
+    [
+        ('[["X"], [4]]', '["float", "float"]'),
+        ("[[4, null]]", '["float"]'),
+        ("[[-1]]", '["float"]'),
+        ("[4]", '["float"]'),
+        ("[[4], [4]]", '["float"]'),
+        ("[[4]]", '{"float": 1}'),
+        ("[[4]]", "[4]"),
+        (f"[[{1 << 40}, {1 << 40}]]", '["float"]'),
+    ],
+)
+def test_shapes_that_are_none_leave_the_bytes_unknown(tmp_path, shapes, types):
+    shaped = {"Input Dims": json.loads(shapes), "Input type": json.loads(types)}
+    events = [annotation("nccl:all_reduce", 0, 20, **shaped), launch(5, 5, 1), kernel(NCCL, 30, 5, 1)]
+    row = _only(_read(tmp_path, events)["collectives"])
+    assert (row["op"], row["bytes_in"], row["bytes_out"]) == ("all_reduce", -1, -1)
+
+
+def test_counts_that_no_column_can_hold_are_unknown(tmp_path):
+    counts = {"In msg nelems": 1 << 70, "Out msg nelems": 1 << 62}
+    told = {"Collective name": "allreduce", "dtype": "Float", **counts}
+    row = _only(_read(tmp_path, [kernel(NCCL, 30, 5, **told)])["collectives"])
+    assert (row["bytes_in"], row["bytes_out"]) == (-1, -1)
