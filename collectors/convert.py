@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from dpro.collectors import records
+from dpro.collectors.inside import records
+from dpro.collectors.inside.stepping import Boundary, number_steps
 from dpro.collectors.launch import Launch
 from dpro.collectors.merge import merge_window
 from dpro.collectors.sidecar import process_facts
-from dpro.collectors.stepping import Boundary, number_steps
 from dpro.errors import DproError
 from dpro.schema import (
     BUCKETS,

@@ -40,12 +40,14 @@ _ENTRY = '''"""Loads the dpro recorder into processes that import torch; made by
 
 def load():
     try:
-        import importlib.util
+        import importlib.util, sys
 
-        spec = importlib.util.spec_from_file_location("_dpro_recorder", {recorder!r})
-        recorder = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(recorder)
-        recorder.install({launch!r})
+        spec = importlib.util.spec_from_file_location("_dpro", {package!r} + "/__init__.py")
+        sys.modules["_dpro"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["_dpro"])
+        from _dpro.hooks import install
+
+        install({launch!r})
     except Exception as error:
         try:
             with open({log!r}, "a") as log:
@@ -170,13 +172,13 @@ def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO
     marker.flush()
     unnamed.rename(mine.marker)  # nobody ever sees it unlocked
     inject = mine.raw / "inject"
-    package = inject / "dpro_recorder-0.dist-info"
-    package.mkdir(parents=True)
+    metadata = inject / "dpro_recorder-0.dist-info"
+    metadata.mkdir(parents=True)
     (mine.raw / "config.json").write_text(json.dumps(asdict(options)))
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: dpro-recorder\nVersion: 0\n")
-    (package / "entry_points.txt").write_text(f"[torch.backends]\ndpro_recorder = {ENTRY_MODULE}:load\n")
-    recorder = Path(__file__).resolve().with_name("recorder.py")
-    entry = _ENTRY.format(recorder=str(recorder), launch=str(mine.raw), log=str(mine.raw / "log.txt"))
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dpro-recorder\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(f"[torch.backends]\ndpro_recorder = {ENTRY_MODULE}:load\n")
+    package = Path(__file__).resolve().with_name("inside")
+    entry = _ENTRY.format(package=str(package), launch=str(mine.raw), log=str(mine.raw / "log.txt"))
     (inject / f"{ENTRY_MODULE}.py").write_text(entry)
     return marker
 

@@ -477,29 +477,35 @@ def test_window_that_does_not_fit_is_refused(tmp_path):
 # Trouble in the recorder: each of its methods in turn raises, in a process that trains.
 
 METHODS = [
-    "on_process_group", "on_update", "on_module", "on_end", "on_raise", "on_fork",
-    "_sample_clock", "_open_window", "close_window", "_save_flight", "_save_buckets", "_write_facts",
+    "recorder.Recorder.on_process_group", "recorder.Recorder.on_update", "recorder.Recorder.on_end",
+    "recorder.Recorder.on_raise", "recorder.Recorder.on_fork", "recorder.Recorder._write_facts",
+    "recorder.Recorder._on_step", "recorder.Recorder._open", "windows.Windows._start",
+    "windows.Windows.close", "windows.Windows.on_profiler", "windows.Windows.on_fork", "flight.Flight.save",
+    "buckets.Buckets.save", "buckets.Buckets.on_module", "clocks.sample",
 ]  # fmt: skip
 
 SABOTAGE = """
-import importlib.util, io, json, os, pathlib, time
+import functools, importlib, json, os, pathlib, sys, time
 import torch.distributed as dist
 
 def sabotaged(name, launch):
-    spec = importlib.util.spec_from_file_location("recorder", RECORDER)
-    recorder = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recorder)
+    sys.path.insert(0, PACKAGES)
+    hooks = importlib.import_module("inside.hooks")
     def broken(*_, **__):
         raise ValueError("sabotage")
-    broken.__name__ = name
-    setattr(recorder.Recorder, name, broken)
-    recorder.install(str(launch))
+    module, *path, method = name.split(".")
+    owner = functools.reduce(getattr, path, importlib.import_module("inside." + module))
+    broken.__name__, broken.__module__ = method, "inside." + module
+    setattr(owner, method, broken)
+    hooks.install(str(launch))
     dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     for _ in range(8):
         optimizer.zero_grad()
         ddp(torch.ones(2, 4)).sum().backward()
         optimizer.step()
+    with torch.autograd.profiler.profile(use_kineto=True):
+        pass
     if os.fork() == 0:
         os._exit(0)
     os.wait()
@@ -521,8 +527,8 @@ for name in METHODS:
 @pytest.fixture(scope="module")
 def sabotage(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sabotage")
-    recorder = ROOT / "collectors" / "recorder.py"
-    done = complete(script(folder, f"RECORDER, METHODS = {str(recorder)!r}, {METHODS!r}\n{SABOTAGE}"), folder)
+    packages = str(ROOT / "collectors")
+    done = complete(script(folder, f"PACKAGES, METHODS = {packages!r}, {METHODS!r}\n{SABOTAGE}"), folder)
     return folder, dict(line.split() for line in done.stdout.decode().splitlines())
 
 
@@ -550,5 +556,5 @@ def test_line_in_the_log_becomes_a_warning_of_the_run(tmp_path):
     run, done = record(tmp_path, script(tmp_path, body))
     assert (done.returncode, done.stdout, done.stderr) == (0, b"trained\n", b"")
     assert len(run.manifest.warnings) == 1
-    assert "stopped recording in on_update: IsADirectoryError" in run.manifest.warnings[0]
-    assert run.table(STEPS)["step"].to_list() == list(range(1, 6))
+    assert "goes on without flight: IsADirectoryError" in run.manifest.warnings[0]
+    assert run.table(STEPS)["step"].to_list() == list(range(1, 13))

@@ -8,11 +8,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.collectors import convert, records
+from dpro.collectors import convert
 from dpro.collectors.convert import Readers
 from dpro.collectors.finish import convert_waiting, finish
+from dpro.collectors.inside import records
+from dpro.collectors.inside.records import RecordWriter
 from dpro.collectors.launch import Launch
-from dpro.collectors.records import RecordWriter
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import open_run

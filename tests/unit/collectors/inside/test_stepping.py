@@ -1,6 +1,6 @@
 import pytest
 
-from dpro.collectors.stepping import Boundary, StepCounter, number_steps
+from dpro.collectors.inside.stepping import Boundary, StepCounter, number_steps
 
 
 def replayed(optimizers: str) -> tuple[dict[int, int], list[int]]:

@@ -1,7 +1,7 @@
 import threading
 
-from dpro.collectors import records
-from dpro.collectors.records import Record, RecordWriter, read_records
+from dpro.collectors.inside import records
+from dpro.collectors.inside.records import Record, RecordWriter, read_records
 
 
 def test_records_are_read_back_in_the_order_written(tmp_path):

@@ -1,0 +1,63 @@
+"""Getting in: where the recorder hangs on torch, and which probes it has.
+
+Each patch calls the original with the same arguments and lets its exceptions pass.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from . import buckets, clocks, flight, windows
+from .patching import patch
+from .recorder import Recorder
+
+
+def install(launch: str) -> None:
+    """Set the hooks; called at the end of `import torch`.
+
+    Args:
+        launch: the folder that the launcher made for its processes.
+    """
+    recorder = Recorder(Path(launch))
+    register_optimizer_step_post_hook(
+        lambda optimizer, _args, _kwargs: recorder.guarded(recorder.on_update, optimizer)
+    )
+    patch(torch.amp.GradScaler, "update", after=lambda scaler: recorder.guarded(recorder.on_update, scaler))
+    if dist.is_available():
+        _install_distributed(recorder)
+    _install_excepthook(recorder)
+    # In this order they are told of an occasion: what a window found is saved before what ends with it.
+    windows.install(recorder)
+    flight.install(recorder)
+    buckets.install(recorder)
+    clocks.install(recorder)
+    os.register_at_fork(after_in_child=lambda: recorder.guarded(recorder.on_fork))
+    atexit.register(recorder.guarded, recorder.on_end)
+
+
+def _install_distributed(recorder: Recorder) -> None:
+    from torch.distributed import device_mesh, distributed_c10d
+
+    for module in (distributed_c10d, dist, device_mesh):
+        if hasattr(module, "init_process_group"):
+            patch(module, "init_process_group", after=lambda *_: recorder.guarded(recorder.on_process_group))
+        if hasattr(module, "destroy_process_group"):
+            patch(module, "destroy_process_group", before=lambda *_: recorder.guarded(recorder.on_end))
+
+
+def _install_excepthook(recorder: Recorder) -> None:
+    original = sys.excepthook
+
+    def excepthook(*details: Any) -> None:
+        recorder.guarded(recorder.on_raise)
+        original(*details)
+
+    sys.excepthook = excepthook

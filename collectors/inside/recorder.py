@@ -1,0 +1,244 @@
+"""The recorder's core: which processes record, what a step is, and whom to tell about both.
+
+In: a folder that the launcher made, with `config.json`. Out: one folder per training process in it, with
+`facts.json`, `records.bin` and what the probes write; `log.txt` has a line for every trouble.
+
+A *probe* is another module of this package. It says with `Recorder.listen` on what occasions to be called:
+
+    open      the process turns out to train: its folder is there
+    step      a step has ended; told how many have (0 < n)
+    window    a deep window was saved; told its name
+    second    about once a second, from a thread of ours
+    end       the process group or the interpreter is about to go
+    fork      this is a forked child: whatever is open belongs to the parent
+
+Nothing here may change the job: the core is entered through `Recorder.guarded`, a probe through
+`Recorder.call`; both turn trouble into one line in the log. Trouble in a probe silences that probe, trouble
+in the core ends the recording. Nothing is written by processes that do not train: output opens when a
+process group is there or an optimizer updates.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import records, stepping
+
+SECOND_S = 1.0
+GPU_KNOWN_AT_STEP = 3
+OCCASIONS = ("open", "step", "window", "second", "end", "fork")
+
+# Where launchers tell a process its rank and the number of ranks, for jobs without torch.distributed.
+RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # the latter is set for tasks of srun, not for batch scripts
+)
+LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
+class Recorder:
+    """What one process of the job records.
+
+    Attributes:
+        config: what the launcher was asked to record, by option.
+        folder: where this process writes; None until it turns out to train.
+        records: its records; None likewise.
+        last_step_s: when a step last ended, on the monotonic clock.
+    """
+
+    def __init__(self, launch: Path) -> None:
+        """Read the configuration; nothing is written yet.
+
+        Args:
+            launch: the folder that the launcher made for its processes.
+        """
+        self.config: dict[str, Any] = json.loads((launch / "config.json").read_text())
+        self._launch = launch
+        self._enabled = True
+        self._forked = False
+        self._listeners: dict[str, list[Callable[..., None]]] = {occasion: [] for occasion in OCCASIONS}
+        self._silenced: set[str] = set()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.folder: Path | None = None
+        self.records: records.RecordWriter | None = None
+        self.last_step_s = time.monotonic()
+        self._counter = stepping.StepCounter(self._on_anchor)
+
+    # Calling our own code from the job's.
+
+    def guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Run a part of the core; if it fails, say so in the log and record no more."""
+        if not self._enabled:
+            return
+        try:
+            action(*arguments)
+        except Exception as error:
+            self._enabled = False
+            self.complain(f"stopped recording in {action.__name__}", error)
+            if self.folder is not None:
+                self._tell("end")  # Kineto left running would crash the process at its exit
+
+    def complain(self, what: str, error: Exception) -> None:
+        """Write one line to the log.
+
+        Args:
+            what: what this process does about it, to follow "process 123".
+            error: what went wrong.
+        """
+        with suppress(Exception):
+            line = f"process {os.getpid()} {what}: {type(error).__name__}: {error}".replace("\n", " ")
+            with (self._launch / "log.txt").open("a") as log:
+                log.write(f"{line}\n")
+
+    def listen(self, occasion: str, action: Callable[..., None]) -> None:
+        """Have an action of a probe called on an occasion, as by `call`."""
+        self._listeners[occasion].append(action)
+
+    def call(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Run an action of a probe; after one of its actions has raised, none of them runs again."""
+        probe = action.__module__.rpartition(".")[2]
+        if probe in self._silenced:
+            return
+        try:
+            action(*arguments)
+        except Exception as error:
+            self._silenced.add(probe)
+            self.complain(f"goes on without {probe}", error)
+
+    def _tell(self, occasion: str, *arguments: Any) -> None:
+        for action in self._listeners[occasion]:
+            self.call(action, *arguments)
+
+    # What the hooks call.
+
+    def on_process_group(self) -> None:
+        """A process group is there: this process has a rank."""
+        if self.folder is None:
+            self._open()
+        else:
+            self._write_facts()
+
+    def on_update(self, optimizer: Any) -> None:
+        """An optimizer, or the loss scaler which may skip it, has updated."""
+        now = time.time_ns()
+        if self.records is None:
+            if self._forked or multiprocessing.parent_process() is not None:
+                return  # a helper process that happens to optimise something
+            self._open()
+        assert self.records is not None
+        before = self._counter.step
+        counted = self._counter.update(id(optimizer))
+        if counted is None:
+            return
+        if self._counter.step != before:
+            self._on_step(self._counter.step)
+        self.records.write(records.UPDATE, *counted, now, time.time_ns())
+
+    def on_window(self, name: str) -> None:
+        """A deep window was saved under a name."""
+        self._tell("window", name)
+
+    def on_end(self) -> None:
+        """The process group or the interpreter is about to go."""
+        if self.folder is not None:
+            self._tell("end")
+
+    def on_raise(self) -> None:
+        """An exception that nobody caught is about to end the interpreter."""
+        if self.records is not None:
+            self.records.write(records.RAISED, time.time_ns())
+
+    def on_fork(self) -> None:
+        """This is a forked child: whatever is open belongs to the parent."""
+        self._forked = True
+        self._forget()
+        self._tell("fork")
+
+    def _on_anchor(self, optimizer: int, base: int) -> None:
+        assert self.records is not None
+        self.records.write(records.ANCHOR, optimizer, base)
+
+    def _on_step(self, step: int) -> None:
+        self.last_step_s = time.monotonic()
+        if step == GPU_KNOWN_AT_STEP:
+            self._write_facts()
+        self._tell("step", step)
+
+    # Files.
+
+    def write_file(self, name: str, content: bytes) -> None:
+        """Write a file of this process, under a name that only a whole file gets.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        assert self.folder is not None
+        temporary = self.folder / f"{name}.tmp"
+        temporary.write_bytes(content)
+        os.replace(temporary, self.folder / name)
+
+    def _open(self) -> None:
+        folder = self._launch / f"{socket.gethostname()}-{os.getpid()}"
+        folder.mkdir()
+        self.records = records.RecordWriter(folder / "records.bin")
+        self._started_ns = time.time_ns()
+        self.folder = folder
+        self._write_facts()
+        self._tell("open")
+        threading.Thread(
+            target=self._every_second, args=(self.records,), name="dpro-second", daemon=True
+        ).start()
+
+    def _write_facts(self) -> None:
+        rank, world_size = identity()
+        local_rank = next((os.environ[name] for name in LOCAL_RANK_VARIABLES if name in os.environ), "-1")
+        facts = {
+            "rank": rank,
+            "world_size": world_size,
+            "local_rank": int(local_rank),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started_ns": self._started_ns,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            **_gpu(),
+        }
+        self.write_file("facts.json", json.dumps(facts).encode())
+
+    def _every_second(self, own: records.RecordWriter) -> None:
+        while self._enabled and self.records is own:
+            self._tell("second")
+            time.sleep(SECOND_S)
+
+
+def identity() -> tuple[int, int]:
+    """Rank and number of ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    for rank, size in RANK_VARIABLES:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+def _gpu() -> dict[str, str]:
+    if not torch.cuda.is_initialized():  # asking further would claim a GPU for this process
+        return {"gpu_name": "", "gpu_uuid": ""}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {"gpu_name": properties.name, "gpu_uuid": str(getattr(properties, "uuid", ""))}
