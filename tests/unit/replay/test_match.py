@@ -1,0 +1,68 @@
+"""Laying two ranks' orders of collectives against each other, by the ends alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.replay.match import best_shift
+
+US = 1_000
+MS = 1_000_000
+UNEVEN_MS = np.array([3, 8, 1, 12, 2, 7, 5, 20, 4, 9, 6, 11])  # between one collective and the next
+SKEW_US = np.array([0, 18, -7, 30, 4, -22, 11, 2, -15, 9, 25, -3])
+
+
+def _ends(first: int, count: int, late_ms: int = 0) -> np.ndarray:
+    """Ends on a rank that holds so many collectives of one series, from some number on."""
+    ends = np.cumsum(UNEVEN_MS) * MS + late_ms * (MS + SKEW_US * US)
+    return ends[first : first + count]
+
+
+def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.ones((a.size, b.size), np.bool_)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_few_collectives_that_both_ranks_hold_are_laid_against_each_other(count):
+    a, b = _ends(2, count), _ends(2, count, late_ms=1)
+    assert best_shift(a, b, _alike(a, b)) == (0, True)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 3), (4, 3), (9, 3), (3, 5), (7, 5)])
+def test_three_collectives_are_found_among_many(first, count):
+    a, b = _ends(0, 12), _ends(first, count, late_ms=1)
+    assert best_shift(a, b, _alike(a, b)) == (first, True)
+
+
+def test_a_single_pair_decides_nothing_however_even_it_is():
+    # Laid against each other fully, the ends differ by milliseconds: these are not the same three.
+    a = np.array([0, 10, 30]) * MS
+    b = np.array([0, 25, 31]) * MS
+    assert not best_shift(a, b, _alike(a, b))[1]
+
+
+def test_three_collectives_at_equal_distances_are_refused():
+    a = np.array([0, 10, 20]) * MS
+    b = a + np.array([0, 20, -10]) * US
+    assert not best_shift(a, b, _alike(a, b))[1]
+
+
+def test_two_collectives_are_laid_end_to_end_where_they_are_alike():
+    a, b = _ends(0, 5), _ends(3, 2)
+    same = _alike(a, b)
+    assert best_shift(a, b, same) == (3, True)
+    same[4, 1] = False
+    assert best_shift(a, b, same) == (3, False)
+
+
+@given(st.integers(0, 2**31), st.integers(3, 8), st.integers(0, 6), st.integers(-50, 50))
+def test_what_is_called_clear_is_right_wherever_the_windows_were_clipped(seed, count, first, late_ms):
+    noise = np.random.default_rng(seed)
+    ends = np.cumsum(noise.integers(100, 20_000, 20)) * US
+    a = ends[first : first + count + 4]
+    b = (ends + noise.normal(0, 20 * US, 20).astype(np.int64) + late_ms * MS)[first + 1 : first + 1 + count]
+    shift, clear = best_shift(a, b, _alike(a, b))
+    assert not clear or shift == 1
