@@ -51,10 +51,22 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Run:
-    """An opened run directory."""
+    """An opened run directory.
+
+    Attributes:
+        path: the directory.
+        manifest: what is true of the run as a whole.
+        source: the traces that the user named, where they were imported into a cache; else None.
+    """
 
     path: Path
     manifest: Manifest
+    source: Path | None = None
+
+    @property
+    def label(self) -> str:
+        """What the user calls it."""
+        return str(self.source or self.path)
 
     def table(self, table: Table) -> pl.DataFrame:
         """All rows of a table, sorted as declared; empty where the run has none.

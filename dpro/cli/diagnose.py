@@ -81,7 +81,7 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
     """The command's JSON; a run is healthy only if it could have shown that it is not."""
     unknown = not_known(analysis)
     return {
-        "run": str(analysis.run.path),
+        "run": analysis.run.label,
         "findings": [
             {
                 "class": finding.class_,

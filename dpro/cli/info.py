@@ -32,9 +32,9 @@ def info(run: str, as_json: bool) -> None:
     Coverage is the share of what is there that dpro understands: collectives whose bytes and group are known,
     steps in deep windows, GPU time of kernels whose class no name tells.
     """
-    from dpro.cli.runs import open_or_import
+    from dpro.cli.runs import open_quietly
 
-    opened = open_or_import(run)
+    opened = open_quietly(run)  # the warnings are part of what it prints
     document = describe(opened)
     if as_json:
         print_json(document)
@@ -46,7 +46,7 @@ def contents(run: Run) -> dict[str, Any]:
     """What a run holds, in the keys that `import` and `info` share."""
     manifest = run.manifest
     return {
-        "run": str(run.path),
+        "run": run.label,
         "ranks": manifest.ranks,
         "world_size": manifest.world_size,
         "missing_ranks": manifest.missing_ranks,
@@ -64,6 +64,7 @@ def describe(run: Run) -> dict[str, Any]:
     steps = run.table(STEPS)
     held = contents(run)
     return held | {
+        "cache": None if run.source is None else str(run.path),
         "steps": steps["step"].n_unique(),
         "hosts": run.manifest.hosts,
         "gpus": run.manifest.gpus,
@@ -140,6 +141,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
     coverage = document["coverage"]
     lines = [
         f"run        {document['run']}",
+        *([f"cache      {document['cache']}"] if document["cache"] else []),
         f"ranks      {len(document['ranks'])} of {document['world_size']}",
         f"hosts      {', '.join(document['hosts']) or 'not recorded'}",
         f"GPUs       {', '.join(document['gpus']) or 'none recorded'}",

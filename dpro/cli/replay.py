@@ -43,7 +43,7 @@ def replay_document(analysis: Analysis) -> dict[str, Any]:
     trust = analysis.trust
     p50, p95 = trust.start_error_ns
     return {
-        "run": str(analysis.run.path),
+        "run": analysis.run.label,
         "steps": [
             {
                 "step": row["step"],
@@ -92,7 +92,7 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
     steps = document["steps"]
     graph, manifest = analysis.built.graph, analysis.run.manifest
     out.print(
-        f"{analysis.run.path}: {len(manifest.ranks)} of {manifest.world_size} ranks, "
+        f"{analysis.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks, "
         f"{graph.num_nodes:,} nodes, {graph.edges.source.size:,} edges"
     )
     if steps:

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,23 @@ if TYPE_CHECKING:
 
 
 def open_or_import(path: str | os.PathLike[str]) -> Run:
-    """Open a run; import what is not one.
+    """Open a run; import what is not one, and repeat what was to be said of that when it was imported.
+
+    Args:
+        path: a run directory, a folder of traces, or one trace.
+
+    Raises:
+        InputError: as `open_quietly`.
+    """
+    run = open_quietly(path)
+    if run.source is not None:
+        for warning in run.manifest.warnings:
+            warn(warning)
+    return run
+
+
+def open_quietly(path: str | os.PathLike[str]) -> Run:
+    """Open a run; import what is not one. What to know of it is in its manifest.
 
     A recording that is still being finished is waited for; one whose recorder was killed is finished here.
 
@@ -71,14 +88,11 @@ def _open_cached(source: Path) -> Run:
     if not is_run(run):
         try:
             with progress_bar() as progress:
-                manifest = import_sources([source], run, progress=progress)
+                import_sources([source], run, progress=progress)
         except DproError:
-            if is_run(run):  # another command has just imported the same files
-                return open_run(run)
-            raise
-        for warning in manifest.warnings:
-            warn(warning)
-    return open_run(run)
+            if not is_run(run):  # else another command has just imported the same files
+                raise
+    return replace(open_run(run), source=source)
 
 
 def _fingerprint(source: Path) -> str:

@@ -80,7 +80,7 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
     else:
         predictions, refused = search(graph, trust)
     document = {
-        "run": str(analysis.run.path),
+        "run": analysis.run.label,
         "baseline_ms": ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
         "measured_ms": ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
         "other_steps_ms": _steps_outside_windows(analysis),

@@ -1,8 +1,8 @@
 """Staged files put together as one run.
 
 In: a staging folder with a note and parts for each file. Out: a run directory, put in its place by one rename
-when it is whole. Doing it again after a crash gives the same run. It opens source files only where none
-told its rank: those are numbered here, and read again.
+when it is whole. Doing it again after a crash gives the same run. Files that do not tell their rank are
+numbered here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from dpro._version import __version__
 from dpro.errors import InputError
 from dpro.ingest.merge import LEFT_OUT, Piece, Remarks, clash, merge_rank, refuse_clashes, useful
-from dpro.ingest.staging import Note, Share, Task, give_up, note_of, part_name, read_notes, stage
+from dpro.ingest.staging import Note, Share, Task, give_up, note_of, part_name, read_notes, settle
 from dpro.schema import TABLES
 from dpro.store import Manifest, merge_counts, write_manifest
 
@@ -126,7 +126,7 @@ def _with_ranks(notes: list[Note], tasks: Sequence[Task], spread: Spread) -> lis
         taken.setdefault(rank, []).extend(_pieces(note, task.folder))
         again.append(replace(task, rank=rank))
     stale = [task for task, note in zip(again, homeless, strict=True) if note.rank != task.rank]
-    for _ in spread(stage, stale, give_up):
+    for _ in spread(settle, stale, give_up):
         pass
     return sorted([*settled, *(note_of(task) for task in again)], key=lambda note: note.number)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import shutil
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, cast
@@ -24,6 +23,7 @@ from dpro.ingest.streams import decompressed
 
 HEAD_BYTES = 1 << 16
 _BLOCK_BYTES = 1 << 19  # what fits a processor's cache together with what is made of it
+_STORED_HEAD_BYTES = 1 << 18  # decompresses to as much as a head at least
 _ZIP = b"PK\x03\x04"
 _TAR_MAGIC = slice(257, 262)
 _ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, KeyError)
@@ -82,26 +82,57 @@ class Source:
         return bytes(head[:HEAD_BYTES])
 
 
-def expand(path: Path) -> list[Source]:
-    """The files that a path stands for: the members of a `.zip`, `.tar` or compressed `.tar`, else itself.
+def heads(path: Path) -> Iterator[tuple[Source, bytes]]:
+    """The files that a path stands for, each with its first bytes.
+
+    Those are the members of a `.zip`, `.tar` or compressed `.tar`, which is gone through once, else the file.
 
     Raises:
-        InputError: the file cannot be opened, or is an archive without a readable list of members.
+        InputError: the file cannot be opened, or is a damaged archive: after what can be read of it.
         MissingExtra: it needs a library that is not installed.
     """
     whole = Source(str(path), path)
     head = whole.head()
+    if not _is_archive(head):
+        yield whole, head
+        return
+    seen = set()
     try:
-        if head.startswith(_ZIP):
-            with zipfile.ZipFile(path) as archive:
-                members = [info.filename for info in archive.infolist() if not info.is_dir()]
-        elif head[_TAR_MAGIC] == b"ustar":
-            members = _tar_members(whole)
-        else:
-            return [whole]
+        for member, content in _members(whole):
+            if member not in seen:
+                seen.add(member)
+                yield Source(f"{path}!{member}", path, member), _head_of_stored(content)
     except (OSError, *_DAMAGE) as error:
-        raise InputError(f"{path}: damaged archive ({error}); copy the file again") from error
-    return [Source(f"{path}!{member}", path, member) for member in sorted(set(members))]
+        after = f" after {len(seen)} files" if seen else ""
+        raise InputError(f"{path}: damaged archive ({error}){after}; copy the file again") from error
+
+
+def goes_forward_only(path: Path) -> bool:
+    """Whether a file is an archive that must be read from its beginning for each member: a compressed tar."""
+    with path.open("rb") as file:
+        start = file.read(_TAR_MAGIC.stop)
+    return not _is_archive(start) and _is_archive(read_head(path))
+
+
+def unpack(archive: Path, places: Mapping[str, Path]) -> None:
+    """Write some members of an archive to files, as they are stored, in one pass; damaged ones in part.
+
+    Args:
+        archive: the archive.
+        places: where to write each, by the member's name.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    left = dict(places)
+    with contextlib.suppress(*_DAMAGE):
+        for member, content in _members(Source(str(archive), archive)):
+            if (place := left.pop(member, None)) is not None:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("wb") as file:
+                    _copy(content, cast(BinaryIO, file))
+            if not left:
+                return
 
 
 def blocks(source: Source, damage: list[str]) -> Iterator[bytes]:
@@ -156,16 +187,42 @@ def rank_of_name(name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def _tar_members(archive: Source) -> list[str]:
-    """Names of the files in a tar; those of a truncated one as far as they can be read."""
-    members: list[str] = []
-    with archive.open() as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-        try:
-            members.extend(info.name for info in tar if info.isfile())
-        except (EOFError, tarfile.TarError):
-            if not members:
-                raise
-    return members
+def _is_archive(head: bytes) -> bool:
+    return head.startswith(_ZIP) or head[_TAR_MAGIC] == b"ustar"
+
+
+def _members(archive: Source) -> Iterator[tuple[str, BinaryIO]]:
+    """Each file in an archive and its bytes as stored, which are to be read before the next is asked for."""
+    with archive.open() as stream:
+        if archive.head().startswith(_ZIP):
+            with zipfile.ZipFile(archive.path) as opened:
+                for entry in opened.infolist():
+                    if not entry.is_dir():
+                        yield entry.filename, cast(BinaryIO, opened.open(entry))
+            return
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            for info in tar:
+                if info.isfile():
+                    yield info.name, cast(BinaryIO, tar.extractfile(info))
+
+
+def _head_of_stored(content: BinaryIO) -> bytes:
+    """The first bytes of a member, decompressed."""
+    stored = io.BytesIO()
+    _copy(content, stored, _STORED_HEAD_BYTES)
+    stored.seek(0)
+    head = bytearray()
+    with contextlib.suppress(*_DAMAGE), decompressed(stored) as stream:  # it is cut, if long
+        while len(head) < HEAD_BYTES and (block := stream.read(HEAD_BYTES)):
+            head += block
+    return bytes(head[:HEAD_BYTES])
+
+
+def _copy(content: BinaryIO, target: BinaryIO, most: int | None = None) -> None:
+    """Copy what can be read, in small steps: the one that meets damage is lost."""
+    with contextlib.suppress(*_DAMAGE):
+        while (most is None or target.tell() < most) and (piece := content.read(tarfile.RECORDSIZE)):
+            target.write(piece)
 
 
 def _open_member(path: Path, member: str) -> BinaryIO:
@@ -182,14 +239,9 @@ def _open_member(path: Path, member: str) -> BinaryIO:
 def _spooled(path: Path, member: str) -> BinaryIO:
     """A member of a compressed tar, in a temporary file: within the archive one can only go forward."""
     spool = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (closed with the stream)
-    with (
-        decompressed(cast(BinaryIO, io.FileIO(path))) as stream,
-        tarfile.open(fileobj=stream, mode="r|") as tar,
-    ):
-        content = next((tar.extractfile(info) for info in tar if info.name == member), None)
-        if content is None:
-            raise KeyError(member)
-        with contextlib.suppress(EOFError, tarfile.TarError):  # a truncated archive: what there is of it
-            shutil.copyfileobj(content, spool, tarfile.RECORDSIZE)  # small: the one that fails is lost
-    spool.seek(0)
-    return spool
+    for name, content in _members(Source(str(path), path)):
+        if name == member:
+            _copy(content, spool)
+            spool.seek(0)
+            return spool
+    raise KeyError(member)

@@ -82,7 +82,6 @@ def read_dump(path: Path, *, rank: int | None = None) -> RankTrace:
         world_size=world_size,
         frames={"collectives": collectives, "workers": pl.DataFrame(worker)},
         versions=_versions(dump, entries),
-        warnings=[] if known >= 0 else [f"{path.name}: neither the dump nor its name tells the rank"],
     )
 
 

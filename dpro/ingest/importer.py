@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from typing import TypeAlias
 from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError
 from dpro.ingest.assemble import Spread, assemble
-from dpro.ingest.files import Source, expand
+from dpro.ingest.files import Source, goes_forward_only, heads, unpack
 from dpro.ingest.formats import Registry, registry, why_passed_over
 from dpro.ingest.merge import LEFT_OUT
 from dpro.ingest.parallel import num_cores, run_tasks
@@ -130,10 +130,11 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             traces.passed_over["tables of dpro runs"] += 1
             continue
         try:
-            for source in expand(path):
-                _sort(source, source.head(), known, traces)
+            for source, head in heads(path):
+                _sort(source, head, known, traces)
         except DproError as error:
             unopened.append(error)
+    traces.files.sort(key=lambda found: (found[0].path, found[0].member))
     if not traces.files:
         if unopened:
             raise unopened[0]
@@ -186,6 +187,7 @@ def stage_all(tasks: Sequence[Task], spread: Spread, progress: Progress | None) 
     Raises:
         OSError: the staging folder cannot be written.
     """
+    _unpack_those_that_go_forward_only(tasks)
     by_number = {task.number: task for task in tasks}
     total = sum(task.bytes for task in tasks)
     done = 0
@@ -193,3 +195,14 @@ def stage_all(tasks: Sequence[Task], spread: Spread, progress: Progress | None) 
         done += by_number[note.number].bytes
         if progress:
             progress(done, total)
+
+
+def _unpack_those_that_go_forward_only(tasks: Sequence[Task]) -> None:
+    """Put the members of compressed tars beside what is staged: each task would begin at the beginning."""
+    places: defaultdict[Path, dict[str, Path]] = defaultdict(dict)
+    for task in tasks:
+        if task.source.member:
+            places[task.source.path][task.source.member] = task.unpacked
+    for archive, members in places.items():
+        if goes_forward_only(archive):
+            unpack(archive, members)

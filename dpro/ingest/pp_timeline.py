@@ -214,7 +214,6 @@ def _megatron(events: list[_Event], path: Path) -> _Timeline:
     lost = {"events without an end": broken, "instants": instants.height - bounds.height}
     work = whole.filter(pl.col("name") != "iteration").select(pl.col(n).cast(t) for n, t in _WORK.items())
     stages = {event.pid: event.args.pp_rank for event in events if event.args.pp_rank >= 0}
-    known = of_all or rank >= 0
     return _Timeline(
         work=work,
         steps=steps.sort("rank", "step").select(
@@ -223,7 +222,6 @@ def _megatron(events: list[_Event], path: Path) -> _Timeline:
         stages=dict.fromkeys(work["rank"], -1) | (stages if of_all else {rank: stage}),
         num_stages=max(stages.values(), default=-1) + 1 if of_all else _config(path).get("pp_size", -1),
         skipped={reason: count for reason, count in lost.items() if count},
-        warnings=[] if known else [f"{path.name}: neither its events nor its name tell the rank"],
     )
 
 
@@ -303,8 +301,6 @@ def _primus(iterations: dict[str, _Times], path: Path) -> _Timeline:
         # The lists then hold several chunks of each micro-batch, in an order that the file does not tell.
         whole = whole.with_columns(micro_batch=pl.lit(-1, pl.Int64))
         warnings.append(f"{path.name}: with virtual stages the micro-batch of each span is not known")
-    if rank < 0:
-        warnings.append(f"{path.name}: neither the timeline nor its name tells the rank")
     if config.get("world_size", 0) > config.get("pp_size", 0):
         warnings.append(f"{path.name}: one rank of each pipeline stage is recorded, numbered by stage")
     broken = work.height - whole.height

@@ -12,18 +12,20 @@ import os
 import shutil
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import polars as pl
 
 from dpro.errors import DproError, InputError
 from dpro.ingest.files import Source, blocks
 from dpro.ingest.formats import Format, Importer, registry
 from dpro.ingest.trace import RankTrace
-from dpro.schema import TABLES, SchemaError
+from dpro.schema import COLLECTIVES, TABLES, SchemaError
 from dpro.store import write_part
 
 MOST_RANKS = 1 << 20  # more than any job has; a manifest lists those that are missing
@@ -56,6 +58,11 @@ class Task:
     def folder(self) -> Path:
         """Where its tables go."""
         return self.staging / _FILES / f"{self.number:06d}"
+
+    @property
+    def unpacked(self) -> Path:
+        """Where the member of an archive is, if it has been unpacked."""
+        return self.staging / "unpacked" / f"{self.number:06d}" / self.source.name
 
 
 @dataclass(frozen=True)
@@ -97,13 +104,13 @@ class Note:
     @property
     def tells_its_rank(self) -> bool:
         """Whether all that it told belongs to ranks that it named."""
-        return self.rank is None and all(share.rank >= 0 for share in self.shares)
+        return self.rank is None
 
 
 def stage(task: Task) -> Note:
     """Read one file and keep its tables; a file that cannot be read becomes a note that says why.
 
-    A file that does not tell its rank leaves a note alone: it is read again when its rank is settled.
+    A file that does not tell its rank is taken as what its place among the files says, until `settle`.
 
     Raises:
         OSError: the staging folder cannot be written.
@@ -111,10 +118,30 @@ def stage(task: Task) -> Note:
     with _made_whole(task) as folder:
         stamp = _stamp(task.source)
         try:
-            shares = [_share(trace, folder) for trace in _read(registry().named(task.format), task)]
-            note = Note(task.number, task.source.label, task.format, shares, stamp=stamp, rank=task.rank)
+            traces, rank = _with_rank(registry().named(task.format), task)
+            shares = [_share(trace, folder) for trace in traces]
+            note = Note(task.number, task.source.label, task.format, shares, stamp=stamp, rank=rank)
         except DproError as error:
             note = Note(task.number, task.source.label, task.format, failure=str(error))
+        _write_note(folder, note)
+    return note
+
+
+def settle(task: Task) -> Note:
+    """Make a staged file that does not tell its rank the one of its task.
+
+    Raises:
+        OSError: the staging folder cannot be written.
+    """
+    note, rank = note_of(task), task.rank
+    if rank is None or any(_peers_follow_from_rank(_staged(task, share)) for share in note.shares):
+        return stage(task)
+    moved = [replace(share, rank=rank) if share.rank == note.rank else share for share in note.shares]
+    with _made_whole(task) as folder:
+        for before, after in zip(note.shares, moved, strict=True):
+            for name, frame in _staged(task, before):
+                write_part(folder, TABLES[name], part_name(after.rank), _of_rank(frame, after.rank))
+        note = replace(note, shares=moved, rank=rank)
         _write_note(folder, note)
     return note
 
@@ -169,32 +196,71 @@ def _read(importer: Importer, task: Task) -> Iterator[RankTrace]:
 def _read_source(importer: Importer, task: Task) -> RankTrace | list[RankTrace]:
     """Hand an importer its file; a member of an archive is unpacked first for those that need a path."""
     source = task.source
-    if not source.member:
-        return importer.read(source.path, rank=task.rank)
+    if source.member and task.unpacked.exists():
+        source = Source(source.label, task.unpacked)
     if isinstance(importer, Format) and importer.streams:
         return importer.read(source, rank=task.rank)
+    if not source.member:
+        return _read_path(importer, source.path, task)
     with TemporaryDirectory(dir=task.staging, prefix="unpacked.") as folder:
         path = Path(folder) / source.name
         with path.open("wb") as file:
             file.writelines(blocks(source, []))  # damage shows in what is missing
-        try:
-            return importer.read(path, rank=task.rank)
-        except DproError as error:
-            raise InputError(str(error).replace(str(path), source.label)) from error
+        return _read_path(importer, path, task)
+
+
+def _read_path(importer: Importer, path: Path, task: Task) -> RankTrace | list[RankTrace]:
+    """Hand an importer a path; what it says of it is said of the source."""
+    try:
+        return importer.read(path, rank=task.rank)
+    except DproError as error:
+        raise type(error)(str(error).replace(str(path), task.source.label)) from error
+
+
+def _with_rank(importer: Importer, task: Task) -> tuple[list[RankTrace], int | None]:
+    """What a file tells, and the rank that it is taken as, None where it tells its own."""
+    traces = list(_read(importer, task))
+    if task.rank is not None or all(trace.rank >= 0 for trace in traces):
+        return traces, task.rank
+    rank = task.number  # what it is given in the end, where no file tells its own
+    if any(_peers_follow_from_rank(trace.frames.items()) for trace in traces):
+        return list(_read(importer, replace(task, rank=rank))), rank
+    return [trace if trace.rank >= 0 else _taken_as(rank, trace) for trace in traces], rank
+
+
+def _taken_as(rank: int, trace: RankTrace) -> RankTrace:
+    return replace(trace, rank=rank, frames={name: _of_rank(f, rank) for name, f in trace.frames.items()})
+
+
+def _of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
+    return frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+
+
+def _peers_follow_from_rank(tables: Iterable[tuple[str, pl.DataFrame]]) -> bool:
+    """Whether a rank sends or receives within a group: who its peer is depends on who it is itself."""
+    within_group = pl.col("op").is_in(["send", "recv"]) & (pl.col("group_ranks").list.len() > 0)
+    return any(
+        name == COLLECTIVES.name
+        and {"op", "group_ranks"} <= set(frame.columns)
+        and not frame.filter(within_group).is_empty()
+        for name, frame in tables
+    )
+
+
+def _staged(task: Task, share: Share) -> Iterator[tuple[str, pl.DataFrame]]:
+    """The tables of a rank as they are staged, one at a time."""
+    for name in share.tables:
+        yield name, pl.read_parquet(task.folder / name / f"{part_name(share.rank)}.parquet", glob=False)
 
 
 def _share(trace: RankTrace, folder: Path) -> Share:
-    """Write one rank's tables; without a rank there is nothing to file them under yet."""
+    """Write one rank's tables."""
     unknown = trace.frames.keys() - TABLES.keys()
     if unknown:
         raise SchemaError(f"there is no table {', '.join(sorted(unknown))}")
     tables = []
     for name, frame in trace.frames.items():
-        if trace.rank < 0:
-            rows = frame.height
-        else:
-            rows = write_part(folder, TABLES[name], part_name(trace.rank), frame)
-        if rows:
+        if write_part(folder, TABLES[name], part_name(trace.rank), frame):
             tables.append(name)
     return Share(
         rank=trace.rank,

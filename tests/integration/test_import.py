@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from dpro.cli.runs import open_or_import
 from dpro.errors import InputError
+from dpro.ingest.files import Source
 from dpro.ingest.importer import import_sources
 from dpro.ingest.kineto import read_trace
 from dpro.ingest.steps import find_steps
@@ -279,10 +281,10 @@ def test_info_in_words_names_the_ranks_that_are_missing(tmp_path):
 def test_traces_are_imported_once_until_a_file_changes(tmp_path):
     source = write_rank(tmp_path / "in", 0)
     cache = tmp_path / "cache"
-    first = _info(tmp_path / "in", cache)["run"]
-    assert _info(tmp_path / "in", cache)["run"] == first
+    first = _info(tmp_path / "in", cache)["cache"]
+    assert _info(tmp_path / "in", cache)["cache"] == first
     os.utime(source, ns=(1, 1))
-    assert _info(tmp_path / "in", cache)["run"] != first
+    assert _info(tmp_path / "in", cache)["cache"] != first
     assert Path(first).is_relative_to(cache)
 
 
@@ -445,3 +447,94 @@ def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
     line = _refused(_dpro("import", tmp_path / "run", "-o", tmp_path / "other"), code=1)
     assert "no trace found" in line
     assert "3 tables of dpro runs" in line
+
+
+@pytest.fixture
+def reads(monkeypatch) -> list[str]:
+    """Names of the Kineto files that are read, each time they are."""
+    names: list[str] = []
+
+    def read(source, **how):
+        names.append(source.name)
+        return read_trace(source, **how)
+
+    monkeypatch.setattr("dpro.ingest.kineto.read_trace", read)
+    return names
+
+
+def test_files_that_do_not_tell_their_rank_are_read_once(reads, tmp_path):
+    events = [cpu_op("a", 1, 2), kernel("gemm", 5, 2)]
+    for name in ("a", "b"):
+        write(tmp_path / "in" / f"{name}.json", events)
+    write_rank(tmp_path / "in", 0)  # so that they are not what their places say
+    manifest = import_sources([tmp_path / "in"], tmp_path / "run")
+    assert sorted(reads) == ["a.json", "b.json", "rank0.json.gz"]
+    assert manifest.ranks == [0, 1, 2]
+    assert [line for line in manifest.warnings if "nothing tells its rank" in line] == [
+        "a.json: nothing tells its rank; taken as rank 1, in order of the names",
+        "b.json: nothing tells its rank; taken as rank 2, in order of the names",
+    ]
+    for rank in (1, 2):
+        write(tmp_path / "named" / f"rank{rank}.json", events)
+    import_sources([tmp_path / "named"], tmp_path / "expected")
+    for table in (SPANS, STEPS, WORKERS):
+        told, expected = open_run(tmp_path / "run").table(table), open_run(tmp_path / "expected").table(table)
+        assert told.filter(told["rank"] > 0).equals(expected)
+
+
+def test_whom_a_file_without_a_rank_sends_to_follows_from_the_rank_it_is_given(tmp_path):
+    sent = {"Collective name": "send", "Process Group Name": "1", "Process Group Ranks": "[1, 0]"}
+    sent |= {"In msg nelems": 4, "Out msg nelems": 4, "dtype": "Float", "Dst Rank": 0}
+    events = [cpu_op("a", 1, 2), kernel("ncclDevKernel_SendRecv(args)", 5, 2, **sent)]
+    write(tmp_path / "in" / "a.json", events)
+    write(tmp_path / "in" / "b.json", events)
+    import_sources([tmp_path / "in"], tmp_path / "run")
+    sends = open_run(tmp_path / "run").table(COLLECTIVES)
+    # Rank 0 does not send to itself: there, 0 is a number within the group.
+    assert sends.select("rank", "op", "peer").rows() == [(0, "send", 1), (1, "send", 0)]
+
+
+def test_a_compressed_tar_is_opened_as_often_whatever_it_holds(monkeypatch, tmp_path):
+    opened: list[str] = []
+    real = Source.open
+    monkeypatch.setattr(Source, "open", lambda source: opened.append(source.label) or real(source))
+    for num_members in (2, 7):
+        archive = tmp_path / f"{num_members}.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
+            for rank in range(num_members):
+                tar.add(write_rank(tmp_path / "in", rank, num_members), f"job/rank{rank}.json.gz")
+        run = tmp_path / "out" / f"run{num_members}"
+        assert import_sources([archive], run, jobs=1).ranks == list(range(num_members))
+    assert opened.count(str(tmp_path / "2.tar.gz")) == opened.count(str(tmp_path / "7.tar.gz"))
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"run2", "run7"}
+
+
+def test_the_members_before_the_end_of_a_truncated_tar_are_imported_and_the_rest_is_said(tmp_path):
+    packed, noise = tmp_path / "traces.tar.gz", tmp_path / "noise.json"
+    noise.write_bytes(os.urandom(300_000))
+    with tarfile.open(packed, "w:gz") as tar:
+        for path in (write_rank(tmp_path / "in", 0), noise, write_rank(tmp_path / "in", 1)):
+            tar.add(path, path.name)
+    packed.write_bytes(packed.read_bytes()[:200_000])
+    manifest = import_sources([packed], tmp_path / "run")
+    assert manifest.ranks == [0]
+    assert any("damaged archive" in line and "copy the file again" in line for line in manifest.warnings)
+
+
+def test_what_is_imported_on_the_fly_goes_by_the_name_that_the_user_gave_it(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=1)
+    told = _info(tmp_path / "in", tmp_path / "cache")
+    assert told["run"] == str(tmp_path / "in")
+    assert open_run(told["cache"]).manifest.ranks == [0]
+    assert _info(told["cache"], tmp_path / "cache") == told | {"run": told["cache"], "cache": None}
+
+
+def test_damage_is_said_each_time_that_a_command_opens_the_traces(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=1)
+    path = tmp_path / "in" / "rank0.json.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    for _ in range(2):
+        assert "rank0.json.gz: damaged" in _dpro("report", tmp_path / "in", cache=tmp_path / "cache").stderr
+        done = _dpro("info", tmp_path / "in", cache=tmp_path / "cache")
+        assert " ".join(done.stdout.split()).count("rank0.json.gz: damaged") == 1
+        assert done.stderr == ""

@@ -75,7 +75,6 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
         frames={name: _stamped(name, frame, known) for name, frame in frames.items()},
         versions={"execution trace schema": document.schema} if document.schema else {},
         skipped=skipped,
-        warnings=[] if known >= 0 else [f"{path.name}: neither the trace nor its name tells the rank"],
     )
 
 

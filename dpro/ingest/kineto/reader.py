@@ -78,8 +78,7 @@ def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tu
         return marks.rank, [
             f"{source.name}: no distributedInfo; rank {marks.rank} by its {marks.rank_source}"
         ]
-    rank = rank_of_name(source.name)
-    return rank, [] if rank >= 0 else [f"{source.name}: neither the trace nor its name tells the rank"]
+    return rank_of_name(source.name), []
 
 
 def _base_ns(facts: Facts) -> int:

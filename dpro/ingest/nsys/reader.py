@@ -198,9 +198,7 @@ def _ranks(
         by_gpu += f"; taken as {first} and up, in order of their GPUs"
         return list(range(first, first + len(processes))), max(*sizes, first + len(processes)), [by_gpu]
     known = rank if rank is not None else _variable(session.environment, _RANK_VARIABLES)
-    known = known if known >= 0 else rank_of_name(path.name)
-    nothing = f"{path.name}: neither the export nor its name tells the rank"
-    return [known], max(sizes), [] if known >= 0 else [nothing]
+    return [known if known >= 0 else rank_of_name(path.name)], max(sizes), []
 
 
 def _told_rank(spans: pl.DataFrame) -> tuple[int, int]:

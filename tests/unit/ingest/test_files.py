@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import InputError, MissingExtra
-from dpro.ingest.files import Source, blocks, expand, read_bytes, read_head
+from dpro.ingest.files import Source, blocks, heads, read_bytes, read_head
 from dpro.ingest.kineto import read_trace
 from tests.traces import cpu_op, write
 
@@ -43,6 +43,10 @@ ARCHIVES = {
     "packed.tar.gz": lambda path: _tar(path, "w:gz", MEMBERS),
     "packed.zip": lambda path: _zip(path, MEMBERS),
 }
+
+
+def expand(path: Path) -> list[Source]:
+    return sorted(source for source, _ in heads(path))
 
 
 def _whole(source: Source) -> bytes:
@@ -81,6 +85,7 @@ def test_the_members_of_an_archive_are_sources_in_order_of_their_names(name, tmp
     assert [source.name for source in sources] == ["rank0.json.gz", "rank1.json"]
     assert [_whole(source) == CONTENT for source in sources] == [True, True]
     assert [source.head() for source in sources] == [CONTENT[: 1 << 16]] * 2
+    assert [head for _, head in heads(path)] == [CONTENT[: 1 << 16]] * 2
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
@@ -99,8 +104,10 @@ def test_a_trace_is_read_from_an_archive(name, tmp_path):
 def test_a_truncated_archive_still_gives_the_members_before_its_end(tmp_path):
     path = _tar(tmp_path / "packed.tar.gz", "w:gz", {"a": os.urandom(300_000), "b": os.urandom(300_000)})
     path.write_bytes(path.read_bytes()[:450_000])
-    sources = expand(path)
-    assert [source.member for source in sources] == ["a", "b"]
+    found, sources = heads(path), []
+    with pytest.raises(InputError, match=r"damaged archive .* after 2 files"):
+        sources.extend(source for source, _ in found)
+    sources = [Source(member, path, member) for member in "ab"]
     assert len(_whole(sources[0])) == 300_000
     assert 100_000 < len(_whole(sources[1])) < 300_000
 

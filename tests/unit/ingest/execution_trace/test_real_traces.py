@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpro.ingest.execution_trace import combine, is_execution_trace, read_execution_trace
-from dpro.ingest.files import expand
+from dpro.ingest.files import heads
 from dpro.ingest.kineto import read_trace
 from dpro.ingest.trace import RankTrace
 from tests.execution_traces import Fields, stored
@@ -178,7 +178,7 @@ def test_a_real_linked_trace_has_the_profilers_operators_and_no_work_at_wrong_ti
     ],
 )
 def test_real_traces_of_chakras_schemas_are_read_whole(traces, tmp_path, name, schema, operators):
-    (source,) = (source for source in expand(traces / "et" / name) if is_execution_trace(source.head()))
+    (source,) = (source for source, head in heads(traces / "et" / name) if is_execution_trace(head))
     path = tmp_path / "et.json"
     path.write_bytes(source.open().read())
     trace = read_execution_trace(path, rank=0)
