@@ -393,7 +393,9 @@ def test_mangled_bytes_give_a_trace_or_a_refusal(tmp_path, encoded, at, cut, put
 
 # Two processes; each dumps what it did as a pickle and as JSON, in full and what is active.
 _JOB = """
+import json
 import sys
+import time
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
@@ -406,6 +408,8 @@ dist.all_reduce(x)
 dist.all_reduce(x, group=pair)
 dist.all_gather([torch.empty(8), torch.empty(8)], x)
 dist.barrier()
+while not all(entry["retired"] for entry in json.loads(c10d._dump_fr_trace_json())["entries"][:3]):
+    time.sleep(0.01)  # another thread notes that they are done
 open(f"{folder}/pickle_rank_{rank}", "wb").write(c10d._dump_fr_trace(includeStackTraces=True))
 open(f"{folder}/json_rank_{rank}", "wb").write(c10d._dump_fr_trace_json())
 open(f"{folder}/none_rank_{rank}", "wb").write(c10d._dump_fr_trace_json(includeCollectives=False))
