@@ -1,0 +1,272 @@
+"""What recording costs the job: whole jobs with and without `dpro record`, in turns.
+
+python benchmarks/overhead.py [--rounds 8] [--steps 600] [--device cpu] [--json]
+
+Each round runs the same two-rank job once in every way, in an order of its own: alone, alone again (the
+noise of the method), always-on only, with the default windows, and alone with torch.profiler switched on
+by hand for the same steps. The job times its own steps, so that what is measured does not depend on dpro.
+A ratio is that of a round's mean step to the mean of the round's two plain jobs; the table gives the median
+of the rounds and how far they spread. Whole jobs on a shared machine differ by more than what is looked
+for, so the cost that recording adds to a step and to a collective call is also measured where it stands
+out: on steps of a tenth of a millisecond, and on the calling thread's own CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+RECORD = [sys.executable, "-m", "dpro", "record"]
+NEVER = str(10**9)
+ALWAYS_ON = ["--every", NEVER, "--skip", NEVER]
+EVERY, WINDOW_STEPS, SKIP = 200, 2, 5  # the recorder's defaults, for the profiler that is switched on by hand
+WARM_UP = 20
+
+
+# The job, run as `overhead.py --job NAME`.
+
+
+def busy_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
+    """Data-parallel training of many small layers: some ten milliseconds a step, bound by launches."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    layers = [layer for _ in range(60) for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+    data = torch.ones(16, 64, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    return timed(step, steps, by_hand() if profiled else None)
+
+
+def tiny_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
+    """Training that does nearly nothing: what is added to a step stands out, and memory that grows shows."""
+    import torch
+
+    model = torch.nn.Linear(4, 4, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = torch.ones(2, 4, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return timed(step, steps, None)
+
+
+def calls_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
+    """Collective calls alone, with a step now and then."""
+    import torch
+    import torch.distributed as dist
+
+    value = torch.ones(1, device=device)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device=device))], lr=0.1)
+
+    def step() -> None:
+        for _ in range(100):
+            dist.all_reduce(value)
+        optimizer.step()
+
+    return timed(step, steps, None)
+
+
+JOBS: dict[str, Callable[[int, str, bool], dict[str, float]]] = {
+    "busy": busy_job,
+    "tiny": tiny_job,
+    "calls": calls_job,
+}
+
+
+def by_hand() -> Callable[[], None]:
+    """torch.profiler for the steps that the recorder's default windows take; returns what ends a step."""
+    from torch.profiler import ProfilerAction, profile
+
+    folder = tempfile.mkdtemp()
+
+    def schedule(step: int) -> ProfilerAction:
+        place = (step - SKIP) % EVERY
+        if step < SKIP or place >= WINDOW_STEPS:
+            return ProfilerAction.NONE
+        return ProfilerAction.RECORD_AND_SAVE if place == WINDOW_STEPS - 1 else ProfilerAction.RECORD
+
+    profiler = profile(
+        schedule=schedule,
+        on_trace_ready=lambda each: each.export_chrome_trace(f"{folder}/{os.getpid()}-{each.step_num}.json"),
+    )
+    profiler.start()
+    return profiler.step
+
+
+def timed(step: Callable[[], None], steps: int, end_step: Callable[[], None] | None) -> dict[str, float]:
+    """Mean wall and thread time per step after a warm-up; resident memory after a tenth and at the end."""
+    memory = []
+    for _ in range(WARM_UP):
+        step()
+        if end_step:
+            end_step()
+    wall, thread = time.perf_counter(), time.thread_time()
+    for index in range(steps):
+        step()
+        if end_step:
+            end_step()
+        if index in (steps // 10, steps - 1):
+            memory.append(resident_mb())
+    wall, thread = time.perf_counter() - wall, time.thread_time() - thread
+    return {
+        "wall_s": wall / steps,
+        "thread_s": thread / steps,
+        "early_mb": memory[0],
+        "late_mb": memory[-1],
+    }
+
+
+def resident_mb() -> float:
+    """Memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+def run_job(name: str, steps: int, device: str, profiled: bool) -> None:
+    """Run a job in this process; rank 0 prints what it measured."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo" if device == "cpu" else "nccl")
+    if device != "cpu":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    measured = JOBS[name](steps, device, profiled)
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(measured))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+# The benchmark.
+
+
+def measure(
+    job: str, ranks: int, steps: int, device: str, record: list[str] | None, profiled: bool = False
+) -> dict[str, float]:
+    """What a job measured of itself; with a record command also `disk_bytes` of the run."""
+    command = [*TORCHRUN, str(ranks)] if ranks > 1 else [sys.executable]
+    command += [__file__, "--job", job, "--steps", str(steps), "--device", device]
+    command += ["--profiled"] if profiled else []
+    folder = Path(tempfile.mkdtemp())
+    if record is not None:
+        command = [*RECORD, "-o", str(folder / "run"), *record, "--", *command]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    if record is not None:
+        info = [sys.executable, "-m", "dpro", "info", "--json", str(folder / "run")]  # waits for the tables
+        subprocess.run(info, env=environment, capture_output=True, check=True)
+        run = folder / "run"
+        measured["disk_bytes"] = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+    shutil.rmtree(folder)
+    return measured
+
+
+WAYS: dict[str, tuple[list[str] | None, bool]] = {
+    "plain": (None, False),
+    "plain again": (None, False),
+    "always on": (ALWAYS_ON, False),
+    "default windows": ([], False),
+    "torch.profiler by hand": (None, True),
+}
+
+
+def whole_jobs(rounds: int, steps: int, device: str) -> dict[str, dict[str, float]]:
+    """Ratio of the mean step of each way to that of the plain jobs of its round: median and spread."""
+    ratios: dict[str, list[float]] = {way: [] for way in WAYS}
+    ranks = 2 if device == "cpu" else 1
+    for done in range(rounds):
+        order = random.Random(done).sample(list(WAYS), len(WAYS))
+        times = {way: measure("busy", ranks, steps, device, *WAYS[way])["wall_s"] for way in order}
+        plain = (times["plain"] + times["plain again"]) / 2
+        for way in WAYS:
+            ratios[way].append(times[way] / (times["plain"] if way == "plain again" else plain))
+        print(f"round {done + 1} of {rounds}: {1e3 * plain:.2f} ms a step", file=sys.stderr)
+    return {way: spread(each) for way, each in ratios.items() if way != "plain"}
+
+
+def added(job: str, ranks: int, rounds: int, steps: int, device: str, key: str) -> dict[str, float]:
+    """What always-on recording adds to a step of a job, in microseconds: median and spread of the rounds."""
+    differences = []
+    for _ in range(rounds):
+        plain = measure(job, ranks, steps, device, None)[key]
+        differences.append(1e6 * (measure(job, ranks, steps, device, ALWAYS_ON)[key] - plain))
+    return spread(differences)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, smallest and largest."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def memory_and_disk(steps: int, device: str) -> dict[str, float]:
+    """Memory a rank holds with and without recording, its growth, and disk per step."""
+    plain = measure("tiny", 1, steps, device, None)
+    recorded = measure("tiny", 1, steps, device, ALWAYS_ON)
+    return {
+        "steps": steps,
+        "added_mb": recorded["late_mb"] - plain["late_mb"],
+        "growth_mb": recorded["late_mb"] - recorded["early_mb"],
+        "plain_growth_mb": plain["late_mb"] - plain["early_mb"],
+        "disk_bytes_per_rank_step": recorded["disk_bytes"] / steps,
+    }
+
+
+def rows(results: dict[str, object]) -> Iterator[str]:
+    """The results as lines for people."""
+    for name, values in results.items():
+        numbers = "  ".join(f"{key} {value:.4g}" for key, value in values.items())  # type: ignore[attr-defined]
+        yield f"{name:32} {numbers}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--long", type=int, default=100_000, help="steps of the job that shows growth")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)
+    parser.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        run_job(options.job, options.steps, options.device, options.profiled)
+        return
+    device, few = options.device, max(3, options.rounds // 2)
+    results: dict[str, object] = dict(whole_jobs(options.rounds, options.steps, device))
+    results["added to a step (us)"] = added("tiny", 1, few, 20_000, device, "wall_s")
+    per_hundred = added("calls", 2 if device == "cpu" else 1, few, 100, device, "thread_s")
+    results["added to a collective call (us)"] = {key: value / 100 for key, value in per_hundred.items()}
+    results["memory and disk"] = memory_and_disk(options.long, device)
+    print(json.dumps(results, indent=1) if options.json else "\n".join(rows(results)))
+
+
+if __name__ == "__main__":
+    main()
