@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "replay": ("dpro.cli.replay", "replay", "Replay the run's graph and say how well it fits."),
     "whatif": ("dpro.cli.whatif", "whatif", "Predict what a change would do to the step time."),
     "diagnose": ("dpro.cli.diagnose", "diagnose", "Name what is slow or broken, and what it costs."),
+    "export": ("dpro.cli.export", "export", "Write the timelines for Perfetto and other viewers."),
     "demo": ("dpro.cli.demo", "demo", "See it work: record a small real job and explain it."),
 }
 

@@ -1,0 +1,1 @@
+"""Timelines for other tools: what to draw (`slices`), and one file per format."""

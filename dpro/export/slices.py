@@ -1,0 +1,141 @@
+"""What a viewer of timelines is shown: measured, replayed, and the critical path, as one frame of slices.
+
+In: a replayed graph. Out: one row per slice, on one aligned clock. A lane's slices never overlap: what ran at
+the same time on one lane (collectives of several groups, say) is spread over as many tracks as it takes.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import polars as pl
+
+from dpro.replay.engine import NO_NODE
+from dpro.replay.graph import Bools, Graph, Ints, NodeKind
+from dpro.replay.timeline import Timeline, critical_nodes
+
+MEASURED, REPLAYED, CRITICAL = "measured", "replayed", "critical path"
+WAIT = "wait"
+_INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
+
+
+def slices(timeline: Timeline) -> pl.DataFrame:
+    """Everything there is to draw.
+
+    Args:
+        timeline: the replayed graph.
+
+    Returns:
+        `group` (measured or replayed timeline of a rank, or the critical path of all), `track` (in its group:
+        a lane, numbered where it takes several), `rank`, `lane`, `name`, `kind` (of node, or wait), `step`,
+        `start_ns` and `end_ns` (on the aligned clock), `node`, `critical`, and `waited_for`: the node whose
+        end the replay had it wait for, -1 for none. Sorted by group, track and start; groups and tracks in
+        the order in which a viewer should show them.
+    """
+    graph, nodes = timeline.graph, timeline.graph.nodes
+    critical = np.unique(
+        np.concatenate([critical_nodes(timeline, int(window)) for window in np.unique(nodes.window)])
+        if graph.num_nodes
+        else np.empty(0, np.int64)
+    )
+    on_path = np.zeros(graph.num_nodes, bool)
+    on_path[critical] = True
+    drawn = ~np.isin(nodes.kind, _INSTANTS)
+    before = np.full(graph.num_nodes, -1, np.int64)
+    bound = timeline.binding != NO_NODE
+    before[bound] = graph.edges.source[timeline.binding[bound]]
+    times = {
+        MEASURED: (nodes.measured_start, nodes.measured_end),
+        REPLAYED: (timeline.start, timeline.end),
+    }
+    rank = pl.format("rank {} ", pl.col("rank"))
+    frames = []
+    for side, (start, end) in times.items():
+        rows = [_rows(graph, np.flatnonzero(drawn), start, end, on_path, before), _waits(graph, start)]
+        frames.append(pl.concat(rows).with_columns(group=rank + side, track=pl.col("lane")))
+    path = _rows(graph, critical[drawn[critical]], timeline.start, timeline.end, on_path, before)
+    frames.append(path.with_columns(group=pl.lit(CRITICAL), track=pl.lit(CRITICAL)))
+    return _on_tracks(pl.concat(frames).filter(pl.col("end_ns") > pl.col("start_ns")), graph)
+
+
+def _rows(
+    graph: Graph, chosen: Ints, start: Ints, end: Ints, critical: Bools, waited_for: Ints
+) -> pl.DataFrame:
+    nodes = graph.nodes
+    names = pl.Series(graph.names, dtype=pl.String)
+    kinds = pl.Series([kind.name.lower() for kind in NodeKind])
+    return pl.DataFrame(
+        {
+            "rank": nodes.rank[chosen],
+            "lane": _lanes(graph, chosen),
+            "name": names.gather(nodes.name[chosen]),
+            "kind": kinds.gather(nodes.kind[chosen]),
+            "step": nodes.step[chosen],
+            "start_ns": start[chosen] + graph.origin_ns,
+            "end_ns": end[chosen] + graph.origin_ns,
+            "node": chosen,
+            "critical": critical[chosen],
+            "waited_for": waited_for[chosen],
+        }
+    )
+
+
+def _lanes(graph: Graph, chosen: Ints) -> pl.Series:
+    return pl.Series([lane for _, lane in graph.lanes], dtype=pl.String).gather(graph.nodes.lane[chosen])
+
+
+def _waits(graph: Graph, start: Ints) -> pl.DataFrame:
+    """From a member's arrival at a collective to the beginning of its transfer: waiting for the others."""
+    nodes = graph.nodes
+    arrivals, transfers = (
+        pl.DataFrame({"collective": nodes.collective[each], "rank": nodes.rank[each], "node": each})
+        for each in (np.flatnonzero(nodes.kind == kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
+    )
+    pairs = arrivals.join(transfers, on=["collective", "rank"], suffix="_after").sort("node")
+    first, last = pairs["node"].to_numpy(), pairs["node_after"].to_numpy()
+    nothing, never = np.full(graph.num_nodes, -1, np.int64), np.zeros(graph.num_nodes, bool)
+    until = nothing.copy()
+    until[first] = start[last]
+    rows = _rows(graph, first, start, until, never, nothing)
+    return rows.with_columns(
+        kind=pl.lit(WAIT), name=pl.lit("wait: ") + pl.col("name"), lane=_lanes(graph, last)
+    )
+
+
+def _on_tracks(rows: pl.DataFrame, graph: Graph) -> pl.DataFrame:
+    """Give each slice a track on which it overlaps no other, and put all in order."""
+    keys = ["group", "track"]
+    rows = rows.sort(*keys, "start_ns", "end_ns", "node")
+    clash = pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(keys)
+    crowded = rows.select(clash.fill_null(False).any().over(keys)).to_series()
+    number = np.zeros(rows.height, np.int64)
+    places = rows.with_row_index("row").filter(crowded)
+    for _, lane in places.group_by(keys, maintain_order=True):
+        number[lane["row"].to_numpy()] = _tracks(lane["start_ns"].to_list(), lane["end_ns"].to_list())
+    order = {lane: place for place, lane in enumerate(dict.fromkeys(lane for _, lane in graph.lanes))}
+    numbered = pl.format("{} #{}", "track", pl.col("number") + 1)
+    return (
+        rows.with_columns(
+            number=pl.Series(number),
+            group_order=pl.when(pl.col("group") == CRITICAL).then(-1).otherwise("rank"),
+            lane_order=pl.col("track").replace_strict(order, default=-1, return_dtype=pl.Int64),
+        )
+        .sort("group_order", "group", "lane_order", "number", "start_ns", "end_ns", "node")
+        .with_columns(track=pl.when(pl.col("number") > 0).then(numbered).otherwise("track"))
+        .drop("number", "group_order", "lane_order")
+    )
+
+
+def _tracks(starts: list[int], ends: list[int]) -> list[int]:
+    """The lowest track that is free when each slice starts; slices come in order of their starts."""
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    taken = []
+    for start, end in zip(starts, ends):
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        track = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, track))
+        taken.append(track)
+    return taken
