@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dpro.classify import classify
 from dpro.replay.build import Built
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.overlap import Overlap, overlap_of
 from dpro.replay.timeline import Timeline, measured_step_times, step_times
 from dpro.store import Manifest
 from dpro.units import NS_PER_MS, ms
@@ -44,6 +45,7 @@ class Trust:
         host_gaps: share of the threads' time that no span explains; it is kept as work of its own.
         starts_anchored: share of starts of GPU work and collectives taken from the trace: anchored, or tied
             to the draining of the device by the time measured.
+        overlap: how kernels slow down beside communication; None where the trace does not tell.
         reasons: what the trace cannot answer, one line each.
         answerable: whether predictions from this replay make sense.
     """
@@ -56,6 +58,7 @@ class Trust:
     time_unexplained: float
     host_gaps: float
     starts_anchored: float
+    overlap: Overlap | None
     reasons: tuple[str, ...]
     answerable: bool
 
@@ -88,6 +91,7 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
         time_unexplained=unexplained,
         host_gaps=_share_of_gaps(graph),
         starts_anchored=anchored,
+        overlap=overlap_of(timeline),
         reasons=(*why_not, *_not_known(built, manifest)),
         answerable=not why_not,
     )

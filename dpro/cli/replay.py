@@ -62,6 +62,9 @@ def replay_document(analysis: Analysis) -> dict[str, Any]:
             "host_gaps": trust.host_gaps,
             "starts_anchored": trust.starts_anchored,
         },
+        "overlap_slowdown": None
+        if trust.overlap is None
+        else {"factor": trust.overlap.slowdown, "low": trust.overlap.low, "high": trust.overlap.high},
         "clock_offsets": [
             {
                 "rank": rank,
@@ -116,6 +119,10 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
     out.print(f"  time that nothing explains  {coverage['time_unexplained']:.2%}")
     out.print(f"  CPU time in no span, kept as work  {coverage['host_gaps']:.1%}")
     out.print(f"  starts taken from the trace, not derived  {coverage['starts_anchored']:.1%}")
+    overlap = document["overlap_slowdown"]
+    if overlap is not None:
+        out.print("\nKernels beside communication take ", end="")
+        out.print(f"x{overlap['factor']:.2f} their time ({overlap['low']:.2f} to {overlap['high']:.2f})")
     total = math.fsum(row["ms"] for row in document["critical_path"])
     table = Table(
         "rank",

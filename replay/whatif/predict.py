@@ -1,7 +1,9 @@
 """Predictions: the step time under edits, with an interval; and the first edits worth trying.
 
 In: a graph and edits. Out: `Prediction`s. The interval comes from how the gain varies from step to step, from
-how far the replay misses the unchanged steps, and from how much of the gain rests on an edit's assumptions.
+how far the replay misses the unchanged steps, from how much of the gain rests on an edit's assumptions, and
+from how well the slowdown of compute beside communication is known, where an edit changes what stands beside
+what.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.timeline import changed_step_times, durations_of, replay, step_ends
+from dpro.replay.overlap import Overlap, replay_with_new_overlap
+from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
@@ -85,22 +89,39 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     changed = graph
     for edit in edits:
         changed = edit.apply(changed)
-    timeline = replay(changed)
-    after = changed_step_times(baseline, changed, timeline.start, timeline.end)
-    both = durations_of(baseline).join(after, on=["window", "step"], suffix="_after")
-    before_ns, after_ns = both["duration_ns"].to_numpy(), both["duration_ns_after"].to_numpy()
+    before_ns = durations_of(baseline)["duration_ns"].to_numpy()
+    after_ns, *bounds_ns = (_steps_of(timeline, baseline) for timeline in _replays(changed, trust.overlap))
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns
     spread = STANDARD_ERRORS * float(gain.std(ddof=1)) / np.sqrt(gain.size) if gain.size > 1 else 0.0
     misfit = trust.error_pct / 100 * predicted
     doubt = max((edit.doubt for edit in edits), default=0.0) * abs(base - predicted)
-    margin = spread + misfit + doubt
+    overlap = max((abs(float(bound.mean()) - predicted) for bound in bounds_ns), default=0.0)
+    margin = spread + misfit + doubt + overlap
     return Prediction(
         tuple(edits),
         predicted,
         base / predicted if predicted else float("inf"),
         max(predicted - margin, 0.0),
         predicted + margin,
+    )
+
+
+def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:
+    """The replay of a changed graph; where the overlap matters also with its slowdown at both bounds."""
+    if overlap is None or overlap.beside.size != changed.num_nodes:
+        return [replay(changed)]
+    slowdowns = (overlap.slowdown, overlap.low, overlap.high)
+    return [replay_with_new_overlap(changed, overlap.beside, slowdown) for slowdown in slowdowns]
+
+
+def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:
+    """[S] ns, how long each step of a changed graph takes."""
+    steps = changed_step_times(baseline, timeline.graph, timeline.start, timeline.end)
+    return (
+        durations_of(baseline)
+        .join(steps, on=["window", "step"], suffix="_after")["duration_ns_after"]
+        .to_numpy()
     )
 
 

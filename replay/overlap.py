@@ -1,0 +1,159 @@
+"""Compute and communication that run side by side slow each other down: how much, and what an edit changes.
+
+In: a replayed graph. Out: the slowdown as this trace tells it, and replays of changed graphs in which kernels
+that got another share of communication beside them take accordingly longer or shorter.
+
+The same kernel is seen with and without communication beside it where it stands at the same place of its step
+(the k-th of its name, of as many) in other steps and on other ranks. Data-parallel ranks do the same work
+there; where they do not, the interval is wide and nothing is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.replay.graph import Graph, Ints, NodeKind
+from dpro.replay.intervals import covered, union
+from dpro.replay.timeline import Timeline, replay
+
+Floats = NDArray[np.float64]
+
+ALONE, BESIDE = 0.05, 0.95  # shares of a kernel's time up to and from which it counts as the one or the other
+ENOUGH_PLACES = 8
+RESAMPLES = 1000
+SETTLED_NS = 1_000  # a replay whose end moves by less has found its overlap
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What kernels suffer from communication beside them.
+
+    Attributes:
+        slowdown: time beside communication / time alone.
+        low, high: 95% interval of it.
+        num_places: places in the step where the same kernel was seen both ways.
+        beside: [N] `share_beside` of each node in the replay of the unchanged graph.
+    """
+
+    slowdown: float
+    low: float
+    high: float
+    num_places: int
+    beside: Floats
+
+
+def overlap_of(timeline: Timeline) -> Overlap | None:
+    """The slowdown of kernels beside communication, from the measured times.
+
+    It is that of the time of all places together, each weighted by how often it was seen in the rarer way:
+    what long kernels suffer counts most. The interval is a percentile bootstrap over the places (Efron and
+    Tibshirani, An Introduction to the Bootstrap, chapter 13).
+
+    Args:
+        timeline: the replay of the unchanged graph.
+
+    Returns:
+        None where the same kernels were too seldom seen both ways, or the interval does not exclude that
+        there is no slowdown.
+    """
+    graph = timeline.graph
+    places = _seen_both_ways(graph)
+    if places.height < ENOUGH_PLACES:
+        return None
+    weighted = places.select(pl.col("alone") * pl.col("seen"), pl.col("beside") * pl.col("seen")).to_numpy()
+    picks = np.random.default_rng(0).integers(0, places.height, (RESAMPLES, places.height))
+    sums = weighted[picks].sum(axis=1)
+    low, high = np.percentile(sums[:, 1] / sums[:, 0], (2.5, 97.5))
+    if low <= 1:
+        return None
+    alone, beside = weighted.sum(axis=0)
+    share = share_beside(graph, timeline.start, timeline.end)
+    return Overlap(float(beside / alone), float(low), float(high), places.height, share)
+
+
+def _seen_both_ways(graph: Graph) -> pl.DataFrame:
+    """Places in the step whose kernel was seen alone and beside communication: median ns, and how often."""
+    nodes = graph.nodes
+    share = share_beside(graph, nodes.measured_start, nodes.measured_end)
+    kernels = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0))
+    length = nodes.measured_end[kernels] - nodes.measured_start[kernels]
+    frame = pl.DataFrame(
+        {
+            "rank": nodes.rank[kernels],
+            "window": nodes.window[kernels],
+            "step": nodes.step[kernels],
+            "name": nodes.name[kernels],
+            "start": nodes.measured_start[kernels],
+            "ns": length,
+            "share": share[kernels],
+        }
+    )
+    in_step = ["rank", "window", "step", "name"]
+    placed = frame.sort(*in_step, "start").with_columns(
+        place=pl.int_range(pl.len()).over(in_step), of=pl.len().over(in_step)
+    )
+    alone, beside = pl.col("share") <= ALONE, pl.col("share") >= BESIDE
+    return (
+        placed.group_by("name", "of", "place")
+        .agg(
+            alone=pl.col("ns").filter(alone).median(),
+            beside=pl.col("ns").filter(beside).median(),
+            seen=pl.min_horizontal(alone.sum(), beside.sum()),
+        )
+        .filter(pl.col("seen") > 0)
+        .sort("name", "of", "place")
+    )
+
+
+def share_beside(graph: Graph, start: Ints, end: Ints) -> Floats:
+    """The share of each kernel's time during which its rank's GPU also moved data for a collective.
+
+    Args:
+        graph: the graph.
+        start, end: [N] ns of its nodes.
+
+    Returns:
+        [N]; 0 for what is no kernel.
+    """
+    nodes = graph.nodes
+    share = np.zeros(graph.num_nodes)
+    for rank in np.unique(nodes.rank[nodes.kind == NodeKind.KERNEL]):
+        mine = nodes.rank == rank
+        moving = np.flatnonzero(mine & (nodes.kind == NodeKind.TRANSFER))
+        kernels = np.flatnonzero(mine & (nodes.kind == NodeKind.KERNEL) & (end > start))
+        together = covered(union(start[moving], end[moving]), start[kernels], end[kernels])
+        share[kernels] = together / (end[kernels] - start[kernels])
+    return share
+
+
+def replay_with_new_overlap(graph: Graph, before: Floats, slowdown: float) -> Timeline:
+    """Replay a changed graph, with kernels as slow as the communication that is now beside them makes them.
+
+    A kernel of duration d with a share s of it beside communication would take d / (1 + (slowdown - 1) s)
+    alone. Where it ends up changes the overlap again, so the replay is repeated until its end settles.
+
+    Args:
+        graph: the changed graph; its kernels have the durations that go with the overlap before.
+        before: [N] `share_beside` in the replay of the unchanged graph.
+        slowdown: of `Overlap`.
+
+    Returns:
+        The last replay; where no overlap has changed, exactly that of the graph as it is.
+    """
+    timeline = replay(graph)
+    alone = graph.nodes.duration / (1 + (slowdown - 1) * before)
+    for _ in range(ROUNDS):
+        now = share_beside(graph, timeline.start, timeline.end)
+        changed = np.abs(now - before) > 1e-9
+        duration = np.where(changed, np.rint(alone * (1 + (slowdown - 1) * now)), graph.nodes.duration)
+        again = replay(graph.with_durations(duration.astype(np.int64)))
+        moved = abs(int(again.end.max(initial=0)) - int(timeline.end.max(initial=0)))
+        timeline = again
+        if moved < SETTLED_NS:
+            break
+    return timeline
