@@ -7,7 +7,6 @@ Parquet parts, and what the manifest should say. Doing it again after a crash gi
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
+from dpro.collectors.endings import ending
 from dpro.collectors.inside import records
 from dpro.collectors.inside.stepping import Boundary, number_steps
 from dpro.collectors.launch import Launch
@@ -270,21 +270,16 @@ def _buckets(process: Process) -> pl.DataFrame:
 
 def _worker(process: Process, recorded: Sequence[records.Record], status: int | None) -> pl.DataFrame:
     facts = process.facts
-    code = -1 if status is None else os.waitstatus_to_exitcode(status)
-    raised = any(r.kind == records.RAISED for r in recorded)
-    if status is None and raised:
-        code = 1
-    # UPDATE and WINDOW records end with a time, CLOCK and RAISED records begin with one.
-    seen = {records.UPDATE: "c", records.WINDOW: "c", records.CLOCK: "a", records.RAISED: "a"}
+    ended = ending(process.folder, recorded, status)
+    # UPDATE and WINDOW records end with a time, CLOCK and ENDING records begin with one.
+    seen = {records.UPDATE: "c", records.WINDOW: "c", records.CLOCK: "a", records.ENDING: "a"}
     times = [int(getattr(r, seen[r.kind])) for r in recorded if r.kind in seen]
     row = {
         name: facts[name]
         for name in ("rank", "local_rank", "world_size", "host", "pid", "gpu_uuid", "gpu_name")
     }
     row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
-    # A negative code is a signal; -1 alone means unknown, and no status gives it but SIGHUP's.
-    killed = status is not None and code < 0
-    row |= {"exit_code": -1 if killed else code, "exit_signal": -code if killed else -1, "source": SOURCE}
+    row |= {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
     return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})
 
 

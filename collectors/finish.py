@@ -23,6 +23,8 @@ from dpro.collectors.convert import (
     drop_process,
     processes,
 )
+from dpro.collectors.endings import Ending, ending, exited
+from dpro.collectors.inside import records
 from dpro.collectors.launch import Launch
 from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
 
@@ -104,10 +106,18 @@ def _manifest(
         versions=versions | {"dpro": __version__},
         clocks=dict(CLOCKS),
         sources=dict(SOURCES),
-        exit_status=None if status is None else os.waitstatus_to_exitcode(status),
+        exit_status=_job_ending(launch, status).status,
         warnings=_distinct(warnings),
         skipped=merge_counts(count for note in notes for count in note.get("skipped", [])),
     )
+
+
+def _job_ending(launch: Launch, status: int | None) -> Ending:
+    """How the process that was started as the job ended: a rank, or a launcher that may import torch."""
+    facts = launch.facts()
+    folder = launch.raw / f"{facts['host']}-{facts['pid']}"
+    seen = ending(folder, records.read_records(folder / "records.bin"), status)
+    return seen if seen.known else exited(launch.raw / "exit")
 
 
 def _joined(earlier: Manifest, mine: Manifest) -> Manifest:

@@ -174,7 +174,7 @@ def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO
     inject = mine.raw / "inject"
     metadata = inject / "dpro_recorder-0.dist-info"
     metadata.mkdir(parents=True)
-    (mine.raw / "config.json").write_text(json.dumps(asdict(options)))
+    (mine.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dpro-recorder\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text(f"[torch.backends]\ndpro_recorder = {ENTRY_MODULE}:load\n")
     package = Path(__file__).resolve().with_name("inside")

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import buckets, clocks, flight, windows
+from . import buckets, clocks, exits, flight, preemption, windows
 from .patching import patch
 from .recorder import Recorder
 
@@ -33,14 +31,11 @@ def install(launch: str) -> None:
     patch(torch.amp.GradScaler, "update", after=lambda scaler: recorder.guarded(recorder.on_update, scaler))
     if dist.is_available():
         _install_distributed(recorder)
-    _install_excepthook(recorder)
     # In this order they are told of an occasion: what a window found is saved before what ends with it.
-    windows.install(recorder)
-    flight.install(recorder)
-    buckets.install(recorder)
-    clocks.install(recorder)
+    for probe in (windows, flight, buckets, clocks, exits, preemption):
+        recorder.call(probe.install, recorder)
     os.register_at_fork(after_in_child=lambda: recorder.guarded(recorder.on_fork))
-    atexit.register(recorder.guarded, recorder.on_end)
+    atexit.register(recorder.guarded, recorder.on_exit)
 
 
 def _install_distributed(recorder: Recorder) -> None:
@@ -51,13 +46,3 @@ def _install_distributed(recorder: Recorder) -> None:
             patch(module, "init_process_group", after=lambda *_: recorder.guarded(recorder.on_process_group))
         if hasattr(module, "destroy_process_group"):
             patch(module, "destroy_process_group", before=lambda *_: recorder.guarded(recorder.on_end))
-
-
-def _install_excepthook(recorder: Recorder) -> None:
-    original = sys.excepthook
-
-    def excepthook(*details: Any) -> None:
-        recorder.guarded(recorder.on_raise)
-        original(*details)
-
-    sys.excepthook = excepthook

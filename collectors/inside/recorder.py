@@ -9,7 +9,8 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
     step      a step has ended; told how many have (0 < n)
     window    a deep window was saved; told its name
     second    about once a second, from a thread of ours
-    end       the process group or the interpreter is about to go
+    end       the process group, the interpreter or the process is about to go
+    exit      the interpreter is about to go, `end` is done
     fork      this is a forked child: whatever is open belongs to the parent
 
 Nothing here may change the job: the core is entered through `Recorder.guarded`, a probe through
@@ -38,8 +39,9 @@ import torch.distributed as dist
 from . import records, stepping
 
 SECOND_S = 1.0
+THREAD_JOIN_S = 5.0
 GPU_KNOWN_AT_STEP = 3
-OCCASIONS = ("open", "step", "window", "second", "end", "fork")
+OCCASIONS = ("open", "step", "window", "second", "end", "exit", "fork")
 
 # Where launchers tell a process its rank and the number of ranks, for jobs without torch.distributed.
 RANK_VARIABLES = (
@@ -55,6 +57,7 @@ class Recorder:
     """What one process of the job records.
 
     Attributes:
+        launch: the folder that the launcher made for its processes.
         config: what the launcher was asked to record, by option.
         folder: where this process writes; None until it turns out to train.
         records: its records; None likewise.
@@ -68,7 +71,7 @@ class Recorder:
             launch: the folder that the launcher made for its processes.
         """
         self.config: dict[str, Any] = json.loads((launch / "config.json").read_text())
-        self._launch = launch
+        self.launch = launch
         self._enabled = True
         self._forked = False
         self._listeners: dict[str, list[Callable[..., None]]] = {occasion: [] for occasion in OCCASIONS}
@@ -79,6 +82,8 @@ class Recorder:
         self.folder: Path | None = None
         self.records: records.RecordWriter | None = None
         self.last_step_s = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._exiting = threading.Event()
         self._counter = stepping.StepCounter(self._on_anchor)
 
     # Calling our own code from the job's.
@@ -104,7 +109,7 @@ class Recorder:
         """
         with suppress(Exception):
             line = f"process {os.getpid()} {what}: {type(error).__name__}: {error}".replace("\n", " ")
-            with (self._launch / "log.txt").open("a") as log:
+            with (self.launch / "log.txt").open("a") as log:
                 log.write(f"{line}\n")
 
     def listen(self, occasion: str, action: Callable[..., None]) -> None:
@@ -160,10 +165,13 @@ class Recorder:
         if self.folder is not None:
             self._tell("end")
 
-    def on_raise(self) -> None:
-        """An exception that nobody caught is about to end the interpreter."""
-        if self.records is not None:
-            self.records.write(records.RAISED, time.time_ns())
+    def on_exit(self) -> None:
+        """The interpreter is about to go; a thread of ours that is in C then would crash it."""
+        self.on_end()
+        self._tell("exit")
+        self._exiting.set()
+        if self._thread is not None:
+            self._thread.join(THREAD_JOIN_S)
 
     def on_fork(self) -> None:
         """This is a forked child: whatever is open belongs to the parent."""
@@ -195,16 +203,17 @@ class Recorder:
         os.replace(temporary, self.folder / name)
 
     def _open(self) -> None:
-        folder = self._launch / f"{socket.gethostname()}-{os.getpid()}"
+        folder = self.launch / f"{socket.gethostname()}-{os.getpid()}"
         folder.mkdir()
         self.records = records.RecordWriter(folder / "records.bin")
         self._started_ns = time.time_ns()
         self.folder = folder
         self._write_facts()
         self._tell("open")
-        threading.Thread(
-            target=self._every_second, args=(self.records,), name="dpro-second", daemon=True
-        ).start()
+        self._thread = threading.Thread(
+            target=self.call, args=(self._every_second, self.records), name="dpro-second", daemon=True
+        )
+        self._thread.start()
 
     def _write_facts(self) -> None:
         rank, world_size = identity()
@@ -222,9 +231,11 @@ class Recorder:
         self.write_file("facts.json", json.dumps(facts).encode())
 
     def _every_second(self, own: records.RecordWriter) -> None:
+        exiting = self._exiting
         while self._enabled and self.records is own:
             self._tell("second")
-            time.sleep(SECOND_S)
+            if exiting.wait(SECOND_S):
+                return
 
 
 def identity() -> tuple[int, int]:

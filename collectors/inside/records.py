@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +19,10 @@ UPDATE = 1  # optimizer, its updates so far, end of the step, start of the next 
 ANCHOR = 2  # optimizer that counts the steps from now on, steps counted before its first update
 CLOCK = 3  # CLOCK_REALTIME, CLOCK_MONOTONIC_RAW
 WINDOW = 4  # index of a deep window that was saved, its start, its end
-RAISED = 5  # when an exception nobody caught ended the interpreter
+ENDING = 5  # when the process said that it would end, its exit code, the signal; -1 for the one it is not
 
 _RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
-_CHUNK = 1 << 20
+_CHUNK = 15 << 16  # a whole number of records, and of pages wherever pages have at most 64 KiB
 
 
 class Record(NamedTuple):
@@ -35,7 +36,10 @@ class Record(NamedTuple):
 
 
 class RecordWriter:
-    """Appends records to a file; safe to call from several threads."""
+    """Appends records to a file; safe to call from several threads.
+
+    Only the part being written and the one before it are mapped, so that memory does not grow with the file.
+    """
 
     def __init__(self, path: Path) -> None:
         """Create the file.
@@ -44,9 +48,10 @@ class RecordWriter:
             OSError: it cannot be created, or the disk is full.
         """
         self._file = path.open("x+b")
-        self._reserve(_CHUNK)
-        self._map = mmap.mmap(self._file.fileno(), _CHUNK)
+        self._chunks: dict[int, mmap.mmap] = {}
+        self._growing = threading.Lock()
         self._slots = count()
+        self._grow(0)
 
     def write(self, kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
         """Append one record.
@@ -54,16 +59,18 @@ class RecordWriter:
         Raises:
             OSError: the file has to grow and the disk is full.
         """
-        offset = next(self._slots) * _RECORD.size
-        if offset + _RECORD.size > len(self._map):
-            size = len(self._map) + _CHUNK
-            self._reserve(size)
-            self._map.resize(size)
-        _RECORD.pack_into(self._map, offset, a, b, c, d, kind)
+        chunk, offset = divmod(next(self._slots) * _RECORD.size, _CHUNK)
+        mapped = self._chunks.get(chunk) or self._grow(chunk)
+        _RECORD.pack_into(mapped, offset, a, b, c, d, kind)
 
-    def _reserve(self, size: int) -> None:
-        # Blocks are taken now: in a sparse file a full disk would show as a SIGBUS in the job.
-        os.posix_fallocate(self._file.fileno(), 0, size)
+    def _grow(self, chunk: int) -> mmap.mmap:
+        with self._growing:
+            if chunk not in self._chunks:
+                # Blocks are taken now: in a sparse file a full disk would show as a SIGBUS in the job.
+                os.posix_fallocate(self._file.fileno(), chunk * _CHUNK, _CHUNK)
+                self._chunks[chunk] = mmap.mmap(self._file.fileno(), _CHUNK, offset=chunk * _CHUNK)
+                self._chunks.pop(chunk - 2, None)
+            return self._chunks[chunk]
 
 
 def read_records(path: Path) -> list[Record]:

@@ -478,14 +478,18 @@ def test_window_that_does_not_fit_is_refused(tmp_path):
 
 METHODS = [
     "recorder.Recorder.on_process_group", "recorder.Recorder.on_update", "recorder.Recorder.on_end",
-    "recorder.Recorder.on_raise", "recorder.Recorder.on_fork", "recorder.Recorder._write_facts",
+    "recorder.Recorder.on_exit", "recorder.Recorder.on_fork", "recorder.Recorder._write_facts",
+    "recorder.Recorder._every_second",
     "recorder.Recorder._on_step", "recorder.Recorder._open", "windows.Windows._start",
     "windows.Windows.close", "windows.Windows.on_profiler", "windows.Windows.on_fork", "flight.Flight.save",
-    "buckets.Buckets.save", "buckets.Buckets.on_module", "clocks.sample",
+    "buckets.Buckets.save", "buckets.Buckets.on_module", "clocks.sample", "clocks.install",
+    "exits.Exits.on_open", "exits.Exits.on_raise", "exits.Exits.on_fork", "exits.Exits.on_reaped",
+    "exits.install", "preemption.Preemption.on_open", "preemption.Preemption._watch",
+    "preemption.Preemption.ignore", "preemption.Preemption._listen", "preemption.install",
 ]  # fmt: skip
 
 SABOTAGE = """
-import functools, importlib, json, os, pathlib, sys, time
+import functools, importlib, json, os, pathlib, subprocess, sys, time
 import torch.distributed as dist
 
 def sabotaged(name, launch):
@@ -509,6 +513,7 @@ def sabotaged(name, launch):
     if os.fork() == 0:
         os._exit(0)
     os.wait()
+    subprocess.run(["true"])
     dist.destroy_process_group()
     raise RuntimeError("the user's own")
 

@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record, RecordWriter, read_records
@@ -49,3 +50,14 @@ def test_torn_file_gives_its_whole_records(tmp_path):
 
 def test_missing_file_has_no_records(tmp_path):
     assert read_records(tmp_path / "records.bin") == []
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    writer = RecordWriter(tmp_path / "records.bin")
+    mapped = []
+    for number in range(200_000):
+        writer.write(records.UPDATE, number)
+        if number % 50_000 == 49_999:
+            mapped.append(Path("/proc/self/maps").read_text().count(str(tmp_path / "records.bin")))
+    assert mapped == [2] * 4
+    assert len(read_records(tmp_path / "records.bin")) == 200_000

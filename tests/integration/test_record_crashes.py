@@ -1,0 +1,137 @@
+"""How recorded jobs end: what is known of it afterwards, and what of the recording survives."""
+
+import signal
+import sys
+
+import pytest
+
+from dpro.collectors.endings import UNKNOWN, Ending, ending
+from dpro.collectors.inside.records import read_records
+from dpro.schema import SPANS, STEPS, WORKERS
+from tests.jobs import RECORD, ROOT, TORCHRUN, complete, opened, script, start, wait_for
+
+pytest.importorskip("torch")
+
+# Known from within: each in a process that trains, of which nobody reads the wait status.
+
+ENDS = {
+    "pass": Ending(0, -1),
+    "sys.exit(3)": Ending(3, -1),
+    "sys.exit('a text')": Ending(1, -1),
+    "raise SystemExit(300)": Ending(300 & 0xFF, -1),
+    "1 / 0": Ending(1, -1),
+    "sys.excepthook = lambda *_: None; 1 / 0": Ending(1, -1),
+    "raise KeyboardInterrupt": Ending(-1, signal.SIGINT),
+    "os._exit(5)": Ending(5, -1),
+    "threading.Thread(target=os._exit, args=(6,)).start(); time.sleep(60)": Ending(6, -1),
+    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)": Ending(-1, signal.SIGTERM),
+    "os.kill(os.getpid(), signal.SIGHUP); time.sleep(60)": Ending(-1, signal.SIGHUP),
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); os.kill(os.getpid(), signal.SIGTERM)": Ending(
+        9, -1
+    ),
+    "os.fork() or sys.exit(8); os.wait(); sys.exit(7)": Ending(7, -1),
+    "os.kill(os.getpid(), signal.SIGKILL)": UNKNOWN,
+    "os.abort()": UNKNOWN,
+}
+
+ENDED_FROM_WITHIN = """
+import importlib, json, os, pathlib, signal, threading, time
+
+def ended(number, how):
+    sys.path.insert(0, PACKAGES)
+    launch = pathlib.Path(str(number)).resolve()
+    launch.mkdir()
+    config = {"every": 100, "window_steps": 2, "skip": 50, "shapes": False}
+    (launch / "config.json").write_text(json.dumps(config))
+    importlib.import_module("inside.hooks").install(str(launch))
+    train_step()
+    train_step()
+    exec(how, globals())
+
+for number, how in enumerate(ENDS):
+    if os.fork() == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        ended(number, how)
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def ended_from_within(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ends")
+    packages = str(ROOT / "collectors")
+    body = f"PACKAGES, ENDS = {packages!r}, {list(ENDS)!r}\n{ENDED_FROM_WITHIN}"
+    done = complete(script(folder, body), folder)
+    assert done.returncode == 0, done.stderr
+    return folder, [int(line) for line in done.stdout.split()]
+
+
+@pytest.mark.parametrize(("number", "how"), list(enumerate(ENDS)), ids=list(ENDS))
+def test_process_itself_leaves_how_it_ended(ended_from_within, number, how):
+    folder, codes = ended_from_within
+    [process] = (folder / str(number)).glob("*-*")
+    seen = ending(process, read_records(process / "records.bin"), None)
+    assert seen == ENDS[how]
+    if seen.known:
+        assert seen.status == codes[number]
+    assert not (folder / str(number) / "log.txt").exists()
+
+
+# A kernel that tells only the parent how a process ended, as before 6.15, and a lost race for the zombie.
+
+OLD_KERNEL = """
+import sys
+from dpro.cli import main
+from dpro.collectors.processes import Process
+Process._read_status = lambda self: None
+sys.argv = ["dpro", *sys.argv[1:]]
+main()
+"""
+RECORD_ON_OLD_KERNEL = [sys.executable, "-c", OLD_KERNEL, "record"]
+
+
+def test_torchrun_hides_no_rank_s_end_even_where_the_kernel_tells_nothing(tmp_path):
+    body = """
+    import os, signal
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    train_step()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    """
+    command = [*TORCHRUN, script(tmp_path, body)[1]]
+    done = complete([*RECORD_ON_OLD_KERNEL, "-o", "run", "--", *command], tmp_path)
+    run = opened(tmp_path / "run")
+    assert done.returncode == run.manifest.exit_status == 1
+    ends = run.table(WORKERS).select("rank", "exit_code", "exit_signal").rows()
+    assert ends[1] == (1, -1, signal.SIGKILL)
+    # Torchrun asks the other rank to go, which may have seen its peer vanish before.
+    assert ends[0] in [(0, -1, signal.SIGTERM), (0, 1, -1), (0, -1, signal.SIGABRT)]
+
+
+FOREVER = """
+import pathlib, signal, time
+print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
+for number in range(100_000):
+    train_step()
+    if number == 40:
+        pathlib.Path("running").touch()
+    if number > 40:
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_deadly_signal_saves_the_open_window_and_kills_as_it_would_have(tmp_path, number):
+    options = ["--window-steps", "100000", "--every", "100000", "--skip", "20"]
+    job = start([*RECORD, "-o", "run", *options, "--", *script(tmp_path, FOREVER)], tmp_path)
+    wait_for(tmp_path / "running")
+    job.send_signal(number)
+    stdout, stderr = job.communicate(timeout=60)
+    assert (job.returncode, stdout, stderr) == (-number, b"True\n", b"")
+    run = opened(tmp_path / "run")
+    assert run.table(SPANS).filter(name="aten::addmm").height >= 20
+    assert run.table(STEPS).filter(window=0).height >= 20
+    assert run.manifest.warnings == []

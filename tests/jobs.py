@@ -1,0 +1,77 @@
+"""Real jobs for the tests of recording: small scripts, run through the real command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from dpro.cli.record import ensure_finished
+from dpro.store import Run, open_run
+
+ROOT = Path(__file__).parents[1]
+TRAIN = ROOT / "sample_traces" / "train.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+RECORD = [sys.executable, "-m", "dpro", "record"]
+
+# A model so small that a step takes about a millisecond.
+TINY = """
+import sys, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train_step():
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def environment(**extra: object) -> dict[str, str]:
+    base = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "MASTER"))
+    }
+    return base | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
+
+
+def start(command: list[str], cwd: Path, **extra: object) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe)
+
+
+def complete(command: list[str], cwd: Path, **extra: object) -> subprocess.CompletedProcess[bytes]:
+    process = start(command, cwd, **extra)
+    try:
+        stdout, stderr = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def script(folder: Path, body: str) -> list[str]:
+    path = folder / "job.py"
+    path.write_text(TINY + textwrap.dedent(body))
+    return [sys.executable, str(path)]
+
+
+def record(
+    folder: Path, command: list[str], *options: str, **extra: object
+) -> tuple[Run, subprocess.CompletedProcess[bytes]]:
+    """Record a command into `folder/run` and open it; `extra` is added to its environment."""
+    done = complete([*RECORD, "-o", "run", *options, "--", *command], folder, **extra)
+    return opened(folder / "run"), done
+
+
+def opened(run: Path) -> Run:
+    ensure_finished(run)
+    return open_run(run)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.02)
