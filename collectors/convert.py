@@ -227,12 +227,11 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     }
 
 
-def move_process(run: Path, process: Process, to: Path) -> None:
-    """Move the parts that a process has so far to another run: its steps happened again later."""
-    for name in TABLES if to != run else ():
-        for part in (run / name).glob(f"{process.part}-*.parquet"):
-            (to / name).mkdir(parents=True, exist_ok=True)
-            part.rename(to / name / part.name)
+def drop_process(run: Path, process: Process) -> None:
+    """Remove the parts of a process that was restarted: its steps happened again."""
+    for name in TABLES:
+        for part in (run / name).glob(f"{process.part}*.parquet"):
+            part.unlink()
 
 
 def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
@@ -253,9 +252,9 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
 
 
 def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
-    samples = [(rank, r.a, r.b) for r in recorded if r.kind == records.CLOCK]
-    schema = {name: CLOCK_SAMPLES.dtypes[name] for name in ("rank", "time_ns", "monotonic_ns")}
-    return pl.DataFrame(samples, schema=schema, orient="row")
+    own = [(rank, r.a, r.b, -1, 0, 0) for r in recorded if r.kind == records.CLOCK]
+    compared = [(rank, r.a, -1, r.b, r.c, r.d) for r in recorded if r.kind == records.PEER]
+    return pl.DataFrame(own + compared, schema=CLOCK_SAMPLES.dtypes, orient="row")
 
 
 def _buckets(process: Process) -> pl.DataFrame:
@@ -279,6 +278,7 @@ def _worker(process: Process, recorded: Sequence[records.Record], status: int | 
         name: facts[name]
         for name in ("rank", "local_rank", "world_size", "host", "pid", "gpu_uuid", "gpu_name")
     }
+    row["clock"] = facts.get("clock", "")
     row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
     row |= {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
     return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})

@@ -241,6 +241,9 @@ WORKERS = Table(
         "local_rank": Column(pl.Int32, "Rank within the host."),
         "world_size": Column(pl.Int32, "Number of ranks of the job."),
         "host": Column(pl.String, "Host name, empty where unknown.", ""),
+        "clock": Column(
+            pl.String, "Host's clock: ranks with the same share it. Boot id of the kernel; empty unknown.", ""
+        ),
         "pid": Column(pl.Int64, "Process id."),
         "gpu_uuid": Column(pl.String, "GPU the rank computes on.", ""),
         "gpu_name": Column(pl.String, "Its model.", ""),

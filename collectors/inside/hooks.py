@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import buckets, clocks, exits, flight, preemption, windows
+from . import buckets, clocks, exits, flight, peers, preemption, windows
 from .patching import patch
 from .recorder import Recorder
 
@@ -32,7 +32,7 @@ def install(launch: str) -> None:
     if dist.is_available():
         _install_distributed(recorder)
     # In this order they are told of an occasion: what a window found is saved before what ends with it.
-    for probe in (windows, flight, buckets, clocks, exits, preemption):
+    for probe in (windows, flight, buckets, clocks, peers, exits, preemption):
         recorder.call(probe.install, recorder)
     os.register_at_fork(after_in_child=lambda: recorder.guarded(recorder.on_fork))
     atexit.register(recorder.guarded, recorder.on_exit)

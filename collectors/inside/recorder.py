@@ -36,7 +36,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import environment, records, stepping
+from . import records, stepping
 
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
@@ -223,10 +223,9 @@ class Recorder:
             "world_size": world_size,
             "local_rank": int(local_rank),
             "host": socket.gethostname(),
+            "clock": host_clock(),
             "pid": os.getpid(),
             "started_ns": self._started_ns,
-            "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
-            "environment": environment.kept(os.environ),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             **_gpu(),
         }
@@ -248,6 +247,14 @@ def identity() -> tuple[int, int]:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
+
+
+def host_clock() -> str:
+    """What all processes that share this host's clock call it, and no others: this boot of its kernel."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _gpu() -> dict[str, str]:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
@@ -189,6 +188,16 @@ def test_buckets_are_those_that_were_reduced(run):
     assert reduced == buckets * 2
 
 
+def test_windows_are_on_the_clock_of_the_steps(run):
+    # A step ends inside the optimizer's range, which Kineto timed; both say when, each by its own clock.
+    ends = run.table(STEPS).filter(pl.col("window") >= 0)
+    ends = ends.select("rank", "window", end=pl.col("start_ns") + pl.col("duration_ns"))
+    ranges = run.table(SPANS).filter(pl.col("name").str.starts_with("Optimizer.step"))
+    pairs = ends.join(ranges, on=["rank", "window"])
+    inside = pairs.filter(pl.col("end").is_between("start_ns", pl.col("start_ns") + pl.col("duration_ns")))
+    assert inside.height == ends.height > 0
+
+
 def test_workers_and_clocks_are_recorded(run):
     workers = run.table(WORKERS)
     assert workers["local_rank"].to_list() == [0, 1]
@@ -294,13 +303,18 @@ def test_run_whose_sidecar_was_killed_is_finished_by_its_reader(tmp_path):
 
 
 def sidecar_of(job: subprocess.Popen[bytes]) -> int:
-    """The process that keeps the marker of the job's recording open."""
-    run = Path("/proc", str(job.pid), "cwd").readlink() / "run"
-    [marker] = (run / ".recording").glob("*.json")
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if descriptor.readlink() == marker:
-                return int(descriptor.parts[2])
+    """The process with the command line that the job had before it became the job."""
+    wanted = b"\0".join(os.fsencode(word) for word in job.args)  # type: ignore[union-attr]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        cwd = path.with_name("cwd")
+        try:
+            if (
+                path.read_bytes().rstrip(b"\0") == wanted
+                and cwd.readlink() == Path("/proc", str(job.pid), "cwd").readlink()
+            ):
+                return int(path.parent.name)
+        except OSError:
+            continue
     raise AssertionError("no sidecar")
 
 
@@ -479,6 +493,7 @@ METHODS = [
     "recorder.Recorder._on_step", "recorder.Recorder._open", "windows.Windows._start",
     "windows.Windows.close", "windows.Windows.on_profiler", "windows.Windows.on_fork", "flight.Flight.save",
     "buckets.Buckets.save", "buckets.Buckets.on_module", "clocks.sample", "clocks.install",
+    "peers.Peers.on_second", "peers.install",
     "exits.Exits.on_open", "exits.Exits.on_raise", "exits.Exits.on_fork", "exits.Exits.on_reaped",
     "exits.install", "preemption.Preemption.on_open", "preemption.Preemption._watch",
     "preemption.Preemption.ignore", "preemption.Preemption._listen", "preemption.install",

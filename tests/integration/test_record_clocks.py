@@ -1,0 +1,149 @@
+"""Clocks of several hosts: real jobs in which every rank stands for a host of its own, whose clock is off."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dpro.cli.record import ensure_finished
+from dpro.schema import CLOCK_SAMPLES, STEPS, WORKERS
+from dpro.store import Run, open_run
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+MS = 1_000_000
+SHIFT_MS = (0.0, 0.2, -5.0, 50.0)
+
+# Every rank takes its clock for another one than its neighbours do; `_dpro` is the recorder in this process.
+HOSTS = """
+import functools, os, sys, time
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ["RANK"])
+if "_dpro" in sys.modules:
+    import _dpro.peers as peers, _dpro.recorder as recorder
+    shift_ns = round(1_000_000 * SHIFT_MS[rank])
+    peers.host_clock = recorder.host_clock = lambda: f"host{rank % NUM_HOSTS}"
+    peers.PingPong = functools.partial(peers.PingPong, shown=lambda ns: ns + shift_ns)
+    peers.FAN_OUT = FAN_OUT
+
+def train(seconds):
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stop = torch.zeros(())
+    end = time.monotonic() + seconds
+    while not stop:
+        optimizer.zero_grad()
+        model(torch.ones(8, 64)).sum().backward()
+        optimizer.step()
+        stop += rank == 0 and time.monotonic() > end
+        dist.all_reduce(stop)
+"""
+
+
+def job(folder: Path, body: str, num_hosts: int = 4, fan_out: int = 8) -> Path:
+    path = folder / "job.py"
+    constants = f"SHIFT_MS, NUM_HOSTS, FAN_OUT = {SHIFT_MS}, {num_hosts}, {fan_out}\n"
+    path.write_text(constants + HOSTS + textwrap.dedent(body))
+    return path
+
+
+def environment(**extra: object) -> dict[str, str]:
+    own = {n: v for n, v in os.environ.items() if not n.startswith(("RANK", "WORLD", "MASTER"))}
+    return own | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
+
+
+def torchrun(folder: Path, path: Path, ranks: int) -> Run:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(path)]
+    record = [sys.executable, "-m", "dpro", "record", "-o", "run", "--skip", "100000", "--", *launcher]
+    done = subprocess.run(record, cwd=folder, env=environment(), capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    ensure_finished(folder / "run")
+    return open_run(folder / "run")
+
+
+def compared(run: Run) -> pl.DataFrame:
+    return run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") >= 0)
+
+
+@pytest.mark.parametrize(("ranks", "fan_out"), [(2, 8), pytest.param(4, 1, marks=pytest.mark.slow)])
+def test_offsets_of_clocks_are_recorded_within_their_round_trips_while_the_ranks_train(
+    tmp_path, ranks, fan_out
+):
+    body = """
+    dist.init_process_group("gloo")
+    train(4)
+    dist.destroy_process_group()
+    """
+    run = torchrun(tmp_path, job(tmp_path, body, fan_out=fan_out), ranks)
+    assert run.manifest.warnings == []
+    assert sorted(run.table(WORKERS)["clock"]) == [f"host{rank}" for rank in range(ranks)]
+    samples = compared(run)
+    shift = pl.Series(SHIFT_MS) * MS
+    error = (samples["offset_ns"] - shift[samples["rank"]] + shift[samples["peer_rank"]]).abs()
+    assert (error <= samples["round_trip_ns"] / 2).all()
+    assert (samples["monotonic_ns"] == -1).all()
+    # At the start and a second later at least; with a fan-out of 1 each host has the one before it.
+    pairs = samples.group_by("rank", "peer_rank").len()
+    assert pairs.height == ranks - 1
+    assert (pairs["len"] >= 16).all()
+    assert pairs["rank"].n_unique() == ranks - 1
+    assert pairs["peer_rank"].n_unique() == (1 if fan_out > 1 else ranks - 1)
+    # Samples lie within the time that was recorded, in order.
+    times = run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") < 0)["time_ns"]
+    assert samples["time_ns"].is_between(times.min() - 60 * MS, times.max() + 2_000 * MS).all()
+
+
+@pytest.mark.slow
+def test_one_rank_of_a_host_compares_its_clock_and_ranks_of_one_host_need_not(tmp_path):
+    body = """
+    dist.init_process_group("gloo")
+    train(2)
+    """
+    run = torchrun(tmp_path, job(tmp_path, body, num_hosts=2), 4)
+    samples = compared(run)
+    assert samples["rank"].n_unique() == 1
+    assert samples.select((pl.col("rank") - pl.col("peer_rank")) % 2 == 1).to_series().all()
+
+
+def test_a_rank_goes_on_and_ends_well_when_the_one_it_compares_with_is_gone(tmp_path):
+    body = """
+    from datetime import timedelta
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(70):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        time.sleep(0.05)
+        if rank == 0 and step == 30:
+            os._exit(0)
+    print("trained")
+    """
+    path = job(tmp_path, body)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "dpro", "record", "-o", "run", "--", sys.executable, str(path)]
+    shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    pipe = subprocess.PIPE
+    jobs = [
+        subprocess.Popen(
+            command, cwd=tmp_path, env=environment(RANK=rank, **shared), stdout=pipe, stderr=pipe
+        )
+        for rank in (0, 1)
+    ]
+    outputs = [process.communicate(timeout=60) for process in jobs]
+    assert [process.returncode for process in jobs] == [0, 0]
+    assert outputs[1] == (b"trained\n", b"")
+    ensure_finished(tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert run.manifest.warnings == []
+    assert run.table(STEPS).filter(rank=1).height == 69
