@@ -227,11 +227,12 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     }
 
 
-def drop_process(run: Path, process: Process) -> None:
-    """Remove the parts of a process that was restarted: its steps happened again."""
-    for name in TABLES:
-        for part in (run / name).glob(f"{process.part}*.parquet"):
-            part.unlink()
+def move_process(run: Path, process: Process, to: Path) -> None:
+    """Move the parts that a process has so far to another run: its steps happened again later."""
+    for name in TABLES if to != run else ():
+        for part in (run / name).glob(f"{process.part}-*.parquet"):
+            (to / name).mkdir(parents=True, exist_ok=True)
+            part.rename(to / name / part.name)
 
 
 def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from dpro._version import __version__
+from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import (
     Process,
     Readers,
     convert_process,
     convert_windows,
-    drop_process,
+    move_process,
     processes,
 )
 from dpro.collectors.endings import Ending, ending, exited
@@ -42,6 +43,7 @@ CLOCKS = {
     "monotonic": "CLOCK_MONOTONIC_RAW",
     "windows": "CLOCK_REALTIME: Kineto's ts * 1000 + baseTimeNanoseconds",
 }
+ATTEMPTS = "attempts"  # the folder of runs of the job that were cut off, where it was restarted
 NOTHING_RECORDED = (
     "no process of the job recorded anything: none imported torch (2.5 or later) and either made a process "
     "group or ran an optimizer step. TORCH_DEVICE_BACKEND_AUTOLOAD=0, `python -E` and `python -I` keep the "
@@ -64,27 +66,40 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         status: wait status of the job, None where unknown.
         statuses: wait status of its processes by pid, as far as known.
     """
-    latest = {process.rank: process for process in processes(launch)}
-    notes: list[dict[str, Any]] = [{"warnings": _log_lines(launch)}]
-    for process in processes(launch):
-        if process is not latest.get(process.rank) and process.folder != latest[process.rank].folder:
-            drop_process(launch.run, process)
-            notes.append({"warnings": [f"rank {process.rank} was restarted: only its last run is kept"]})
-            continue
-        notes.append(_converted(launch.run, process, readers, statuses.get(process.facts["pid"])))
-    with _manifest_lock(launch.run):
-        mine = _manifest(launch, list(latest.values()), notes, status)
-        earlier = open_run(launch.run).manifest if is_run(launch.run) else None
-        write_manifest(launch.run, mine if earlier is None else _joined(earlier, mine))
-    if all(note.get("whole", True) for note in notes):
+    if is_run(launch.run) and not launch.raw.exists():  # somebody was killed when all was done
+        launch.remove_marker()
+        return
+    *earlier, last = attempts(processes(launch)) or [[]]
+    folders = [launch.run / ATTEMPTS / str(number) for number in range(len(earlier))]
+    warnings = _log_lines(launch)
+    if earlier:
+        warnings.append(
+            f"the job began {len(earlier) + 1} times: this is the last, what came before is in {ATTEMPTS}/"
+        )
+    whole = True
+    for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
+        for process in recorded:
+            move_process(launch.run, process, folder)
+        notes = [_converted(folder, each, readers, statuses.get(each.facts["pid"])) for each in recorded]
+        if folder == launch.run:
+            notes.append({"warnings": warnings})
+        _write_manifest(folder, _manifest(launch, recorded, notes, status))
+        whole = whole and all(note.get("whole", True) for note in notes)
+    if whole:
         launch.remove_raw()
     launch.remove_marker()
 
 
 def _converted(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
-    """Convert one process; whatever goes wrong with it does not keep the others from the run."""
+    """Convert one process; whatever is wrong with it does not keep the others from the run.
+
+    Raises:
+        OSError: the tables cannot be written; somebody may try again when they can.
+    """
     try:
         return convert_process(run, process, readers, status)
+    except OSError:
+        raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         return {"warnings": [f"rank {process.rank}: not all of .raw was converted: {what}"], "whole": False}
@@ -94,22 +109,23 @@ def _manifest(
     launch: Launch, recorded: list[Process], notes: list[dict[str, Any]], status: int | None
 ) -> Manifest:
     warnings = [warning for note in notes for warning in note.get("warnings", [])]
-    if not recorded:
+    if not recorded and not warnings:
         warnings.append(NOTHING_RECORDED)
     facts = [process.facts for process in recorded]
     versions = {name: version for note in notes for name, version in note.get("versions", {}).items()}
-    command = launch.facts()["command"]
-    assert isinstance(command, list)
+    launched: Mapping[str, Any] = launch.facts()
     return Manifest(
         world_size=max((fact["world_size"] for fact in facts), default=0),
         ranks=[process.rank for process in recorded],
         created_by=f"dpro record {__version__}",
-        command=[str(word) for word in command],
+        command=list(launched["command"]),
         hosts=_distinct(fact["host"] for fact in facts),
         gpus=_distinct(fact["gpu_name"] for fact in facts if fact["gpu_name"]),
         versions=versions | {"dpro": __version__},
         clocks=dict(CLOCKS),
         sources=dict(SOURCES),
+        environment=_common(fact.get("environment", {}) for fact in facts),
+        options=launched.get("options", {}),
         exit_status=_job_ending(launch, status).status,
         warnings=_distinct(warnings),
         skipped=merge_counts(count for note in notes for count in note.get("skipped", [])),
@@ -126,6 +142,8 @@ def _job_ending(launch: Launch, status: int | None) -> Ending:
 
 def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
     """The manifest of a run that several launchers record: the exit status is that of the first to fail."""
+    statuses = (earlier.exit_status, mine.exit_status)
+    failed = [status for status in statuses if status]
     return dataclasses.replace(
         earlier,
         world_size=max(earlier.world_size, mine.world_size),
@@ -133,10 +151,25 @@ def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
         hosts=_distinct([*earlier.hosts, *mine.hosts]),
         gpus=_distinct([*earlier.gpus, *mine.gpus]),
         versions=mine.versions | earlier.versions,
-        exit_status=earlier.exit_status or mine.exit_status,
+        environment=_common([earlier.environment, mine.environment]) if earlier.ranks else mine.environment,
+        exit_status=failed[0] if failed else None if None in statuses else 0,
         warnings=_distinct([*earlier.warnings, *mine.warnings]),
         skipped=merge_counts([earlier.skipped, mine.skipped]),
     )
+
+
+def _write_manifest(run: Path, mine: Manifest) -> None:
+    """Write the manifest of what one launch recorded, or add to that of the other launches."""
+    run.mkdir(parents=True, exist_ok=True)
+    with _manifest_lock(run):
+        earlier = open_run(run).manifest if is_run(run) else None
+        write_manifest(run, mine if earlier is None else _joined(earlier, mine))
+
+
+def _common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The variables that all have with the same value; those of each rank by itself, as `RANK`, are none."""
+    first, *others = [dict(each) for each in environments] or [{}]
+    return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
 
 
 def _log_lines(launch: Launch) -> list[str]:

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
+from dpro.collectors.inside.environment import MASK, masked_command
 from dpro.collectors.processes import Process, start_ticks
 from dpro.errors import DproError, InputError, UsageError
 
@@ -42,15 +43,15 @@ def load():
     try:
         import importlib.util, sys
 
-        spec = importlib.util.spec_from_file_location("_dpro", {package!r} + "/__init__.py")
+        spec = importlib.util.spec_from_file_location("_dpro", {package!a} + "/__init__.py")
         sys.modules["_dpro"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["_dpro"])
         from _dpro.hooks import install
 
-        install({launch!r})
+        install({launch!a})
     except Exception as error:
         try:
-            with open({log!r}, "a") as log:
+            with open({log!a}, "a") as log:
                 log.write("the recorder could not be loaded: " + repr(error) + "\\n")
         except Exception:
             pass
@@ -71,12 +72,16 @@ class CommandNotRunnable(DproError):
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What to record in depth: `window_steps` steps, every `every` steps, from step `skip` on."""
+    """What to record in depth: `window_steps` steps, every `every` steps, from step `skip` on.
+
+    `mask_command` keeps only the first word of the command.
+    """
 
     window_steps: int = 2
     every: int = 200
     skip: int = 5
     shapes: bool = False
+    mask_command: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,8 +147,13 @@ def launch(
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
     run = run.resolve()
+    if os.pathsep in str(run):
+        raise UsageError(
+            f"{run}: the job could not find the recorder there, since {os.pathsep!r} parts PYTHONPATH"
+        )
     _claim(run)
-    mine = Launch(run, f"{socket.gethostname()}-{os.getpid()}")
+    # Containers may share a name and have the same pids.
+    mine = Launch(run, f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}")
     marker = _prepare(mine, command, options)
     _fork_sidecar(mine, marker, sidecar)
     _become(command, _environment(mine))
@@ -157,8 +167,17 @@ def _claim(run: Path) -> None:
     except OSError as error:
         raise UsageError(f"{run}: cannot record there ({error.strerror})") from error
     others = launches(run)
-    if (occupied or others) and not any(is_locked(each) for each in others):
+    if (occupied or others) and not any(is_locked(each) for each in others) and not _is_of_this_job(run):
         raise UsageError(f"{run}: exists and is not empty; name another folder with -o, or remove it")
+
+
+def _is_of_this_job(run: Path) -> bool:
+    """Whether a launcher of the same Slurm step was here, and has ended before this one began."""
+    mine = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")}
+    with suppress(OSError, ValueError, KeyError):
+        theirs = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["environment"]
+        return bool(mine["SLURM_STEP_ID"]) and all(theirs.get(name) == value for name, value in mine.items())
+    return False
 
 
 def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[str]:
@@ -168,7 +187,10 @@ def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO
     marker = unnamed.open("w", encoding="utf-8")
     fcntl.flock(marker, fcntl.LOCK_EX)
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
-    json.dump(facts | {"command": list(command)}, marker)
+    shown = (
+        [*command[:1], *([MASK] if command[1:] else [])] if options.mask_command else masked_command(command)
+    )
+    json.dump(facts | {"command": shown, "options": asdict(options)}, marker)
     marker.flush()
     unnamed.rename(mine.marker)  # nobody ever sees it unlocked
     inject = mine.raw / "inject"
@@ -210,7 +232,8 @@ def _fork_sidecar(mine: Launch, marker: IO[str], sidecar: Callable[[Launch, Proc
 
 
 def _detach(mine: Launch, keep: set[int]) -> None:
-    """Let go of the terminal and of every pipe: a reader of the job's output must see it end."""
+    """Let go of the terminal, of every pipe and of the folder: others wait until nobody has them open."""
+    os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(mine.raw / "sidecar.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(null, 0)

@@ -26,7 +26,14 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is true of the run as a whole."""
+    """What is true of the run as a whole.
+
+    Attributes:
+        command: the words of the command that was recorded, secrets masked.
+        environment: the settings of the job, from a short list of variables, as all its ranks had them.
+        options: what the recorder was asked for.
+        exit_status: of the command; minus the signal that killed it, None where unknown.
+    """
 
     world_size: int
     ranks: list[int]
@@ -37,6 +44,8 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     clocks: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     exit_status: int | None = None
     warnings: list[str] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)

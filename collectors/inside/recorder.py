@@ -36,7 +36,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import records, stepping
+from . import environment, records, stepping
 
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
@@ -226,6 +226,8 @@ class Recorder:
             "clock": host_clock(),
             "pid": os.getpid(),
             "started_ns": self._started_ns,
+            "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+            "environment": environment.kept(os.environ),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             **_gpu(),
         }

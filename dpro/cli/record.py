@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.errors import UsageError
+from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from dpro.collectors.convert import Readers
@@ -44,9 +44,20 @@ if TYPE_CHECKING:
 @click.option(
     "--shapes/--no-shapes", default=False, show_default=True, help="Input shapes of operators, too."
 )
+@click.option(
+    "--mask-command",
+    is_flag=True,
+    help="Of the command, record only its first word. Secrets are masked anyway.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(
-    run: Path | None, window_steps: int, every: int, skip: int, shapes: bool, command: tuple[str, ...]
+    run: Path | None,
+    window_steps: int,
+    every: int,
+    skip: int,
+    shapes: bool,
+    mask_command: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Record a job, unchanged, through any launcher.
 
@@ -67,7 +78,7 @@ def record(
 
     if window_steps > every:
         raise UsageError(f"--window-steps {window_steps} does not fit into --every {every}")
-    options = RecordOptions(window_steps=window_steps, every=every, skip=skip, shapes=shapes)
+    options = RecordOptions(window_steps, every, skip, shapes, mask_command)
     launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, options, _sidecar)
 
 
@@ -81,7 +92,7 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
         timeout_s: how long to wait at most.
 
     Raises:
-        InputError: the run is still being recorded, or takes longer than the timeout.
+        InputError: the run is still being recorded, takes longer than the timeout, or cannot be finished.
     """
     from dpro.collectors.launch import wait_until_finished
 
@@ -90,7 +101,12 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
         from dpro.collectors.finish import finish
 
         for recording in abandoned:
-            finish(recording, _readers(), None, {})
+            try:
+                finish(recording, _readers(), None, {})
+            except OSError as error:
+                raise InputError(
+                    f"{run}: its tables cannot be written ({error.strerror or error})"
+                ) from error
 
 
 def _sidecar(recording: Launch, job: Process) -> None:

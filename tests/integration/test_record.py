@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
@@ -303,18 +304,13 @@ def test_run_whose_sidecar_was_killed_is_finished_by_its_reader(tmp_path):
 
 
 def sidecar_of(job: subprocess.Popen[bytes]) -> int:
-    """The process with the command line that the job had before it became the job."""
-    wanted = b"\0".join(os.fsencode(word) for word in job.args)  # type: ignore[union-attr]
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        cwd = path.with_name("cwd")
-        try:
-            if (
-                path.read_bytes().rstrip(b"\0") == wanted
-                and cwd.readlink() == Path("/proc", str(job.pid), "cwd").readlink()
-            ):
-                return int(path.parent.name)
-        except OSError:
-            continue
+    """The process that keeps the marker of the job's recording open."""
+    run = Path("/proc", str(job.pid), "cwd").readlink() / "run"
+    [marker] = (run / ".recording").glob("*.json")
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if descriptor.readlink() == marker:
+                return int(descriptor.parts[2])
     raise AssertionError("no sidecar")
 
 

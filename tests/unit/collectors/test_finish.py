@@ -1,5 +1,6 @@
 """From the recorder's files to a run, with readers that return made-up traces."""
 
+import errno
 import json
 import signal
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from dpro.collectors.inside.records import RecordWriter
 from dpro.collectors.launch import Launch
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
-from dpro.store import open_run
+from dpro.store import is_run, open_run
 
 
 @dataclass
@@ -49,9 +50,13 @@ READERS = Readers(trace=read_trace, dump=read_dump)
 
 @pytest.fixture
 def launch(tmp_path):
-    launch = Launch(tmp_path, "host-1")
+    return launched(tmp_path, "host-1")
+
+
+def launched(run: Path, name: str) -> Launch:
+    launch = Launch(run, name)
     launch.raw.mkdir(parents=True)
-    launch.marker.parent.mkdir()
+    launch.marker.parent.mkdir(exist_ok=True)
     launch.marker.write_text(
         json.dumps({"host": "elsewhere", "pid": 1, "start_ticks": 1, "command": ["train"]})
     )
@@ -59,12 +64,24 @@ def launch(tmp_path):
 
 
 def recorded(
-    launch: Launch, rank: int = 0, pid: int = 7, world_size: int = 1, steps: int = 6, windows: int = 0
+    launch: Launch,
+    rank: int = 0,
+    pid: int = 7,
+    world_size: int = 1,
+    steps: int = 6,
+    windows: int = 0,
+    attempt: int = 0,
 ) -> Path:
     folder = launch.raw / f"host-{pid}"
     folder.mkdir()
     facts = {"rank": rank, "world_size": world_size, "local_rank": rank, "host": "host", "pid": pid}
-    facts |= {"started_ns": pid, "gpu_name": "", "gpu_uuid": "", "versions": {"torch": "2.13"}}
+    facts |= {
+        "started_ns": 1000 * attempt + pid,
+        "attempt": str(attempt),
+        "gpu_name": "",
+        "gpu_uuid": "",
+        "versions": {"torch": "2.13"},
+    }
     (folder / "facts.json").write_text(json.dumps(facts))
     writer = RecordWriter(folder / "records.bin")
     for step in range(1, steps + 1):
@@ -141,16 +158,49 @@ def test_what_cannot_be_converted_stays_and_the_rest_is_a_run(launch, monkeypatc
     assert not launch.marker.exists()
 
 
-def test_restarted_rank_keeps_its_last_run_only(launch):
-    recorded(launch, pid=7, steps=20, windows=1)
-    convert_waiting(launch, READERS)
-    recorded(launch, pid=8, steps=4)
-    finish(launch, READERS, 0, {})
+def test_restarted_job_is_a_run_of_its_last_attempt_with_the_others_beside_it(launch):
+    for attempt, steps in enumerate((20, 30, 4)):
+        for rank in (0, 1):
+            pid = 10 * attempt + rank
+            recorded(launch, rank, pid, world_size=2, steps=steps, windows=2 - attempt, attempt=attempt)
+        convert_waiting(launch, READERS)
+    finish(launch, READERS, 0, {0: 5 << 8, 1: signal.SIGKILL})
     run = open_run(launch.run)
-    assert run.table(STEPS)["step"].to_list() == [1, 2, 3]
+    assert run.table(STEPS).filter(rank=1)["step"].to_list() == [1, 2, 3]
     assert run.table(SPANS).is_empty()
-    assert run.manifest.ranks == [0]
-    assert "restarted" in run.manifest.warnings[0]
+    assert run.manifest.warnings == [
+        "the job began 3 times: this is the last, what came before is in attempts/"
+    ]
+    first, second = (open_run(launch.run / "attempts" / number) for number in "01")
+    assert first.manifest.ranks == second.manifest.ranks == [0, 1]
+    assert (first.table(STEPS).height, second.table(STEPS).height) == (2 * 19, 2 * 29)
+    assert (first.table(SPANS)["window"].max(), second.table(SPANS)["window"].max()) == (1, 0)
+    assert first.table(WORKERS).select("exit_code", "exit_signal").rows() == [(5, -1), (-1, signal.SIGKILL)]
+
+
+def test_disk_that_is_full_leaves_the_recording_to_whoever_reads_it_later(launch, monkeypatch):
+    recorded(launch, windows=1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(convert, "write_part", full)
+        with pytest.raises(OSError, match="No space left"):
+            finish(launch, READERS, 0, {})
+    assert not is_run(launch.run)
+    finish(launch, READERS, None, {})
+    assert open_run(launch.run).table(SPANS).height == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "joined"),
+    [(0, 0, 0), (0, 3, 3), (3, 0, 3), (None, 0, None), (0, None, None), (None, 3, 3)],
+)
+def test_run_of_several_launchers_has_the_exit_status_of_the_first_that_failed(tmp_path, one, other, joined):
+    for name, status in (("a", one), ("b", other)):
+        finish(launched(tmp_path, name), READERS, None if status is None else status << 8, {})
+    assert open_run(tmp_path).manifest.exit_status == joined
 
 
 def test_missing_rank_is_named(launch):
