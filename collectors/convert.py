@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
+from dpro.collectors import calls
 from dpro.collectors.endings import ending
 from dpro.collectors.inside import records
 from dpro.collectors.inside.stepping import Boundary, number_steps
@@ -38,7 +39,7 @@ from dpro.store import write_part
 SOURCE = "dpro recorder"
 WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS)
 _ID_COLUMNS = ("span_id", "launch_span_id", "collective_id")
-_WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this); the flight recorder's below
+_WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this); those of calls below
 
 
 class Trace(Protocol):
@@ -96,12 +97,37 @@ def processes(launch: Launch) -> list[Process]:
     return sorted(found, key=lambda process: (process.rank, process.facts["started_ns"]))
 
 
-def convert_windows(run: Path, process: Process, readers: Readers) -> None:
-    """Convert the deep windows a process has saved so far, a batch of them into one part per table.
+def convert_waiting(run: Path, process: Process, readers: Readers) -> None:
+    """Convert what a process has saved so far, while it may still run."""
+    dumped_ns = calls.latest_dump_ns(process.folder)
+    recorded = records.read_records(process.folder / "records.bin")
+    _keep_dumps(process, readers)
+    # A window is joined with calls: the dump that has them comes a moment after it.
+    _convert_windows(run, process, readers, dumped_ns if dumped_ns >= 0 else None)
+    calls.write_calls(run, process.part, process.folder, _first_window_ns(process, recorded))
+
+
+def _keep_dumps(process: Process, readers: Readers) -> None:
+    calls.keep_dumps(
+        process.folder, lambda dump: readers.dump(dump, rank=process.rank).frames[COLLECTIVES.name]
+    )
+
+
+def _first_window_ns(process: Process, recorded: Sequence[records.Record]) -> int:
+    """When the first window began that is open or still to be converted; the end of time for none."""
+    over = {r.a for r in recorded if r.kind in (records.WINDOW, records.DROPPED)}
+    over -= {int(path.stem.removeprefix("window")) for path in process.folder.glob("**/window*.json")}
+    begun = [r.b for r in recorded if r.kind == records.OPENED and r.a not in over]
+    return min(begun, default=(1 << 63) - 1)
+
+
+def _convert_windows(run: Path, process: Process, readers: Readers, until_ns: int | None) -> None:
+    """Convert the deep windows that were saved before a moment, a batch of them into one part per table.
 
     A batch is a folder: one that an interrupted conversion left behind gives the same parts again.
     """
-    waiting = sorted(process.folder.glob("window*.json"))
+    saved = sorted(process.folder.glob("window*.json"))
+    waiting = [path for path in saved if until_ns is None or path.stat().st_mtime_ns < until_ns]
     if waiting:
         batch = process.folder / f"batch-{waiting[0].stem}"
         batch.mkdir()
@@ -114,7 +140,7 @@ def convert_windows(run: Path, process: Process, readers: Readers) -> None:
 
 def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -> None:
     paths = sorted(batch.glob("window*.json"))
-    entries = _flight_entries(process, readers, [path.stem for path in paths])
+    entries = calls.entries(process.folder)
     frames, notes = [], []
     for path in paths:
         window = int(path.stem.removeprefix("window"))
@@ -157,46 +183,6 @@ def _renumbered(frame: pl.DataFrame, first: int) -> pl.DataFrame:
     )
 
 
-def _flight_entries(process: Process, readers: Readers, occasions: Sequence[str] = ()) -> pl.DataFrame:
-    """Entries of a process's flight recorders as dumped on some occasions (all, if none are named).
-
-    Each entry comes once, as it was last seen, in the order of the ids. Dumps are unpickled once and kept
-    as Parquet, which is some thirty times smaller.
-    """
-    for dump in sorted(process.folder.glob("flight-*.pickle")):
-        kept = dump.with_suffix(".parquet")
-        _, backend, _ = dump.stem.split("-")
-        frame = conform(COLLECTIVES, readers.dump(dump, rank=process.rank).frames["collectives"])
-        # The two recorders count separately: even ids for one, odd ones for the other.
-        identifier = pl.col("collective_id") * 2 + (backend == "nccl")
-        saved_ns = pl.lit(dump.stat().st_mtime_ns)
-        frame.with_columns(collective_id=identifier, saved_ns=saved_ns).write_parquet(kept)
-        dump.unlink()
-    kept_dumps = sorted(process.folder.glob("flight-*.parquet"))
-    wanted = [path for path in kept_dumps if not occasions or path.stem.split("-")[2] in occasions]
-    frames = [frame for path in wanted if (frame := pl.read_parquet(path)).height]
-    if not frames:
-        return COLLECTIVES.empty()
-    entries = pl.concat(frames, how="vertical").sort("collective_id", "saved_ns")
-    entries = entries.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
-    return _with_group_ranks(entries, process.folder / "groups.json")
-
-
-def _with_group_ranks(entries: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """Ranks of groups as the process knew them, where the dump does not tell (`group` begins with a name)."""
-    groups = json.loads(path.read_text()) if path.is_file() else {}
-    if not groups:
-        return entries
-    known = pl.DataFrame(
-        {"name": list(groups), "ranks": list(groups.values())},
-        schema={"name": pl.String, "ranks": COLLECTIVES.dtypes["group_ranks"]},
-    )
-    joined = entries.with_columns(name=pl.col("group").str.split(" ").list.first())
-    joined = joined.join(known, on="name", how="left", maintain_order="left")
-    told = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(pl.col("ranks"))
-    return joined.with_columns(group_ranks=told.fill_null([])).drop("name", "ranks")
-
-
 def convert_process(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
     """Convert everything of a process that has ended.
 
@@ -214,14 +200,15 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     write_part(run, CLOCK_SAMPLES, process.part, _clock_samples(process.rank, recorded))
     write_part(run, BUCKETS, process.part, _buckets(process))
     write_part(run, WORKERS, process.part, _worker(process, recorded, status))
-    convert_windows(run, process, readers)
-    write_part(run, COLLECTIVES, process.part, _outside_windows(run, process, readers))
+    _keep_dumps(process, readers)
+    _convert_windows(run, process, readers, None)
+    calls.write_calls(run, process.part, process.folder, None)
     notes = [
         note for path in sorted(process.folder.glob("notes-*.json")) for note in json.loads(path.read_text())
     ]
     return {
         "warnings": [warning for note in notes for warning in note.get("warnings", [])],
-        "skipped": [note.get("skipped", {}) for note in notes],
+        "skipped": [calls.lost_calls(process.folder), *(note.get("skipped", {}) for note in notes)],
         "versions": {k: v for note in notes for k, v in note.get("versions", {}).items()}
         | process.facts["versions"],
     }
@@ -283,14 +270,3 @@ def _worker(process: Process, recorded: Sequence[records.Record], status: int | 
     row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
     row |= {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
     return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})
-
-
-def _outside_windows(run: Path, process: Process, readers: Readers) -> pl.DataFrame:
-    """The flight recorder's entries that no window saw run: only their calls are known."""
-    entries = _flight_entries(process, readers)
-    seen: list[int] = []
-    for part in (run / COLLECTIVES.name).glob(f"{process.part}-batch-*.parquet"):
-        seen += pl.read_parquet(part, columns=["collective_id"])["collective_id"].to_list()
-    return entries.filter(~pl.col("collective_id").is_in(seen)).with_columns(
-        window=pl.lit(-1, dtype=pl.Int32)
-    )

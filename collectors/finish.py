@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from dpro._version import __version__
+from dpro.collectors import convert
 from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import (
     Process,
     Readers,
     convert_process,
-    convert_windows,
     move_process,
     processes,
 )
@@ -52,9 +52,9 @@ NOTHING_RECORDED = (
 
 
 def convert_waiting(launch: Launch, readers: Readers) -> None:
-    """Convert the windows that are whole while the job still runs."""
+    """Convert the windows and calls that are whole while the job still runs."""
     for process in processes(launch):
-        convert_windows(launch.run, process, readers)
+        convert.convert_waiting(launch.run, process, readers)
 
 
 def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mapping[int, int]) -> None:

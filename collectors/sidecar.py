@@ -20,7 +20,10 @@ from dpro.collectors.launch import Launch
 from dpro.collectors.processes import Process, wait_for_any
 
 LOOK_S = 1.0  # how often to look for new processes and windows
-BATCH = 32  # windows waiting before a batch is converted while the job runs: short jobs are left alone
+BATCH = (
+    32  # windows, or dumps, that wait before they are converted while the job runs: short jobs are left alone
+)
+_WAITING = ("window*.json", "flight-*.json", "flight-*.pickle")
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
 
 
@@ -46,7 +49,7 @@ def attend(
         _meet(recording, ranks)
         if helper:
             helper = 0 if os.waitpid(helper, os.WNOHANG)[0] else helper
-        elif len(list(recording.raw.glob("*/window*.json"))) >= BATCH:
+        elif any(len(list(recording.raw.glob(f"*/{name}"))) >= BATCH for name in _WAITING):
             helper = _at_idle_priority(convert, recording)
     _outlast(recording, ranks)
     if helper:  # at idle priority it may take forever; what it has begun is done again

@@ -45,7 +45,7 @@ def start(command: list[str], cwd: Path, **extra: object) -> subprocess.Popen[by
 def complete(command: list[str], cwd: Path, **extra: object) -> subprocess.CompletedProcess[bytes]:
     process = start(command, cwd, **extra)
     try:
-        stdout, stderr = process.communicate(timeout=90)
+        stdout, stderr = process.communicate(timeout=240)  # much is for a busy machine
     finally:
         process.kill()
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

@@ -21,6 +21,8 @@ CLOCK = 3  # CLOCK_REALTIME, CLOCK_MONOTONIC_RAW
 WINDOW = 4  # index of a deep window that was saved, its start, its end
 ENDING = 5  # when the process said that it would end, its exit code, the signal; -1 for the one it is not
 PEER = 6  # when, rank whose host's clock was compared, this clock minus that, round trip
+OPENED = 16  # index of a deep window that has begun, its start, the steps before it
+DROPPED = 17  # index of a deep window that was opened and is not kept
 
 _RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
 _CHUNK = 15 << 16  # a whole number of records, and of pages wherever pages have at most 64 KiB

@@ -81,6 +81,8 @@ class Windows:
             self._open = _start_kineto(self._shapes)
             self._started = (step, time.time_ns())
             self._thread = threading.get_ident()
+            if self._recorder.records is not None:
+                self._recorder.records.write(records.OPENED, self._count - 1, self._started[1], step)
 
     def close(self, save: bool) -> None:
         """End the window, if one is being recorded.
@@ -99,6 +101,8 @@ class Windows:
         if save:
             own_records.write(records.WINDOW, index, self._started[1], end_ns)
             self._recorder.on_window(f"window{index:04d}")
+        else:
+            own_records.write(records.DROPPED, index)
 
 
 def install(recorder: Recorder) -> None:

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,76 +12,26 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.cli.record import ensure_finished
 from dpro.collectors.launch import wait_until_finished
 from dpro.errors import InputError
 from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, WORKERS
-from dpro.store import Run, open_run
+from dpro.store import Run
+from tests.jobs import (
+    RECORD,
+    ROOT,
+    TORCHRUN,
+    TRAIN,
+    complete,
+    opened,
+    record,
+    script,
+    start,
+    wait_for,
+)
 
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[2]
-TRAIN = ROOT / "sample_traces" / "train.py"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-RECORD = [sys.executable, "-m", "dpro", "record"]
 STEPS_RUN, EVERY, SKIP = 30, 12, 5
-
-# A model so small that a step takes about a millisecond.
-TINY = """
-import sys, torch
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-def train_step():
-    optimizer.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-"""
-
-
-def environment(**extra: object) -> dict[str, str]:
-    base = {
-        name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "MASTER"))
-    }
-    return base | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
-
-
-def start(command: list[str], cwd: Path, **extra: object) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe)
-
-
-def complete(command: list[str], cwd: Path, **extra: object) -> subprocess.CompletedProcess[bytes]:
-    process = start(command, cwd, **extra)
-    try:
-        stdout, stderr = process.communicate(timeout=90)
-    finally:
-        process.kill()
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-
-
-def script(folder: Path, body: str) -> list[str]:
-    path = folder / "job.py"
-    path.write_text(TINY + textwrap.dedent(body))
-    return [sys.executable, str(path)]
-
-
-def record(folder: Path, command: list[str], *options: str) -> tuple[Run, subprocess.CompletedProcess[bytes]]:
-    """Record a command into `folder/run` and open it."""
-    done = complete([*RECORD, "-o", "run", *options, "--", *command], folder)
-    return opened(folder / "run"), done
-
-
-def opened(run: Path) -> Run:
-    ensure_finished(run)
-    return open_run(run)
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.02)
 
 
 # A data-parallel job, recorded and not: many tests look at this one pair.
@@ -488,6 +437,7 @@ METHODS = [
     "recorder.Recorder._every_second",
     "recorder.Recorder._on_step", "recorder.Recorder._open", "windows.Windows._start",
     "windows.Windows.close", "windows.Windows.on_profiler", "windows.Windows.on_fork", "flight.Flight.save",
+    "flight.Flight.on_open", "flight.Flight._look", "flight.Flight.before_fork", "flight.Flight.after_fork",
     "buckets.Buckets.save", "buckets.Buckets.on_module", "clocks.sample", "clocks.install",
     "peers.Peers.on_second", "peers.install",
     "exits.Exits.on_open", "exits.Exits.on_raise", "exits.Exits.on_fork", "exits.Exits.on_reaped",
@@ -561,7 +511,7 @@ def test_line_in_the_log_becomes_a_warning_of_the_run(tmp_path):
     import pathlib
     train_step()
     [facts] = pathlib.Path("run/.raw").glob("*/*/facts.json")
-    facts.with_name("flight-fr-window0000.pickle.tmp").mkdir()  # where the recorder is about to write
+    facts.with_name("flight-fr-000001.json.tmp").mkdir()  # where the recorder is about to write
     for _ in range(12): train_step()
     print("trained")
     """
