@@ -14,10 +14,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.classify import classify
-from dpro.replay.build import Built
+from dpro.replay.build import UNEXPLAINED_NS, Built
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.overlap import Overlap, overlap_of
-from dpro.replay.timeline import Timeline, measured_step_times, step_times
+from dpro.replay.timeline import Timeline, measured_step_times, replay, step_times
 from dpro.store import Manifest
 from dpro.units import NS_PER_MS, ms
 
@@ -43,11 +43,12 @@ class Trust:
         time_unexplained: share of the ranks' window time in which GPU work or a collective could have
             started by all that is known, but had not.
         host_gaps: share of the threads' time that no span explains; it is kept as work of its own.
-        starts_anchored: share of starts of GPU work and collectives taken from the trace: anchored, or tied
-            to the draining of the device by the time measured.
+        starts_anchored: share of starts of GPU work and collectives taken from the trace: anchored, tied to
+            the draining of the device by the time measured, or delayed by a launch that was not recorded.
         overlap: how kernels slow down beside communication; None where the trace does not tell.
         reasons: what the trace cannot answer, one line each.
         answerable: whether predictions from this replay make sense.
+        assumed: what was taken for granted, one line each.
     """
 
     steps: pl.DataFrame
@@ -61,6 +62,7 @@ class Trust:
     overlap: Overlap | None
     reasons: tuple[str, ...]
     answerable: bool
+    assumed: tuple[str, ...] = ()
 
 
 def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
@@ -81,7 +83,9 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
     unexplained = unexplained_share(graph)
     matched = built.matching.share_on_all_ranks
     anchored = _share_anchored(graph)
-    why_not = _why_not(error_pct, unexplained, anchored, steps.height)
+    # What late launches cost is the unexplained share: their number is no harm.
+    doubtful = 0.0 if built.of_operations else anchored
+    why_not = _why_not(error_pct, unexplained, doubtful, steps.height)
     return Trust(
         steps=steps,
         error_pct=error_pct,
@@ -91,15 +95,37 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
         time_unexplained=unexplained,
         host_gaps=_share_of_gaps(graph),
         starts_anchored=anchored,
-        overlap=overlap_of(timeline),
+        overlap=None if built.of_operations else overlap_of(timeline),
         reasons=(*why_not, *_not_known(built, manifest)),
         answerable=not why_not,
+        assumed=_assumed(built, unexplained),
     )
 
 
+def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:
+    late = built.graph.nodes.kind == NodeKind.DELAY
+    if not late.any():
+        return built.assumed
+    launches = (
+        "launches were not recorded: that operations begin later than all they depend on makes up "
+        f"{unexplained:.1%} of the steps; predictions take the usual delay of each kind"
+    )
+    return (launches, *built.assumed)
+
+
 def unexplained_share(graph: Graph) -> float:
-    """Share of the ranks' window time in which work could have started, by all edges, but had not."""
+    """Share of the ranks' window time in which work could have started, by all edges, but had not.
+
+    Where such time is a node of its own, what the steps would save without it: many wait for others
+    meanwhile.
+    """
     nodes, edges = graph.nodes, graph.edges
+    delay = nodes.kind == NodeKind.DELAY
+    if delay.any():
+        prompt = replay(graph.with_durations(np.where(delay, 0, nodes.duration)))
+        measured = float(measured_step_times(graph)["duration_ns"].sum())
+        left = float(step_times(graph, prompt.start, prompt.end)["duration_ns"].sum())
+        return 1 - left / measured if measured else 0.0
     ready = nodes.earliest.copy()
     np.maximum.at(ready, edges.target, nodes.measured_end[edges.source] + edges.lag)
     work = np.isin(nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
@@ -129,6 +155,8 @@ def _share_anchored(graph: Graph) -> float:
     work = np.isin(graph.nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
     taken = graph.nodes.anchored.copy()
     taken[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
+    late = (graph.nodes.kind == NodeKind.DELAY) & (graph.nodes.duration > UNEXPLAINED_NS)
+    taken[graph.edges.target[late[graph.edges.source]]] = True
     return float(taken[work].mean()) if work.any() else 0.0
 
 
@@ -170,8 +198,8 @@ def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) 
 
 def _not_known(built: Built, manifest: Manifest) -> list[str]:
     """What the trace leaves open without forbidding predictions, one line each."""
-    reasons = []
-    missing = manifest.missing_ranks
+    reasons = list(built.unknown)
+    missing = [] if built.of_operations else manifest.missing_ranks  # others of the same place stand for them
     if missing:
         reasons.append(
             f"{len(missing)} of {manifest.world_size} ranks are missing: what made the others wait for them "
@@ -182,7 +210,7 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
         reasons.append(f"no spans of ranks {', '.join(map(str, silent))}: they are left out")
     if not built.steps_known:
         reasons.append("no steps are known: each window is taken as one step; mark steps in the profiler")
-    if len(manifest.ranks) > 1 and not (built.matching.rows["members"] > 1).any():
+    if len(manifest.ranks) > 1 and not built.of_operations and not (built.matching.rows["members"] > 1).any():
         reasons.append("no collective is known on two ranks: who waits for whom cannot be told")
     reasons += [
         f"collectives not matched ({line}): their waiting counts as communication"

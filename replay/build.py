@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable
 from dpro.replay.align import Offset, clock_offsets
 from dpro.replay.columns import COMMUNICATION_THREAD
-from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, Place, make_graph
 from dpro.replay.local import Local, make_local
 from dpro.replay.match import Matching, match_collectives
+from dpro.replay.operations import consists_of_operations
+from dpro.replay.oplevel import build_operations, with_typical_delays
 from dpro.replay.part import Part, build_part
 from dpro.replay.sections import positions_in_steps
 from dpro.schema import COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
@@ -46,6 +48,9 @@ class Built:
         offsets: clock offset of each rank.
         background: spans on threads that touch neither a stream nor a collective, left out.
         steps_known: whether the run tells where steps begin; else each window counts as one step.
+        of_operations: whether the nodes are whole operations, whose roles tell what depends on what.
+        unknown: what the trace leaves open, one line each.
+        assumed: what was taken for granted, one line each.
     """
 
     graph: Graph
@@ -53,6 +58,14 @@ class Built:
     offsets: dict[int, Offset]
     background: int
     steps_known: bool
+    of_operations: bool = False
+    unknown: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def predictive(self) -> Graph:
+        """The graph to change: where launches are not recorded, without waits that only look like them."""
+        return with_typical_delays(self.graph) if self.of_operations else self.graph
 
 
 def build_graph(run: Run) -> Built:
@@ -68,6 +81,8 @@ def build_graph(run: Run) -> Built:
             "the run holds no spans to replay: record at least one deep window "
             "(`dpro record --skip S --every N --window-steps K`), or import a trace"
         )
+    if consists_of_operations(spans):
+        return _of_operations(run)
     names = spans["name"].unique().sort()
     spans = spans.with_columns(code=spans["name"].cast(pl.Enum(names)).to_physical().cast(pl.Int64))
     workers = run.table(WORKERS)
@@ -90,9 +105,23 @@ def build_graph(run: Run) -> Built:
     positions = positions_in_steps(locals_)
     parts = [build_part(local, rows, names, positions) for local, rows in zip(locals_, own_syncs)]
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
-    graph = _join(parts, moved, labels)
+    graph = dataclasses.replace(_join(parts, moved, labels), places=_places(workers))
     known = any(local.step_start.size for local in locals_)
     return Built(graph, matching, offsets, sum(part.background for part in parts), known)
+
+
+def _places(workers: pl.DataFrame) -> dict[int, Place]:
+    """Where in the job the ranks stand that are known to be on an axis of it."""
+    known = workers.filter((pl.col("dp") >= 0) | (pl.col("pp") >= 0)).select("rank", "dp", "pp")
+    return {rank: Place(max(dp, 0), max(stage, 0)) for rank, dp, stage in known.iter_rows()}
+
+
+def _of_operations(run: Run) -> Built:
+    """What `build_graph` makes of a run of whole operations; those have one clock and no other threads."""
+    made = build_operations(run)
+    offsets = {rank: Offset(0, 0, "one trace") for rank in made.graph.places}
+    known = made.steps_known
+    return Built(made.graph, made.matching, offsets, 0, known, True, made.unknown, made.assumed)
 
 
 def wait_and_transfer(matched: pl.DataFrame, offsets: dict[int, Offset]) -> pl.DataFrame:

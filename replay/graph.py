@@ -7,9 +7,10 @@ Replaying it is the business of `dpro.replay.timeline`; changing it, of `dpro.re
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ class NodeKind(IntEnum):
     ARRIVE = 6  # a member of a collective is ready; lasts no time
     RENDEZVOUS = 7  # the last member of a collective is ready; lasts no time, belongs to no rank
     TRANSFER = 8  # one member's part of a collective after the rendezvous
+    DELAY = 9  # all that an operation depends on is done, and still it has not begun: its launch, unrecorded
 
 
 class EdgeKind(IntEnum):
@@ -50,6 +52,13 @@ class EdgeKind(IntEnum):
 
 CPU_KINDS = (NodeKind.CPU, NodeKind.RUNTIME, NodeKind.HOST, NodeKind.GAP)
 GPU_KINDS = (NodeKind.KERNEL, NodeKind.COPY)
+
+
+class Place(NamedTuple):
+    """Where in the job a rank stands: its number on the data-parallel axis, and its pipeline stage."""
+
+    dp: int
+    stage: int
 
 
 class GraphError(DproError):
@@ -120,6 +129,7 @@ class Graph:
         names: names that `nodes.name` points into.
         lanes: (rank, what the lane is) that `nodes.lane` points into.
         origin_ns: what was subtracted from all times, ns on the aligned clock.
+        places: of ranks, where the run tells.
     """
 
     nodes: Nodes
@@ -128,6 +138,7 @@ class Graph:
     names: tuple[str, ...]
     lanes: tuple[tuple[int, str], ...]
     origin_ns: int
+    places: Mapping[int, Place] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dpro.detect.findings import Finding
+    from dpro.detect.slowdown import Slowdown
+
+
+SHOWN = 4  # largest slowdowns of each kind that are printed
 
 
 @click.command()
@@ -33,17 +37,30 @@ def diagnose(run: str, as_json: bool) -> None:
     dpro diagnose RUN --json | jq '.findings[].component'
     """
     analysis = analyse(run)
-    findings = find(analysis)
+    slowdown = find_slowdown(analysis)
+    findings = find(analysis, slowdown)
     if as_json:
-        print_json(diagnose_document(analysis, findings))
+        told = {} if slowdown is None else {"slowdown": slowdown_document(slowdown)}
+        print_json(diagnose_document(analysis, findings) | told)
     else:
         print_findings(analysis, findings)
+        print_slowdown(slowdown)
 
 
-def find(analysis: Analysis) -> list[Finding]:
+def find_slowdown(analysis: Analysis) -> Slowdown | None:
+    """The slowdown against evenly fast operations; None where the run does not consist of operations."""
+    from dpro.detect.slowdown import analyse_slowdown
+
+    operations = analysis.built.of_operations and analysis.trust.answerable
+    return analyse_slowdown(analysis.built.graph) if operations else None
+
+
+def find(analysis: Analysis, slowdown: Slowdown | None = None) -> list[Finding]:
     """Run all detectors; none on a run whose replay does not fit, since costs would mean nothing."""
-    from dpro.detect.diagnose import diagnose_graph
+    from dpro.detect.diagnose import diagnose_graph, diagnose_operations
 
+    if slowdown is not None:
+        return diagnose_operations(analysis.built.graph, slowdown)
     return diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
 
 
@@ -117,3 +134,39 @@ def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
             out.print(f"  - {line}")
     for reason in not_known(analysis):
         out.print(f"  not known: {reason}")
+
+
+def slowdown_document(slowdown: Slowdown) -> dict[str, Any]:
+    """Ratios of step times as JSON."""
+    ratios = (slowdown.by_rank, slowdown.by_stage, slowdown.by_dp)
+    by_rank, by_stage, by_dp = ({str(key): ratio for key, ratio in each.items()} for each in ratios)
+    return {
+        "total": slowdown.total,
+        "launch": slowdown.launch,
+        "by_rank": by_rank,
+        "by_stage": by_stage,
+        "by_dp": by_dp,
+        "by_op": dict(slowdown.by_op),
+        "workers_share": slowdown.workers_share,
+        "last_stage_share": slowdown.last_stage_share,
+    }
+
+
+def print_slowdown(slowdown: Slowdown | None) -> None:
+    """What slows the job down against evenly fast operations, for people."""
+    if slowdown is None:
+        return
+    out = console()
+    out.print(
+        "With every operation as fast as its like typically is, the step would be "
+        f"{slowdown.total:.3f} times as fast; unrecorded launches make it {slowdown.launch:.3f} times as long"
+    )
+    shown = (
+        ("stage", slowdown.by_stage),
+        ("data-parallel rank", slowdown.by_dp),
+        ("rank", slowdown.by_rank),
+        ("kind of operation", slowdown.by_op),
+    )
+    for what, ratios in shown:
+        worst = sorted(((ratio, str(key)) for key, ratio in ratios.items()), reverse=True)[:SHOWN]
+        out.print(f"  with the own times of one {what} only: " + ", ".join(f"{k} x{v:.3f}" for v, k in worst))

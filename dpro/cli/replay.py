@@ -38,9 +38,11 @@ def replay(run: str, as_json: bool) -> None:
 
 def replay_document(analysis: Analysis) -> dict[str, Any]:
     """The command's JSON."""
-    from dpro.replay.timeline import critical_path
+    from dpro.replay.timeline import critical_path, replay
 
     trust = analysis.trust
+    # Waits that only look like late launches would stand in for what was waited for.
+    decisive = replay(analysis.built.predictive) if analysis.built.of_operations else analysis.timeline
     p50, p95 = trust.start_error_ns
     return {
         "run": analysis.run.label,
@@ -76,10 +78,11 @@ def replay_document(analysis: Analysis) -> dict[str, Any]:
         ],
         "critical_path": [
             {"rank": row["rank"], "name": row["name"], "kind": row["kind"], "ms": ms(row["duration_ns"])}
-            for row in critical_path(analysis.timeline).iter_rows(named=True)
+            for row in critical_path(decisive).iter_rows(named=True)
         ],
         "answerable": trust.answerable,
         "reasons": list(trust.reasons),
+        "assumed": list(trust.assumed),
     }
 
 
@@ -146,5 +149,5 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
         else "Do not predict from this run."
     )
     out.print(f"\n{verdict}")
-    for reason in document["reasons"]:
+    for reason in (*document["reasons"], *document["assumed"]):
         out.print(f"  - {reason}")

@@ -40,9 +40,9 @@ def whatif(run: str, edits: tuple[str, ...], as_json: bool) -> None:
       no-comm                           no communication at all (a bound)
       scale:name=aten::mm,factor=0.5    selected work takes half its time
     \b
-    scale selects by name= and within= (shell patterns, of a span and of the annotation around it),
-    kind= (cpu, runtime, host, kernel, copy, collective), rank= and step=; all conditions hold together.
-    A value that holds a comma goes in double quotes.
+    scale selects by name= and within= (shell patterns, of a span and of the annotation around it; of an
+    operation within="micro-batch 3"), kind= (cpu, runtime, host, delay, kernel, copy, collective), rank=,
+    stage=, dp= and step=; all conditions hold together. A value that holds a comma goes in double quotes.
 
     \b
     dpro whatif RUN
@@ -70,7 +70,7 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
     from dpro.replay.whatif.predict import Refusal, baseline_steps, predict, search
 
     analysis = analyse(run)
-    graph, trust = analysis.built.graph, analysis.trust
+    graph, trust = analysis.built.predictive, analysis.trust
     baseline = baseline_steps(graph)
     if edits:
         try:
@@ -86,6 +86,7 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
         "other_steps_ms": _steps_outside_windows(analysis),
         "answerable": trust.answerable,
         "reasons": list(trust.reasons),
+        "assumed": list(trust.assumed),
         "predictions": [prediction_document(prediction) for prediction in predictions],
         "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in refused],
     }
@@ -119,7 +120,7 @@ def _print(document: dict[str, Any], predictions: list[Prediction], refused: lis
     out = console()
     if not document["answerable"]:
         out.print("Do not rely on what follows: the replay does not fit the trace well enough.")
-    for reason in document["reasons"]:
+    for reason in (*document["reasons"], *document["assumed"]):
         out.print(f"  - {reason}")
     base, measured = document["baseline_ms"], document["measured_ms"]
     out.print(f"The mean step takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")

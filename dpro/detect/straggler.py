@@ -22,6 +22,7 @@ from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
 
 Ints = NDArray[np.int64]
+Times = NDArray[np.int64] | NDArray[np.float64]
 
 # A rank below this is not blamed: differences of this size are everywhere and cost little.
 LEAST_SHARE = 0.03
@@ -64,18 +65,18 @@ def find_stragglers(graph: Graph) -> list[Finding]:
     found = [
         _describe(graph, gains, column)
         for column in range(len(gains.ranks))
-        if _is_clear(gains.saved[:, column], gains.base)
+        if clear_gain(gains.saved[:, column], gains.base)
     ]
     named = {rank for finding in found for rank in finding.ranks}
     others = [rank for rank in _working_longer(graph, gains) if rank not in named]
     if len(others) > 1:
         together = healing_gains(graph, [others])
-        if together is not None and _is_clear(together.saved[:, 0], together.base):
+        if together is not None and clear_gain(together.saved[:, 0], together.base):
             found.append(_describe(graph, together, 0))
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
 
-def _is_clear(saved: Ints, base: Ints) -> bool:
+def clear_gain(saved: Times, base: Times) -> bool:
     """Whether a gain per step is large enough, there in nearly every step, and more than chance."""
     freedom = min(saved.size - 1, len(T_999))
     needed = max(EFFECT_SIZE, T_999[freedom - 1] / np.sqrt(saved.size)) * float(saved.std(ddof=1))
@@ -95,7 +96,7 @@ def _working_longer(graph: Graph, gains: Gains) -> list[int]:
         )
         both = own.join(peers, on=["step", "resource"]).sort("step")
         excess = (both["work_ns"] - both["peer"]).to_numpy()
-        if excess.size == gains.base.size and _is_clear(excess, gains.base):
+        if excess.size == gains.base.size and clear_gain(excess, gains.base):
             longer.add(int(rank))
     return sorted(longer)
 
@@ -146,8 +147,8 @@ def _describe(graph: Graph, gains: Gains, column: int) -> Finding:
         evidence.append("other ranks are nearly as late: healing this one alone saves less than it lost")
     kind, name = ("rank", str(ranks[0])) if len(ranks) == 1 else ("ranks", ", ".join(map(str, ranks)))
     return Finding(
-        largest["class"], kind, name, tuple(ranks), round(cost / step, 4), _confidence(gains, column), cost,
-        tuple(evidence), largest["cause"],
+        largest["class"], kind, name, tuple(ranks), round(cost / step, 4), confidence(saved, gains.base),
+        cost, tuple(evidence), largest["cause"],
     )  # fmt: skip
 
 
@@ -155,11 +156,10 @@ def _names(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _confidence(gains: Gains, column: int) -> float:
-    """How steady the gain is: 1 - its standard error relative to its mean, times its persistence."""
-    saved = gains.saved[:, column]
+def confidence(saved: Times, base: Times) -> float:
+    """How steady a gain per step is: 1 - its standard error relative to its mean, times its persistence."""
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / float(saved.mean())
-    persistent = float((saved >= LEAST_SHARE * gains.base).mean())
+    persistent = float((saved >= LEAST_SHARE * base).mean())
     return round(float(np.clip(1 - error, 0, 1)) * persistent, 3)
 
 
@@ -215,6 +215,7 @@ def _causes(graph: Graph) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
     cause[nodes.kind == NodeKind.CPU] = "the host's operators" if computes_on_gpu else "operators"
     cause[nodes.kind == NodeKind.RUNTIME] = "GPU runtime calls"
     cause[np.isin(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] = "host code outside any operator"
+    cause[nodes.kind == NodeKind.DELAY] = "late launches"
     cause[Selection(within=DATA_LOADING).mask(graph)] = INPUT_PIPELINE
     cause[gpu] = "kernels"
     class_[gpu] = "slow.compute"

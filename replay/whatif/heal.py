@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
 
 Ints = NDArray[np.int64]
 
@@ -89,7 +89,8 @@ LABEL = [*SECTION, "name", "around"]
 def _work_keys(graph: Graph) -> pl.DataFrame:
     """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step."""
     nodes = graph.nodes
-    on_cpu, on_gpu = np.isin(nodes.kind, CPU_KINDS), np.isin(nodes.kind, GPU_KINDS)
+    on_cpu = np.isin(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
+    on_gpu = np.isin(nodes.kind, GPU_KINDS)
     node = np.flatnonzero((on_cpu | on_gpu) & (nodes.section >= 0) & (nodes.step >= 0))
     same = _names_alike(graph)
     return pl.DataFrame(

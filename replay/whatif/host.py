@@ -22,7 +22,14 @@ class NoLaunch:
         return "no-launch"
 
     def apply(self, graph: Graph) -> Graph:
-        """Make launching calls and launch latencies free; a latency that was negative stays."""
+        """Make launching calls and launch latencies free; a latency that was negative stays.
+
+        Launches that were not recorded, only how late work began, go altogether: their order on the host, and
+        what the clock's noise made negative, too.
+        """
+        late = graph.nodes.kind == NodeKind.DELAY
+        if late.any():
+            return _without_delays(graph, late)
         launch = graph.edges.kind == EdgeKind.LAUNCH
         calls = _launching_calls(graph, launch)
         if not calls.any():
@@ -49,3 +56,9 @@ def _launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool
     calls[graph.edges.source[launch]] = True
     calls &= graph.nodes.kind == NodeKind.RUNTIME
     return calls
+
+
+def _without_delays(graph: Graph, late: NDArray[np.bool_]) -> Graph:
+    freed = graph.with_durations(np.where(late, 0, graph.nodes.duration))
+    freed = freed.with_lags(np.maximum(graph.edges.lag, 0))
+    return freed.without_edges(late[graph.edges.source])

@@ -18,12 +18,13 @@ from dpro.replay.whatif.scale import HideInput, Scale
 from dpro.replay.whatif.select import Selection
 
 Values = dict[str, str]
-SELECTION_KEYS = ("name", "within", "kind", "rank", "step")
+SELECTION_KEYS = ("name", "within", "kind", "rank", "step", "stage", "dp")
 
 
 def _selection(values: Values) -> Selection:
     text = {key: values.get(key, "") for key in ("name", "within", "kind")}
-    return Selection(**text, rank=_integer(values, "rank"), step=_integer(values, "step"))
+    rank, step, stage, dp = (_integer(values, key) for key in ("rank", "step", "stage", "dp"))
+    return Selection(**text, rank=rank, step=step, stage=stage, dp=dp)
 
 
 def _integer(values: Values, key: str) -> int | None:

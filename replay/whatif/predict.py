@@ -94,7 +94,8 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns
     spread = STANDARD_ERRORS * float(gain.std(ddof=1)) / np.sqrt(gain.size) if gain.size > 1 else 0.0
-    misfit = trust.error_pct / 100 * predicted
+    measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
+    misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
     doubt = max((edit.doubt for edit in edits), default=0.0) * abs(base - predicted)
     overlap = max((abs(float(bound.mean()) - predicted) for bound in bounds_ns), default=0.0)
     margin = spread + misfit + doubt + overlap

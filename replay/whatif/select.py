@@ -1,4 +1,4 @@
-"""Which nodes an edit is about: by name, kind, rank, step, or the annotation around them.
+"""Which nodes an edit is about: by name, kind, rank, place in the job, step, or the annotation around them.
 
 In: `key=value` pairs. Out: a `Selection`, and a mask over a graph's nodes. Names are shell patterns.
 """
@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro.errors import UsageError
+from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph, NodeKind
 
 Bools = NDArray[np.bool_]
@@ -21,6 +21,7 @@ KINDS: dict[str, tuple[NodeKind, ...]] = {
     "cpu": (NodeKind.CPU,),
     "runtime": (NodeKind.RUNTIME,),
     "host": (NodeKind.HOST, NodeKind.GAP),
+    "delay": (NodeKind.DELAY,),
     "kernel": (NodeKind.KERNEL,),
     "copy": (NodeKind.COPY,),
     "collective": (NodeKind.TRANSFER,),
@@ -33,10 +34,12 @@ class Selection:
 
     Attributes:
         name: pattern for the name of a span, such as `aten::mm` or `*gemm*`.
-        within: pattern for the innermost annotation around CPU work.
+        within: pattern for the innermost annotation around CPU work, or the micro-batch of an operation.
         kind: one of `KINDS`.
         rank: a rank.
         step: a step.
+        stage: a pipeline stage.
+        dp: a data-parallel rank.
     """
 
     name: str = ""
@@ -44,6 +47,8 @@ class Selection:
     kind: str = ""
     rank: int | None = None
     step: int | None = None
+    stage: int | None = None
+    dp: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse a kind that does not exist."""
@@ -60,6 +65,8 @@ class Selection:
         words = [self.name or (f"{self.kind} work" if self.kind else "all work")]
         words += [f"within {self.within}"] if self.within else []
         words += [f"on rank {self.rank}"] if self.rank is not None else []
+        words += [f"on stage {self.stage}"] if self.stage is not None else []
+        words += [f"of data-parallel rank {self.dp}"] if self.dp is not None else []
         words += [f"in step {self.step}"] if self.step is not None else []
         return " ".join(words)
 
@@ -77,7 +84,19 @@ class Selection:
             mask &= nodes.rank == self.rank
         if self.step is not None:
             mask &= nodes.step == self.step
+        if self.stage is not None or self.dp is not None:
+            mask &= np.isin(nodes.rank, self._ranks_there(graph))
         return mask
+
+    def _ranks_there(self, graph: Graph) -> list[int]:
+        """Ranks on the stage and of the data-parallel rank that are asked for."""
+        if not graph.places:
+            raise Unanswerable("the run does not tell which stage and data-parallel rank its ranks are")
+        return [
+            rank
+            for rank, place in graph.places.items()
+            if self.stage in (None, place.stage) and self.dp in (None, place.dp)
+        ]
 
 
 def _quoted(value: str | int) -> str:

@@ -450,6 +450,8 @@ def test_a_slower_rank_slows_all_others_through_the_rendezvous(jobs):
 
 def test_a_replay_whose_starts_were_mostly_taken_from_the_trace_is_not_believed(traces, tmp_path):
     import_sources([traces / "pp_timeline" / "primus_pp8"], tmp_path / "run")
+    for part in (tmp_path / "run" / SPANS.name).glob("*.parquet"):  # kernels that do not say what they are
+        pl.read_parquet(part).with_columns(name=pl.lit("kernel")).write_parquet(part)
     run = open_run(tmp_path / "run")
     built = build_graph(run)
     trust = assess(built, replay(built.graph), run.manifest)
@@ -457,3 +459,12 @@ def test_a_replay_whose_starts_were_mostly_taken_from_the_trace_is_not_believed(
     assert trust.steps.height == 20
     assert not trust.answerable
     assert any("taken from the trace" in reason for reason in trust.reasons)
+
+
+def test_one_stage_of_a_pipeline_alone_is_not_believed(traces, tmp_path):
+    import_sources([traces / "pp_timeline" / "primus_pp8" / "pp_rank_5.json.gz"], tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    built = build_graph(run)
+    trust = assess(built, replay(built.graph), run.manifest)
+    assert not trust.answerable
+    assert any("are missing" in reason for reason in trust.reasons)
