@@ -62,52 +62,65 @@ _OPERATIONS = (
     ("recv", "recv"),
 )
 
-# Communication kernels: the group named `op` holds the operation, else the second item names it.
+# Communication kernels: what a name must hold, in small letters, for the pattern to be tried (names are long,
+# patterns slow, and most kernels compute); the pattern; the operation, where no group `op` of it holds that.
 _COMMUNICATION = (
     # NCCL and RCCL, old and new names: ncclKernel_*, ncclDevKernel_*, ncclDevKernelDebug_*, and
     # ncclSymkDevKernel_* on symmetric memory. RCCL's Generic kernels do not say what they do.
-    (r"nccl(Symk?)?(Dev)?Kernel(Debug)?_?(?P<op>\w+)", ""),
-    (r"nccl\w*?(?P<op>AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", ""),
-    (r"msccl(pp)?(::|_)?\S*?(?P<op>all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)", ""),
-    (r"msccl\w*Kernel", ""),
+    ("nccl", r"nccl(Symk?)?(Dev)?Kernel(Debug)?_?(?P<op>\w+)", ""),
+    ("nccl", r"nccl\w*?(?P<op>AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", ""),
+    ("msccl", r"msccl(pp)?(::|_)?\S*?(?P<op>all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)", ""),
+    ("msccl", r"msccl\w*Kernel", ""),
     # Expert parallelism: DeepEP, and those that are built like it.
-    (r"(deep_ep|hybrid_ep|uccl|mori)\S*?(notify_|cached_notify_)?dispatch|EpDispatch\w*Kernel", "dispatch"),
-    (r"(deep_ep|hybrid_ep|uccl|mori)\S*?(notify_|cached_notify_)?combine|EpCombine\w*Kernel", "combine"),
-    (r"deep_ep::\S*\bbarrier\b", "barrier"),
-    (r"moe_?a2a_?dispatch", "dispatch"),
-    (r"moe_?a2a_?combine", "combine"),
-    (r"moe_?all_?to_?all", "all_to_all"),
+    (
+        "dispatch",
+        r"(deep_ep|hybrid_ep|uccl|mori)\S*?(notify_|cached_notify_)?dispatch|EpDispatch\w*Kernel",
+        "dispatch",
+    ),
+    (
+        "combine",
+        r"(deep_ep|hybrid_ep|uccl|mori)\S*?(notify_|cached_notify_)?combine|EpCombine\w*Kernel",
+        "combine",
+    ),
+    ("deep_ep", r"deep_ep::\S*\bbarrier\b", "barrier"),
+    ("moe", r"moe_?a2a_?dispatch", "dispatch"),
+    ("moe", r"moe_?a2a_?combine", "combine"),
+    ("moe", r"moe_?all_?to_?all", "all_to_all"),
     # All-reduces of serving engines: vLLM, SGLang, TensorRT-LLM, FlashInfer, aiter.
     (
+        "reduce",
         r"cross_device_reduce|custom_?all_?reduce|(one|two)_?shot_?all_?reduce|all_?reduce_fusion|quickreduce::"
         r"|allreduce_prototype|lamport\w*all_?reduce|lamport_style\w*all_?reduce|trtllm_\w*all_?reduce",
         "all_reduce",
     ),
-    (r"custom_?all_?gather|cross_device_all_?gather", "all_gather"),
-    (r"custom_?reduce_?scatter", "reduce_scatter"),
+    ("gather", r"custom_?all_?gather|cross_device_all_?gather", "all_gather"),
+    ("custom", r"custom_?reduce_?scatter", "reduce_scatter"),
     # PyTorch on symmetric memory, and Transformer Engine's user buffers.
-    (r"multimem_\w*?(?P<op>all_?reduce|all_?gather|reduce_?scatter)", ""),
-    (r"symmetric_memory::\S*barrier", "barrier"),
-    (r"\b(put|wait)_signal_kernel", "send_recv"),
-    (r"userbuffers_\w*push_?send|userbuffers_\w*push_?recv", "send_recv"),
-    (r"userbuffers_\w*sum", "reduce_scatter"),
+    ("multimem", r"multimem_\w*?(?P<op>all_?reduce|all_?gather|reduce_?scatter)", ""),
+    ("symmetric_memory", r"symmetric_memory::\S*barrier", "barrier"),
+    ("signal_kernel", r"\b(put|wait)_signal_kernel", "send_recv"),
+    ("userbuffers", r"userbuffers_\w*push_?send|userbuffers_\w*push_?recv", "send_recv"),
+    ("userbuffers", r"userbuffers_\w*sum", "reduce_scatter"),
     # NVSHMEM and rocSHMEM.
-    (r"\b(nv|roc)shmem\w*barrier|\b(barrier|sync)(_all)?_on_stream_kernel", "barrier"),
-    (r"(?P<op>broadcast|alltoall|reduce_?scatter)\w*_on_stream_kernel", ""),
-    (r"fcollect\w*_on_stream_kernel", "all_gather"),
-    (r"(rdxn|reduce)\w*_on_stream_kernel", "all_reduce"),
-    (r"(signal|wait_until|put|get|quiet)\w*_on_stream_kernel", "send_recv"),
-    (r"\b(nv|roc)shmem\w*(put|get|signal|alltoall|broadcast|reduce)", "all_to_all"),
-    (r"\ball_?to_?all_?v?(_2d|Push|_?Kernel)?\b|exchangeSplitAndOffset", "all_to_all"),
+    ("barrier", r"\b(nv|roc)shmem\w*barrier", "barrier"),
+    ("on_stream_kernel", r"\b(barrier|sync)(_all)?_on_stream_kernel", "barrier"),
+    ("on_stream_kernel", r"(?P<op>broadcast|alltoall|reduce_?scatter)\w*_on_stream_kernel", ""),
+    ("on_stream_kernel", r"fcollect\w*_on_stream_kernel", "all_gather"),
+    ("on_stream_kernel", r"(rdxn|reduce)\w*_on_stream_kernel", "all_reduce"),
+    ("on_stream_kernel", r"(signal|wait_until|put|get|quiet)\w*_on_stream_kernel", "send_recv"),
+    ("shmem", r"\b(nv|roc)shmem\w*(put|get|signal|alltoall|broadcast|reduce)", "all_to_all"),
+    ("all", r"\ball_?to_?all_?v?(_2d|Push|_?Kernel)?\b", "all_to_all"),
+    ("exchange", r"exchangeSplitAndOffset", "all_to_all"),
     # Copy engines: peers' memory is written by copies, not by kernels.
-    (r"^Memcpy (PtoP|P2P)", "send_recv"),
+    ("memcpy", r"^Memcpy (PtoP|P2P)", "send_recv"),
     # On the CPU: gloo, MPI and others, by the names of their ranges.
-    (r"^(gloo|mpi|ucc|nccl|rccl|xccl|hccl):(?P<op>\w+)", ""),
+    (":", r"^(gloo|mpi|ucc|nccl|rccl|xccl|hccl):(?P<op>\w+)", ""),
     (
+        "mpi_",
         r"^P?MPI_I?(?P<op>all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|reduce|bcast|gather|scatter)",
         "",
     ),
-    (r"^P?MPI_(I|R|S|B)?(?P<op>sendrecv|send|recv|barrier)", ""),
+    ("mpi_", r"^P?MPI_(I|R|S|B)?(?P<op>sendrecv|send|recv|barrier)", ""),
 )
 
 # Everything else. The order settles names that fit several: attention built on cutlass is attention.
@@ -163,7 +176,9 @@ _COMPUTE = (
 
 KINDS = (COMMUNICATION, *(kind for kind, _ in _COMPUTE), OTHER)
 
-_COMMUNICATION_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), op) for pattern, op in _COMMUNICATION)
+_COMMUNICATION_PATTERNS = tuple(
+    (needed, re.compile(pattern, re.IGNORECASE), op) for needed, pattern, op in _COMMUNICATION
+)
 _COMPUTE_PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _COMPUTE)
 
 
@@ -205,9 +220,9 @@ def _own_or_communication(name: str) -> KernelClass | None:
     for own, known in _own_classes():
         if own.search(name):
             return known
-    for pattern, op in _COMMUNICATION_PATTERNS:
-        found = pattern.search(name)
-        if found:
+    letters = name.lower()
+    for needed, pattern, op in _COMMUNICATION_PATTERNS:
+        if needed in letters and (found := pattern.search(name)):
             return KernelClass(COMMUNICATION, op or operation(found.groupdict().get("op", "")))
     return None
 

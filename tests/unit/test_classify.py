@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dpro import classify as classify_module
 from dpro.classify import KernelClass, classify, is_communication, operation, table_version
@@ -27,6 +29,16 @@ from dpro.errors import InputError
 def test_communication_kernels_are_known_with_their_operation(name, op):
     assert classify(name) == KernelClass("communication", op)
     assert is_communication(name)
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize(
+    ("needed", "pattern"), [entry[:2] for entry in classify_module._COMMUNICATION_PATTERNS]
+)
+def test_every_name_that_a_pattern_finds_holds_what_is_looked_for_first(needed, pattern, data):
+    name = data.draw(st.from_regex(pattern, alphabet=st.characters(codec="ascii")))
+    assert needed in name.lower()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -80,13 +80,14 @@ class Columns:
         pids = whole_numbers([event.pid for event in spans])
         tids = whole_numbers([event.tid for event in spans])
         names = self._names.of([event.name for event in spans], np.int32)
+        on_cpu = _ON_CPU[kinds]
         self._add(
             kind=kinds,
             name=names,
             start_ns=nanoseconds([event.time for event in spans]),
             duration_ns=nanoseconds([event.duration for event in spans]),
-            pid=np.where(_ON_CPU[kinds], pids, -1),
-            tid=np.where(_ON_CPU[kinds], tids, -1),
+            pid=np.where(on_cpu, pids, -1),
+            tid=np.where(on_cpu, tids, -1),
         )
         self._add_gpu(spans, np.flatnonzero(_ON_GPU[kinds]), pids, tids)
         self._add_arguments(spans, kinds, names)
@@ -108,19 +109,18 @@ class Columns:
 
     def _add_arguments(self, spans: list[Event], kinds: Array, names: Array) -> None:
         """Columns that all but Python calls have, and the details of what communicates or synchronises."""
-        rows = np.flatnonzero(kinds != _PYTHON)
-        events = [spans[row] for row in rows.tolist()]
-        args = [event.args or NO_ARGS for event in events]
+        chosen = kinds != _PYTHON
+        args = [event.args or NO_ARGS for event in compress(spans, chosen.tolist())]
         external = whole_numbers([a.external_id for a in args])
-        if external.size and external.min() < 0:
-            external = np.where(external < 0, whole_numbers([a.external_id_2021 for a in args]), external)
+        unknown = np.flatnonzero(external < 0)
+        external[unknown] = whole_numbers([args[row].external_id_2021 for row in unknown.tolist()])
         self._add(
             correlation=whole_numbers([a.correlation for a in args]),
             external_id=external,
             sequence_number=whole_numbers([a.sequence_number for a in args]),
             forward_thread=whole_numbers([a.forward_thread for a in args]),
-            shapes=self._shapes.of([bytes(a.shapes) or bytes(a.shapes_2020) for a in args], np.int32),
-            position=self._positions(args, kinds[rows], names[rows]),
+            shapes=self._shapes.of(_shapes(args), np.int32),
+            position=self._positions(args, kinds[chosen], names[chosen]),
         )
 
     def _positions(self, args: list[Args], kinds: Array, names: Array) -> Array:
@@ -159,37 +159,35 @@ class Columns:
             _by_time(start, duration, np.flatnonzero(timed & which))
             for which in (kind != _CODES[SYNC], kind == _CODES[SYNC])
         ]
+        rows = _rows_of_parts(orders, {"gpu": _ON_GPU[kind], "rich": kind != _PYTHON})
         frames: tuple[list[pl.Series], ...] = ([], [])
-        places = {"gpu": np.flatnonzero(_ON_GPU[kind]), "rich": np.flatnonzero(kind != _PYTHON)}
         for name, part_of in _LAYOUT.items():
             column = {"kind": kind, "start_ns": start, "duration_ns": duration}.get(name)
             if column is None:
-                column = self._take(name, places.get(part_of), kind.size)
-            for order, series in zip(orders, frames):
-                series.append(self._series(name, column[order]))
+                column = self._take(name, *([] if part_of == "all" else [-1]))
+            for part, series in zip(rows[part_of], frames):
+                series.append(self._series(name, column[part]))
             del column
         spans, syncs = (pl.DataFrame(series) for series in frames)
         return spans, syncs
 
-    def _take(self, name: str, rows: Array | None = None, size: int = 0) -> Array:
-        """A whole column, filled up with -1 where only some rows have it."""
-        column: Array = np.concatenate(self._parts.pop(name))
-        if rows is None:
-            return column
-        whole = np.full(size, -1, dtype=column.dtype)
-        whole[rows] = column
-        return whole
+    def _take(self, name: str, *more: int) -> Array:
+        """A whole column, and more values at its end."""
+        parts = self._parts.pop(name)
+        return np.concatenate([*parts, np.array(more, dtype=parts[0].dtype)])
 
     def _series(self, name: str, column: Array) -> pl.Series:
         """Codes become what they stand for; -1 an empty text."""
+        if name == "shapes":
+            column = np.where(column < 0, len(self._shapes), column)
+        series = pl.Series(name, column)
         if name == "kind":
-            return pl.Series(name, KINDS, dtype=pl.Enum(KINDS)).gather(column)
-        if name in ("name", "shapes"):
-            texts = list(self._names) if name == "name" else [*map(_dense, self._shapes), ""]
-            return pl.Series(name, texts, dtype=pl.String).gather(
-                np.where(column < 0, len(texts) - 1, column)
-            )
-        return pl.Series(name, column)
+            return pl.Series(name, KINDS, dtype=pl.Enum(KINDS)).gather(series)
+        if name == "name":
+            return pl.Series(name, list(self._names), dtype=pl.String).gather(series)
+        if name == "shapes":
+            return pl.Series(name, [*map(_dense, self._shapes), ""], dtype=pl.String).gather(series)
+        return series
 
 
 # Columns in order, and which rows have them.
@@ -210,6 +208,32 @@ _LAYOUT = {
     "shapes": "rich",
     "position": "rich",
 }
+
+
+def _rows_of_parts(orders: Sequence[Array], parts: Mapping[str, Array]) -> dict[str, list[Array]]:
+    """Where, for each order of all rows, a column holds them that only part of the rows have.
+
+    Args:
+        orders: rows.
+        parts: `[N] bool` by name, whether a row has the columns of that part.
+
+    Returns:
+        Places by name of the part, -1 for rows that are not of it; the orders themselves for `all`.
+    """
+    rows = {"all": list(orders)}
+    for name, has in parts.items():
+        places = np.where(has, np.cumsum(has, dtype=np.int64) - 1, -1)
+        rows[name] = [places[order] for order in orders]
+    return rows
+
+
+def _shapes(args: list[Args]) -> list[bytes]:
+    """Shapes as they are written, empty where there are none: most often, so that comes first."""
+    none = NO_ARGS.shapes
+    return [
+        b"" if a.shapes is none and a.shapes_2020 is none else bytes(a.shapes) or bytes(a.shapes_2020)
+        for a in args
+    ]
 
 
 def _kind_code(category: str | None) -> int:

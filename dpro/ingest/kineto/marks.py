@@ -17,6 +17,7 @@ from dpro.ingest.kineto.kinds import kind_of
 from dpro.ingest.kineto.numbers import MISSING_NS, nanoseconds, whole_numbers
 
 _BEGIN, _END, _METADATA = "B", "E", "M"
+_MARKS = frozenset((_BEGIN, _END, _METADATA))
 _RANK_MARKS = ("global_rank", "rank")
 _NAME_MARKS = ("process_name", "process_labels")
 
@@ -37,10 +38,10 @@ class Marks:
 
     def add(self, events: Iterable[Event]) -> None:
         """Take the marks of a chunk."""
-        for event in events:
+        for event in [event for event in events if event.phase in _MARKS]:  # most are others: flow arrows
             if event.phase == _METADATA:
                 self._note_rank(event)
-            elif event.phase in (_BEGIN, _END):
+            else:
                 args = event.args or NO_ARGS
                 self._ends.append(msgspec.structs.replace(event, args=unbound(args)))
 

@@ -19,6 +19,7 @@ Ints = npt.NDArray[np.int64]
 LAST_NS = 1 << 62  # no clock shows a later time
 MISSING_NS = -LAST_NS
 FLOAT_LOSES_NS = float(1 << 43)  # µs: from here on a float no longer tells neighbouring nanoseconds apart
+_PLAIN_US = float(1 << 42)  # µs: below, a product in ns is off by less than half of one
 _LARGEST_US = float(1 << 53)  # beyond, a float skips whole microseconds, and no clock shows such a time
 _NS_PER_US = 1000
 
@@ -36,6 +37,9 @@ def nanoseconds(times: Sequence[int | float | Raw | None]) -> Ints:
         values = np.fromiter(times, np.float64, len(times))
     except (TypeError, ValueError, OverflowError):
         return _from_texts(times)
+    if values.size and values.min() > -_PLAIN_US and values.max() < _PLAIN_US:  # not so if one is nan
+        values *= _NS_PER_US
+        return np.rint(values, out=values).astype(np.int64)
     sound = np.abs(values) < _LARGEST_US  # not so for nan either
     if (values >= FLOAT_LOSES_NS).any() and any(isinstance(time, Raw) for time in times):
         return _from_texts(times)

@@ -22,7 +22,7 @@ _NOT_JSON = re.compile(
     re.DOTALL,
 )
 _CONTROL = re.compile(rb"[\x00-\x1f]")
-_WINDOW_BYTES = 1 << 13
+_WINDOW_BYTES = 1 << 11
 
 
 class Pieces(NamedTuple):
