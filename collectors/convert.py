@@ -17,16 +17,19 @@ import polars as pl
 
 from dpro.collectors import calls
 from dpro.collectors.endings import ending
+from dpro.collectors.host_facts import host_counters
 from dpro.collectors.inside import records
-from dpro.collectors.inside.stepping import Boundary, number_steps
+from dpro.collectors.inside.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.launch import Launch
 from dpro.collectors.merge import merge_window
+from dpro.collectors.meshes import mesh_coordinates
 from dpro.collectors.sidecar import process_facts
 from dpro.errors import DproError
 from dpro.schema import (
     BUCKETS,
     CLOCK_SAMPLES,
     COLLECTIVES,
+    COUNTERS,
     SPANS,
     STEPS,
     SYNCS,
@@ -197,6 +200,7 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     """
     recorded = records.read_records(process.folder / "records.bin")
     write_part(run, STEPS, process.part, _steps(process.rank, recorded))
+    write_part(run, COUNTERS, process.part, _counters(process, recorded))
     write_part(run, CLOCK_SAMPLES, process.part, _clock_samples(process.rank, recorded))
     write_part(run, BUCKETS, process.part, _buckets(process))
     write_part(run, WORKERS, process.part, _worker(process, recorded, status))
@@ -222,21 +226,33 @@ def move_process(run: Path, process: Process, to: Path) -> None:
             part.rename(to / name / part.name)
 
 
+def _boundaries(recorded: Sequence[records.Record]) -> dict[int, tuple[int, Boundary]]:
+    """What ended each step, and when, by number of the step."""
+    updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
+    anchors = [(r.a, r.b, r.c) for r in recorded if r.kind == records.ANCHOR]
+    return number_steps(updates, anchors)
+
+
 def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
     """Steps from boundary to boundary; the first step has no beginning that anything announces."""
-    updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
-    anchors = [(r.a, r.b) for r in recorded if r.kind == records.ANCHOR]
+    boundaries = _boundaries(recorded)
+    sources = {r.a: SOURCES[r.d] for r in recorded if r.kind == records.ANCHOR}
     windows = [(r.a, r.b, r.c) for r in recorded if r.kind == records.WINDOW]
-    boundaries = number_steps(updates, anchors)
     rows = []
-    for step, boundary in boundaries.items():
+    for step, (source, boundary) in boundaries.items():
         if step - 1 not in boundaries:
             continue
-        start, end = boundaries[step - 1].resume_ns, boundary.end_ns
+        start, end = boundaries[step - 1][1].resume_ns, boundary.end_ns
         window = next((index for index, opened, closed in windows if opened <= start and end <= closed), -1)
-        rows.append((rank, step, window, start, end - start, "optimizer"))
+        rows.append((rank, step, window, start, end - start, sources.get(source, SOURCES[0])))
     columns = ["rank", "step", "window", "start_ns", "duration_ns", "source"]
     return pl.DataFrame(rows, schema={name: STEPS.dtypes[name] for name in columns}, orient="row")
+
+
+def _counters(process: Process, recorded: Sequence[records.Record]) -> pl.DataFrame:
+    ends = {step: boundary for step, (_, boundary) in _boundaries(recorded).items()}
+    rank = pl.lit(process.rank, COUNTERS.dtypes["rank"])
+    return host_counters(recorded, ends).with_columns(rank=rank, host=pl.lit(process.facts["host"]))
 
 
 def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
@@ -248,12 +264,12 @@ def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFram
 def _buckets(process: Process) -> pl.DataFrame:
     path = process.folder / "buckets.json"
     modules = json.loads(path.read_text()) if path.is_file() else []
-    rows: list[tuple[int, int, int, int, list[int], str]] = [
-        (process.rank, module, bucket, size, [], "DDP logging data")
-        for module, sizes in enumerate(modules)
-        for bucket, size in enumerate(sizes)
+    rows = [
+        {"rank": process.rank, "module": number, "bucket": bucket, "source": module["source"], **each}
+        for number, module in enumerate(modules)
+        for bucket, each in enumerate(module["buckets"])
     ]
-    return pl.DataFrame(rows, schema=BUCKETS.dtypes, orient="row")
+    return pl.DataFrame(rows, schema={name: BUCKETS.dtypes[name] for name in BUCKETS.columns})
 
 
 def _worker(process: Process, recorded: Sequence[records.Record], status: int | None) -> pl.DataFrame:
@@ -268,5 +284,6 @@ def _worker(process: Process, recorded: Sequence[records.Record], status: int | 
     }
     row["clock"] = facts.get("clock", "")
     row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
+    row |= mesh_coordinates(process.folder / "mesh.json")
     row |= {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
     return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})

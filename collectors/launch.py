@@ -74,7 +74,8 @@ class CommandNotRunnable(DproError):
 class RecordOptions:
     """What to record in depth: `window_steps` steps, every `every` steps, from step `skip` on.
 
-    `mask_command` keeps only the first word of the command.
+    `mask_command` keeps only the first word of the command. `step` is the function, as `module:name`, whose
+    returns end steps; empty if optimizers tell.
     """
 
     window_steps: int = 2
@@ -82,6 +83,7 @@ class RecordOptions:
     skip: int = 5
     shapes: bool = False
     mask_command: bool = False
+    step: str = ""
 
 
 @dataclass(frozen=True)

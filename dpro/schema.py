@@ -197,7 +197,10 @@ BUCKETS = Table(
         "module": Column(pl.Int32, "Which wrapped module of the process, in order of construction.", 0),
         "bucket": Column(pl.Int32, "Order in which buckets are communicated."),
         "bytes": Column(pl.Int64, "Size."),
-        "parameters": Column(pl.List(pl.Int32), "Indices of its parameters.", None),
+        "parameters": Column(
+            pl.List(pl.Int32), "Indices of its parameters in the module; empty where unknown.", None
+        ),
+        "names": Column(pl.List(pl.String), "Their names; empty where unknown.", None),
         "source": Column(pl.String, "What told it.", ""),
     },
     ("rank", "module", "bucket"),
@@ -209,7 +212,11 @@ COUNTERS = Table(
     {
         "rank": _RANK,
         "host": Column(pl.String, "Host that was sampled.", ""),
-        "device": Column(pl.String, "GPU uuid, NIC name, or empty for the host.", ""),
+        "device": Column(
+            pl.String,
+            "GPU uuid, NIC name, which DataLoader worker or generation of garbage, or empty for the host.",
+            "",
+        ),
         "counter": Column(pl.String, "What was sampled, with its unit.", ""),
         "time_ns": Column(pl.Int64, "When, ns on that host's clock."),
         "value": Column(pl.Float64, "The value.", 0.0),

@@ -1,11 +1,15 @@
-"""Gradient buckets: how data-parallel modules group their gradients for communication.
+"""Gradient buckets: how data-parallel modules group their parameters for communication.
 
-In: modules as they are wrapped. Out: `buckets.json`, a list of bucket sizes in bytes per wrapped module.
+In: modules as DDP wraps them, the modules that FSDP2 has sharded. Out: `buckets.json`, one object per wrapped
+module: `source`, and `buckets`, each with its `bytes`, and the indices (`parameters`) and `names` of its
+parameters where they are known.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import sys
 import weakref
 from typing import Any
 
@@ -35,11 +39,11 @@ class Buckets:
             self.save()
 
     def save(self) -> None:
-        """Save what DDP says of its buckets."""
-        modules = [module for reference in self._modules if (module := reference()) is not None]
-        buckets = [_buckets(module._get_ddp_logging_data()) for module in modules]
-        if buckets:
-            self._recorder.write_file("buckets.json", json.dumps(buckets).encode())
+        """Save what DDP and FSDP2 say of their buckets."""
+        wrapped = [module for reference in self._modules if (module := reference()) is not None]
+        found = [_of_ddp(module) for module in wrapped] + _of_fsdp()
+        if found:
+            self._recorder.write_file("buckets.json", json.dumps(found).encode())
 
 
 def install(recorder: Recorder) -> None:
@@ -54,7 +58,50 @@ def install(recorder: Recorder) -> None:
     recorder.listen("end", buckets.save)
 
 
-def _buckets(logging_data: dict[str, Any]) -> list[int]:
-    """Bytes per bucket in order of communication: as rebuilt after the first backward, if it was."""
-    sizes = logging_data.get("rebuilt_bucket_sizes") or logging_data.get("bucket_sizes") or ""
-    return [int(size) for size in str(sizes).split(",") if size.strip()]
+def _of_ddp(module: Any) -> dict[str, Any]:
+    """Buckets in order of communication: as rebuilt after the first backward, if they were."""
+    said = module._get_ddp_logging_data()
+    sizes = [int(size) for size in _split(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes"))]
+    members = _split(said.get("rebuilt_per_bucket_param_indices")) or [""] * len(sizes)
+    ignored = getattr(module, "parameters_to_ignore", ())
+    named = module.module.named_parameters()
+    names = [name for name, parameter in named if parameter.requires_grad and name not in ignored]
+    buckets = []
+    for size, indices in zip(sizes, members):
+        parameters = [int(index) for index in indices.split()]
+        buckets.append(
+            {"bytes": size, "parameters": parameters, "names": [names[index] for index in parameters]}
+        )
+    return {"source": "DDP logging data", "buckets": buckets}
+
+
+def _split(listing: object) -> list[str]:
+    return [part.strip() for part in str(listing or "").split(",") if part.strip()]
+
+
+def _of_fsdp() -> list[dict[str, Any]]:
+    """What each module sharded as a whole gathers at once, in the order of the model."""
+    composable = sys.modules.get("torch.distributed._composable_state")
+    states = {m: ref() for m, ref in getattr(composable, "_module_state_mapping", {}).items()}
+    found = []
+    for root, state in states.items():
+        if getattr(state, "_is_root", False) and hasattr(state, "_fsdp_param_group"):
+            indices = {name: index for index, (name, _) in enumerate(root.named_parameters())}
+            inner = [states[module] for module in root.modules() if module in states]
+            buckets = [_of_group(group, indices) for each in inner for group in _groups(each)]
+            found.append({"source": "FSDP2 parameter groups", "buckets": buckets})
+    return found
+
+
+def _groups(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None)  # a list since PyTorch 2.12 or so
+    return list(groups) if groups is not None else [state._fsdp_param_group] * bool(state._fsdp_param_group)
+
+
+def _of_group(group: Any, indices: dict[str, int]) -> dict[str, Any]:
+    names = [parameter._param_fqn for parameter in group.fsdp_params]
+    gathered = [
+        math.prod(parameter._orig_size) * (parameter.param_dtype or parameter.orig_dtype).itemsize
+        for parameter in group.fsdp_params
+    ]
+    return {"bytes": sum(gathered), "parameters": [indices.get(name, -1) for name in names], "names": names}

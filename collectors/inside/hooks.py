@@ -6,14 +6,29 @@ Each patch calls the original with the same arguments and lets its exceptions pa
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import buckets, clocks, exits, flight, peers, preemption, windows
+from . import (
+    buckets,
+    calls,
+    clocks,
+    data,
+    exits,
+    flight,
+    host,
+    mesh,
+    naming,
+    peers,
+    preemption,
+    windows,
+)
 from .patching import patch
 from .recorder import Recorder
 
@@ -28,14 +43,32 @@ def install(launch: str) -> None:
     register_optimizer_step_post_hook(
         lambda optimizer, _args, _kwargs: recorder.guarded(recorder.on_update, optimizer)
     )
-    patch(torch.amp.GradScaler, "update", after=lambda scaler: recorder.guarded(recorder.on_update, scaler))
+    _install_scaler(recorder)
     if dist.is_available():
         _install_distributed(recorder)
-    # In this order they are told of an occasion: what a window found is saved before what ends with it.
-    for probe in (windows, flight, buckets, clocks, peers, exits, preemption):
+    # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
+    # what a window found is saved before what ends with it.
+    for probe in (
+        data, host, naming, calls, mesh, windows, flight, buckets, clocks, peers, exits, preemption,
+    ):  # fmt: skip
         recorder.call(probe.install, recorder)
     os.register_at_fork(after_in_child=lambda: recorder.guarded(recorder.on_fork))
     atexit.register(recorder.guarded, recorder.on_exit)
+
+
+def _install_scaler(recorder: Recorder) -> None:
+    """A step that the scaler skips, its gradients being infinite, ends like any other."""
+    original = torch.amp.GradScaler.step
+
+    @functools.wraps(original)
+    def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = recorder.num_updates
+        result = original(scaler, optimizer, *args, **kwargs)
+        if recorder.num_updates == before:
+            recorder.guarded(recorder.on_update, optimizer)
+        return result
+
+    torch.amp.GradScaler.step = step
 
 
 def _install_distributed(recorder: Recorder) -> None:

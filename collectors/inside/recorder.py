@@ -6,7 +6,9 @@ In: a folder that the launcher made, with `config.json`. Out: one folder per tra
 A *probe* is another module of this package. It says with `Recorder.listen` on what occasions to be called:
 
     open      the process turns out to train: its folder is there
+    work      the training loop asks for a group, a batch or gradients
     step      a step has ended; told how many have (0 < n)
+    resume    all have been told of the step, and the next begins; told the same
     window    a deep window was saved; told its name
     second    about once a second, from a thread of ours
     end       the process group, the interpreter or the process is about to go
@@ -41,7 +43,7 @@ from . import environment, records, stepping
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
 GPU_KNOWN_AT_STEP = 3
-OCCASIONS = ("open", "step", "window", "second", "end", "exit", "fork")
+OCCASIONS = ("open", "work", "step", "resume", "window", "second", "end", "exit", "fork")
 
 # Where launchers tell a process its rank and the number of ranks, for jobs without torch.distributed.
 RANK_VARIABLES = (
@@ -61,7 +63,10 @@ class Recorder:
         config: what the launcher was asked to record, by option.
         folder: where this process writes; None until it turns out to train.
         records: its records; None likewise.
+        enabled: whether it records; not after trouble in the core.
+        num_updates: optimizers' updates so far, and other signs that a step may have ended.
         last_step_s: when a step last ended, on the monotonic clock.
+        training_thread: the thread that asks for gradients; 0 before it has.
     """
 
     def __init__(self, launch: Path) -> None:
@@ -72,7 +77,7 @@ class Recorder:
         """
         self.config: dict[str, Any] = json.loads((launch / "config.json").read_text())
         self.launch = launch
-        self._enabled = True
+        self.enabled = True
         self._forked = False
         self._listeners: dict[str, list[Callable[..., None]]] = {occasion: [] for occasion in OCCASIONS}
         self._silenced: set[str] = set()
@@ -84,18 +89,21 @@ class Recorder:
         self.last_step_s = time.monotonic()
         self._thread: threading.Thread | None = None
         self._exiting = threading.Event()
-        self._counter = stepping.StepCounter(self._on_anchor)
+        self.training_thread = 0
+        self.num_updates = 0
+        self._sources: list[int] = []  # of what ends steps, by its number
+        self._counter = stepping.StepCounter(self._weigh, self._on_anchor)
 
     # Calling our own code from the job's.
 
     def guarded(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run a part of the core; if it fails, say so in the log and record no more."""
-        if not self._enabled:
+        if not self.enabled:
             return
         try:
             action(*arguments)
         except Exception as error:
-            self._enabled = False
+            self.enabled = False
             self.complain(f"stopped recording in {action.__name__}", error)
             if self.folder is not None:
                 self._tell("end")  # Kineto left running would crash the process at its exit
@@ -118,14 +126,13 @@ class Recorder:
 
     def call(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run an action of a probe; after one of its actions has raised, none of them runs again."""
-        probe = action.__module__.rpartition(".")[2]
-        if probe in self._silenced:
+        if action.__module__ in self._silenced:
             return
         try:
             action(*arguments)
         except Exception as error:
-            self._silenced.add(probe)
-            self.complain(f"goes on without {probe}", error)
+            self._silenced.add(action.__module__)
+            self.complain(f"goes on without {action.__module__.rpartition('.')[2]}", error)
 
     def _tell(self, occasion: str, *arguments: Any) -> None:
         for action in self._listeners[occasion]:
@@ -139,17 +146,28 @@ class Recorder:
             self._open()
         else:
             self._write_facts()
+        self.on_work()
+
+    def on_work(self) -> None:
+        """The training loop asks for something."""
+        self._tell("work")
+
+    @property
+    def is_helper(self) -> bool:
+        """Whether this process was made by another one of the job, and has shown no rank of its own."""
+        return self.folder is None and (self._forked or multiprocessing.parent_process() is not None)
 
     def on_update(self, optimizer: Any) -> None:
-        """An optimizer, or the loss scaler which may skip it, has updated."""
+        """An optimizer has updated, or would have but for the loss scaler; or a signal says as much."""
         now = time.time_ns()
+        self.num_updates += 1
         if self.records is None:
-            if self._forked or multiprocessing.parent_process() is not None:
-                return  # a helper process that happens to optimise something
+            if self.is_helper:
+                return  # it happens to optimise something
             self._open()
         assert self.records is not None
         before = self._counter.step
-        counted = self._counter.update(id(optimizer))
+        counted = self._counter.update(optimizer)
         if counted is None:
             return
         if self._counter.step != before:
@@ -179,15 +197,25 @@ class Recorder:
         self._forget()
         self._tell("fork")
 
-    def _on_anchor(self, optimizer: int, base: int) -> None:
+    def _weigh(self, optimizer: Any) -> float:
+        """The number of elements an optimizer updates."""
+        if isinstance(optimizer, stepping.Signal):
+            self._sources.append(optimizer.source)
+            return optimizer.weight
+        self._sources.append(0)
+        groups = optimizer.param_groups
+        return float(sum(parameter.numel() for group in groups for parameter in group["params"]))
+
+    def _on_anchor(self, optimizer: int, base: int, first: int) -> None:
         assert self.records is not None
-        self.records.write(records.ANCHOR, optimizer, base)
+        self.records.write(records.ANCHOR, optimizer, base, first, self._sources[optimizer])
 
     def _on_step(self, step: int) -> None:
         self.last_step_s = time.monotonic()
         if step == GPU_KNOWN_AT_STEP:
             self._write_facts()
         self._tell("step", step)
+        self._tell("resume", step)
 
     # Files.
 
@@ -235,7 +263,7 @@ class Recorder:
 
     def _every_second(self, own: records.RecordWriter) -> None:
         exiting = self._exiting
-        while self._enabled and self.records is own:
+        while self.enabled and self.records is own:
             self._tell("second")
             if exiting.wait(SECOND_S):
                 return

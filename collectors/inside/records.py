@@ -16,11 +16,16 @@ from typing import NamedTuple
 
 # Kinds, with what their four values are (0 where unused). A kind of 0 is a slot nobody wrote.
 UPDATE = 1  # optimizer, its updates so far, end of the step, start of the next (they differ by our own work)
-ANCHOR = 2  # optimizer that counts the steps from now on, steps counted before its first update
+ANCHOR = 2  # optimizer that counts from now on, steps less its updates, first step, index in stepping.SOURCES
 CLOCK = 3  # CLOCK_REALTIME, CLOCK_MONOTONIC_RAW
 WINDOW = 4  # index of a deep window that was saved, its start, its end
 ENDING = 5  # when the process said that it would end, its exit code, the signal; -1 for the one it is not
 PEER = 6  # when, rank whose host's clock was compared, this clock minus that, round trip
+CPU = 7  # at the end of a step: time, CPU time of the process and of its training thread, its wait for a core
+WORK = 8  # at the end of a step: time, backward calls, ns of garbage collection; all since the process began
+LOADING = 9  # at the end of a step: time, ns of waiting for the DataLoader, batches
+LOADED = 10  # a long wait for the DataLoader: its start, its duration, the worker (-1: the process itself)
+COLLECTED = 11  # a long garbage collection: its start, its duration, its generation
 OPENED = 16  # index of a deep window that has begun, its start, the steps before it
 DROPPED = 17  # index of a deep window that was opened and is not kept
 

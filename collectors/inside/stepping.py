@@ -1,17 +1,46 @@
 """From optimizer updates to training steps.
 
 A step ends where the optimizer that updates least often updates: one of many in optimizer-in-backward,
-the generator of a GAN, the outer one of nested optimizers. Which one that is shows after each has
-updated twice; until then every update is handed on, so that `number_steps` can number the first steps
-afterwards. All ranks run the same updates in the same order, so they count alike without talking.
+the generator of a GAN, the outer one of nested optimizers. Which one that is, the *anchor*, shows after each
+has updated twice; until then every update is handed on, so that `number_steps` can number the first steps
+afterwards. It is looked for again when an optimizer joins, and when the anchor falls silent. Optimizers that
+hold next to nothing, compared with the largest, end no steps: one rank alone may have such a one. All ranks
+run the same updates in the same order, so they count alike without talking.
+
+Whatever else ends steps is treated as an optimizer: one that outweighs all others where the script names its
+steps, and one that holds nothing where only model calls can be counted.
 
 Runs inside the job, where only the standard library may be assumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import NamedTuple
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+SMALL = 0.01  # of the weight of the heaviest: what holds less ends no steps
+SEEN_ONCE = 64  # updates of another after which an optimizer that updated once is not waited for
+EARLY = 16  # an optimizer that joins before this step counts from the beginning: the first guess was wrong
+PATIENCE = 16  # updates of others that the anchor may miss, beyond four times what it used to
+
+
+class Signal:
+    """Something else than an optimizer that ends steps; treated as one.
+
+    Attributes:
+        source: what the steps are said to come from, an index of `SOURCES`.
+        weight: how much it holds.
+    """
+
+    def __init__(self, source: int, weight: float) -> None:
+        """Describe a signal."""
+        self.source, self.weight = source, weight
+
+
+SOURCES = ("optimizer", "named", "model call")
+NAMED = Signal(1, float("inf"))
+MODEL_CALL = Signal(2, 0.0)
 
 
 class Boundary(NamedTuple):
@@ -28,58 +57,97 @@ class StepCounter:
         step: steps ended so far.
     """
 
-    def __init__(self, announce: Callable[[int, int], None]) -> None:
+    def __init__(self, weigh: Callable[[Any], float], announce: Callable[[int, int, int], None]) -> None:
         """Start counting.
 
         Args:
-            announce: told the number of the optimizer that counts from now on, and how many steps
-                were counted before its first update.
+            weigh: how much an optimizer holds; asked once for each, in the order of their numbers.
+            announce: told the number of the optimizer that counts from now on, what to add to its count
+                of updates to get the steps ended, and the first step that it numbers.
         """
         self.step = 0
+        self._weigh = weigh
         self._announce = announce
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id, which may come back
+        self._weights: list[float] = []
+        self._least = 0.0  # the weight an optimizer must have
         self._counts: list[int] = []
         self._recent: dict[int, int] = {}  # updates since calibration began; empty once it is over
+        self._joined: dict[int, tuple[int, int]] = {}  # step, and own updates before, as it joined in
         self._anchor = -1
         self._base = 0
+        self._missed = 0  # updates of others since the anchor's latest
+        self._patience = 0
 
-    def update(self, optimizer: Hashable) -> tuple[int, int] | None:
+    def update(self, optimizer: Any) -> tuple[int, int] | None:
         """Count one update.
 
         Returns:
             The optimizer's number and its updates so far; None where they cannot end a step.
         """
-        number = self._numbers.get(optimizer)
-        if number is None:
-            number = self._numbers[optimizer] = len(self._counts)
-            self._counts.append(0)
-            self._recent[number] = 0  # a newcomer: see again which one is rarest
+        known = self._numbers.get(id(optimizer))
+        number = self._meet(optimizer) if known is None or known[0]() is not optimizer else known[1]
+        if self._weights[number] < self._least:
+            return None
         self._counts[number] += 1
         if self._recent:
             self._calibrate(number)
         elif number != self._anchor:
-            return None
+            self._missed += 1
+            if self._missed <= self._patience:
+                return None
+            self._calibrate(number)
         if number == self._anchor:
+            self._missed = 0
             self.step = self._base + self._counts[number]
         return number, self._counts[number]
 
+    def _meet(self, optimizer: Any) -> int:
+        """Number a newcomer, and see again which one is rarest."""
+        number = len(self._counts)
+        self._numbers[id(optimizer)] = weakref.ref(optimizer), number
+        self._counts.append(0)
+        self._weights.append(self._weigh(optimizer))
+        alive = [self._weights[each] for reference, each in self._numbers.values() if reference() is not None]
+        self._least = SMALL * max(alive)
+        if self._weights[number] >= self._least:
+            self._recent = {n: c for n, c in self._recent.items() if self._weights[n] >= self._least}
+            self._recent[number] = 0
+            self._joined[number] = self.step, 0
+        return number
+
     def _calibrate(self, number: int) -> None:
+        if number not in self._recent:
+            self._joined[number] = self.step, self._counts[number] - 1
         # Re-inserted, so that the order of the dict is the order of the latest updates.
         self._recent[number] = self._recent.pop(number, 0) + 1
+        if self._recent[number] >= SEEN_ONCE:
+            self._recent = {n: c for n, c in self._recent.items() if c > 1}
         if self._recent[number] < 2 or min(self._recent.values()) < 2:
             return
         rarest = min(reversed(self._recent), key=lambda each: self._recent[each])
-        if self._anchor not in self._recent:
-            self._base = self.step  # the earlier optimizer is done: the newcomer carries on counting
-        self._anchor = rarest
+        if rarest != self._anchor:
+            self._hand_over(rarest)
+        self._patience = PATIENCE + 4 * sum(self._recent.values()) // self._recent[rarest]
         self._recent.clear()
-        self._announce(rarest, self._base)
+        self._joined.clear()
+
+    def _hand_over(self, rarest: int) -> None:
+        """Let another optimizer count; its steps go on where those of the one before ended."""
+        first, before = self._joined[rarest]
+        beside = self._anchor in self._recent  # it goes on, and has counted meanwhile
+        if first < EARLY and (beside or self._weights[self._anchor] < self._least):
+            first, before = 0, 0
+        elif beside:
+            first, before = self.step, self._counts[rarest] - 1
+        self._anchor, self._base = rarest, first - before
+        self._announce(rarest, self._base, first)
 
 
 def number_steps(
-    updates: Iterable[tuple[int, int, Boundary]], anchors: Iterable[tuple[int, int]]
-) -> dict[int, Boundary]:
-    """The boundary that ends each step, by number of the step from 0.
+    updates: Iterable[tuple[int, int, Boundary]], anchors: Iterable[tuple[int, int, int]]
+) -> dict[int, tuple[int, Boundary]]:
+    """The optimizer and the boundary that end each step, by number of the step from 0.
 
     Args:
         updates: what `StepCounter.update` returned, with when it happened, in order.
@@ -90,8 +158,10 @@ def number_steps(
         by_optimizer.setdefault(optimizer, {})[count] = boundary
     if not by_optimizer:
         return {}
-    steps: dict[int, Boundary] = {}
-    for optimizer, base in list(anchors) or [(max(by_optimizer), 0)]:
-        steps = {step: boundary for step, boundary in steps.items() if step < base}
-        steps |= {base + count - 1: boundary for count, boundary in by_optimizer.get(optimizer, {}).items()}
+    steps: dict[int, tuple[int, Boundary]] = {}
+    for optimizer, base, first in list(anchors) or [(max(by_optimizer), 0, 0)]:
+        steps = {step: end for step, end in steps.items() if step < first}
+        for count, boundary in by_optimizer.get(optimizer, {}).items():
+            if base + count > first:
+                steps[base + count - 1] = optimizer, boundary
     return dict(sorted(steps.items()))

@@ -49,6 +49,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Of the command, record only its first word. Secrets are masked anyway.",
 )
+@click.option(
+    "--step", default="", metavar="MODULE:FUNCTION",
+    help="A step ends where this function of the job returns (train:train_step, mine.loop:Trainer.step), "
+    "instead of where its optimizers update.",
+)  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(
     run: Path | None,
@@ -57,6 +62,7 @@ def record(
     skip: int,
     shapes: bool,
     mask_command: bool,
+    step: str,
     command: tuple[str, ...],
 ) -> None:
     """Record a job, unchanged, through any launcher.
@@ -71,6 +77,9 @@ def record(
     depth: that is what replay and what-if work on. Raise N if the windows cost too much, or lower it for
     a job of few steps.
 
+    A step ends where the job's optimizers update. If that is not what a step is, name it: with --step, or
+    with a range around it, which needs no dpro: with torch.profiler.record_function("dpro::step"): ...
+
     The job's output, signals and exit code are its own. RUN is ready moments after the job has ended,
     also after a crash; commands that read it wait for it.
     """
@@ -78,7 +87,9 @@ def record(
 
     if window_steps > every:
         raise UsageError(f"--window-steps {window_steps} does not fit into --every {every}")
-    options = RecordOptions(window_steps, every, skip, shapes, mask_command)
+    if step and not all(part.isidentifier() for part in step.replace(":", ".", 1).split(".")):
+        raise UsageError(f"--step {step}: give a function as MODULE:FUNCTION, for instance train:train_step")
+    options = RecordOptions(window_steps, every, skip, shapes, mask_command, step)
     launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, options, _sidecar)
 
 

@@ -443,11 +443,19 @@ METHODS = [
     "exits.Exits.on_open", "exits.Exits.on_raise", "exits.Exits.on_fork", "exits.Exits.on_reaped",
     "exits.install", "preemption.Preemption.on_open", "preemption.Preemption._watch",
     "preemption.Preemption.ignore", "preemption.Preemption._listen", "preemption.install",
+    "recorder.Recorder.on_work", "recorder.Recorder._weigh", "recorder.Recorder._on_anchor",
+    "host.Host.on_backward", "host.Host.on_collection", "host.Host.on_step", "host.Host.on_resume",
+    "host.Host._follow", "host.install", "data.Data.on_wait", "data.Data.on_batch", "data.Data.on_step",
+    "data.install", "mesh.Meshes.on_mesh", "mesh.install", "naming.NamedFunction.look",
+    "naming.NamedFunction.on_end", "naming.install", "calls.Calls.on_eval", "calls.install",
 ]  # fmt: skip
 
 SABOTAGE = """
-import functools, importlib, json, os, pathlib, subprocess, sys, time
+import functools, gc, importlib, json, os, pathlib, subprocess, sys, time
 import torch.distributed as dist
+
+def tick():
+    pass
 
 def sabotaged(name, launch):
     sys.path.insert(0, PACKAGES)
@@ -460,11 +468,14 @@ def sabotaged(name, launch):
     setattr(owner, method, broken)
     hooks.install(str(launch))
     dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
-    ddp = torch.nn.parallel.DistributedDataParallel(model)
-    for _ in range(8):
+    dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+    ddp = torch.nn.parallel.DistributedDataParallel(model.eval())
+    for batch in torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=2):
         optimizer.zero_grad()
-        ddp(torch.ones(2, 4)).sum().backward()
+        ddp(batch).sum().backward()
         optimizer.step()
+        tick()
+    gc.collect(0)
     with torch.autograd.profiler.profile(use_kineto=True):
         pass
     if os.fork() == 0:
@@ -474,10 +485,11 @@ def sabotaged(name, launch):
     dist.destroy_process_group()
     raise RuntimeError("the user's own")
 
+gc.freeze()  # children that leave it alone are quick
 for name in METHODS:
     launch = pathlib.Path(name)
     launch.mkdir()
-    config = {"every": 10, "window_steps": 2, "skip": 3, "shapes": False}
+    config = {"every": 10, "window_steps": 2, "skip": 3, "shapes": False, "step": "job:tick"}
     (launch / "config.json").write_text(json.dumps(config))
     if os.fork() == 0:
         os.dup2(os.open(launch / "stderr.txt", os.O_CREAT | os.O_WRONLY), 2)

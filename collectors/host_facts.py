@@ -1,0 +1,91 @@
+"""What the host did in each step, from the recorder's running totals.
+
+In: records of one process, and its step boundaries. Out: rows of `counters`.
+
+Counters that begin with `step_` are about one whole step, the one of that rank that starts at `time_ns`.
+`data_wait_ns` and `gc_pause_ns` are single intervals of a millisecond or more that start at `time_ns`. What
+was not measured at both ends of a step has no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from dpro.collectors.inside import records
+from dpro.collectors.inside.stepping import Boundary
+from dpro.schema import COUNTERS
+
+_TOTALS = {  # kind of record -> what its values after the time are
+    records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
+    records.WORK: ("step_backward_calls", "step_gc_ns"),
+    records.LOADING: ("step_data_wait_ns", "step_batches"),
+}
+_SCHEMA = {name: COUNTERS.dtypes[name] for name in ("device", "counter", "time_ns", "value")}
+
+
+def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, Boundary]) -> pl.DataFrame:
+    """What a process measured of its host.
+
+    Args:
+        recorded: the records of the process.
+        boundaries: the end of each of its steps, by number.
+
+    Returns:
+        `[device, counter, time_ns, value]`.
+    """
+    frames = [_intervals(recorded)]
+    for kind, counters in _TOTALS.items():
+        totals = np.array([tuple(each[:4]) for each in recorded if each.kind == kind], np.int64)
+        if len(totals) and boundaries:
+            frames.append(_per_step(totals, boundaries, counters))
+    return pl.concat(frames)
+
+
+def _intervals(recorded: Sequence[records.Record]) -> pl.DataFrame:
+    """Single long intervals."""
+    rows = [
+        ("" if each.c < 0 else f"DataLoader worker {each.c}", "data_wait_ns", each.a, float(each.b))
+        for each in recorded
+        if each.kind == records.LOADED
+    ] + [
+        (f"generation {each.c}", "gc_pause_ns", each.a, float(each.b))
+        for each in recorded
+        if each.kind == records.COLLECTED
+    ]
+    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+
+
+def _per_step(
+    totals: np.ndarray, boundaries: Mapping[int, Boundary], counters: Sequence[str]
+) -> pl.DataFrame:
+    """Differences of totals from one boundary to the next.
+
+    Args:
+        totals: `[N, 4]` int64: time, then the totals so far; -1 where unknown.
+        boundaries: the end of each step.
+        counters: names of the totals.
+    """
+    numbers = np.array(list(boundaries), np.int64)
+    ends, resumes = np.array([tuple(each) for each in boundaries.values()], np.int64).T
+    times = totals[:, 0]
+    # At a boundary there is one sample, or two where our own work was long: the first ends a step, the last
+    # begins the next.
+    first, last = np.searchsorted(times, ends), np.searchsorted(times, resumes, side="right") - 1
+    sampled = first <= last
+    whole = sampled[1:] & sampled[:-1] & (np.diff(numbers) == 1)
+    begin, end = totals[last[:-1][whole]], totals[first[1:][whole]]
+    frames = []
+    for column, counter in enumerate(counters, start=1):
+        known = (begin[:, column] >= 0) & (end[:, column] >= 0)
+        value = (end[:, column] - begin[:, column])[known]
+        columns = {
+            "device": pl.repeat("", len(value), eager=True),
+            "counter": pl.repeat(counter, len(value), eager=True),
+            "time_ns": resumes[:-1][whole][known],
+            "value": value.astype(np.float64),
+        }
+        frames.append(pl.DataFrame(columns, schema=_SCHEMA))
+    return pl.concat(frames)

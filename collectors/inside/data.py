@@ -1,0 +1,85 @@
+"""Waiting for data: the time the training loop spends in its DataLoader.
+
+In: the calls of a loader's `__next__`. Out: per step a record of all waits so far; a record of its own for
+each long one, with the worker process whose batch it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from . import records
+from .recorder import Recorder
+
+LONG_NS = 1_000_000
+
+
+class Data:
+    """The waits of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nobody has waited yet."""
+        self._recorder = recorder
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: a worker, most likely."""
+        self._total_ns = 0
+        self._batches = 0
+        self._worker = -1
+        self._begun_ns = 0  # 0 while nobody waits
+        self._waiting: Any = None  # the iterator that is waited for
+
+    def on_wait(self, iterator: Any) -> None:
+        """A batch is asked for: not counted within another loader, or on a thread that does not train."""
+        ours = self._recorder.training_thread in (0, threading.get_ident())
+        if self._waiting is None and ours:
+            self._recorder.guarded(self._recorder.on_work)
+            self._waiting, self._worker = iterator, _worker(iterator)
+            self._begun_ns = time.time_ns()
+
+    def on_batch(self, iterator: Any) -> None:
+        """The batch is there, or there are no more."""
+        if self._waiting is not iterator:
+            return
+        self._waiting = None
+        duration_ns = time.time_ns() - self._begun_ns
+        self._total_ns += duration_ns
+        self._batches += 1
+        if duration_ns >= LONG_NS and self._recorder.records is not None:
+            self._recorder.records.write(records.LOADED, self._begun_ns, duration_ns, self._worker)
+
+    def on_step(self, step: int) -> None:
+        """A step has ended."""
+        if self._batches and self._recorder.records is not None:
+            self._recorder.records.write(records.LOADING, time.time_ns(), self._total_ns, self._batches)
+
+
+def install(recorder: Recorder) -> None:
+    """Record how long the training loop waits for its data."""
+    data = Data(recorder)
+    recorder.listen("step", data.on_step)
+    recorder.listen("fork", data.on_fork)
+    original = _BaseDataLoaderIter.__next__
+
+    @functools.wraps(original)
+    def patched(iterator: Any) -> Any:
+        recorder.call(data.on_wait, iterator)
+        try:
+            return original(iterator)
+        finally:
+            recorder.call(data.on_batch, iterator)
+
+    _BaseDataLoaderIter.__next__ = patched
+
+
+def _worker(iterator: Any) -> int:
+    """The worker process whose batch comes next; -1 where the training process loads it itself."""
+    tasks = getattr(iterator, "_task_info", None)
+    task = tasks.get(getattr(iterator, "_rcvd_idx", None)) if tasks else None
+    return int(task[0]) if task else -1

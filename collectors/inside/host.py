@@ -1,0 +1,115 @@
+"""What the host does to a training process: garbage collection, CPU time, waiting for a core.
+
+In: the ends of steps, backward calls, collections. Out: per step two records of everything so far, and one
+of its own for each long collection. Long work of ours between two steps is measured, so that it counts for
+neither.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from . import records
+from .patching import patch
+from .recorder import Recorder
+
+LONG_NS = 1_000_000
+
+
+class Host:
+    """The host facts of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing is measured yet."""
+        self._recorder = recorder
+        self._schedstat = -1  # a file that tells how long the thread was ready to run and had no core
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: its threads are others."""
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+        self._schedstat = -1
+        self._thread = 0  # whose CPU time is measured
+        self._clock = 0
+        self._backward = 0
+        self._collecting_ns = 0  # since when; 0 while not
+        self._collected_ns = 0
+        self._sampled_ns = 0
+
+    def on_backward(self) -> None:
+        """Gradients are asked for; within another backward (reentrant checkpointing) it is not the loop's."""
+        if torch._C._current_graph_task_id() == -1:
+            self._backward += 1
+            self._recorder.training_thread = threading.get_ident()
+            self._recorder.guarded(self._recorder.on_work)
+
+    def on_collection(self, phase: str, generation: int) -> None:
+        """A garbage collection starts or stops."""
+        now_ns = time.time_ns()
+        if phase == "start":
+            self._collecting_ns = now_ns
+        elif self._collecting_ns:
+            duration_ns = now_ns - self._collecting_ns
+            self._collected_ns += duration_ns
+            if duration_ns >= LONG_NS and self._recorder.records is not None:
+                self._recorder.records.write(records.COLLECTED, self._collecting_ns, duration_ns, generation)
+            self._collecting_ns = 0
+
+    def on_step(self, step: int) -> None:
+        """A step has ended."""
+        self._sample()
+
+    def on_resume(self, step: int) -> None:
+        """All probes have been told of the step; what took them long belongs to no step."""
+        if time.time_ns() - self._sampled_ns > LONG_NS:
+            self._sample()
+
+    def _sample(self) -> None:
+        own = self._recorder.records
+        if own is None:
+            return
+        thread = self._recorder.training_thread or threading.get_ident()
+        if thread != self._thread:
+            self._follow(thread)
+        self._sampled_ns = now_ns = time.time_ns()
+        queued_ns = int(os.pread(self._schedstat, 64, 0).split()[1]) if self._schedstat >= 0 else -1
+        thread_ns = time.clock_gettime_ns(self._clock)
+        own.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
+        own.write(records.WORK, now_ns, self._backward, self._collected_ns)
+
+    def _follow(self, thread: int) -> None:
+        """Measure another thread from now on.
+
+        Raises:
+            OSError: there is no such thread.
+        """
+        self._clock = time.pthread_getcpuclockid(thread)
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+        self._schedstat = -1
+        self._thread = thread
+        native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None)
+        with suppress(OSError):  # a kernel without scheduler statistics
+            self._schedstat = os.open(f"/proc/self/task/{native}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def install(recorder: Recorder) -> None:
+    """Record what the host does."""
+    host = Host(recorder)
+    recorder.listen("step", host.on_step)
+    recorder.listen("resume", host.on_resume)
+    recorder.listen("fork", host.on_fork)
+    patch(torch.autograd, "backward", before=lambda *_: recorder.call(host.on_backward))
+
+    def on_collection(phase: str, info: dict[str, Any]) -> None:
+        recorder.call(host.on_collection, phase, info["generation"])
+
+    gc.callbacks.append(on_collection)

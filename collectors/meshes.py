@@ -1,0 +1,49 @@
+"""From the names of a device mesh's axes to a rank's coordinates in the run.
+
+In: what the recorder saw of the meshes that a process made. Out: `dp`, `tp`, `pp`, `cp`, `ep` of `workers`. A
+mesh has any names and any number of axes; names that are usual in PyTorch's own examples, Megatron, DeepSpeed
+and TorchTitan are known here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+AXES: Mapping[str, Sequence[str]] = {
+    "dp": ("dp", "ddp", "fsdp", "data", "data_parallel", "dp_replicate", "dp_shard", "replicate", "shard"),
+    "tp": ("tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp"),
+    "pp": ("pp", "pipe", "pipeline", "pipeline_parallel", "stage"),
+    "cp": ("cp", "context", "context_parallel", "sp", "seq", "sequence", "sequence_parallel", "ulysses"),
+    "ep": ("ep", "expert", "expert_parallel"),
+}  # fmt: skip
+
+
+def mesh_coordinates(path: Path) -> dict[str, int]:
+    """Coordinates of a process on the axes that can be told by name.
+
+    Several axes of one kind in one mesh (replicate and shard, of hybrid sharding) are one axis, the first
+    name the slowest. Of several meshes, that with the most axes tells first.
+
+    Args:
+        path: `mesh.json` as the recorder left it; may be missing.
+
+    Returns:
+        Axis to coordinate.
+    """
+    meshes: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    known: dict[str, int] = {}
+    for mesh in sorted(meshes, key=lambda mesh: -len(mesh["names"])):
+        known = _coordinates(mesh) | known
+    return known
+
+
+def _coordinates(mesh: Mapping[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, size, coordinate in zip(mesh["names"], mesh["sizes"], mesh["coordinate"]):
+        axis = next((axis for axis, names in AXES.items() if name.lower() in names), None)
+        if axis is not None:
+            found[axis] = found.get(axis, 0) * size + coordinate
+    return found
