@@ -17,12 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import (
     buckets,
-    calls,
     clocks,
     data,
     exits,
     flight,
     host,
+    inference,
     mesh,
     naming,
     peers,
@@ -49,7 +49,7 @@ def install(launch: str) -> None:
     # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        data, host, naming, calls, mesh, windows, flight, buckets, clocks, peers, exits, preemption,
+        data, host, naming, inference, mesh, windows, flight, buckets, clocks, peers, exits, preemption,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     os.register_at_fork(after_in_child=lambda: recorder.guarded(recorder.on_fork))

@@ -447,7 +447,7 @@ METHODS = [
     "host.Host.on_backward", "host.Host.on_collection", "host.Host.on_step", "host.Host.on_resume",
     "host.Host._follow", "host.install", "data.Data.on_wait", "data.Data.on_batch", "data.Data.on_step",
     "data.install", "mesh.Meshes.on_mesh", "mesh.install", "naming.NamedFunction.look",
-    "naming.NamedFunction.on_end", "naming.install", "calls.Calls.on_eval", "calls.install",
+    "naming.NamedFunction.on_end", "naming.install", "inference.Calls.on_eval", "inference.install",
 ]  # fmt: skip
 
 SABOTAGE = """
