@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes read, bytes in all), as they are on disk."""
 
 STAGING_SUFFIX = ".importing"
+LINKS = "links to folders, which are not followed"
 _WORTH_PROCESSES_BYTES = 8 << 20  # reading less takes no longer than starting processes would
 
 
@@ -125,7 +126,7 @@ def find_traces(sources: Sequence[Path]) -> Traces:
     known = registry()
     traces = Traces([], Counter[str](), list(known.warnings))
     unopened: list[DproError] = []
-    for path in sorted({file for source in sources for file in _files(source)}):
+    for path in sorted({file for source in sources for file in _files(source, traces.passed_over, unopened)}):
         if _is_table(path):
             traces.passed_over["tables of dpro runs"] += 1
             continue
@@ -160,17 +161,26 @@ def _sort(source: Source, head: bytes, known: Registry, traces: Traces) -> None:
         traces.passed_over[why_passed_over(head)] += 1
 
 
-def _files(source: Path) -> Iterable[Path]:
-    if not source.exists():
-        raise InputError(f"{source}: no such file or folder")
+def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -> Iterator[Path]:
+    """The files of a source; links to folders, and folders that cannot be read, are noted."""
     if source.is_file():
-        return [source]
-    return [path for path in source.rglob("*") if path.is_file() and not _is_staged(path, source)]
+        yield source
+        return
+    if not source.exists():
+        what = "a link that leads nowhere" if source.is_symlink() else "no such file or folder"
+        raise InputError(f"{source}: {what}")
 
+    def unreadable(error: OSError) -> None:
+        unopened.append(InputError(f"{error.filename}: cannot be read ({error.strerror})"))
 
-def _is_staged(path: Path, source: Path) -> bool:
-    """Whether a file is of an import that is under way, into a place among its own sources."""
-    return any(part.endswith(STAGING_SUFFIX) for part in path.relative_to(source).parts)
+    for name, folders, files in os.walk(source, onerror=unreadable):
+        folder = Path(name)
+        # An import that is under way may have its place among its own sources.
+        folders[:] = [each for each in folders if not each.endswith(STAGING_SUFFIX)]
+        # What a link leads to may be here already, or lead back.
+        if links := sum((folder / each).is_symlink() for each in folders):
+            passed_over[LINKS] += links
+        yield from (path for each in files if (path := folder / each).is_file())
 
 
 def spread_over(tasks: Sequence[Task], jobs: int | None, executor: Executor | None) -> Spread:

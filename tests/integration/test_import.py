@@ -538,3 +538,32 @@ def test_damage_is_said_each_time_that_a_command_opens_the_traces(tmp_path):
         done = _dpro("info", tmp_path / "in", cache=tmp_path / "cache")
         assert " ".join(done.stdout.split()).count("rank0.json.gz: damaged") == 1
         assert done.stderr == ""
+
+
+def test_links_to_folders_are_counted_and_not_followed(tmp_path):
+    write_rank(tmp_path / "in", 0, world_size=1)
+    (tmp_path / "in" / "again").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "gone").symlink_to(tmp_path / "nowhere")
+    manifest = import_sources([tmp_path / "in"], tmp_path / "run")
+    assert (manifest.ranks, manifest.warnings) == ([0], [])
+    assert manifest.skipped == {"links to folders, which are not followed": 1}
+    with pytest.raises(InputError, match="a link that leads nowhere"):
+        import_sources([tmp_path / "in" / "gone"], tmp_path / "other")
+
+
+def test_a_folder_that_cannot_be_read_is_named(monkeypatch, tmp_path):
+    write_rank(tmp_path / "in", 0)
+    write_rank(tmp_path / "in" / "closed", 1)
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    manifest = import_sources([tmp_path / "in"], tmp_path / "run")
+    assert manifest.missing_ranks == [1]
+    assert f"left out: {tmp_path / 'in' / 'closed'}: cannot be read (Permission denied)" in manifest.warnings
+    with pytest.raises(InputError, match=r"closed: cannot be read \(Permission denied\)"):
+        import_sources([tmp_path / "in" / "closed"], tmp_path / "other")
