@@ -27,6 +27,7 @@ from dpro.collectors.convert import (
 from dpro.collectors.endings import Ending, ending, exited
 from dpro.collectors.inside import records
 from dpro.collectors.launch import Launch
+from dpro.collectors.sidecar import ABSENCE
 from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
 
 SOURCES = {
@@ -71,7 +72,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         return
     *earlier, last = attempts(processes(launch)) or [[]]
     folders = [launch.run / ATTEMPTS / str(number) for number in range(len(earlier))]
-    warnings = _log_lines(launch)
+    warnings = _lines(launch.raw / "log.txt")
     if earlier:
         warnings.append(
             f"the job began {len(earlier) + 1} times: this is the last, what came before is in {ATTEMPTS}/"
@@ -110,7 +111,7 @@ def _manifest(
 ) -> Manifest:
     warnings = [warning for note in notes for warning in note.get("warnings", [])]
     if not recorded and not warnings:
-        warnings.append(NOTHING_RECORDED)
+        warnings += _lines(launch.raw / ABSENCE) or [NOTHING_RECORDED]
     facts = [process.facts for process in recorded]
     versions = {name: version for note in notes for name, version in note.get("versions", {}).items()}
     launched: Mapping[str, Any] = launch.facts()
@@ -172,9 +173,8 @@ def _common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
 
 
-def _log_lines(launch: Launch) -> list[str]:
-    log = launch.raw / "log.txt"
-    return log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

@@ -35,6 +35,7 @@ from dpro.errors import DproError, InputError, UsageError
 MARKERS = ".recording"
 RAW = ".raw"
 ENTRY_MODULE = "_dpro_autoload"
+ALIAS = "_dpro_inside_the_job"  # what the job's processes know the recorder as
 
 _ENTRY = '''"""Loads the dpro recorder into processes that import torch; made by `dpro record`."""
 
@@ -43,10 +44,10 @@ def load():
     try:
         import importlib.util, sys
 
-        spec = importlib.util.spec_from_file_location("_dpro", {package!a} + "/__init__.py")
-        sys.modules["_dpro"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["_dpro"])
-        from _dpro.hooks import install
+        spec = importlib.util.spec_from_file_location("{alias}", {package!a} + "/__init__.py")
+        sys.modules["{alias}"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["{alias}"])
+        from {alias}.hooks import install
 
         install({launch!a})
     except Exception as error:
@@ -107,6 +108,11 @@ class Launch:
     def marker(self) -> Path:
         """The file whose lock says that the sidecar lives."""
         return self.run / MARKERS / f"{self.name}.json"
+
+    @property
+    def inject(self) -> Path:
+        """The folder on `PYTHONPATH` that gets the recorder into the job."""
+        return self.raw / "inject"
 
     def facts(self) -> dict[str, object]:
         """What the launcher knew: host, pid and start of the job, and its command.
@@ -195,22 +201,23 @@ def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO
     json.dump(facts | {"command": shown, "options": asdict(options)}, marker)
     marker.flush()
     unnamed.rename(mine.marker)  # nobody ever sees it unlocked
-    inject = mine.raw / "inject"
-    metadata = inject / "dpro_recorder-0.dist-info"
+    metadata = mine.inject / "dpro_recorder-0.dist-info"
     metadata.mkdir(parents=True)
     (mine.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dpro-recorder\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text(f"[torch.backends]\ndpro_recorder = {ENTRY_MODULE}:load\n")
     package = Path(__file__).resolve().with_name("inside")
-    entry = _ENTRY.format(package=str(package), launch=str(mine.raw), log=str(mine.raw / "log.txt"))
-    (inject / f"{ENTRY_MODULE}.py").write_text(entry)
+    entry = _ENTRY.format(
+        alias=ALIAS, package=str(package), launch=str(mine.raw), log=str(mine.raw / "log.txt")
+    )
+    (mine.inject / f"{ENTRY_MODULE}.py").write_text(entry)
     return marker
 
 
 def _environment(mine: Launch) -> dict[str, str]:
     """The job's environment: torch finds the recorder, and Kineto does not talk on stderr."""
     environment = dict(os.environ)
-    paths = [str(mine.raw / "inject"), environment.get("PYTHONPATH", "")]
+    paths = [str(mine.inject), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment.setdefault("KINETO_LOG_LEVEL", "99")
     return environment

@@ -34,13 +34,14 @@ class Process:
     """A process to watch.
 
     Attributes:
+        pid: its pid.
         status: its wait status once it has ended, as from `os.waitpid`; None where unknown.
     """
 
     def __init__(self, pid: int) -> None:
         """Begin to watch; the process may be gone already."""
         self.status: int | None = None
-        self._pid = pid
+        self.pid = pid
         self._started = start_ticks(pid)
         self._ended = self._started < 0
         self.descriptor = -1
@@ -49,14 +50,14 @@ class Process:
 
     def ended(self) -> bool:
         """Whether it has ended; remembers how."""
-        if not self._ended and start_ticks(self._pid) != self._started:
+        if not self._ended and start_ticks(self.pid) != self._started:
             self._ended = True
         if self._ended and self.status is None:
             self.status = self._read_status()
         return self._ended
 
     def _read_status(self) -> int | None:
-        fields = _stat(self._pid)
+        fields = _stat(self.pid)
         if fields and fields[0] == "Z" and int(fields[19]) == self._started:
             return int(fields[49])
         if self.descriptor < 0:

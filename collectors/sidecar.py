@@ -14,16 +14,18 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
+from dpro.collectors import absence
 from dpro.collectors.launch import Launch
 from dpro.collectors.processes import Process, wait_for_any
 
 LOOK_S = 1.0  # how often to look for new processes and windows
-BATCH = (
-    32  # windows, or dumps, that wait before they are converted while the job runs: short jobs are left alone
-)
+BATCH = 32  # windows, or dumps, waiting before a batch is converted while the job runs: spares short jobs
 _WAITING = ("window*.json", "flight-*.json", "flight-*.pickle")
+FREQUENT_LOOKS = 10  # so many looks for what keeps the recorder out, then one at each power of two
+ABSENCE = "absence.txt"  # what they found
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
 
 
@@ -44,9 +46,13 @@ def attend(
     """
     ranks: dict[int, Process] = {}
     helper = 0
+    absent: dict[str, int] = {}
+    looks = count(1)
     while not job.ended():
         wait_for_any([job, *ranks.values()], LOOK_S)
         _meet(recording, ranks)
+        if not ranks:
+            _note_absence(recording, job, next(looks), absent)
         if helper:
             helper = 0 if os.waitpid(helper, os.WNOHANG)[0] else helper
         elif any(len(list(recording.raw.glob(f"*/{name}"))) >= BATCH for name in _WAITING):
@@ -69,12 +75,25 @@ def _meet(recording: Launch, ranks: dict[int, Process]) -> None:
         rank.ended()  # reads the exit status while it is there
 
 
+def _note_absence(recording: Launch, job: Process, look: int, absent: dict[str, int]) -> None:
+    """Find out why nothing is recorded, ever more rarely: in some jobs there is nothing to record."""
+    if look < FREQUENT_LOOKS or look & (look - 1) == 0:
+        absent |= absence.reasons(job.pid, recording.inject) | absent
+        if absent:
+            (recording.raw / ABSENCE).write_text("\n".join(absence.in_words(absent)), encoding="utf-8")
+
+
 def _outlast(recording: Launch, ranks: dict[int, Process]) -> None:
     """Wait for ranks to end, too: they outlive a launcher that was killed."""
     deadline = time.monotonic() + RANKS_OUTLIVE_JOB_S
     _meet(recording, ranks)
     while time.monotonic() < deadline and not all(rank.ended() for rank in ranks.values()):
         wait_for_any(list(ranks.values()), 0.1)
+    alive = sorted(pid for pid, rank in ranks.items() if not rank.ended())
+    if alive:
+        with (recording.raw / "log.txt").open("a") as log:
+            pids = ", ".join(map(str, alive))
+            log.write(f"the job's own process ended before process {pids}: what came later is not recorded\n")
 
 
 def _final_status(job: Process) -> int | None:

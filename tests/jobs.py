@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from dpro.cli.record import ensure_finished
@@ -71,7 +74,38 @@ def opened(run: Path) -> Run:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
+    wait_until(path.exists, f"{path} never came")
+
+
+def wait_until(condition: Callable[[], object], complaint: str, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, complaint
         time.sleep(0.02)
+
+
+def sidecar_of(run: Path) -> int:
+    """The process that keeps the marker of a run's only recording open; the job has it closed by `exec`."""
+    [marker] = (run.resolve() / ".recording").glob("*.json")
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if descriptor.readlink() == marker:
+                return int(descriptor.parts[2])
+    raise AssertionError("no sidecar")
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and not outlived."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    found = []
+    with suppress(OSError):
+        for task in tasks:
+            found += [int(word) for word in task.read_text().split()]
+    return found
+
+
+def kill(*pids: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to those of some processes that still live."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -3,11 +3,8 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -25,6 +22,7 @@ from tests.jobs import (
     opened,
     record,
     script,
+    sidecar_of,
     start,
     wait_for,
 )
@@ -244,23 +242,12 @@ def test_run_whose_sidecar_was_killed_is_finished_by_its_reader(tmp_path):
     wait_for(tmp_path / "running")
     with pytest.raises(InputError, match="still being recorded"):
         wait_until_finished(tmp_path / "run")
-    os.kill(sidecar_of(job), signal.SIGKILL)
+    os.kill(sidecar_of(tmp_path / "run"), signal.SIGKILL)
     job.kill()
     job.communicate(timeout=30)
     assert not (tmp_path / "run" / "manifest.json").exists()
     assert len(wait_until_finished(tmp_path / "run")) == 1
     assert opened(tmp_path / "run").table(STEPS).height >= 40
-
-
-def sidecar_of(job: subprocess.Popen[bytes]) -> int:
-    """The process that keeps the marker of the job's recording open."""
-    run = Path("/proc", str(job.pid), "cwd").readlink() / "run"
-    [marker] = (run / ".recording").glob("*.json")
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if descriptor.readlink() == marker:
-                return int(descriptor.parts[2])
-    raise AssertionError("no sidecar")
 
 
 # What the recorder leaves alone.

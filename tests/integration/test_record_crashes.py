@@ -2,13 +2,32 @@
 
 import signal
 import sys
+import time
+from pathlib import Path
+from random import Random
 
+import polars as pl
 import pytest
 
+from dpro.cli.info import describe
 from dpro.collectors.endings import UNKNOWN, Ending, ending
 from dpro.collectors.inside.records import read_records
-from dpro.schema import SPANS, STEPS, WORKERS
-from tests.jobs import RECORD, ROOT, TORCHRUN, complete, opened, script, start, wait_for
+from dpro.schema import SPANS, STEPS, TABLES, WORKERS
+from dpro.store import Run
+from tests.jobs import (
+    RECORD,
+    ROOT,
+    TORCHRUN,
+    children,
+    complete,
+    kill,
+    opened,
+    script,
+    sidecar_of,
+    start,
+    wait_for,
+    wait_until,
+)
 
 pytest.importorskip("torch")
 
@@ -135,3 +154,87 @@ def test_deadly_signal_saves_the_open_window_and_kills_as_it_would_have(tmp_path
     assert run.table(SPANS).filter(name="aten::addmm").height >= 20
     assert run.table(STEPS).filter(window=0).height >= 20
     assert run.manifest.warnings == []
+
+
+# Killed at any moment: whoever it hits, the run opens, and what it holds is whole.
+
+TRAINS_UNTIL_KILLED = """
+import os, pathlib, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+progress = os.open(f"progress{dist.get_rank()}", os.O_CREAT | os.O_WRONLY)
+for step in range(1_000_000):
+    optimizer.zero_grad()
+    ddp(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    os.pwrite(progress, str(step).encode(), 0)
+    time.sleep(0.002)
+"""
+
+
+def victims(random: Random, run: Path, launcher: int) -> list[int]:
+    """Some of launcher, sidecar and ranks."""
+    sidecar, ranks = sidecar_of(run), children(launcher)
+    chosen = random.choice(["a rank", "the ranks", "the launcher", "the sidecar", "all", "any"])
+    everybody = [launcher, sidecar, *ranks]
+    return {
+        "a rank": random.sample(ranks, min(1, len(ranks))),
+        "the ranks": ranks,
+        "the launcher": [launcher],
+        "the sidecar": [sidecar],
+        "all": everybody,
+        "any": [pid for pid in everybody if random.random() < 0.5],
+    }[chosen]
+
+
+def killed_at_random(folder: Path, seed: int) -> Run:
+    """The run of a job of which something was killed at some moment, and the rest a little later."""
+    random = Random(seed)
+    command = [*TORCHRUN, script(folder, TRAINS_UNTIL_KILLED)[1]]
+    job = start([*RECORD, "-o", "run", "--every", "20", "--", *command], folder)
+    run = folder / "run"
+    wait_until(lambda: list(run.glob(".recording/*.json")), "no recording")
+    if random.random() < 0.8:
+        wait_until(lambda: list(run.glob(".raw/*/*-*/facts.json")), "no rank records")
+    time.sleep(random.uniform(0, 2))
+    sidecar, ranks = sidecar_of(run), children(job.pid)
+    kill(*victims(random, run, job.pid))
+    time.sleep(random.uniform(0, 1))
+    kill(job.pid, *ranks, *children(job.pid), number=random.choice([signal.SIGKILL, signal.SIGTERM]))
+    job.wait(60)
+    wait_until(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in ranks), "ranks outlive all")
+    if random.random() < 0.3:
+        time.sleep(random.uniform(0, 1))
+        kill(sidecar)  # in the midst of making the tables
+    job.communicate()
+    return opened(run)
+
+
+def check_consistency(folder: Path, run: Run) -> None:
+    manifest = run.manifest
+    assert sorted([*manifest.ranks, *manifest.missing_ranks]) == list(range(manifest.world_size))
+    assert manifest.ranks or manifest.warnings
+    assert run.table(WORKERS)["rank"].to_list() == manifest.ranks
+    assert [path.name for path in run.path.rglob("*") if path.name.startswith(".")] == []
+    tables = {name: run.table(table) for name, table in TABLES.items()}
+    for rank in manifest.ranks:
+        steps = tables["steps"].filter(rank=rank)
+        assert steps["step"].to_list() == list(range(1, steps.height + 1))
+        ends = steps["start_ns"] + steps["duration_ns"]
+        assert (steps["start_ns"][1:] >= ends[:-1]).all()
+        progress = folder / f"progress{rank}"
+        assert steps.height >= int(progress.read_text() or 0) if progress.exists() else steps.is_empty()
+        spans = tables["spans"].filter(rank=rank, name="dpro::backward")
+        inside = steps.filter(pl.col("window") >= 0)
+        assert set(inside["window"]) <= set(spans["window"])
+        for window in inside["window"].unique():
+            assert spans.filter(window=window).height >= inside.filter(window=window).height
+    assert describe(run)["ranks"] == manifest.ranks
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 50))]
+)
+def test_run_is_whole_whatever_was_killed_whenever(tmp_path, seed):
+    check_consistency(tmp_path, killed_at_random(tmp_path, seed))

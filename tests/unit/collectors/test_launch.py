@@ -2,6 +2,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import nullcontext
 
 import pytest
 
@@ -79,3 +80,16 @@ def test_removing_a_recording_leaves_nothing_and_spares_the_others(recording):
     assert launches(recording.run) == [other]
     other.remove_marker()
     assert list(recording.run.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "joins"), [("7", "0", True), ("7", "1", False), ("8", "0", False), ("", "", False)]
+)
+def test_launcher_joins_a_finished_run_of_its_own_slurm_step_only(tmp_path, monkeypatch, job, step, joins):
+    environment = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    (tmp_path / "manifest.json").write_text(json.dumps({"environment": environment if job else {}}))
+    for name, value in (("SLURM_JOB_ID", job), ("SLURM_STEP_ID", step)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    with nullcontext() if joins else pytest.raises(UsageError, match="not empty"):
+        _claim(tmp_path)

@@ -1,0 +1,86 @@
+"""Why nothing is recorded: processes of the job that have torch, but not the recorder.
+
+In: the job, as it runs. Out: a sentence per reason. It looks from outside, at what the kernel shows of a
+process: its command line, the environment it was started with, and the files it has mapped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+OLDEST_TORCH = (2, 5)  # the first that loads entry points
+_TORCH = re.compile(r"(/\S.*/torch)/lib/libtorch_cpu\.so")
+_VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
+
+
+def reasons(job: int, inject: Path) -> dict[str, int]:
+    """Why processes of a job that have imported torch do not record.
+
+    Args:
+        job: pid of the process that was started as the job.
+        inject: the folder on `PYTHONPATH` that gets the recorder in.
+
+    Returns:
+        The reasons, with the first process that each holds for; none where the recorder is in all of them.
+    """
+    found: dict[str, int] = {}
+    for pid in _tree(job):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            torch = _TORCH.search(Path(f"/proc/{pid}/maps").read_text(errors="replace"))
+            reason = _reason(pid, Path(torch[1]), inject) if torch else None
+            if reason:
+                found.setdefault(reason, pid)
+    return found
+
+
+def in_words(found: Mapping[str, int]) -> list[str]:
+    """The same for people."""
+    return [f"process {pid} has torch but was not recorded: {reason}" for reason, pid in found.items()]
+
+
+def _reason(pid: int, torch: Path, inject: Path) -> str | None:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    environment = dict(variable.partition(b"=")[::2] for variable in variables)
+    ignoring = sorted(set("EI") & _flags(words))
+    if ignoring:
+        return f"`python -{ignoring[0]}` ignores PYTHONPATH, which gets the recorder in"
+    if os.fsencode(inject) not in environment.get(b"PYTHONPATH", b"").split(os.fsencode(os.pathsep)):
+        return "it was started with a PYTHONPATH of its own, without the folder that gets the recorder in"
+    if environment.get(b"TORCH_DEVICE_BACKEND_AUTOLOAD") == b"0":
+        return "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the recorder out"
+    version = _VERSION.search((torch / "version.py").read_text())
+    if version and tuple(map(int, version.groups())) < OLDEST_TORCH:
+        needed = ".".join(map(str, OLDEST_TORCH))
+        return f"its torch is {'.'.join(version.groups())}, and the recorder needs {needed} or newer"
+    return None
+
+
+def _flags(words: list[str]) -> set[str]:
+    """Single-letter options of the interpreter itself; what follows the script, `-c` or `-m` is not its."""
+    flags: set[str] = set()
+    for word in words[1:]:
+        if not word.startswith("-") or word.startswith("--"):
+            break
+        flags |= set(re.split("[cmXW]", word[1:])[0])
+        if re.search("[cm]", word[1:]):
+            break
+    return flags
+
+
+def _tree(root: int) -> Iterator[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    pids = [root]
+    while pids:
+        pid = pids.pop()
+        yield pid
+        pids += children.get(pid, [])

@@ -1,0 +1,91 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpro.collectors.absence import _flags, _reason, in_words, reasons
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("python train.py -I", ""),
+        ("python -I train.py", "I"),
+        ("python -uE -m package -I", "uE"),
+        ("python -c -I", ""),
+        ("python -Wignore::E train.py", ""),
+        ("python -X importtime -I x", ""),
+        ("python -bE", "bE"),
+        ("python --version", ""),
+    ],
+)
+def test_flags_are_those_of_the_interpreter(command, flags):
+    assert _flags(command.split()) == set(flags)
+
+
+@pytest.fixture
+def process():
+    """A process that is given an environment and waits."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*flags: str, **environment: str) -> int:
+        command = [sys.executable, *flags, "-c", "print(flush=True); input()"]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe))
+        assert started[-1].stdout.readline()
+        return started[-1].pid
+
+    yield start
+    for each in started:
+        each.communicate(b"\n")
+
+
+def torch_of(folder: Path, version: str) -> Path:
+    (folder / "version.py").write_text(f"__all__ = ['git']\n__version__ = '{version}'\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "version", "reason"),
+    [
+        ([], {"PYTHONPATH": "/run/inject:/mine"}, "2.13.0+cpu", None),
+        (["-E"], {"PYTHONPATH": "/run/inject"}, "2.13.0", "`python -E` ignores PYTHONPATH"),
+        ([], {"PYTHONPATH": "/mine"}, "2.13.0", "PYTHONPATH of its own"),
+        ([], {}, "2.13.0", "PYTHONPATH of its own"),
+        ([], {"PYTHONPATH": "/run/inject"}, "2.4.1", "its torch is 2.4, and the recorder needs 2.5 or newer"),
+        ([], {"PYTHONPATH": "/run/inject", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "2.6.0", "AUTOLOAD=0"),
+    ],
+)
+def test_what_keeps_the_recorder_out_is_seen_from_outside(
+    process, tmp_path, flags, environment, version, reason
+):
+    found = _reason(process(*flags, **environment), torch_of(tmp_path, version), Path("/run/inject"))
+    assert (found is None) if reason is None else (reason in str(found))
+
+
+def test_processes_without_torch_are_of_no_interest(process):
+    assert reasons(process("-I"), Path("/run/inject")) == {}
+
+
+def test_descendants_are_looked_at(tmp_path):
+    library = tmp_path / "site-packages" / "torch" / "lib" / "libtorch_cpu.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"x" * 4096)
+    torch_of(library.parents[1], "2.4.0")
+    program = tmp_path / "maps.py"
+    program.write_text(
+        f"import mmap\nwith open({str(library)!r}, 'r+b') as file: m = mmap.mmap(file.fileno(), 0)\n"
+        "print(flush=True)\ninput()"
+    )
+    shell = subprocess.Popen(
+        ["sh", "-c", f'"{sys.executable}" "{program}"; true'],
+        env={"PYTHONPATH": "/run/inject"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert shell.stdout is not None
+    assert shell.stdout.readline()
+    [reason] = in_words(reasons(shell.pid, Path("/run/inject")))
+    shell.communicate(b"\n")
+    assert "has torch but was not recorded: its torch is 2.4" in reason
