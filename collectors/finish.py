@@ -28,6 +28,8 @@ from dpro.collectors.endings import Ending, ending, exited
 from dpro.collectors.inside import records
 from dpro.collectors.launch import Launch
 from dpro.collectors.sidecar import ABSENCE
+from dpro.collectors.telemetry.sampler import forget_elections
+from dpro.collectors.telemetry.tables import convert_samples
 from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
 
 SOURCES = {
@@ -37,6 +39,7 @@ SOURCES = {
     "steps": "optimizer hooks",
     "buckets": "DDP logging data",
     "clock_samples": "recorder",
+    "counters": "recorder; NVML, /sys/class/infiniband, /sys/class/net, /proc and cgroups",
     "workers": "recorder, and the kernel for how processes ended",
 }
 CLOCKS = {
@@ -53,7 +56,8 @@ NOTHING_RECORDED = (
 
 
 def convert_waiting(launch: Launch, readers: Readers) -> None:
-    """Convert the windows and calls that are whole while the job still runs."""
+    """Convert the windows, calls and samples that are whole while the job still runs."""
+    convert_samples(launch, whole=True)
     for process in processes(launch):
         convert.convert_waiting(launch.run, process, readers)
 
@@ -83,7 +87,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
             move_process(launch.run, process, folder)
         notes = [_converted(folder, each, readers, statuses.get(each.facts["pid"])) for each in recorded]
         if folder == launch.run:
-            notes.append({"warnings": warnings})
+            notes += [{"warnings": warnings}, _sampled(launch)]
         _write_manifest(folder, _manifest(launch, recorded, notes, status))
         whole = whole and all(note.get("whole", True) for note in notes)
     if whole:
@@ -104,6 +108,23 @@ def _converted(run: Path, process: Process, readers: Readers, status: int | None
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         return {"warnings": [f"rank {process.rank}: not all of .raw was converted: {what}"], "whole": False}
+
+
+def _sampled(launch: Launch) -> dict[str, Any]:
+    """Convert what was sampled beside the processes.
+
+    Raises:
+        OSError: as `_converted`.
+    """
+    try:
+        convert_samples(launch)
+        forget_elections(launch.raw.parent)
+    except OSError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        return {"warnings": [f"not all telemetry was converted: {what}"], "whole": False}
+    return {}
 
 
 def _manifest(

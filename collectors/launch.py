@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from dpro.collectors.inside.environment import MASK, masked_command
-from dpro.collectors.processes import Process, start_ticks
+from dpro.collectors.processes import Process, close_descriptors, start_ticks
 from dpro.errors import DproError, InputError, UsageError
 
 MARKERS = ".recording"
@@ -73,10 +73,16 @@ class CommandNotRunnable(DproError):
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What to record in depth: `window_steps` steps, every `every` steps, from step `skip` on.
+    """What to record.
 
-    `mask_command` keeps only the first word of the command. `step` is the function, as `module:name`, whose
-    returns end steps; empty if optimizers tell.
+    Attributes:
+        window_steps: steps of a deep window.
+        every: steps from one deep window to the next.
+        skip: steps before the first one.
+        shapes: whether windows have the input shapes of operators.
+        telemetry_period_s: time from one sample of the node to the next; 0 for none.
+        mask_command: whether only the first word of the command is kept.
+        step: the function, as `module:name`, whose returns end steps; empty if optimizers tell.
     """
 
     window_steps: int = 2
@@ -85,6 +91,7 @@ class RecordOptions:
     shapes: bool = False
     mask_command: bool = False
     step: str = ""
+    telemetry_period_s: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -248,10 +255,7 @@ def _detach(mine: Launch, keep: set[int]) -> None:
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    for entry in os.listdir("/proc/self/fd"):
-        if int(entry) > 2 and int(entry) not in keep:
-            with suppress(OSError):
-                os.close(int(entry))
+    close_descriptors(keep)
 
 
 def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:

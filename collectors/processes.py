@@ -10,7 +10,7 @@ import fcntl
 import os
 import select
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,6 +68,14 @@ class Process:
             mask, *_, status = _PIDFD_INFO.unpack(info)
             return status if mask & _PIDFD_INFO_EXIT else None
         return None
+
+
+def close_descriptors(keep: Collection[int]) -> None:
+    """Close every file of this process but the standard ones and those to keep."""
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) > 2 and int(entry) not in keep:
+            with suppress(OSError):
+                os.close(int(entry))
 
 
 def wait_for_any(processes: Sequence[Process], timeout_s: float) -> None:

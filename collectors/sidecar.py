@@ -1,8 +1,8 @@
 """What runs beside the job: waits for its end and has the recorder's files turned into tables.
 
-In: a launch and the job to watch. Out: calls of two functions, one that converts whole windows while the
-job runs and one that finishes the run. It reads no trace itself, and stays light: it imports neither
-polars nor torch until the job has ended.
+In: a launch and the job to watch. Out: a sampler of telemetry beside it, and calls of two functions, one
+that converts what is whole while the job runs and one that finishes the run. It reads no trace itself, and
+stays light: it imports neither polars nor torch until the job has ended.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from dpro.collectors import absence
 from dpro.collectors.launch import Launch
 from dpro.collectors.processes import Process, wait_for_any
+from dpro.collectors.telemetry.sampler import start as start_sampler
+from dpro.collectors.telemetry.samples import sample_files
 
 LOOK_S = 1.0  # how often to look for new processes and windows
 BATCH = 32  # windows, or dumps, waiting before a batch is converted while the job runs: spares short jobs
@@ -44,6 +46,7 @@ def attend(
         finish: makes the run whole; told the wait status of the job, None where unknown, and of its
             processes by pid.
     """
+    sampler = start_sampler(recording)
     ranks: dict[int, Process] = {}
     helper = 0
     absent: dict[str, int] = {}
@@ -55,14 +58,22 @@ def attend(
             _note_absence(recording, job, next(looks), absent)
         if helper:
             helper = 0 if os.waitpid(helper, os.WNOHANG)[0] else helper
-        elif any(len(list(recording.raw.glob(f"*/{name}"))) >= BATCH for name in _WAITING):
+        elif _enough_waits(recording):
             helper = _at_idle_priority(convert, recording)
     _outlast(recording, ranks)
+    if sampler is not None:
+        sampler.stop()
     if helper:  # at idle priority it may take forever; what it has begun is done again
         os.kill(helper, signal.SIGKILL)
         os.waitpid(helper, 0)
     statuses = {pid: rank.status for pid, rank in ranks.items() if rank.ended() and rank.status is not None}
     finish(recording, _final_status(job), statuses)
+
+
+def _enough_waits(recording: Launch) -> bool:
+    """Whether there is so much to convert that the end of the job is not to be waited for."""
+    waiting = [len(list(recording.raw.glob(f"*/{name}"))) for name in _WAITING]
+    return max(waiting) >= BATCH or bool(sample_files(recording.raw, whole=True))
 
 
 def _meet(recording: Launch, ranks: dict[int, Process]) -> None:

@@ -208,16 +208,18 @@ BUCKETS = Table(
 
 COUNTERS = Table(
     "counters",
-    "One telemetry sample.",
+    "One telemetry value: of a step or an interval that begins then, or sampled. A sampled value is a row if it "
+    "differs from the one before: it holds until the next of its rank, host, device and counter.",
     {
         "rank": _RANK,
         "host": Column(pl.String, "Host that was sampled.", ""),
         "device": Column(
             pl.String,
-            "GPU uuid, NIC name, which DataLoader worker or generation of garbage, or empty for the host.",
+            "GPU uuid as in `workers` (of an instance GPU/instance), network port, which DataLoader worker "
+            "or generation of garbage, or empty for the host.",
             "",
         ),
-        "counter": Column(pl.String, "What was sampled, with its unit.", ""),
+        "counter": Column(pl.String, "What was sampled, with its unit; without one, a count.", ""),
         "time_ns": Column(pl.Int64, "When, ns on that host's clock."),
         "value": Column(pl.Float64, "The value.", 0.0),
     },

@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     help="A step ends where this function of the job returns (train:train_step, mine.loop:Trainer.step), "
     "instead of where its optimizers update.",
 )  # fmt: skip
+@click.option(
+    "--telemetry-period", type=click.FloatRange(min=0), default=1, show_default=True, metavar="SECONDS",
+    help="Time between samples of GPUs, network and CPUs of the node; 0 for none.",
+)  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(
     run: Path | None,
@@ -63,6 +67,7 @@ def record(
     shapes: bool,
     mask_command: bool,
     step: str,
+    telemetry_period: float,
     command: tuple[str, ...],
 ) -> None:
     """Record a job, unchanged, through any launcher.
@@ -89,7 +94,15 @@ def record(
         raise UsageError(f"--window-steps {window_steps} does not fit into --every {every}")
     if step and not all(part.isidentifier() for part in step.replace(":", ".", 1).split(".")):
         raise UsageError(f"--step {step}: give a function as MODULE:FUNCTION, for instance train:train_step")
-    options = RecordOptions(window_steps, every, skip, shapes, mask_command, step)
+    options = RecordOptions(
+        window_steps=window_steps,
+        every=every,
+        skip=skip,
+        shapes=shapes,
+        mask_command=mask_command,
+        step=step,
+        telemetry_period_s=telemetry_period,
+    )
     launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, options, _sidecar)
 
 

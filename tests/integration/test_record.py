@@ -11,7 +11,7 @@ import pytest
 
 from dpro.collectors.launch import wait_until_finished
 from dpro.errors import InputError
-from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from tests.jobs import (
     RECORD,
@@ -247,7 +247,10 @@ def test_run_whose_sidecar_was_killed_is_finished_by_its_reader(tmp_path):
     job.communicate(timeout=30)
     assert not (tmp_path / "run" / "manifest.json").exists()
     assert len(wait_until_finished(tmp_path / "run")) == 1
-    assert opened(tmp_path / "run").table(STEPS).height >= 40
+    run = opened(tmp_path / "run")
+    assert run.table(STEPS).height >= 40
+    assert -1 in run.table(COUNTERS)["rank"]
+    assert {path.name for path in run.path.iterdir() if path.name.startswith(".")} == set()
 
 
 # What the recorder leaves alone.
@@ -389,6 +392,23 @@ def test_several_launchers_record_into_one_run(tmp_path):
     assert (run.manifest.world_size, run.manifest.ranks) == (2, [0, 1])
     assert run.table(STEPS).group_by("rank").len().sort("rank")["len"].to_list() == [9, 9]
     assert run.table(WORKERS)["rank"].to_list() == [0, 1]
+
+
+def test_ranks_and_their_node_are_sampled_beside_the_job(run):
+    counters = run.table(COUNTERS)
+    assert counters.select("rank", "host").unique().sort("rank").rows() == [
+        (rank, socket.gethostname()) for rank in (-1, 0, 1)
+    ]
+    of_ranks = {"cpu_user_s", "main_thread_cpu_s", "memory_bytes", "threads"}
+    for rank in (0, 1):
+        assert of_ranks <= set(counters.filter(rank=rank)["counter"])
+    assert {"cpu_idle_s", "load_1m", "telemetry_cpu_s"} <= set(counters.filter(rank=-1, device="")["counter"])
+
+
+def test_telemetry_can_be_left_out(tmp_path):
+    run, done = record(tmp_path, script(tmp_path, "train_step()"), "--telemetry-period", "0")
+    assert done.returncode == 0
+    assert not {"telemetry_cpu_s", "memory_bytes"} & set(run.table(COUNTERS)["counter"])
 
 
 # What is wrong with the command.

@@ -1,0 +1,411 @@
+"""What the driver's management library (NVML) tells of the GPUs of a node, and the errors (XIDs) it reports.
+
+In: the library, through nvidia-ml-py. Out: samples whose device is the GPU's uuid without the prefix `GPU-`,
+as PyTorch writes it. What a GPU does not support is asked once; a GPU that is lost is asked no more, and that
+it was lost is an event. Calls may block for as long as the driver likes: call where waiting does no harm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpro.collectors.telemetry.samples import Sample
+
+NOT_INSTALLED = (
+    "GPUs are not sampled: nvidia-ml-py is not installed beside dpro (pip install 'dpro-toolkit[gpu]')"
+)
+_PAUSE_S = 0.01
+_ALL_LINKS = 0xFFFFFFFF
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a value, by its type
+
+
+class Unavailable(Exception):
+    """No GPU can be sampled; the message says why if that is worth knowing, and is empty otherwise."""
+
+
+class Field(NamedTuple):
+    """One field value: the counter it becomes, its id, its unit in the counter's, and which link, if of one.
+
+    Ids above 250 are left alone: they have changed from one driver to the next.
+    """
+
+    counter: str
+    identifier: int
+    factor: float = 1
+    is_rare: bool = False
+    scope: int = 0
+
+
+_FIELDS = (
+    Field("power_w", 186, 1e-3),  # NVML_FI_DEV_POWER_INSTANT, mW
+    Field("energy_j", 83, 1e-3),  # NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, mJ
+    Field("memory_temperature_c", 82),  # NVML_FI_DEV_MEMORY_TEMP
+    # For how long clocks were held down: NVML_FI_DEV_PERF_POLICY_*, ns.
+    Field("throttled_power_s", 74, 1e-9),
+    Field("throttled_thermal_s", 75, 1e-9),
+    Field("throttled_sync_boost_s", 76, 1e-9),
+    Field("throttled_board_limit_s", 77, 1e-9),
+    Field("throttled_reliability_s", 79, 1e-9),
+    Field("nvlink_tx_bytes", 138, 1024, scope=_ALL_LINKS),  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, KiB
+    Field("nvlink_rx_bytes", 139, 1024, scope=_ALL_LINKS),
+    Field("pcie_tx_bytes", 197),  # NVML_FI_DEV_PCIE_COUNT_TX_BYTES
+    Field("pcie_rx_bytes", 198),
+    Field("ecc_corrected", 3, is_rare=True),  # NVML_FI_DEV_ECC_SBE_VOL_TOTAL
+    Field("ecc_uncorrected", 4, is_rare=True),
+    Field("remapped_rows_corrected", 142, is_rare=True),  # NVML_FI_DEV_REMAPPED_COR
+    Field("remapped_rows_uncorrected", 143, is_rare=True),
+    Field("remapped_rows_pending", 144, is_rare=True),
+    Field("remapped_rows_failure", 145, is_rare=True),
+    Field("pcie_replays", 94, is_rare=True),  # NVML_FI_DEV_PCIE_REPLAY_COUNTER
+    Field("pcie_correctable_errors", 173, is_rare=True),
+    Field("pcie_fatal_errors", 180, is_rare=True),
+    Field("power_limit_w", 190, 1e-3, is_rare=True),  # NVML_FI_DEV_POWER_CURRENT_LIMIT
+    Field("nvlink_crc_errors", 45, is_rare=True),  # NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL
+    Field("nvlink_replays", 52, is_rare=True),
+    Field("nvlink_recoveries", 59, is_rare=True),
+)
+# Newer generations count by link only; their sum takes the place of a total that a GPU does not support.
+_LINK_FIELDS = (
+    Field("nvlink_tx_bytes", 202),  # NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES
+    Field("nvlink_rx_bytes", 204),
+    Field("nvlink_replays", 161, is_rare=True),  # NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY
+    Field("nvlink_recoveries", 162, is_rare=True),
+    Field("nvlink_crc_errors", 163, is_rare=True),
+    Field("nvlink_rx_errors", 208, is_rare=True),  # NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS
+    Field("nvlink_link_recoveries", 215, is_rare=True),
+    Field("nvlink_symbol_errors", 221, is_rare=True),
+)
+_LINK_COUNT = Field("nvlink_links", 91, is_rare=True)  # NVML_FI_DEV_NVLINK_LINK_COUNT
+
+# Why clocks are what they are: bits of NVML's clocks event reasons.
+_REASONS = {
+    0x001: "clocks_gpu_idle",
+    0x002: "clocks_application_setting",
+    0x004: "clocks_sw_power_cap",
+    0x008: "clocks_hw_slowdown",
+    0x010: "clocks_sync_boost",
+    0x020: "clocks_sw_thermal_slowdown",
+    0x040: "clocks_hw_thermal_slowdown",
+    0x080: "clocks_hw_power_brake",
+    0x100: "clocks_display_setting",
+}
+
+_Call = Callable[[Any, Any], dict[str, float]]
+
+
+def _clocks(nvml: Any, gpu: Any) -> dict[str, float]:
+    return {
+        "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    }
+
+
+def _reasons(nvml: Any, gpu: Any) -> dict[str, float]:
+    try:
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+    except nvml.NVMLError_FunctionNotFound:  # the name before driver 535
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+    return {name: float(bool(reasons & bit)) for bit, name in _REASONS.items()}
+
+
+def _utilization(nvml: Any, gpu: Any) -> dict[str, float]:
+    rates = nvml.nvmlDeviceGetUtilizationRates(gpu)
+    return {"utilization_pct": rates.gpu, "memory_utilization_pct": rates.memory}
+
+
+def _temperature(nvml: Any, gpu: Any) -> dict[str, float]:
+    return {"temperature_c": nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)}
+
+
+def _memory(nvml: Any, gpu: Any) -> dict[str, float]:
+    return {"memory_used_bytes": nvml.nvmlDeviceGetMemoryInfo(gpu).used}
+
+
+def _power(nvml: Any, gpu: Any) -> dict[str, float]:
+    return {"power_w": nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3}
+
+
+def _limits(nvml: Any, gpu: Any) -> dict[str, float]:
+    return {
+        "sm_clock_max_mhz": nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        "memory_total_bytes": nvml.nvmlDeviceGetMemoryInfo(gpu).total,
+    }
+
+
+def _pcie_link(nvml: Any, gpu: Any) -> dict[str, float]:
+    return {
+        "pcie_generation": nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
+        "pcie_lanes": nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
+    }
+
+
+@dataclass
+class _Gpu:
+    """A GPU, or one instance of a GPU that is partitioned (MIG), and what may be asked of it."""
+
+    handle: Any
+    device: str
+    fields: list[Field]
+    calls: list[_Call]
+    rare_calls: list[_Call]
+
+
+class Gpus:
+    """The GPUs of this node."""
+
+    def __init__(self, complain: Callable[[str], None]) -> None:
+        """Open the library and find the GPUs.
+
+        Args:
+            complain: told, in one line each, of what is worth knowing about GPUs that are sampled in part.
+
+        Raises:
+            Unavailable: there is no GPU, or none can be asked.
+        """
+        self._nvml = _open_library()
+        self._complain = complain
+        nvml = self._nvml
+        self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
+        self._refusals = {
+            nvml.NVML_ERROR_NOT_SUPPORTED,
+            nvml.NVML_ERROR_NO_PERMISSION,
+            nvml.NVML_ERROR_INVALID_ARGUMENT,
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        }
+        self._forbidden: set[str] = set()
+        self._lost: list[Sample] = []
+        self._gpus = list(self._find())
+        if not self._gpus:
+            raise Unavailable("")
+        self._events = self._register_events()
+
+    def read(self, everything: bool) -> list[Sample]:
+        """One sample per GPU.
+
+        Args:
+            everything: also read what changes rarely.
+        """
+        samples = [sample for gpu in list(self._gpus) if (sample := self._read(gpu, everything))]
+        if self._forbidden:
+            self._complain(f"GPUs: no permission to read {', '.join(sorted(self._forbidden))}")
+        lost, self._lost, self._forbidden = self._lost, [], set()
+        return samples + lost
+
+    def wait(self, timeout_s: float) -> list[Sample]:
+        """Wait for errors that the driver reports, for as long as that takes or the time is over.
+
+        Args:
+            timeout_s: how long to wait at most; without GPUs that report errors just the time passes.
+
+        Returns:
+            An event `xid` for each error: its number.
+        """
+        deadline = time.monotonic() + timeout_s
+        samples: list[Sample] = []
+        while (left := deadline - time.monotonic()) > 0:
+            if self._events is None:
+                time.sleep(left)
+                break
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, max(int(left * 1e3), 1))
+            except self._nvml.NVMLError_Timeout:
+                time.sleep(min(_PAUSE_S, left))  # some drivers return at once
+                continue
+            except self._nvml.NVMLError as error:
+                self._watch_again(error)
+                time.sleep(left)
+                break
+            device = self._device_of(event.device)
+            samples.append(Sample(time.time_ns(), -1, device, {"xid": event.eventData}, is_event=True))
+        return samples
+
+    # Finding GPUs, and what they support.
+
+    def _find(self) -> Iterator[_Gpu]:
+        """All GPUs that answer. On a shared node those of others may be out of reach: that is no trouble."""
+        nvml = self._nvml
+        unreachable = []
+        reached = False
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                gpu = self._opened(nvml.nvmlDeviceGetHandleByIndex(index))
+            except nvml.NVMLError as error:
+                unreachable.append((error.value, f"{index} ({error})"))
+                continue
+            yield gpu
+            yield from self._instances(gpu)
+            reached = True
+        broken = [what for code, what in unreachable if not reached or code != nvml.NVML_ERROR_NO_PERMISSION]
+        if broken:
+            self._complain(f"GPUs that are not sampled: {', '.join(broken)}")
+
+    def _opened(self, handle: Any) -> _Gpu:
+        device = _bare(self._nvml.nvmlDeviceGetUUID(handle))
+        calls: list[_Call] = [_clocks, _reasons, _temperature, _utilization, _memory]
+        gpu = _Gpu(handle, device, [], calls, [_limits, _pcie_link])
+        gpu.fields = self._supported(gpu, [*_FIELDS, _LINK_COUNT])
+        known = {field.counter for field in gpu.fields}
+        links = int(self._values(gpu, [_LINK_COUNT])[_LINK_COUNT.counter]) if _LINK_COUNT in gpu.fields else 0
+        missing = [field for field in _LINK_FIELDS if field.counter not in known]
+        gpu.fields += self._supported(
+            gpu, [field._replace(scope=link) for field in missing for link in range(links)]
+        )
+        if "power_w" not in known:
+            gpu.calls.append(_power)
+        return gpu
+
+    def _instances(self, gpu: _Gpu) -> Iterator[_Gpu]:
+        """The instances of a partitioned GPU: what NVML tells of them is their memory."""
+        nvml = self._nvml
+        with suppress(nvml.NVMLError):  # not partitioned, or too old to be
+            for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):
+                with suppress(nvml.NVMLError_NotFound):
+                    handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
+                    device = f"{gpu.device}/{_bare(nvml.nvmlDeviceGetUUID(handle))}"
+                    yield _Gpu(handle, device, [], [_memory], [])
+
+    def _supported(self, gpu: _Gpu, fields: list[Field]) -> list[Field]:
+        """Those fields that a GPU has values for."""
+        if not fields:
+            return []
+        refused: list[Field] = []
+        try:
+            self._values(gpu, fields, refused)
+        except self._nvml.NVMLError as error:
+            if error.value in self._gone:
+                raise
+            return []  # it knows no fields at all
+        return [field for field in fields if field not in refused]
+
+    def _register_events(self) -> Any:
+        """The set that errors of all GPUs arrive at; None if no GPU reports any."""
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return None
+        registered = False
+        for gpu in self._gpus:
+            with suppress(nvml.NVMLError):
+                if nvml.nvmlDeviceGetSupportedEventTypes(gpu.handle) & nvml.nvmlEventTypeXidCriticalError:
+                    nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
+                    registered = True
+        return events if registered else None
+
+    def _watch_again(self, error: Any) -> None:
+        """A GPU that is lost takes the set with it: the others get a new one."""
+        self._events = self._register_events() if error.value in self._gone else None
+        if self._events is None and self._gpus:
+            self._complain(f"GPUs: errors that the driver reports (XIDs) are not seen any more: {error}")
+
+    def _device_of(self, handle: Any) -> str:
+        address = _address(handle)
+        return next((gpu.device for gpu in self._gpus if _address(gpu.handle) == address), "")
+
+    # Reading.
+
+    def _read(self, gpu: _Gpu, everything: bool) -> Sample | None:
+        now, begun = time.time_ns(), time.perf_counter_ns()
+        values: dict[str, float] = {}
+        try:
+            for calls in (gpu.calls, gpu.rare_calls) if everything else (gpu.calls,):
+                self._call_all(gpu, calls, values)
+            refused: list[Field] = []
+            wanted = [field for field in gpu.fields if everything or not field.is_rare]
+            values |= self._values(gpu, wanted, refused) if wanted else {}
+            gpu.fields = [field for field in gpu.fields if field not in refused]
+        except self._nvml.NVMLError as error:
+            self._lose(gpu, error)
+            return None
+        values["sampling_us"] = (time.perf_counter_ns() - begun) // 1000
+        return Sample(now, -1, gpu.device, values)
+
+    def _call_all(self, gpu: _Gpu, calls: list[_Call], values: dict[str, float]) -> None:
+        """Add what calls return to the values; strike those that are refused off the list.
+
+        Raises:
+            NVMLError: the GPU is lost.
+        """
+        for call in list(calls):
+            try:
+                values |= call(self._nvml, gpu.handle)
+            except self._nvml.NVMLError as error:
+                if error.value in self._gone:
+                    raise
+                if error.value in self._refusals:
+                    self._note_refusal(call.__name__.strip("_").replace("_", " "), error.value)
+                    calls.remove(call)
+
+    def _values(self, gpu: _Gpu, fields: list[Field], refused: list[Field] | None = None) -> dict[str, float]:
+        """Values by counter, those of one counter summed; what is refused is added to the list.
+
+        Raises:
+            NVMLError: the GPU is lost, or knows no fields at all.
+        """
+        values: dict[str, float] = {}
+        asked = [(field.identifier, field.scope) for field in fields]
+        for field, value in zip(fields, self._nvml.nvmlDeviceGetFieldValues(gpu.handle, asked)):
+            if value.nvmlReturn in self._gone:
+                raise self._nvml.NVMLError(value.nvmlReturn)
+            if value.nvmlReturn == self._nvml.NVML_SUCCESS:
+                amount = float(getattr(value.value, _MEMBERS[value.valueType])) * field.factor
+                values[field.counter] = values.get(field.counter, 0) + amount
+            elif value.nvmlReturn in self._refusals and refused is not None:
+                self._note_refusal(field.counter, value.nvmlReturn)
+                refused.append(field)
+        return values
+
+    def _note_refusal(self, what: str, code: int) -> None:
+        if code == self._nvml.NVML_ERROR_NO_PERMISSION:
+            self._forbidden.add(what)
+
+    def _lose(self, gpu: _Gpu, error: Any) -> None:
+        if error.value not in self._gone:
+            return  # another time, perhaps
+        self._complain(f"GPU {gpu.device} was lost: {error}")
+        self._lost.append(Sample(time.time_ns(), -1, gpu.device, {"lost": 1}, is_event=True))
+        self._gpus.remove(gpu)
+
+
+def _open_library() -> Any:
+    """The library, ready to be asked.
+
+    Raises:
+        Unavailable: it is not.
+    """
+    there = _driver_is_there()
+    try:
+        import pynvml
+    except ImportError:
+        raise Unavailable(NOT_INSTALLED if there else "") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        without_gpu = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        if error.value in without_gpu and not there:
+            raise Unavailable("") from error
+        hint = ""
+        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            hint = "; a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        raise Unavailable(f"GPUs are not sampled: {error}{hint}") from error
+    return pynvml
+
+
+def _driver_is_there(devices: Iterable[str] = ("/proc/driver/nvidia/version", "/dev/nvidiactl")) -> bool:
+    return any(Path(path).exists() for path in devices)
+
+
+def _bare(uuid: str | bytes) -> str:
+    """A uuid as PyTorch writes it: `GPU-8c5…` is `8c5…`."""
+    text = uuid.decode() if isinstance(uuid, bytes) else uuid
+    return text.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

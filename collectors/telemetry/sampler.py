@@ -1,0 +1,273 @@
+"""The process that samples, beside the sidecar: started with it, and gone when it is.
+
+In: a launch. Out: files of samples in its folder, and lines in its log. Each launch samples its own
+processes; of several on one node one is elected to sample the node. The processes of the job never wait for
+any of this, and neither does the sidecar: a call of the GPU driver may hang for good when a GPU dies, so GPUs
+are asked in a thread, and a sampler that does not end is left behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from dpro.collectors.launch import Launch
+from dpro.collectors.processes import close_descriptors
+from dpro.collectors.telemetry.nic import find_ports
+from dpro.collectors.telemetry.node import find_cgroup, read_node, read_node_rarely, read_process
+from dpro.collectors.telemetry.samples import Sample, SampleWriter
+
+RARELY = 10  # what changes rarely is read with every so many samples
+_END_S = 3.0  # how long to wait for the sampler to end
+_LOCK = ".sampler"
+_NICENESS = 10  # a rank that wants the core goes first
+
+Complain = Callable[[str], None]
+Source = Callable[[bool], Iterable[Sample]]
+
+
+class Sampler:
+    """A sampler that runs."""
+
+    def __init__(self, recording: Launch, pid: int, lifeline: int) -> None:
+        """Remember a process that ends when the lifeline is closed."""
+        self._recording, self._pid, self._lifeline = recording, pid, lifeline
+
+    def stop(self) -> None:
+        """Have it end, and wait for that, but not forever."""
+        os.close(self._lifeline)
+        deadline = time.monotonic() + _END_S
+        with suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                if os.waitpid(self._pid, os.WNOHANG)[0]:
+                    return
+                time.sleep(0.005)
+            os.kill(self._pid, signal.SIGKILL)
+            _log(self._recording, "telemetry: the sampler had to be killed: it did not end")
+
+
+def start(recording: Launch) -> Sampler | None:
+    """Start sampling, as the launch was configured; None if it is not to be."""
+    with suppress(OSError, ValueError):
+        config = json.loads((recording.raw / "config.json").read_text(encoding="utf-8"))
+        period_s = float(config.get("telemetry_period_s", 0))
+        return _fork(recording, period_s) if period_s > 0 else None
+    return None
+
+
+def _fork(recording: Launch, period_s: float) -> Sampler:
+    lifeline_end, lifeline = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(lifeline_end)
+        return Sampler(recording, child, lifeline)
+    try:
+        close_descriptors(keep={lifeline_end})  # the marker's, too: its lock says that the sidecar lives
+        _sample(recording, period_s, lifeline_end)
+    except Exception as error:
+        _log(recording, f"telemetry ended: {_in_words(error)}")
+    finally:
+        os._exit(0)
+
+
+def _sample(recording: Launch, period_s: float, lifeline_end: int) -> None:
+    """Sample until the sidecar lets go of the lifeline, by will or by death."""
+    os.nice(_NICENESS)
+    host = socket.gethostname()
+
+    def complain(line: str) -> None:
+        _log(recording, f"{host}: {line}")
+
+    output = _Output(SampleWriter(recording.raw, host), complain)
+    sources: dict[str, Source] = {"processes": Processes(recording.raw, host).read}
+    election = Election(recording.raw.parent / f"{host}{_LOCK}")
+    lifeline = select.poll()
+    lifeline.register(lifeline_end)
+    due = time.monotonic()
+    for number in itertools.count():
+        if not election.is_won and election.try_to_win():
+            sources |= _of_the_node(recording, complain)
+            gpus = threading.Thread(target=_sample_gpus, args=(period_s, output, complain), daemon=True)
+            gpus.start()
+        output.append(_read_all(sources, number % RARELY == 0, complain))
+        due = max(due + period_s, time.monotonic())
+        if is_over(lifeline, due):
+            break
+    output.end()
+    election.withdraw()
+    with suppress(OSError):  # not empty, unless the run was finished meanwhile
+        recording.raw.parent.rmdir()
+
+
+def is_over(lifeline: select.poll, due_s: float) -> bool:
+    """Wait until the next sample is due, or the other end of the lifeline is closed; whether it was."""
+    left_s = max(due_s - time.monotonic(), 0)  # to poll, less than 0 is forever
+    return bool(lifeline.poll(1e3 * left_s))
+
+
+class _Output:
+    """A writer that threads share. A full disk ends the sampler; after the end nothing is written."""
+
+    def __init__(self, writer: SampleWriter, complain: Complain) -> None:
+        self._writer, self._complain = writer, complain
+        self._lock = threading.Lock()
+
+    def append(self, samples: Iterable[Sample]) -> None:
+        with self._lock:
+            try:
+                self._writer.append(samples)
+            except OSError as error:
+                self._complain(f"telemetry ended: {_in_words(error)}")
+                os._exit(0)
+
+    def end(self) -> None:
+        self._lock.acquire()  # for good
+        self._writer.close()
+
+
+def _read_all(sources: dict[str, Source], everything: bool, complain: Complain) -> list[Sample]:
+    """Samples of all sources; one that fails is dropped."""
+    samples: list[Sample] = []
+    for name, read in list(sources.items()):
+        try:
+            samples += read(everything)
+        except Exception as error:
+            del sources[name]
+            complain(f"telemetry goes on without {name}: {_in_words(error)}")
+    return samples
+
+
+def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
+    """What only one of the samplers on a node reads, besides GPUs."""
+    cgroup = find_cgroup()
+    ports = find_ports()
+
+    def node(everything: bool) -> list[Sample]:
+        now = time.time_ns()
+        values = read_node() | cgroup.read() | {"telemetry_cpu_s": time.process_time()}
+        return [Sample(now, -1, "", values | (read_node_rarely(recording.run) if everything else {}))]
+
+    def network(everything: bool) -> list[Sample]:
+        return [Sample(time.time_ns(), -1, port.device, port.read(everything)) for port in ports]
+
+    return {"the node": node, "the network": network}
+
+
+def _sample_gpus(period_s: float, output: _Output, complain: Complain) -> None:
+    """Sample GPUs for as long as the process lives."""
+    try:
+        from dpro.collectors.telemetry.nvml import Gpus, Unavailable
+
+        try:
+            gpus = Gpus(complain)
+        except Unavailable as reason:
+            if str(reason):
+                complain(str(reason))
+            return
+        due = time.monotonic()
+        for number in itertools.count():
+            output.append(gpus.read(number % RARELY == 0))
+            due = max(due + period_s, time.monotonic())
+            output.append(gpus.wait(due - time.monotonic()))
+    except Exception as error:
+        complain(f"telemetry goes on without GPUs: {_in_words(error)}")
+
+
+class Processes:
+    """The recorded processes of a launch, on this host."""
+
+    def __init__(self, folder: Path, host: str) -> None:
+        """Nothing is known yet.
+
+        Args:
+            folder: where processes say that they record, each in `HOST-PID/facts.json`.
+            host: this host.
+        """
+        self._folder, self._host = folder, host
+        self._ranks: dict[Path, tuple[int, int]] = {}  # when the facts were written, and the rank
+        self._ended: set[Path] = set()
+
+    def read(self, everything: bool) -> list[Sample]:
+        """One sample per process that still runs."""
+        samples = []
+        for path in self._folder.glob(f"{self._host}-*/facts.json"):
+            if path in self._ended:
+                continue
+            values = read_process(int(path.parent.name.rpartition("-")[2]))
+            if values:
+                samples.append(Sample(time.time_ns(), self._rank(path), "", values))
+            else:
+                self._ended.add(path)
+        return samples
+
+    def _rank(self, path: Path) -> int:
+        """The rank a process has now: it may get another when it makes its process group."""
+        written_ns = path.stat().st_mtime_ns
+        if self._ranks.get(path, (0, 0))[0] != written_ns:
+            self._ranks[path] = (written_ns, int(json.loads(path.read_text(encoding="utf-8"))["rank"]))
+        return self._ranks[path][1]
+
+
+class Election:
+    """One of several samplers on a node holds a lock file; when it ends, another gets the lock."""
+
+    def __init__(self, path: Path) -> None:
+        """Not won yet."""
+        self._path = path
+        self._descriptor = -1
+
+    @property
+    def is_won(self) -> bool:
+        """Whether this sampler is the one."""
+        return self._descriptor >= 0
+
+    def try_to_win(self) -> bool:
+        """Win if nobody else has."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_ino == self._path.stat().st_ino:  # not one that was withdrawn just now
+                self._descriptor = descriptor
+                return True
+        except OSError:
+            pass
+        os.close(descriptor)
+        return False
+
+    def withdraw(self) -> None:
+        """Let others win, and leave nothing behind."""
+        if self.is_won:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def forget_elections(folder: Path) -> None:
+    """Remove lock files that samplers left behind that were killed."""
+    for path in folder.glob(f"*{_LOCK}"):
+        election = Election(path)
+        with suppress(OSError):
+            if election.try_to_win():
+                election.withdraw()
+
+
+def _log(recording: Launch, line: str) -> None:
+    """Write one line to the log of a launch: it will be a warning in the manifest."""
+    with suppress(OSError), (recording.raw / "log.txt").open("a", encoding="utf-8") as log:
+        log.write(line.replace("\n", " ") + "\n")
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,78 @@
+"""`dpro record` with GPUs: a real job, and a library in the place of the driver's that tells of two."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dpro.schema import COUNTERS
+from dpro.store import Run
+from tests.jobs import RECORD, complete, opened, script
+
+pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+COMPILER = shutil.which("cc")
+FIRST, SECOND = (f"00000000-0000-0000-0000-00000000000{index}" for index in (0, 1))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    if COMPILER is None:
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("gpus")
+    library = folder / "lib" / "libnvidia-ml.so.1"
+    library.parent.mkdir()
+    source = Path(__file__).with_name("fake_nvml.c")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    # The job goes on until the sampler has seen a while of it.
+    body = """
+    import time
+    from pathlib import Path
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not list(Path().glob("run/.raw/*/log.txt")):
+        train_step()
+    for _ in range(20):
+        train_step()
+        time.sleep(0.05)
+    """
+    job = [*RECORD, "-o", "run", "--telemetry-period", "0.05", "--", *script(folder, body)]
+    paths = os.pathsep.join(filter(None, [str(library.parent), os.environ.get("LD_LIBRARY_PATH")]))
+    done = complete(job, folder, LD_LIBRARY_PATH=paths)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return opened(folder / "run")
+
+
+def values(run: Run, device: str, counter: str) -> list[float]:
+    return run.table(COUNTERS).filter(device=device, counter=counter)["value"].to_list()
+
+
+def test_gpus_are_sampled_beside_the_job(run):
+    assert values(run, FIRST, "sm_clock_mhz") == [1980]  # written once: it never changed
+    power = values(run, FIRST, "power_w")
+    assert len(power) > 10
+    assert power == sorted(power)
+    assert power[0] >= 400
+    assert values(run, FIRST, "memory_used_bytes") == [11 << 30]
+    assert "remapped_rows_pending" not in run.table(COUNTERS)["counter"]
+
+
+def test_a_gpu_that_is_lost_ends_its_own_samples_only(run):
+    counters = run.table(COUNTERS)
+    assert values(run, SECOND, "lost") == [1]
+    (lost_ns,) = counters.filter(device=SECOND, counter="lost")["time_ns"]
+    assert counters.filter(device=SECOND)["time_ns"].max() == lost_ns
+    assert counters.filter(device=FIRST)["time_ns"].max() > lost_ns
+    (warning,) = run.manifest.warnings
+    assert warning.endswith(f"GPU {SECOND} was lost: GPU is lost")
+
+
+def test_an_error_of_the_driver_is_an_event(run):
+    assert values(run, FIRST, "xid") == [94]
+    assert values(run, FIRST, "clocks_hw_thermal_slowdown") == [1]
+
+
+def test_ranks_are_sampled_all_the_same(run):
+    assert values(run, "", "cpu_idle_s")
+    assert run.table(COUNTERS).filter(pl.col("rank") == 0).height > 0
