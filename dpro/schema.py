@@ -208,8 +208,8 @@ BUCKETS = Table(
 
 COUNTERS = Table(
     "counters",
-    "One telemetry value: of a step or an interval that begins then, or sampled. A sampled value is a row if it "
-    "differs from the one before: it holds until the next of its rank, host, device and counter.",
+    "One telemetry value: of a step or an interval that begins then, or sampled. A sampled value is a row if "
+    "it differs from the one before: it holds until the next of its rank, host, device and counter.",
     {
         "rank": _RANK,
         "host": Column(pl.String, "Host that was sampled.", ""),
