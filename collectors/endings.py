@@ -8,7 +8,6 @@ out.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,12 +30,6 @@ class Ending(NamedTuple):
     def status(self) -> int | None:
         """As `os.waitstatus_to_exitcode` puts it: the code, or minus the signal; None where unknown."""
         return None if not self.known else -self.signal if self.code < 0 else self.code
-
-    def __str__(self) -> str:
-        """For people: `exit code 3`, `killed by SIGKILL`."""
-        if self.code >= 0:
-            return f"exit code {self.code}"
-        return f"killed by {_signal_name(self.signal)}" if self.known else "nobody saw how"
 
 
 UNKNOWN = Ending(-1, -1)
@@ -71,7 +64,3 @@ def _reaped(path: Path) -> Ending:
 
 def _of_status(status: int) -> Ending:
     return Ending(status, -1) if status >= 0 else Ending(-1, -status)
-
-
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -307,10 +307,32 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
             return [each for each in open_ones if each.marker.exists()]
         for each in locked:
             if _job_lives(each):
-                raise InputError(f"{run}: still being recorded; read it when the job has ended")
+                raise InputError(
+                    f"{run}: still being recorded{_so_far(each)}; read it when the job has ended"
+                )
         if time.monotonic() > deadline:
-            raise InputError(f"{run}: its tables are still being written; try again in a minute")
+            raise InputError(_slow(run, locked[0]))
         time.sleep(0.05)
+
+
+def _so_far(recording: Launch) -> str:
+    """How far a recording is: ` (2 ranks so far, since 12:30, pid 7)`."""
+    with suppress(OSError, ValueError):
+        begun = time.strftime("%H:%M:%S", time.localtime(recording.marker.stat().st_mtime))
+        ranks = len(list(recording.raw.glob("*/facts.json")))
+        pid = recording.facts()["pid"]
+        return f" (since {begun}, pid {pid}, {ranks or 'no'} rank{'s' * (ranks != 1)} so far)"
+    return ""
+
+
+def _slow(run: str | os.PathLike[str], recording: Launch) -> str:
+    with suppress(OSError, ValueError):
+        host = recording.facts()["host"]
+        if host != socket.gethostname():
+            return (
+                f"{run}: still being recorded on {host}, or about to be whole; read it when the job has ended"
+            )
+    return f"{run}: its tables are still being written; try again in a minute"
 
 
 def _job_lives(recording: Launch) -> bool:

@@ -109,10 +109,23 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         raise InputError(f"{folder}: no such file or folder")
     manifest = folder / MANIFEST
     if not manifest.is_file():
-        raise InputError(
-            f"{folder}: not a run directory (no {MANIFEST}); `dpro record` or `dpro import` makes one"
-        )
+        raise InputError(f"{folder}: {why_no_run(folder)}")
     return Run(folder, _read_manifest(manifest))
+
+
+def holds_tables(folder: Path) -> bool:
+    """Whether a folder has parts of tables, be it a run or not."""
+    return any(next((folder / name).glob("rank*.parquet"), None) for name in TABLES)
+
+
+def why_no_run(folder: Path) -> str:
+    """What a folder without a manifest is, and what to do."""
+    if holds_tables(folder):
+        return (
+            f"holds tables but no {MANIFEST}: a recording that was not finished, copied without its hidden "
+            "folders .recording and .raw; copy it with them, and any command that reads it finishes it"
+        )
+    return f"not a run directory (no {MANIFEST}); `dpro record` or `dpro import` makes one"
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:

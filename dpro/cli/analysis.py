@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,36 @@ class Analysis:
     trust: Trust
 
 
+@contextmanager
+def why_unanswerable(run: Run) -> Iterator[None]:
+    """Where a run lacks what is needed, say why, if that can be told."""
+    from dpro.errors import Unanswerable
+
+    try:
+        yield
+    except Unanswerable as error:
+        reason = why_no_window(run)
+        raise Unanswerable(f"{error}; {reason}" if reason else str(error)) from error
+
+
+def why_no_window(run: Run) -> str:
+    """Why a recording has steps and no deep window; empty where it has one, or is no recording."""
+    from dpro.schema import SPANS, STEPS
+
+    options = run.manifest.options
+    if run.rows()[SPANS.name] or not {"skip", "window_steps"} <= options.keys():
+        return ""
+    last = run.table(STEPS)["step"].max()
+    steps = last + 1 if isinstance(last, int) else 0
+    first, end = options["skip"], options["skip"] + options["window_steps"]
+    if steps < end:
+        return (
+            f"the job ended after {steps} steps, before its first deep window (steps {first} to {end - 1}) "
+            "was whole: record more steps, or lower --skip"
+        )
+    return "no deep window was kept: another profiler ran, or the process forked, while one was open"
+
+
 def analyse(path: str) -> Analysis:
     """Open RUN (importing it if it is not a run directory yet), build its graph and replay it.
 
@@ -41,7 +73,7 @@ def analyse(path: str) -> Analysis:
 
     run = open_or_import(path)
     console = stderr_console()
-    with console.status("Building the graph …"):
+    with console.status("Building the graph …"), why_unanswerable(run):
         built = build_graph(run)
         timeline = replay(built.graph)
         trust = assess(built, timeline, run.manifest)

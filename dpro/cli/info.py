@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dpro.store import Run
 
 _UNKNOWN_KERNELS_NAMED = 5
+_RANKS_NAMED = 8
 
 
 @click.command()
@@ -59,6 +61,7 @@ def contents(run: Run) -> dict[str, Any]:
 
 def describe(run: Run) -> dict[str, Any]:
     """What `info --json` prints."""
+    from dpro.cli.analysis import why_no_window
     from dpro.schema import STEPS
 
     steps = run.table(STEPS)
@@ -68,8 +71,35 @@ def describe(run: Run) -> dict[str, Any]:
         "steps": steps["step"].n_unique(),
         "hosts": run.manifest.hosts,
         "gpus": run.manifest.gpus,
+        "no_window": why_no_window(run),
+        "ended": _ends(run),
+        "exit_status": run.manifest.exit_status,
+        "attempts": _earlier_attempts(run),
         "coverage": held["coverage"] | _coverage(run, steps, held["coverage"]["unclassified"]["share"]),
     }
+
+
+def _ends(run: Run) -> list[dict[str, Any]]:
+    """How each rank ended, in the words of `dpro record`; none where nothing watched them."""
+    from dpro.schema import WORKERS
+
+    ends = run.table(WORKERS).select("rank", "host", "exit_code", "exit_signal").to_dicts()
+    return [end | {"how": how_ended(end["exit_code"], end["exit_signal"])} for end in ends]
+
+
+def how_ended(code: int, number: int) -> str:
+    """For people: `exit code 3`, `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    if number < 0:
+        return "nobody saw how"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"killed by {names.get(number, f'signal {number}')}"
+
+
+def _earlier_attempts(run: Run) -> list[str]:
+    """Runs of the job before it was restarted."""
+    return [str(path.parent) for path in sorted(run.path.glob("attempts/*/manifest.json"))]
 
 
 def _coverage(run: Run, steps: pl.DataFrame, unclassified_share: float | None) -> dict[str, Any]:
@@ -142,10 +172,12 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
     lines = [
         f"run        {document['run']}",
         *([f"cache      {document['cache']}"] if document["cache"] else []),
-        f"ranks      {len(document['ranks'])} of {document['world_size']}",
+        f"ranks      {ranks_in_words(document)}",
         f"hosts      {', '.join(document['hosts']) or 'not recorded'}",
         f"GPUs       {', '.join(document['gpus']) or 'none recorded'}",
         f"steps      {document['steps']}, of which {coverage['steps_in_windows']} lie in deep windows",
+        *([f"windows    none: {document['no_window']}"] if document["no_window"] else []),
+        *_ended_in_words(document),
         f"rows       {rows_in_words(document)}",
         f"kernels    {unclassified_in_words(coverage['unclassified'])}",
     ]
@@ -156,6 +188,32 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
     lines += [f"coverage   {share:.1%} {what}" for what, share in shares.items() if share is not None]
     lines += [f"skipped    {count} {reason}" for reason, count in document["skipped"].items()]
     return lines + [f"warning    {warning}" for warning in document["warnings"]]
+
+
+def ranks_in_words(document: Mapping[str, Any]) -> str:
+    """How many ranks there are and which are missing: `6 of 8, missing 3, 5`."""
+    missing = document["missing_ranks"]
+    named = ", ".join(map(str, missing[:_RANKS_NAMED])) + (" …" if len(missing) > _RANKS_NAMED else "")
+    return f"{len(document['ranks'])} of {document['world_size']}" + (f", missing {named}" if missing else "")
+
+
+def _ended_in_words(document: Mapping[str, Any]) -> list[str]:
+    """How the job and its ranks ended, those that ended alike together, and where earlier attempts are."""
+    alike: dict[str, list[int]] = {}
+    for end in document["ended"]:
+        alike.setdefault(end["how"], []).append(end["rank"])
+    ends = [f"{_ranks_of(ranks)}: {how}" for how, ranks in sorted(alike.items(), key=lambda item: item[1])]
+    status = document["exit_status"]
+    if ends and status is not None:
+        ends.append(f"the job: {how_ended(status if status >= 0 else -1, -status if status < 0 else -1)}")
+    return ([f"ended      {'; '.join(ends)}"] if ends else []) + [
+        f"attempt    before this one: {path}" for path in document["attempts"]
+    ]
+
+
+def _ranks_of(ranks: list[int]) -> str:
+    named = ", ".join(map(str, ranks[:_RANKS_NAMED])) + (" …" if len(ranks) > _RANKS_NAMED else "")
+    return f"rank {named}" if len(ranks) == 1 else f"{len(ranks)} ranks ({named})"
 
 
 def rows_in_words(document: Mapping[str, Any]) -> str:

@@ -60,13 +60,15 @@ def report(run: str, top: int | None, as_json: bool) -> None:
 
     RUN may be a run directory or a folder of traces.
     """
+    from dpro.cli.analysis import why_unanswerable
     from dpro.cli.runs import open_or_import
     from dpro.replay import breakdown
     from dpro.schema import COLLECTIVES, SPANS, STEPS
 
     opened = open_or_import(run)
     spans, collectives = opened.table(SPANS), opened.table(COLLECTIVES)
-    steps = breakdown.step_breakdown(spans, collectives, opened.table(STEPS))
+    with why_unanswerable(opened):
+        steps = breakdown.step_breakdown(spans, collectives, opened.table(STEPS))
     kernels = breakdown.kernel_totals(spans)
     by_size = breakdown.collective_totals(collectives, spans)
     if as_json:

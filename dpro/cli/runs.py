@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dpro._version import __version__
 from dpro.cli.output import stderr_console, warn
 from dpro.errors import DproError, InputError
-from dpro.store import FORMAT_VERSION, Run, is_run, open_run
+from dpro.store import FORMAT_VERSION, Run, holds_tables, is_run, open_run
 
 if TYPE_CHECKING:
     from dpro.ingest.importer import Progress
@@ -57,7 +57,7 @@ def open_quietly(path: str | os.PathLike[str]) -> Run:
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
         ensure_finished(source)
-        if is_run(source):
+        if is_run(source) or holds_tables(source):
             return open_run(source)
     return _open_cached(source)
 

@@ -45,6 +45,7 @@ def read_dump(path: Path, *, rank: int | None = None) -> Trace:
     return Trace({"collectives": COLLECTIVES.empty()})
 
 
+OPTIONS = {"skip": 5, "window_steps": 2, "every": 200}
 READERS = Readers(trace=read_trace, dump=read_dump)
 
 
@@ -58,7 +59,9 @@ def launched(run: Path, name: str) -> Launch:
     launch.raw.mkdir(parents=True)
     launch.marker.parent.mkdir(exist_ok=True)
     launch.marker.write_text(
-        json.dumps({"host": "elsewhere", "pid": 1, "start_ticks": 1, "command": ["train"]})
+        json.dumps(
+            {"host": "elsewhere", "pid": 1, "start_ticks": 1, "command": ["train"], "options": OPTIONS}
+        )
     )
     return launch
 

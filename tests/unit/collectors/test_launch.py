@@ -67,7 +67,16 @@ def test_sidecar_that_takes_too_long_is_an_error(alive):
 def test_run_whose_job_lives_cannot_be_read_yet(alive):
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
     alive.marker.write_text(json.dumps(facts))
-    with pytest.raises(InputError, match="still being recorded"):
+    (alive.raw / f"host-{os.getpid()}").mkdir(parents=True)
+    (alive.raw / f"host-{os.getpid()}" / "facts.json").touch()
+    so_far = rf"still being recorded \(since [\d:]+, pid {os.getpid()}, 1 rank so far\)"
+    with pytest.raises(InputError, match=so_far):
+        wait_until_finished(alive.run, timeout_s=0.1)
+
+
+def test_recording_of_another_host_is_said_to_be_there(alive):
+    alive.marker.write_text(json.dumps({"host": "far-away", "pid": 1, "start_ticks": 1}))
+    with pytest.raises(InputError, match="still being recorded on far-away"):
         wait_until_finished(alive.run, timeout_s=0.1)
 
 

@@ -1,0 +1,97 @@
+"""What `dpro info` says of recordings, on made-up runs."""
+
+import signal
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+from dpro.cli import cli
+from dpro.cli.analysis import why_no_window
+from dpro.cli.info import describe, in_words
+from dpro.errors import InputError
+from dpro.schema import SPANS, STEPS, WORKERS
+from dpro.store import Manifest, Run, open_run, write_manifest, write_part
+
+OPTIONS = {"skip": 5, "window_steps": 2, "every": 200}
+
+
+def recorded(
+    folder: Path, ends: list[tuple[int, int]], world_size: int = 4, status: int | None = 1, steps: int = 0
+) -> Run:
+    ranks = list(range(len(ends)))
+    codes, signals = zip(*ends, strict=True) if ends else ((), ())
+    frame = pl.DataFrame({"rank": ranks, "exit_code": codes, "exit_signal": signals})
+    write_part(folder, WORKERS, "rank00000-1", frame)
+    numbers = list(range(1, steps))
+    write_part(folder, STEPS, "rank00000-1", pl.DataFrame({"rank": [0] * len(numbers), "step": numbers}))
+    write_manifest(folder, Manifest(world_size, ranks, exit_status=status, options=OPTIONS))
+    return open_run(folder)
+
+
+def line(run: Run, begin: str) -> str:
+    [found] = [each for each in in_words(describe(run)) if each.startswith(begin)]
+    return found
+
+
+def test_ranks_that_ended_alike_are_named_together(tmp_path):
+    run = recorded(tmp_path, [(0, -1), (0, -1), (-1, signal.SIGKILL), (-1, -1)])
+    assert line(run, "ended") == (
+        "ended      2 ranks (0, 1): exit code 0; rank 2: killed by SIGKILL; rank 3: nobody saw how; "
+        "the job: exit code 1"
+    )
+
+
+def test_job_that_a_signal_killed_is_said_to_be(tmp_path):
+    run = recorded(tmp_path, [(-1, signal.SIGTERM)], status=-signal.SIGTERM)
+    assert line(run, "ended") == "ended      rank 0: killed by SIGTERM; the job: killed by SIGTERM"
+
+
+def test_missing_ranks_are_named(tmp_path):
+    assert line(recorded(tmp_path, [(0, -1)] * 2), "ranks") == "ranks      2 of 4, missing 2, 3"
+    many = recorded(tmp_path / "many", [(0, -1)], world_size=64)
+    assert line(many, "ranks") == "ranks      1 of 64, missing 1, 2, 3, 4, 5, 6, 7, 8 …"
+
+
+def test_earlier_attempts_are_named(tmp_path):
+    run = recorded(tmp_path, [(0, -1)])
+    recorded(tmp_path / "attempts" / "0", [(5, -1)])
+    assert line(run, "attempt") == f"attempt    before this one: {tmp_path / 'attempts' / '0'}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        (4, "the job ended after 4 steps, before its first deep window (steps 5 to 6) was whole"),
+        (6, "the job ended after 6 steps"),
+        (7, "another profiler ran, or the process forked"),
+    ],
+)
+def test_run_without_a_window_says_why_in_every_command_that_needs_one(tmp_path, steps, why):
+    run = recorded(tmp_path, [(0, -1)], steps=steps)
+    assert why in line(run, "windows")
+    for command in ("report", "replay"):
+        done = CliRunner().invoke(cli, [command, str(tmp_path)])
+        assert why in str(done.exception)
+
+
+def test_run_with_a_window_needs_no_excuse(tmp_path):
+    run = recorded(tmp_path, [(0, -1)])
+    write_part(tmp_path, SPANS, "rank00000-1-x", pl.DataFrame({"span_id": [0], "rank": [0]}))
+    assert why_no_window(run) == ""
+
+
+def test_imported_run_has_no_ends_and_no_window_to_excuse(tmp_path):
+    write_manifest(tmp_path, Manifest(1, [0]))
+    words = in_words(describe(open_run(tmp_path)))
+    assert [each for each in words if each.startswith(("ended", "windows", "attempt"))] == []
+
+
+def test_recording_that_was_copied_without_its_hidden_folders_is_recognised(tmp_path):
+    recorded(tmp_path, [(0, -1)])
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"copied without its hidden folders \.recording and \.raw"):
+        open_run(tmp_path)
+    done = CliRunner().invoke(cli, ["info", str(tmp_path)])
+    assert "hidden folders" in str(done.exception)
