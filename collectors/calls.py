@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import polars as pl
 
-from dpro.schema import COLLECTIVES, conform
+from dpro.collectors.stall import forgotten, keep_groups
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.store import write_part
 
 BACKENDS = ("fr", "nccl")  # their entries are numbered apart: ids of the one are even, of the other odd
@@ -22,18 +23,20 @@ LOST = "collective calls lost between dumps of the flight recorder"
 _STATE = "calls.json"
 
 
-def keep_dumps(folder: Path, read: Callable[[Path], pl.DataFrame]) -> None:
+def keep_dumps(folder: Path, read: Callable[[Path], Mapping[str, pl.DataFrame]]) -> None:
     """Read the dumps that have come since.
 
     Args:
         folder: where the process writes.
-        read: reads one dump into rows of `collectives`.
+        read: reads one dump into tables.
     """
     for dump in sorted([*folder.glob("flight-*.json"), *folder.glob("flight-*.pickle")]):
         status = dump.stat()
         _, backend, _ = dump.stem.split("-")
         identifier = pl.col("collective_id") * 2 + BACKENDS.index(backend)
-        rows = conform(COLLECTIVES, read(dump)).with_columns(
+        tables = read(dump)
+        keep_groups(folder, backend, tables.get(PROCESS_GROUPS.name))
+        rows = conform(COLLECTIVES, tables[COLLECTIVES.name]).with_columns(
             collective_id=identifier, saved_ns=pl.lit(status.st_mtime_ns)
         )
         temporary = dump.with_suffix(".tmp2")
@@ -53,7 +56,7 @@ def entries(folder: Path) -> pl.DataFrame:
     frames = [frame for path in _kept(folder) if (frame := pl.read_parquet(path)).height]
     if not frames:
         return COLLECTIVES.empty()
-    found = pl.concat(frames, how="vertical").sort("collective_id", "saved_ns")
+    found = forgotten(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
     found = found.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
     passed, _ = _state(folder)
     return _with_group_ranks(found.filter(~_below(passed)), folder / "groups.json")

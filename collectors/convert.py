@@ -23,13 +23,15 @@ from dpro.collectors.inside.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.launch import Launch
 from dpro.collectors.merge import merge_window
 from dpro.collectors.meshes import mesh_coordinates
-from dpro.collectors.sidecar import process_facts
+from dpro.collectors.sidecar import GONE, process_facts
+from dpro.collectors.stall import message_rows, process_groups, stack_of
 from dpro.errors import DproError
 from dpro.schema import (
     BUCKETS,
     CLOCK_SAMPLES,
     COLLECTIVES,
     COUNTERS,
+    PROCESS_GROUPS,
     SPANS,
     STEPS,
     SYNCS,
@@ -111,9 +113,7 @@ def convert_waiting(run: Path, process: Process, readers: Readers) -> None:
 
 
 def _keep_dumps(process: Process, readers: Readers) -> None:
-    calls.keep_dumps(
-        process.folder, lambda dump: readers.dump(dump, rank=process.rank).frames[COLLECTIVES.name]
-    )
+    calls.keep_dumps(process.folder, lambda dump: readers.dump(dump, rank=process.rank).frames)
 
 
 def _first_window_ns(process: Process, recorded: Sequence[records.Record]) -> int:
@@ -207,6 +207,8 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     _keep_dumps(process, readers)
     _convert_windows(run, process, readers, None)
     calls.write_calls(run, process.part, process.folder, None)
+    write_part(run, COLLECTIVES, f"{process.part}-messages", message_rows(process.folder, process.rank))
+    write_part(run, PROCESS_GROUPS, process.part, process_groups(process.folder, process.rank))
     notes = [
         note for path in sorted(process.folder.glob("notes-*.json")) for note in json.loads(path.read_text())
     ]
@@ -283,7 +285,10 @@ def _worker(process: Process, recorded: Sequence[records.Record], status: int | 
         for name in ("rank", "local_rank", "world_size", "host", "pid", "gpu_uuid", "gpu_name")
     }
     row["clock"] = facts.get("clock", "")
+    gone = process.folder / GONE
+    times += [int(gone.read_text())] if gone.is_file() else []
     row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
     row |= mesh_coordinates(process.folder / "mesh.json")
+    row |= {"stack": stack_of(process.folder)}
     row |= {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
     return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})

@@ -28,6 +28,7 @@ BATCH = 32  # windows, or dumps, waiting before a batch is converted while the j
 _WAITING = ("window*.json", "flight-*.json", "flight-*.pickle")
 FREQUENT_LOOKS = 10  # so many looks for what keeps the recorder out, then one at each power of two
 ABSENCE = "absence.txt"  # what they found
+GONE = "gone"  # in a process's folder: when it was first seen to have ended
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
 
 
@@ -82,8 +83,16 @@ def _meet(recording: Launch, ranks: dict[int, Process]) -> None:
         host, _, pid = path.parent.name.rpartition("-")
         if host == socket.gethostname() and int(pid) not in ranks:
             ranks[int(pid)] = Process(int(pid))
-    for rank in ranks.values():
-        rank.ended()  # reads the exit status while it is there
+    for number, rank in ranks.items():
+        if rank.ended():  # reads the exit status while it is there
+            _note_end(recording.raw / f"{socket.gethostname()}-{number}")
+
+
+def _note_end(folder: Path) -> None:
+    """Keep when a process was first seen to be gone."""
+    path = folder / GONE
+    if folder.is_dir() and not path.exists():
+        path.write_text(str(time.time_ns()))
 
 
 def _note_absence(recording: Launch, job: Process, look: int, absent: dict[str, int]) -> None:
@@ -105,6 +114,7 @@ def _outlast(recording: Launch, ranks: dict[int, Process]) -> None:
         with (recording.raw / "log.txt").open("a") as log:
             pids = ", ".join(map(str, alive))
             log.write(f"the job's own process ended before process {pids}: what came later is not recorded\n")
+    _meet(recording, ranks)
 
 
 def _final_status(job: Process) -> int | None:

@@ -137,6 +137,21 @@ COLLECTIVES = Table(
     ("rank", "window", "start_ns", "collective_id"),
 )
 
+PROCESS_GROUPS = Table(
+    "process_groups",
+    "What one rank's flight recorder said of one process group when it was saved.",
+    {
+        "rank": _RANK,
+        "group": Column(pl.String, "Process group by name, empty where unknown.", ""),
+        "group_ranks": Column(pl.List(pl.Int32), "Global ranks of the group, empty where unknown.", None),
+        "enqueued": Column(pl.Int64, "Sequence number of the last call that was issued; -1 unknown."),
+        "completed": Column(pl.Int64, "Sequence number of the last call that was finished; -1 unknown."),
+        "saved_ns": Column(pl.Int64, "When the flight recorder was saved, at the latest; -1 unknown."),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("rank", "group", "enqueued"),
+)
+
 SYNCS = Table(
     "syncs",
     "A dependency that is not order on a lane: event record and wait, stream or device synchronisation.",
@@ -265,6 +280,12 @@ WORKERS = Table(
         "ended_ns": Column(pl.Int64, "When the process was last seen alive."),
         "exit_code": Column(pl.Int32, "Exit code; -1 where unknown or killed by a signal."),
         "exit_signal": Column(pl.Int32, "Signal that ended it; -1 for none or unknown."),
+        "stack": Column(
+            pl.String,
+            "Where its main thread stood when no step had ended for long, innermost call first, one a line; "
+            "empty where unknown.",
+            "",
+        ),
         "source": Column(pl.String, "What the row was read from.", ""),
     },
     ("rank",),
@@ -272,7 +293,18 @@ WORKERS = Table(
 
 TABLES: Mapping[str, Table] = {
     table.name: table
-    for table in (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, STEPS, BUCKETS, COUNTERS, CLOCK_SAMPLES, WORKERS)
+    for table in (
+        SPANS,
+        COLLECTIVES,
+        PROCESS_GROUPS,
+        SYNCS,
+        DEPENDENCIES,
+        STEPS,
+        BUCKETS,
+        COUNTERS,
+        CLOCK_SAMPLES,
+        WORKERS,
+    )
 }
 
 

@@ -27,6 +27,7 @@ from . import (
     naming,
     peers,
     preemption,
+    stalls,
     windows,
 )
 from .patching import patch
@@ -49,7 +50,8 @@ def install(launch: str) -> None:
     # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        data, host, naming, inference, mesh, windows, flight, buckets, clocks, peers, exits, preemption,
+        data, host, naming, inference, mesh, windows, flight, stalls, buckets, clocks, peers, exits,
+        preemption,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     os.register_at_fork(after_in_child=lambda: recorder.guarded(recorder.on_fork))

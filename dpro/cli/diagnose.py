@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.analysis import Analysis, analyse, run_argument
+from dpro.cli.hangs import say_what_hangs
 from dpro.cli.output import console, json_option, print_json
+from dpro.cli.runs import open_or_import
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:
@@ -25,17 +27,21 @@ SHOWN = 4  # largest slowdowns of each kind that are printed
 @run_argument
 @json_option
 def diagnose(run: str, as_json: bool) -> None:
-    """Name the rank or part that slows the job down, why, and what it costs per step.
+    """Name the rank or part that hangs or slows the job down, why, and what it costs per step.
 
     \b
-    A rank is blamed for working longer than its peers on the same work, never for waiting. The cost is what
-    the step would save if the part were healed, found by replaying it so. Nothing is said when nothing is
-    wrong; what the trace cannot tell is said to be so.
+    Of a job that hangs, who waits for whom is followed to the first cause, from the flight recorder's dumps:
+    those of a recorded run, or a folder of them. Otherwise a rank is blamed for working longer than its peers
+    on the same work, never for waiting. The cost is what the step would save if the part were healed, found
+    by replaying it so. Nothing is said when nothing is wrong; what the trace cannot tell is said to be so.
 
     \b
     dpro diagnose RUN
+    dpro diagnose FOLDER_OF_DUMPS
     dpro diagnose RUN --json | jq '.findings[].component'
     """
+    if say_what_hangs(open_or_import(run), as_json):
+        return
     analysis = analyse(run)
     slowdown = find_slowdown(analysis)
     findings = find(analysis, slowdown)

@@ -1,9 +1,9 @@
-"""Flight recorder dumps (PyTorch's ring of recent collectives): one rank's file into `collectives`.
+"""Flight recorder dumps (PyTorch's ring of recent collectives): one rank's file into tables.
 
-In: a pickle or JSON dump. Out: a `RankTrace` with one row per entry. A dump is read without trusting it: the
-unpickler refuses to load any class. It knows calls, not kernels: there are no spans, and no time but that of
-the call. When a watchdog happened to notice a start or an end is not a measurement, and is not kept; that it
-noticed is the entry's state.
+In: a pickle or JSON dump. Out: a `RankTrace` with one row of `collectives` per entry, and one row of
+`process_groups` per group. A dump is read without trusting it: the unpickler refuses to load any class. It
+knows calls, not kernels: there are no spans, and no time but that of the call. When a watchdog happened to
+notice a start or an end is not a measurement, and is not kept; that it noticed is the entry's state.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import math
 import pickle
 import pickletools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import polars as pl
@@ -27,12 +28,13 @@ from dpro.ingest.files import read_bytes
 from dpro.ingest.peers import directed_bytes, global_peer
 from dpro.ingest.trace import RankTrace
 from dpro.ingest.values import int32, int64, mapping, rounded, sequence, text
-from dpro.schema import COLLECTIVES
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS
 from dpro.units import NS_PER_MS
 
 SOURCE = "flight recorder"
 _PICKLE = b"\x80"
 _REMEMBER = ("PUT", "BINPUT", "LONG_BINPUT")
+_COALESCED = re.compile(r":\w*coalesced$")  # the end of a coalesced call
 _STATES = ("scheduled", "started", "completed")
 _OWN_KEYS = (b'"pg_status"', b'"time_created_ns"', b'"profiling_name"')
 
@@ -72,15 +74,17 @@ def read_dump(path: Path, *, rank: int | None = None) -> RankTrace:
         raise InputError(f"{path}: not a flight recorder dump (no list of entries)")
     known = _rank_of_name(path.name) if rank is None else rank
     groups = _groups(dump)
-    rows = [_row(entry, groups, known) for entry in entries]
+    whole = _coalesced(entries, mapping(dump.get("pg_status")))
+    rows = [_row(entry, groups, known, whole) for entry in entries]
     schema = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if name in rows[0]} if rows else {}
     collectives = pl.DataFrame(rows, schema=schema, orient="row") if rows else COLLECTIVES.empty()
+    said = _group_rows(dump, entries, groups, known, path.stat().st_mtime_ns)
     world_size = max((rank + 1 for ranks in groups.values() for rank in ranks), default=-1)
     worker = {"rank": [known], "world_size": [world_size], "source": [SOURCE]}
     return RankTrace(
         rank=known,
         world_size=world_size,
-        frames={"collectives": collectives, "workers": pl.DataFrame(worker)},
+        frames={"collectives": collectives, "process_groups": said, "workers": pl.DataFrame(worker)},
         versions=_versions(dump, entries),
     )
 
@@ -123,6 +127,56 @@ def _groups(dump: Mapping[str, Any]) -> dict[str, list[int]]:
     return groups
 
 
+def _group_rows(
+    dump: Mapping[str, Any],
+    entries: Sequence[Mapping[str, Any]],
+    groups: Mapping[str, list[int]],
+    rank: int,
+    saved_ns: int,
+) -> pl.DataFrame:
+    """What the dump says of each group as a whole; one row, for when it was saved, where it knows none."""
+    described = {
+        name: text(mapping(config).get("desc")) for name, config in mapping(dump.get("pg_config")).items()
+    }
+    status = {str(number): mapping(facts) for number, facts in mapping(dump.get("pg_status")).items()}
+    names = _names_of_ids(entries, described, list(status))
+    unnamed = [number for number in status if number not in names]
+    rows = [
+        {
+            "rank": rank,
+            "group": _label(name, description),
+            "group_ranks": groups.get(name, []),
+            "enqueued": int64(facts.get("last_enqueued_collective", -1)),
+            "completed": int64(facts.get("last_completed_collective", -1)),
+            "saved_ns": saved_ns,
+            "source": SOURCE,
+        }
+        for name, description, facts in [
+            *((name, description, status.get(number, {})) for number, (name, description) in names.items()),
+            *(("", "", status[number]) for number in unnamed),
+            *((name, described[name], {}) for name in described if name not in dict(names.values())),
+        ]
+    ] or [{"rank": rank, "group": "", "group_ranks": [], "saved_ns": saved_ns, "source": SOURCE}]
+    return pl.DataFrame(rows, schema={name: PROCESS_GROUPS.dtypes[name] for name in rows[0]}, orient="row")
+
+
+def _names_of_ids(
+    entries: Sequence[Mapping[str, Any]], described: Mapping[str, str], numbers: Sequence[str]
+) -> dict[str, tuple[str, str]]:
+    """Name and description of the groups by the process's own ids, which is all that the status goes by.
+
+    Entries have both. A process makes its groups in the order of their names, where those are numbers: if
+    there are as many names as ids, they pair up in order, unless an entry knows better.
+    """
+    told = {text(str(entry.get("pg_id"))): _group_names(entry) for entry in entries if "pg_id" in entry}
+    if len(described) != len(numbers) or not all(each.isdecimal() for each in (*described, *numbers)):
+        return told
+    paired = dict(zip(sorted(numbers, key=int), sorted(described, key=int), strict=True))
+    if any(paired.get(number, name) != name for number, (name, _) in told.items()):
+        return told
+    return {number: (name, described[name]) for number, name in paired.items()}
+
+
 def _versions(dump: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Of the communication library: NCCL's until 2.9, from then on any backend's."""
     nccl, any_backend = text(dump.get("nccl_version")), text(dump.get("comm_lib_version"))
@@ -132,7 +186,12 @@ def _versions(dump: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> 
     return {"communication library": any_backend} if any_backend else {}
 
 
-def _row(entry: Mapping[str, Any], groups: Mapping[str, list[int]], rank: int) -> dict[str, Any]:
+def _row(
+    entry: Mapping[str, Any],
+    groups: Mapping[str, list[int]],
+    rank: int,
+    coalesced: Mapping[_Call, Mapping[str, Any]],
+) -> dict[str, Any]:
     name = text(entry.get("profiling_name"))
     group, description = _group_names(entry)
     ranks = groups.get(group, [])
@@ -148,7 +207,7 @@ def _row(entry: Mapping[str, Any], groups: Mapping[str, list[int]], rank: int) -
         "rank": rank,
         "window": -1,
         "op": op,
-        "group": f"{group} {description}" if description not in ("", "undefined") else group,
+        "group": _label(group, description),
         "group_ranks": ranks,
         "sequence": _sequence(entry, op),
         "bytes_in": bytes_in,
@@ -158,9 +217,54 @@ def _row(entry: Mapping[str, Any], groups: Mapping[str, list[int]], rank: int) -
         "enqueued_ns": int64(entry.get("time_created_ns")) or -1,  # JSON writes an unknown time as 0
         "start_ns": -1,
         "duration_ns": rounded(entry.get("duration_ms"), NS_PER_MS),
-        "state": _state(entry, name),
+        "state": _state(coalesced.get(_call(entry), entry), name),
         "source": SOURCE,
     }
+
+
+def _label(group: str, description: str) -> str:
+    return f"{group} {description}" if description not in ("", "undefined") else group
+
+
+_Call: TypeAlias = tuple[str, bool, int]
+
+
+def _call(entry: Mapping[str, Any]) -> _Call:
+    """What the parts of one coalesced call have in common."""
+    is_p2p = entry.get("is_p2p") is True
+    number = int64(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
+    return text(str(entry.get("pg_id"))), is_p2p, number
+
+
+def _coalesced(
+    entries: Sequence[Mapping[str, Any]], status: Mapping[str, Any]
+) -> dict[_Call, Mapping[str, Any]]:
+    """What stands for the parts of each coalesced call: they are not kept up to date, the end of it is.
+
+    A dump of active entries only leaves out the end when it is finished, but not the parts. Then several
+    parts of one number tell it, or that the group as a whole is further.
+    """
+    finished = {"state": "completed", "retired": True}
+    messages = [entry for entry in entries if entry.get("is_p2p") is True]
+    counts = Counter(map(_call, messages))
+    last = {text(str(entry.get("pg_id"))): entry for entry in messages}
+    done = {group: _messages_done(mapping(status.get(group)), entry) for group, entry in last.items()}
+    told = {call: finished for call, count in counts.items() if count > 1 or call[2] <= done[call[0]]}
+    ends = {_call(entry): entry for entry in entries if _COALESCED.search(text(entry.get("profiling_name")))}
+    return told | ends
+
+
+def _messages_done(status: Mapping[str, Any], last: Mapping[str, Any]) -> int:
+    """Number of a group's last finished message; -1 where its status may be about collectives.
+
+    Both are counted, and the status does not tell which it means: it is about messages if the last call was
+    one, and what is finished is further than collectives ever came.
+    """
+    enqueued, completed = (
+        int64(status.get(f"last_{what}_collective", -1)) for what in ("enqueued", "completed")
+    )
+    collectives, messages = (int64(last.get(f"{what}_seq_id", -1)) for what in ("collective", "p2p"))
+    return completed if enqueued == messages and collectives < completed <= enqueued else -1
 
 
 def _group_names(entry: Mapping[str, Any]) -> tuple[str, str]:

@@ -37,7 +37,7 @@ def dump(folder, name, ids, made_s, retired=True, backend="fr"):
 
 
 def write(run, folder, until_ns=None):
-    calls.keep_dumps(folder, lambda path: read_dump(path, rank=0).frames["collectives"])
+    calls.keep_dumps(folder, lambda path: read_dump(path, rank=0).frames)
     calls.write_calls(run, PART, folder, until_ns)
 
 
@@ -57,11 +57,11 @@ def test_calls_of_overlapping_dumps_are_rows_once(tmp_path, folder):
     assert calls.lost_calls(folder) == {}
 
 
-def test_state_is_the_one_seen_last(tmp_path, folder):
+def test_state_is_the_one_seen_last_and_unknown_if_it_was_overwritten_unfinished(tmp_path, folder):
     dump(folder, "000001", range(0, 20), 100, retired=False)
     dump(folder, "000002", range(10, 30), 101)
     write(tmp_path, folder)
-    assert written(tmp_path)["state"].to_list() == ["scheduled"] * 10 + ["completed"] * 20
+    assert written(tmp_path)["state"].to_list() == [""] * 10 + ["completed"] * 20
 
 
 def test_calls_between_dumps_that_do_not_overlap_are_counted_as_lost(tmp_path, folder):
@@ -81,7 +81,7 @@ def test_calls_of_the_latest_dump_wait_while_the_job_runs(tmp_path, folder):
     write(tmp_path, folder, END)
     write(tmp_path, folder)
     assert written(tmp_path)["sequence"].to_list() == list(range(1, 41))
-    assert set(written(tmp_path)["state"]) == {"scheduled", "completed"}
+    assert set(written(tmp_path)["state"]) == {"", "completed"}
     assert written(tmp_path)["state"].to_list()[20:] == ["completed"] * 20
 
 
@@ -120,7 +120,7 @@ def test_two_recorders_number_their_calls_apart(tmp_path, folder):
 def test_writing_again_after_a_crash_gives_the_same_part(tmp_path, folder):
     dump(folder, "000001", range(0, 20), 100)
     dump(folder, "000002", range(15, 30), 101)
-    calls.keep_dumps(folder, lambda path: read_dump(path, rank=0).frames["collectives"])
+    calls.keep_dumps(folder, lambda path: read_dump(path, rank=0).frames)
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     calls.write_calls(tmp_path, PART, folder, END)
     for path in folder.iterdir():  # the part is there, but nobody noted it

@@ -1,0 +1,146 @@
+"""What a process is stuck in: messages that gloo has not delivered, and where its main thread stands.
+
+In: sends and receives on CPU tensors, which gloo's flight recorder leaves out. Out: `stall.json`, while no
+step ends: the latest message of each pair and all that are not delivered, and the stack of the main thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+import torch.distributed as dist
+
+from .flight import STALL_S
+from .recorder import Recorder
+
+PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
+DEEPEST = 16  # calls of the stack that are kept
+_OPS = ("send", "recv")
+
+
+class Stalls:
+    """The messages of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """No message was sent yet."""
+        self._recorder = recorder
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: it has sent nothing."""
+        self._pending: deque[tuple[Any, dict[str, Any]]] = deque(maxlen=PENDING)
+        self._latest: dict[tuple[str, str, int], tuple[Any, dict[str, Any]]] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
+        self._saved_s = 0.0
+
+    def on_message(self, op: str, group: Any, work: Any, tensors: Any, peer: int) -> None:
+        """A message was begun.
+
+        Args:
+            op: send or recv.
+            group: the process group.
+            work: what the caller waits for.
+            tensors: what is moved.
+            peer: the other rank, within the group.
+        """
+        tensor = tensors[0]
+        if work is None or tensor.device.type != "cpu":
+            return
+        key = (op, group.group_name, peer)
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        message = {
+            "op": op,
+            "group": group.group_name,
+            "peer": peer,
+            "sequence": count,
+            "bytes": tensor.nbytes,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "enqueued_ns": time.time_ns(),
+        }
+        self._latest[key] = entry = (weakref.ref(work), message)  # nothing of the job's is kept alive
+        self._pending.append(entry)
+
+    def on_second(self) -> None:
+        """Save while nothing moves."""
+        now_s = time.monotonic()
+        if min(now_s - self._recorder.last_step_s, now_s - self._saved_s) > STALL_S:
+            self.save()
+            self._saved_s = now_s
+
+    def save(self) -> None:
+        """Write what is known now."""
+        pending = [
+            message | {"state": "scheduled"} for work, message in tuple(self._pending) if _is_open(work)
+        ]
+        known = {(m["op"], m["group"], m["peer"], m["sequence"]) for m in pending}
+        latest = [
+            message | {"state": "completed"}
+            for (op, group, peer), (_, message) in tuple(self._latest.items())
+            if (op, group, peer, message["sequence"]) not in known
+        ]
+        ranks = _ranks_of_groups()
+        stall = {
+            "saved_ns": time.time_ns(),
+            "messages": [
+                message | {"ranks": ranks.get(message["group"], [])} for message in (*latest, *pending)
+            ],
+            "stack": _main_stack(),
+        }
+        self._recorder.write_file("stall.json", json.dumps(stall).encode())
+
+
+def _is_open(work: Any) -> bool:
+    """Whether somebody still holds the message's handle and it was not waited for to its end."""
+    held = work()
+    return held is not None and not held.is_completed()
+
+
+def _ranks_of_groups() -> dict[str, list[int]]:
+    """Global ranks by the group's name, in the order of the group."""
+    world = dist.distributed_c10d._world
+    return {
+        name: sorted(places, key=lambda rank: places[rank])
+        for group, name in world.pg_names.items()
+        if (places := world.pg_group_ranks.get(group))
+    }
+
+
+def _main_stack() -> list[str]:
+    """Calls of the main thread, innermost first: `file:line function`."""
+    frame = sys._current_frames().get(threading.main_thread().ident or -1)
+    calls: list[str] = []
+    while frame is not None and len(calls) < DEEPEST:
+        calls.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return calls
+
+
+def install(recorder: Recorder) -> None:
+    """Remember messages, and save where the process stands."""
+    stalls = Stalls(recorder)
+    recorder.listen("second", stalls.on_second)
+    recorder.listen("fork", stalls.on_fork)
+    if dist.is_available():
+        for op in _OPS:
+            _patch(recorder, stalls, op)
+
+
+def _patch(recorder: Recorder, stalls: Stalls, op: str) -> None:
+    """Be told of each message; what the group returns is handed on as it is."""
+    owner = dist.ProcessGroup
+    original = getattr(owner, op)
+
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        work = original(self, *args, **kwargs)
+        if len(args) > 1:
+            recorder.call(stalls.on_message, op, self, work, args[0], args[1])
+        return work
+
+    patched.__name__, patched.__doc__ = op, original.__doc__
+    setattr(owner, op, patched)

@@ -1,0 +1,101 @@
+"""What a process left about its calls when it stood still, as tables.
+
+In: `stall.json`, and the flight recorder's dumps. Out: rows of `collectives` for messages that the flight
+recorder leaves out, rows of `process_groups`, and the stack of the main thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
+
+SOURCE = "dpro recorder"
+MESSAGE_IDS = 1 << 61  # ids of messages begin here: those of the flight recorder and of windows are below
+
+
+def stall_of(folder: Path) -> Mapping[str, Any]:
+    """What the process wrote when no step had ended for long; empty where it never did."""
+    path = folder / "stall.json"
+    stall: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return stall
+
+
+def stack_of(folder: Path) -> str:
+    """Where its main thread stood then, innermost call first."""
+    return "\n".join(stall_of(folder).get("stack", []))
+
+
+def message_rows(folder: Path, rank: int) -> pl.DataFrame:
+    """The latest messages of each pair of gloo's, and all that were not delivered."""
+    rows = []
+    for number, message in enumerate(stall_of(folder).get("messages", [])):
+        ranks, peer, size = message["ranks"], message["peer"], message["bytes"]
+        sends = message["op"] == "send"
+        rows.append(
+            {
+                "collective_id": MESSAGE_IDS + number,
+                "rank": rank,
+                "window": -1,
+                "op": message["op"],
+                "group": message["group"],
+                "group_ranks": ranks,
+                "sequence": message["sequence"],
+                "bytes_in": size if sends else 0,
+                "bytes_out": 0 if sends else size,
+                "dtype": message["dtype"],
+                "peer": ranks[peer] if 0 <= peer < len(ranks) else -1,
+                "enqueued_ns": message["enqueued_ns"],
+                "source": SOURCE,
+                "state": message["state"],
+            }
+        )
+    schema = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if rows and name in rows[0]}
+    return pl.DataFrame(rows, schema=schema, orient="row") if rows else COLLECTIVES.empty()
+
+
+def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
+    """Keep what a dump said of groups, if it is the latest of its backend."""
+    path = folder / f"said-{backend}.parquet"
+    if said is None or said.is_empty():
+        return
+    said = conform(PROCESS_GROUPS, said)
+    if not path.is_file() or pl.read_parquet(path)["saved_ns"][0] <= said["saved_ns"][0]:
+        said.write_parquet(path)
+
+
+def process_groups(folder: Path, rank: int) -> pl.DataFrame:
+    """What the latest dumps said of groups, with the ranks of groups that they do not tell."""
+    frames = [pl.read_parquet(path) for path in sorted(folder.glob("said-*.parquet"))]
+    path = folder / "groups.json"
+    named: Mapping[str, list[int]] = json.loads(path.read_text()) if path.is_file() else {}
+    if not frames:
+        return PROCESS_GROUPS.empty()
+    said = pl.concat(frames)
+    path = folder / "checked"
+    checked_ns = int(path.read_text()) if path.is_file() else -1
+    ranks = [named.get(group.split(" ")[0], []) for group in said["group"]]
+    told = pl.Series("told", ranks, dtype=PROCESS_GROUPS.dtypes["group_ranks"])
+    filled = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(told)
+    saved_ns = pl.max_horizontal("saved_ns", pl.lit(checked_ns))
+    return said.with_columns(group_ranks=filled, rank=pl.lit(rank, pl.Int32), saved_ns=saved_ns)
+
+
+def forgotten(entries: pl.DataFrame) -> pl.DataFrame:
+    """Entries of several dumps; unknown is what an earlier held as unfinished and the latest has lost.
+
+    Args:
+        entries: rows of `collectives` with `saved_ns`, even ids of one backend and odd ones of another.
+    """
+    backend = pl.col("collective_id") % 2
+    latest = entries.filter(pl.col("saved_ns") == pl.col("saved_ns").max().over(backend))
+    first = latest.group_by(backend=backend).agg(first=pl.col("collective_id").min())
+    joined = entries.with_columns(backend=backend).join(first, on="backend", how="left")
+    lost = (pl.col("collective_id") < pl.col("first")) & (pl.col("state") != "completed")
+    state = pl.when(lost).then(pl.lit("")).otherwise("state")
+    return joined.with_columns(state=state).drop("backend", "first")

@@ -1,0 +1,160 @@
+"""Ranks that do not call what their peers call: another operation, size or element type, at the same place.
+
+In: `Records`. Out: the first such place of each group, and who is in the minority. What may differ between
+ranks (the sizes of an all-to-all, of a gather) is not compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from dpro.detect.hang.operations import Operation
+from dpro.detect.hang.records import UNFINISHED, Records
+
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+# Uneven parts are legal here, as long as the operation finishes.
+_MAY_BE_UNEVEN = ("all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Calls of one group and number that differ.
+
+    Attributes:
+        group: the group's name.
+        key: the group's name and ranks.
+        sequence: number within the group; of a message among those of the pair, -1 where unknown.
+        calls: what each rank called, in words, by rank.
+        minority: ranks that differ from most others; all ranks where none are most.
+        skipped: number of calls that the minority left out, if that explains all later differences; -1 if
+            it does not, or nothing tells.
+    """
+
+    group: str
+    key: str
+    sequence: int
+    calls: Mapping[int, str]
+    minority: tuple[int, ...]
+    skipped: int = -1
+
+
+def find_mismatches(records: Records) -> list[Mismatch]:
+    """The first place at which each group's ranks differ, in order of the groups' names."""
+    # Of the parts of a coalesced call, which share its number, the first stands for all.
+    calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
+    calls = calls.sort("order").unique(["key", "sequence", "rank"], keep="first")
+    size = pl.when(pl.col("op").is_in(_SAME_SIZE))
+    compared = calls.with_columns(
+        size_in=size.then("bytes_in").otherwise(-1),
+        size_out=size.then("bytes_out").otherwise(-1),
+        open=pl.col("state").is_in(UNFINISHED),
+    )
+    differ = [_differs("op", ""), _differs("dtype", "")]
+    uneven = pl.any_horizontal(_differs("size_in", -1), _differs("size_out", -1))
+    legal = pl.col("op").first().is_in(_MAY_BE_UNEVEN) & ~pl.col("open").any()
+    places = (
+        compared.group_by("key", "sequence")
+        .agg(bad=pl.any_horizontal(*differ) | (uneven & ~legal))
+        .filter("bad")
+        .group_by("key")
+        .agg(pl.col("sequence").min())
+    )
+    rows = calls.join(places, on=["key", "sequence"]).sort("key", "rank")
+    found = []
+    for (key,), part in rows.group_by("key", maintain_order=True):
+        whole = list(part.iter_rows(named=True))
+        words = {
+            row["rank"]: describe(row["op"], row["bytes_in"], row["bytes_out"], row["dtype"]) for row in whole
+        }
+        minority = _minority({row["rank"]: _signature(row) for row in whole})
+        sequence = int(part["sequence"][0])
+        skipped = _skipped(calls.filter(pl.col("key") == str(key)), sequence, minority)
+        found.append(Mismatch(part["group"][0], str(key), sequence, words, minority, skipped))
+    return found
+
+
+def _differs(name: str, unknown: str | int) -> pl.Expr:
+    known = pl.col(name).filter(pl.col(name) != pl.lit(unknown))
+    return known.n_unique() > 1
+
+
+def _signature(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What must be the same on all ranks."""
+    sizes = (row["bytes_in"], row["bytes_out"]) if row["op"] in _SAME_SIZE else ()
+    return (row["op"], row["dtype"], *sizes)
+
+
+def describe(op: str, bytes_in: int, bytes_out: int, dtype: str) -> str:
+    """A call in words: `all_gather of 40 to 160 bytes of float32`."""
+    known = [f"{size:,}" for size in dict.fromkeys((bytes_in, bytes_out)) if size >= 0]
+    size = f" of {' to '.join(known)} bytes" if known else ""
+    return op + size + (f" of {dtype}" if dtype else "")
+
+
+def _minority(signatures: Mapping[int, Hashable]) -> tuple[int, ...]:
+    """Ranks that do not call what more than half of them call; all of them where there is no such half."""
+    (most, count), *_ = Counter(signatures.values()).most_common()
+    if 2 * count <= len(signatures):
+        return tuple(sorted(signatures))
+    return tuple(sorted(rank for rank, what in signatures.items() if what != most))
+
+
+def _skipped(calls: pl.DataFrame, sequence: int, minority: Sequence[int]) -> int:
+    """How many calls the minority left out, if its later calls are those of the others, so many earlier."""
+    others = calls.filter(~pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
+    own = calls.filter(pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
+    if others.is_empty() or own.is_empty():
+        return -1
+    by_number = [
+        {row[0]: row[1:] for row in each.select("sequence", "op", "bytes_in", "dtype").iter_rows()}
+        for each in (others, own)
+    ]
+    theirs, ours = by_number
+    for count in range(1, 4):
+        compared = [(ours[n], theirs[n + count]) for n in ours if n + count in theirs]
+        if compared and all(mine == other for mine, other in compared):
+            return count
+    return -1
+
+
+def odd_calls(operations: Sequence[Operation], records: Records) -> tuple[int, ...]:
+    """Ranks whose unfinished collective is of a kind that their group has never called before.
+
+    Returns:
+        Those ranks if others wait in collectives that their group has called before; none otherwise.
+    """
+    odd: set[int] = set()
+    usual: set[int] = set()
+    for operation in operations:
+        if operation.pair:
+            continue
+        earlier = records.calls.filter((pl.col("key") == operation.key) & (pl.col("state") == "completed"))
+        known = set(earlier.select("op", "dtype", "bytes_in").iter_rows())
+        for rank, call in operation.unfinished.items():
+            new = call.op in _SAME_SIZE and known and (call.op, call.dtype, call.bytes) not in known
+            (odd if new else usual).add(rank)
+    return tuple(sorted(odd)) if usual - odd else ()
+
+
+def message_mismatches(operations: Sequence[Operation]) -> list[Mismatch]:
+    """Messages that both ranks of a pair wait for, where the sizes differ."""
+    found = []
+    for operation in operations:
+        if operation.pair is None or len(operation.unfinished) < 2:
+            continue
+        words = {
+            rank: describe(c.op, c.bytes, c.bytes, c.dtype)
+            for rank, c in sorted(operation.unfinished.items())
+        }
+        calls = list(operation.unfinished.values())
+        sizes = {call.bytes for call in calls if call.bytes >= 0}
+        dtypes = {call.dtype for call in calls if call.dtype}
+        if len(sizes) > 1 or len(dtypes) > 1:
+            ranks = tuple(sorted(words))
+            found.append(Mismatch(operation.group, operation.key, operation.sequence, words, ranks))
+    return found

@@ -1,0 +1,348 @@
+"""Operations that somebody has not finished: who arrived, who finished, who did not come.
+
+In: `Records`. Out: `Operation`s. A collective is one operation of its group, a send and the receive that
+matches it in order are another. What a rank has not recorded it may still have done: its dump may be missing,
+be older than the operation, or have been clipped; that is told apart here and called unknown.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import polars as pl
+
+from dpro.detect.hang.records import UNFINISHED, Records
+from dpro.units import NS_PER_S
+
+# A member can finish these only after every other member has come.
+SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+CLOCKS_DIFFER_NS = NS_PER_S  # by less than this, between hosts
+
+
+@dataclass(frozen=True)
+class Call:
+    """One rank's call: where it comes among the calls of that rank, what it moves, how far it is."""
+
+    rank: int
+    order: int
+    op: str
+    bytes: int
+    dtype: str
+    enqueued_ns: int
+    state: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective, or a message between two ranks, that at least one rank has begun and not finished.
+
+    Attributes:
+        group: the group's name.
+        key: the group's name and ranks.
+        sequence: number within the group, of a message among those of the pair; -1 unknown.
+        op: what it is.
+        members: all ranks that take part, in order.
+        unfinished: calls that were made and are not finished, by rank.
+        finished: ranks that have finished.
+        absent: ranks that are known not to have called.
+        came: ranks that have called, of which nothing tells whether they have finished.
+        unknown: ranks of which nothing tells whether they have called.
+        pair: sender and receiver of a message.
+    """
+
+    group: str
+    key: str
+    sequence: int
+    op: str
+    members: tuple[int, ...]
+    unfinished: dict[int, Call]
+    finished: frozenset[int] = frozenset()
+    absent: frozenset[int] = frozenset()
+    came: frozenset[int] = frozenset()
+    unknown: frozenset[int] = frozenset()
+    pair: tuple[int, int] | None = None
+
+    @property
+    def since_ns(self) -> int:
+        """When the last of those that wait came, -1 where nothing tells."""
+        return max((call.enqueued_ns for call in self.unfinished.values()), default=-1)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Which ranks can be believed, and how far each had come.
+
+    Attributes:
+        current: ranks whose dump shows what they did last.
+        outdated: ranks that had gone on after their dump was saved.
+        issued: last call by rank and group.
+        done: last finished call by rank and group.
+    """
+
+    current: frozenset[int]
+    outdated: frozenset[int]
+    issued: dict[tuple[int, str], int] = field(default_factory=dict)
+    done: dict[tuple[int, str], int] = field(default_factory=dict)
+
+
+def know(records: Records) -> Knowledge:
+    """Find out how far each rank had come, and which dumps are older than what their peers show."""
+    calls = records.calls.filter(~pl.col("p2p"))
+    rows = calls.group_by("rank", "key").agg(
+        issued=pl.col("sequence").max(),
+        done=pl.col("sequence").filter(pl.col("state") == "completed").max(),
+    )
+    own = _with_status(rows, records)
+    proven = _proven(calls, own).join(records.members, on="key")
+    dumped = records.ranks.filter("dumped")
+    outdated = _outdated(calls, own, proven, dumped)
+    issued = {(rank, key): seq for rank, key, seq in own.select("rank", "key", "issued").iter_rows()}
+    for rank, key, sequence in proven.select("rank", "key", "proven").iter_rows():
+        issued[rank, key] = max(issued.get((rank, key), -1), sequence)
+    done = {(rank, key): seq for rank, key, seq in own.select("rank", "key", "done").iter_rows()}
+    return Knowledge(frozenset(dumped["rank"].to_list()) - outdated, outdated, issued, done)
+
+
+def _proven(calls: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
+    """The last call of each group that all its ranks must have made, since one has finished it."""
+    finished = calls.filter((pl.col("state") == "completed") & pl.col("op").is_in(SYNCHRONISING))
+    told = pl.concat([finished.select("key", proven="sequence"), own.select("key", proven="said")])
+    return told.group_by("key").agg(pl.col("proven").max())
+
+
+def _outdated(
+    calls: pl.DataFrame, own: pl.DataFrame, proven: pl.DataFrame, dumped: pl.DataFrame
+) -> frozenset[int]:
+    """Ranks that went on after their dump was saved.
+
+    They must have made calls that it does not hold, or have finished one that it holds as unfinished before
+    another; or the clock says so.
+    """
+    behind = (
+        proven.join(dumped.select("rank"), on="rank")
+        .join(own, on=["rank", "key"], how="left")
+        .filter(pl.col("issued").fill_null(-1) < pl.col("proven"))
+    )
+    passed = (
+        calls.filter(pl.col("state").is_in(UNFINISHED) & pl.col("op").is_in(SYNCHRONISING))
+        .join(proven, on=["rank", "key"])
+        .filter(pl.col("sequence") <= pl.col("proven"))
+        .group_by("rank", "key")
+        .agg(number=pl.col("sequence").n_unique())
+        .filter(pl.col("number") > 1)
+    )
+    latest = calls["enqueued_ns"].max() if calls.height else -1
+    known = dumped.filter(pl.col("saved_ns") >= 0)
+    early = known.filter(
+        (pl.col("last_step_ns") > pl.col("saved_ns")) | (pl.col("saved_ns") + CLOCKS_DIFFER_NS < latest)
+    )
+    return frozenset(rank for each in (behind, passed, early) for rank in each["rank"])
+
+
+def _with_status(own: pl.DataFrame, records: Records) -> pl.DataFrame:
+    """Add what ranks said of groups as a whole, where that is about collectives.
+
+    Some libraries count messages together with collectives: a group is left out where the count does not
+    agree with the calls, or where there are messages.
+    """
+    both = records.status.join(own, on=["rank", "key"], how="full", coalesce=True)
+    agrees = (
+        pl.col("issued").is_null() | pl.col("enqueued").is_null() | (pl.col("issued") == pl.col("enqueued"))
+    )
+    mixed = records.calls.filter("p2p").select("key").unique()
+    good = both.group_by("key").agg(good=agrees.all()).filter("good").join(mixed, on="key", how="anti")
+    told = both.join(good, on="key", how="left").with_columns(
+        pl.when("good").then(name).alias(name) for name in ("enqueued", "completed")
+    )
+    return told.select(
+        "rank",
+        "key",
+        said=pl.col("completed").fill_null(-1),
+        issued=pl.max_horizontal("issued", "enqueued").fill_null(-1),
+        done=pl.max_horizontal("done", "completed").fill_null(-1),
+    )
+
+
+def unfinished_operations(records: Records, known: Knowledge) -> list[Operation]:
+    """All operations that a rank with a current dump has begun and not finished, in a stable order."""
+    return [*_collectives(records, known), *_messages(records, known)]
+
+
+def _collectives(records: Records, known: Knowledge) -> Iterator[Operation]:
+    calls = records.calls.filter(~pl.col("p2p") & pl.col("rank").is_in(list(known.current)))
+    open_ = calls.filter(pl.col("state").is_in(UNFINISHED)).select("key", "sequence").unique()
+    rows = calls.join(open_, on=["key", "sequence"]).sort("key", "sequence", "rank")
+    members = dict(
+        records.members.join(open_.select("key").unique(), on="key")
+        .sort("key", "rank")
+        .group_by("key", maintain_order=True)
+        .agg("rank")
+        .iter_rows()
+    )
+    saved = _saved_ns(records)
+    for (key, sequence), group in _grouped(rows):
+        yield _collective(group, members.get(key, []), known, saved, key, sequence)
+
+
+def _collective(
+    rows: Sequence[dict[str, Any]],
+    members: Sequence[int],
+    known: Knowledge,
+    saved: dict[int, int],
+    key: str,
+    sequence: int,
+) -> Operation:
+    unfinished = {row["rank"]: _call(row) for row in rows if row["state"] in UNFINISHED}
+    finished = {row["rank"] for row in rows if row["state"] not in UNFINISHED}
+    began_ns = min(call.enqueued_ns for call in unfinished.values())
+    absent: set[int] = set()
+    came: set[int] = set()
+    unknown: set[int] = set()
+    for rank in members:
+        if rank in unfinished or rank in finished:
+            continue
+        if known.issued.get((rank, key), -1) >= sequence:
+            # A current dump without the call no longer holds it, or holds only what is unfinished.
+            (finished if rank in known.current else came).add(rank)
+        elif rank in known.current and not _before(saved.get(rank, -1), began_ns):
+            absent.add(rank)
+        else:
+            unknown.add(rank)
+    first = next(iter(unfinished.values()))
+    return Operation(
+        rows[0]["group"],
+        key,
+        sequence,
+        first.op,
+        tuple(members),
+        unfinished,
+        frozenset(finished),
+        frozenset(absent),
+        frozenset(came),
+        frozenset(unknown),
+    )
+
+
+def _before(saved_ns: int, began_ns: int) -> bool:
+    """Whether a dump was saved before its rank's peers began, so that the rank could come afterwards."""
+    return 0 <= saved_ns < began_ns
+
+
+def _saved_ns(records: Records) -> dict[int, int]:
+    return dict(records.ranks.select("rank", "saved_ns").iter_rows())
+
+
+def _call(row: dict[str, Any]) -> Call:
+    sent = row["bytes_out"] if row["op"] == "recv" else row["bytes_in"]
+    return Call(row["rank"], row["order"], row["op"], sent, row["dtype"], row["enqueued_ns"], row["state"])
+
+
+def _grouped(rows: pl.DataFrame) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
+    """Rows by group and number, in the order they come in."""
+    found: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows.iter_rows(named=True):
+        found[row["key"], row["sequence"]].append(row)
+    yield from found.items()
+
+
+def _messages(records: Records, known: Knowledge) -> Iterator[Operation]:
+    """Sends and receives matched in order, per pair and group.
+
+    Where both ranks' calls are known from the first on, the n-th send meets the n-th receive. Elsewhere the
+    oldest unfinished send meets the oldest unfinished receive, since a pair's messages finish in order.
+    """
+    calls = records.calls.filter(pl.col("p2p") & pl.col("rank").is_in(list(known.current)))
+    sends = pl.col("op") == "send"
+    calls = calls.with_columns(
+        source=pl.when(sends).then("rank").otherwise("peer"),
+        target=pl.when(sends).then("peer").otherwise("rank"),
+    )
+    pair = ["key", "source", "target"]
+    open_ = calls.filter(pl.col("state").is_in(UNFINISHED)).select(pair).unique()
+    rows = calls.join(open_, on=pair).sort(*pair, "order")
+    whole = dict(records.ranks.select("rank", "whole").iter_rows())
+    saved = _saved_ns(records)
+    found: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows.iter_rows(named=True):
+        found[row["key"], row["source"], row["target"]].append(row)
+    for (key, source, target), calls_of_pair in found.items():
+        sides = [[row for row in calls_of_pair if row["op"] == op] for op in ("send", "recv")]
+        numbered = all(row["counted"] for row in calls_of_pair) or bool(
+            whole.get(source) and whole.get(target)
+        )
+        match = _numbered_messages if numbered else _trailing_messages
+        for number, send, recv in match(*sides):
+            yield _message(key, (source, target), number, (send, recv), known, saved)
+
+
+_Row = dict[str, Any]
+_FINISHED: _Row = {}
+
+
+def _numbered_messages(
+    sends: Sequence[_Row], recvs: Sequence[_Row]
+) -> Iterator[tuple[int, _Row | None, _Row | None]]:
+    """The n-th send with the n-th receive where one is unfinished; empty for one that is finished."""
+    sides = [_numbers(rows) for rows in (sends, recvs)]
+    last = [max(side, default=0) for side in sides]
+    numbers = {n for side in sides for n, row in side.items() if row["state"] in UNFINISHED}
+    for number in sorted(numbers):
+        both: list[_Row | None] = []
+        for side, end in zip(sides, last, strict=True):
+            row = side.get(number)
+            gone = row is None and number <= end
+            done = gone or (row is not None and row["state"] not in UNFINISHED)
+            both.append(_FINISHED if done else row)
+        yield number, both[0], both[1]
+
+
+def _numbers(rows: Sequence[_Row]) -> dict[int, _Row]:
+    """Rows by their number among those of the pair, from 1."""
+    return {row["sequence"] if row["counted"] else n: row for n, row in enumerate(rows, 1)}
+
+
+def _trailing_messages(
+    sends: Sequence[_Row], recvs: Sequence[_Row]
+) -> Iterator[tuple[int, _Row | None, _Row | None]]:
+    """Unfinished sends with unfinished receives, from the oldest on."""
+    sides = [[row for row in rows if row["state"] in UNFINISHED] for rows in (sends, recvs)]
+    for send, recv in zip_longest(*sides):
+        yield -1, send, recv
+
+
+def _message(
+    key: str,
+    pair: tuple[int, int],
+    number: int,
+    sides: tuple[_Row | None, _Row | None],
+    known: Knowledge,
+    saved: dict[int, int],
+) -> Operation:
+    unfinished = {rank: _call(row) for rank, row in zip(pair, sides, strict=True) if row}
+    began_ns = min(call.enqueued_ns for call in unfinished.values())
+    finished, absent, unknown = set(), set(), set()
+    for rank, row in zip(pair, sides, strict=True):
+        if row:
+            continue
+        if row is _FINISHED:
+            finished.add(rank)
+        elif rank in known.current and not _before(saved.get(rank, -1), began_ns):
+            absent.add(rank)
+        else:
+            unknown.add(rank)
+    return Operation(
+        key.partition("|")[0],
+        key,
+        number,
+        "send" if pair[0] in unfinished and pair[1] not in unfinished else "recv",
+        tuple(sorted(pair)),
+        unfinished,
+        frozenset(finished),
+        frozenset(absent),
+        unknown=frozenset(unknown),
+        pair=pair,
+    )

@@ -1,0 +1,165 @@
+"""What a run tells of calls that communicate, as the search for a hang needs it.
+
+In: the tables of a run. Out: `Records`: calls with their group's ranks and a number of their own per rank,
+and what is known of each rank: when its calls were last saved, how far it had come, how it ended. It judges
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS
+from dpro.store import Run
+
+UNFINISHED = ("scheduled", "started")
+DEFAULT_GROUP = "0 default_pg"
+_COUNT_SCALE = 2  # a recording numbers its two flight recorders in turn: the first entries are 0 and 1
+
+
+@dataclass(frozen=True)
+class Records:
+    """Calls, groups and ranks of a run.
+
+    Attributes:
+        calls: `rank`, `order` (of the calls of a rank), `key` (group and its ranks), `group`, `p2p`,
+            `sequence`, `op`, `peer`, `bytes_in`, `bytes_out`, `dtype`, `enqueued_ns`, `state`, `counted`
+            (the sequence counts the messages of the pair).
+        members: `key`, `rank`: who belongs to a group.
+        status: `rank`, `key`, `enqueued`, `completed`: what a rank said of a group as a whole.
+        ranks: `rank`, `saved_ns` (-1 unknown), `whole` (its very first call is there), `idle` (it said
+            that it had finished all it had begun), `last_step_ns`, `heartbeat_ns`, `ended_ns`,
+            `exit_code`, `exit_signal`.
+        world_size: number of ranks of the job.
+    """
+
+    calls: pl.DataFrame
+    members: pl.DataFrame
+    status: pl.DataFrame
+    ranks: pl.DataFrame
+    world_size: int
+
+
+def read_records(run: Run) -> Records:
+    """Take what matters for a hang out of a run."""
+    return make_records(
+        run.table(COLLECTIVES),
+        run.table(PROCESS_GROUPS),
+        run.table(WORKERS),
+        run.table(STEPS),
+        run.table(CLOCK_SAMPLES),
+        run.manifest.world_size,
+    )
+
+
+def make_records(
+    collectives: pl.DataFrame,
+    process_groups: pl.DataFrame,
+    workers: pl.DataFrame,
+    steps: pl.DataFrame,
+    clock_samples: pl.DataFrame,
+    world_size: int,
+) -> Records:
+    """The same from the tables themselves; all as declared in `dpro.schema`."""
+    said = _keyed(process_groups, process_groups, world_size)
+    # What a deep window saw run has finished, also where its state was saved before.
+    ran = (pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)
+    known = collectives.with_columns(state=pl.when(ran).then(pl.lit("completed")).otherwise("state"))
+    known = known.filter((pl.col("state") != "") & (pl.col("group") != ""))
+    calls = _keyed(known, process_groups, world_size)
+    calls = calls.select(
+        "rank",
+        "key",
+        "group",
+        "sequence",
+        "op",
+        "peer",
+        "bytes_in",
+        "bytes_out",
+        "dtype",
+        "enqueued_ns",
+        "state",
+        record="collective_id",
+        p2p=pl.col("op").is_in(["send", "recv"]) & (pl.col("peer") >= 0),
+        counted=pl.col("source") == "dpro recorder",
+        members="group_ranks",
+    ).filter(~pl.col("op").str.ends_with(":coalesced"))
+    calls = calls.sort("rank", *(["enqueued_ns"] if calls["counted"].any() else []), "record")
+    calls = calls.with_columns(order=pl.int_range(pl.len()).over("rank"))
+    members = _members(calls, said)
+    status = said.filter((pl.col("group") != "") & (pl.col("enqueued") >= 0))
+    return Records(
+        calls.drop("members", "record"),
+        members,
+        status.select("rank", "key", "enqueued", "completed").unique(["rank", "key"], keep="any"),
+        _ranks(calls, process_groups, workers, steps, clock_samples),
+        world_size,
+    )
+
+
+def _keyed(frame: pl.DataFrame, process_groups: pl.DataFrame, world_size: int) -> pl.DataFrame:
+    """Add `key`, and the ranks of a group where the row itself does not tell them.
+
+    Two groups may share a name (split groups do), so the ranks belong to what a group is known by.
+    """
+    told = (
+        pl.concat([each.select("group", "group_ranks") for each in (process_groups, frame)])
+        .filter(pl.col("group_ranks").list.len() > 0)
+        .unique()
+        .sort("group", "group_ranks")
+    )
+    single = told.filter(pl.len().over("group") == 1).rename({"group_ranks": "told"})
+    whole = pl.lit(list(range(world_size)), dtype=pl.List(pl.Int32))
+    joined = frame.join(single, on="group", how="left", maintain_order="left").with_columns(
+        group_ranks=pl.when(pl.col("group_ranks").list.len() > 0)
+        .then("group_ranks")
+        .when(pl.col("told").is_not_null())
+        .then("told")
+        .when(pl.col("group") == DEFAULT_GROUP)
+        .then(whole)
+        .otherwise("group_ranks")
+        .list.sort()
+    )
+    text = pl.col("group_ranks").cast(pl.List(pl.String)).list.join(",")
+    return joined.drop("told").with_columns(key=pl.col("group") + "|" + text)
+
+
+def _members(calls: pl.DataFrame, said: pl.DataFrame) -> pl.DataFrame:
+    """Who belongs to each group; where no rank tells, those that called it."""
+    rows = pl.concat([calls.select("key", ranks="members"), said.select("key", ranks="group_ranks")])
+    named = rows.unique("key").explode("ranks", empty_as_null=True).drop_nulls().rename({"ranks": "rank"})
+    callers = calls.join(named, on="key", how="anti").select("key", "rank").unique()
+    return pl.concat([named, callers]).unique().sort("key", "rank")
+
+
+def _ranks(
+    calls: pl.DataFrame,
+    process_groups: pl.DataFrame,
+    workers: pl.DataFrame,
+    steps: pl.DataFrame,
+    clock_samples: pl.DataFrame,
+) -> pl.DataFrame:
+    """What is known of each rank; one that only its peers know of has no row."""
+    saved = process_groups.group_by("rank").agg(
+        saved_ns=pl.col("saved_ns").max(),
+        idle=(pl.col("enqueued") >= 0).any()
+        & ((pl.col("enqueued") < 0) | (pl.col("enqueued") == pl.col("completed"))).all(),
+    )
+    order = pl.col("record").filter(~pl.col("counted"))
+    first = calls.group_by("rank").agg(
+        whole=(order.min() < _COUNT_SCALE) & (order.max() - order.min() <= _COUNT_SCALE * (order.len() - 1)),
+        last_call_ns=pl.col("enqueued_ns").max(),
+    )
+    progress = steps.group_by("rank").agg(last_step_ns=(pl.col("start_ns") + pl.col("duration_ns")).max())
+    beats = clock_samples.group_by("rank").agg(heartbeat_ns=pl.col("time_ns").max())
+    facts = ("host", "pid", "ended_ns", "exit_code", "exit_signal", "stack")
+    ends = workers.select("rank", *facts).unique("rank", keep="last")
+    known = pl.concat([each.select("rank") for each in (saved, first, beats, ends)]).unique().sort("rank")
+    for each in (saved, first, progress, beats, ends):
+        known = known.join(each, on="rank", how="left", maintain_order="left")
+    flags = [pl.col(name).fill_null(False) for name in ("idle", "whole")]
+    return known.with_columns(
+        dumped=pl.col("saved_ns").is_not_null() | pl.col("last_call_ns").is_not_null()
+    ).with_columns(*flags, pl.col(pl.Int64, pl.Int32).fill_null(-1), pl.col(pl.String).fill_null(""))

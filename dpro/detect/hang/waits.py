@@ -1,0 +1,332 @@
+"""Who waits for whom, and where the waiting ends.
+
+In: unfinished operations. Out: `Root`s. A rank waits for what it has not finished; an operation waits for the
+ranks that have not come, or, if all have, for the operations that a member has to finish first. Where nothing
+follows, something is at fault; a circle that nothing leads out of waits for itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dpro.detect.hang.operations import Operation
+
+HOST, DEVICE, COMM, CYCLE, UNKNOWN = "host", "device", "comm", "cycle", "unknown"
+
+MOST_STARTS = 200  # nodes of a component that are tried for the shortest way round
+
+RANK, OPERATION = "rank", "operation"
+Node = tuple[str, int]
+"""A rank, or an operation by its place in the list."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where chains of waiting end.
+
+    Attributes:
+        kind: a rank that never came and waits for nothing (host), ranks that came and did not finish
+            (device), an operation that nobody finishes (comm), ranks that wait for each other (cycle), or
+            ranks of which too little is known (unknown).
+        ranks: those ranks.
+        operations: what could not go on because of it, what holds up most ranks first.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The graph of waiting.
+
+    Attributes:
+        operations: all unfinished operations.
+        hard: what each node waits for, for certain.
+        soft: what it waits for if a message that is sent holds up what comes after it, which it seldom does.
+        doubtful: operations that nobody is known to have missed, with the ranks that may have.
+        held: operations to which all have come, with the ranks that are behind the others.
+    """
+
+    operations: Sequence[Operation]
+    hard: dict[Node, list[Node]] = field(default_factory=lambda: defaultdict(list))
+    soft: dict[Node, list[Node]] = field(default_factory=lambda: defaultdict(list))
+    doubtful: dict[Node, frozenset[int]] = field(default_factory=dict)
+    held: dict[Node, frozenset[int]] = field(default_factory=dict)
+
+    def connect(self, node: Node, end: Node, *, soft: bool = False) -> None:
+        """Have a node wait for another; once is enough."""
+        ends = (self.soft if soft else self.hard)[node]
+        if end not in ends:
+            ends.append(end)
+
+    def successors(self, node: Node) -> list[Node]:
+        """All that a node waits for."""
+        return [*self.hard.get(node, ()), *self.soft.get(node, ())]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes, each once, in a stable order."""
+        starts = [(OPERATION, number) for number in range(len(self.operations))]
+        found = dict.fromkeys([*starts, *self.hard, *self.soft])
+        targets = (node for edges in (self.hard, self.soft) for ends in edges.values() for node in ends)
+        return list(found | dict.fromkeys(targets))
+
+
+def build_waits(operations: Sequence[Operation]) -> Waits:
+    """Connect ranks and operations."""
+    waits = Waits(operations)
+    queues = _queues(operations)
+    for number, operation in enumerate(operations):
+        node = (OPERATION, number)
+        for rank, call in operation.unfinished.items():
+            waits.connect((RANK, rank), node, soft=call.op == "send")
+        for rank in sorted(operation.absent):
+            waits.connect(node, (RANK, rank))
+        if operation.absent:
+            continue
+        if operation.unknown:
+            waits.doubtful[node] = operation.unknown
+        ahead = {rank: _ahead(operation, rank, queues[rank]) for rank in sorted(operation.unfinished)}
+        held = frozenset(rank for rank in _held_back(operation) if not ahead[rank])
+        if held and not operation.unknown:
+            waits.held[node] = held
+            continue
+        for rank, others in ahead.items():
+            for other in others:
+                waits.connect(node, (OPERATION, other), soft=operations[other].unfinished[rank].op == "send")
+    return waits
+
+
+def _queues(operations: Sequence[Operation]) -> dict[int, list[tuple[int, int]]]:
+    """Unfinished operations of each rank as (order of its call, place in the list), oldest first."""
+    queues: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, operation in enumerate(operations):
+        for rank, call in operation.unfinished.items():
+            queues[rank].append((call.order, number))
+    return {rank: sorted(queue) for rank, queue in queues.items()}
+
+
+def _ahead(operation: Operation, rank: int, queue: Iterable[tuple[int, int]]) -> list[int]:
+    """What the rank has to finish first; nothing if the operation already runs there."""
+    call = operation.unfinished[rank]
+    return [] if call.state == "started" else [number for order, number in queue if order < call.order]
+
+
+def _held_back(operation: Operation) -> set[int]:
+    """Members that came but are behind others that came, too: these finished it, or at least run it."""
+    if operation.finished:
+        return set(operation.unfinished)
+    waiting = {rank for rank, call in operation.unfinished.items() if call.state != "started"}
+    return waiting if len(waiting) < len(operation.unfinished) else set()
+
+
+def find_roots(waits: Waits) -> list[Root]:
+    """Where all chains of waiting end, in a stable order."""
+    roots = [
+        root
+        for component in sinks(waits.nodes, waits.successors)
+        if len(component) > 1 or component[0] not in waits.doubtful
+        for root in _roots_of(component, waits)
+    ]
+    return roots or _unknown_root(waits)
+
+
+def _roots_of(component: Sequence[Node], waits: Waits) -> Iterator[Root]:
+    """One root of a component that nothing leads out of, or several where only messages connect them.
+
+    Messages that are being sent wait for the receiver, who may wait for the sender in something else: that is
+    no circle to blame unless nothing is left without it.
+    """
+    if len(component) == 1:
+        yield _single(component[0], waits)
+        return
+    inside = set(component)
+    rest = sinks(component, lambda node: [end for end in waits.hard.get(node, ()) if end in inside])
+    circles = [each for each in rest if len(each) > 1]
+    ends = [each[0] for each in rest if len(each) == 1]
+    causes = [node for node in ends if not _is_sender(node, waits)] or ends[: len(ends) == 1]
+    if circles or not causes:
+        yield from (_circle(circle, waits) for circle in circles or [list(component)])
+    else:
+        yield from (_single(node, waits) for node in causes)
+
+
+def _is_sender(node: Node, waits: Waits) -> bool:
+    """Whether it is a rank that waits for nothing but messages it sends, or such a message."""
+    kind, number = node
+    if kind == RANK:
+        return bool(waits.soft.get(node))
+    operation = waits.operations[number]
+    return operation.op == "send"
+
+
+def _single(node: Node, waits: Waits) -> Root:
+    kind, number = node
+    if kind == RANK:
+        return Root(HOST, (number,), _waiting_for(node, waits))
+    operation = waits.operations[number]
+    held = waits.held.get(node)
+    if held and 2 * len(held) <= len(operation.members):
+        return Root(DEVICE, tuple(sorted(held)), (operation,))
+    return Root(COMM, operation.members, (operation,))
+
+
+def _circle(component: Sequence[Node], waits: Waits) -> Root:
+    """The shortest way round: what else is in the component waits for it."""
+    circle = min((_way_back(node, component, waits) for node in component[:MOST_STARTS]), key=len)
+    operations = [waits.operations[number] for kind, number in circle if kind == OPERATION]
+    ranks = {number for kind, number in circle if kind == RANK}
+    for (kind, number), (next_kind, next_number) in pairwise([*circle, circle[0]]):
+        if kind == next_kind == OPERATION:  # one is behind the other on ranks that take part in both
+            later, earlier = waits.operations[number], waits.operations[next_number]
+            ranks |= set(later.unfinished) & set(earlier.unfinished)
+    return Root(CYCLE, tuple(sorted(ranks)), tuple(operations))
+
+
+def _way_back(start: Node, component: Sequence[Node], waits: Waits) -> list[Node]:
+    """The shortest way from a node of a component back to it, without the end."""
+    inside = set(component)
+    came: dict[Node, Node] = {}
+    todo = [start]
+    for node in todo:
+        for end in waits.successors(node):
+            if end == start:
+                way = [node]
+                while way[-1] != start:
+                    way.append(came[way[-1]])
+                return way[::-1]
+            if end in inside and end not in came:
+                came[end] = node
+                todo.append(end)
+    return list(component)
+
+
+def _waiting_for(node: Node, waits: Waits) -> tuple[Operation, ...]:
+    found = [operation for operation in waits.operations if node[1] in operation.absent]
+    return tuple(sorted(found, key=lambda operation: (-len(operation.unfinished), operation.since_ns)))
+
+
+def _unknown_root(waits: Waits) -> list[Root]:
+    """Ranks of which too little is known, one of which must be the cause if nothing else is.
+
+    If one rank would explain all that waits, nobody else is named.
+    """
+    ends = [component[0] for component in sinks(waits.nodes, waits.successors)]
+    suspects = {node: waits.doubtful[node] for node in ends if node in waits.doubtful}
+    if not suspects:
+        return []
+    ranks = frozenset.intersection(*suspects.values()) or frozenset().union(*suspects.values())
+    return [Root(UNKNOWN, tuple(sorted(ranks)), tuple(waits.operations[number] for _, number in suspects))]
+
+
+def _lead_to(waits: Waits, roots: Sequence[Root]) -> set[Node]:
+    """All nodes from which one of the roots is reached, the roots' own included."""
+    backward: dict[Node, list[Node]] = defaultdict(list)
+    for node in waits.nodes:
+        for end in waits.successors(node):
+            backward[end].append(node)
+    places = {id(operation): number for number, operation in enumerate(waits.operations)}
+    todo: list[Node] = []
+    for root in roots:
+        if root.kind in (HOST, CYCLE):
+            todo += [(RANK, rank) for rank in root.ranks]
+        todo += [(OPERATION, places[id(operation)]) for operation in root.operations]
+    found = set(todo)
+    while todo:
+        for node in backward[todo.pop()]:
+            if node not in found:
+                found.add(node)
+                todo.append(node)
+    return found
+
+
+def victims_of(root: Root, waits: Waits) -> list[int]:
+    """Ranks that cannot go on because of a root, without its own."""
+    reached = {number for kind, number in _lead_to(waits, [root]) if kind == RANK}
+    return sorted(reached - set(root.ranks))
+
+
+def chain_from(rank: int, root: Root, waits: Waits) -> list[tuple[int, Operation]]:
+    """The shortest way from a rank that waits to a root: who waits in what.
+
+    Args:
+        rank: a rank that waits.
+        root: where the chain ends.
+        waits: the graph.
+
+    Returns:
+        Pairs of a rank and the operation it waits in; the operation of the last pair waits for the root.
+    """
+    ends = {id(operation) for operation in root.operations}
+    came: dict[Node, Node] = {}
+    todo: list[Node] = [(RANK, rank)]
+    for node in todo:
+        if node[0] == OPERATION and id(waits.operations[node[1]]) in ends:
+            return _walk(node, came, waits)
+        for end in waits.successors(node):
+            if end not in came and end != todo[0]:
+                came[end] = node
+                todo.append(end)
+    return []
+
+
+def _walk(node: Node, came: Mapping[Node, Node], waits: Waits) -> list[tuple[int, Operation]]:
+    chain: list[tuple[int, Operation]] = []
+    while node in came:
+        before = came[node]
+        if node[0] == OPERATION and before[0] == RANK:
+            chain.append((before[1], waits.operations[node[1]]))
+        elif node[0] == OPERATION:  # behind another operation, on a rank that takes part in both
+            earlier, later = waits.operations[node[1]], waits.operations[before[1]]
+            shared = sorted(set(earlier.unfinished) & set(later.unfinished))
+            chain.append((shared[0] if shared else -1, earlier))
+        node = before
+    return chain[::-1]
+
+
+def sinks(nodes: Sequence[Node], successors: Callable[[Node], Sequence[Node]]) -> list[list[Node]]:
+    """Strongly connected components that nothing leads out of, each in the order of the nodes.
+
+    Source: Tarjan, "Depth-first search and linear graph algorithms", 1972.
+    """
+    number: dict[Node, int] = {}
+    lowest: dict[Node, int] = {}
+    component: dict[Node, int] = {}
+    stack: list[Node] = []
+    components = 0
+    for start in nodes:
+        todo = [] if start in number else [(start, iter(successors(start)))]
+        if todo:
+            number[start] = lowest[start] = len(number)
+            stack.append(start)
+        while todo:
+            node, ends = todo[-1]
+            for end in ends:
+                if end not in number:
+                    number[end] = lowest[end] = len(number)
+                    stack.append(end)
+                    todo.append((end, iter(successors(end))))
+                    break
+                if end not in component:
+                    lowest[node] = min(lowest[node], number[end])
+            else:
+                todo.pop()
+                if todo:
+                    lowest[todo[-1][0]] = min(lowest[todo[-1][0]], lowest[node])
+                if lowest[node] == number[node]:
+                    while node not in component:
+                        component[stack.pop()] = components
+                    components += 1
+    left = {
+        component[node] for node in number for end in successors(node) if component[end] != component[node]
+    }
+    found: dict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        if component[node] not in left:
+            found[component[node]].append(node)
+    return list(found.values())
