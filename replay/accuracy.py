@@ -85,7 +85,7 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
     anchored = _share_anchored(graph)
     # What late launches cost is the unexplained share: their number is no harm.
     doubtful = 0.0 if built.of_operations else anchored
-    why_not = _why_not(error_pct, unexplained, doubtful, steps.height)
+    why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
     return Trust(
         steps=steps,
         error_pct=error_pct,
@@ -216,8 +216,17 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
         f"collectives not matched ({line}): their waiting counts as communication"
         for line in built.matching.refused
     ]
-    unsure = [rank for rank, offset in built.offsets.items() if offset.uncertainty_ns > NS_PER_MS]
+    return reasons + _clocks_not_known(built)
+
+
+def _clocks_not_known(built: Built) -> list[str]:
+    uncertainty = {place: clock.line.uncertainty_ns for place, clock in built.alignment.clocks.items()}
+    reasons = []
+    unsure = {rank for (rank, _), ns in uncertainty.items() if ns > NS_PER_MS}
     if unsure:
-        worst = max(built.offsets[rank].uncertainty_ns for rank in unsure)
-        reasons.append(f"the clocks of {len(unsure)} ranks are known only to {ms(worst):.1f} ms")
+        worst = ms(max(uncertainty.values()))
+        reasons.append(f"the clocks of {len(unsure)} ranks are known only to {worst:.1f} ms")
+    unknown = {rank for (rank, _), ns in uncertainty.items() if ns < 0}
+    if unknown and (built.matching.rows["members"] > 1).any():
+        reasons.append(f"nothing tells how far the clocks of {len(unknown)} ranks are off")
     return reasons

@@ -1,6 +1,6 @@
 """From the tables of a run to one global graph.
 
-In: an opened run. Out: a `Built`: the graph, the matching of collectives and the clock offsets behind it.
+In: an opened run. Out: a `Built`: the graph, the matching of collectives and the clocks behind it.
 The steps: match collectives across ranks, align clocks, build each rank's part, join the parts with one
 rendezvous per collective, and pool the lags over all ranks. GPU start times are derived from the edges;
 what had to be taken from the trace is marked as anchored.
@@ -17,7 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
-from dpro.replay.align import Offset, clock_offsets
+from dpro.replay.align import Alignment, align, one_clock
 from dpro.replay.columns import COMMUNICATION_THREAD
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, Place, make_graph
 from dpro.replay.local import Local, make_local
@@ -26,7 +26,7 @@ from dpro.replay.operations import consists_of_operations
 from dpro.replay.oplevel import build_operations, with_typical_delays
 from dpro.replay.part import Part, build_part
 from dpro.replay.sections import positions_in_steps
-from dpro.schema import COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run
 
 Ints = NDArray[np.int64]
@@ -45,7 +45,7 @@ class Built:
     Attributes:
         graph: the graph.
         matching: collectives and their instances.
-        offsets: clock offset of each rank.
+        alignment: the clock of each rank.
         background: spans on threads that touch neither a stream nor a collective, left out.
         steps_known: whether the run tells where steps begin; else each window counts as one step.
         of_operations: whether the nodes are whole operations, whose roles tell what depends on what.
@@ -55,7 +55,7 @@ class Built:
 
     graph: Graph
     matching: Matching
-    offsets: dict[int, Offset]
+    alignment: Alignment
     background: int
     steps_known: bool
     of_operations: bool = False
@@ -85,29 +85,27 @@ def build_graph(run: Run) -> Built:
         return _of_operations(run)
     names = spans["name"].unique().sort()
     spans = spans.with_columns(code=spans["name"].cast(pl.Enum(names)).to_physical().cast(pl.Int64))
-    workers = run.table(WORKERS)
-    hosts = {int(rank): "" for rank in spans["rank"].unique().sort()}
-    hosts |= {rank: host for rank, host in workers.select("rank", "host").iter_rows() if rank in hosts}
     matching = match_collectives(run.table(COLLECTIVES), spans)
-    offsets = clock_offsets(matching.rows, hosts)
-    moved = wait_and_transfer(matching.rows, offsets)
-    syncs, steps = run.table(SYNCS), run.table(STEPS)
+    places = spans.select("rank", "window").unique().rows()
+    workers = run.table(WORKERS)
+    alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES))
+    spans, syncs, steps = map(alignment.aligned, (spans, run.table(SYNCS), run.table(STEPS)))
+    moved = wait_and_transfer(alignment.aligned(matching.rows))
 
     locals_: list[Local] = []
     own_syncs: list[pl.DataFrame] = []
     for (rank, window), own in spans.group_by("rank", "window", maintain_order=True):
         mine = (pl.col("rank") == rank) & (pl.col("window") == window)
-        offset = offsets[int(rank)].offset_ns
         own_steps = steps.filter(mine | ((pl.col("rank") == rank) & (pl.col("window") == -1) & (window == 0)))
         own_steps = own_steps if own_steps["window"].max() != window else own_steps.filter(mine)
-        locals_.append(make_local(int(rank), int(window), own, moved.filter(mine), own_steps, offset))
-        own_syncs.append(syncs.filter(mine).with_columns(start_ns=pl.col("start_ns") - offset))
+        locals_.append(make_local(int(rank), int(window), own, moved.filter(mine), own_steps))
+        own_syncs.append(syncs.filter(mine))
     positions = positions_in_steps(locals_)
     parts = [build_part(local, rows, names, positions) for local, rows in zip(locals_, own_syncs)]
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
     graph = dataclasses.replace(_join(parts, moved, labels), places=_places(workers))
     known = any(local.step_start.size for local in locals_)
-    return Built(graph, matching, offsets, sum(part.background for part in parts), known)
+    return Built(graph, matching, alignment, sum(part.background for part in parts), known)
 
 
 def _places(workers: pl.DataFrame) -> dict[int, Place]:
@@ -119,34 +117,26 @@ def _places(workers: pl.DataFrame) -> dict[int, Place]:
 def _of_operations(run: Run) -> Built:
     """What `build_graph` makes of a run of whole operations; those have one clock and no other threads."""
     made = build_operations(run)
-    offsets = {rank: Offset(0, 0, "one trace") for rank in made.graph.places}
+    alignment = one_clock(((rank, 0) for rank in made.graph.places), "one trace")
     known = made.steps_known
-    return Built(made.graph, made.matching, offsets, 0, known, True, made.unknown, made.assumed)
+    return Built(made.graph, made.matching, alignment, 0, known, True, made.unknown, made.assumed)
 
 
-def wait_and_transfer(matched: pl.DataFrame, offsets: dict[int, Offset]) -> pl.DataFrame:
+def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
     """Take each member's time in a collective apart into waiting and moving.
 
     All members move once the last has arrived: a member's transfer is its own end minus the latest start in
-    the group (Lin et al., OSDI 2025, section 3.2), on the aligned clock.
+    the group (Lin et al., OSDI 2025, section 3.2).
 
     Args:
-        matched: rows of `Matching`.
-        offsets: clock offset per rank.
+        matched: rows of `Matching`, on the aligned clock.
 
     Returns:
         The rows with `rendezvous_ns` (aligned) and `transfer_ns`.
     """
-    offset = pl.col("rank").replace_strict(
-        list(offsets), [o.offset_ns for o in offsets.values()], return_dtype=pl.Int64, default=0
-    )
-    start = pl.col("start_ns") - offset
-    end = start + pl.col("duration_ns")
-    return (
-        matched.with_columns(begin=start, finish=end)
-        .with_columns(rendezvous_ns=pl.col("begin").max().over("instance"))
-        .with_columns(transfer_ns=(pl.col("finish") - pl.col("rendezvous_ns")).clip(lower_bound=0))
-        .drop("begin", "finish")
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    return matched.with_columns(rendezvous_ns=pl.col("start_ns").max().over("instance")).with_columns(
+        transfer_ns=(end - pl.col("rendezvous_ns")).clip(lower_bound=0)
     )
 
 

@@ -82,22 +82,21 @@ class Local:
 
 
 def make_local(
-    rank: int, window: int, spans: pl.DataFrame, matched: pl.DataFrame, steps: pl.DataFrame, offset_ns: int
+    rank: int, window: int, spans: pl.DataFrame, matched: pl.DataFrame, steps: pl.DataFrame
 ) -> Local:
     """Take one rank's rows apart into arrays.
 
     Args:
         rank, window: which.
         spans: its spans, with a `code` for the name.
-        matched: its matched collectives, with `rendezvous_ns` and `transfer_ns` (aligned).
+        matched: its matched collectives, with `rendezvous_ns` and `transfer_ns`.
         steps: its steps.
-        offset_ns: what to subtract from its clock.
     """
     spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).sort(
         ["start_ns", "end", "span_id"], descending=[False, True, False]
     )
-    start = spans["start_ns"].to_numpy() - offset_ns
-    end = spans["end"].to_numpy() - offset_ns
+    start = spans["start_ns"].to_numpy()
+    end = spans["end"].to_numpy()
     kind = spans["kind"].to_physical().cast(pl.Int64).to_numpy()
     gpu = np.isin(kind, ON_GPU)
     place = _index_of(spans["span_id"].to_numpy())
@@ -112,7 +111,7 @@ def make_local(
     launch[executed] = np.where(launch[executed] >= 0, launch[executed], called)
     cpu = np.isin(kind, ON_CPU) & (instance < 0)
     steps = steps.sort("start_ns")
-    step_start = steps["start_ns"].to_numpy() - offset_ns
+    step_start = steps["start_ns"].to_numpy()
     step_end = step_start + steps["duration_ns"].to_numpy()
     used = cpu | gpu
     begin = int(start[used].min()) if used.any() else 0

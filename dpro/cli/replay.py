@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpro.cli.analysis import Analysis, analyse, run_argument
 from dpro.cli.output import console, json_option, print_json
-from dpro.units import ms, us
+from dpro.units import format_duration, ms, us
+
+if TYPE_CHECKING:
+    from dpro.replay.align import Clock
 
 PATH_ROWS = 10
 
@@ -70,12 +73,13 @@ def replay_document(analysis: Analysis) -> dict[str, Any]:
         "clock_offsets": [
             {
                 "rank": rank,
-                "offset_ns": offset.offset_ns,
-                "uncertainty_ns": offset.uncertainty_ns,
-                "source": offset.source,
+                "offset_ns": clock.line.offset_ns,
+                "uncertainty_ns": clock.line.uncertainty_ns,
+                "source": clock.source,
             }
-            for rank, offset in sorted(analysis.built.offsets.items())
+            for rank, clock in _first_clocks(analysis).items()
         ],
+        "clocks": _clocks(analysis),
         "critical_path": [
             {"rank": row["rank"], "name": row["name"], "kind": row["kind"], "ms": ms(row["duration_ns"])}
             for row in critical_path(decisive).iter_rows(named=True)
@@ -84,6 +88,32 @@ def replay_document(analysis: Analysis) -> dict[str, Any]:
         "reasons": list(trust.reasons),
         "assumed": list(trust.assumed),
     }
+
+
+def _first_clocks(analysis: Analysis) -> dict[int, Clock]:
+    """Each rank's clock in its first window."""
+    alignment = analysis.built.alignment
+    return {rank: alignment.of(rank) for rank in sorted({rank for rank, _ in alignment.clocks})}
+
+
+def _clocks(analysis: Analysis) -> list[dict[str, Any]]:
+    """Each host's clock against the reference, by window."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for (rank, window), clock in sorted(
+        analysis.built.alignment.clocks.items(), key=lambda item: item[0][::-1]
+    ):
+        facts = {
+            "clock": clock.name,
+            "window": window,
+            "ranks": [],
+            "reference_ns": clock.line.reference_ns,
+            "offset_ns": clock.line.offset_ns,
+            "drift_ppm": clock.line.drift_ppb / 1000,
+            "uncertainty_ns": clock.line.uncertainty_ns,
+            "source": clock.source,
+        }
+        found.setdefault((window, clock.name), facts)["ranks"].append(rank)
+    return list(found.values())
 
 
 def _has_collectives(analysis: Analysis) -> bool:
@@ -126,6 +156,7 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
     if overlap is not None:
         out.print("\nKernels beside communication take ", end="")
         out.print(f"x{overlap['factor']:.2f} their time ({overlap['low']:.2f} to {overlap['high']:.2f})")
+    _print_clocks(document["clocks"])
     total = math.fsum(row["ms"] for row in document["critical_path"])
     table = Table(
         "rank",
@@ -151,3 +182,28 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
     out.print(f"\n{verdict}")
     for reason in (*document["reasons"], *document["assumed"]):
         out.print(f"  - {reason}")
+
+
+def _print_clocks(clocks: list[dict[str, Any]]) -> None:
+    """Clocks that are not the reference's: of the first window that has them, and how they do in others."""
+    from rich.table import Table
+
+    names = list(dict.fromkeys(row["clock"] for row in clocks))
+    if len(names) < 2:
+        return
+    table = Table(
+        "clock", "ranks", "ahead by", "drift ppm", "known to", "from",
+        title="Clocks", title_justify="left", box=None, pad_edge=False,
+    )  # fmt: skip
+    for name in names[:PATH_ROWS]:
+        own = [row for row in clocks if row["clock"] == name]
+        first, worst = own[0], max(row["uncertainty_ns"] for row in own)
+        unknown = min(row["uncertainty_ns"] for row in own) < 0
+        num_ranks = len({rank for row in own for rank in row["ranks"]})
+        table.add_row(
+            name, str(num_ranks), format_duration(first["offset_ns"]),
+            f"{first['drift_ppm']:.1f}", "unknown" if unknown else format_duration(worst), first["source"],
+        )  # fmt: skip
+    console().print(table)
+    if len(names) > PATH_ROWS:
+        console().print(f"… and {len(names) - PATH_ROWS} more clocks (--json has all, for each window)")

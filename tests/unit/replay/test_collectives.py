@@ -53,7 +53,7 @@ def test_a_rank_that_does_not_come_last_delays_nobody(tmp_path):
 
 def test_waiting_is_taken_out_of_a_collectives_time_and_moving_is_kept(tmp_path):
     built = _two_ranks().build(tmp_path / "r")
-    rows = wait_and_transfer(built.matching.rows, built.offsets).sort("rank")
+    rows = wait_and_transfer(built.matching.rows).sort("rank")
     assert rows["duration_ns"].to_list() == [300 * US, 105 * US]
     assert rows["rendezvous_ns"].to_list() == [300 * US, 300 * US]
     assert rows["transfer_ns"].to_list() == [100 * US, 105 * US]
@@ -178,20 +178,20 @@ def test_matching_does_not_trust_clocks(tmp_path, late):
         run.worker(rank, f"host{rank}")
     built = run.build(tmp_path / "r")
     assert built.matching.rows.filter(built.matching.rows["rank"] == 0)["members"].to_list() == [2] * 8
-    assert built.offsets[1].offset_ns == pytest.approx(late * US, abs=2 * US)
+    assert built.alignment.of(1).line.offset_ns == pytest.approx(late * US, abs=2 * US)
 
 
 def test_ranks_of_one_host_share_a_clock_even_where_ends_differ(tmp_path):
     run = _clipped((10, 10), late=300)
     for rank in (0, 1):
         run.worker(rank, "node7")
-    offset = run.build(tmp_path / "r").offsets[1]
-    assert (offset.offset_ns, offset.uncertainty_ns, offset.source) == (0, 0, "same host")
+    clock = run.build(tmp_path / "r").alignment.of(1)
+    assert (clock.line.offset_ns, clock.line.uncertainty_ns, clock.source) == (0, 0, "same host")
 
 
 def test_an_offset_told_by_a_single_collective_is_not_called_certain(tmp_path):
     run = _two_ranks(end=(400, 900))
-    offset = run.build(tmp_path / "r").offsets[1]
+    offset = run.build(tmp_path / "r").alignment.of(1).line
     assert offset.offset_ns == 0 or offset.uncertainty_ns != 0
 
 
@@ -203,7 +203,7 @@ def test_a_late_rank_is_not_taken_for_a_late_clock(tmp_path):
             end = 200 * (index + 1) + 13 * (index % 2)
             run.call(end - 100, end - 95, index, rank)
             run.nccl(end - 90 + 60 * rank, end, index, rank)
-    assert run.build(tmp_path / "r").offsets[1].offset_ns == 0
+    assert run.build(tmp_path / "r").alignment.of(1).line.offset_ns == 0
 
 
 def test_sequence_numbers_decide_where_they_are_known(tmp_path):
