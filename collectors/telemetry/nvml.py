@@ -20,7 +20,7 @@ from dpro.collectors.telemetry.samples import Sample
 NOT_INSTALLED = (
     "GPUs are not sampled: nvidia-ml-py is not installed beside dpro (pip install 'dpro-toolkit[gpu]')"
 )
-_PAUSE_S = 0.01
+_PAUSE_S = 0.1
 _ALL_LINKS = 0xFFFFFFFF
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a value, by its type
 

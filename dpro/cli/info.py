@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.output import console, json_option, print_json
+from dpro.cli.telemetry import in_words as telemetry_in_words
+from dpro.cli.telemetry import summarize
 from dpro.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def contents(run: Run) -> dict[str, Any]:
 def describe(run: Run) -> dict[str, Any]:
     """What `info --json` prints."""
     from dpro.cli.analysis import why_no_window
-    from dpro.schema import STEPS
+    from dpro.schema import COUNTERS, STEPS, WORKERS
 
     steps = run.table(STEPS)
     held = contents(run)
@@ -71,6 +73,7 @@ def describe(run: Run) -> dict[str, Any]:
         "steps": steps["step"].n_unique(),
         "hosts": run.manifest.hosts,
         "gpus": run.manifest.gpus,
+        "telemetry": summarize(_parts(run, COUNTERS.name, *COUNTERS.columns), run.table(WORKERS)),
         "no_window": why_no_window(run),
         "ended": _ends(run),
         "exit_status": run.manifest.exit_status,
@@ -175,6 +178,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         f"ranks      {ranks_in_words(document)}",
         f"hosts      {', '.join(document['hosts']) or 'not recorded'}",
         f"GPUs       {', '.join(document['gpus']) or 'none recorded'}",
+        *(f"telemetry  {line}" for line in telemetry_in_words(document["telemetry"])),
         f"steps      {document['steps']}, of which {coverage['steps_in_windows']} lie in deep windows",
         *([f"windows    none: {document['no_window']}"] if document["no_window"] else []),
         *_ended_in_words(document),

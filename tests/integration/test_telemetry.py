@@ -1,8 +1,10 @@
 """`dpro record` with GPUs: a real job, and a library in the place of the driver's that tells of two."""
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +15,7 @@ from dpro.store import Run
 from tests.jobs import RECORD, complete, opened, script
 
 pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+INFO = [sys.executable, "-m", "dpro", "info"]
 COMPILER = shutil.which("cc")
 FIRST, SECOND = (f"00000000-0000-0000-0000-00000000000{index}" for index in (0, 1))
 
@@ -71,6 +74,19 @@ def test_a_gpu_that_is_lost_ends_its_own_samples_only(run):
 def test_an_error_of_the_driver_is_an_event(run):
     assert values(run, FIRST, "xid") == [94]
     assert values(run, FIRST, "clocks_hw_thermal_slowdown") == [1]
+
+
+def test_info_says_what_was_sampled_and_what_was_wrong(run, tmp_path):
+    done = complete([*INFO, str(run.path), "--json"], tmp_path)
+    told = json.loads(done.stdout)["telemetry"]
+    first, second = told["gpus"]
+    assert (first["gpu"], first["xids"], first["errors"]) == (FIRST, {"94": 1}, {"ecc_uncorrected": 1})
+    assert first["clocks_held_s"]["hw_thermal_slowdown"] > 0
+    assert (second["gpu"], second["lost"], second["xids"]) == (SECOND, True, {})
+    assert told["samples"] > 10
+    assert told["ranks"] == [0]
+    words = complete([*INFO, str(run.path)], tmp_path).stdout.decode()
+    assert f"GPU {SECOND} on" in words
 
 
 def test_ranks_are_sampled_all_the_same(run):

@@ -1,0 +1,146 @@
+"""What telemetry saw, in short: what was sampled, and what was wrong with which GPU.
+
+In: `counters` of a run. Out: what `dpro info` says of them. It judges nothing: clocks that are held down by a
+power cap, say, are normal for many jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_HEARTBEAT = "telemetry_cpu_s"  # of every sample of a node there is a row
+_GPU_HEARTBEAT = "sampling_us"
+_SERIES = ["rank", "host", "device", "counter"]
+_REASON = "clocks_"
+_HARMLESS = ("clocks_gpu_idle", "clocks_application_setting", "clocks_display_setting")
+_ERRORS = {
+    "ecc_corrected": "corrected ECC errors",
+    "ecc_uncorrected": "uncorrected ECC errors",
+    "pcie_replays": "PCIe replays",
+    "nvlink_replays": "NVLink replays",
+    "nvlink_crc_errors": "NVLink CRC errors",
+    "nvlink_recoveries": "NVLink recoveries",
+}
+
+
+def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> dict[str, Any]:
+    """What was sampled beside the job, in the keys of `info --json`; of GPUs, also what was wrong.
+
+    Args:
+        parts: `counters`, part by part: of a long job they are many.
+        workers: tells which ranks use which GPU.
+    """
+    import polars as pl
+
+    from dpro.schema import COUNTERS
+
+    told = pl.col("counter").str.starts_with(_REASON) | pl.col("counter").is_in(
+        [*_ERRORS, "xid", "lost", "remapped_rows_pending", _GPU_HEARTBEAT, _HEARTBEAT]
+    )
+    kept = [COUNTERS.empty()]
+    seen = [COUNTERS.empty().select(_SERIES)]
+    for part in parts:
+        kept.append(part.filter((pl.col("rank") < 0) & told))
+        seen.append(part.select(_SERIES).unique())
+    series = pl.concat(seen).unique().sort(_SERIES)
+    rows = pl.concat(kept)
+    moves = pl.col("counter").is_in(["tx_bytes", "rx_bytes"])
+    is_rank = (pl.col("rank") >= 0) & (pl.col("counter") == "memory_bytes")
+    return {
+        "hosts": series.filter(counter=_HEARTBEAT)["host"].to_list(),
+        "samples": rows.filter(counter=_HEARTBEAT).height,
+        "ports": series.filter(moves).select("host", "device").unique().sort("host", "device").to_dicts(),
+        "ranks": series.filter(is_rank)["rank"].unique().sort().to_list(),
+        "gpus": list(_gpus(rows, _ranks_by_gpu(workers))),
+    }
+
+
+def _gpus(rows: pl.DataFrame, ranks: Mapping[str, list[int]]) -> Iterator[dict[str, Any]]:
+    """One summary per GPU, in the order of hosts and uuids."""
+    import polars as pl
+
+    sampled = rows.filter(pl.col("device") != "")
+    for host, device in sampled.select("host", "device").unique().sort("host", "device").iter_rows():
+        mine = rows.filter(host=host, device=device).sort("time_ns")
+        xids = mine.filter(counter="xid")["value"].cast(pl.Int64).value_counts().sort("value")
+        yield {
+            "host": host,
+            "gpu": device,
+            "ranks": ranks.get(device.rpartition("/")[2], []),
+            "samples": mine.filter(counter=_GPU_HEARTBEAT).height,
+            "clocks_held_s": _seconds_held(mine),
+            "xids": {str(xid): count for xid, count in xids.iter_rows()},
+            "errors": {name: grown for name in _ERRORS if (grown := _growth(mine, name))},
+            "remapped_rows_pending": bool(mine.filter(counter="remapped_rows_pending")["value"].max()),
+            "lost": mine.filter(counter="lost").height > 0,
+        }
+
+
+def _seconds_held(rows: pl.DataFrame) -> dict[str, float]:
+    """For how long each reason held the clocks of a GPU down: a value holds until the next, or the end."""
+    import polars as pl
+
+    end = rows["time_ns"].max()
+    reasons = rows.filter(
+        pl.col("counter").str.starts_with(_REASON) & ~pl.col("counter").is_in(_HARMLESS)
+    ).with_columns(until_ns=pl.col("time_ns").shift(-1).over("counter").fill_null(end))
+    held = reasons.group_by("counter").agg(
+        held_s=((pl.col("until_ns") - pl.col("time_ns")) * pl.col("value")).sum() / 1e9,
+        seen=pl.col("value").max(),
+    )
+    seen = held.filter(pl.col("seen") > 0).sort("counter")
+    return {name.removeprefix(_REASON): round(held_s, 3) for name, held_s, _ in seen.iter_rows()}
+
+
+def _growth(rows: pl.DataFrame, counter: str) -> int:
+    """By how much a count has grown while it was watched, through resets."""
+    values = rows.filter(counter=counter)["value"]
+    steps = values.diff().drop_nulls()
+    return int(sum(step if step >= 0 else value for step, value in zip(steps, values[1:])))
+
+
+def _ranks_by_gpu(workers: pl.DataFrame) -> dict[str, list[int]]:
+    """Which ranks use which GPU, by its uuid without prefix."""
+    ranks: dict[str, list[int]] = {}
+    for rank, uuid in workers.sort("rank").select("rank", "gpu_uuid").iter_rows():
+        if uuid:
+            ranks.setdefault(uuid.removeprefix("GPU-").removeprefix("MIG-"), []).append(rank)
+    return ranks
+
+
+def in_words(summary: Mapping[str, Any]) -> list[str]:
+    """The same for people: a line on what was sampled, and one per GPU that has something to tell."""
+    if not summary["samples"]:
+        return []
+    counts = {
+        "sample": summary["samples"],
+        "host": len(summary["hosts"]),
+        "GPU": len(summary["gpus"]),
+        "network port": len(summary["ports"]),
+        "rank": len(summary["ranks"]),
+    }
+    samples, *what = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
+    lines = [f"{samples} of {', '.join(what)}"]
+    for gpu in summary["gpus"]:
+        told = list(_troubles(gpu))
+        if told:
+            ranks = f" (rank {', '.join(map(str, gpu['ranks']))})" if gpu["ranks"] else ""
+            lines.append(f"GPU {gpu['gpu']} on {gpu['host']}{ranks}: {'; '.join(told)}")
+    return lines
+
+
+def _troubles(gpu: Mapping[str, Any]) -> Iterator[str]:
+    if gpu["lost"]:
+        yield "lost"
+    for xid, count in gpu["xids"].items():
+        yield f"XID {xid}" + (f" {count} times" if count > 1 else "")
+    for name, count in gpu["errors"].items():
+        yield f"{count} {_ERRORS[name]}"
+    if gpu["remapped_rows_pending"]:
+        yield "rows to be remapped at the next reset"
+    for reason, held_s in gpu["clocks_held_s"].items():
+        yield f"clocks held down by {reason.replace('_', ' ')} for {held_s:.1f} s"
