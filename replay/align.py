@@ -11,14 +11,15 @@ Causality bounds both: none leaves before the last has come, and nothing is rece
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import polars as pl
 
 from dpro.replay.clocks import ENOUGH, Ints, Line, fit_bounded, fit_scattered
+from dpro.replay.comparisons import Comparisons, named
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
 # The skew of the ends of one collective is tens of microseconds: below this an offset cannot be told from it.
@@ -29,8 +30,6 @@ CONVERSION_NS = 100 * NS_PER_US
 ONE_HOST_NS = NS_PER_MS
 # A window with fewer collectives in common is helped out by the others of the run.
 FEW_IN_WINDOW = 8
-# Comparisons used on each side of a window: the two latest times that clocks were compared.
-NEAREST = 16
 # Nobody leaves one of these before all members have come.
 ALL_AWAIT_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
@@ -123,18 +122,15 @@ def align(
     places = sorted(places)
     seen = _moments(matched)
     names = _names(sorted({*workers["rank"], *(rank for rank, _ in places)}), workers, seen)
-    compared = samples.filter(pl.col("peer_rank") >= 0).with_columns(
-        clock=_named("rank", names), peer=_named("peer_rank", names)
-    )
-    compared = compared.filter((pl.col("clock") != "") & (pl.col("peer") != ""))
-    seen = seen.with_columns(clock=_named("rank", names))
+    compared = Comparisons(samples, names)
+    seen = seen.with_columns(clock=named("rank", names))
     clocks: dict[tuple[int, int], Clock] = {}
     conflicts: list[str] = []
     for window in sorted({window for _, window in places}):
         ranks = [rank for rank, where in places if where == window]
         here = seen.filter(pl.col("window") == window)
-        found = _Window(here, seen, compared, list(dict.fromkeys(names[rank] for rank in ranks)))
-        found.solve()
+        found = _Window(here, seen, compared)
+        found.solve(dict.fromkeys(names[rank] for rank in ranks))
         conflicts += [f"window {window}: {conflict}" for conflict in found.conflicts()]
         for rank in ranks:
             clock = found.known[names[rank]]
@@ -184,12 +180,6 @@ def _names(ranks: list[int], workers: pl.DataFrame, seen: pl.DataFrame) -> dict[
     return names
 
 
-def _named(column: str, names: Mapping[int, str]) -> pl.Expr:
-    return pl.col(column).replace_strict(
-        list(names), list(names.values()), default="", return_dtype=pl.String
-    )
-
-
 def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
     """How far each clock may be ahead of the others by causality, ns from and to; or infinite."""
     own = seen.group_by("instance", "clock").agg(pl.col("begin").max(), pl.col("finish").min())
@@ -224,130 +214,104 @@ def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
 class _Window:
     """One window's clocks while they are found; `known` grows until it has all of them."""
 
-    def __init__(
-        self, here: pl.DataFrame, seen: pl.DataFrame, compared: pl.DataFrame, names: list[str]
-    ) -> None:
-        self._here, self._seen, self._compared, self._names = here, seen, compared, names
+    def __init__(self, here: pl.DataFrame, everywhere: pl.DataFrame, compared: Comparisons) -> None:
+        self._here, self._compared = here, compared
+        self._ends, self._all_ends = _ends_by_clock(here), _ends_by_clock(everywhere)
+        ends = (here if here.height else everywhere)["end"].to_list()
+        self._extent = (min(ends, default=0), max(ends, default=0))
         self.known: dict[str, Clock] = {}
-        self._contradicted: list[str] = []
+        self._off_line: list[str] = []
 
-    def solve(self) -> None:
-        """From the lowest rank's clock outwards; what it cannot reach is uncertain."""
-        for root in self._names:
+    def solve(self, names: Iterable[str]) -> None:
+        """From the first clock outwards; what it cannot reach is uncertain."""
+        names = list(names)
+        for root in names:
             if root in self.known:
                 continue
             first = not self.known
-            self.known[root] = Clock(
-                root, Line(uncertainty_ns=0 if first else -1), "reference" if first else "nothing"
-            )
-            while self._by_comparison() or self._by_ends():
-                pass
+            line = Line(uncertainty_ns=0 if first else -1)
+            found = {root: Clock(root, line, "reference" if first else "nothing")}
+            while found:
+                self.known |= found
+                found = self._next(names)
 
-    def _on_reference(self, name: str, times: Ints) -> Ints:
-        return self.known[name].line.aligned(times)
+    def _next(self, names: list[str]) -> dict[str, Clock]:
+        """Clocks that can be told from known ones, each by what tells it best."""
+        found = self._by_comparison()
+        poor = [
+            name
+            for name in names
+            if name not in self.known
+            and (name not in found or found[name].line.uncertainty_ns > LEAST_OFFSET_NS)
+        ]
+        for name, clock in self._by_ends(poor).items():
+            if name not in found or clock.line.uncertainty_ns < found[name].line.uncertainty_ns:
+                found[name] = clock
+        return found
 
-    def _add(self, name: str, line: Line, source: str, others: Iterable[str]) -> None:
+    def _through(self, peer: str, line: Line) -> Line:
         """Uncertainties add up on the way from the reference."""
-        before = [self.known[other].line.uncertainty_ns for other in others]
-        total = -1 if min(before) < 0 else line.uncertainty_ns + max(before)
-        self.known[name] = Clock(name, Line(line.reference_ns, line.offset_ns, line.drift_ppb, total), source)
+        before = self.known[peer].line.uncertainty_ns
+        return dataclasses.replace(line, uncertainty_ns=-1 if before < 0 else before + line.uncertainty_ns)
 
-    def _by_comparison(self) -> bool:
-        """Add the clocks that were compared with known ones."""
-        extent = self._extent()
-        added = False
-        pairs = self._compared.select("clock", "peer").unique(maintain_order=True).rows()
-        for clock, peer in chain(pairs, [(b, a) for a, b in pairs]):
-            if clock in self.known or peer not in self.known:
+    def _by_comparison(self) -> dict[str, Clock]:
+        """Clocks that were compared with known ones."""
+        found: dict[str, Clock] = {}
+        for clock, peer in self._compared.pairs():
+            if clock in self.known or clock in found or peer not in self.known:
                 continue
-            times, ahead, bounds = self._points(clock, peer)
-            chosen = _nearest(times, sum(extent) // 2)
-            line = fit_bounded(times[chosen], ahead[chosen], bounds[chosen], extent)
-            if line.uncertainty_ns > ONE_HOST_NS:
-                self._contradicted.append(
-                    f"comparisons of the clocks of {clock} and {peer} lie on no line, by "
-                    f"{format_duration(line.uncertainty_ns)}: was one of them set?"
+            times, meanwhile, bounds = self._compared.around(clock, peer, sum(self._extent) // 2)
+            if not times.size:
+                continue
+            ahead = times - self.known[peer].line.aligned(meanwhile)
+            line = fit_bounded(times, ahead, bounds, self._extent)
+            off = int((np.abs(ahead - line.ahead(times)) - bounds).max())
+            if off > ONE_HOST_NS:
+                self._off_line.append(
+                    f"comparisons of the clocks of {clock} and {peer} lie {format_duration(off)} off any line"
                 )
-            self._add(clock, line, "clock samples", [peer])
-            added = True
-        return added
+            found[clock] = Clock(clock, self._through(peer, line), "clock samples")
+        return found
 
-    def _points(self, clock: str, peer: str) -> tuple[Ints, Ints, Ints]:
-        """Times on a clock, how far it was ahead of the reference, and half the round trips, all in ns."""
-        own = self._compared.filter((pl.col("clock") == clock) & (pl.col("peer") == peer))
-        their = self._compared.filter((pl.col("clock") == peer) & (pl.col("peer") == clock))
-        times = np.concatenate([own["time_ns"], their["time_ns"] - their["offset_ns"]])
-        meanwhile = np.concatenate([own["time_ns"] - own["offset_ns"], their["time_ns"]])
-        bounds = np.concatenate([own["round_trip_ns"], their["round_trip_ns"]]) // 2
-        return times, times - self._on_reference(peer, meanwhile), bounds
-
-    def _extent(self) -> tuple[int, int]:
-        """From when to when the window's collectives ran; clocks differ by less than matters here."""
-        rows = self._here if self._here.height else self._seen
-        if rows.height == 0:
-            return (0, 0)
-        return int(rows["end"].min()), int(rows["end"].max())  # type: ignore[arg-type]
-
-    def _by_ends(self) -> bool:
-        """Add the clocks that have collectives in common with known ones."""
-        known = list(self.known)
-        added: list[tuple[str, Line, str, list[str]]] = []
-        for name in self._names:
-            if name in self.known:
-                continue
-            shared = self._in_common(self._here, name, known)
-            if shared["instance"].n_unique() < FEW_IN_WINDOW:
-                more = self._in_common(self._seen, name, known)
-                shared = more if more.height else shared
-            if shared.height:
-                others = shared["clock_right"].unique().to_list()
-                added.append((name, *self._of_ends(name, shared), others))
-        for name, line, source, others in added:
-            self._add(name, line, source, others)
-        return bool(added)
-
-    def _in_common(self, seen: pl.DataFrame, name: str, known: list[str]) -> pl.DataFrame:
-        """Ends on a clock beside those on the known clock that has most collectives in common with it."""
-        # The middle one as it is: a mean of two would be a float, too coarse for times of day.
-        per_clock = [pl.col("end").sort().get((pl.len() - 1) // 2), pl.col("way").first()]
-        mine = seen.filter(pl.col("clock") == name).group_by("instance").agg(per_clock)
-        theirs = seen.filter(pl.col("clock").is_in(known)).group_by("instance", "clock").agg(per_clock)
-        both = mine.join(theirs.rename({"clock": "clock_right"}), on="instance")
-        if both.height == 0:
-            return both
-        order = {clock: number for number, clock in enumerate(known)}
-        counts = both.group_by("clock_right").len().rows()
-        best = min(counts, key=lambda count: (-count[1], order[count[0]]))[0]
-        return both.filter(pl.col("clock_right") == best).sort("end", "instance")
+    def _by_ends(self, names: list[str]) -> dict[str, Clock]:
+        """Clocks, of some, that have collectives in common with known ones."""
+        shared = _in_common(self._ends, names, list(self.known))
+        few = [name for name in names if name not in shared or shared[name].height < FEW_IN_WINDOW]
+        shared |= _in_common(self._all_ends, few, list(self.known))
+        found = {}
+        for name, rows in shared.items():
+            line, source = self._of_ends(name, rows)
+            found[name] = Clock(name, self._through(str(rows["peer"][0]), line), source)
+        return found
 
     def _of_ends(self, name: str, shared: pl.DataFrame) -> tuple[Line, str]:
         together = shared.filter(pl.col("way") == 0)
         shared = together if together.height >= ENOUGH else shared
-        times, peer = shared["end"].to_numpy(), str(shared["clock_right"][0])
-        ahead = times - self._on_reference(peer, shared["end_right"].to_numpy())
+        times, peer = shared["end"].to_numpy(), str(shared["peer"][0])
+        ahead = times - self.known[peer].line.aligned(shared["peer_end"].to_numpy())
         line, source = fit_scattered(times, ahead), "collective ends"
-        low, high = self._left_by_causality(name, line, peer)
-        if np.isfinite([low, high]).all() and low <= high and _apart(ahead, shared["way"].to_numpy()):
-            middle, half = round((low + high) / 2), round((high - low) / 2)
-            line = Line(line.reference_ns, line.offset_ns + middle, line.drift_ppb, half)
-            source = "causality of sends"
-        few = times.size < ENOUGH
-        agree = not line.drift_ppb and abs(line.offset_ns) <= max(line.uncertainty_ns, LEAST_OFFSET_NS)
-        if few or agree:
-            most = max(line.uncertainty_ns, abs(line.offset_ns))
-            return Line(
-                line.reference_ns, 0, 0, most
-            ), "too few collectives in common" if few else f"{source}: clocks agree"
+        if _apart(ahead, shared["way"].to_numpy()):
+            lines = {name: line, peer: self.known[peer].line}
+            low, high = _feasible(_aligned_moments(self._here, lines)).get(name, (-np.inf, np.inf))
+            if np.isfinite([low, high]).all() and low <= high:
+                offset, half = line.offset_ns + round((low + high) / 2), round((high - low) / 2)
+                line, source = Line(line.reference_ns, offset, line.drift_ppb, half), "causality of sends"
+        most = max(line.uncertainty_ns, abs(line.offset_ns))
+        if times.size < ENOUGH:
+            return Line(line.reference_ns, 0, 0, most), "too few collectives in common"
+        if not line.drift_ppb and abs(line.offset_ns) <= max(line.uncertainty_ns, LEAST_OFFSET_NS):
+            return Line(line.reference_ns, 0, 0, most), f"{source}: clocks agree"
         return line, source
-
-    def _left_by_causality(self, name: str, line: Line, peer: str) -> tuple[float, float]:
-        """What causality allows a clock to be ahead of a known one once its line is taken off, ns."""
-        lines = {name: line, peer: self.known[peer].line}
-        return _feasible(_aligned_moments(self._here, lines)).get(name, (-np.inf, np.inf))
 
     def conflicts(self) -> list[str]:
         """What contradicts itself: comparisons on no line, and collectives left before others had come."""
-        found = list(self._contradicted)
+        found = list(self._off_line)
+        for name, clock in self.known.items():
+            begin, end = (moment + clock.line.offset_ns for moment in self._extent)
+            if self._compared.was_set(name, begin, end):
+                found.append(
+                    f"the clock of {name} was set meanwhile: no line fits times before and after that"
+                )
         lines = {name: clock.line for name, clock in self.known.items()}
         for name, (low, high) in sorted(_feasible(_aligned_moments(self._here, lines)).items()):
             own = lines[name].uncertainty_ns
@@ -383,8 +347,26 @@ def _apart(ahead: Ints, way: Ints) -> bool:
     return bool(there.size and back.size and np.median(there) - np.median(back) > CONVERSION_NS)
 
 
-def _nearest(times: Ints, moment: int) -> Ints:
-    """The comparisons around a moment: the same number before and after it, if there are."""
-    order = np.argsort(times, kind="stable")
-    at = int(np.searchsorted(times[order], moment))
-    return order[max(at - NEAREST, 0) : at + NEAREST]
+def _ends_by_clock(seen: pl.DataFrame) -> pl.DataFrame:
+    """The end of each collective on each clock: the middle one of its ranks'."""
+    # As it is: a mean of two would be a float, too coarse for times of day.
+    middle = pl.col("end").sort().get((pl.len() - 1) // 2)
+    return seen.group_by("clock", "instance").agg(middle, pl.col("way").first())
+
+
+def _in_common(ends: pl.DataFrame, names: list[str], known: list[str]) -> dict[str, pl.DataFrame]:
+    """For each of some clocks its ends beside those on the known clock that shares most collectives with it.
+
+    Args:
+        ends: of `_ends_by_clock`.
+        names: clocks; those that have nothing in common with a known one are left out.
+        known: the known clocks, best first.
+    """
+    order = pl.col("peer").replace_strict(known, range(len(known)), default=-1, return_dtype=pl.Int64)
+    theirs = ends.filter(pl.col("clock").is_in(known))
+    theirs = theirs.select("instance", peer="clock", peer_end="end").with_columns(order=order)
+    both = ends.filter(pl.col("clock").is_in(names)).join(theirs, on="instance")
+    counts = both.group_by("clock", "peer", "order").len().sort("len", "order", descending=[True, False])
+    best = counts.unique("clock", keep="first", maintain_order=True).select("clock", "peer")
+    chosen = both.join(best, on=["clock", "peer"]).sort("clock", "end", "instance")
+    return {str(name): rows for (name,), rows in chosen.group_by("clock", maintain_order=True)}

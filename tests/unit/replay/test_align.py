@@ -252,6 +252,45 @@ def test_comparisons_that_contradict_the_collectives_cannot_be_reconciled():
     assert any("the clock of b cannot be reconciled" in line for line in conflicts)
 
 
+def test_a_clock_that_was_set_before_the_window_is_compared_after_that_only():
+    job = Job({0: (0, 0), 1: (4 * MS, 0)}).all_reduces([0, 1], 20, at=150 * S)
+    for second in (0, 60, 100, 160):
+        job.compare(1, 0, second * S)
+    own = []
+    for second in range(170):  # at 70 s somebody puts the clock of rank 1 back by two seconds
+        back = 2 * S if second < 70 else 0
+        time = TODAY + second * S + back
+        own.append({"rank": 1, "time_ns": time, "monotonic_ns": second * S, "peer_rank": -1})
+    for row in job.samples:
+        early = row["time_ns"] < TODAY + 70 * S
+        row["time_ns"] += 2 * S * early
+        row["offset_ns"] += 2 * S * early
+    job.samples += [row | {"offset_ns": 0, "round_trip_ns": 0} for row in own]
+    alignment = job.align()
+    assert alignment.of(1).source == "clock samples"
+    assert alignment.of(1).line.offset_ns == pytest.approx(4 * MS, abs=20 * US)
+    assert alignment.conflicts == ()
+
+
+def test_a_clock_that_is_seen_to_be_set_within_the_window_cannot_be_aligned():
+    job = Job({0: (0, 0), 1: (0, 0)}).all_reduces([0, 1], 40, period=S)
+    for second in range(40):
+        time = TODAY + second * S + (5 * MS if second >= 20 else 0)
+        row = {"rank": 1, "time_ns": time, "monotonic_ns": second * S, "peer_rank": -1}
+        job.samples.append(row | {"offset_ns": 0, "round_trip_ns": 0})
+    conflicts = job.align().conflicts
+    assert any("the clock of rank 1 was set meanwhile" in line for line in conflicts)
+
+
+def test_comparisons_from_long_before_the_window_count_less_than_its_ends():
+    job = Job({0: (0, 0), 1: (4 * MS, 20)}).all_reduces([0, 1], 40, at=1_000 * S)
+    job.compare(1, 0, 0)
+    alignment = job.align()
+    assert alignment.of(1).source == "collective ends"
+    assert alignment.of(1).line.offset_ns == pytest.approx(24 * MS, abs=20 * US)
+    assert alignment.conflicts == ()
+
+
 def test_rows_keep_their_times_to_the_nanosecond_where_clocks_agree():
     job = Job({0: (0, 0), 1: (10 * US, 0)}).all_reduces([0, 1], 40)
     frame = pl.DataFrame(job.rows)
