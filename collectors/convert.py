@@ -70,12 +70,20 @@ class DumpReader(Protocol):
         """Read a flight recorder dump."""
 
 
+class LogReader(Protocol):
+    """Reads one log of NCCL's Inspector, as `dpro.ingest.nccl.inspector.read_inspector_log`."""
+
+    def __call__(self, path: Path) -> Sequence[Any]:
+        """Read a log: a trace per process."""
+
+
 @dataclass(frozen=True)
 class Readers:
-    """How to read what PyTorch wrote; handed in, since importers are none of the recorder's business."""
+    """How to read what PyTorch and NCCL wrote; handed in: importers are none of the recorder's business."""
 
     trace: TraceReader
     dump: DumpReader
+    log: LogReader
 
 
 @dataclass(frozen=True)

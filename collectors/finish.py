@@ -26,6 +26,7 @@ from dpro.collectors.convert import (
 )
 from dpro.collectors.endings import Ending, ending, exited
 from dpro.collectors.inside import records
+from dpro.collectors.inspector_logs import convert_logs
 from dpro.collectors.launch import Launch
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
@@ -35,7 +36,7 @@ from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
 SOURCES = {
     "spans": "Kineto, in deep windows",
     "syncs": "Kineto, in deep windows",
-    "collectives": "Kineto in deep windows, PyTorch's flight recorder otherwise",
+    "collectives": "Kineto in deep windows, PyTorch's flight recorder otherwise; NCCL's Inspector if asked",
     "steps": "optimizer hooks",
     "buckets": "DDP logging data",
     "clock_samples": "recorder",
@@ -87,7 +88,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
             move_process(launch.run, process, folder)
         notes = [_converted(folder, each, readers, statuses.get(each.facts["pid"])) for each in recorded]
         if folder == launch.run:
-            notes += [{"warnings": warnings}, _sampled(launch)]
+            notes += [{"warnings": warnings}, _sampled(launch), _inspected(launch, recorded, readers)]
         _write_manifest(folder, _manifest(launch, recorded, notes, status))
         whole = whole and all(note.get("whole", True) for note in notes)
     if whole:
@@ -125,6 +126,21 @@ def _sampled(launch: Launch) -> dict[str, Any]:
         what = f"{type(error).__name__}: {error}"
         return {"warnings": [f"not all telemetry was converted: {what}"], "whole": False}
     return {}
+
+
+def _inspected(launch: Launch, recorded: list[Process], readers: Readers) -> dict[str, Any]:
+    """Convert what NCCL's Inspector wrote.
+
+    Raises:
+        OSError: as `_converted`.
+    """
+    try:
+        return convert_logs(launch, recorded, readers.log)
+    except OSError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        return {"warnings": [f"not all logs of NCCL's Inspector were converted: {what}"], "whole": False}
 
 
 def _manifest(

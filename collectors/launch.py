@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
+from dpro.collectors import inspector
 from dpro.collectors.inside.environment import MASK, masked_command
 from dpro.collectors.processes import Process, close_descriptors, start_ticks
 from dpro.errors import DproError, InputError, UsageError
@@ -81,6 +82,7 @@ class RecordOptions:
         skip: steps before the first one.
         shapes: whether windows have the input shapes of operators.
         telemetry_period_s: time from one sample of the node to the next; 0 for none.
+        nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
         mask_command: whether only the first word of the command is kept.
         step: the function, as `module:name`, whose returns end steps; empty if optimizers tell.
     """
@@ -92,6 +94,7 @@ class RecordOptions:
     mask_command: bool = False
     step: str = ""
     telemetry_period_s: float = 1.0
+    nccl_inspector: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ def launch(
     mine = Launch(run, f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}")
     marker = _prepare(mine, command, options)
     _fork_sidecar(mine, marker, sidecar)
-    _become(command, _environment(mine))
+    _become(command, _environment(mine, options))
 
 
 def _claim(run: Path) -> None:
@@ -211,6 +214,8 @@ def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO
     metadata = mine.inject / "dpro_recorder-0.dist-info"
     metadata.mkdir(parents=True)
     (mine.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
+    if options.nccl_inspector:
+        (mine.raw / inspector.LOGS).mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dpro-recorder\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text(f"[torch.backends]\ndpro_recorder = {ENTRY_MODULE}:load\n")
     package = Path(__file__).resolve().with_name("inside")
@@ -221,12 +226,15 @@ def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO
     return marker
 
 
-def _environment(mine: Launch) -> dict[str, str]:
+def _environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
     """The job's environment: torch finds the recorder, and Kineto does not talk on stderr."""
     environment = dict(os.environ)
     paths = [str(mine.inject), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment.setdefault("KINETO_LOG_LEVEL", "99")
+    if options.nccl_inspector:
+        logs = mine.raw / inspector.LOGS
+        environment |= inspector.variables(options.nccl_inspector, logs, environment)
     return environment
 
 

@@ -58,6 +58,11 @@ if TYPE_CHECKING:
     "--telemetry-period", type=click.FloatRange(min=0), default=1, show_default=True, metavar="SECONDS",
     help="Time between samples of GPUs, network and CPUs of the node; 0 for none.",
 )  # fmt: skip
+@click.option(
+    "--nccl-inspector", default="", metavar="PLUGIN",
+    help="Have NCCL load its Inspector, and take in what that measures: the path of "
+    "libnccl-profiler-inspector.so, or `inspector` if it is on the job's library path.",
+)  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(
     run: Path | None,
@@ -68,6 +73,7 @@ def record(
     mask_command: bool,
     step: str,
     telemetry_period: float,
+    nccl_inspector: str,
     command: tuple[str, ...],
 ) -> None:
     """Record a job, unchanged, through any launcher.
@@ -88,6 +94,7 @@ def record(
     The job's output, signals and exit code are its own. RUN is ready moments after the job has ended,
     also after a crash; commands that read it wait for it.
     """
+    from dpro.collectors.inspector import check_plugin
     from dpro.collectors.launch import RecordOptions, launch
 
     if window_steps > every:
@@ -102,6 +109,7 @@ def record(
         mask_command=mask_command,
         step=step,
         telemetry_period_s=telemetry_period,
+        nccl_inspector=check_plugin(nccl_inspector, os.environ) if nccl_inspector else "",
     )
     launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, options, _sidecar)
 
@@ -154,5 +162,6 @@ def _readers() -> Readers:
     from dpro.collectors.convert import Readers
     from dpro.ingest.flight_recorder import read_dump
     from dpro.ingest.kineto import read_trace
+    from dpro.ingest.nccl.inspector import read_inspector_log
 
-    return Readers(trace=read_trace, dump=read_dump)
+    return Readers(trace=read_trace, dump=read_dump, log=read_inspector_log)

@@ -10,9 +10,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.schema import COUNTERS
+from dpro.schema import COLLECTIVES, COUNTERS
 from dpro.store import Run
-from tests.jobs import RECORD, complete, opened, script
+from tests.jobs import RECORD, complete, opened, record, script
 
 pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
 INFO = [sys.executable, "-m", "dpro", "info"]
@@ -92,3 +92,49 @@ def test_info_says_what_was_sampled_and_what_was_wrong(run, tmp_path):
 def test_ranks_are_sampled_all_the_same(run):
     assert values(run, "", "cpu_idle_s")
     assert run.table(COUNTERS).filter(pl.col("rank") == 0).height > 0
+
+
+# NCCL's Inspector, played by the job.
+
+INSPECTED = """
+import json, os, time
+from pathlib import Path
+for _ in range(8):
+    train_step()
+line = {
+    "header": {"id": "0xabc", "rank": 1, "n_ranks": 2, "nnodes": 1},
+    "metadata": {
+        "inspector_output_format_version": "v4.0", "hostname": os.uname().nodename, "pid": os.getpid(),
+    },
+    "coll_perf": {
+        "coll": "AllReduce", "coll_sn": 7, "coll_msg_size_bytes": 4096, "coll_exec_time_us": 250,
+        "coll_timing_source": "kernel_gpu",
+        "event_trace_ts": {"coll_start_ts": time.time_ns() // 1000},
+    },
+}
+assert Path(os.environ["NCCL_PROFILER_PLUGIN"]).is_file() and os.environ["NCCL_INSPECTOR_ENABLE"] == "1"
+folder = Path(os.environ["NCCL_INSPECTOR_DUMP_DIR"])
+(folder / "node-pid1.log").write_text(json.dumps(line) + "\\n")
+"""
+
+
+def test_what_nccls_inspector_writes_becomes_collectives(tmp_path):
+    (tmp_path / "plugin.so").touch()
+    run, done = record(
+        tmp_path, script(tmp_path, INSPECTED), "--nccl-inspector", "plugin.so", RANK=1, WORLD_SIZE=2
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    (row,) = run.table(COLLECTIVES).filter(source="NCCL Inspector").to_dicts()
+    assert (row["rank"], row["op"], row["bytes_in"], row["duration_ns"]) == (1, "all_reduce", 4096, 250_000)
+    assert run.manifest.versions["NCCL Inspector format"] == "v4.0"
+
+
+def test_without_the_option_nothing_of_it_is_set(tmp_path):
+    body = "import os\nprint([name for name in os.environ if name.startswith(('NCCL_PROFILER', 'NCCL_INSPECTOR'))])"
+    _, done = record(tmp_path, script(tmp_path, body))
+    assert done.stdout == b"[]\n"
+
+
+def test_a_plugin_that_is_not_there_is_refused(tmp_path):
+    done = complete([*RECORD, "--nccl-inspector", "./none.so", "--", "true"], tmp_path)
+    assert (done.returncode, done.stderr) == (2, b"dpro: --nccl-inspector ./none.so: no such file\n")

@@ -46,7 +46,13 @@ def read_dump(path: Path, *, rank: int | None = None) -> Trace:
 
 
 OPTIONS = {"skip": 5, "window_steps": 2, "every": 200}
-READERS = Readers(trace=read_trace, dump=read_dump)
+
+
+def read_log(path: Path) -> list[Trace]:
+    raise InputError(f"{path}: no collective in it")
+
+
+READERS = Readers(trace=read_trace, dump=read_dump, log=read_log)
 
 
 @pytest.fixture
