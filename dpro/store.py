@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,12 @@ class Run:
         """What the user calls it."""
         return str(self.source or self.path)
 
-    def table(self, table: Table) -> pl.DataFrame:
+    def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """All rows of a table, sorted as declared; empty where the run has none.
+
+        Args:
+            table: which table.
+            columns: those to read, where not all are needed; rows then come in the order of the parts.
 
         Raises:
             InputError: a part cannot be read.
@@ -86,6 +90,8 @@ class Run:
         parts = sorted((self.path / table.name).glob("*.parquet"))
         if not parts:
             return table.empty()
+        if columns is not None:
+            return _read_columns(table, parts, columns)
         frames = [_read_part(table, part) for part in parts]
         return pl.concat(frames).sort(table.sort_by, maintain_order=True)
 
@@ -201,6 +207,22 @@ def _read_part(table: Table, part: Path) -> pl.DataFrame:
         raise InputError(f"{part}: not readable as Parquet ({str(error).splitlines()[0]})") from error
     known = [name for name in frame.columns if name in table.columns]
     return conform(table, frame.select(known))
+
+
+def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl.DataFrame:
+    """Some columns of all parts at once; parts of older formats may lack some, which get their default."""
+    schema = {name: table.dtypes[name] for name in columns}
+    try:
+        frame = pl.scan_parquet(parts, schema=table.dtypes, missing_columns="insert", glob=False)
+        read = frame.select(columns).collect()
+    except (pl.exceptions.PolarsError, OSError):
+        return pl.concat([_read_part(table, part).select(schema) for part in parts])
+    defaults = [
+        pl.col(name).fill_null(pl.lit(table.columns[name].default, dtype=dtype))
+        for name, dtype in schema.items()
+        if table.columns[name].default is not None and read[name].null_count()
+    ]
+    return read.with_columns(defaults)
 
 
 def _row_count(part: Path) -> int:

@@ -5,6 +5,8 @@ In: `BFloat16`, `c10::BFloat16`, `float`, `signed char`. Out: torch's name and t
 
 from __future__ import annotations
 
+from functools import cache
+
 _TYPES = {
     "float64": (8, ("double",)),
     "float32": (4, ("float",)),
@@ -29,6 +31,7 @@ _TYPES = {
 _NAMES = {alias: name for name, (_, aliases) in _TYPES.items() for alias in (name, *aliases)}
 
 
+@cache
 def dtype_name(recorded: str) -> str:
     """Torch's name of an element type, empty where the recorded one is not known."""
     lower = recorded.strip().lower()

@@ -8,13 +8,11 @@ notice a start or an end is not a measurement, and is not kept; that it noticed 
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
-import pickletools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +21,7 @@ import polars as pl
 
 from dpro.classify import operation
 from dpro.errors import InputError
+from dpro.ingest import plain_pickle
 from dpro.ingest.dtypes import dtype_bytes, dtype_name
 from dpro.ingest.files import read_bytes
 from dpro.ingest.peers import directed_bytes, global_peer
@@ -33,17 +32,9 @@ from dpro.units import NS_PER_MS
 
 SOURCE = "flight recorder"
 _PICKLE = b"\x80"
-_REMEMBER = ("PUT", "BINPUT", "LONG_BINPUT")
 _COALESCED = re.compile(r":\w*coalesced$")  # the end of a coalesced call
 _STATES = ("scheduled", "started", "completed")
 _OWN_KEYS = (b'"pg_status"', b'"time_created_ns"', b'"profiling_name"')
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Loads numbers, texts and containers; anything that would import a class is refused."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        raise pickle.UnpicklingError(f"it wants to load {module_name}.{global_name}")
 
 
 def is_dump(head: bytes) -> bool:
@@ -76,8 +67,7 @@ def read_dump(path: Path, *, rank: int | None = None) -> RankTrace:
     groups = _groups(dump)
     whole = _coalesced(entries, mapping(dump.get("pg_status")))
     rows = [_row(entry, groups, known, whole) for entry in entries]
-    schema = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if name in rows[0]} if rows else {}
-    collectives = pl.DataFrame(rows, schema=schema, orient="row") if rows else COLLECTIVES.empty()
+    collectives = _frame(rows, groups)
     said = _group_rows(dump, entries, groups, known, path.stat().st_mtime_ns)
     world_size = max((rank + 1 for ranks in groups.values() for rank in ranks), default=-1)
     worker = {"rank": [known], "world_size": [world_size], "source": [SOURCE]}
@@ -89,27 +79,31 @@ def read_dump(path: Path, *, rank: int | None = None) -> RankTrace:
     )
 
 
+def _frame(rows: Sequence[dict[str, Any]], groups: Mapping[str, list[int]]) -> pl.DataFrame:
+    """Rows of `collectives`; the ranks of a group, which are many, are told once and joined."""
+    if not rows:
+        return COLLECTIVES.empty()
+    columns = {
+        name: pl.Series(name, [row[name] for row in rows], dtype=COLLECTIVES.dtypes[name])
+        for name in rows[0]
+        if name in COLLECTIVES.dtypes
+    }
+    names = [row["name_of_group"] for row in rows]
+    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    ranks = pl.Series([groups.get(name, []) for name in places], dtype=COLLECTIVES.dtypes["group_ranks"])
+    told = ranks.gather([places[name] for name in names])
+    return pl.DataFrame(columns).with_columns(group_ranks=told)
+
+
 def _load(data: bytes, path: Path) -> Mapping[str, Any]:
     try:
-        dump = _unpickle(data) if data.startswith(_PICKLE) else msgspec.json.decode(data)
+        dump = plain_pickle.loads(data) if data.startswith(_PICKLE) else msgspec.json.decode(data)
     except Exception as error:  # a damaged pickle can raise anything
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: not readable as a flight recorder dump ({reason})") from error
     if not isinstance(dump, dict) or ("entries" not in dump and "pg_config" not in dump):
         raise InputError(f"{path}: not a flight recorder dump (no entries)")
     return dump
-
-
-def _unpickle(data: bytes) -> Any:
-    """The plain values of a pickle.
-
-    An unpickler makes room for every place up to the one that it is told to remember something at: a few
-    bytes can ask for all memory. No honest pickle has more places than bytes.
-    """
-    for opcode, place, _ in pickletools.genops(data):
-        if opcode.name in _REMEMBER and isinstance(place, int) and place > len(data):
-            raise pickle.UnpicklingError(f"it wants to remember {place} values")
-    return _PlainUnpickler(io.BytesIO(data)).load()
 
 
 def _rank_of_name(name: str) -> int:
@@ -196,7 +190,7 @@ def _row(
     group, description = _group_names(entry)
     ranks = groups.get(group, [])
     dtypes = sequence(entry.get("input_dtypes")) or sequence(entry.get("output_dtypes")) or [""]
-    op = operation(name) or name
+    op = _op_of(name)
     bytes_in, bytes_out = directed_bytes(
         op,
         _total_bytes(entry.get("input_sizes"), entry.get("input_dtypes")),
@@ -208,7 +202,7 @@ def _row(
         "window": -1,
         "op": op,
         "group": _label(group, description),
-        "group_ranks": ranks,
+        "name_of_group": group,
         "sequence": _sequence(entry, op),
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
@@ -290,6 +284,11 @@ def _state(entry: Mapping[str, Any], name: str) -> str:
     if name.startswith("gloo:") and entry.get("retired") is True:
         return "completed"
     return state if state in _STATES else ""
+
+
+@cache
+def _op_of(name: str) -> str:
+    return operation(name) or name
 
 
 def _total_bytes(sizes: Any, dtypes: Any) -> int:

@@ -16,6 +16,7 @@ from dpro.store import Run
 
 UNFINISHED = ("scheduled", "started")
 DEFAULT_GROUP = "0 default_pg"
+_RANKS_OF_GROUP = "group_ranks"
 _COUNT_SCALE = 2  # a recording numbers its two flight recorders in turn: the first entries are 0 and 1
 
 
@@ -43,15 +44,23 @@ class Records:
 
 
 def read_records(run: Run) -> Records:
-    """Take what matters for a hang out of a run."""
-    return make_records(
-        run.table(COLLECTIVES),
-        run.table(PROCESS_GROUPS),
-        run.table(WORKERS),
-        run.table(STEPS),
-        run.table(CLOCK_SAMPLES),
-        run.manifest.world_size,
+    """Take what matters for a hang out of a run.
+
+    The ranks of its group are with every call, which is much where groups are large: they are read only if
+    some group's ranks are told nowhere else.
+    """
+    groups, workers, steps, clock_samples = (
+        run.table(table, list(table.columns)) for table in (PROCESS_GROUPS, WORKERS, STEPS, CLOCK_SAMPLES)
     )
+    told = groups.filter(pl.col("group_ranks").list.len() > 0).unique(["group", "group_ranks"])["group"]
+    calls = run.table(COLLECTIVES, [name for name in COLLECTIVES.columns if name != _RANKS_OF_GROUP])
+    known = calls.filter(pl.col("state") != "")["group"].unique()
+    if told.is_duplicated().any() or not known.is_in(told.implode()).all():
+        calls = run.table(COLLECTIVES)
+    else:
+        none = pl.lit([], dtype=COLLECTIVES.dtypes[_RANKS_OF_GROUP])
+        calls = calls.with_columns(none.alias(_RANKS_OF_GROUP))
+    return make_records(calls, groups, workers, steps, clock_samples, run.manifest.world_size)
 
 
 def make_records(

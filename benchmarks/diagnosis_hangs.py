@@ -1,0 +1,160 @@
+"""How often simulated hangs are named right, beside PyTorch's own analyser; and how fast.
+
+python benchmarks/diagnosis_hangs.py [--cases N] [--ranks N] [--ring N]
+
+Cases are drawn as in the tests: DP, FSDP, TP x PP, MoE; 4, 16 or 64 ranks; nine kinds of faults; dumps of any
+version, whole or active entries only, some clipped, some taken too early; one is lost in half of the cases.
+PyTorch's analyser names ranks but no class: it is right if it names exactly the ranks at fault, near if they
+are among those it names. Then the command itself is timed on a folder of dumps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import logging
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from tests.reference import hang_cases, hanging_jobs
+from tests.reference.hang_cases import Case, diagnose, make_case, verdict
+from tests.reference.hanging_jobs import FAULTS, LAYOUTS
+
+
+def wilson(right: int, total: int) -> str:
+    """`right/total (low-high)` with the 95% interval of Wilson (1927), in percent."""
+    if not total:
+        return "-"
+    z, p = 1.96, right / total
+    middle, half = p + z * z / (2 * total), z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
+    low, high = ((middle + sign * half) / (1 + z * z / total) for sign in (-1, 1))
+    return f"{right}/{total} ({100 * low:.1f}-{100 * high:.1f}%)"
+
+
+def draw(seed: int, kind: str | None, folder: Path) -> tuple[Case, int]:
+    """One case: what is drawn besides the kind is the same for all kinds of a seed."""
+    rng = random.Random(f"benchmark {seed}")
+    layout, size = rng.choice(LAYOUTS), rng.choice((4, 16, 64))
+    if kind == "deadlock" and size == 4:
+        size = 16
+    return make_case(seed, layout, size, kind, folder, gloo=False, lose=rng.random() < 0.5), size
+
+
+def named_by_torch(folder: Path) -> set[int] | None:
+    """Ranks that PyTorch's analyser names at each group's first failed collective; None if it raised."""
+    from torch.distributed.flight_recorder.components.builder import build_db
+    from torch.distributed.flight_recorder.components.config_manager import JobConfig
+    from torch.distributed.flight_recorder.components.loader import read_dir
+
+    logging.disable(logging.CRITICAL)
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    try:
+        with quiet, contextlib.redirect_stderr(io.StringIO()):
+            arguments = JobConfig().parse_args([str(folder), "--allow-incomplete-ranks"])
+            database = build_db(*_details(read_dir(arguments), arguments))
+    except BaseException:  # it exits at times
+        return None
+    named: set[int] = set()
+    seen: set[str] = set()
+    for collective in database.collectives:
+        if collective.pass_check or collective.group_id in seen:
+            continue
+        seen.add(collective.group_id)
+        named |= set(collective.missing_ranks or ()) | set(collective.mismatch_collectives or ())
+    return named
+
+
+def _details(read: tuple[object, str], arguments: object) -> tuple[object, object, str]:
+    details, version = read
+    return details, arguments, version
+
+
+def accuracy(cases: int) -> None:
+    """Draw cases of each kind and print how they were judged."""
+    choose = hanging_jobs.choose_dumping
+    hang_cases.choose_dumping = lambda rng, job: dataclasses.replace(choose(rng, job), as_json=False)
+    print("| fault | right rank and class | open | wrong | PyTorch: right ranks | near | raised |")
+    print("|---|---|---|---|---|---|---|")
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    for kind in (*FAULTS, None):
+        found: Counter[str] = Counter()
+        for seed in range(cases):
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    case, size = draw(seed, kind, Path(folder))
+                except IndexError:  # no call of this job suits this fault
+                    continue
+                if kind and case.fault is None:
+                    continue
+                judged, torch = verdict(case, diagnose(Path(folder), size)), named_by_torch(Path(folder))
+            told = "told" if case.told else "untold"
+            found[told] += 1
+            found[f"{told} {judged}"] += 1
+            guilty = set(case.fault.ranks if case.fault else ())
+            found["torch right"] += case.told and torch == guilty
+            found["torch near"] += case.told and torch is not None and torch > guilty
+            found["torch raised"] += case.told and torch is None
+        totals[str(kind)] = found
+        _print_row(kind or "none (healthy)", found)
+    whole = sum((found for kind, found in totals.items() if kind != "None"), Counter())
+    _print_row("all faults", whole)
+    lost = {what: whole[f"untold {what}"] for what in ("right", "open", "silent", "wrong")}
+    print(
+        f"\n{whole['untold']} cases whose dumps do not tell (the decisive one is lost or too early): {lost}"
+    )
+
+
+def _print_row(name: str, found: Counter[str]) -> None:
+    total = found["told"]
+    opened = found["told open"]
+    wrong = found["told wrong"] + found["told silent"]
+    torch = f"{wilson(found['torch right'], total)} | {found['torch near']} | {found['torch raised']}"
+    print(f"| {name} | {wilson(found['told right'], total)} | {opened} | {wrong} | {torch} |")
+
+
+def speed(num_ranks: int, ring: int) -> None:
+    """Time `dpro diagnose` on a folder of dumps, import included, and PyTorch's analyser on the same."""
+    job = hanging_jobs.run_job(random.Random(1), "tp_pp", num_ranks, "host", steps=3)
+    for works in job.works.values():
+        del works[:-ring]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "dumps"
+        folder.mkdir()
+        dumping = hanging_jobs.Dumping(
+            "2.9", as_json=False, active_only=False, ring=ring, timing=False, early={}, stamped=False
+        )
+        hanging_jobs.write_dumps(random.Random(2), job, dumping, folder)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        print(f"\n{num_ranks} dumps, {size / 1e6:.0f} MB, {size / num_ranks / 1e3:.0f} kB each:")
+        begin = time.perf_counter()
+        environment = {**os.environ, "DPRO_CACHE": f"{place}/cache"}
+        command = [sys.executable, "-m", "dpro", "diagnose", str(folder)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        print(f"dpro diagnose: {time.perf_counter() - begin:.1f} s, `{done.stdout.splitlines()[0]}`")
+        print(f"at fault: {job.fault.ranks if job.fault else ()}")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", type=int, default=60, help="seeds of each kind of fault")
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--ring", type=int, default=200, help="entries that are kept of each rank")
+    options = parser.parse_args()
+    if options.cases:
+        accuracy(options.cases)
+    if options.ranks:
+        speed(options.ranks, options.ring)
+
+
+if __name__ == "__main__":
+    main()
