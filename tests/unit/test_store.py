@@ -104,3 +104,29 @@ def test_a_damaged_part_is_named(tmp_path):
 
 def test_counts_add_up_by_reason():
     assert merge_counts([{"b": 1}, {"a": 2, "b": 3}, {}]) == {"a": 2, "b": 4}
+
+
+def test_some_columns_of_all_parts_are_read_at_once(tmp_path):
+    for rank in (1, 0):
+        rows = pl.DataFrame({"rank": [rank], "step": [7], "start_ns": [5], "duration_ns": [3]})
+        write_part(tmp_path, STEPS, f"rank{rank:05d}", rows)
+    write_manifest(tmp_path, Manifest(world_size=2, ranks=[0, 1]))
+    read = open_run(tmp_path).table(STEPS, ["rank", "duration_ns"])
+    assert read.to_dict(as_series=False) == {"rank": [0, 1], "duration_ns": [3, 3]}
+
+
+def test_columns_that_an_older_part_lacks_have_their_default(tmp_path):
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    (tmp_path / "steps").mkdir()
+    old = conform(STEPS, pl.DataFrame({"rank": [0], "step": [7]})).drop("source", "window")
+    old.write_parquet(tmp_path / "steps" / "rank00000.parquet")
+    read = open_run(tmp_path).table(STEPS, ["step", "window", "source"])
+    assert read.rows() == [(7, -1, "")]
+
+
+def test_a_part_that_is_damaged_is_named_also_where_few_columns_are_read(tmp_path):
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "rank00000.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(InputError, match="rank00000"):
+        open_run(tmp_path).table(STEPS, ["step"])

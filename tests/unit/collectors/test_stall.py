@@ -1,0 +1,52 @@
+"""What a process leaves when it stands still, as tables."""
+
+from __future__ import annotations
+
+import json
+
+import polars as pl
+
+from dpro.collectors.stall import forgotten, keep_groups, message_rows, process_groups, stack_of
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
+
+MESSAGE = {
+    "op": "recv", "group": "4", "peer": 0, "sequence": 3, "bytes": 16, "dtype": "float32", "enqueued_ns": 70,
+    "ranks": [2, 5], "state": "scheduled",
+}  # fmt: skip
+
+
+def test_a_message_is_a_row_with_its_peer_as_a_global_rank(tmp_path):
+    (tmp_path / "stall.json").write_text(json.dumps({"messages": [MESSAGE], "stack": ["job.py:3 main"]}))
+    (row,) = conform(COLLECTIVES, message_rows(tmp_path, 5)).to_dicts()
+    assert (row["rank"], row["op"], row["peer"], row["sequence"]) == (5, "recv", 2, 3)
+    assert (row["bytes_in"], row["bytes_out"], row["state"]) == (0, 16, "scheduled")
+    assert stack_of(tmp_path) == "job.py:3 main"
+
+
+def test_a_process_that_never_stood_still_has_neither_messages_nor_stack(tmp_path):
+    assert message_rows(tmp_path, 0).is_empty()
+    assert stack_of(tmp_path) == ""
+    assert process_groups(tmp_path, 0).is_empty()
+
+
+def test_the_latest_dump_tells_of_groups_and_when_it_was_last_found_unchanged(tmp_path):
+    for saved_ns, enqueued in ((20, 8), (10, 7)):
+        said = pl.DataFrame({"rank": [-1], "group": ["3 dp"], "enqueued": [enqueued], "saved_ns": [saved_ns]})
+        keep_groups(tmp_path, "fr", conform(PROCESS_GROUPS, said))
+    (tmp_path / "groups.json").write_text(json.dumps({"3": [0, 2]}))
+    (tmp_path / "checked").write_text("50")
+    (row,) = process_groups(tmp_path, 2).to_dicts()
+    assert (row["rank"], row["group_ranks"], row["enqueued"], row["saved_ns"]) == (2, [0, 2], 8, 50)
+
+
+def test_what_a_later_dump_has_lost_unfinished_is_unknown():
+    frame = pl.DataFrame(
+        {
+            "collective_id": [0, 2, 4, 2, 4, 6],
+            "state": ["scheduled", "scheduled", "completed", "completed", "completed", "scheduled"],
+            "saved_ns": [10, 10, 10, 20, 20, 20],
+        }
+    )
+    assert forgotten(frame)["state"].to_list() == [
+        "", "scheduled", "completed", "completed", "completed", "scheduled"
+    ]  # fmt: skip
