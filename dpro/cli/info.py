@@ -13,6 +13,7 @@ from dpro.cli.output import console, json_option, print_json
 from dpro.cli.telemetry import in_words as telemetry_in_words
 from dpro.cli.telemetry import summarize
 from dpro.errors import InputError
+from dpro.units import us
 
 if TYPE_CHECKING:
     import polars as pl
@@ -73,6 +74,7 @@ def describe(run: Run) -> dict[str, Any]:
         "steps": steps["step"].n_unique(),
         "hosts": run.manifest.hosts,
         "gpus": run.manifest.gpus,
+        "clocks": _clocks(run),
         "telemetry": summarize(_parts(run, COUNTERS.name, *COUNTERS.columns), run.table(WORKERS)),
         "no_window": why_no_window(run),
         "ended": _ends(run),
@@ -80,6 +82,33 @@ def describe(run: Run) -> dict[str, Any]:
         "attempts": _earlier_attempts(run),
         "coverage": held["coverage"] | _coverage(run, steps, held["coverage"]["unclassified"]["share"]),
     }
+
+
+def _clocks(run: Run) -> dict[str, Any]:
+    """How many clocks the ranks had, and how often and how well those were compared."""
+    import polars as pl
+
+    from dpro.schema import CLOCK_SAMPLES, WORKERS
+
+    known = run.table(WORKERS).filter(pl.col("clock") != "")["clock"].n_unique()
+    between = run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") >= 0)
+    return {
+        "distinct": known or None,
+        "compared": between.select("rank", "peer_rank").n_unique(),
+        "samples": between.height,
+        "round_trip_us": us(between["round_trip_ns"].median()) if between.height else None,  # type: ignore[arg-type]
+    }
+
+
+def _clocks_in_words(clocks: Mapping[str, Any]) -> list[str]:
+    if not clocks["distinct"]:
+        return []
+    if clocks["distinct"] == 1:
+        return ["clocks     one for all ranks"]
+    if not clocks["samples"]:
+        return [f"clocks     {clocks['distinct']}, never compared: known only by the ends of collectives"]
+    bound = f"{clocks['round_trip_us'] / 2:.1f} us"
+    return [f"clocks     {clocks['distinct']}, compared in {clocks['compared']} pairs to {bound} (median)"]
 
 
 def _ends(run: Run) -> list[dict[str, Any]]:
@@ -178,6 +207,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         f"ranks      {ranks_in_words(document)}",
         f"hosts      {', '.join(document['hosts']) or 'not recorded'}",
         f"GPUs       {', '.join(document['gpus']) or 'none recorded'}",
+        *_clocks_in_words(document["clocks"]),
         *(f"telemetry  {line}" for line in telemetry_in_words(document["telemetry"])),
         f"steps      {document['steps']}, of which {coverage['steps_in_windows']} lie in deep windows",
         *([f"windows    none: {document['no_window']}"] if document["no_window"] else []),

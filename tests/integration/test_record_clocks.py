@@ -1,18 +1,22 @@
 """Clocks of several hosts: real jobs in which every rank stands for a host of its own, whose clock is off."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 from dpro.cli.record import ensure_finished
-from dpro.schema import CLOCK_SAMPLES, STEPS, WORKERS
-from dpro.store import Run, open_run
+from dpro.collectors.launch import ALIAS
+from dpro.replay.build import build_graph
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
+from dpro.store import Run, open_run, write_manifest, write_part
 
 pytest.importorskip("torch")
 
@@ -20,19 +24,18 @@ ROOT = Path(__file__).parents[2]
 MS = 1_000_000
 SHIFT_MS = (0.0, 0.2, -5.0, 50.0)
 
-# Every rank takes its clock for another one than its neighbours do; `_dpro` is the recorder in this process.
+# Every rank takes its clock for another one than its neighbours do.
 HOSTS = """
-import functools, os, sys, time
+import functools, importlib, os, sys, time
 import torch
 import torch.distributed as dist
 
 rank = int(os.environ["RANK"])
-if "_dpro" in sys.modules:
-    import _dpro.peers as peers, _dpro.recorder as recorder
-    shift_ns = round(1_000_000 * SHIFT_MS[rank])
-    peers.host_clock = recorder.host_clock = lambda: f"host{rank % NUM_HOSTS}"
-    peers.PingPong = functools.partial(peers.PingPong, shown=lambda ns: ns + shift_ns)
-    peers.FAN_OUT = FAN_OUT
+peers, recorder = (importlib.import_module(f"{ALIAS}.{name}") for name in ("peers", "recorder"))
+shift_ns = round(1_000_000 * SHIFT_MS[rank])
+peers.host_clock = recorder.host_clock = lambda: f"host{rank % NUM_HOSTS}"
+peers.PingPong = functools.partial(peers.PingPong, shown=lambda ns: ns + shift_ns)
+peers.FAN_OUT = FAN_OUT
 
 def train(seconds):
     model = torch.nn.Linear(64, 64)
@@ -50,7 +53,7 @@ def train(seconds):
 
 def job(folder: Path, body: str, num_hosts: int = 4, fan_out: int = 8) -> Path:
     path = folder / "job.py"
-    constants = f"SHIFT_MS, NUM_HOSTS, FAN_OUT = {SHIFT_MS}, {num_hosts}, {fan_out}\n"
+    constants = f"SHIFT_MS, NUM_HOSTS, FAN_OUT, ALIAS = {SHIFT_MS}, {num_hosts}, {fan_out}, {ALIAS!r}\n"
     path.write_text(constants + HOSTS + textwrap.dedent(body))
     return path
 
@@ -60,9 +63,9 @@ def environment(**extra: object) -> dict[str, str]:
     return own | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
 
 
-def torchrun(folder: Path, path: Path, ranks: int) -> Run:
+def torchrun(folder: Path, path: Path, ranks: int, *options: str) -> Run:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(path)]
-    record = [sys.executable, "-m", "dpro", "record", "-o", "run", "--skip", "100000", "--", *launcher]
+    record = [sys.executable, "-m", "dpro", "record", "-o", "run", *options, "--", *launcher]
     done = subprocess.run(record, cwd=folder, env=environment(), capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     ensure_finished(folder / "run")
@@ -73,16 +76,29 @@ def compared(run: Run) -> pl.DataFrame:
     return run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") >= 0)
 
 
-@pytest.mark.parametrize(("ranks", "fan_out"), [(2, 8), pytest.param(4, 1, marks=pytest.mark.slow)])
-def test_offsets_of_clocks_are_recorded_within_their_round_trips_while_the_ranks_train(
-    tmp_path, ranks, fan_out
-):
-    body = """
-    dist.init_process_group("gloo")
-    train(4)
-    dist.destroy_process_group()
-    """
-    run = torchrun(tmp_path, job(tmp_path, body, fan_out=fan_out), ranks)
+def dpro(command: str, run: Path) -> dict[str, Any]:
+    """What a command says of a run in JSON."""
+    words = [sys.executable, "-m", "dpro", command, str(run), "--json"]
+    done = subprocess.run(words, env=environment(), capture_output=True, check=True, timeout=120)
+    return json.loads(done.stdout)
+
+
+TRAIN = """
+dist.init_process_group("gloo")
+train(4)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp("two_hosts")
+    windows = ("--skip", "50", "--every", "100000", "--window-steps", "20")
+    return torchrun(folder, job(folder, TRAIN), 2, *windows)
+
+
+def check_samples(run: Run, ranks: int) -> pl.DataFrame:
+    """Every sample is right within half its round trip; returns how many there are of each pair."""
     assert run.manifest.warnings == []
     assert sorted(run.table(WORKERS)["clock"]) == [f"host{rank}" for rank in range(ranks)]
     samples = compared(run)
@@ -90,15 +106,52 @@ def test_offsets_of_clocks_are_recorded_within_their_round_trips_while_the_ranks
     error = (samples["offset_ns"] - shift[samples["rank"]] + shift[samples["peer_rank"]]).abs()
     assert (error <= samples["round_trip_ns"] / 2).all()
     assert (samples["monotonic_ns"] == -1).all()
-    # At the start and a second later at least; with a fan-out of 1 each host has the one before it.
-    pairs = samples.group_by("rank", "peer_rank").len()
-    assert pairs.height == ranks - 1
-    assert (pairs["len"] >= 16).all()
-    assert pairs["rank"].n_unique() == ranks - 1
-    assert pairs["peer_rank"].n_unique() == (1 if fan_out > 1 else ranks - 1)
-    # Samples lie within the time that was recorded, in order.
     times = run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") < 0)["time_ns"]
     assert samples["time_ns"].is_between(times.min() - 60 * MS, times.max() + 2_000 * MS).all()
+    return samples.group_by("rank", "peer_rank").len()
+
+
+def test_offsets_of_clocks_are_recorded_within_their_round_trips_while_the_ranks_train(two_hosts):
+    pairs = check_samples(two_hosts, 2)
+    assert pairs.height == 1
+    assert pairs["len"].item() >= 16  # at the start and a second later at least
+
+
+@pytest.mark.slow
+def test_with_a_fan_out_of_one_each_host_is_compared_with_the_one_before_it(tmp_path):
+    pairs = check_samples(torchrun(tmp_path, job(tmp_path, TRAIN, fan_out=1), 4), 4)
+    assert pairs.height == pairs["rank"].n_unique() == pairs["peer_rank"].n_unique() == 3
+
+
+def test_info_says_how_well_clocks_were_compared(two_hosts):
+    clocks = dpro("info", two_hosts.path)["clocks"]
+    assert (clocks["distinct"], clocks["compared"]) == (2, 1)
+    assert clocks["samples"] == compared(two_hosts).height
+    assert 0 < clocks["round_trip_us"] < 100_000
+
+
+def test_a_recorded_job_of_two_hosts_is_aligned_by_the_comparisons_of_their_clocks(two_hosts, tmp_path):
+    # Kineto and the hooks have this machine's clock: what they saw on rank 1 is put on the clock of its host.
+    shift_ns = round(SHIFT_MS[1] * MS)
+    late = pl.when(pl.col("rank") == 1).then(shift_ns).otherwise(0)
+    for table in (SPANS, COLLECTIVES, SYNCS, STEPS):
+        write_part(
+            tmp_path / "run", table, "all", two_hosts.table(table).with_columns(pl.col("start_ns") + late)
+        )
+    for table in (WORKERS, CLOCK_SAMPLES):
+        write_part(tmp_path / "run", table, "all", two_hosts.table(table))
+    write_manifest(tmp_path / "run", two_hosts.manifest)
+    built = build_graph(open_run(tmp_path / "run"))
+    clock = built.alignment.of(1)
+    assert (clock.source, clock.name) == ("clock samples", socket.gethostname() + " (host1)")
+    assert abs(clock.line.offset_ns - shift_ns) <= clock.line.uncertainty_ns < 0.1 * MS
+    assert built.alignment.conflicts == ()
+    document = dpro("replay", tmp_path / "run")
+    [first, second] = document["clocks"]
+    assert (first["source"], first["ranks"], first["offset_ns"]) == ("reference", [0], 0)
+    assert (second["source"], second["ranks"]) == ("clock samples", [1])
+    assert second["offset_ns"] == clock.line.offset_ns
+    assert set(second) >= {"clock", "window", "drift_ppm", "uncertainty_ns", "reference_ns"}
 
 
 @pytest.mark.slow
