@@ -33,6 +33,7 @@ class Ending(NamedTuple):
 
 
 UNKNOWN = Ending(-1, -1)
+NOT_EXITED = b"\xff\xfe"  # two bytes that differ; on exit both become the code
 
 
 def ending(folder: Path, recorded: Sequence[records.Record], status: int | None) -> Ending:
@@ -52,8 +53,8 @@ def ending(folder: Path, recorded: Sequence[records.Record], status: int | None)
 
 def exited(path: Path) -> Ending:
     """What libc wrote when a process exited."""
-    code = path.read_bytes()[-1:] if path.is_file() else b""
-    return Ending(code[0], -1) if code else UNKNOWN
+    once, twice = (path.read_bytes() if path.is_file() else b"")[:2] or NOT_EXITED
+    return Ending(once, -1) if once == twice else UNKNOWN
 
 
 def _reaped(path: Path) -> Ending:

@@ -103,7 +103,8 @@ def _converted(run: Path, process: Process, readers: Readers, status: int | None
         OSError: the tables cannot be written; somebody may try again when they can.
     """
     try:
-        return convert_process(run, process, readers, status)
+        note = convert_process(run, process, readers, status)
+        return note | {"warnings": [*note["warnings"], *_cut_off(process)]}
     except OSError:
         raise
     except Exception as error:
@@ -141,6 +142,13 @@ def _inspected(launch: Launch, recorded: list[Process], readers: Readers) -> dic
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         return {"warnings": [f"not all logs of NCCL's Inspector were converted: {what}"], "whole": False}
+
+
+def _cut_off(process: Process) -> list[str]:
+    """What a process was about to write when it was killed, or could not since the disk was full."""
+    names = sorted({path.name.partition(".")[0] for path in process.folder.glob("*.tmp")})
+    lost = f"rank {process.rank}: not written whole, for the process was killed then or the disk full: "
+    return [lost + ", ".join(names)] if names else []
 
 
 def _manifest(

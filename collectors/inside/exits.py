@@ -1,8 +1,8 @@
 """How processes of the job end: with which exit code, or asked to by which signal.
 
-In: the moments before an end that Python or libc tells of. Out: records of kind ENDING; `exit`, one byte,
-written by libc itself once the interpreter is gone; and `reaped`, what a parent got to know of a process
-that recorded. The kernel tells all of this to anybody from Linux 6.15 on, earlier ones only to the parent.
+In: the moments before an end that Python or libc tells of. Out: records of kind ENDING; `exit`, written by
+libc itself once the interpreter is gone; and `reaped`, what a parent got to know of a process that recorded.
+The kernel tells all of this to anybody from Linux 6.15 on, earlier ones only to the parent.
 
 A process that is killed without being asked (SIGKILL, a crash) can leave no word here.
 """
@@ -24,6 +24,7 @@ from . import records
 from .patching import patch
 from .recorder import Recorder
 
+UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
 _UNBUFFERED = 2  # _IONBF
 
 
@@ -42,18 +43,21 @@ class Exits:
         self.keep_exit_code(self._recorder.folder / "exit")
 
     def keep_exit_code(self, path: Path) -> None:
-        """Have libc write the exit code to a file, as one byte, when the process exits.
+        """Have libc write the exit code to a file when the process exits: one byte, twice.
 
         Python is gone by then. `on_exit` calls a function with the exit code and a pointer, and `fputc`
-        takes just that: a code, of which it writes the last byte, and a stream.
+        takes just that: a code, of which it writes the last byte, and a stream. Until then the file holds
+        two bytes that differ, so that its block is there on a disk that is full in the end.
         """
+        path.write_bytes(UNKNOWN)
         libc = ctypes.CDLL(None)
         libc.fopen.restype = ctypes.c_void_p
-        stream = ctypes.c_void_p(libc.fopen(os.fsencode(path), b"we"))
+        stream = ctypes.c_void_p(libc.fopen(os.fsencode(path), b"r+e"))
         if not stream.value:
             raise OSError(f"{path} cannot be written")
         libc.setvbuf(stream, None, _UNBUFFERED, ctypes.c_size_t(0))
-        libc.on_exit(libc.fputc, stream)
+        for _ in UNKNOWN:
+            libc.on_exit(libc.fputc, stream)
         self._descriptors.append(libc.fileno(stream))
 
     def on_quit(self, code: object = 0) -> None:

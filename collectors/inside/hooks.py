@@ -54,7 +54,7 @@ def install(launch: str) -> None:
         preemption,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
-    os.register_at_fork(after_in_child=lambda: recorder.guarded(recorder.on_fork))
+    os.register_at_fork(after_in_child=lambda: recorder.run(recorder.on_fork))
     atexit.register(recorder.guarded, recorder.on_exit)
 
 

@@ -98,8 +98,11 @@ class Recorder:
 
     def guarded(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run a part of the core; if it fails, say so in the log and record no more."""
-        if not self.enabled:
-            return
+        if self.enabled:
+            self.run(action, *arguments)
+
+    def run(self, action: Callable[..., None], *arguments: Any) -> None:
+        """The same, also where recording has ended already."""
         try:
             action(*arguments)
         except Exception as error:
@@ -192,8 +195,9 @@ class Recorder:
             self._thread.join(THREAD_JOIN_S)
 
     def on_fork(self) -> None:
-        """This is a forked child: whatever is open belongs to the parent."""
+        """This is a forked child: whatever is open belongs to the parent, also of probes that failed."""
         self._forked = True
+        self._silenced.clear()
         self._forget()
         self._tell("fork")
 

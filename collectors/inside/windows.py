@@ -95,6 +95,7 @@ class Windows:
             return
         if threading.get_ident() != self._thread:
             return  # only the thread that started Kineto can stop it
+        save = save and folder.is_dir()  # Kineto would say on stderr that the run was deleted
         window, self._open = self._open, None
         index, end_ns = self._count - 1, time.time_ns()
         _stop_kineto(window, folder / f"window{index:04d}.json" if save else None)

@@ -48,7 +48,9 @@ def why_no_window(run: Run) -> str:
     if run.rows()[SPANS.name] or not {"skip", "window_steps"} <= options.keys():
         return ""
     last = run.table(STEPS)["step"].max()
-    steps = last + 1 if isinstance(last, int) else 0
+    if not isinstance(last, int):
+        return ""
+    steps = last + 1
     first, end = options["skip"], options["skip"] + options["window_steps"]
     if steps < end:
         return (

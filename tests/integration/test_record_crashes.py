@@ -1,8 +1,12 @@
 """How recorded jobs end: what is known of it afterwards, and what of the recording survives."""
 
+import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
@@ -12,6 +16,7 @@ import pytest
 from dpro.cli.info import describe
 from dpro.collectors.endings import UNKNOWN, Ending, ending
 from dpro.collectors.inside.records import read_records
+from dpro.collectors.launch import RecordOptions
 from dpro.schema import SPANS, STEPS, TABLES, WORKERS
 from dpro.store import Run
 from tests.jobs import (
@@ -22,6 +27,7 @@ from tests.jobs import (
     complete,
     kill,
     opened,
+    record,
     script,
     sidecar_of,
     start,
@@ -60,8 +66,7 @@ def ended(number, how):
     sys.path.insert(0, PACKAGES)
     launch = pathlib.Path(str(number)).resolve()
     launch.mkdir()
-    config = {"every": 100, "window_steps": 2, "skip": 50, "shapes": False}
-    (launch / "config.json").write_text(json.dumps(config))
+    (launch / "config.json").write_text(json.dumps(CONFIG))
     importlib.import_module("inside.hooks").install(str(launch))
     train_step()
     train_step()
@@ -80,7 +85,8 @@ for number, how in enumerate(ENDS):
 def ended_from_within(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ends")
     packages = str(ROOT / "collectors")
-    body = f"PACKAGES, ENDS = {packages!r}, {list(ENDS)!r}\n{ENDED_FROM_WITHIN}"
+    config = asdict(RecordOptions(skip=50))
+    body = f"PACKAGES, ENDS, CONFIG = {packages!r}, {list(ENDS)!r}, {config!r}\n{ENDED_FROM_WITHIN}"
     done = complete(script(folder, body), folder)
     assert done.returncode == 0, done.stderr
     return folder, [int(line) for line in done.stdout.split()]
@@ -238,3 +244,116 @@ def check_consistency(folder: Path, run: Run) -> None:
 )
 def test_run_is_whole_whatever_was_killed_whenever(tmp_path, seed):
     check_consistency(tmp_path, killed_at_random(tmp_path, seed))
+
+
+# Where the recording goes fails: the job must not notice.
+
+PROFILED = "for _ in range(400): train_step()\nprint('trained')"
+
+
+def on_a_disk_of(
+    size_kib: int, folder: Path, *commands: list[str]
+) -> list[subprocess.CompletedProcess[bytes]]:
+    """What some commands did, in a namespace of their own where `folder/disk` is a small file system."""
+    (folder / "disk").mkdir()
+    results = folder / "results"
+    results.mkdir()
+    lines = [f"mount -t tmpfs -o size={size_kib}k tmpfs disk || exit 77"]
+    for number, command in enumerate(commands):
+        streams = f">{results}/{number}.out 2>{results}/{number}.err"
+        lines.append(f"{shlex.join(command)} {streams}; echo $? >{results}/{number}.rc")
+    done = complete(["unshare", "-m", "sh", "-c", "\n".join(lines)], folder)
+    if not (results / "0.rc").exists():
+        pytest.skip(f"no small file system can be mounted here: {done.stderr.decode()}")
+    return [
+        subprocess.CompletedProcess(
+            command,
+            int((results / f"{number}.rc").read_text()),
+            *((results / f"{number}.{stream}").read_bytes() for stream in ("out", "err")),
+        )
+        for number, command in enumerate(commands)
+    ]
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
+def test_full_disk_ends_the_recording_and_not_the_job_and_what_was_written_can_be_read_later(tmp_path):
+    info = [sys.executable, "-m", "dpro", "info", "disk/run"]
+    job, full, room, later = on_a_disk_of(
+        1200,
+        tmp_path,
+        [*RECORD, "-o", "disk/run", "--every", "10", "--", *script(tmp_path, PROFILED)],
+        info,
+        ["mount", "-o", "remount,size=100m", "disk"],
+        info,
+    )
+    assert (job.returncode, job.stdout, job.stderr) == (0, b"trained\n", b"")
+    assert full.returncode == 1
+    assert b"its tables cannot be written" in full.stderr
+    assert full.stderr.count(b"\n") == 1
+    assert (room.returncode, later.returncode) == (0, 0)
+    assert b"steps      399" in later.stdout
+    assert b"rank 0: exit code 0" in later.stdout
+    assert b"not written whole" in later.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
+def test_disk_that_is_full_from_the_start_is_a_run_that_says_so(tmp_path):
+    job, info = on_a_disk_of(
+        600,
+        tmp_path,
+        [*RECORD, "-o", "disk/run", "--", *script(tmp_path, PROFILED)],
+        [sys.executable, "-m", "dpro", "info", "disk/run"],
+    )
+    assert (job.returncode, job.stdout, job.stderr) == (0, b"trained\n", b"")
+    assert info.returncode == 0
+    assert b"stopped recording in on_update: OSError: [Errno 28]" in info.stdout
+
+
+def test_run_that_is_deleted_while_the_job_runs_is_not_missed_by_it(tmp_path):
+    body = """
+    import os, pathlib, shutil
+    for _ in range(20): train_step()
+    shutil.rmtree("run")
+    for _ in range(30): train_step()
+    if os.fork() == 0:
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    sys.exit(3)
+    """
+    done = complete([*RECORD, "-o", "run", "--every", "10", "--", *script(tmp_path, body)], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"7\n", b"")
+    assert not (tmp_path / "run").exists()
+
+
+# Nothing of the recorder's keeps a job from ending.
+
+
+@pytest.mark.parametrize("window", ["--skip=1000", "--skip=5"])
+def test_interpreter_ends_at_once_with_our_threads_in_it(tmp_path, window):
+    body = """
+    import threading
+    for _ in range(6): train_step()
+    print(sorted(each.name for each in threading.enumerate() if not each.daemon))
+    print(len([each for each in threading.enumerate() if each.daemon and each.name.startswith("dpro-")]) > 0)
+    """
+    run, done = record(tmp_path, script(tmp_path, body), window)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"['MainThread']\nTrue\n", b"")
+    assert run.manifest.warnings == []
+
+
+def test_ctrl_c_of_a_terminal_reaches_the_job_alone_and_the_run_is_whole(tmp_path):
+    body = FOREVER.replace("for number", "try:\n  for number").replace("\n    ", "\n      ") + (
+        "except KeyboardInterrupt:\n    print('interrupted')\n    raise\n"
+    )
+    job = start([*RECORD, "-o", "run", "--", *script(tmp_path, body)], tmp_path)
+    wait_for(tmp_path / "running")
+    for pid in (job.pid, *children(job.pid)):
+        kill(pid, number=signal.SIGINT)
+    stdout, stderr = job.communicate(timeout=60)
+    assert job.returncode == -signal.SIGINT
+    assert stdout == b"True\ninterrupted\n"
+    assert stderr.rstrip().endswith(b"KeyboardInterrupt")
+    run = opened(tmp_path / "run")
+    assert run.table(WORKERS)["exit_signal"].to_list() == [signal.SIGINT]
+    assert run.table(STEPS).height >= 40
