@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import struct
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+VMSTAT = Path("/proc/vmstat")
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit status
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = (
@@ -76,6 +78,14 @@ def close_descriptors(keep: Collection[int]) -> None:
         if int(entry) > 2 and int(entry) not in keep:
             with suppress(OSError):
                 os.close(int(entry))
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed on this host since boot, for lack of memory."""
+    with suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
 
 
 def wait_for_any(processes: Sequence[Process], timeout_s: float) -> None:

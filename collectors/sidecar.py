@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dpro.collectors import absence
 from dpro.collectors.launch import Launch
-from dpro.collectors.processes import Process, wait_for_any
+from dpro.collectors.processes import Process, oom_kills, wait_for_any
 from dpro.collectors.telemetry.sampler import start as start_sampler
 from dpro.collectors.telemetry.samples import sample_files
 
@@ -47,6 +47,7 @@ def attend(
         finish: makes the run whole; told the wait status of the job, None where unknown, and of its
             processes by pid.
     """
+    killed_before = oom_kills()
     sampler = start_sampler(recording)
     ranks: dict[int, Process] = {}
     helper = 0
@@ -62,13 +63,24 @@ def attend(
         elif _enough_waits(recording):
             helper = _at_idle_priority(convert, recording)
     _outlast(recording, ranks)
+    _note_oom(recording, oom_kills() - killed_before)
     if sampler is not None:
         sampler.stop()
     if helper:  # at idle priority it may take forever; what it has begun is done again
         os.kill(helper, signal.SIGKILL)
         os.waitpid(helper, 0)
+    status = _final_status(job)  # waits a moment, so that what it started has a status, too
     statuses = {pid: rank.status for pid, rank in ranks.items() if rank.ended() and rank.status is not None}
-    finish(recording, _final_status(job), statuses)
+    finish(recording, status, statuses)
+
+
+def _note_oom(recording: Launch, killed: int) -> None:
+    if killed > 0 and recording.raw.is_dir():
+        with (recording.raw / "log.txt").open("a") as log:
+            log.write(
+                f"{socket.gethostname()}: for lack of memory the kernel killed {killed} process(es), of the "
+                "job or of others, while the job ran\n"
+            )
 
 
 def _enough_waits(recording: Launch) -> bool:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from dpro.collectors import processes
 from dpro.collectors.processes import Process, start_ticks, wait_for_any
 
 
@@ -21,6 +22,15 @@ def test_status_of_a_zombie_is_known(end, code):
     assert process.status is not None
     assert os.waitstatus_to_exitcode(process.status) == code
     child.wait()
+
+
+def test_kills_for_lack_of_memory_are_counted_where_the_kernel_counts_them(tmp_path, monkeypatch):
+    for text, expected in (("pgfault 9\noom_kill 3\nx 1\n", 3), ("pgfault 9\n", 0)):
+        (tmp_path / "vmstat").write_text(text)
+        monkeypatch.setattr(processes, "VMSTAT", tmp_path / "vmstat")
+        assert processes.oom_kills() == expected
+    monkeypatch.setattr(processes, "VMSTAT", tmp_path / "nowhere")
+    assert processes.oom_kills() == 0
 
 
 def test_process_that_is_gone_has_ended():
