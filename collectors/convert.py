@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from dpro.collectors import calls
+from dpro.collectors.cost import window_costs
 from dpro.collectors.endings import ending
 from dpro.collectors.host_facts import host_counters
 from dpro.collectors.inside import records
@@ -31,6 +32,7 @@ from dpro.schema import (
     CLOCK_SAMPLES,
     COLLECTIVES,
     COUNTERS,
+    DEPENDENCIES,
     PROCESS_GROUPS,
     SPANS,
     STEPS,
@@ -42,8 +44,9 @@ from dpro.schema import (
 from dpro.store import write_part
 
 SOURCE = "dpro recorder"
-WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS)
-_ID_COLUMNS = ("span_id", "launch_span_id", "collective_id")
+MISSED = "deep windows of a rank that learned of them too late"
+WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES)
+_ID_COLUMNS = ("span_id", "launch_span_id", "collective_id", "source_span_id", "target_span_id")
 _WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this); those of calls below
 
 
@@ -77,6 +80,13 @@ class LogReader(Protocol):
         """Read a log: a trace per process."""
 
 
+class ExecutionReader(Protocol):
+    """Adds to a window what an execution trace of the same steps knows."""
+
+    def __call__(self, trace: Any, path: Path, *, rank: int) -> Any:
+        """Read an execution trace."""
+
+
 @dataclass(frozen=True)
 class Readers:
     """How to read what PyTorch and NCCL wrote; handed in: importers are none of the recorder's business."""
@@ -84,6 +94,7 @@ class Readers:
     trace: TraceReader
     dump: DumpReader
     log: LogReader
+    execution: ExecutionReader
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,10 @@ def _convert_windows(run: Path, process: Process, readers: Readers, until_ns: in
         batch = process.folder / f"batch-{waiting[0].stem}"
         batch.mkdir()
         for path in waiting:
-            path.rename(batch / path.name)
+            execution = path.with_name(path.name.replace("window", "trace"))
+            for each in (execution, path):  # in this order: a window in a batch has all that belongs to it
+                if each.exists():
+                    each.rename(batch / each.name)
     for batch in sorted(process.folder.glob("batch-*")):
         _convert_batch(run, process, batch, readers)
         shutil.rmtree(batch.rename(batch.with_name(f"done-{batch.name}")))
@@ -157,6 +171,9 @@ def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -
         window = int(path.stem.removeprefix("window"))
         try:
             trace = readers.trace(path, rank=process.rank, window=window)
+            execution = path.with_name(path.name.replace("window", "trace"))
+            if execution.exists():
+                trace = readers.execution(trace, execution, rank=process.rank)
         except DproError as error:
             notes.append(
                 {"warnings": [f"rank {process.rank}: window {window} is lost: {_cause(error, path)}"]}
@@ -204,10 +221,11 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
         status: its wait status, None where unknown.
 
     Returns:
-        What is to be said of it in the manifest: `warnings`, `skipped`, `versions`.
+        What is to be said of it in the manifest: `warnings`, `skipped`, `versions`, `windows`.
     """
     recorded = records.read_records(process.folder / "records.bin")
-    write_part(run, STEPS, process.part, _steps(process.rank, recorded))
+    steps = _steps(process.rank, recorded)
+    write_part(run, STEPS, process.part, steps)
     write_part(run, COUNTERS, process.part, _counters(process, recorded))
     write_part(run, CLOCK_SAMPLES, process.part, _clock_samples(process.rank, recorded))
     write_part(run, BUCKETS, process.part, _buckets(process))
@@ -222,10 +240,21 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     ]
     return {
         "warnings": [warning for note in notes for warning in note.get("warnings", [])],
-        "skipped": [calls.lost_calls(process.folder), *(note.get("skipped", {}) for note in notes)],
+        "skipped": [
+            calls.lost_calls(process.folder),
+            _missed(recorded),
+            *(note.get("skipped", {}) for note in notes),
+        ],
+        "windows": window_costs(steps),
         "versions": {k: v for note in notes for k, v in note.get("versions", {}).items()}
         | process.facts["versions"],
     }
+
+
+def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
+    """Deep windows that this rank did not take, though others did."""
+    late = sum(r.kind == records.MISSED and r.c == 1 for r in recorded)
+    return {MISSED: late} if late else {}
 
 
 def move_process(run: Path, process: Process, to: Path) -> None:

@@ -24,6 +24,7 @@ from dpro.collectors.convert import (
     move_process,
     processes,
 )
+from dpro.collectors.cost import worst
 from dpro.collectors.endings import Ending, ending, exited
 from dpro.collectors.inside import records
 from dpro.collectors.inspector_logs import convert_logs
@@ -175,6 +176,7 @@ def _manifest(
         exit_status=_job_ending(launch, status).status,
         warnings=_distinct(warnings),
         skipped=merge_counts(count for note in notes for count in note.get("skipped", [])),
+        windows=worst(note.get("windows", {}) for note in notes),
     )
 
 
@@ -201,6 +203,7 @@ def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
         exit_status=failed[0] if failed else None if None in statuses else 0,
         warnings=_distinct([*earlier.warnings, *mine.warnings]),
         skipped=merge_counts([earlier.skipped, mine.skipped]),
+        windows=worst([earlier.windows, mine.windows]),
     )
 
 

@@ -78,9 +78,13 @@ class RecordOptions:
 
     Attributes:
         window_steps: steps of a deep window.
-        every: steps from one deep window to the next.
+        every: steps from one deep window to the next; None for as many as it takes to keep to the budget.
+        budget: the share of the job's time that windows may cost then.
         skip: steps before the first one.
         shapes: whether windows have the input shapes of operators.
+        stacks: whether windows have Python calls.
+        modules: whether windows have the modules that operators belong to.
+        execution_trace: whether windows have what operators need from each other.
         telemetry_period_s: time from one sample of the node to the next; 0 for none.
         nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
         mask_command: whether only the first word of the command is kept.
@@ -88,9 +92,13 @@ class RecordOptions:
     """
 
     window_steps: int = 2
-    every: int = 200
+    every: int | None = None
+    budget: float = 0.01
     skip: int = 5
     shapes: bool = False
+    stacks: bool = False
+    modules: bool = False
+    execution_trace: bool = False
     mask_command: bool = False
     step: str = ""
     telemetry_period_s: float = 1.0
@@ -137,6 +145,9 @@ class Launch:
         """Delete what the recorder wrote: its tables are whole."""
         shutil.rmtree(self.raw, ignore_errors=True)
         with suppress(OSError):
+            if not any(path.is_dir() for path in self.raw.parent.iterdir()):  # this was the last launcher's
+                for left in self.raw.parent.glob("*.json"):
+                    left.unlink()
             self.raw.parent.rmdir()
 
     def remove_marker(self) -> None:
@@ -316,7 +327,8 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
         for each in locked:
             if _job_lives(each):
                 raise InputError(
-                    f"{run}: still being recorded{_so_far(each)}; read it when the job has ended"
+                    f"{run}: still being recorded{_so_far(each)}; read it when the job has ended, "
+                    f"or a copy of what there is now: dpro attach {run} -o COPY"
                 )
         if time.monotonic() > deadline:
             raise InputError(_slow(run, locked[0]))

@@ -49,6 +49,7 @@ class Manifest:
     exit_status: int | None = None
     warnings: list[str] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
+    windows: dict[str, float] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property

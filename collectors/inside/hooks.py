@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from . import (
     buckets,
     clocks,
+    control,
     data,
     exits,
     flight,
@@ -27,6 +28,7 @@ from . import (
     naming,
     peers,
     preemption,
+    stacks,
     stalls,
     windows,
 )
@@ -50,8 +52,8 @@ def install(launch: str) -> None:
     # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        data, host, naming, inference, mesh, windows, flight, stalls, buckets, clocks, peers, exits,
-        preemption,
+        control, data, host, naming, inference, mesh, windows, flight, stalls, buckets, clocks, peers, exits,
+        preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     os.register_at_fork(after_in_child=lambda: recorder.run(recorder.on_fork))

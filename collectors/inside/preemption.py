@@ -52,7 +52,7 @@ class Preemption:
 
     def on_open(self) -> None:
         """Hear of signals that would end this process."""
-        self._pipes = {number: _pipe() for number in SIGNALS if _handler(number) == _DEFAULT}
+        self._pipes = {number: _pipe() for number in SIGNALS if handler_of(number) == _DEFAULT}
         self._listen()
         threading.Thread(
             target=self._recorder.call,
@@ -63,15 +63,15 @@ class Preemption:
 
     def _listen(self) -> None:
         for number, (_, theirs) in self._pipes.items():
-            if _handler(number) == _DEFAULT:
+            if handler_of(number) == _DEFAULT:
                 _register(number, theirs.fileno(), all_threads=False)
-                self._handlers[number] = _handler(number)
+                self._handlers[number] = handler_of(number)
 
     def ignore(self) -> None:
         """Leave the signals to themselves: a child is about to be forked, or the interpreter to go."""
         while self._handlers:
             number, address = self._handlers.popitem()
-            if _handler(number) == address:  # the script has not set its own since
+            if handler_of(number) == address:  # the script has not set its own since
                 faulthandler.unregister(number)
 
     def on_register(self, number: int = -1) -> None:
@@ -148,7 +148,7 @@ def _sender(receiver: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(ancillary[0][2])[0]) if ancillary else -1
 
 
-def _handler(number: int) -> int:
+def handler_of(number: int) -> int:
     """The address of a signal's handler, be it set from Python or from C."""
     action = ctypes.create_string_buffer(256)  # struct sigaction, with room to spare: the handler comes first
     if ctypes.CDLL(None, use_errno=True).sigaction(number, None, action) != 0:

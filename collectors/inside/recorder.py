@@ -11,6 +11,7 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
     resume    all have been told of the step, and the next begins; told the same
     window    a deep window was saved; told its name
     second    about once a second, from a thread of ours
+    request   somebody asks for something from outside; told what
     end       the process group, the interpreter or the process is about to go
     exit      the interpreter is about to go, `end` is done
     fork      this is a forked child: whatever is open belongs to the parent
@@ -43,7 +44,7 @@ from . import environment, records, stepping
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
 GPU_KNOWN_AT_STEP = 3
-OCCASIONS = ("open", "work", "step", "resume", "window", "second", "end", "exit", "fork")
+OCCASIONS = ("open", "work", "step", "resume", "window", "second", "request", "end", "exit", "fork")
 
 # Where launchers tell a process its rank and the number of ranks, for jobs without torch.distributed.
 RANK_VARIABLES = (
@@ -180,6 +181,19 @@ class Recorder:
     def on_window(self, name: str) -> None:
         """A deep window was saved under a name."""
         self._tell("window", name)
+
+    def on_request(self, request: dict[str, Any]) -> None:
+        """Somebody asks for something from outside."""
+        self._tell("request", request)
+
+    def answer(self, request: str, facts: dict[str, Any]) -> None:
+        """Tell who asked what became of it here.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        rank, _ = identity()
+        self.write_file(f"reply-{request}.json", json.dumps({"rank": rank, **facts}).encode())
 
     def on_end(self) -> None:
         """The process group or the interpreter is about to go."""

@@ -28,6 +28,9 @@ LOADED = 10  # a long wait for the DataLoader: its start, its duration, the work
 COLLECTED = 11  # a long garbage collection: its start, its duration, its generation
 OPENED = 16  # index of a deep window that has begun, its start, the steps before it
 DROPPED = 17  # index of a deep window that was opened and is not kept
+MISSED = (
+    18  # index of a deep window that was not opened, the steps before it, whether that was known too late
+)
 
 _RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
 _CHUNK = 15 << 16  # a whole number of records, and of pages wherever pages have at most 64 KiB

@@ -1,29 +1,33 @@
 """Deep windows: every operator, kernel and launch of some steps, as Kineto sees them.
 
-In: the ends of steps. Out: `windowNNNN.json`, a Kineto file, and a record of when each window was. Uses the
-profiler's lower half: the public one imports the compiler at its first start, a second of stall, and turns
-events into Python objects that nobody asked for.
+In: the ends of steps, and requests from outside. Out: `windowNNNN.json`, a Kineto file, `traceNNNN.json`, an
+execution trace where asked for, and records of when each window was. Rank 0 decides which steps they are.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import functools
+import math
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd.profiler import _ExperimentalConfig, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from . import records
+from .agreement import Agreement
+from .kineto import Recording, is_profiling, let_child_exit
 from .patching import patch
-from .recorder import Recorder
+from .plan import Budget, Plan, Window
+from .recorder import Recorder, identity
 
 BACKWARD = "dpro::backward"  # the range around each backward call within a window
+LEAST = 200  # steps from one window to the next, where their cost decides
+LATE = "this rank learned of it too late"
+OCCUPIED = "a profiler ran already"
+DROPPED = "a profiler or another process was started meanwhile"
 
 
 class Windows:
@@ -32,37 +36,109 @@ class Windows:
     def __init__(self, recorder: Recorder) -> None:
         """No window is open yet."""
         self._recorder = recorder
-        self._every: int = recorder.config["every"]
-        self._steps: int = recorder.config["window_steps"]
-        self._skip: int = recorder.config["skip"]
-        self._shapes: bool = recorder.config["shapes"]
         self._forget()
 
     def _forget(self) -> None:
-        self._open: Any = None
-        self._started = (0, 0)  # step, ns
+        config = self._recorder.config
+        every, steps = config["every"], config["window_steps"]
+        self._plan = Plan(config["skip"], steps, every)
+        self._budget = Budget(config["budget"], max(LEAST, 2 * steps))
+        self._agreement = Agreement(self._recorder)
+        self._decides = every is None
+        self._requests: list[dict[str, Any]] = []
+        self._off = False
+        self._open: Recording | None = None
+        self._window = Window(-1, 0, 0)
+        self._started_ns = 0
         self._thread = 0
-        self._count = 0
+        self._used = False
+        self._step = self._resumed_ns = 0
 
     @property
     def is_open(self) -> bool:
         """Whether a window is being recorded."""
         return self._open is not None
 
+    # In the training thread.
+
     def on_step(self, step: int) -> None:
         """A step has ended: a window may, too, and another may begin."""
-        if self.is_open and step >= self._started[0] + self._steps:
+        now_ns = time.monotonic_ns()
+        if self._resumed_ns:
+            self._budget.step(now_ns - self._resumed_ns)
+        self._step = step
+        if self._open is not None and step >= self._window.step + self._window.steps:
             self.close(save=True)
-        if step >= self._skip and (step - self._skip) % self._every == 0:
-            self._start(step)
+        upcoming = self._plan.upcoming
+        if upcoming is not None and step >= upcoming.step:
+            self._begin(step, self._plan.take(step))
+        self._resumed_ns = time.monotonic_ns()
+
+    def _begin(self, step: int, window: Window | None) -> None:
+        if window is None or not window.steps:
+            return
+        if step > window.step:
+            self._miss(window, LATE)
+        elif self._open is not None or is_profiling():
+            self._miss(window, OCCUPIED)
+        else:
+            self._start(window)
+
+    def _start(self, window: Window) -> None:
+        folder, own = self._recorder.folder, self._recorder.records
+        if folder is None or own is None:
+            return
+        begun_ns = time.monotonic_ns()
+        own.write(records.OPENED, window.number, time.time_ns(), window.step)
+        self._open = Recording(self._recorder.config, folder / f"trace{window.number:04d}.json")
+        self._window, self._started_ns = window, time.time_ns()
+        self._thread = threading.get_ident()
+        self._used = True
+        self._budget.opened(time.monotonic_ns() - begun_ns)
+
+    def close(self, save: bool) -> None:
+        """End the window, if one is being recorded.
+
+        Args:
+            save: whether to keep it.
+        """
+        folder, own = self._recorder.folder, self._recorder.records
+        if self._open is None or folder is None or own is None:
+            return
+        if threading.get_ident() != self._thread:
+            return  # only the thread that started Kineto can stop it
+        save = save and folder.is_dir()  # Kineto would say on stderr that the run was deleted
+        begun_ns = time.monotonic_ns()
+        recording, self._open = self._open, None
+        number, end_ns = self._window.number, time.time_ns()
+        recording.stop(folder / f"window{number:04d}.json" if save else None)
+        if save:
+            own.write(records.WINDOW, number, self._started_ns, end_ns)
+            self._recorder.on_window(f"window{number:04d}")
+        else:
+            own.write(records.DROPPED, number)
+        self._answer(self._window, "" if save else DROPPED)
+        self._budget.closed(time.monotonic_ns() - begun_ns)
+
+    def _miss(self, window: Window, why: str) -> None:
+        if self._recorder.records is not None:
+            self._recorder.records.write(records.MISSED, window.number, window.step, int(why == LATE))
+        self._answer(window, why)
+
+    def _answer(self, window: Window, why_not: str) -> None:
+        """Tell who asked for a window what became of it on this rank."""
+        if window.request:
+            facts = {"window": window.number, "steps": [window.step, window.step + window.steps]}
+            self._recorder.answer(window.request, facts | {"why_not": why_not})
 
     def on_end(self) -> None:
         """No step may follow: keep what there is."""
+        self._agreement.end()
         self.close(save=True)
 
     def on_profiler(self, profiler: Any) -> None:
         """A profiler is about to start; give way to the user's own."""
-        if self.is_open and profiler is not self._open:
+        if self._open is not None and profiler is not self._open.profiler:
             self.close(save=False)
 
     def before_fork(self) -> None:
@@ -71,49 +147,74 @@ class Windows:
 
     def on_fork(self) -> None:
         """This is a forked child."""
-        if self._count:
-            _let_child_exit()
+        if self._used:
+            let_child_exit()
         self._forget()
 
-    def _start(self, step: int) -> None:
-        self._count += 1  # also where it cannot be recorded, so that all ranks count alike
-        if not self.is_open and not _busy():
-            self._open = _start_kineto(self._shapes)
-            self._started = (step, time.time_ns())
-            self._thread = threading.get_ident()
-            if self._recorder.records is not None:
-                self._recorder.records.write(records.OPENED, self._count - 1, self._started[1], step)
+    # In a thread of ours.
 
-    def close(self, save: bool) -> None:
-        """End the window, if one is being recorded.
+    def on_request(self, request: dict[str, Any]) -> None:
+        """Somebody asks for a window, or for none or some from now on; rank 0 sees to it."""
+        if identity()[0] == 0 and request["kind"] in ("window", "off", "on"):
+            self._requests.append(request)
 
-        Args:
-            save: whether to keep it.
-        """
-        folder, own_records = self._recorder.folder, self._recorder.records
-        if self._open is None or folder is None or own_records is None:
+    def on_second(self) -> None:
+        """Rank 0 decides where windows are, the others hear of it."""
+        if identity()[0] == 0:
+            self._decide()
             return
-        if threading.get_ident() != self._thread:
-            return  # only the thread that started Kineto can stop it
-        save = save and folder.is_dir()  # Kineto would say on stderr that the run was deleted
-        window, self._open = self._open, None
-        index, end_ns = self._count - 1, time.time_ns()
-        _stop_kineto(window, folder / f"window{index:04d}.json" if save else None)
-        if save:
-            own_records.write(records.WINDOW, index, self._started[1], end_ns)
-            self._recorder.on_window(f"window{index:04d}")
-        else:
-            own_records.write(records.DROPPED, index)
+        heard = self._agreement.hear()
+        if heard is not None:
+            self._plan.announce(Window(**heard))
+
+    def _decide(self) -> None:
+        step_ns = self._budget.step_ns
+        if not step_ns:
+            return
+        ahead = 2
+        if identity()[1] > 1:
+            ahead += math.ceil(self._agreement.slow_s * 1e9 / step_ns)
+        if self._requests:
+            self._grant(self._requests[0], ahead)
+        elif self._decides and not self._off and self._plan.upcoming is None and self._open is None:
+            period = self._budget.period()
+            if period is not None:
+                ahead = max(ahead, self._window.step + period - self._step)
+                self._announce(self._plan.place(self._step, ahead, self._plan.steps))
+
+    def _grant(self, request: dict[str, Any], ahead: int) -> None:
+        """Announce what was asked for, unless another window has to come first."""
+        kind, name = request["kind"], request["id"]
+        steps = {"window": request.get("steps"), "off": 0, "on": self._plan.steps}[kind]
+        window = self._plan.place(self._step, ahead, steps or 0)
+        if window is None:
+            return
+        self._off = kind == "off" or (self._off and kind == "window")
+        asked = name if kind == "window" else ""
+        self._announce(window._replace(goes_on=not self._off, request=asked))
+        self._requests.pop(0)
+        if not asked:
+            self._recorder.answer(name, {"from_step": window.step})
+
+    def _announce(self, window: Window | None) -> None:
+        if window is not None:
+            self._agreement.say(window._asdict())
+            self._plan.announce(window)
 
 
 def install(recorder: Recorder) -> None:
     """Record deep windows."""
     windows = Windows(recorder)
     recorder.listen("step", windows.on_step)
+    recorder.listen("second", windows.on_second)
+    recorder.listen("request", windows.on_request)
     recorder.listen("end", windows.on_end)
     recorder.listen("fork", windows.on_fork)
     _install_backward(windows)
     patch(profile, "_prepare_trace", before=lambda profiler: recorder.call(windows.on_profiler, profiler))
+    observer = getattr(torch.profiler, "ExecutionTraceObserver", None)
+    if observer is not None and recorder.config["execution_trace"]:
+        patch(observer, "register_callback", before=lambda each: recorder.call(windows.on_profiler, each))
     os.register_at_fork(before=lambda: recorder.call(windows.before_fork))
 
 
@@ -128,42 +229,3 @@ def _install_backward(windows: Windows) -> None:
             return original(*args, **kwargs)
 
     torch.autograd.backward = backward
-
-
-def _busy() -> bool:
-    """Whether a profiler runs already: a second one would silently empty the first."""
-    kind = torch._C._autograd._profiler_type()
-    return bool(kind != torch._C._profiler.ActiveProfilerType.NONE)
-
-
-def _start_kineto(shapes: bool) -> Any:
-    """Start recording; on a GPU its work and synchronisation too."""
-    gpu = torch.cuda.is_initialized()
-    window = profile(
-        use_kineto=True,
-        use_device="cuda" if gpu else None,
-        record_shapes=shapes,
-        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=gpu, trace_only=True),
-    )
-    window._prepare_trace()
-    window._start_trace()
-    return window
-
-
-def _stop_kineto(window: Any, path: Path | None) -> None:
-    """Stop recording and save what was seen under a name that only a whole file gets."""
-    window.__exit__(None, None, None)
-    if path is not None:
-        temporary = path.with_suffix(".tmp")
-        window.kineto_results.save(str(temporary))
-        os.replace(temporary, path)
-
-
-def _let_child_exit() -> None:
-    """Let a forked child of a process that has used Kineto exit: it leaves out the destructors of C++.
-
-    That of Kineto waits for a thread which the child does not have, for ever (ConfigLoader in libkineto).
-    """
-    libc = ctypes.CDLL(None)
-    atexit.register(libc.fflush, None)
-    libc.on_exit(libc._exit, None)  # called first, and with the exit code

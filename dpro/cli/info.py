@@ -80,6 +80,7 @@ def describe(run: Run) -> dict[str, Any]:
         "ended": _ends(run),
         "exit_status": run.manifest.exit_status,
         "attempts": _earlier_attempts(run),
+        "windows": run.manifest.windows,
         "coverage": held["coverage"] | _coverage(run, steps, held["coverage"]["unclassified"]["share"]),
     }
 
@@ -215,6 +216,8 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         f"rows       {rows_in_words(document)}",
         f"kernels    {unclassified_in_words(coverage['unclassified'])}",
     ]
+    if document["windows"]:
+        lines.append(f"windows    {_windows_in_words(document['windows'])}")
     shares = {
         "collectives with bytes known": coverage["collective_bytes_known"],
         "collectives with group known": coverage["collective_group_known"],
@@ -248,6 +251,14 @@ def _ended_in_words(document: Mapping[str, Any]) -> list[str]:
 def _ranks_of(ranks: list[int]) -> str:
     named = ", ".join(map(str, ranks[:_RANKS_NAMED])) + (" …" if len(ranks) > _RANKS_NAMED else "")
     return f"rank {named}" if len(ranks) == 1 else f"{len(ranks)} ranks ({named})"
+
+
+def _windows_in_words(windows: Mapping[str, float]) -> str:
+    """What deep windows cost: `4 deep windows of 62 ms each cost 0.84% of the time`."""
+    return (
+        f"{windows['count']:.0f} deep windows of {windows['cost_ms']:.3g} ms each "
+        f"cost {windows['share']:.2%} of the time"
+    )
 
 
 def rows_in_words(document: Mapping[str, Any]) -> str:

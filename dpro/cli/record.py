@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from dpro.collectors.convert import Readers
     from dpro.collectors.launch import Launch
     from dpro.collectors.processes import Process
+    from dpro.ingest.trace import RankTrace
+
+
+def _share(_context: click.Context, _option: click.Parameter, value: str) -> float:
+    """A share such as `1%` or `0.01` as a number."""
+    try:
+        share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise click.BadParameter(f"{value} is no share: give one such as 1% or 0.01")
+    return share
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -34,8 +47,12 @@ if TYPE_CHECKING:
     help="Steps in a deep window, which sees every operator and kernel.",
 )  # fmt: skip
 @click.option(
-    "--every", type=click.IntRange(min=1), default=200, show_default=True, metavar="N",
-    help="Steps from one deep window to the next.",
+    "--budget", callback=_share, default="1%", show_default=True, metavar="SHARE",
+    help="Of the job's time that deep windows may cost: their cost is measured and decides their distance.",
+)  # fmt: skip
+@click.option(
+    "--every", type=click.IntRange(min=1), metavar="N",
+    help="Steps from one deep window to the next, whatever they cost.",
 )  # fmt: skip
 @click.option(
     "--skip", type=click.IntRange(min=1), default=5, show_default=True, metavar="S",
@@ -44,6 +61,17 @@ if TYPE_CHECKING:
 @click.option(
     "--shapes/--no-shapes", default=False, show_default=True, help="Input shapes of operators, too."
 )
+@click.option("--stacks/--no-stacks", default=False, show_default=True, help="Python calls, too.")
+@click.option(
+    "--modules/--no-modules",
+    default=False,
+    show_default=True,
+    help="The module that each operator belongs to.",
+)
+@click.option(
+    "--execution-trace/--no-execution-trace", default=False, show_default=True,
+    help="Which operator needs what another one wrote.",
+)  # fmt: skip
 @click.option(
     "--mask-command",
     is_flag=True,
@@ -55,8 +83,8 @@ if TYPE_CHECKING:
     "instead of where its optimizers update.",
 )  # fmt: skip
 @click.option(
-    "--telemetry-period", type=click.FloatRange(min=0), default=1, show_default=True, metavar="SECONDS",
-    help="Time between samples of GPUs, network and CPUs of the node; 0 for none.",
+    "--telemetry-period", "telemetry_period_s", type=click.FloatRange(min=0), default=1, show_default=True,
+    metavar="SECONDS", help="Time between samples of GPUs, network and CPUs of the node; 0 for none.",
 )  # fmt: skip
 @click.option(
     "--nccl-inspector", default="", metavar="PLUGIN",
@@ -64,18 +92,7 @@ if TYPE_CHECKING:
     "libnccl-profiler-inspector.so, or `inspector` if it is on the job's library path.",
 )  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def record(
-    run: Path | None,
-    window_steps: int,
-    every: int,
-    skip: int,
-    shapes: bool,
-    mask_command: bool,
-    step: str,
-    telemetry_period: float,
-    nccl_inspector: str,
-    command: tuple[str, ...],
-) -> None:
+def record(run: Path | None, command: tuple[str, ...], **options: Any) -> None:
     """Record a job, unchanged, through any launcher.
 
     \b
@@ -84,9 +101,9 @@ def record(
     srun dpro record -o RUN -- python train.py          (one shared RUN)
     mpirun -np 16 dpro record -o RUN -- python train.py
 
-    Every step and every collective call is recorded all the time. K steps in every N are recorded in
-    depth: that is what replay and what-if work on. Raise N if the windows cost too much, or lower it for
-    a job of few steps.
+    Every step and every collective call is recorded all the time. Now and then K steps are recorded
+    in depth: that is what replay and what-if work on. How often follows from what it costs; `--every N` fixes
+    it, for a job of few steps say.
 
     A step ends where the job's optimizers update. If that is not what a step is, name it: with --step, or
     with a range around it, which needs no dpro: with torch.profiler.record_function("dpro::step"): ...
@@ -97,21 +114,14 @@ def record(
     from dpro.collectors.inspector import check_plugin
     from dpro.collectors.launch import RecordOptions, launch
 
-    if window_steps > every:
-        raise UsageError(f"--window-steps {window_steps} does not fit into --every {every}")
-    if step and not all(part.isidentifier() for part in step.replace(":", ".", 1).split(".")):
-        raise UsageError(f"--step {step}: give a function as MODULE:FUNCTION, for instance train:train_step")
-    options = RecordOptions(
-        window_steps=window_steps,
-        every=every,
-        skip=skip,
-        shapes=shapes,
-        mask_command=mask_command,
-        step=step,
-        telemetry_period_s=telemetry_period,
-        nccl_inspector=check_plugin(nccl_inspector, os.environ) if nccl_inspector else "",
-    )
-    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, options, _sidecar)
+    chosen = RecordOptions(**options)
+    if chosen.every is not None and chosen.window_steps > chosen.every:
+        raise UsageError(f"--window-steps {chosen.window_steps} does not fit into --every {chosen.every}")
+    if chosen.step and not all(part.isidentifier() for part in chosen.step.replace(":", ".", 1).split(".")):
+        raise UsageError(f"--step {chosen.step}: give a function as MODULE:FUNCTION, for instance train:step")
+    if chosen.nccl_inspector:
+        chosen = replace(chosen, nccl_inspector=check_plugin(chosen.nccl_inspector, os.environ))
+    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, chosen, _sidecar)
 
 
 def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> None:
@@ -134,7 +144,7 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
 
         for recording in abandoned:
             try:
-                finish(recording, _readers(), None, {})
+                finish(recording, readers(), None, {})
             except OSError as error:
                 raise InputError(
                     f"{run}: its tables cannot be written ({error.strerror or error})"
@@ -148,20 +158,25 @@ def _sidecar(recording: Launch, job: Process) -> None:
     def convert(recording: Launch) -> None:
         from dpro.collectors.finish import convert_waiting
 
-        convert_waiting(recording, _readers())
+        convert_waiting(recording, readers())
 
     def finish(recording: Launch, status: int | None, statuses: dict[int, int]) -> None:
         from dpro.collectors.finish import finish
 
-        finish(recording, _readers(), status, statuses)
+        finish(recording, readers(), status, statuses)
 
     attend(recording, job, convert, finish)
 
 
-def _readers() -> Readers:
+def readers() -> Readers:
+    """How to read what PyTorch writes."""
     from dpro.collectors.convert import Readers
+    from dpro.ingest.execution_trace import combine, read_execution_trace
     from dpro.ingest.flight_recorder import read_dump
     from dpro.ingest.kineto import read_trace
     from dpro.ingest.nccl.inspector import read_inspector_log
 
-    return Readers(trace=read_trace, dump=read_dump, log=read_inspector_log)
+    def add_execution_trace(trace: RankTrace, path: Path, *, rank: int) -> RankTrace:
+        return combine(trace, read_execution_trace(path, rank=rank))
+
+    return Readers(trace=read_trace, dump=read_dump, log=read_inspector_log, execution=add_execution_trace)

@@ -444,7 +444,11 @@ METHODS = [
     "recorder.Recorder._every_second",
     "recorder.Recorder._on_step", "recorder.Recorder._open", "windows.Windows._start",
     "windows.Windows.close", "windows.Windows.on_profiler", "windows.Windows.on_fork", "flight.Flight.save",
-    "flight.Flight.on_open", "flight.Flight._look", "flight.Flight.before_fork", "flight.Flight.after_fork",
+    "windows.Windows.on_step", "windows.Windows.on_second", "kineto.Recording.stop", "plan.Plan.take",
+    "agreement.Agreement.end", "control.Control.on_second", "control.Control.on_open",
+    "stacks.Stacks.on_open", "stacks.Stacks.on_second", "stacks.Stacks.on_fork",
+    "flight.Flight.on_open", "flight.Flight._look",
+    "flight.Flight.before_fork", "flight.Flight.after_fork",
     "buckets.Buckets.save", "buckets.Buckets.on_module", "clocks.sample", "clocks.install",
     "peers.Peers.on_second", "peers.install",
     "exits.Exits.on_open", "exits.Exits.on_raise", "exits.Exits.on_fork", "exits.Exits.on_reaped",
@@ -497,7 +501,8 @@ children = {}
 for name in METHODS:
     launch = pathlib.Path(name)
     launch.mkdir()
-    config = {"every": 10, "window_steps": 2, "skip": 3, "shapes": False, "step": "job:tick"}
+    config = dict.fromkeys(["shapes", "stacks", "modules", "execution_trace"], False)
+    config |= {"every": 10, "budget": 0.01, "window_steps": 2, "skip": 3, "step": "job:tick"}
     (launch / "config.json").write_text(json.dumps(config))
     child = os.fork()
     if child == 0:

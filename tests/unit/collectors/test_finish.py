@@ -52,7 +52,7 @@ def read_log(path: Path) -> list[Trace]:
     raise InputError(f"{path}: no collective in it")
 
 
-READERS = Readers(trace=read_trace, dump=read_dump, log=read_log)
+READERS = Readers(execution=None, trace=read_trace, dump=read_dump, log=read_log)
 
 
 @pytest.fixture

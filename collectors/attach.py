@@ -1,0 +1,233 @@
+"""Talking to a job that is being recorded: windows on request, stacks, and a copy of what is there so far.
+
+In: the run directory of a job that runs. Out: what its ranks answered. Requests are a file in the run folder,
+which every process of the job looks at once a second; answers are files, too, so that all of this works
+wherever the folder is seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpro.collectors.attempts import attempts
+from dpro.collectors.convert import Process, processes
+from dpro.collectors.launch import MARKERS, RAW, Launch, is_locked, launches
+from dpro.collectors.processes import start_ticks
+from dpro.errors import InputError, UsageError
+from dpro.schema import TABLES
+
+LOOK_S = 0.1
+SIGNAL_S = 2.0  # how long the handler in C may take
+_TRIES = 5
+_INJECTED = re.compile(rb"(?:^|:)([^:]*)/\.raw/[^/:]+/inject(?::|$)")
+_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the ranks of a job said to a request.
+
+    Attributes:
+        given: answers, by rank.
+        silent: ranks that did not answer in time.
+    """
+
+    given: dict[int, Answer]
+    silent: list[int]
+
+
+def run_of(pid: int) -> Path | None:
+    """The run directory that a process is recorded into; None for none.
+
+    Raises:
+        InputError: there is no such process, or it is somebody else's.
+    """
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError as error:
+        raise InputError(f"process {pid}: {error.strerror}") from error
+    for variable in environment.split(b"\0"):
+        name, _, value = variable.partition(b"=")
+        found = _INJECTED.search(value) if name == b"PYTHONPATH" else None
+        if found:
+            return Path(os.fsdecode(found[1]))
+    return None
+
+
+def training(run: Path) -> list[Process]:
+    """The processes that are being recorded now, by rank.
+
+    Raises:
+        InputError: the run is not being recorded, or nothing trains yet.
+    """
+    live = [each for each in launches(run) if is_locked(each)]
+    if not live:
+        raise InputError(f"{run}: is not being recorded now")
+    trying = attempts([process for each in live for process in processes(each)])
+    found = [process for process in (trying[-1] if trying else []) if _lives(process)]
+    if not found:
+        raise InputError(f"{run}: none of its processes trains yet; try again in a moment")
+    return found
+
+
+def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool], **facts: Any) -> Answers:
+    """Ask all processes of a job for something, and wait.
+
+    Args:
+        run: the run directory.
+        kind: `window` (with `steps`), `off`, `on`, `stacks`.
+        timeout_s: how long to wait at most.
+        done: whether the answers so far are enough.
+        facts: of the request.
+
+    Raises:
+        InputError: the run is not being recorded.
+    """
+    asked = training(run)
+    name = f"{time.time_ns()}-{os.getpid()}"
+    control = run / RAW / "control.json"
+    temporary = control.with_suffix(f".{name}.tmp")
+    temporary.write_text(json.dumps({"id": name, "kind": kind, **facts}))
+    os.replace(temporary, control)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answers = _answers(asked, name)
+        waiting = any(_lives(process) for process in asked if process.rank in answers.silent)
+        if not answers.silent or done(answers) or not waiting or time.monotonic() > deadline:
+            return answers
+        time.sleep(LOOK_S)
+
+
+def stacks(run: Path, timeout_s: float) -> Answers:
+    """Where all threads of all ranks are now.
+
+    Ranks whose interpreter does not come to answer are asked by a signal, where they are on this host.
+
+    Raises:
+        InputError: the run is not being recorded.
+    """
+    answers = ask(run, "stacks", timeout_s, lambda _: False)
+    given = dict(answers.given)
+    for process in training(run):
+        if process.rank in answers.silent and process.facts["host"] == socket.gethostname():
+            text = _stacks_by_signal(process)
+            if text:
+                given[process.rank] = {
+                    "rank": process.rank, "by_signal": True, "threads": parse_stacks(text)
+                }  # fmt: skip
+    return Answers(given, [rank for rank in answers.silent if rank not in given])
+
+
+def parse_stacks(text: str) -> list[dict[str, Any]]:
+    """The threads in what `faulthandler` writes; the one it ran on is the recorder's own and left out."""
+    threads: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        head, frame = _THREAD.match(line), _FRAME.match(line)
+        if head:
+            threads.append({"name": f"thread {head[2]}", "own": head[1] != "Thread", "frames": []})
+        elif frame and threads:
+            threads[-1]["frames"].append({"file": frame[1], "line": int(frame[2]), "function": frame[3]})
+    return [
+        {"name": thread["name"], "frames": thread["frames"]}
+        for thread in threads
+        if not thread["own"] and not _is_ours(thread["frames"])
+    ]
+
+
+def copy_run(run: Path, to: Path, finish: Callable[[Launch], None]) -> None:
+    """Make a run of what a recording has so far; the recording goes on.
+
+    Args:
+        run: the run directory of a job that runs.
+        to: a folder to make.
+        finish: turns a launch whose job has ended into tables.
+
+    Raises:
+        InputError: the run is not being recorded, or changes faster than it can be copied.
+        UsageError: there is something at `to`.
+    """
+    training(run)
+    if to.exists() and any(to.iterdir()):
+        raise UsageError(f"{to}: exists and is not empty; name another folder with -o, or remove it")
+    for _ in range(_TRIES):
+        before = _parts(run)
+        shutil.rmtree(to, ignore_errors=True)
+        with suppress(OSError, shutil.Error):  # files come and go
+            _copy(run, to, before)
+            if _parts(run) == before:
+                break
+    else:
+        raise InputError(f"{run}: changes while it is copied; try again")
+    for each in launches(to):
+        finish(each)
+
+
+def _copy(run: Path, to: Path, parts: Sequence[Path]) -> None:
+    for folder in (MARKERS, RAW):
+        shutil.copytree(run / folder, to / folder, ignore=shutil.ignore_patterns("inject", "*.tmp*"))
+    for part in parts:
+        copied = to / part.relative_to(run)
+        copied.parent.mkdir(exist_ok=True)
+        shutil.copy2(part, copied)
+
+
+def _parts(run: Path) -> list[Path]:
+    return sorted(path for name in TABLES for path in (run / name).glob("*.parquet"))
+
+
+def _lives(process: Process) -> bool:
+    """Whether a process lives, as far as can be told from here."""
+    return process.facts["host"] != socket.gethostname() or start_ticks(int(process.facts["pid"])) >= 0
+
+
+def _answers(asked: Sequence[Process], name: str) -> Answers:
+    given: dict[int, Answer] = {}
+    for process in asked:
+        with suppress(FileNotFoundError):
+            given[process.rank] = json.loads((process.folder / f"reply-{name}.json").read_bytes())
+    return Answers(given, [process.rank for process in asked if process.rank not in given])
+
+
+def _stacks_by_signal(process: Process) -> str:
+    """What the handler in C writes; empty where there is none, or it does not come to write."""
+    where: Mapping[str, int] = {}
+    with suppress(OSError, ValueError):
+        where = json.loads((process.folder / "stacks.json").read_bytes())
+    written = process.folder / "stacks.txt"
+    if not where or not written.exists():
+        return ""
+    before = written.stat().st_size
+    pid = int(process.facts["pid"])
+    if ctypes.CDLL(None).tgkill(pid, where["thread"], where["signal"]) != 0:
+        return ""
+    deadline, size = time.monotonic() + SIGNAL_S, -1
+    while time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        latest = written.stat().st_size
+        if latest == size and latest > before:
+            break
+        size = latest
+    with written.open("rb") as file:
+        file.seek(before)
+        return file.read().decode(errors="replace")
+
+
+def _is_ours(frames: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether frames are those of a thread of the recorder."""
+    package = str(Path(__file__).resolve().with_name("inside"))
+    started = bool(frames) and frames[-1]["function"].endswith("_bootstrap")
+    return started and any(frame["file"].startswith(package) for frame in frames)

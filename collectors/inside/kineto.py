@@ -1,0 +1,103 @@
+"""One recording of Kineto: every operator, kernel and launch between its start and its stop.
+
+In: what to record. Out: files in Kineto's format. Uses the profiler's lower half: the public one imports the
+compiler at its first start, a second of stall, and turns events into Python objects that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C import _profiler
+from torch.autograd.profiler import _ExperimentalConfig, profile
+
+from .modules import name_modules
+
+
+class Recording:
+    """Kineto at work, and what else is recorded beside it."""
+
+    def __init__(self, options: Mapping[str, Any], execution_trace: Path) -> None:
+        """Start recording; on a GPU its work and synchronisation too.
+
+        Args:
+            options: `shapes`, `stacks`, `modules`, `execution_trace`: whether to record them.
+            execution_trace: where to write one, if asked to.
+        """
+        gpu = torch.cuda.is_initialized()
+        self.profiler = profile(
+            use_kineto=True,
+            use_device="cuda" if gpu else None,
+            record_shapes=options["shapes"],
+            with_stack=options["stacks"],
+            # Stacks need what this leaves out: events turned into objects, in C++.
+            experimental_config=_ExperimentalConfig(
+                enable_cuda_sync_events=gpu, trace_only=not options["stacks"]
+            ),
+        )
+        self._undo: list[Callable[[], None]] = []
+        self._trace: Path | None = None
+        if options["modules"]:
+            self._undo.append(name_modules())
+        if options["execution_trace"]:
+            end = _observe(execution_trace.with_suffix(".tmp.json"))
+            if end is not None:
+                self._trace = execution_trace
+                self._undo.append(end)
+        self.profiler._prepare_trace()
+        self.profiler._start_trace()
+
+    def stop(self, path: Path | None) -> None:
+        """Stop, and save what was seen under names that only whole files get.
+
+        Args:
+            path: of the Kineto file; None where nothing is to be kept.
+        """
+        self.profiler.__exit__(None, None, None)
+        while self._undo:
+            self._undo.pop()()
+        if self._trace is not None:
+            unnamed = self._trace.with_suffix(".tmp.json")
+            if path is None:
+                unnamed.unlink(missing_ok=True)
+            else:
+                os.replace(unnamed, self._trace)
+        if path is not None:
+            temporary = path.with_suffix(".tmp")
+            self.profiler.kineto_results.save(str(temporary))
+            os.replace(temporary, path)
+
+
+def is_profiling() -> bool:
+    """Whether a profiler runs already: a second one would silently empty the first."""
+    kind = torch._C._autograd._profiler_type()
+    return bool(kind != torch._C._profiler.ActiveProfilerType.NONE)
+
+
+def let_child_exit() -> None:
+    """Let a forked child of a process that has used Kineto exit: it leaves out the destructors of C++.
+
+    That of Kineto waits for a thread which the child does not have, for ever (ConfigLoader in libkineto).
+    """
+    libc = ctypes.CDLL(None)
+    atexit.register(libc.fflush, None)
+    libc.on_exit(libc._exit, None)  # called first, and with the exit code
+
+
+def _observe(path: Path) -> Callable[[], None] | None:
+    """Have PyTorch write an execution trace; None where the script does so itself. Returns how to end it."""
+    if not _profiler._add_execution_trace_observer(str(path)):
+        return None
+    _profiler._enable_execution_trace_observer()
+
+    def end() -> None:
+        _profiler._disable_execution_trace_observer()
+        _profiler._remove_execution_trace_observer()
+
+    return end

@@ -1,0 +1,144 @@
+"""`dpro attach`: look into a job while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpro.cli.output import console, json_option, print_json, stderr_console
+from dpro.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from dpro.collectors.attach import Answers
+    from dpro.collectors.launch import Launch
+
+STACKS_S = 3.0
+DUMPED_S = 3.0
+
+
+@click.command()
+@click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
+@click.option("--pid", type=int, metavar="PID", help="A process of the job, in place of RUN.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="K", help="Record K steps in depth, on all ranks."
+)
+@click.option("--off", "switch", flag_value="off", help="Record no more steps in depth from now on.")
+@click.option("--on", "switch", flag_value="on", help="Record steps in depth again.")
+@click.option("--stacks", is_flag=True, help="Show where all threads of all ranks are now.")
+@click.option("-o", "--output", "copy", type=click.Path(path_type=Path), metavar="COPY",
+              help="Make a run of what is recorded so far, to read now.")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, metavar="SECONDS",
+              help="How long to wait for the window.")  # fmt: skip
+@json_option
+def attach(
+    run: Path | None,
+    pid: int | None,
+    steps: int | None,
+    switch: str | None,
+    stacks: bool,
+    copy: Path | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Look into a job while it runs.
+
+    \b
+    dpro attach RUN --steps 3              record 3 steps in depth, on all ranks
+    dpro attach RUN --steps 3 -o NOW       and make a run of what there is, to read now
+    dpro attach --pid 4711 --stacks        where all threads of all ranks are
+    dpro attach RUN --off                  no more deep windows, until --on
+
+    The job has to be recorded by `dpro record`.
+    """
+    from dpro.collectors import attach as attaching
+
+    if sum(map(bool, (steps, switch, stacks))) > 1 or not (steps or switch or stacks or copy):
+        raise UsageError("one of --steps, --stacks, --off, --on and -o says what to do")
+    if (run is None) == (pid is None):
+        raise UsageError("name the job by RUN or by --pid")
+    folder = (run or _run_of(pid)).resolve()
+    document: dict[str, Any] = {"run": str(folder)}
+    if stacks:
+        document |= _answered(attaching.stacks(folder, STACKS_S))
+    elif switch:
+        answers = attaching.ask(folder, switch, timeout_s, lambda answers: bool(answers.given))
+        document |= {"from_step": _first(answers)["from_step"]}
+    elif steps:
+        with stderr_console().status(f"waiting for {steps} steps"):
+            answers = attaching.ask(folder, "window", timeout_s, lambda _: False, steps=steps)
+        document |= _answered(answers) | {"window": _first(answers)["window"]}
+    if copy is not None:
+        _copy(folder, copy)
+        document["copy"] = str(copy)
+    if as_json:
+        print_json(document)
+    else:
+        console().print("\n".join(in_words(document)))
+
+
+def _run_of(pid: int | None) -> Path:
+    from dpro.collectors.attach import run_of
+
+    assert pid is not None
+    run = run_of(pid)
+    if run is None:
+        raise InputError(f"process {pid}: was not started by `dpro record`")
+    return run
+
+
+def _answered(answers: Answers) -> dict[str, Any]:
+    return {"ranks": [answers.given[rank] for rank in sorted(answers.given)], "silent_ranks": answers.silent}
+
+
+def _first(answers: Answers) -> Mapping[str, Any]:
+    if not answers.given:
+        raise InputError(
+            "no rank answered: the job makes no steps, or its rank 0 sees another folder: ask on its host"
+        )
+    return answers.given[min(answers.given)]
+
+
+def _copy(run: Path, to: Path) -> None:
+    """Copy the run, once the calls of the latest window are there too, which come a moment after it."""
+    from dpro.cli.record import readers
+    from dpro.collectors.attach import copy_run
+    from dpro.collectors.finish import finish
+
+    time.sleep(DUMPED_S / 3)
+
+    def finish_copy(launch: Launch) -> None:
+        finish(launch, readers(), None, {})
+
+    copy_run(run, to.resolve(), finish_copy)
+
+
+def in_words(document: Mapping[str, Any]) -> list[str]:
+    """The same for people."""
+    lines = []
+    for answer in document.get("ranks", ()):
+        if "threads" in answer:
+            lines += _stacks_in_words(answer)
+        elif answer["why_not"]:
+            lines.append(f"rank {answer['rank']}: not recorded: {answer['why_not']}")
+        else:
+            first, end = answer["steps"]
+            lines.append(f"rank {answer['rank']}: steps {first} to {end - 1} are window {answer['window']}")
+    lines += [f"rank {rank}: did not answer" for rank in document.get("silent_ranks", ())]
+    if "from_step" in document:
+        lines.append(f"it counts from step {document['from_step']} on")
+    if "copy" in document:
+        lines.append(f"copied to {document['copy']}")
+    return lines
+
+
+def _stacks_in_words(answer: Mapping[str, Any]) -> list[str]:
+    how = " (its interpreter is held by a call in C)" if answer.get("by_signal") else ""
+    lines = [f"rank {answer['rank']}{how}"]
+    for thread in answer["threads"]:
+        lines.append(f"  {thread['name']}")
+        lines += [f"    {each['file']}:{each['line']} {each['function']}" for each in thread["frames"]]
+    return lines

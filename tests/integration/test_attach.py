@@ -1,0 +1,188 @@
+"""`dpro attach` on real jobs that are running."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import polars as pl
+import pytest
+
+from dpro.schema import COLLECTIVES, SPANS, STEPS
+from dpro.store import open_run
+from tests.jobs import RECORD, TORCHRUN, complete, opened, script, start, wait_for
+
+pytest.importorskip("torch")
+
+DPRO = [sys.executable, "-m", "dpro"]
+
+JOB = """
+import os, pathlib, time
+import torch.distributed as dist
+
+def train_until_told():
+    stop = torch.zeros(1)
+    while not stop:
+        for _ in range(5):
+            train_step()
+            time.sleep(0.003)
+        stop[0] = pathlib.Path("stop").exists()
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        pathlib.Path(f"running{dist.get_rank()}").touch()
+
+dist.init_process_group("gloo")
+train_until_told()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """A job of two ranks that runs for as long as the tests need it."""
+    folder = tmp_path_factory.mktemp("attach")
+    process = start([*RECORD, "-o", "run", "--", *TORCHRUN, script(folder, JOB)[1]], folder)
+    wait_for(folder / "running0")
+    yield folder
+    (folder / "stop").touch()
+    assert process.wait(60) == 0
+
+
+def attach(folder, *arguments):
+    done = complete([*DPRO, "attach", *map(str, arguments), "--json"], folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_window_on_request_is_the_same_steps_on_all_ranks_and_can_be_read_while_the_job_runs(job):
+    answer = attach(job, "run", "--steps", 3, "-o", "copy")
+    assert [rank["rank"] for rank in answer["ranks"]] == [0, 1]
+    assert [rank["why_not"] for rank in answer["ranks"]] == ["", ""]
+    begin, end = answer["ranks"][0]["steps"]
+    assert answer["ranks"][1]["steps"] == [begin, end] == [begin, begin + 3]
+    copy = open_run(job / "copy")
+    steps = copy.table(STEPS).filter(window=answer["window"])
+    assert steps.sort("rank", "step").select("rank", "step").rows() == [
+        (rank, step) for rank in (0, 1) for step in range(begin, end)
+    ]
+    assert copy.table(SPANS).filter(window=answer["window"]).height > 20
+    seen = copy.table(COLLECTIVES)
+    assert seen.select("rank", "group", "sequence").is_unique().all()
+    assert not (job / "copy" / ".raw").exists()
+    assert not (job / "run" / "manifest.json").exists()
+
+
+def test_reading_a_run_that_is_being_recorded_says_how(job):
+    done = complete([*DPRO, "replay", "run"], job)
+    assert done.returncode == 1
+    assert b"dpro attach run -o COPY" in done.stderr
+
+
+def test_stacks_of_all_ranks_are_told_without_our_own_threads(job):
+    answer = attach(job, "run", "--stacks")
+    assert answer["silent_ranks"] == []
+    for rank in answer["ranks"]:
+        main = rank["threads"][0]
+        assert main["name"] == "MainThread"
+        assert any(frame["file"].endswith("job.py") for frame in main["frames"])
+        assert not any(thread["name"].startswith("dpro-") for thread in rank["threads"])
+
+
+def test_job_is_found_by_the_pid_of_any_of_its_processes(job):
+    [facts, _] = job.glob("run/.raw/*/*/facts.json")
+    answer = attach(job, "--pid", json.loads(facts.read_text())["pid"], "--stacks")
+    assert answer["run"] == str((job / "run").resolve())
+
+
+def test_windows_are_switched_off_and_on_and_can_be_asked_for_meanwhile(job):
+    off = attach(job, "run", "--off")["from_step"]
+    during = attach(job, "run", "--steps", 1)
+    on = attach(job, "run", "--on")["from_step"]
+    assert off < during["ranks"][0]["steps"][0] < on
+
+
+def test_copy_does_not_replace_what_is_there(job):
+    (job / "thesis").mkdir()
+    (job / "thesis" / "thesis.tex").touch()
+    done = complete([*DPRO, "attach", "run", "-o", "thesis"], job)
+    assert done.returncode == 2
+    assert list((job / "thesis").iterdir()) == [job / "thesis" / "thesis.tex"]
+
+
+HANGS = """
+import ctypes, pathlib
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for _ in range(5): train_step()
+
+def hold_the_interpreter():
+    pathlib.Path("held").touch()
+    ctypes.PyDLL(None).sleep(600)
+
+if dist.get_rank() == 1:
+    hold_the_interpreter()
+dist.barrier()
+"""
+
+
+def test_rank_whose_interpreter_is_held_by_a_call_in_c_is_asked_by_a_signal(tmp_path):
+    process = start([*RECORD, "-o", "run", "--", *TORCHRUN, script(tmp_path, HANGS)[1]], tmp_path)
+    wait_for(tmp_path / "held")
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("run/.raw/*/*/stacks.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    answer = attach(tmp_path, "run", "--stacks")
+    waiting, held = answer["ranks"]
+    assert "by_signal" not in waiting
+    assert held["by_signal"]
+    frames = [frame["function"] for thread in held["threads"] for frame in thread["frames"]]
+    assert "hold_the_interpreter" in frames
+    assert process.poll() is None
+    for facts in tmp_path.glob("run/.raw/*/*/facts.json"):
+        os.kill(json.loads(facts.read_text())["pid"], signal.SIGKILL)
+    process.wait(60)
+    assert opened(tmp_path / "run").manifest.ranks == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "what"),
+    [
+        (["run", "--steps", "1"], 1, b"is not being recorded"),
+        (["--pid", str(os.getpid()), "--stacks"], 1, b"was not started by `dpro record`"),
+        (["--pid", "999999999", "--stacks"], 1, b"No such file"),
+        (["run"], 2, b"says what to do"),
+        (["--stacks"], 2, b"name the job"),
+        (["run", "--stacks", "--off"], 2, b"says what to do"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(tmp_path, arguments, code, what):
+    done = complete([*DPRO, "attach", *arguments], tmp_path)
+    assert done.returncode == code
+    assert what in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_options_of_windows_reach_the_tables(tmp_path):
+    from dpro.schema import DEPENDENCIES
+    from tests.jobs import record
+
+    body = """
+    inner = torch.nn.Sequential(model, torch.nn.ReLU())
+    for _ in range(12):
+        optimizer.zero_grad()
+        inner(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    print("trained")
+    """
+    options = ["--shapes", "--stacks", "--modules", "--execution-trace"]
+    run, done = record(tmp_path, script(tmp_path, body), *options)
+    assert (done.returncode, done.stdout) == (0, b"trained\n")
+    assert run.manifest.warnings == []
+    spans = run.table(SPANS)
+    assert (spans["shapes"] != "").any()
+    assert (spans["kind"] == "python").any()
+    names = spans.filter(pl.col("kind") == "annotation")["name"].to_list()
+    assert names.count("nn.Module: 0") == 2
+    needs = run.table(DEPENDENCIES)
+    assert {"data", "control"} <= set(needs["kind"])
+    assert needs["source_span_id"].is_in(spans["span_id"].implode()).all()

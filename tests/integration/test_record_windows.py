@@ -1,0 +1,150 @@
+"""Where the deep windows of real jobs lie: the same steps on all ranks, as far apart as they cost."""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dpro.collectors.convert import MISSED
+from dpro.schema import STEPS
+from tests.jobs import record, script
+
+pytest.importorskip("torch")
+
+# Trains until so many windows of ranks are saved.
+UNTIL = """
+import pathlib, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+enough = torch.zeros(1)
+started = time.monotonic()
+while not enough:
+    for _ in range(10):
+        train_step()
+        dist.all_reduce(torch.ones(8))
+        time.sleep(0.002)
+    if dist.get_rank() == 0:
+        saved = len(list(pathlib.Path("run/.raw").glob("*/*/window*.json")))
+        enough[0] = saved >= FILES or time.monotonic() - started > 100
+    dist.all_reduce(enough, op=dist.ReduceOp.MAX)
+for _ in range(TAIL):
+    train_step()
+    time.sleep(0.002)
+dist.destroy_process_group()
+"""
+
+
+def until(files: int, tail: int = 20) -> str:
+    return UNTIL.replace("FILES", str(files)).replace("TAIL", str(tail))
+
+
+def torchrun(ranks: int) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+
+
+def windows_of(run) -> dict[int, dict[int, list[int]]]:
+    """Steps by window and rank."""
+    steps = run.table(STEPS).filter(pl.col("window") >= 0).sort("rank", "step")
+    found: dict[int, dict[int, list[int]]] = {}
+    for window, rank, step in steps.select("window", "rank", "step").iter_rows():
+        found.setdefault(window, {}).setdefault(rank, []).append(step)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_windows_follow_from_their_cost_and_are_the_same_steps_on_all_ranks(tmp_path, ranks):
+    command = [*torchrun(ranks), script(tmp_path, until(4 * ranks))[1]]
+    run, done = record(tmp_path, command, "--budget", "20%")
+    assert done.returncode == 0, done.stderr
+    windows = windows_of(run)
+    assert len(windows) >= 4
+    for by_rank in windows.values():
+        assert len(by_rank) == ranks
+        assert len({tuple(steps) for steps in by_rank.values()}) == 1
+    begins = [steps[0][0] for _, steps in sorted(windows.items())]
+    assert begins[0] == 5
+    assert min(end - begin for begin, end in pairwise(begins)) >= 200
+    assert run.manifest.skipped.get(MISSED, 0) == 0
+    assert run.manifest.windows["share"] < 0.2
+    print(f"{ranks} ranks: windows at {begins}: {run.manifest.windows}")
+
+
+# Ending a window takes rank 1 as long as sixty steps.
+EXPENSIVE = """
+import torch.autograd.profiler
+exit = torch.autograd.profiler.profile.__exit__
+def slow_exit(*arguments):
+    exit(*arguments)
+    if dist.get_rank() == 1:
+        time.sleep(60 * (time.monotonic() - started) / max(steps, 1))
+torch.autograd.profiler.profile.__exit__ = slow_exit
+steps = 0
+plain_step = train_step
+def train_step():
+    global steps
+    steps += 1
+    plain_step()
+"""
+
+
+def test_windows_that_are_expensive_on_any_rank_are_further_apart(tmp_path):
+    body = until(4).replace("enough =", EXPENSIVE + "\nenough =", 1)
+    run, done = record(tmp_path, [*torchrun(2), script(tmp_path, body)[1]], "--budget", "10%")
+    assert done.returncode == 0, done.stderr
+    windows = windows_of(run)
+    assert windows[1][0][0] - windows[0][0][0] > 400
+
+
+LATE = """
+from _dpro.agreement import Agreement
+hear = Agreement.hear
+kept = []
+def hear_late(self):
+    kept.extend(filter(None, [hear(self)]))
+    if kept and done > kept[0]["step"]:
+        return kept.pop()
+Agreement.hear = hear_late
+done = 0
+plain_step = train_step
+def train_step():
+    global done
+    done += 1
+    plain_step()
+"""
+
+
+def test_rank_that_learns_too_late_goes_without_and_this_is_said(tmp_path):
+    late = "\n".join(f"    {line}" for line in LATE.splitlines())
+    body = until(3, tail=1500).replace("enough =", f"if dist.get_rank() == 1:{late}\nenough =", 1)
+    run, done = record(tmp_path, [*torchrun(2), script(tmp_path, body)[1]], "--budget", "50%")
+    assert done.returncode == 0, done.stderr
+    windows = windows_of(run)
+    assert set(windows[0]) == {0, 1}
+    assert set(windows[1]) == {0}
+    assert run.manifest.skipped[MISSED] == 1
+
+
+def test_single_process_decides_for_itself(tmp_path):
+    body = """
+    import pathlib, time
+    deadline = time.monotonic() + 100
+    while len(list(pathlib.Path("run/.raw").glob("*/*/window*.json"))) < 3 and time.monotonic() < deadline:
+        train_step()
+    """
+    run, done = record(tmp_path, script(tmp_path, body), "--budget", "30%")
+    assert done.returncode == 0, done.stderr
+    begins = [steps[0][0] for _, steps in sorted(windows_of(run).items())]
+    assert len(begins) >= 2
+    assert begins[0] == 5
+    assert begins[1] >= 205
+
+
+@pytest.mark.parametrize("share", ["0%", "150%", "much"])
+def test_budget_that_is_no_share_is_refused(tmp_path, share):
+    from tests.jobs import RECORD, complete
+
+    done = complete([*RECORD, "--budget", share, "--", "true"], Path(tmp_path))
+    assert done.returncode == 2
+    assert b"is no share" in done.stderr

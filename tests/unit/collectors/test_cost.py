@@ -1,0 +1,43 @@
+"""What deep windows cost, on steps worked out by hand (ms)."""
+
+import polars as pl
+import pytest
+
+from dpro.collectors.cost import window_costs, worst
+
+
+def steps(*rows):
+    """Rows of (gap before the step, its duration, its window)."""
+    time, found = 0, []
+    for step, (gap, duration, window) in enumerate(rows):
+        start = time + gap
+        time = start + duration
+        found.append((step, start * 1_000_000, duration * 1_000_000, window))
+    return pl.DataFrame(
+        found, schema=["step", "start_ns", "duration_ns", "window"], orient="row"
+    )  # fmt: skip
+
+
+PLAIN = (0, 10, -1)
+
+
+def test_cost_is_own_time_and_what_steps_took_longer():
+    costs = window_costs(steps(*[PLAIN] * 5, (2, 12, 0), (0, 13, 0), (30, 15, -1), *[PLAIN] * 20))
+    assert costs["count"] == 1
+    assert costs["cost_ms"] == pytest.approx(2 + 30 + 2 + 3 + 5)
+    assert costs["share"] == pytest.approx(42 / (28 * 10 + 42))
+
+
+def test_steps_in_windows_that_were_faster_by_chance_cost_nothing():
+    costs = window_costs(steps(*[PLAIN] * 5, (0, 8, 0), (0, 8, 0), PLAIN, *[PLAIN] * 5))
+    assert costs["cost_ms"] == 0
+
+
+def test_windows_without_other_steps_have_no_known_cost():
+    assert window_costs(steps((0, 10, 0), (0, 10, 0))) == {}
+    assert window_costs(steps(*[PLAIN] * 3)) == {}
+
+
+def test_run_has_the_cost_of_the_rank_that_was_slowed_most():
+    assert worst([{}, {"share": 0.1}, {"share": 0.3}, {}]) == {"share": 0.3}
+    assert worst([]) == {}
