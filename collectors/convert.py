@@ -323,7 +323,8 @@ def _worker(process: Process, recorded: Sequence[records.Record], status: int | 
     }
     row["clock"] = facts.get("clock", "")
     gone = process.folder / GONE
-    times += [int(gone.read_text())] if gone.is_file() else []
+    text = gone.read_text() if gone.is_file() else ""
+    times += [int(text)] if text.isdigit() else []  # empty where the disk was full
     row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
     row |= mesh_coordinates(process.folder / "mesh.json")
     row |= {"stack": stack_of(process.folder)}

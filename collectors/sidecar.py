@@ -75,12 +75,18 @@ def attend(
 
 
 def _note_oom(recording: Launch, killed: int) -> None:
-    if killed > 0 and recording.raw.is_dir():
-        with (recording.raw / "log.txt").open("a") as log:
-            log.write(
-                f"{socket.gethostname()}: for lack of memory the kernel killed {killed} process(es), of the "
-                "job or of others, while the job ran\n"
-            )
+    if killed > 0:
+        _log(
+            recording,
+            f"{socket.gethostname()}: for lack of memory the kernel killed {killed} process(es), of the "
+            "job or of others, while the job ran",
+        )
+
+
+def _log(recording: Launch, line: str) -> None:
+    """Write a line that becomes a warning of the run, if there is room and the run is still there."""
+    with suppress(OSError), (recording.raw / "log.txt").open("a") as log:
+        log.write(f"{line}\n")
 
 
 def _enough_waits(recording: Launch) -> bool:
@@ -104,14 +110,15 @@ def _note_end(folder: Path) -> None:
     """Keep when a process was first seen to be gone."""
     path = folder / GONE
     if folder.is_dir() and not path.exists():
-        path.write_text(str(time.time_ns()))
+        with suppress(OSError):  # the disk is full
+            path.write_text(str(time.time_ns()))
 
 
 def _note_absence(recording: Launch, job: Process, look: int, absent: dict[str, int]) -> None:
     """Find out why nothing is recorded, ever more rarely: in some jobs there is nothing to record."""
     if look < FREQUENT_LOOKS or look & (look - 1) == 0:
         absent |= absence.reasons(job.pid, recording.inject) | absent
-        if absent:
+        with suppress(OSError):
             (recording.raw / ABSENCE).write_text("\n".join(absence.in_words(absent)), encoding="utf-8")
 
 
@@ -123,9 +130,8 @@ def _outlast(recording: Launch, ranks: dict[int, Process]) -> None:
         wait_for_any(list(ranks.values()), 0.1)
     alive = sorted(pid for pid, rank in ranks.items() if not rank.ended())
     if alive:
-        with (recording.raw / "log.txt").open("a") as log:
-            pids = ", ".join(map(str, alive))
-            log.write(f"the job's own process ended before process {pids}: what came later is not recorded\n")
+        pids = ", ".join(map(str, alive))
+        _log(recording, f"the job's own process ended before process {pids}: what came later is not recorded")
     _meet(recording, ranks)
 
 
