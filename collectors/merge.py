@@ -12,6 +12,8 @@ import polars as pl
 SLACK_NS = 50_000  # an entry may seem this much later than the end of its call
 LAUNCH_NS = 100_000_000  # the longest from an entry to the launch of its kernel
 KERNEL = "kineto kernel"  # source of window rows that stand for a GPU kernel
+# What gloo runs as something else, by the name under which its flight recorder knows it.
+_GLOO_RUNS_AS = {"reduce_scatter": "all_reduce"}
 _FACTS = ("group", "group_ranks", "sequence", "bytes_in", "bytes_out", "dtype", "peer", "state")
 
 
@@ -33,13 +35,17 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
         "row", keep="first", maintain_order=True
     )
     known = entries.select(
-        pl.col("collective_id").alias("entry"), *(pl.col(n).alias(f"{n}_fr") for n in _FACTS)
+        pl.col("collective_id").alias("entry"), *(pl.col(n).alias(f"{n}_fr") for n in ("op", *_FACTS))
     )
     joined = (
         collectives.rename({"collective_id": "row"})
         .join(met, on="row", how="left", maintain_order="left")
         .join(known, on="entry", how="left", maintain_order="left")
     )
+    # An operation that was run as another one moved other bytes than the call was made with.
+    for name in ("bytes_in", "bytes_out"):
+        own = pl.when(pl.col("op") == pl.col("op_fr")).then(f"{name}_fr").otherwise(-1)
+        joined = joined.with_columns(own.alias(f"{name}_fr"))
     told = [pl.coalesce(_known(f"{name}_fr", entries.schema[name]), name).alias(name) for name in _FACTS]
     merged = joined.with_columns(*told, collective_id=pl.coalesce("entry", "row"))
     return merged.select(collectives.columns)
@@ -62,8 +68,11 @@ def _met_by_calls(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Da
             on="launch_span_id",
         )
         .select("op", "begin", row="collective_id", end=pl.col("begin") + pl.col("length") + SLACK_NS)
-        .sort("begin", "row")
     )
+    other = calls.filter(pl.col("op").is_in(list(_GLOO_RUNS_AS))).with_columns(
+        pl.col("op").replace(_GLOO_RUNS_AS)
+    )
+    calls = pl.concat([calls, other]).sort("begin", "row")
     made = entries.select("op", "enqueued_ns", entry="collective_id").sort("enqueued_ns", "entry")
     pairs = made.join_asof(calls, left_on="enqueued_ns", right_on="begin", by="op", check_sortedness=False)
     return pairs.filter(pl.col("enqueued_ns") <= pl.col("end")).sort("entry").select("row", "entry")

@@ -56,6 +56,12 @@ def install(launch: str) -> None:
         preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
+    patch(
+        torch.autograd,
+        "backward",
+        before=lambda *_: recorder.guarded(recorder.on_backward),
+        after=lambda *_: recorder.guarded(recorder.after_backward),
+    )
     os.register_at_fork(after_in_child=lambda: recorder.run(recorder.on_fork))
     atexit.register(recorder.guarded, recorder.on_exit)
 

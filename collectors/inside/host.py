@@ -1,6 +1,6 @@
 """What the host does to a training process: garbage collection, CPU time, waiting for a core.
 
-In: the ends of steps, backward calls, collections. Out: per step two records of everything so far, and one
+In: the ends of steps, collections. Out: per step two records of everything so far, and one
 of its own for each long collection. Long work of ours between two steps is measured, so that it counts for
 neither.
 """
@@ -14,10 +14,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from . import records
-from .patching import patch
 from .recorder import Recorder
 
 LONG_NS = 1_000_000
@@ -39,17 +36,9 @@ class Host:
         self._schedstat = -1
         self._thread = 0  # whose CPU time is measured
         self._clock = 0
-        self._backward = 0
         self._collecting_ns = 0  # since when; 0 while not
         self._collected_ns = 0
         self._sampled_ns = 0
-
-    def on_backward(self) -> None:
-        """Gradients are asked for; within another backward (reentrant checkpointing) it is not the loop's."""
-        if torch._C._current_graph_task_id() == -1:
-            self._backward += 1
-            self._recorder.training_thread = threading.get_ident()
-            self._recorder.guarded(self._recorder.on_work)
 
     def on_collection(self, phase: str, generation: int) -> None:
         """A garbage collection starts or stops."""
@@ -83,7 +72,7 @@ class Host:
         queued_ns = int(os.pread(self._schedstat, 64, 0).split()[1]) if self._schedstat >= 0 else -1
         thread_ns = time.clock_gettime_ns(self._clock)
         own.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
-        own.write(records.WORK, now_ns, self._backward, self._collected_ns)
+        own.write(records.WORK, now_ns, self._recorder.num_backward, self._collected_ns)
 
     def _follow(self, thread: int) -> None:
         """Measure another thread from now on.
@@ -107,7 +96,6 @@ def install(recorder: Recorder) -> None:
     recorder.listen("step", host.on_step)
     recorder.listen("resume", host.on_resume)
     recorder.listen("fork", host.on_fork)
-    patch(torch.autograd, "backward", before=lambda *_: recorder.call(host.on_backward))
 
     def on_collection(phase: str, info: dict[str, Any]) -> None:
         recorder.call(host.on_collection, phase, info["generation"])

@@ -66,6 +66,7 @@ class Recorder:
         records: its records; None likewise.
         enabled: whether it records; not after trouble in the core.
         num_updates: optimizers' updates so far, and other signs that a step may have ended.
+        num_backward: backward calls so far.
         last_step_s: when a step last ended, on the monotonic clock.
         training_thread: the thread that asks for gradients; 0 before it has.
     """
@@ -91,7 +92,8 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._exiting = threading.Event()
         self.training_thread = 0
-        self.num_updates = 0
+        self.num_updates = self.num_backward = 0
+        self._postponed: list[Any] = []  # optimizers that have updated within a backward
         self._sources: list[int] = []  # of what ends steps, by its number
         self._counter = stepping.StepCounter(self._weigh, self._on_anchor)
 
@@ -156,6 +158,20 @@ class Recorder:
         """The training loop asks for something."""
         self._tell("work")
 
+    def on_backward(self) -> None:
+        """Gradients are asked for; within another backward (reentrant checkpointing) it is not the loop's."""
+        if not _within_backward():
+            self.num_backward += 1
+            self.training_thread = threading.get_ident()
+            self._tell("work")
+
+    def after_backward(self) -> None:
+        """Gradients are there."""
+        if self._postponed and not _within_backward():
+            postponed, self._postponed = self._postponed, []
+            for optimizer in postponed:
+                self.on_update(optimizer)
+
     @property
     def is_helper(self) -> bool:
         """Whether this process was made by another one of the job, and has shown no rank of its own."""
@@ -165,6 +181,9 @@ class Recorder:
         """An optimizer has updated, or would have but for the loss scaler; or a signal says as much."""
         now = time.time_ns()
         self.num_updates += 1
+        if _within_backward():  # whoever starts a profiler there loses it when the backward ends
+            self._postponed.append(optimizer)
+            return
         if self.records is None:
             if self.is_helper:
                 return  # it happens to optimise something
@@ -285,6 +304,10 @@ class Recorder:
             self._tell("second")
             if exiting.wait(SECOND_S):
                 return
+
+
+def _within_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def identity() -> tuple[int, int]:

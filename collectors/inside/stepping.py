@@ -3,9 +3,10 @@
 A step ends where the optimizer that updates least often updates: one of many in optimizer-in-backward,
 the generator of a GAN, the outer one of nested optimizers. Which one that is, the *anchor*, shows after each
 has updated twice; until then every update is handed on, so that `number_steps` can number the first steps
-afterwards. It is looked for again when an optimizer joins, and when the anchor falls silent. Optimizers that
-hold next to nothing, compared with the largest, end no steps: one rank alone may have such a one. All ranks
-run the same updates in the same order, so they count alike without talking.
+afterwards. It is looked for again when an optimizer joins, unless it is the only one left, and when the
+anchor falls silent. Optimizers that hold next to nothing, compared with the largest, end no steps: one rank
+alone may have such a one. All ranks run the same updates in the same order, so they count alike without
+talking.
 
 Whatever else ends steps is treated as an optimizer: one that outweighs all others where the script names its
 steps, and one that holds nothing where only model calls can be counted.
@@ -108,8 +109,8 @@ class StepCounter:
         self._numbers[id(optimizer)] = weakref.ref(optimizer), number
         self._counts.append(0)
         self._weights.append(self._weigh(optimizer))
-        alive = [self._weights[each] for reference, each in self._numbers.values() if reference() is not None]
-        self._least = SMALL * max(alive)
+        alive = [each for reference, each in self._numbers.values() if reference() is not None]
+        self._least = SMALL * max(self._weights[each] for each in alive)
         if self._weights[number] >= self._least:
             self._recent = {n: c for n, c in self._recent.items() if self._weights[n] >= self._least}
             self._recent[number] = 0
@@ -123,7 +124,8 @@ class StepCounter:
         self._recent[number] = self._recent.pop(number, 0) + 1
         if self._recent[number] >= SEEN_ONCE:
             self._recent = {n: c for n, c in self._recent.items() if c > 1}
-        if self._recent[number] < 2 or min(self._recent.values()) < 2:
+        replaced = self._anchor >= 0 and self._alive() == {number}
+        if min(self._recent.values()) < 2 and not replaced:
             return
         rarest = min(reversed(self._recent), key=lambda each: self._recent[each])
         if rarest != self._anchor:
@@ -131,6 +133,11 @@ class StepCounter:
         self._patience = PATIENCE + 4 * sum(self._recent.values()) // self._recent[rarest]
         self._recent.clear()
         self._joined.clear()
+
+    def _alive(self) -> set[int]:
+        """The optimizers that may still end steps."""
+        alive = {number for reference, number in self._numbers.values() if reference() is not None}
+        return {number for number in alive if self._weights[number] >= self._least}
 
     def _hand_over(self, rarest: int) -> None:
         """Let another optimizer count; its steps go on where those of the one before ended."""

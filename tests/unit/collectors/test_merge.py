@@ -50,6 +50,15 @@ def test_entry_of_another_operation_is_not_taken():
     assert merged.select("collective_id", "sequence", "group").row(0) == (101, -1, "")
 
 
+def test_operation_that_gloo_runs_as_another_is_known_by_that_one_but_for_its_bytes():
+    base = {"launch_span_id": 1, "enqueued_ns": 1_000, "bytes_in": 64, "bytes_out": 32}
+    window = seen(base | {"collective_id": 101, "op": "reduce_scatter"})
+    known = entries({"collective_id": 6, "sequence": 3, "enqueued_ns": 1_040, "op": "all_reduce"})
+    merged = merge_window(window, spans((1, 1_000, 100)), known)
+    row = merged.select("collective_id", "sequence", "group", "op", "bytes_in", "bytes_out").row(0)
+    assert row == (6, 3, "0 default_pg", "reduce_scatter", 64, 32)
+
+
 def test_kernel_takes_the_last_entry_before_its_launch():
     window = seen(
         {"collective_id": 101, "source": KERNEL, "enqueued_ns": 1_060},
