@@ -32,7 +32,7 @@ from . import (
     stalls,
     windows,
 )
-from .patching import patch
+from .patching import keep_compiler_out, patch, uncompiled
 from .recorder import Recorder
 
 
@@ -43,9 +43,7 @@ def install(launch: str) -> None:
         launch: the folder that the launcher made for its processes.
     """
     recorder = Recorder(Path(launch))
-    register_optimizer_step_post_hook(
-        lambda optimizer, _args, _kwargs: recorder.guarded(recorder.on_update, optimizer)
-    )
+    _install_optimizers(recorder)
     _install_scaler(recorder)
     if dist.is_available():
         _install_distributed(recorder)
@@ -62,8 +60,17 @@ def install(launch: str) -> None:
         before=lambda *_: recorder.guarded(recorder.on_backward),
         after=lambda *_: recorder.guarded(recorder.after_backward),
     )
+    keep_compiler_out()
     os.register_at_fork(after_in_child=lambda: recorder.run(recorder.on_fork))
     atexit.register(recorder.guarded, recorder.on_exit)
+
+
+def _install_optimizers(recorder: Recorder) -> None:
+    def hook(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        uncompiled(recorder.guarded, recorder.on_update, optimizer)
+
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined] # of a compiled update, too, we want to know
+    register_optimizer_step_post_hook(hook)
 
 
 def _install_scaler(recorder: Recorder) -> None:

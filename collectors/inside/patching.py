@@ -1,4 +1,4 @@
-"""Have our own code called around a function of somebody else's.
+"""Have our own code called around a function of somebody else's, and keep the compiler out of it.
 
 In: a function, and what to call before and after it. It gets the same arguments, and its exceptions pass.
 """
@@ -6,8 +6,15 @@ In: a function, and what to call before and after it. It gets the same arguments
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import CodeType
 from typing import Any
+
+import torch
+
+_watch_frames: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 def patch(
@@ -28,9 +35,50 @@ def patch(
 
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # the compiler reads this: nothing of ours belongs in its graph
+            return original(*args, **kwargs)
         before(*args[:1])
         result = original(*args, **kwargs)
         after(*args[:1])
         return result
 
     setattr(owner, name, patched)
+
+
+def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
+    """Run an action, and whatever it calls, as it is.
+
+    TorchDynamo compiles what is called from code that it has compiled, such as an optimizer's hook, and
+    complains on the job's stderr of what it does not understand.
+    """
+    before = _watch_frames(None)
+    try:
+        action(*arguments)
+    finally:
+        _watch_frames(before)
+
+
+def keep_compiler_out() -> None:
+    """The same for the functions of this package that are called before `uncompiled` is."""
+    with suppress(AttributeError):  # an older PyTorch
+        for name, module in list(sys.modules.items()):
+            if name.startswith(f"{__package__}."):
+                for code in _codes(vars(module), name):
+                    torch._C._dynamo.eval_frame.skip_code(code)
+
+
+def _codes(names: dict[str, Any], module: str) -> Iterator[CodeType]:
+    """The code of all functions that a module defines, those within others included."""
+    for value in list(names.values()):
+        if isinstance(value, type) and value.__module__ == module:
+            yield from _codes(dict(vars(value)), module)
+        code = getattr(getattr(value, "fget", value), "__code__", None)
+        if getattr(value, "__module__", module) == module and isinstance(code, CodeType):
+            yield from _nested(code)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)

@@ -190,7 +190,7 @@ class Recorder:
             self._open()
         assert self.records is not None
         before = self._counter.step
-        counted = self._counter.update(optimizer)
+        counted = self._counter.update(optimizer, self._gradients(optimizer))
         if counted is None:
             return
         if self._counter.step != before:
@@ -233,6 +233,12 @@ class Recorder:
         self._silenced.clear()
         self._forget()
         self._tell("fork")
+
+    def _gradients(self, optimizer: Any) -> tuple[int, int] | None:
+        """What is different once there are new gradients, whoever computes them: the graph has grown."""
+        grown = torch.autograd._get_sequence_nr()
+        known = (grown or self.num_backward) and not isinstance(optimizer, stepping.Signal)
+        return (self.num_backward, grown) if known else None
 
     def _weigh(self, optimizer: Any) -> float:
         """The number of elements an optimizer updates."""

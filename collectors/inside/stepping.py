@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 SMALL = 0.01  # of the weight of the heaviest: what holds less ends no steps
 SEEN_ONCE = 64  # updates of another after which an optimizer that updated once is not waited for
 EARLY = 16  # an optimizer that joins before this step counts from the beginning: the first guess was wrong
+REPEATS = 64  # updates with gradients that seem to be the same, after which they are taken for new ones
 PATIENCE = 16  # updates of others that the anchor may miss, beyond four times what it used to
 
 
@@ -75,13 +76,19 @@ class StepCounter:
         self._counts: list[int] = []
         self._recent: dict[int, int] = {}  # updates since calibration began; empty once it is over
         self._joined: dict[int, tuple[int, int]] = {}  # step, and own updates before, as it joined in
+        self._used: dict[int, tuple[object, int]] = {}  # the latest gradients, and how often again
         self._anchor = -1
         self._base = 0
         self._missed = 0  # updates of others since the anchor's latest
         self._patience = 0
 
-    def update(self, optimizer: Any) -> tuple[int, int] | None:
+    def update(self, optimizer: Any, gradients: object = None) -> tuple[int, int] | None:
         """Count one update.
+
+        Args:
+            optimizer: the optimizer.
+            gradients: what is different once there are new gradients; None if that is not known. Further
+                updates with the same ones belong to the same step: of one parameter group after the other.
 
         Returns:
             The optimizer's number and its updates so far; None where they cannot end a step.
@@ -89,6 +96,8 @@ class StepCounter:
         known = self._numbers.get(id(optimizer))
         number = self._meet(optimizer) if known is None or known[0]() is not optimizer else known[1]
         if self._weights[number] < self._least:
+            return None
+        if gradients is not None and self._repeats(number, gradients):
             return None
         self._counts[number] += 1
         if self._recent:
@@ -102,6 +111,13 @@ class StepCounter:
             self._missed = 0
             self.step = self._base + self._counts[number]
         return number, self._counts[number]
+
+    def _repeats(self, number: int, gradients: object) -> bool:
+        """Whether an optimizer goes on with gradients it has used; if for ever, they come from elsewhere."""
+        used, times = self._used.get(number, (None, 0))
+        times = times + 1 if gradients == used else 0
+        self._used[number] = gradients, times
+        return 0 < times <= REPEATS
 
     def _meet(self, optimizer: Any) -> int:
         """Number a newcomer, and see again which one is rarest."""

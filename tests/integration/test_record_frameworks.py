@@ -69,6 +69,20 @@ ALONE = {
                         loss()
                 model.train()
     """,
+    "group_after_group": """
+        for _ in range(12):
+            for _ in range(2):
+                loss().backward()
+            for _ in range(3):
+                optimizer.step()
+            optimizer.zero_grad()
+    """,
+    "gradients_of_its_own": """
+        for _ in range(12):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+    """,
     "lbfgs": """
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
         def closure():
@@ -96,6 +110,13 @@ ALONE = {
             optimizer = None
             gc.collect(0)
             optimizer = SGD(model.parameters(), lr=0.1)
+    """,
+    "compiled": """
+        compiled = torch.compile(model, backend="eager")
+        update = torch.compile(update, backend="eager")
+        for _ in range(12):
+            compiled(data).sum().backward()
+            update()
     """,
     "zero_redundancy": """
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -320,6 +341,11 @@ def test_every_step_is_counted_once_whatever_ends_it(jobs, name):
     run = recorded(jobs, name)
     assert run.table(STEPS)["step"].to_list() == list(range(1, 12))
     assert set(run.table(STEPS)["source"]) == {"named" if name in NAMED else "optimizer"}
+
+
+def test_nothing_of_ours_is_compiled_nor_anything_said(jobs):
+    _, _, stderr = jobs
+    assert [line for line in stderr.splitlines() if "Profiler record function" not in line] == []
 
 
 def test_range_or_function_names_the_steps(jobs):

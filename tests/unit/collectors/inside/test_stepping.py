@@ -99,6 +99,17 @@ def test_all_ranks_count_alike_although_one_has_a_small_optimizer_more():
     assert list(usual) == list(more)
 
 
+def test_updates_with_the_same_gradients_are_one_step_unless_there_never_are_others():
+    counter, optimizer = StepCounter(lambda _: 1.0, lambda *_: None), Optimizer(1.0)
+    for gradients in range(10):
+        for _ in range(3):  # one parameter group after the other
+            counter.update(optimizer, gradients)
+    assert counter.step == 10
+    for _ in range(100):
+        counter.update(optimizer, "the same")
+    assert counter.step == 10 + 100 - 64
+
+
 def test_named_steps_take_over_from_the_first_one_on():
     steps, live, _ = replayed("A" + "AAM" * 10, {"M": float("inf")})
     assert live[-1] == 10
