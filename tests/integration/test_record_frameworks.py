@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from dpro.cli.record import ensure_finished
-from dpro.collectors.launch import MARKERS, RAW
+from dpro.collectors.launch import MARKERS, RAW, RecordOptions
 from dpro.schema import BUCKETS, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run, open_run
 
@@ -296,12 +297,12 @@ print(json.dumps(codes))
 def jobs(tmp_path_factory):
     """All jobs, recorded: their folder, and the exit codes of each."""
     folder = tmp_path_factory.mktemp("jobs")
-    config = {"every": EVERY, "window_steps": WINDOW_STEPS, "skip": SKIP, "shapes": False, "step": ""}
     for name in ALONE | TOGETHER:
         (folder / name / RAW / "job").mkdir(parents=True)
         (folder / name / MARKERS).mkdir()
-        mine = config | {"step": "jobs:iteration" if name == "function" else ""}
-        (folder / name / RAW / "job" / "config.json").write_text(json.dumps(mine))
+        step = "jobs:iteration" if name == "function" else ""
+        options = RecordOptions(window_steps=WINDOW_STEPS, every=EVERY, skip=SKIP, step=step)
+        (folder / name / RAW / "job" / "config.json").write_text(json.dumps(asdict(options)))
         facts = {"host": socket.gethostname(), "pid": 0, "start_ticks": 0, "command": [name]}
         (folder / name / MARKERS / "job.json").write_text(json.dumps(facts))
     bodies = {name: textwrap.dedent(body) for name, body in (ALONE | TOGETHER).items()}
