@@ -92,11 +92,16 @@ class Preemption:
         numbers = {ours.fileno(): number for number, (ours, _) in pipes.items()}
         for descriptor in numbers:
             poll.register(descriptor, select.POLLIN)
-        while numbers:
-            for descriptor, _ in poll.poll():
-                number = numbers[descriptor]
-                if _sender(pipes[number][0]) == os.getpid():  # a child that inherited the handler is not us
-                    self._leave(number)
+        try:
+            while numbers:
+                for descriptor, _ in poll.poll():
+                    number = numbers[descriptor]
+                    if (
+                        _sender(pipes[number][0]) == os.getpid()
+                    ):  # a child that inherited the handler is not us
+                        self._leave(number)
+        finally:
+            self.ignore()  # a signal that nobody waits for here must end the process itself
 
     def _leave(self, number: int) -> None:
         """Save what there is, then end the process by the signal."""
@@ -107,10 +112,18 @@ class Preemption:
             if self._begun.wait(MAIN_THREAD_S):
                 self._saved.wait(FLUSH_S)
             else:
-                self._recorder.guarded(self._recorder.on_end)
+                self._save_from_here()
         finally:
             self.ignore()
             os.kill(os.getpid(), number)
+
+    def _save_from_here(self) -> None:
+        """Save what needs no main thread, in a thread of its own: what saving waits for may never come."""
+        saving = threading.Thread(
+            target=self._recorder.guarded, args=(self._recorder.on_end,), name="dpro-save", daemon=True
+        )
+        saving.start()
+        saving.join(FLUSH_S)
 
     def _save_and_stay(self, _: object) -> int:
         """In the main thread: save, and do nothing more of the script until the signal comes again."""
