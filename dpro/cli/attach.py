@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,7 +53,8 @@ def attach(
     dpro attach --pid 4711 --stacks        where all threads of all ranks are
     dpro attach RUN --off                  no more deep windows, until --on
 
-    The job has to be recorded by `dpro record`.
+    The job has to be recorded by `dpro record`. A job that is not, but was started with KINETO_USE_DAEMON=1,
+    can be profiled by `dpro attach --pid PID --steps K -o RUN`; PID may be its launcher.
     """
     from dpro.collectors import attach as attaching
 
@@ -60,6 +62,9 @@ def attach(
         raise UsageError("one of --steps, --stacks, --off, --on and -o says what to do")
     if (run is None) == (pid is None):
         raise UsageError("name the job by RUN or by --pid")
+    if pid is not None and run is None and steps and copy and _asks_daemon(pid):
+        _profile(pid, steps, copy, timeout_s, as_json)
+        return
     folder = (run or _run_of(pid)).resolve()
     document: dict[str, Any] = {"run": str(folder)}
     if stacks:
@@ -86,8 +91,33 @@ def _run_of(pid: int | None) -> Path:
     assert pid is not None
     run = run_of(pid)
     if run is None:
-        raise InputError(f"process {pid}: was not started by `dpro record`")
+        raise InputError(
+            f"process {pid}: was not started by `dpro record`; with KINETO_USE_DAEMON=1 in its environment, "
+            "--steps and -o would do"
+        )
     return run
+
+
+def _asks_daemon(pid: int) -> bool:
+    from dpro.collectors.attach import run_of
+    from dpro.collectors.dynolog import listens
+
+    return run_of(pid) is None and listens(pid)
+
+
+def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -> None:
+    """Profile a job that is not recorded, and import what comes."""
+    from dpro.collectors.dynolog import profile
+    from dpro.ingest.importer import import_sources
+
+    with TemporaryDirectory(prefix="dpro-attach-") as folder:
+        with stderr_console().status(f"waiting for {steps} steps"):
+            traces = profile(pid, steps, Path(folder), timeout_s)
+        manifest = import_sources(traces, run)
+    if as_json:
+        print_json({"run": str(run), "ranks": manifest.ranks, "warnings": manifest.warnings})
+    else:
+        console().print(f"ranks {', '.join(map(str, manifest.ranks))} are in {run}")
 
 
 def _answered(answers: Answers) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -186,3 +189,31 @@ def test_options_of_windows_reach_the_tables(tmp_path):
     needs = run.table(DEPENDENCIES)
     assert {"data", "control"} <= set(needs["kind"])
     assert needs["source_span_id"].is_in(spans["span_id"].implode()).all()
+
+
+UNRECORDED = """
+import os, pathlib, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+deadline = time.monotonic() + 100
+while not pathlib.Path("stop").exists() and time.monotonic() < deadline:
+    train_step()
+    time.sleep(0.005)
+    pathlib.Path(f"pid{dist.get_rank()}").write_text(str(os.getpid()))
+"""
+
+
+def test_job_that_is_not_recorded_is_profiled_by_what_it_asks_a_daemon(tmp_path):
+    sockets = Path(tempfile.mkdtemp())  # addresses of sockets have to be short
+    kineto = {"KINETO_USE_DAEMON": 1, "KINETO_IPC_SOCKET_DIR": sockets, "KINETO_LOG_LEVEL": 99}
+    job = start([*TORCHRUN, script(tmp_path, UNRECORDED)[1]], tmp_path, **kineto)
+    wait_for(tmp_path / "pid1")
+    answer = attach(tmp_path, "--pid", job.pid, "--steps", 3, "-o", "run")
+    (tmp_path / "stop").touch()
+    job.communicate(timeout=60)
+    assert answer["ranks"] == [0, 1]
+    spans = open_run(tmp_path / "run").table(SPANS)
+    for rank in (0, 1):
+        assert spans.filter(pl.col("name") == "aten::addmm", rank=rank).height >= 2
+    assert not (sockets / "dynolog").exists()
+    shutil.rmtree(sockets)

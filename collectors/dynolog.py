@@ -1,0 +1,164 @@
+"""A window of a job that knows nothing of dpro, but was started with `KINETO_USE_DAEMON=1`.
+
+In: a process of the job, or its launcher. Out: one Kineto file per process. PyTorch then asks a daemon every
+five seconds, by datagrams over a Unix socket, whether to profile; here is what answers it, once. A datagram
+is a size, a type in 32 bytes, and that many bytes: `req` comes with a kind and with the pids of the asking
+process and of those that started it, and is answered by settings as text.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dpro.errors import InputError
+
+HEAD = struct.Struct("<Q32s")
+REQUEST = b"req"
+ASKS_EVERY_S = 5.0
+LOOK_S = 0.2
+ROUND_UP = 100  # steps: ranks that are told within this many of each other begin at the same one
+_FACTS = struct.Struct("<iiq")  # kind, number of pids, job
+_LARGEST = 1 << 16
+
+
+def listens(pid: int) -> bool:
+    """Whether a process asks a daemon.
+
+    Raises:
+        InputError: there is no such process, or it is somebody else's.
+    """
+    return _environment(pid).get("KINETO_USE_DAEMON", "") not in ("", "0")
+
+
+def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
+    """Have a process, and those it started, profile some steps.
+
+    Args:
+        pid: the process.
+        steps: how many.
+        folder: where to write.
+        timeout_s: how long to wait at most.
+
+    Returns:
+        Kineto files, one per process, named after ranks.
+
+    Raises:
+        InputError: nobody asked, or not all wrote in time; another daemon is there.
+    """
+    traces = folder / "trace.json"
+    several = int(_environment(pid).get("WORLD_SIZE", "0") or 0) != 1
+    settings = {
+        "ACTIVITIES_LOG_FILE": traces,
+        "PROFILE_START_ITERATION": 0,
+        "PROFILE_START_ITERATION_ROUNDUP": ROUND_UP if several else 1,
+        "ACTIVITIES_ITERATIONS": steps,
+    }
+    text = "".join(f"{name}={value}\n" for name, value in settings.items()).encode()
+    deadline = time.monotonic() + timeout_s
+    with _daemon(_environment(pid).get("KINETO_IPC_SOCKET_DIR", "")) as daemon:
+        asked = _tell(daemon, pid, text, min(deadline, time.monotonic() + 4 * ASKS_EVERY_S))
+    if not asked:
+        raise InputError(f"process {pid}: it did not ask for a profile; did it import torch?")
+    return [_named(_written(traces.with_name(f"trace_{each}.json"), each, deadline), each) for each in asked]
+
+
+def parse_request(datagram: bytes) -> list[int]:
+    """The pids in a request: the asking process, then those that started it; none in other datagrams."""
+    if len(datagram) < HEAD.size + _FACTS.size:
+        return []
+    _, kind = HEAD.unpack_from(datagram)
+    _, count, _ = _FACTS.unpack_from(datagram, HEAD.size)
+    whole = 0 < count <= (len(datagram) - HEAD.size - _FACTS.size) // 4
+    if kind.rstrip(b"\0") != REQUEST or not whole:
+        return []
+    return list(struct.unpack_from(f"<{count}i", datagram, HEAD.size + _FACTS.size))
+
+
+def _tell(daemon: socket.socket, pid: int, text: bytes, deadline: float) -> list[int]:
+    """Answer the processes that train, once it is known who asks: launchers do, too. Returns their pids."""
+    asking: dict[int, None] = {}
+    known = deadline
+    while time.monotonic() < min(known, deadline):
+        for each, _ in _requests(daemon, pid):
+            known = min(known, time.monotonic() + 1.2 * ASKS_EVERY_S)
+            asking[each] = None
+    chosen = [each for each in asking if "RANK" in _environment(each)] or list(asking)
+    waiting = set(chosen)
+    while waiting and time.monotonic() < deadline:
+        for each, answer in _requests(daemon, pid):
+            if each in waiting:
+                answer(text)
+                waiting.discard(each)
+    return chosen
+
+
+def _requests(daemon: socket.socket, pid: int) -> Iterator[tuple[int, Callable[[bytes], object]]]:
+    """The next request, if it is of a process or of one that it started, and how to answer it.
+
+    Who asks waits for an answer: if nobody gives one, it is that there is nothing to do.
+    """
+    try:
+        datagram, address = daemon.recvfrom(_LARGEST)
+    except TimeoutError:
+        return
+    pids = parse_request(datagram)
+    answers: list[bytes] = []
+    if pid in pids:
+        yield pids[0], answers.append
+    answer = b"".join(answers)
+    if pids:
+        daemon.sendto(HEAD.pack(len(answer), REQUEST) + answer, address)
+
+
+def _written(trace: Path, pid: int, deadline: float) -> Path:
+    """Wait until a trace is whole: Kineto writes its end last."""
+    while time.monotonic() < deadline:
+        if trace.exists() and trace.read_bytes()[-16:].rstrip().endswith(b"}"):
+            return trace
+        if not Path(f"/proc/{pid}").exists():
+            raise InputError(f"process {pid}: ended before it had profiled")
+        time.sleep(LOOK_S)
+    raise InputError(f"process {pid}: wrote no profile in time; does it make steps?")
+
+
+def _named(trace: Path, pid: int) -> Path:
+    rank = _environment(pid).get("RANK", "0") if Path(f"/proc/{pid}").exists() else "0"
+    return trace.rename(trace.with_name(f"rank{rank}.json"))
+
+
+@contextmanager
+def _daemon(folder: str) -> Iterator[socket.socket]:
+    """The socket that processes ask at."""
+    address = f"{folder}/dynolog" if folder else "\0dynolog"
+    daemon = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        try:
+            daemon.bind(address)
+        except OSError as error:
+            what = "another daemon listens there" if error.errno == errno.EADDRINUSE else error.strerror
+            raise InputError(f"{address.lstrip(chr(0))}: {what}") from error
+        try:
+            daemon.settimeout(LOOK_S)
+            yield daemon
+        finally:
+            if folder:
+                os.unlink(address)
+    finally:
+        daemon.close()
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError as error:
+        raise InputError(f"process {pid}: {error.strerror}") from error
+    return {
+        os.fsdecode(name): os.fsdecode(value) for name, _, value in (v.partition(b"=") for v in variables)
+    }

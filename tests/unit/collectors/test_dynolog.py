@@ -1,0 +1,39 @@
+"""Requests of Kineto to its daemon, as bytes."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.collectors import dynolog
+from dpro.collectors.dynolog import HEAD, parse_request
+from dpro.errors import InputError
+
+
+def request(pids, kind=b"req"):
+    payload = struct.pack(f"<iiq{len(pids)}i", 3, len(pids), 0, *pids)
+    return HEAD.pack(len(payload), kind) + payload
+
+
+def test_request_tells_the_process_and_those_that_started_it():
+    assert parse_request(request([5665, 5663, 1])) == [5665, 5663, 1]
+
+
+def test_other_datagrams_tell_nothing():
+    assert parse_request(request([1], kind=b"ctxt")) == []
+    assert parse_request(b"") == []
+    assert parse_request(request([1, 2, 3])[:-1]) == []
+
+
+@given(st.binary(max_size=200))
+def test_no_datagram_is_trouble(datagram):
+    parse_request(datagram)
+    parse_request(HEAD.pack(0, b"req") + datagram)
+
+
+def test_second_daemon_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynolog, "_environment", lambda _: {"KINETO_IPC_SOCKET_DIR": str(tmp_path)})
+    (tmp_path / "dynolog").touch()
+    with pytest.raises(InputError, match="another daemon"):
+        dynolog.profile(1, 3, tmp_path, 1.0)
