@@ -110,8 +110,10 @@ def _note_end(folder: Path) -> None:
     """Keep when a process was first seen to be gone."""
     path = folder / GONE
     if folder.is_dir() and not path.exists():
-        with suppress(OSError):  # the disk is full
-            path.write_text(str(time.time_ns()))
+        with suppress(OSError):  # on a full disk a file may come without its content
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(str(time.time_ns()))
+            temporary.rename(path)
 
 
 def _note_absence(recording: Launch, job: Process, look: int, absent: dict[str, int]) -> None:
