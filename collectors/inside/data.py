@@ -1,7 +1,7 @@
 """Waiting for data: the time the training loop spends in its DataLoader.
 
-In: the calls of a loader's `__next__`. Out: per step a record of all waits so far; a record of its own for
-each long one, with the worker process whose batch it was.
+In: the calls of a loader's `__next__`. Out: the total so far, which `host` samples at the end of each step; a
+record for each long wait, with the worker process whose batch it was.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ class Data:
 
     def on_fork(self) -> None:
         """This is a forked child: a worker, most likely."""
-        self._total_ns = 0
-        self._batches = 0
         self._worker = -1
         self._begun_ns = 0  # 0 while nobody waits
         self._waiting: Any = None  # the iterator that is waited for
@@ -49,21 +47,14 @@ class Data:
             return
         self._waiting = None
         duration_ns = time.time_ns() - self._begun_ns
-        self._total_ns += duration_ns
-        self._batches += 1
+        self._recorder.data_wait_ns = max(self._recorder.data_wait_ns, 0) + duration_ns
         if duration_ns >= LONG_NS and self._recorder.records is not None:
             self._recorder.records.write(records.LOADED, self._begun_ns, duration_ns, self._worker)
-
-    def on_step(self, step: int) -> None:
-        """A step has ended."""
-        if self._batches and self._recorder.records is not None:
-            self._recorder.records.write(records.LOADING, time.time_ns(), self._total_ns, self._batches)
 
 
 def install(recorder: Recorder) -> None:
     """Record how long the training loop waits for its data."""
     data = Data(recorder)
-    recorder.listen("step", data.on_step)
     recorder.listen("fork", data.on_fork)
     original = _BaseDataLoaderIter.__next__
 

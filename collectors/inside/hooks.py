@@ -54,12 +54,7 @@ def install(launch: str) -> None:
         preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
-    patch(
-        torch.autograd,
-        "backward",
-        before=lambda *_: recorder.guarded(recorder.on_backward),
-        after=lambda *_: recorder.guarded(recorder.after_backward),
-    )
+    _install_backward(recorder)
     keep_compiler_out()
     os.register_at_fork(after_in_child=lambda: recorder.run(recorder.on_fork))
     atexit.register(recorder.guarded, recorder.on_exit)
@@ -71,6 +66,20 @@ def _install_optimizers(recorder: Recorder) -> None:
 
     hook._torchdynamo_disable = True  # type: ignore[attr-defined] # of a compiled update, too, we want to know
     register_optimizer_step_post_hook(hook)
+
+
+def _install_backward(recorder: Recorder) -> None:
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        recorder.guarded(recorder.on_backward)
+        result = original(*args, **kwargs)
+        if recorder.postponed:
+            recorder.guarded(recorder.after_backward)
+        return result
+
+    torch.autograd.backward = backward
 
 
 def _install_scaler(recorder: Recorder) -> None:

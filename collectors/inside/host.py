@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from . import records
+from . import data, records
 from .recorder import Recorder
 
 LONG_NS = 1_000_000
@@ -38,7 +38,6 @@ class Host:
         self._clock = 0
         self._collecting_ns = 0  # since when; 0 while not
         self._collected_ns = 0
-        self._sampled_ns = 0
 
     def on_collection(self, phase: str, generation: int) -> None:
         """A garbage collection starts or stops."""
@@ -53,26 +52,19 @@ class Host:
             self._collecting_ns = 0
 
     def on_step(self, step: int) -> None:
-        """A step has ended."""
-        self._sample()
-
-    def on_resume(self, step: int) -> None:
-        """All probes have been told of the step; what took them long belongs to no step."""
-        if time.time_ns() - self._sampled_ns > LONG_NS:
-            self._sample()
-
-    def _sample(self) -> None:
+        """A step has ended; or all have been told of it, and what that took belongs to no step."""
         own = self._recorder.records
         if own is None:
             return
         thread = self._recorder.training_thread or threading.get_ident()
         if thread != self._thread:
             self._follow(thread)
-        self._sampled_ns = now_ns = time.time_ns()
+        now_ns = time.time_ns()
         queued_ns = int(os.pread(self._schedstat, 64, 0).split()[1]) if self._schedstat >= 0 else -1
         thread_ns = time.clock_gettime_ns(self._clock)
+        waited_ns = self._recorder.data_wait_ns if self._recorder.works(data.__name__) else -1
         own.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
-        own.write(records.WORK, now_ns, self._recorder.num_backward, self._collected_ns)
+        own.write(records.WORK, now_ns, self._recorder.num_backward, self._collected_ns, waited_ns)
 
     def _follow(self, thread: int) -> None:
         """Measure another thread from now on.
@@ -80,12 +72,14 @@ class Host:
         Raises:
             OSError: there is no such thread.
         """
+        native = {each.ident: each.native_id for each in threading.enumerate()}.get(thread)
+        if native is None:  # asking for the clock of a thread that is no more would crash
+            raise OSError("the thread that trains is no more")
         self._clock = time.pthread_getcpuclockid(thread)
         if self._schedstat >= 0:
             os.close(self._schedstat)
         self._schedstat = -1
         self._thread = thread
-        native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None)
         with suppress(OSError):  # a kernel without scheduler statistics
             self._schedstat = os.open(f"/proc/self/task/{native}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -94,7 +88,7 @@ def install(recorder: Recorder) -> None:
     """Record what the host does."""
     host = Host(recorder)
     recorder.listen("step", host.on_step)
-    recorder.listen("resume", host.on_resume)
+    recorder.listen("resume", host.on_step)
     recorder.listen("fork", host.on_fork)
 
     def on_collection(phase: str, info: dict[str, Any]) -> None:

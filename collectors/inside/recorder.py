@@ -8,7 +8,7 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
     open      the process turns out to train: its folder is there
     work      the training loop asks for a group, a batch or gradients
     step      a step has ended; told how many have (0 < n)
-    resume    all have been told of the step, and the next begins; told the same
+    resume    all have been told of the step, which took them long, and the next begins; told the same
     window    a deep window was saved; told its name
     second    about once a second, from a thread of ours
     request   somebody asks for something from outside; told what
@@ -44,6 +44,7 @@ from . import environment, records, stepping
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
 GPU_KNOWN_AT_STEP = 3
+LONG_NS = 1_000_000  # work of ours between two steps that would show in them
 OCCASIONS = ("open", "work", "step", "resume", "window", "second", "request", "end", "exit", "fork")
 
 # Where launchers tell a process its rank and the number of ranks, for jobs without torch.distributed.
@@ -67,7 +68,9 @@ class Recorder:
         enabled: whether it records; not after trouble in the core.
         num_updates: optimizers' updates so far, and other signs that a step may have ended.
         num_backward: backward calls so far.
+        postponed: optimizers that have updated within the present backward.
         last_step_s: when a step last ended, on the monotonic clock.
+        data_wait_ns: time spent waiting for a DataLoader so far; -1 where there was none.
         training_thread: the thread that asks for gradients; 0 before it has.
     """
 
@@ -92,8 +95,9 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._exiting = threading.Event()
         self.training_thread = 0
+        self.data_wait_ns = -1
         self.num_updates = self.num_backward = 0
-        self._postponed: list[Any] = []  # optimizers that have updated within a backward
+        self.postponed: list[Any] = []
         self._sources: list[int] = []  # of what ends steps, by its number
         self._counter = stepping.StepCounter(self._weigh, self._on_anchor)
 
@@ -140,6 +144,10 @@ class Recorder:
             self._silenced.add(action.__module__)
             self.complain(f"goes on without {action.__module__.rpartition('.')[2]}", error)
 
+    def works(self, probe: str) -> bool:
+        """Whether a probe, by the name of its module, has not failed."""
+        return probe not in self._silenced
+
     def _tell(self, occasion: str, *arguments: Any) -> None:
         for action in self._listeners[occasion]:
             self.call(action, *arguments)
@@ -156,19 +164,20 @@ class Recorder:
 
     def on_work(self) -> None:
         """The training loop asks for something."""
-        self._tell("work")
+        if self._listeners["work"]:
+            self._tell("work")
 
     def on_backward(self) -> None:
         """Gradients are asked for; within another backward (reentrant checkpointing) it is not the loop's."""
         if not _within_backward():
             self.num_backward += 1
             self.training_thread = threading.get_ident()
-            self._tell("work")
+            self.on_work()
 
     def after_backward(self) -> None:
         """Gradients are there."""
-        if self._postponed and not _within_backward():
-            postponed, self._postponed = self._postponed, []
+        if not _within_backward():
+            postponed, self.postponed = self.postponed, []
             for optimizer in postponed:
                 self.on_update(optimizer)
 
@@ -182,7 +191,7 @@ class Recorder:
         now = time.time_ns()
         self.num_updates += 1
         if _within_backward():  # whoever starts a profiler there loses it when the backward ends
-            self._postponed.append(optimizer)
+            self.postponed.append(optimizer)
             return
         if self.records is None:
             if self.is_helper:
@@ -257,8 +266,10 @@ class Recorder:
         self.last_step_s = time.monotonic()
         if step == GPU_KNOWN_AT_STEP:
             self._write_facts()
+        begun_ns = time.time_ns()
         self._tell("step", step)
-        self._tell("resume", step)
+        if time.time_ns() - begun_ns > LONG_NS:
+            self._tell("resume", step)
 
     # Files.
 

@@ -22,8 +22,9 @@ WINDOW = 4  # index of a deep window that was saved, its start, its end
 ENDING = 5  # when the process said that it would end, its exit code, the signal; -1 for the one it is not
 PEER = 6  # when, rank whose host's clock was compared, this clock minus that, round trip
 CPU = 7  # at the end of a step: time, CPU time of the process and of its training thread, its wait for a core
-WORK = 8  # at the end of a step: time, backward calls, ns of garbage collection; all since the process began
-LOADING = 9  # at the end of a step: time, ns of waiting for the DataLoader, batches
+WORK = (
+    8  # at the end of a step: time, backward calls, ns of garbage collection, ns of waiting for data (or -1)
+)
 LOADED = 10  # a long wait for the DataLoader: its start, its duration, the worker (-1: the process itself)
 COLLECTED = 11  # a long garbage collection: its start, its duration, its generation
 OPENED = 16  # index of a deep window that has begun, its start, the steps before it

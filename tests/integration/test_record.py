@@ -455,9 +455,9 @@ METHODS = [
     "exits.install", "preemption.Preemption.on_open", "preemption.Preemption._watch",
     "preemption.Preemption.ignore", "preemption.Preemption._listen", "preemption.install",
     "recorder.Recorder.on_work", "recorder.Recorder._weigh", "recorder.Recorder._on_anchor",
-    "recorder.Recorder.on_backward", "recorder.Recorder.after_backward", "host.Host.on_collection",
-    "host.Host.on_step", "host.Host.on_resume", "host.Host._follow", "host.install", "data.Data.on_wait",
-    "data.Data.on_batch", "data.Data.on_step", "data.install", "mesh.Meshes.on_mesh", "mesh.install",
+    "recorder.Recorder.on_backward",  "host.Host.on_collection",
+    "host.Host.on_step",  "host.Host._follow", "host.install", "data.Data.on_wait",
+    "data.Data.on_batch",  "data.install", "mesh.Meshes.on_mesh", "mesh.install",
     "naming.NamedFunction.look", "naming.NamedFunction.on_end", "naming.install",
     "inference.Calls.on_eval", "inference.install",
 ]  # fmt: skip

@@ -15,8 +15,8 @@ def values(recorded, counter, ends=ENDS):
     return dict(rows.select("time_ns", "value").iter_rows())
 
 
-def work(time, backward, collected=0):
-    return Record(time, backward, collected, 0, records.WORK)
+def work(time, backward, collected=0, waited=-1):
+    return Record(time, backward, collected, waited, records.WORK)
 
 
 def test_value_of_a_step_is_what_was_added_between_its_ends():
@@ -53,6 +53,11 @@ def test_what_the_kernel_does_not_tell_has_no_row():
     assert values(recorded, "step_cpu_ns") == {110: 4}
     assert values(recorded, "step_training_thread_cpu_ns") == {110: 3}
     assert values(recorded, "step_run_queue_ns") == {}
+
+
+def test_waiting_for_data_is_unknown_before_there_was_a_loader():
+    recorded = [work(101, 4), work(203, 8, waited=30), work(301, 13, waited=37)]
+    assert values(recorded, "step_data_wait_ns") == {210: 7}
 
 
 def test_long_intervals_are_rows_of_their_own():
