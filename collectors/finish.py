@@ -16,6 +16,7 @@ from typing import Any
 
 from dpro._version import __version__
 from dpro.collectors import convert
+from dpro.collectors.agreement import disagreement
 from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import (
     Process,
@@ -88,6 +89,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         for process in recorded:
             move_process(launch.run, process, folder)
         notes = [_converted(folder, each, readers, statuses.get(each.facts["pid"])) for each in recorded]
+        notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
             notes += [{"warnings": warnings}, _sampled(launch), _inspected(launch, recorded, readers)]
         _write_manifest(folder, _manifest(launch, recorded, notes, status))

@@ -22,6 +22,14 @@ PARTS = {  # column -> header, in two lines so that a table fits 80 columns
     "overlapped_comm_ns": "overlapped\ncomm",
 }
 
+HOST_FACTS = {  # likewise
+    "data_wait_ns": "data\nwait",
+    "gc_ns": "garbage\ncollection",
+    "run_queue_ns": "wait for\na core",
+    "training_thread_cpu_ns": "CPU of\nthread",
+    "cpu_ns": "CPU of\nprocess",
+}
+
 
 @click.command()
 @click.argument("run")
@@ -58,12 +66,16 @@ def report(run: str, top: int | None, as_json: bool) -> None:
     spent in it, the rest is the lateness of another. That is known for the share that could be matched on
     all of its ranks. Bandwidth is bus bandwidth as in the NCCL tests.
 
+    Where dpro recorded the run, the last table is about all steps, windows or not: time in which the training
+    thread waited for its DataLoader, in which Python collected garbage, in which that thread was ready to
+    run and had no core, CPU time of that thread and of the whole process, and micro-batches.
+
     RUN may be a run directory or a folder of traces.
     """
     from dpro.cli.analysis import why_unanswerable
     from dpro.cli.runs import open_or_import
-    from dpro.replay import breakdown
-    from dpro.schema import COLLECTIVES, SPANS, STEPS
+    from dpro.replay import breakdown, host
+    from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 
     opened = open_or_import(run)
     spans, collectives = opened.table(SPANS), opened.table(COLLECTIVES)
@@ -71,8 +83,13 @@ def report(run: str, top: int | None, as_json: bool) -> None:
         steps = breakdown.step_breakdown(spans, collectives, opened.table(STEPS))
     kernels = breakdown.kernel_totals(spans)
     by_size = breakdown.collective_totals(collectives, spans)
+    facts = host.host_facts(opened.table(STEPS), opened.table(COUNTERS))
+    by_rank = host.per_rank(facts)
     if as_json:
         rows = {"steps": steps, "kernels": kernels.head(top or kernels.height), "collectives": by_size}
+        waits = facts.select("rank", "step", "data_wait_ns", "gc_ns")
+        rows["steps"] = steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
+        rows["host"] = by_rank
         print_json({name: _in_ms(frame).to_dicts() for name, frame in rows.items()})
         return
     top = top or DEFAULT_TOP
@@ -84,6 +101,8 @@ def report(run: str, top: int | None, as_json: bool) -> None:
     )
     if by_size.height:
         out.print(_collective_table(by_size, top))
+    if by_rank.height:
+        out.print(_host_table(by_rank))
 
 
 def _in_ms(frame: pl.DataFrame) -> pl.DataFrame:
@@ -137,6 +156,17 @@ def _collective_table(collectives: pl.DataFrame, top: int) -> RenderableType:
     title = f"Collectives, all ranks: {min(top, collectives.height)} of {collectives.height}"
     header = ["\nop", "\nbytes", "\ncount", "total\nms", "wait\nms", "transfer\nms", "\nmatched", "bus\nGB/s"]
     return _table(title, header, cells)
+
+
+def _host_table(ranks: pl.DataFrame) -> RenderableType:
+    """One line per rank: its mean step, and the share of what the host did."""
+    cells = []
+    for row in ranks.iter_rows(named=True):
+        shares = ["?" if row[fact] is None else _share(row[fact], row["duration_ns"]) for fact in HOST_FACTS]
+        micro_batches = "?" if row["backward_calls"] is None else f"{row['backward_calls']:.3g}"
+        cells.append([str(row["rank"]), str(row["steps"]), _ms(row["duration_ns"]), *shares, micro_batches])
+    header = ["\nrank", "\nsteps", "mean\nstep ms", *HOST_FACTS.values(), "micro-\nbatches"]
+    return _table("What the host did, all steps", header, cells)
 
 
 def _table(title: str, header: list[str], cells: list[list[str]]) -> RenderableType:

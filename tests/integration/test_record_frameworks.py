@@ -4,6 +4,7 @@ Jobs of torch alone are forked from one process that has imported it, some at a 
 of its own: that saves the import. Frameworks of others are run by the real command where they are installed.
 """
 
+import importlib.util
 import json
 import os
 import signal
@@ -192,6 +193,17 @@ TOGETHER = {
                 extra.square().backward()
                 extras.step()
     """,
+    "large_extra_optimizer": """
+        ddp = nn.parallel.DistributedDataParallel(model)
+        extra = nn.Linear(64, 4)
+        extras = SGD(extra.parameters(), lr=0.1)
+        for number in range(12):
+            ddp(data).sum().backward()
+            update()
+            if dist.get_rank() == 0 and number % 5 == 2:
+                extra(torch.ones(2, 64)).sum().backward()
+                extras.step()
+    """,
     "fsdp": """
         from torch.distributed.fsdp import fully_shard
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
@@ -333,6 +345,15 @@ def recorded(jobs, name: str) -> Run:
     return run
 
 
+def check_that_ranks_agree(run: Run) -> None:
+    steps = run.table(STEPS)
+    first, second = (steps.filter(rank=rank).select("step", "window") for rank in (0, 1))
+    assert first.equals(second)
+    assert first["step"].to_list() == list(range(1, 12))
+    assert set(first["window"]) == {-1, 0, 1}
+    assert set(run.table(SPANS)["window"]) == {0, 1}
+
+
 def values(run: Run, counter: str) -> set[float]:
     return set(run.table(COUNTERS).filter(counter=counter)["value"])
 
@@ -383,18 +404,21 @@ def test_each_call_of_the_outermost_model_is_a_step_where_nothing_trains(jobs):
     )
 
 
-@pytest.mark.parametrize("name", TOGETHER)
+def test_ranks_that_count_differently_are_a_warning(jobs):
+    folder, _, _ = jobs
+    ensure_finished(folder / "large_extra_optimizer")
+    [warning] = open_run(folder / "large_extra_optimizer").manifest.warnings
+    assert "a step of rank 0 takes" in warning
+    assert "name the step" in warning
+
+
+@pytest.mark.parametrize("name", sorted(TOGETHER.keys() - {"large_extra_optimizer"}))
 def test_ranks_agree_on_steps_windows_and_collectives(jobs, name):
     run = recorded(jobs, name)
-    steps = run.table(STEPS)
-    first, second = (steps.filter(rank=rank).select("step", "window") for rank in (0, 1))
-    assert first.equals(second)
-    assert first["step"].to_list() == list(range(1, 12))
-    assert set(first["window"]) == {-1, 0, 1}
+    check_that_ranks_agree(run)
     calls = run.table(COLLECTIVES)
     deep = calls.filter(pl.col("window") >= 0)
     assert set(deep["window"]) == {0, 1}
-    assert set(run.table(SPANS)["window"]) == {0, 1}
     if name != "pipeline":  # gloo's flight recorder knows no sends
         assert set(calls["group"].unique()) == {"0 default_pg"}
         first, second = (deep.filter(rank=rank).select("group", "sequence", "op") for rank in (0, 1))
@@ -427,3 +451,122 @@ def test_buckets_say_which_parameters_are_in_them(jobs):
 def test_micro_batches_of_distributed_jobs_are_counted(jobs):
     for name, backward in (("ddp", 2), ("fsdp", 1), ("pipeline", 4), ("tensor_parallel", 1)):
         assert values(recorded(jobs, name), "step_backward_calls") == {backward}, name
+
+
+# Frameworks of others: CONTRIBUTING.md says how to install them.
+
+TRANSFORMERS = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+torch.set_num_threads(1)
+sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)} for _ in range(96)]
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=12, report_to=[],
+    save_strategy="no", eval_strategy="steps", eval_steps=5, disable_tqdm=True, use_cpu=True,
+)
+model = GPT2LMHeadModel(GPT2Config(**sizes))
+Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8]).train()
+"""
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+
+torch.set_num_threads(1)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+loader = torch.utils.data.DataLoader(torch.ones(96, 4), batch_size=2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+for batch in loader:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+accelerator.end_training()
+"""
+
+LIGHTNING = """
+import lightning, torch
+
+torch.set_num_threads(1)
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 4)
+
+    def training_step(self, batch, index):
+        return self.net(batch).sum()
+
+    def validation_step(self, batch, index):
+        self.log("loss", self.net(batch).sum(), sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+trainer = lightning.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_steps=12, accumulate_grad_batches=2,
+    val_check_interval=6, **dict.fromkeys(quiet, False),
+)
+data = torch.ones(96, 4)
+trainer.fit(Model(), *(torch.utils.data.DataLoader(data, batch_size=2) for _ in range(2)))
+"""
+
+DEEPSPEED = """
+import deepspeed, torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))
+groups = [{"params": layer.parameters(), "weight_decay": decay} for layer, decay in zip(model, (0.0, 0.1))]
+config = {
+    "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
+    "zero_optimization": {"stage": STAGE}, "zero_allow_untested_optimizer": True,
+}
+engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups), config=config)
+for _ in range(24):
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    engine.step()
+dist.destroy_process_group()
+"""
+
+OTHERS = {
+    "transformers": TRANSFORMERS,
+    "accelerate": ACCELERATE,
+    "lightning": LIGHTNING,
+    "deepspeed": DEEPSPEED.replace("STAGE", "1"),
+    "deepspeed with all parameters sharded": DEEPSPEED.replace("STAGE", "3"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", OTHERS)
+def test_job_of_another_framework_is_recorded_like_one_of_torch(tmp_path, framework):
+    module = framework.split()[0]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    (tmp_path / "job.py").write_text(OTHERS[framework])
+    record = [sys.executable, "-m", "dpro", "record", "-o", "run", "--every", str(EVERY), "--skip", str(SKIP)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "job.py"]
+    done = subprocess.run(
+        [*record, "--", *torchrun],
+        cwd=tmp_path,
+        env=environment()
+        | {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+        capture_output=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    ensure_finished(tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert run.manifest.warnings == []
+    check_that_ranks_agree(run)
+    assert set(run.table(COLLECTIVES)["rank"]) == {0, 1}
+    assert run.table(COLLECTIVES)["group"].str.len_chars().min() > 0
+    assert values(run, "step_backward_calls") == {2}

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.schema import COLLECTIVES, SPANS, STEPS
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Manifest, write_manifest, write_part
 
 MS = 1_000_000
@@ -35,7 +35,8 @@ def _report_json(*arguments: str | Path, cache: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two ranks on CPUs, one step of 10 ms: 6 ms of addmm, and an all-reduce that rank 1 joins late."""
+    """Two ranks on CPUs, one step of 10 ms: 6 ms of addmm, and an all-reduce that rank 1 joins late; rank 0
+    is known to have waited 1.5 ms for its data."""
     folder = tmp_path / "run"
     for rank, started in enumerate([2, 5]):
         lane = {"rank": rank, "pid": 1, "window": 0}
@@ -55,6 +56,8 @@ def run(tmp_path: Path) -> Path:
         step = {"rank": rank, "step": 7, "window": 0, "start_ns": 0, "duration_ns": 10 * MS}
         for table, rows in ((SPANS, [op, gloo]), (COLLECTIVES, [member]), (STEPS, [step])):
             write_part(folder, table, f"rank{rank:05d}", pl.DataFrame(rows))
+    waited = {"rank": 0, "counter": "step_data_wait_ns", "time_ns": 0, "value": 1.5 * MS}
+    write_part(folder, COUNTERS, "rank00000", pl.DataFrame([waited]))
     write_manifest(folder, Manifest(world_size=2, ranks=[0, 1]))
     return folder
 
@@ -67,11 +70,20 @@ def test_json_holds_steps_kernels_and_collectives_in_milliseconds(run, tmp_path)
         "exposed_comm_ms": 2.0,
         "host_bound_ms": 2.0,
         "idle_ms": 0.0,
+        "gc_ms": None,
     }
     assert document["steps"] == [
-        {"step": 7, "rank": 0, "overlapped_comm_ms": 4.0, **shared},
-        {"step": 7, "rank": 1, "overlapped_comm_ms": 1.0, **shared},
+        {"step": 7, "rank": 0, "overlapped_comm_ms": 4.0, "data_wait_ms": 1.5, **shared},
+        {"step": 7, "rank": 1, "overlapped_comm_ms": 1.0, "data_wait_ms": None, **shared},
     ]
+    waiting, unknown = document["host"]
+    assert (waiting["rank"], waiting["steps"], waiting["data_wait_ms"], waiting["cpu_ms"]) == (
+        0,
+        1,
+        1.5,
+        None,
+    )
+    assert (unknown["rank"], unknown["data_wait_ms"]) == (1, None)
     assert document["kernels"] == [{"name": "addmm", "count": 2, "total_ms": 12.0}]
     (collective,) = document["collectives"]
     # The late rank needs 3 ms to move 3000 bytes, so the other waits for 3 of its 6.
@@ -93,6 +105,8 @@ def test_text_has_a_line_per_rank_and_says_that_there_were_no_gpus(run, tmp_path
     assert "no GPU work" in done.stdout
     assert "addmm" in done.stdout
     assert "60.0%" in done.stdout
+    assert "What the host did" in done.stdout
+    assert "15.0%" in done.stdout
 
 
 def test_a_run_without_spans_is_one_line_and_exit_code_one(tmp_path):

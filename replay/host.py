@@ -1,0 +1,50 @@
+"""What the host did in each step, windows or not: waiting for data, collecting garbage, waiting for a core.
+
+In: tables `steps` and `counters` as the recorder leaves them. Out: frames, null where nothing was measured.
+Nothing here is predicted; which rank is to blame is the business of `dpro.detect`.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+FACTS = {  # counter of a step -> column
+    "step_data_wait_ns": "data_wait_ns",
+    "step_gc_ns": "gc_ns",
+    "step_run_queue_ns": "run_queue_ns",
+    "step_training_thread_cpu_ns": "training_thread_cpu_ns",
+    "step_cpu_ns": "cpu_ns",
+    "step_backward_calls": "backward_calls",
+}
+
+
+def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
+    """What is known of each step.
+
+    Args:
+        steps: table `steps`.
+        counters: table `counters`; those about steps carry the start of theirs.
+
+    Returns:
+        `[rank, step, duration_ns]` and the columns of `FACTS` (ns or a count, Float64), sorted by rank and
+        step; no rows where nothing is known of any step.
+    """
+    known = counters.filter(pl.col("counter").is_in(list(FACTS)))
+    if known.is_empty():
+        steps = steps.clear()
+    columns = [
+        pl.col("value").filter(pl.col("counter") == counter).first().alias(column)
+        for counter, column in FACTS.items()
+    ]
+    wide = known.group_by("rank", pl.col("time_ns").alias("start_ns")).agg(columns)
+    joined = steps.join(wide, on=["rank", "start_ns"], how="left")
+    return joined.select("rank", "step", "duration_ns", *FACTS.values()).sort("rank", "step")
+
+
+def per_rank(facts: pl.DataFrame) -> pl.DataFrame:
+    """The mean step of each rank: `[rank, steps, duration_ns]` and the columns of `FACTS`, Float64.
+
+    A fact that was measured in some steps is the mean of those.
+    """
+    means = [pl.col(column).mean() for column in ("duration_ns", *FACTS.values())]
+    return facts.group_by("rank").agg(pl.len().cast(pl.Int64).alias("steps"), *means).sort("rank")
