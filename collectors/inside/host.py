@@ -18,6 +18,7 @@ from . import data, records
 from .recorder import Recorder
 
 LONG_NS = 1_000_000
+SHORT_NS = 5_000_000  # steps of less are not asked for their wait for a core
 
 
 class Host:
@@ -36,6 +37,7 @@ class Host:
         self._schedstat = -1
         self._thread = 0  # whose CPU time is measured
         self._clock = 0
+        self._queued_at_ns = 0  # when its wait for a core was read
         self._collecting_ns = 0  # since when; 0 while not
         self._collected_ns = 0
 
@@ -51,8 +53,13 @@ class Host:
                 self._recorder.records.write(records.COLLECTED, self._collecting_ns, duration_ns, generation)
             self._collecting_ns = 0
 
+    def on_resume(self, step: int) -> None:
+        """All have been told of the step; what that took belongs to no step."""
+        self._queued_at_ns = 0
+        self.on_step(step)
+
     def on_step(self, step: int) -> None:
-        """A step has ended; or all have been told of it, and what that took belongs to no step."""
+        """A step has ended."""
         own = self._recorder.records
         if own is None:
             return
@@ -60,7 +67,9 @@ class Host:
         if thread != self._thread:
             self._follow(thread)
         now_ns = time.time_ns()
-        queued_ns = int(os.pread(self._schedstat, 64, 0).split()[1]) if self._schedstat >= 0 else -1
+        queued_ns = -1
+        if now_ns - self._queued_at_ns >= SHORT_NS and self._schedstat >= 0:  # a third of what a sample costs
+            queued_ns, self._queued_at_ns = int(os.pread(self._schedstat, 64, 0).split()[1]), now_ns
         thread_ns = time.clock_gettime_ns(self._clock)
         waited_ns = self._recorder.data_wait_ns if self._recorder.works(data.__name__) else -1
         own.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
@@ -88,7 +97,7 @@ def install(recorder: Recorder) -> None:
     """Record what the host does."""
     host = Host(recorder)
     recorder.listen("step", host.on_step)
-    recorder.listen("resume", host.on_step)
+    recorder.listen("resume", host.on_resume)
     recorder.listen("fork", host.on_fork)
 
     def on_collection(phase: str, info: dict[str, Any]) -> None:
