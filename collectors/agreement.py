@@ -1,7 +1,7 @@
 """Whether the ranks of a job end their steps alike.
 
-In: the steps of a run. Out: a warning where one rank's steps are much longer than another's. Ranks count
-without talking, each from its own optimizers: one that has an optimizer more may count otherwise.
+In: the steps of a run. Out: a warning where one rank ends many more than another in the same time. Ranks
+count without talking, each from its own optimizers: one that has an optimizer more may count otherwise.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import polars as pl
 
 from dpro.schema import STEPS
 
-MUCH = 1.5  # times as long: whoever trains together takes as long for a step, on the mean
-FEWEST_STEPS = 8
+MUCH = 1.5  # times as many steps, and
+SLACK = 2  # more, at the two ends of the time that is compared
 
 
 def disagreement(run: Path) -> list[str]:
@@ -25,15 +25,17 @@ def disagreement(run: Path) -> list[str]:
     parts = sorted((run / STEPS.name).glob("*.parquet"))
     if not parts:
         return []
-    steps = pl.concat([pl.read_parquet(part, columns=["rank", "duration_ns"]) for part in parts])
-    means = steps.group_by("rank").agg(pl.len(), pl.col("duration_ns").mean()).sort("duration_ns", "rank")
-    if means.height < 2 or means["len"].max() < FEWEST_STEPS:  # type: ignore[operator]
+    steps = pl.concat([pl.read_parquet(part, columns=["rank", "start_ns", "duration_ns"]) for part in parts])
+    steps = steps.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    alive = steps.group_by("rank").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    shared = (pl.col("start_ns") >= alive["start_ns"].max()) & (pl.col("end_ns") <= alive["end_ns"].min())
+    counts = steps.group_by("rank").agg(shared.sum().cast(pl.Int64).alias("count")).sort("count", "rank")
+    if counts.is_empty():
         return []
-    shortest, longest = means.row(0, named=True), means.row(-1, named=True)
-    ratio = longest["duration_ns"] / max(shortest["duration_ns"], 1)
-    if ratio < MUCH:
+    (fewer_rank, fewer), (more_rank, more) = counts.row(0), counts.row(-1)
+    if more <= MUCH * fewer + SLACK:
         return []
     return [
-        f"a step of rank {longest['rank']} takes {ratio:.1f} times as long as one of rank "
-        f"{shortest['rank']}: if they train together, they count steps differently; name the step with --step"
+        f"rank {more_rank} ended {more} steps in a time in which rank {fewer_rank} ended {fewer}: if they "
+        "train together, they count differently; name the step with --step"
     ]
