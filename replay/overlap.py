@@ -150,6 +150,8 @@ def replay_with_new_overlap(graph: Graph, before: Floats, slowdown: float) -> Ti
     for _ in range(ROUNDS):
         now = share_beside(graph, timeline.start, timeline.end)
         changed = np.abs(now - before) > 1e-9
+        if not changed.any():
+            break
         duration = np.where(changed, np.rint(alone * (1 + (slowdown - 1) * now)), graph.nodes.duration)
         again = replay(graph.with_durations(duration.astype(np.int64)))
         moved = abs(int(again.end.max(initial=0)) - int(timeline.end.max(initial=0)))

@@ -9,7 +9,7 @@ import click
 
 from dpro.cli.analysis import Analysis, analyse, run_argument
 from dpro.cli.hangs import say_what_hangs
-from dpro.cli.output import console, json_option, print_json
+from dpro.cli.output import console, finding_document, json_option, print_json
 from dpro.cli.runs import open_or_import
 from dpro.units import format_duration, ms
 
@@ -105,18 +105,7 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
     unknown = not_known(analysis)
     return {
         "run": analysis.run.label,
-        "findings": [
-            {
-                "class": finding.class_,
-                "component": {"kind": finding.component_kind, "id": finding.component_id},
-                "ranks": list(finding.ranks),
-                "severity": finding.severity,
-                "confidence": finding.confidence,
-                "cost_ms_per_step": ms(finding.cost_ns),
-                "evidence": list(finding.evidence),
-            }
-            for finding in findings
-        ],
+        "findings": [finding_document(finding, ms(finding.cost_ns)) for finding in findings],
         "healthy": not findings and not unknown,
         "answerable": analysis.trust.answerable,
         "reasons": unknown,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpro.cli.output import console, print_json
+from dpro.cli.output import console, finding_document, print_json
 
 if TYPE_CHECKING:
     from dpro.detect.findings import Finding
@@ -72,18 +72,7 @@ def _not_known(run: Run) -> list[str]:
 def _document(run: Run, findings: list[Finding], unknown: list[str]) -> dict[str, Any]:
     return {
         "run": run.label,
-        "findings": [
-            {
-                "class": finding.class_,
-                "component": {"kind": finding.component_kind, "id": finding.component_id},
-                "ranks": list(finding.ranks),
-                "severity": finding.severity,
-                "confidence": finding.confidence,
-                "cost_ms_per_step": None,  # there are no more steps
-                "evidence": list(finding.evidence),
-            }
-            for finding in findings
-        ],
+        "findings": [finding_document(finding, None) for finding in findings],
         "healthy": not findings and not unknown,
         "answerable": True,
         "reasons": unknown,

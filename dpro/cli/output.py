@@ -11,6 +11,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dpro.detect.findings import Finding
+
 SCHEMA_VERSION = 1
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,3 +51,16 @@ def stderr_console() -> Console:
 def warn(message: str) -> None:
     """One line on stderr that does not stop the command."""
     click.echo(f"dpro: warning: {message}", err=True)
+
+
+def finding_document(finding: Finding, cost_ms: float | None) -> dict[str, Any]:
+    """One finding as JSON; without a cost where there are no more steps."""
+    return {
+        "class": finding.class_,
+        "component": {"kind": finding.component_kind, "id": finding.component_id},
+        "ranks": list(finding.ranks),
+        "severity": finding.severity,
+        "confidence": finding.confidence,
+        "cost_ms_per_step": cost_ms,
+        "evidence": list(finding.evidence),
+    }

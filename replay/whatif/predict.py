@@ -112,8 +112,11 @@ def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:
     """The replay of a changed graph; where the overlap matters also with its slowdown at both bounds."""
     if overlap is None or overlap.beside.size != changed.num_nodes:
         return [replay(changed)]
-    slowdowns = (overlap.slowdown, overlap.low, overlap.high)
-    return [replay_with_new_overlap(changed, overlap.beside, slowdown) for slowdown in slowdowns]
+    expected = replay_with_new_overlap(changed, overlap.beside, overlap.slowdown)
+    if expected.graph is changed:  # nothing stands beside anything else than before
+        return [expected]
+    bounds = (overlap.low, overlap.high)
+    return [expected, *(replay_with_new_overlap(changed, overlap.beside, bound) for bound in bounds)]
 
 
 def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:

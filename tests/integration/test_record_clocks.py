@@ -1,7 +1,6 @@
 """Clocks of several hosts: real jobs in which every rank stands for a host of its own, whose clock is off."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -17,10 +16,10 @@ from dpro.collectors.launch import ALIAS
 from dpro.replay.build import build_graph
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run, open_run, write_manifest, write_part
+from tests.jobs import environment
 
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[2]
 MS = 1_000_000
 SHIFT_MS = (0.0, 0.2, -5.0, 50.0)
 
@@ -56,11 +55,6 @@ def job(folder: Path, body: str, num_hosts: int = 4, fan_out: int = 8) -> Path:
     constants = f"SHIFT_MS, NUM_HOSTS, FAN_OUT, ALIAS = {SHIFT_MS}, {num_hosts}, {fan_out}, {ALIAS!r}\n"
     path.write_text(constants + HOSTS + textwrap.dedent(body))
     return path
-
-
-def environment(**extra: object) -> dict[str, str]:
-    own = {n: v for n, v in os.environ.items() if not n.startswith(("RANK", "WORLD", "MASTER"))}
-    return own | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
 
 
 def torchrun(folder: Path, path: Path, ranks: int, *options: str) -> Run:
