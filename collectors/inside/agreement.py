@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from .recorder import Recorder, identity
 
 KEY = "dpro/windows"
 STORE_EVERY = 5  # looks at the file per question to the store
-EXIT_S = 0.2  # how long the end of the job waits for a question to the store, at most
 
 
 class Agreement:
@@ -33,8 +29,6 @@ class Agreement:
         """This is a forked child: it is no rank yet."""
         self._heard = b""
         self._looks = 0
-        self._ended = False
-        self._asking = threading.Lock()
 
     @property
     def _path(self) -> Path:
@@ -59,7 +53,7 @@ class Agreement:
         temporary.write_bytes(content)
         os.replace(temporary, self._path)
         if not _one_host():
-            self._ask(lambda store: store.set(KEY, content))
+            self._recorder.store.ask(lambda store: store.set(KEY, content))
 
     def hear(self) -> dict[str, Any] | None:
         """What was announced since the last call; None for nothing."""
@@ -70,12 +64,6 @@ class Agreement:
         document: dict[str, Any] = json.loads(content)
         return document
 
-    def end(self) -> None:
-        """Ask the store no more: an answer that came while the interpreter ends would abort the process."""
-        self._ended = True
-        if self._asking.acquire(timeout=EXIT_S):
-            self._asking.release()
-
     def _read(self) -> bytes:
         try:
             return self._path.read_bytes()
@@ -84,18 +72,8 @@ class Agreement:
         self._looks += 1
         if _one_host() or self._looks % STORE_EVERY:
             return self._heard
-        found = self._ask(lambda store: store.get(KEY) if store.check([KEY]) else None)
+        found = self._recorder.store.ask(lambda store: store.get(KEY) if store.check([KEY]) else None)
         return self._heard if found is None else bytes(found)
-
-    def _ask(self, question: Any) -> Any:
-        """Put a question to the job's store; None where there is none, or it is gone."""
-        with self._asking:
-            if self._ended or not dist.is_available() or not dist.is_initialized():
-                return None
-            try:
-                return question(dist.distributed_c10d._get_default_store())
-            except (RuntimeError, ValueError):
-                return None
 
 
 def _one_host() -> bool:

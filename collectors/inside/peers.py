@@ -26,7 +26,6 @@ FAN_OUT = 8
 FIRST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 60.0
 NO_STEP_S = 5.0  # begin after so long where no step ends
 LOOK_S = 0.5  # how often to look whether the other host is there
-EXIT_S = 0.2  # how long the end of the job waits for a question to the store, at most
 KEYS = "dpro/clocks"
 
 
@@ -40,9 +39,8 @@ class Peers:
 
     def on_fork(self) -> None:
         """This is a forked child: it has no process group yet."""
-        self._begun = self._ended = self._stepped = False
+        self._begun = self._stepped = False
         self._seconds = 0.0
-        self._asking = threading.Lock()
 
     def on_step(self, _step: int) -> None:
         """A step has ended: the job is under way."""
@@ -62,22 +60,16 @@ class Peers:
                 target=self._recorder.call, args=arguments, name="dpro-peers", daemon=True
             ).start()
 
-    def on_end(self) -> None:
-        """Ask the store no more: an answer that came while the interpreter ends would abort the process."""
-        self._ended = True
-        if self._asking.acquire(timeout=EXIT_S):
-            self._asking.release()
-
     def _run(self, own: records.RecordWriter) -> None:
-        try:
-            store = dist.distributed_c10d._get_default_store()
-            number = self._number(store)
-            if number is None:
-                return
-            pingpong = PingPong(_store_host(store))
-            self._publish(store, number, pingpong.address)
-            peer = self._peer(store, number, pingpong)
-        except (RuntimeError, ValueError):  # the job's store is gone, or is none
+        store = self._recorder.store
+        number, host = store.ask(_number), store.ask(_store_host)
+        if number is None or host is None:
+            return
+        pingpong = PingPong(host)
+        left = json.dumps([identity()[0], *pingpong.address])
+        store.ask(lambda job: job.set(f"{KEYS}/{number}", left))
+        peer = self._peer(number, pingpong)
+        if store.gone:
             return
         period_s = FIRST_PERIOD_S if peer else LONGEST_PERIOD_S
         while self._recorder.records is own:
@@ -88,28 +80,15 @@ class Peers:
             pingpong.answer(period_s)
             period_s = min(2 * period_s, LONGEST_PERIOD_S)
 
-    def _number(self, store: Any) -> int | None:
-        """Which host this is, if this process speaks for it."""
-        with self._asking:
-            if self._ended or store.add(f"{KEYS}/{host_clock()}", 1) > 1:
-                return None
-            return int(store.add(f"{KEYS}/hosts", 1)) - 1
-
-    def _publish(self, store: Any, number: int, address: Address) -> None:
-        with self._asking:
-            if not self._ended:
-                store.set(f"{KEYS}/{number}", json.dumps([identity()[0], *address]))
-
-    def _peer(self, store: Any, number: int, pingpong: PingPong) -> tuple[int, Address] | None:
+    def _peer(self, number: int, pingpong: PingPong) -> tuple[int, Address] | None:
         """The rank and address of the process to compare with; None for the first host."""
         key = f"{KEYS}/{(number - 1) // FAN_OUT}"
-        while number:
-            with self._asking:
-                if self._ended:
-                    break
-                if store.check([key]):
-                    rank, token, port, hosts = json.loads(store.get(key))
-                    return rank, Address(token, port, tuple(hosts))
+        store = self._recorder.store
+        while number and not store.gone:
+            content = store.ask(lambda job: job.get(key) if job.check([key]) else None)
+            if content is not None:
+                rank, token, port, hosts = json.loads(content)
+                return rank, Address(token, port, tuple(hosts))
             pingpong.answer(LOOK_S)
         return None
 
@@ -119,8 +98,14 @@ def install(recorder: Recorder) -> None:
     peers = Peers(recorder)
     recorder.listen("step", peers.on_step)
     recorder.listen("second", peers.on_second)
-    recorder.listen("end", peers.on_end)
     recorder.listen("fork", peers.on_fork)
+
+
+def _number(store: Any) -> int | None:
+    """Which host this is, if this process speaks for it."""
+    if store.add(f"{KEYS}/{host_clock()}", 1) > 1:
+        return None
+    return int(store.add(f"{KEYS}/hosts", 1)) - 1
 
 
 def _store_host(store: Any) -> str:

@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 
 from . import environment, records, stepping
+from .store import JobStore
 
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
@@ -70,6 +71,7 @@ class Recorder:
         num_backward: backward calls so far.
         postponed: optimizers that have updated within the present backward.
         last_step_s: when a step last ended, on the monotonic clock.
+        store: the job's own store, for questions of probes.
         data_wait_ns: time spent waiting for a DataLoader so far; -1 where there was none.
         training_thread: the thread that asks for gradients; 0 before it has.
     """
@@ -92,6 +94,7 @@ class Recorder:
         self.folder: Path | None = None
         self.records: records.RecordWriter | None = None
         self.last_step_s = time.monotonic()
+        self.store = JobStore()
         self._thread: threading.Thread | None = None
         self._exiting = threading.Event()
         self.training_thread = 0
@@ -116,7 +119,7 @@ class Recorder:
             self.enabled = False
             self.complain(f"stopped recording in {action.__name__}", error)
             if self.folder is not None:
-                self._tell("end")  # Kineto left running would crash the process at its exit
+                self._end()  # Kineto left running would crash the process at its exit
 
     def complain(self, what: str, error: Exception) -> None:
         """Write one line to the log.
@@ -226,7 +229,11 @@ class Recorder:
     def on_end(self) -> None:
         """The process group or the interpreter is about to go."""
         if self.folder is not None:
-            self._tell("end")
+            self._end()
+
+    def _end(self) -> None:
+        self.store.leave()
+        self._tell("end")
 
     def on_exit(self) -> None:
         """The interpreter is about to go; a thread of ours that is in C then would crash it."""

@@ -133,7 +133,6 @@ class Windows:
 
     def on_end(self) -> None:
         """No step may follow: keep what there is."""
-        self._agreement.end()
         self.close(save=True)
 
     def on_profiler(self, profiler: Any) -> None:
