@@ -232,7 +232,7 @@ class Recorder:
             self._end()
 
     def _end(self) -> None:
-        self.store.leave()
+        self.call(self.store.leave)
         self._tell("end")
 
     def on_exit(self) -> None:

@@ -445,7 +445,7 @@ METHODS = [
     "recorder.Recorder._on_step", "recorder.Recorder._open", "windows.Windows._start",
     "windows.Windows.close", "windows.Windows.on_profiler", "windows.Windows.on_fork", "flight.Flight.save",
     "windows.Windows.on_step", "windows.Windows.on_second", "kineto.Recording.stop", "plan.Plan.take",
-    "agreement.Agreement.end", "control.Control.on_second", "control.Control.on_open",
+    "store.JobStore.leave", "control.Control.on_second", "control.Control.on_open",
     "stacks.Stacks.on_open", "stacks.Stacks.on_second", "stacks.Stacks.on_fork",
     "flight.Flight.on_open", "flight.Flight._look",
     "flight.Flight.before_fork", "flight.Flight.after_fork",
@@ -476,6 +476,7 @@ def sabotaged(name, launch):
         raise ValueError("sabotage")
     module, *path, method = name.split(".")
     owner = functools.reduce(getattr, path, importlib.import_module("inside." + module))
+    assert callable(getattr(owner, method))
     broken.__name__, broken.__module__ = method, "inside." + module
     setattr(owner, method, broken)
     hooks.install(str(launch))
