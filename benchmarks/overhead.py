@@ -5,10 +5,11 @@ python benchmarks/overhead.py [--rounds 8] [--steps 600] [--device cpu] [--json]
 Each round runs the same two-rank job once in every way, in an order of its own: alone, alone again (the
 noise of the method), always-on only, with the default windows, and alone with torch.profiler switched on
 by hand for the same steps. The job times its own steps, so that what is measured does not depend on dpro.
-A ratio is that of a round's mean step to the mean of the round's two plain jobs; the table gives the median
-of the rounds and how far they spread. Whole jobs on a shared machine differ by more than what is looked
-for, so the cost that recording adds to a step and to a collective call is also measured where it stands
-out: on steps of a tenth of a millisecond, and on the calling thread's own CPU time.
+A ratio is that of a round's mean step to the mean of the round's two plain jobs, and likewise for the median
+step, which a moment of something else on the machine does not move, but nor does a window; the tables give
+the median of the rounds and how far they spread. Whole jobs on a shared machine differ by more than what
+is looked for, so the cost that recording adds to a step and to a collective call is also measured where it
+stands out: on steps of a tenth of a millisecond, and on the calling thread's own CPU time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,22 +121,24 @@ def by_hand() -> Callable[[], None]:
 
 
 def timed(step: Callable[[], None], steps: int, end_step: Callable[[], None] | None) -> dict[str, float]:
-    """Mean wall and thread time per step after a warm-up; resident memory after a tenth and at the end."""
-    memory = []
+    """Wall and thread time per step after a warm-up; resident memory after a tenth and at the end."""
+    memory, ends = [], array("d", [0.0]) * (steps + 1)
     for _ in range(WARM_UP):
         step()
         if end_step:
             end_step()
-    wall, thread = time.perf_counter(), time.thread_time()
+    ends[0], thread = time.perf_counter(), time.thread_time()
     for index in range(steps):
         step()
         if end_step:
             end_step()
+        ends[index + 1] = time.perf_counter()
         if index in (steps // 10, steps - 1):
             memory.append(resident_mb())
-    wall, thread = time.perf_counter() - wall, time.thread_time() - thread
+    thread = time.thread_time() - thread
     return {
-        "wall_s": wall / steps,
+        "mean_s": (ends[-1] - ends[0]) / steps,
+        "median_s": statistics.median(after - before for before, after in pairwise(ends)),
         "thread_s": thread / steps,
         "early_mb": memory[0],
         "late_mb": memory[-1],
@@ -198,17 +203,20 @@ WAYS: dict[str, tuple[list[str] | None, bool]] = {
 
 
 def whole_jobs(rounds: int, steps: int, device: str) -> dict[str, dict[str, float]]:
-    """Ratio of the mean step of each way to that of the plain jobs of its round: median and spread."""
-    ratios: dict[str, list[float]] = {way: [] for way in WAYS}
+    """Ratio of the steps of each way to those of the plain jobs of its round: median and spread."""
+    ratios: dict[str, list[float]] = {}
     ranks = 2 if device == "cpu" else 1
     for done in range(rounds):
         order = random.Random(done).sample(list(WAYS), len(WAYS))
-        times = {way: measure("busy", ranks, steps, device, *WAYS[way])["wall_s"] for way in order}
-        plain = (times["plain"] + times["plain again"]) / 2
-        for way in WAYS:
-            ratios[way].append(times[way] / (times["plain"] if way == "plain again" else plain))
+        measured = {way: measure("busy", ranks, steps, device, *WAYS[way]) for way in order}
+        for key in ("mean_s", "median_s"):
+            plain, again = measured["plain"][key], measured["plain again"][key]
+            for way in list(WAYS)[1:]:
+                whole = plain if way == "plain again" else (plain + again) / 2
+                name = f"{way}, {key.removesuffix('_s')} step"
+                ratios.setdefault(name, []).append(measured[way][key] / whole)
         print(f"round {done + 1} of {rounds}: {1e3 * plain:.2f} ms a step", file=sys.stderr)
-    return {way: spread(each) for way, each in ratios.items() if way != "plain"}
+    return {name: spread(each) for name, each in sorted(ratios.items())}
 
 
 def added(job: str, ranks: int, rounds: int, steps: int, device: str, key: str) -> dict[str, float]:
@@ -242,7 +250,7 @@ def rows(results: dict[str, object]) -> Iterator[str]:
     """The results as lines for people."""
     for name, values in results.items():
         numbers = "  ".join(f"{key} {value:.4g}" for key, value in values.items())  # type: ignore[attr-defined]
-        yield f"{name:32} {numbers}"
+        yield f"{name:40} {numbers}"
 
 
 def main() -> None:
@@ -261,7 +269,7 @@ def main() -> None:
         return
     device, few = options.device, max(3, options.rounds // 2)
     results: dict[str, object] = dict(whole_jobs(options.rounds, options.steps, device))
-    results["added to a step (us)"] = added("tiny", 1, few, 20_000, device, "wall_s")
+    results["added to a step (us)"] = added("tiny", 1, few, 20_000, device, "mean_s")
     per_hundred = added("calls", 2 if device == "cpu" else 1, few, 100, device, "thread_s")
     results["added to a collective call (us)"] = {key: value / 100 for key, value in per_hundred.items()}
     results["memory and disk"] = memory_and_disk(options.long, device)

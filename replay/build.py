@@ -103,7 +103,7 @@ def build_graph(run: Run) -> Built:
     positions = positions_in_steps(locals_)
     parts = [build_part(local, rows, names, positions) for local, rows in zip(locals_, own_syncs)]
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
-    graph = dataclasses.replace(_join(parts, moved, labels), places=_places(workers))
+    graph = dataclasses.replace(_join(parts, moved, labels), places=_places(workers), run=run)
     known = any(local.step_start.size for local in locals_)
     return Built(graph, matching, alignment, sum(part.background for part in parts), known)
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.errors import DproError
 from dpro.replay.engine import topological_order
+from dpro.store import Run
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -130,6 +131,8 @@ class Graph:
         lanes: (rank, what the lane is) that `nodes.lane` points into.
         origin_ns: what was subtracted from all times, ns on the aligned clock.
         places: of ranks, where the run tells.
+        run: what the graph was made from: edits ask its tables for what nodes do not tell (shapes, buckets).
+            None where it was made by hand.
     """
 
     nodes: Nodes
@@ -139,6 +142,7 @@ class Graph:
     lanes: tuple[tuple[int, str], ...]
     origin_ns: int
     places: Mapping[int, Place] = field(default_factory=dict)
+    run: Run | None = None
 
     @property
     def num_nodes(self) -> int:

@@ -70,7 +70,7 @@ def build_operations(run: Run) -> OperationGraph:
     edges = [*_operation_edges(rows, direct), *_rendezvous_edges(rows, met)]
     edges += [*_delay_edges(rows, delays, direct, steps), *_step_edges(rows, direct, steps)]
     graph = _assembled(_joined_nodes(nodes), pl.concat(edges), lanes)
-    graph = dataclasses.replace(graph, places=operations.places)
+    graph = dataclasses.replace(graph, places=operations.places, run=run)
     matching, unknown = _matching(run, rows), (*pipeline.problems, *_contradictions(rows, direct))
     if not _all_places_recorded(graph):
         unknown += ("ranks of some stages are missing: what made the others wait for them cannot be told",)
