@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable
 from dpro.replay.align import Alignment, align, one_clock
 from dpro.replay.columns import COMMUNICATION_THREAD
-from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, Place, make_graph
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, Message, NodeKind, Nodes, Place, make_graph
 from dpro.replay.local import Local, make_local
 from dpro.replay.match import Matching, match_collectives
 from dpro.replay.operations import consists_of_operations
@@ -90,7 +90,7 @@ def build_graph(run: Run) -> Built:
     workers = run.table(WORKERS)
     alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES))
     spans, syncs, steps = map(alignment.aligned, (spans, run.table(SYNCS), run.table(STEPS)))
-    moved = wait_and_transfer(alignment.aligned(matching.rows))
+    moved, messages = with_messages(wait_and_transfer(alignment.aligned(matching.rows)))
 
     locals_: list[Local] = []
     own_syncs: list[pl.DataFrame] = []
@@ -103,7 +103,8 @@ def build_graph(run: Run) -> Built:
     positions = positions_in_steps(locals_)
     parts = [build_part(local, rows, names, positions) for local, rows in zip(locals_, own_syncs)]
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
-    graph = dataclasses.replace(_join(parts, moved, labels), places=_places(workers), run=run)
+    graph = _join(parts, moved, labels)
+    graph = dataclasses.replace(graph, messages=messages, places=_places(workers), run=run)
     known = any(local.step_start.size for local in locals_)
     return Built(graph, matching, alignment, sum(part.background for part in parts), known)
 
@@ -138,6 +139,25 @@ def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
     return matched.with_columns(rendezvous_ns=pl.col("start_ns").max().over("instance")).with_columns(
         transfer_ns=(end - pl.col("rendezvous_ns")).clip(lower_bound=0)
     )
+
+
+def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...]]:
+    """What each member moves.
+
+    Args:
+        matched: rows of `Matching`.
+
+    Returns:
+        The rows with `payload` (bytes, -1 unknown) and `message`, and the messages that the latter numbers.
+    """
+    known = pl.max_horizontal(pl.col("group_ranks").list.len().cast(pl.Int64), "expected").max()
+    rows = matched.with_columns(
+        num_ranks=known.over("key"), payload=pl.max_horizontal("bytes_in", "bytes_out")
+    )
+    columns = ["op", "key", "num_ranks", "dtype"]
+    kinds = rows.select(columns).unique().sort(columns).with_row_index("message")
+    rows = rows.join(kinds.cast({"message": pl.Int64}), on=columns, how="left", maintain_order="left")
+    return rows, tuple(Message(*kind) for kind in kinds.select(columns).iter_rows())
 
 
 def _join(parts: list[Part], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
@@ -205,6 +225,8 @@ def _rendezvous(parts: list[Part], first: Ints, moved: pl.DataFrame, name: int) 
         around=constant(-1),
         span=constant(-1),
         collective=found[shared],
+        bytes=constant(-1),
+        message=constant(-1),
         section=constant(-1),
         measured_start=time,
         measured_end=time,

@@ -61,6 +61,8 @@ def node_columns(
         around=np.where(around >= 0, local.name[np.maximum(around, 0)], -1),
         span=np.where(span >= 0, local.span_id[inner], -1),
         collective=np.where(is_work, local.instance[inner], -1),
+        bytes=np.where(block["kind"] == NodeKind.TRANSFER, local.payload[inner], -1),
+        message=np.where(block["kind"] == NodeKind.TRANSFER, local.message[inner], -1),
         section=sections(local, block["caused"], step, positions),
         measured_start=block["start"],
         measured_end=block["end"],

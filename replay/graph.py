@@ -62,6 +62,22 @@ class Place(NamedTuple):
     stage: int
 
 
+class Message(NamedTuple):
+    """What sort of communication a transfer is: all that its time can depend on, other than bytes.
+
+    Attributes:
+        op: as in the `collectives` table.
+        group: the process group, by any name that tells it from others.
+        num_ranks: how many ranks are in the group, as far as known.
+        dtype: element type, empty where unknown.
+    """
+
+    op: str
+    group: str
+    num_ranks: int
+    dtype: str
+
+
 class GraphError(DproError):
     """The graph breaks an invariant; a defect of dpro or a trace that contradicts itself."""
 
@@ -83,6 +99,8 @@ class Nodes:
         around: name of the innermost annotation around CPU work, -1 for none.
         span: span_id within the rank, -1 for none.
         collective: instance of a collective, -1 for none.
+        bytes: payload of a transfer, the larger of what its rank puts in and gets; -1 where unknown or none.
+        message: index into `Graph.messages` of a transfer, -1 for other nodes.
         section: stretch of the rank's work in a step since it last called a collective that others were in
             too: 0 before the first, numbered alike on all ranks; -1 outside steps.
         measured_start, measured_end: ns on the aligned clock, as recorded.
@@ -100,6 +118,8 @@ class Nodes:
     around: Ints
     span: Ints
     collective: Ints
+    bytes: Ints
+    message: Ints
     section: Ints
     measured_start: Ints
     measured_end: Ints
@@ -130,6 +150,7 @@ class Graph:
         names: names that `nodes.name` points into.
         lanes: (rank, what the lane is) that `nodes.lane` points into.
         origin_ns: what was subtracted from all times, ns on the aligned clock.
+        messages: sorts of communication that `nodes.message` points into.
         places: of ranks, where the run tells.
         run: what the graph was made from: edits ask its tables for what nodes do not tell (shapes, buckets).
             None where it was made by hand.
@@ -141,6 +162,7 @@ class Graph:
     names: tuple[str, ...]
     lanes: tuple[tuple[int, str], ...]
     origin_ns: int
+    messages: tuple[Message, ...] = ()
     places: Mapping[int, Place] = field(default_factory=dict)
     run: Run | None = None
 

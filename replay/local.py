@@ -35,6 +35,8 @@ class Local:
             CPU collective, the index of the call; -1 where unknown.
         instance: [S] for a span that ran a collective its instance, else -1.
         transfer: [S] for a span that ran a collective how long it moved data, ns, else -1.
+        payload, message: [S] for a span that ran a collective what it moved, bytes and which of
+            `Graph.messages`, else -1; bytes are -1 where unknown, too.
         rendezvous: [S] when the last member was ready, ns on the aligned clock, else -1.
         main_tid: the thread that drives the training loop.
         step_start, step_number: [T] steps of the rank in this window.
@@ -54,6 +56,8 @@ class Local:
     launch: Ints
     instance: Ints
     transfer: Ints
+    payload: Ints
+    message: Ints
     rendezvous: Ints
     main_tid: int
     step_start: Ints
@@ -89,7 +93,7 @@ def make_local(
     Args:
         rank, window: which.
         spans: its spans, with a `code` for the name.
-        matched: its matched collectives, with `rendezvous_ns` and `transfer_ns`.
+        matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `payload` and `message`.
         steps: its steps.
     """
     spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).sort(
@@ -102,10 +106,11 @@ def make_local(
     place = _index_of(spans["span_id"].to_numpy())
     matched = matched.filter(pl.col("span_id").is_in(spans["span_id"].to_list()))
     executed = place(matched["span_id"].to_numpy())
-    instance, transfer, rendezvous = (np.full(start.size, -1, np.int64) for _ in range(3))
-    instance[executed] = matched["instance"].to_numpy()
-    transfer[executed] = matched["transfer_ns"].to_numpy()
-    rendezvous[executed] = matched["rendezvous_ns"].to_numpy()
+    told = ("instance", "transfer_ns", "rendezvous_ns", "payload", "message")
+    of_span = {name: np.full(start.size, -1, np.int64) for name in told}
+    for name, column in of_span.items():
+        column[executed] = matched[name].to_numpy()
+    instance = of_span["instance"]
     launch = _launches(spans, kind, gpu)
     called = place(matched["launch_span_id"].to_numpy())
     launch[executed] = np.where(launch[executed] >= 0, launch[executed], called)
@@ -129,8 +134,10 @@ def make_local(
         stream=spans["device"].cast(pl.Int64).to_numpy() * 100_000 + spans["stream"].to_numpy(),
         launch=launch,
         instance=instance,
-        transfer=transfer,
-        rendezvous=rendezvous,
+        transfer=of_span["transfer_ns"],
+        payload=of_span["payload"],
+        message=of_span["message"],
+        rendezvous=of_span["rendezvous_ns"],
         main_tid=_main_thread(spans, cpu, end - start),
         step_start=step_start,
         step_number=steps["step"].to_numpy(),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
+from dpro.replay.graph import EdgeKind, Edges, Graph, Message, NodeKind, Nodes, make_graph
 from dpro.replay.match import Matching
 from dpro.replay.operations import COMMUNICATION, Role, read_operations
 from dpro.replay.pipeline import CLOCK_SLACK_NS, STEP, Pipeline, find_dependencies
@@ -56,7 +56,7 @@ def build_operations(run: Run) -> OperationGraph:
     operations = read_operations(run)
     pipeline = find_dependencies(operations)
     lanes = pipeline.rows.select("rank", "stream").unique().sort("rank", "stream").with_row_index("lane")
-    rows = _numbered(pipeline.rows.join(lanes, on=["rank", "stream"]).sort("id"))
+    rows, messages = _with_messages(_numbered(pipeline.rows.join(lanes, on=["rank", "stream"]).sort("id")))
     direct = _direct(rows, pipeline)
     ended = rows.group_by("step").agg(ended=pl.col("end").max())
     steps = operations.steps.join(ended, on="step").sort("begin")
@@ -70,7 +70,7 @@ def build_operations(run: Run) -> OperationGraph:
     edges = [*_operation_edges(rows, direct), *_rendezvous_edges(rows, met)]
     edges += [*_delay_edges(rows, delays, direct, steps), *_step_edges(rows, direct, steps)]
     graph = _assembled(_joined_nodes(nodes), pl.concat(edges), lanes)
-    graph = dataclasses.replace(graph, places=operations.places, run=run)
+    graph = dataclasses.replace(graph, messages=messages, places=operations.places, run=run)
     matching, unknown = _matching(run, rows), (*pipeline.problems, *_contradictions(rows, direct))
     if not _all_places_recorded(graph):
         unknown += ("ranks of some stages are missing: what made the others wait for them cannot be told",)
@@ -96,6 +96,14 @@ def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
         first=size.cum_sum() - size,
         last=size.cum_sum() - 1,
     )
+
+
+def _with_messages(rows: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...]]:
+    """Operations with the `message` of each, and the messages that it numbers; bytes are not recorded."""
+    columns = ["op", "group", "members"]
+    kinds = rows.filter("communicates").select(columns).unique().sort(columns).with_row_index("message")
+    rows = rows.join(kinds.cast({"message": pl.Int64}), on=columns, how="left", maintain_order="left")
+    return rows, tuple(Message(op, group, members, "") for _, op, group, members in kinds.iter_rows())
 
 
 def _direct(rows: pl.DataFrame, pipeline: Pipeline) -> pl.DataFrame:
@@ -163,7 +171,9 @@ def _operation_nodes(rows: pl.DataFrame) -> list[pl.DataFrame]:
     return [
         single.select(*common, node="last", kind=pl.lit(int(NodeKind.KERNEL)), start="start", end="end"),
         moved.select(*common, node="first", kind=pl.lit(int(NodeKind.ARRIVE)), start="start", end="start"),
-        moved.select(*common, node="last", kind=pl.lit(int(NodeKind.TRANSFER)), start=begun, end="end"),
+        moved.select(
+            *common, "message", node="last", kind=pl.lit(int(NodeKind.TRANSFER)), start=begun, end="end"
+        ),
     ]
 
 
@@ -284,6 +294,8 @@ def _assembled(nodes: pl.DataFrame, edges: pl.DataFrame, lanes: pl.DataFrame) ->
         around=coded("around"),
         span=column("span"),
         collective=column("collective"),
+        bytes=np.full(size, -1, np.int64),
+        message=column("message"),
         section=column("section"),
         measured_start=column("start") - origin,
         measured_end=column("end") - origin,

@@ -220,6 +220,9 @@ class Seen:
         return float(np.abs(self.timeline.start - nodes.measured_start)[counted].max()) / US
 
 
+UNKNOWN = ("around", "collective", "bytes", "message")  # columns of nodes that are -1 unless given
+
+
 def tiny_graph(
     durations: Sequence[int],
     edges: Sequence[tuple[int, int, int]],
@@ -228,7 +231,7 @@ def tiny_graph(
 ) -> Graph:
     """A graph of nodes numbered as given (`names[i]` finds node i again) and (from, to, lag) edges."""
     size = len(durations)
-    defaults = dict.fromkeys(Nodes.__dataclass_fields__, 0) | dict.fromkeys(("around", "collective"), -1)
+    defaults = dict.fromkeys(Nodes.__dataclass_fields__, 0) | dict.fromkeys(UNKNOWN, -1)
     filled = {name: np.full(size, value, np.int64) for name, value in defaults.items()}
     filled |= {"duration": np.array(durations, np.int64), "name": np.arange(size), "span": np.arange(size)}
     filled |= {name: np.array(values, np.int64) for name, values in columns.items()}

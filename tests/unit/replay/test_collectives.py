@@ -350,3 +350,26 @@ def test_the_lanes_of_a_part_keep_their_order(tmp_path):
         on_lane = np.flatnonzero((graph.nodes.lane == lane) & (graph.nodes.kind != NodeKind.ARRIVE))
         starts = graph.nodes.measured_start[on_lane]
         assert all(a <= b for a, b in pairwise(starts.tolist()))
+
+
+def test_a_transfer_knows_what_it_moves_and_all_other_nodes_move_nothing(tmp_path):
+    run = TinyRun()
+    for rank in (0, 1):
+        run.op("step", 0, 500, rank)
+        called = {"group": "dp", "group_ranks": [0, 1], "dtype": "float32"}
+        run.gloo((10, 20), (20, 100), rank, bytes_in=64, bytes_out=64, **called)
+        run.gloo((110, 120), (120, 200), rank, op="all_gather", bytes_in=8, bytes_out=16, **called)
+        run.gloo((210, 220), (220, 300), rank, op="barrier")
+    graph = run.build(tmp_path / "r").graph
+    nodes, moves = graph.nodes, graph.nodes.kind == NodeKind.TRANSFER
+    assert (nodes.bytes[~moves] == -1).all()
+    assert (nodes.message[~moves] == -1).all()
+    order = np.flatnonzero(moves & (nodes.rank == 0))
+    assert nodes.bytes[order].tolist() == [64, 16, -1]
+    told = [graph.messages[message] for message in nodes.message[order]]
+    assert [(each.op, each.num_ranks, each.dtype) for each in told] == [
+        ("all_reduce", 2, "float32"),
+        ("all_gather", 2, "float32"),
+        ("barrier", 2, ""),
+    ]
+    assert told[0].group == told[1].group

@@ -235,3 +235,12 @@ def test_any_pipeline_replays_as_the_slow_twin_and_as_measured(
     assert nodes.duration[path].sum() + lag == timeline.end.max()
     assert nodes.duration[nodes.kind == NodeKind.TRANSFER].min() >= 0
     assert pl.Series(graph.names).is_unique().all()
+
+
+def test_communication_between_operations_knows_its_sort_but_not_its_bytes(tmp_path):
+    graph = built(Job().run(), tmp_path).graph
+    moves = graph.nodes.kind == NodeKind.TRANSFER
+    assert (graph.nodes.bytes == -1).all()
+    assert (graph.nodes.message[~moves] == -1).all()
+    ops = {graph.messages[message].op for message in graph.nodes.message[moves]}
+    assert {"all_gather", "reduce_scatter", "send", "recv"} <= ops
