@@ -216,6 +216,11 @@ BUCKETS = Table(
             pl.List(pl.Int32), "Indices of its parameters in the module; empty where unknown.", None
         ),
         "names": Column(pl.List(pl.String), "Their names; empty where unknown.", None),
+        "parameter_bytes": Column(pl.List(pl.Int64), "Their sizes; empty where unknown.", None),
+        "shapes": Column(pl.List(pl.List(pl.Int64)), "Their shapes; empty where unknown.", None),
+        "hook": Column(
+            pl.String, "What communicates it in place of a plain all-reduce; empty for none or unknown.", ""
+        ),
         "source": Column(pl.String, "What told it.", ""),
     },
     ("rank", "module", "bucket"),

@@ -1,8 +1,8 @@
 """Gradient buckets: how data-parallel modules group their parameters for communication.
 
 In: modules as DDP wraps them, the modules that FSDP2 has sharded. Out: `buckets.json`, one object per wrapped
-module: `source`, and `buckets`, each with its `bytes`, and the indices (`parameters`) and `names` of its
-parameters where they are known.
+module: `source`, and `buckets`, each with its `bytes`, and the indices (`parameters`), `names`, sizes
+(`parameter_bytes`) and `shapes` of its parameters, and its communication `hook`, where they are known.
 """
 
 from __future__ import annotations
@@ -65,14 +65,22 @@ def _of_ddp(module: Any) -> dict[str, Any]:
     members = _split(said.get("rebuilt_per_bucket_param_indices")) or [""] * len(sizes)
     ignored = getattr(module, "parameters_to_ignore", ())
     named = module.module.named_parameters()
-    names = [name for name, parameter in named if parameter.requires_grad and name not in ignored]
+    reduced = [(name, each) for name, each in named if each.requires_grad and name not in ignored]
+    hook = str(said.get("comm_hook") or "")
     buckets = []
     for size, indices in zip(sizes, members):
         parameters = [int(index) for index in indices.split()]
-        buckets.append(
-            {"bytes": size, "parameters": parameters, "names": [names[index] for index in parameters]}
-        )
+        within = [reduced[index] for index in parameters]
+        buckets.append({"bytes": size, "parameters": parameters, "hook": hook, **_described(within)})
     return {"source": "DDP logging data", "buckets": buckets}
+
+
+def _described(named: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {
+        "names": [name for name, _ in named],
+        "parameter_bytes": [parameter.numel() * parameter.element_size() for _, parameter in named],
+        "shapes": [list(parameter.shape) for _, parameter in named],
+    }
 
 
 def _split(listing: object) -> list[str]:
@@ -104,4 +112,11 @@ def _of_group(group: Any, indices: dict[str, int]) -> dict[str, Any]:
         math.prod(parameter._orig_size) * (parameter.param_dtype or parameter.orig_dtype).itemsize
         for parameter in group.fsdp_params
     ]
-    return {"bytes": sum(gathered), "parameters": [indices.get(name, -1) for name in names], "names": names}
+    return {
+        "bytes": sum(gathered),
+        "parameters": [indices.get(name, -1) for name in names],
+        "hook": "",
+        "names": names,
+        "parameter_bytes": gathered,
+        "shapes": [list(parameter._orig_size) for parameter in group.fsdp_params],
+    }

@@ -442,10 +442,14 @@ def test_buckets_say_which_parameters_are_in_them(jobs):
     assert ddp["names"].to_list() == [["2.bias"], ["2.weight"], ["0.bias"], ["0.weight"]]
     assert ddp["parameters"].to_list() == [[3], [2], [1], [0]]
     assert ddp["bytes"].to_list() == [16, 1024, 256, 1024]
+    assert ddp["parameter_bytes"].to_list() == [[16], [1024], [256], [1024]]
+    assert ddp["shapes"].to_list() == [[[4]], [[4, 64]], [[64]], [[64, 4]]]
     fsdp = recorded(jobs, "fsdp").table(BUCKETS).filter(rank=1)
     assert fsdp["names"].to_list() == [["0.weight", "0.bias"], ["2.weight", "2.bias"]]
     assert fsdp["parameters"].to_list() == [[0, 1], [2, 3]]
     assert fsdp["bytes"].to_list() == [1280, 1040]
+    assert fsdp["parameter_bytes"].to_list() == [[1024, 256], [1024, 16]]
+    assert fsdp["shapes"].to_list() == [[[64, 4], [64]], [[4, 64], [4]]]
 
 
 def test_micro_batches_of_distributed_jobs_are_counted(jobs):
