@@ -182,7 +182,9 @@ def measure(
     if record is not None:
         command = [*RECORD, "-o", str(folder / "run"), *record, "--", *command]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     if record is not None:
         info = [sys.executable, "-m", "dpro", "info", "--json", str(folder / "run")]  # waits for the tables

@@ -45,7 +45,7 @@ from dpro.store import write_part
 
 SOURCE = "dpro recorder"
 MISSED = "deep windows of a rank that learned of them too late"
-WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES)
+WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, COUNTERS)
 _ID_COLUMNS = ("span_id", "launch_span_id", "collective_id", "source_span_id", "target_span_id")
 _WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this); those of calls below
 

@@ -84,6 +84,7 @@ class RecordOptions:
         shapes: whether windows have the input shapes of operators.
         stacks: whether windows have Python calls.
         modules: whether windows have the modules that operators belong to.
+        memory: whether windows have every allocation.
         execution_trace: whether windows have what operators need from each other.
         telemetry_period_s: time from one sample of the node to the next; 0 for none.
         nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
@@ -98,6 +99,7 @@ class RecordOptions:
     shapes: bool = False
     stacks: bool = False
     modules: bool = False
+    memory: bool = False
     execution_trace: bool = False
     mask_command: bool = False
     step: str = ""

@@ -27,7 +27,7 @@ class Recording:
         """Start recording; on a GPU its work and synchronisation too.
 
         Args:
-            options: `shapes`, `stacks`, `modules`, `execution_trace`: whether to record them.
+            options: `shapes`, `stacks`, `modules`, `memory`, `execution_trace`: whether to record them.
             execution_trace: where to write one, if asked to.
         """
         gpu = torch.cuda.is_initialized()
@@ -35,6 +35,7 @@ class Recording:
             use_kineto=True,
             use_device="cuda" if gpu else None,
             record_shapes=options["shapes"],
+            profile_memory=options["memory"],
             with_stack=options["stacks"],
             # Stacks need what this leaves out: events turned into objects, in C++.
             experimental_config=_ExperimentalConfig(

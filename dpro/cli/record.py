@@ -69,6 +69,12 @@ def _share(_context: click.Context, _option: click.Parameter, value: str) -> flo
     help="The module that each operator belongs to.",
 )
 @click.option(
+    "--memory/--no-memory",
+    default=False,
+    show_default=True,
+    help="Every allocation: how much memory is in use, and its peak.",
+)
+@click.option(
     "--execution-trace/--no-execution-trace", default=False, show_default=True,
     help="Which operator needs what another one wrote.",
 )  # fmt: skip

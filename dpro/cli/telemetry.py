@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dpro.units import format_bytes
+
 if TYPE_CHECKING:
     import polars as pl
 
 _HEARTBEAT = "telemetry_cpu_s"  # of every sample of a node there is a row
 _GPU_HEARTBEAT = "sampling_us"
 _SERIES = ["rank", "host", "device", "counter"]
+_ALLOCATED = "memory_allocated_bytes"
 _REASON = "clocks_"
 _HARMLESS = ("clocks_gpu_idle", "clocks_application_setting", "clocks_display_setting")
 _ERRORS = {
@@ -43,7 +46,10 @@ def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> dict[str,
     )
     kept = [COUNTERS.empty()]
     seen = [COUNTERS.empty().select(_SERIES)]
+    allocated = [COUNTERS.empty().select("rank", "device", "value")]
     for part in parts:
+        in_use = part.filter(counter=_ALLOCATED)
+        allocated.append(in_use.group_by("rank", "device").agg(pl.col("value").max()))
         kept.append(part.filter((pl.col("rank") < 0) & told))
         seen.append(part.select(_SERIES).unique())
     series = pl.concat(seen).unique().sort(_SERIES)
@@ -56,6 +62,11 @@ def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> dict[str,
         "ports": series.filter(moves).select("host", "device").unique().sort("host", "device").to_dicts(),
         "ranks": series.filter(is_rank)["rank"].unique().sort().to_list(),
         "gpus": list(_gpus(rows, _ranks_by_gpu(workers))),
+        "memory_peaks": pl.concat(allocated)
+        .group_by("rank", "device")
+        .agg(peak_bytes=pl.col("value").max().cast(pl.Int64))
+        .sort("rank", "device")
+        .to_dicts(),
     }
 
 
@@ -113,9 +124,9 @@ def _ranks_by_gpu(workers: pl.DataFrame) -> dict[str, list[int]]:
 
 
 def in_words(summary: Mapping[str, Any]) -> list[str]:
-    """The same for people: a line on what was sampled, and one per GPU that has something to tell."""
+    """The same for people: what was sampled, GPUs that have something to tell, who uses most memory."""
     if not summary["samples"]:
-        return []
+        return list(_peaks(summary["memory_peaks"]))
     counts = {
         "sample": summary["samples"],
         "host": len(summary["hosts"]),
@@ -130,7 +141,21 @@ def in_words(summary: Mapping[str, Any]) -> list[str]:
         if told:
             ranks = f" (rank {', '.join(map(str, gpu['ranks']))})" if gpu["ranks"] else ""
             lines.append(f"GPU {gpu['gpu']} on {gpu['host']}{ranks}: {'; '.join(told)}")
-    return lines
+    return [*lines, *_peaks(summary["memory_peaks"])]
+
+
+def _peaks(peaks: list[dict[str, Any]]) -> Iterator[str]:
+    """The largest and the smallest peak of the ranks, on GPUs and on CPUs."""
+    for where, mine in (
+        ("GPUs", [peak for peak in peaks if peak["device"]]),
+        ("CPUs", [peak for peak in peaks if not peak["device"]]),
+    ):
+        if mine:
+            least, most = (chosen(mine, key=lambda peak: peak["peak_bytes"]) for chosen in (min, max))
+            yield (
+                f"memory given out on {where} in deep windows: at most {format_bytes(most['peak_bytes'])} "
+                f"(rank {most['rank']}), at least {format_bytes(least['peak_bytes'])} (rank {least['rank']})"
+            )
 
 
 def _troubles(gpu: Mapping[str, Any]) -> Iterator[str]:

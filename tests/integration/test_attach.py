@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.schema import COLLECTIVES, SPANS, STEPS
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
 from tests.jobs import RECORD, TORCHRUN, complete, opened, script, start, wait_for
 
@@ -177,7 +177,7 @@ def test_options_of_windows_reach_the_tables(tmp_path):
         optimizer.step()
     print("trained")
     """
-    options = ["--shapes", "--stacks", "--modules", "--execution-trace"]
+    options = ["--shapes", "--stacks", "--modules", "--memory", "--execution-trace"]
     run, done = record(tmp_path, script(tmp_path, body), *options)
     assert (done.returncode, done.stdout) == (0, b"trained\n")
     assert run.manifest.warnings == []
@@ -189,6 +189,11 @@ def test_options_of_windows_reach_the_tables(tmp_path):
     needs = run.table(DEPENDENCIES)
     assert {"data", "control"} <= set(needs["kind"])
     assert needs["source_span_id"].is_in(spans["span_id"].implode()).all()
+    memory = run.table(COUNTERS).filter(counter="memory_allocated_bytes", device="")
+    assert set(memory["rank"]) == {0}
+    assert memory["value"].max() >= 2 * 4 * 4  # the input, 2 x 4 floats
+    window = run.table(STEPS).filter(pl.col("window") >= 0)
+    assert memory["time_ns"].min() >= window["start_ns"].min()
 
 
 UNRECORDED = """

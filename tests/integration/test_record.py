@@ -503,7 +503,7 @@ children = {}
 for name in METHODS:
     launch = pathlib.Path(name)
     launch.mkdir()
-    config = dict.fromkeys(["shapes", "stacks", "modules", "execution_trace"], False)
+    config = dict.fromkeys(["shapes", "stacks", "modules", "memory", "execution_trace"], False)
     config |= {"every": 10, "budget": 0.01, "window_steps": 2, "skip": 3, "step": "job:tick"}
     (launch / "config.json").write_text(json.dumps(config))
     child = os.fork()

@@ -1,8 +1,8 @@
 """Kineto traces (torch.profiler): one rank's file into spans, collectives, syncs, steps and a worker.
 
 In: a `.json` file, compressed or not, of any PyTorch since 2020, of a job on NVIDIA, AMD or CPU. Out: a
-`RankTrace`. It reads one file; which files make a run is the importer's business. Flow arrows, memory and
-counter events are not read: the arrows repeat what correlation and sequence numbers say.
+`RankTrace`. It reads one file; which files make a run is the importer's business. Flow arrows and counter
+events are not read: the arrows repeat what correlation and sequence numbers say.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dpro.ingest.kineto.columns import Columns
 from dpro.ingest.kineto.events import NO_ARGS, Args, EventReader, Facts
 from dpro.ingest.kineto.gloo import gloo_collectives
 from dpro.ingest.kineto.marks import Marks
+from dpro.ingest.kineto.memory import Memory
 from dpro.ingest.kineto.messages import Groups, whole
 from dpro.ingest.kineto.numbers import LAST_NS
 from dpro.ingest.kineto.syncs import read_syncs
@@ -28,6 +29,7 @@ from dpro.ingest.steps import guess_steps
 from dpro.ingest.trace import RankTrace
 
 SOURCE = "kineto"
+_NO_TOTALS = "memory events without totals"
 _KEPT_BYTES = 1 << 24
 
 
@@ -44,25 +46,28 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     """
     source = path if isinstance(path, Source) else Source(str(path), path)
     _keep_freed_memory()
-    reader, columns, marks = EventReader(source), Columns(), Marks()
+    reader, columns, marks, memory = EventReader(source), Columns(), Marks(), Memory()
     for events in reader.chunks():
         whole_spans = [event for event in events if event.phase == "X"]
         columns.add(whole_spans)
         if len(whole_spans) < len(events):
             marks.add(events)
-    skipped = _add_marked(columns, marks)
+            memory.add(events)
+    skipped = _add_marked(columns, marks) + Counter({_NO_TOTALS: memory.untold})
     facts, distributed = reader.facts, _distributed(reader.facts)
     spans, sync_events = columns.frames(_base_ns(facts))
     if spans.is_empty():
         raise InputError(f"{source.label}: {_why_empty(reader)}")
     known, warnings = _known_rank(distributed, marks, source) if rank is None else (rank, [])
     frames = _tables(spans, sync_events, [*columns.details, NO_ARGS], facts, known)
+    counters = memory.rows(_base_ns(facts)).with_columns(host=pl.lit(_text(facts.host)))
     gpu = _gpu_name(facts, spans)
     damage = _damage(reader, source)
     return RankTrace(
         rank=known,
         world_size=whole(distributed.get("world_size")),
-        frames={name: _stamped(name, frame, known, window) for name, frame in frames.items()},
+        frames={name: _stamped(name, frame, known, window) for name, frame in frames.items()}
+        | ({"counters": _of_rank(counters, known)} if counters.height else {}),
         host=_text(facts.host),
         gpus=[gpu] if gpu else [],
         versions=_versions(facts, distributed),
@@ -196,8 +201,12 @@ def _versions(facts: Facts, distributed: dict[str, Any]) -> dict[str, str]:
     return {name: str(version) for name, version in versions.items() if version}
 
 
+def _of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
+    return frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+
+
 def _stamped(name: str, frame: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
-    stamped = frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+    stamped = _of_rank(frame, rank)
     return stamped if name == "workers" else stamped.with_columns(window=pl.lit(window, dtype=pl.Int32))
 
 

@@ -43,6 +43,7 @@ def test_what_was_sampled_is_counted_over_all_parts():
         "ports": [{"host": "node1", "device": "eth0"}],
         "ranks": [0, 1],
         "gpus": [],
+        "memory_peaks": [],
     }
     assert in_words(summary) == ["3 samples of 1 host, 1 network port, 2 ranks"]
 
@@ -104,3 +105,17 @@ def test_ranks_of_an_instance_are_those_that_have_its_uuid():
     frame = counters((f"{GPU}/p1", "sampling_us", 0, 1))
     (gpu,) = summarize([frame], workers("other", "p1"))["gpus"]
     assert gpu["ranks"] == [1]
+
+
+def test_peaks_of_memory_are_those_of_all_parts_and_are_told_without_telemetry_too():
+    def part(rank: int, *values: float) -> pl.DataFrame:
+        rows = [("gpu 0", "memory_allocated_bytes", time, value) for time, value in enumerate(values)]
+        return counters(*rows, rank=rank)
+
+    summary = summarize([part(0, 1024, 3072), part(0, 2048), part(1, 512)], workers())
+    assert summary["memory_peaks"] == [
+        {"rank": 0, "device": "gpu 0", "peak_bytes": 3072},
+        {"rank": 1, "device": "gpu 0", "peak_bytes": 512},
+    ]
+    (line,) = in_words(summary)
+    assert line.endswith("at most 3.0 KiB (rank 0), at least 512 B (rank 1)")
