@@ -55,8 +55,8 @@ def _share(_context: click.Context, _option: click.Parameter, value: str) -> flo
     help="Steps from one deep window to the next, whatever they cost.",
 )  # fmt: skip
 @click.option(
-    "--skip", type=click.IntRange(min=1), default=5, show_default=True, metavar="S",
-    help="Steps before the first deep window.",
+    "--skip", type=click.IntRange(min=2), default=5, show_default=True, metavar="S",
+    help="Steps before the first deep window; two show what a step is.",
 )  # fmt: skip
 @click.option(
     "--shapes/--no-shapes", default=False, show_default=True, help="Input shapes of operators, too."

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,7 +13,7 @@ import pytest
 
 from dpro.schema import STEPS, WORKERS
 from dpro.store import open_run
-from tests.jobs import RECORD, ROOT, TORCHRUN, complete, opened, record, script, start
+from tests.jobs import RECORD, ROOT, TORCHRUN, complete, free_port, opened, record, script, start
 
 pytest.importorskip("torch")
 
@@ -46,12 +45,6 @@ dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store{attempt
 def steps_by_rank(run) -> dict[int, list[int]]:
     steps = run.table(STEPS)
     return {rank: steps.filter(rank=rank)["step"].to_list() for rank in run.manifest.ranks}
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 # One process, started in many ways.

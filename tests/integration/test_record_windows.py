@@ -2,7 +2,6 @@
 
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from dpro.collectors.convert import MISSED
 from dpro.collectors.launch import ALIAS
 from dpro.schema import STEPS
-from tests.jobs import record, script
+from tests.jobs import RECORD, complete, free_port, opened, record, script, start
 
 pytest.importorskip("torch")
 
@@ -154,8 +153,37 @@ def test_single_process_decides_for_itself(tmp_path):
 
 @pytest.mark.parametrize("share", ["0%", "150%", "much"])
 def test_budget_that_is_no_share_is_refused(tmp_path, share):
-    from tests.jobs import RECORD, complete
-
-    done = complete([*RECORD, "--budget", share, "--", "true"], Path(tmp_path))
+    done = complete([*RECORD, "--budget", share, "--", "true"], tmp_path)
     assert done.returncode == 2
     assert b"is no share" in done.stderr
+
+
+def test_first_window_before_it_is_known_what_a_step_is_is_refused(tmp_path):
+    done = complete([*RECORD, "--skip", "1", "--", "true"], tmp_path)
+    assert done.returncode == 2
+    assert b"--skip" in done.stderr
+
+
+# Trains until rank 0 has so many windows, wherever its launcher writes them.
+APART = UNTIL.replace('"run/.raw"', '"../0/run/.raw"')
+
+
+def test_hosts_that_share_no_folder_agree_on_windows_through_the_store_of_the_job(tmp_path):
+    """Two launchers with a folder each, as on two hosts with local disks."""
+    body = APART.replace("FILES", "2").replace("TAIL", "20")
+    place = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
+    place["MASTER_PORT"] = free_port()
+    jobs = []
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        command = [*RECORD, "-o", "run", "--budget", "20%", "--", *script(folder, body)]
+        jobs.append(start(command, folder, RANK=rank, **place))
+    for job in jobs:
+        _, stderr = job.communicate(timeout=240)
+        assert job.returncode == 0, stderr
+    first, second = (windows_of(opened(tmp_path / str(rank) / "run")) for rank in range(2))
+    assert len(first) >= 2
+    assert {window: steps[0] for window, steps in first.items()} == {
+        window: steps[1] for window, steps in second.items()
+    }
