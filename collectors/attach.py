@@ -58,6 +58,8 @@ def run_of(pid: int) -> Path | None:
     """
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"process {pid}: there is none on this host") from error
     except OSError as error:
         raise InputError(f"process {pid}: {error.strerror}") from error
     for variable in environment.split(b"\0"):
@@ -76,7 +78,7 @@ def training(run: Path) -> list[Process]:
     """
     live = [each for each in launches(run) if is_locked(each)]
     if not live:
-        raise InputError(f"{run}: is not being recorded now")
+        raise InputError(f"{run}: is not being recorded now" if run.exists() else f"{run}: no such run")
     trying = attempts([process for each in live for process in processes(each)])
     found = [process for process in (trying[-1] if trying else []) if _lives(process)]
     if not found:

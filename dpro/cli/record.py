@@ -123,7 +123,8 @@ def record(run: Path | None, command: tuple[str, ...], **options: Any) -> None:
     chosen = RecordOptions(**options)
     if chosen.every is not None and chosen.window_steps > chosen.every:
         raise UsageError(f"--window-steps {chosen.window_steps} does not fit into --every {chosen.every}")
-    if chosen.step and not all(part.isidentifier() for part in chosen.step.replace(":", ".", 1).split(".")):
+    module, colon, function = chosen.step.partition(":")
+    if chosen.step and not (colon and all(map(str.isidentifier, f"{module}.{function}".split(".")))):
         raise UsageError(f"--step {chosen.step}: give a function as MODULE:FUNCTION, for instance train:step")
     if chosen.nccl_inspector:
         chosen = replace(chosen, nccl_inspector=check_plugin(chosen.nccl_inspector, os.environ))

@@ -150,9 +150,10 @@ def test_rank_whose_interpreter_is_held_by_a_call_in_c_is_asked_by_a_signal(tmp_
 @pytest.mark.parametrize(
     ("arguments", "code", "what"),
     [
-        (["run", "--steps", "1"], 1, b"is not being recorded"),
+        (["run", "--steps", "1"], 1, b"run: no such run"),
+        ([str(Path(__file__).parent), "--steps", "1"], 1, b"is not being recorded"),
         (["--pid", str(os.getpid()), "--stacks"], 1, b"was not started by `dpro record`"),
-        (["--pid", "999999999", "--stacks"], 1, b"No such file"),
+        (["--pid", "999999999", "--stacks"], 1, b"none on this host"),
         (["run"], 2, b"says what to do"),
         (["--stacks"], 2, b"name the job"),
         (["run", "--stacks", "--off"], 2, b"says what to do"),

@@ -430,6 +430,14 @@ def test_command_that_does_not_exist_exits_like_a_shell(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("step", ["train_step", "train:", ":step", "a:b:c", "train:step()"])
+def test_name_of_a_step_that_is_no_function_of_a_module_is_refused(tmp_path, step):
+    done = complete([*RECORD, "--step", step, "--", "true"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+    assert b"MODULE:FUNCTION" in done.stderr
+
+
 def test_window_that_does_not_fit_is_refused(tmp_path):
     done = complete([*RECORD, "--window-steps", "5", "--every", "3", "--", "true"], tmp_path)
     assert done.returncode == 2
