@@ -17,7 +17,26 @@ if TYPE_CHECKING:
 ROWS = 12
 
 
-@click.command()
+class _WithEdits(click.Command):
+    """A command whose help ends with the edits there are; they are loaded only to be shown."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List one example of each edit."""
+        from dpro.replay.whatif.listing import help_rows
+
+        with formatter.section("Edits, by example (all their keys: --list)"):
+            formatter.write_dl(help_rows(), col_max=40)
+
+
+def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from dpro.replay.whatif.listing import list_text
+
+        click.echo(list_text())
+        ctx.exit()
+
+
+@click.command(cls=_WithEdits)
 @run_argument
 @click.option(
     "-e",
@@ -27,27 +46,22 @@ ROWS = 12
     metavar="EDIT",
     help="An edit to predict; several apply together, in order. Without any, the likely ones are ranked.",
 )
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List all edits and keys."
+)
 @json_option
-def whatif(run: str, edits: tuple[str, ...], as_json: bool) -> None:
+@click.pass_context
+def whatif(ctx: click.Context, run: str, edits: tuple[str, ...], as_json: bool) -> None:
     """Predict what a change would do to the mean step time, with an interval.
-
-    \b
-    Edits:
-      heal:rank=1                       rank 1 is as fast as its peers
-      hide-input                        the step never waits for its DataLoader
-      no-launch                         launching GPU work is free (CUDA graphs)
-      network:bandwidth=2               collectives move data twice as fast
-      no-comm                           no communication at all (a bound)
-      scale:name=aten::mm,factor=0.5    selected work takes half its time
-    \b
-    scale selects by name= and within= (shell patterns, of a span and of the annotation around it; of an
-    operation within="micro-batch 3"), kind= (cpu, runtime, host, delay, kernel, copy, collective), rank=,
-    stage=, dp= and step=; all conditions hold together. A value that holds a comma goes in double quotes.
 
     \b
     dpro whatif RUN
     dpro whatif RUN --edit heal:rank=1 --edit network:bandwidth=2
     dpro whatif RUN --edit 'scale:name=*gemm*,kind=kernel,factor=0.5'
+
+    Names are shell patterns; conditions hold together; a value that holds a comma goes in double quotes.
+    What the run cannot answer is refused, with the reason and what to record instead. Exits with 1 where
+    everything that was asked for was refused.
     """
     from dpro.replay.whatif.parse import parse_edit
 
@@ -57,6 +71,8 @@ def whatif(run: str, edits: tuple[str, ...], as_json: bool) -> None:
         print_json(document)
     else:
         _print(document, predictions, refused)
+    if refused and not predictions:
+        ctx.exit(1)
 
 
 def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Prediction], list[Refusal]]:

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpro.errors import Unanswerable, UsageError
+from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.whatif.edit import number
-
-MOST_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
+from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
 
 
 def _require_communication(graph: Graph) -> None:
@@ -19,14 +17,16 @@ def _require_communication(graph: Graph) -> None:
 
 
 @dataclass(frozen=True)
-class NoCommunication:
+class NoCommunication(Edit):
     """Collectives take no time and nobody waits in them: the bound for all communication work."""
 
+    name = "no-comm"
+    summary = "no communication at all: a bound"
+    example = "no-comm"
+    needs = "collectives"
+    assumes = "nothing else changes"
+    source = "the graph without its rendezvous; no formula"
     doubt: float = 0.0
-
-    def __str__(self) -> str:
-        """As `--edit` accepts it."""
-        return "no-comm"
 
     def apply(self, graph: Graph) -> Graph:
         """Make transfers free and take out the rendezvous: each rank runs by itself."""
@@ -44,21 +44,17 @@ class NoCommunication:
 
 
 @dataclass(frozen=True)
-class Network:
+class Network(Edit):
     """Collectives move their data faster; who waits for whom stays as it is."""
 
-    bandwidth: float = 2.0
+    name = "network"
+    summary = "collectives move their data faster"
+    example = "network:bandwidth=2"
+    needs = "collectives"
+    assumes = "transfer time is all bandwidth, so small messages gain less than predicted"
+    source = "transfer / bandwidth; transfer told from waiting as by Lin et al., OSDI 2025, section 3.2"
+    bandwidth: float = key("how many times as fast", 2.0, least=1 / MOST_TIMES)
     doubt: float = 0.25
-
-    def __post_init__(self) -> None:
-        """Refuse a bandwidth that is not positive."""
-        least, most = 1 / MOST_TIMES, MOST_TIMES
-        if not least <= self.bandwidth <= most:
-            raise UsageError(f"network: bandwidth must be from {least:g} to {most:g}, not {self.bandwidth:g}")
-
-    def __str__(self) -> str:
-        """As `--edit` accepts it."""
-        return f"network:bandwidth={number(self.bandwidth)}"
 
     def apply(self, graph: Graph) -> Graph:
         """Divide transfer times by the factor."""
@@ -75,8 +71,5 @@ class Network:
     def how(self) -> str:
         """How to do it."""
         if self.bandwidth < 1:
-            return "nothing to do: it shows what a slower network would cost; assumes that all is bandwidth"
-        return (
-            "faster links, or fewer bytes (gradient compression, bf16 reduction); assumes that transfer time "
-            "is all bandwidth, so small messages gain less than predicted"
-        )
+            return "nothing to do: it shows what a slower network would cost"
+        return "faster links, or fewer bytes (gradient compression, bf16 reduction)"

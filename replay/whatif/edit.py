@@ -1,28 +1,63 @@
-"""What every edit is: a small frozen dataclass that turns one graph into another and can explain itself."""
+"""What every edit is, and how it declares itself: its keys, and all that help and documentation say of it.
+
+In: classes of edits, and text. Out: the keys they take, instances made from text, text made from instances.
+Which edits there are is the business of `dpro.replay.whatif.registry`.
+
+A new edit is a frozen dataclass that derives from `Edit`: class attributes say what it is, fields made with
+`key` are what a user may give, and `apply` makes the changed graph. A field that is itself a dataclass of
+keys, such as a `Selection`, adds its keys.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import dataclasses
+import types
+import typing
+from abc import ABC, abstractmethod
+from dataclasses import MISSING, dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, ClassVar
 
+from dpro.errors import UsageError
 from dpro.replay.graph import Graph
 
-
-def number(value: float) -> str:
-    """A number as `--edit` accepts it, with all its digits and no more."""
-    return repr(float(value)).removesuffix(".0")
+MOST_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
 
 
-@runtime_checkable
-class Edit(Protocol):
+class Edit(ABC):
     """One change to a job.
 
     `str(edit)` is what `--edit` accepts to make it again.
+
+    Attributes:
+        name: what `--edit` calls it.
+        summary: what it does, a few words without a full stop.
+        example: as `--edit` accepts it, all keys in the order of their declaration.
+        needs: what a run must hold to answer it.
+        assumes: what its prediction takes for granted; goes on from "assumes that".
+        source: where its formula is from.
+        doubt: share of the predicted gain that rests on what the edit assumes; widens the interval.
     """
 
-    @property
-    def doubt(self) -> float:
-        """Share of the predicted gain that rests on what the edit assumes; widens the interval."""
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    example: ClassVar[str]
+    needs: ClassVar[str]
+    assumes: ClassVar[str]
+    source: ClassVar[str]
+    doubt: float
 
+    def __post_init__(self) -> None:
+        """Refuse values outside what the keys allow."""
+        check(self, self.name)
+
+    def __str__(self) -> str:
+        """As `--edit` accepts it."""
+        given = text_of(self)
+        return f"{self.name}:{given}" if given else self.name
+
+    @abstractmethod
     def apply(self, graph: Graph) -> Graph:
         """The graph of the changed job.
 
@@ -30,8 +65,153 @@ class Edit(Protocol):
             Unanswerable: the run lacks what the edit needs; the message says what.
         """
 
+    @abstractmethod
     def describe(self) -> str:
         """What is changed, in a few words."""
 
+    @abstractmethod
     def how(self) -> str:
-        """How to do it for real in PyTorch, and what the prediction assumes."""
+        """How to do it for real in PyTorch."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One thing that a user may give: `name=value`.
+
+    Attributes:
+        name: of the key.
+        type: int, float or str.
+        help: one line.
+        default: what it is without; `MISSING` where it must be given, None or "" where it means nothing.
+        least, most: the range of a number, ends included.
+        choices: what a word may be; any where empty.
+    """
+
+    name: str
+    type: type
+    help: str
+    default: Any
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is MISSING
+
+    def read(self, text: str, label: str) -> Any:
+        """The value that a text stands for.
+
+        Raises:
+            UsageError: it is no such value.
+        """
+        try:
+            return self.type(text)
+        except ValueError as error:
+            what = "a whole number" if self.type is int else "a number"
+            raise UsageError(f"{label}: {self.name} must be {what}, not {text!r}") from error
+
+    def check(self, value: Any, label: str) -> None:
+        """Refuse a value out of range (NaN is), or a word that is not among the choices."""
+        if value is None or value == "":
+            return
+        if self.choices and value not in self.choices:
+            near, known = nearest(value, self.choices), ", ".join(self.choices)
+            raise UsageError(f"{label}: no {self.name} {value!r}{near}; there are {known}")
+        least = -MOST_TIMES if self.least is None else self.least
+        most = MOST_TIMES if self.most is None else self.most
+        if self.type is float and not least <= value <= most:
+            raise UsageError(f"{label}: {self.name} must be from {least:g} to {most:g}, not {value:g}")
+        if self.type is int and self.least is not None and value < self.least:
+            raise UsageError(f"{label}: {self.name} must be {self.least:g} or more, not {value}")
+
+
+def key(
+    help: str,
+    default: Any = MISSING,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of an edit that a user may give, as `Key` has it; its type is the field's."""
+    told = {"help": help, "least": least, "most": most, "choices": choices}
+    return dataclasses.field(default=default, metadata={"key": told})
+
+
+def _declared(cls: type) -> list[tuple[str, Any]]:
+    """Of a dataclass, each field that is a key with its `Key`, each that holds keys with its class."""
+    hints = typing.get_type_hints(cls)
+    found: list[tuple[str, Any]] = []
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            found.append((field.name, hint))
+        elif "key" in field.metadata:
+            optional = isinstance(hint, types.UnionType)
+            plain = next(t for t in typing.get_args(hint) if t is not type(None)) if optional else hint
+            found.append((field.name, Key(field.name, plain, default=field.default, **field.metadata["key"])))
+    return found
+
+
+@cache
+def keys_of(cls: type) -> dict[str, Key]:
+    """The keys that a class takes, by name, in the order of their declaration."""
+    keys: dict[str, Key] = {}
+    for name, declared in _declared(cls):
+        keys |= {name: declared} if isinstance(declared, Key) else keys_of(declared)
+    return keys
+
+
+def make(cls: type, values: dict[str, str], label: str) -> Any:
+    """An instance of a class with keys from the text of their values.
+
+    Raises:
+        UsageError: a key that must be given is not, or a value is not what it should be.
+    """
+    given: dict[str, Any] = {}
+    for name, declared in _declared(cls):
+        if not isinstance(declared, Key):
+            given[name] = make(declared, values, label)
+        elif name in values:
+            given[name] = declared.read(values[name], label)
+        elif declared.required:
+            raise UsageError(f"{label} needs {name}=, {declared.help}")
+    return cls(**given)
+
+
+def check(thing: Any, label: str) -> None:
+    """Refuse values of a thing's own keys that they do not allow."""
+    for name, declared in _declared(type(thing)):
+        if isinstance(declared, Key):
+            declared.check(getattr(thing, name), label)
+
+
+def text_of(thing: Any) -> str:
+    """What was given of its keys as `key=value`, comma-separated."""
+    parts = []
+    for name, declared in _declared(type(thing)):
+        value = getattr(thing, name)
+        if not isinstance(declared, Key):
+            parts.append(text_of(value))
+        elif value is not None and value != "":
+            parts.append(f"{name}={_quoted(number(value) if declared.type is float else value)}")
+    return ",".join(filter(None, parts))
+
+
+def number(value: float) -> str:
+    """A number as `--edit` accepts it, with all its digits and no more."""
+    return repr(float(value)).removesuffix(".0")
+
+
+def _quoted(value: str | int) -> str:
+    """A value as `--edit` reads it: in quotes where it holds what ends a value."""
+    text = str(value).replace('"', "?")
+    return f'"{text}"' if any(mark in text for mark in ", =") else text
+
+
+def nearest(word: str, known: typing.Iterable[str]) -> str:
+    """` (did you mean …?)` with what comes nearest to a word; empty where nothing does."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f" (did you mean {close[0]!r}?)" if close else ""

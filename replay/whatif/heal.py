@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
+from dpro.replay.whatif.edit import Edit, key
 
 Ints = NDArray[np.int64]
 
@@ -22,15 +23,17 @@ ON_CPU, ON_GPU = 0, 1
 
 
 @dataclass(frozen=True)
-class Heal:
+class Heal(Edit):
     """A rank takes the median of its peers."""
 
-    rank: int
+    name = "heal"
+    summary = "a rank is as fast as its peers"
+    example = "heal:rank=1"
+    needs = "ranks that call the same collectives"
+    assumes = "its peers do the same work"
+    source = "ours: per section between collectives the median over steps, against the median of the peers'"
+    rank: int = key("which rank", least=0)
     doubt: float = 0.1
-
-    def __str__(self) -> str:
-        """As `--edit` accepts it."""
-        return f"heal:rank={self.rank}"
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the rank's work, section by section, down to its peers' median; never up."""
@@ -42,7 +45,7 @@ class Heal:
 
     def how(self) -> str:
         """How to do it."""
-        return f"`dpro diagnose` says what holds rank {self.rank} up; assumes its peers do the same work"
+        return f"`dpro diagnose` says what holds rank {self.rank} up"
 
 
 def healed_durations(graph: Graph, ranks: list[int]) -> Ints:

@@ -1,4 +1,4 @@
-"""Change what the host costs: launches for free."""
+"""Change what the host costs: launches for free, input that is always ready."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.scale import Scale
+from dpro.replay.whatif.select import Selection
+
+DATA_LOADING = "enumerate(DataLoader)*"
 
 
 @dataclass(frozen=True)
-class NoLaunch:
+class NoLaunch(Edit):
     """Launching GPU work costs the CPU nothing and the work is there at once."""
 
+    name = "no-launch"
+    summary = "launching GPU work is free"
+    example = "no-launch"
+    needs = "launches, or delays of whole operations"
+    assumes = "shapes are static and nothing synchronises inside"
+    source = "launching calls and launch latencies of 0"
     doubt: float = 0.2
-
-    def __str__(self) -> str:
-        """As `--edit` accepts it."""
-        return "no-launch"
 
     def apply(self, graph: Graph) -> Graph:
         """Make launching calls and launch latencies free; a latency that was negative stays.
@@ -45,10 +52,32 @@ class NoLaunch:
 
     def how(self) -> str:
         """How to do it."""
-        return (
-            "CUDA graphs (torch.compile(mode='reduce-overhead')); "
-            "assumes static shapes and no synchronisation inside"
-        )
+        return "CUDA graphs (torch.compile(mode='reduce-overhead'))"
+
+
+@dataclass(frozen=True)
+class HideInput(Edit):
+    """The training loop never waits for its input."""
+
+    name = "hide-input"
+    summary = "the step never waits for its DataLoader"
+    example = "hide-input"
+    needs = "the DataLoader's annotation, which torch.profiler and dpro record"
+    assumes = "there are free cores for the workers and a source that can keep up"
+    source = "time inside the DataLoader's `__next__` of 0"
+    doubt: float = 0.1
+
+    def apply(self, graph: Graph) -> Graph:
+        """Make the time inside the DataLoader's `__next__` free."""
+        return Scale(Selection(within=DATA_LOADING), 0.0).apply(graph)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return "the input is ready when the step asks for it"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "DataLoader(num_workers=N, prefetch_factor=…, pin_memory=True) with enough workers"
 
 
 def _launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -23,8 +23,8 @@ from dpro.replay.timeline import Timeline, changed_step_times, durations_of, rep
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
-from dpro.replay.whatif.host import NoLaunch
-from dpro.replay.whatif.scale import HideInput, Scale
+from dpro.replay.whatif.host import HideInput, NoLaunch
+from dpro.replay.whatif.scale import Scale
 from dpro.replay.whatif.select import Selection
 
 LARGEST_OPS = 4  # how many kernels (on a CPU job: operators) are tried at half their time
@@ -50,7 +50,7 @@ class Prediction:
 
     def how(self) -> str:
         """How to do it for real, and what is assumed."""
-        return "; ".join(edit.how() for edit in self.edits)
+        return "; ".join(f"{edit.how()} (assumes that {edit.assumes})" for edit in self.edits)
 
 
 @dataclass(frozen=True)

@@ -1,45 +1,39 @@
-"""Make any selection of work faster, slower, or free."""
+"""Make any selection of work faster or slower, give it another length, or take it out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import Graph
-from dpro.replay.whatif.edit import number
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.inside import with_inside
 from dpro.replay.whatif.select import Selection
+from dpro.units import NS_PER_US
 
-LARGEST_FACTOR = 1e6  # beyond that times leave the range of int64 nanoseconds
-DATA_LOADING = "enumerate(DataLoader)*"
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Edit):
     """Multiply the time of selected work by a factor."""
 
+    name = "scale"
+    summary = "selected work takes a multiple of its time"
+    example = "scale:name=aten::mm,factor=0.5"
+    needs = "work that fits the selection"
+    assumes = "nothing else changes"
+    source = "duration * factor"
     selection: Selection
-    factor: float = 0.5
+    factor: float = key("multiple of the time that it takes", 0.5, least=0)
     doubt: float = 0.05
-
-    def __post_init__(self) -> None:
-        """Refuse a negative factor."""
-        if not 0 <= self.factor <= LARGEST_FACTOR:
-            raise UsageError(f"scale: factor must be from 0 to {LARGEST_FACTOR:g}, not {self.factor:g}")
-
-    def __str__(self) -> str:
-        """As `--edit` accepts it."""
-        return "scale:" + ",".join(filter(None, [str(self.selection), f"factor={number(self.factor)}"]))
 
     def apply(self, graph: Graph) -> Graph:
         """Scale durations, rounded to whole nanoseconds."""
-        mask = self.selection.mask(graph)
-        if not mask.any():
-            raise Unanswerable(f"nothing in the run fits {self.selection}")
-        duration = graph.nodes.duration.copy()
-        duration[mask] = np.rint(duration[mask] * self.factor).astype(np.int64)
-        return graph.with_durations(duration)
+        return graph.with_durations(scaled(graph, self.selection.chosen(graph), self.factor))
 
     def describe(self) -> str:
         """What is changed."""
@@ -48,31 +42,124 @@ class Scale:
     def how(self) -> str:
         """How to do it."""
         if self.factor > 1:
-            return "nothing to do: it shows what slower work would cost; assumes that nothing else changes"
-        return "a faster implementation of the selected work; assumes that nothing else changes"
+            return "nothing to do: it shows what slower work would cost"
+        return "a faster implementation of the selected work"
 
 
 @dataclass(frozen=True)
-class HideInput:
-    """The training loop never waits for its input."""
+class Remove(Edit):
+    """Take selected work out: its time, what it calls, launches for it alone, waits in its collectives.
 
-    doubt: float = 0.1
+    Where kinds of work are asked for, it is those alone, and not what they call.
+    """
 
-    def __str__(self) -> str:
-        """As `--edit` accepts it."""
-        return "hide-input"
+    name = "remove"
+    summary = "selected work is not done, nor what it calls and launches"
+    example = "remove:name=*dropout*"
+    needs = "work that fits the selection"
+    assumes = "nothing else needs its result"
+    source = "duration 0 of the work and of calls that launch nothing else; no rendezvous"
+    selection: Selection
+    doubt: float = 0.05
 
     def apply(self, graph: Graph) -> Graph:
-        """Make the time inside the DataLoader's `__next__` free."""
-        return Scale(Selection(within=DATA_LOADING), 0.0).apply(graph)
+        """The graph without it; nodes stay, so that what came after it still comes after what came before."""
+        mask = self.selection.chosen(graph)
+        return without(graph, mask if self.selection.kind else with_inside(graph, mask))
 
     def describe(self) -> str:
         """What is changed."""
-        return "the input is ready when the step asks for it"
+        return f"{self.selection.describe()} is not done"
 
     def how(self) -> str:
         """How to do it."""
-        return (
-            "DataLoader(num_workers=N, prefetch_factor=…, pin_memory=True) with enough workers; "
-            "assumes free cores for them and a source that can keep up"
-        )
+        return "leave the work out of the model or the loop"
+
+
+@dataclass(frozen=True)
+class Replace(Edit):
+    """Give each selected span another length."""
+
+    name = "replace"
+    summary = "selected spans take a given time each"
+    example = "replace:name=*softmax*,us=12.5"
+    needs = "work that fits the selection"
+    assumes = "the replacement was measured on the same hardware, and nothing else changes"
+    source = "a given duration"
+    selection: Selection
+    us: float = key("how long each span takes by itself, microseconds", least=0, most=MOST_TIMES * MOST_TIMES)
+    doubt: float = 0.05
+
+    def apply(self, graph: Graph) -> Graph:
+        """Stretch the nodes of each span so that they last as long together."""
+        mask = self.selection.chosen(graph)
+        return graph.with_durations(lasting(graph, mask, self.us * NS_PER_US))
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self.selection.describe()} takes {self.us:g} us each time"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "put the other implementation in, whose time was measured by itself"
+
+
+def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> Ints:
+    """[N] durations with those of the masked nodes times a factor, of which there may be one each."""
+    duration = graph.nodes.duration.copy()
+    duration[mask] = np.rint(duration[mask] * factor).astype(np.int64)
+    return duration
+
+
+def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
+    """[N] durations with which the masked nodes of each span last so long together, as they were divided."""
+    nodes = graph.nodes
+    duration = nodes.duration.copy()
+    picked = np.flatnonzero(mask)
+    if picked.size == 0:
+        return duration
+    alone = np.where(nodes.span[picked] >= 0, -1, picked)
+    keys = np.stack([nodes.rank[picked], nodes.window[picked], nodes.span[picked], alone])
+    _, of = np.unique(keys, axis=1, return_inverse=True)
+    of = of.reshape(-1)
+    order = np.argsort(of, kind="stable")
+    total = np.bincount(of, duration[picked])
+    weight = np.where(total[of] > 0, duration[picked], 1)[order]  # a span of no length is divided evenly
+    whole = np.bincount(of[order], weight)[of[order]]
+    first = np.append(True, np.diff(of[order]) != 0)
+    summed = np.cumsum(weight)
+    summed -= (summed - weight)[first][np.cumsum(first) - 1]
+    # Round where the pieces end, not how long they are: so the sum is exact.
+    ends = np.rint(summed * (span_ns / whole)).astype(np.int64)
+    duration[picked[order]] = np.where(first, ends, np.diff(ends, prepend=0))
+    return duration
+
+
+def without(graph: Graph, mask: Bools) -> Graph:
+    """The graph without the masked work, as `Remove` has it."""
+    nodes, edges = graph.nodes, graph.edges
+    mask = mask | _arriving(graph, mask)
+    gone = mask | _serving_only(graph, mask)
+    duration = np.where(gone, 0, nodes.duration)
+    lag = np.where(gone[edges.target], np.minimum(edges.lag, 0), edges.lag)
+    unmet = (edges.kind == EdgeKind.RENDEZVOUS) & (mask[edges.source] | mask[edges.target])
+    return graph.with_durations(duration).with_lags(lag).without_edges(unmet)
+
+
+def _serving_only(graph: Graph, mask: Bools) -> Bools:
+    """[N] calls all of whose launched work is masked."""
+    edges = graph.edges
+    launch = edges.kind == EdgeKind.LAUNCH
+    served, others = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.bool_)
+    served[edges.source[launch & mask[edges.target]]] = True
+    others[edges.source[launch & ~mask[edges.target]]] = True
+    return served & ~others & np.isin(graph.nodes.kind, (NodeKind.RUNTIME, NodeKind.DELAY))
+
+
+def _arriving(graph: Graph, mask: Bools) -> Bools:
+    """[N] arrivals at collectives whose transfers are masked."""
+    nodes = graph.nodes
+    member = nodes.collective * (int(nodes.rank.max(initial=0)) + 2) + nodes.rank
+    moved = mask & (nodes.kind == NodeKind.TRANSFER)
+    arriving: Bools = (nodes.kind == NodeKind.ARRIVE) & np.isin(member, member[moved])
+    return arriving

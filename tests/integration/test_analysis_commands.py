@@ -110,9 +110,9 @@ def answer(command: str, run: Path) -> subprocess.CompletedProcess[str]:
     return dpro(command, run, "--json")
 
 
-def one_object(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def one_object(done: subprocess.CompletedProcess[str], exit_code: int = 0) -> dict[str, Any]:
     """The one JSON object on stdout, with nothing before or behind it."""
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == exit_code, done.stderr
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
     assert isinstance(found, dict)
@@ -278,9 +278,15 @@ def test_edits_given_together_are_predicted_together(imported):
 
 
 def test_an_edit_that_the_run_cannot_answer_is_refused_with_the_reason(imported):
-    found = one_object(dpro("whatif", imported, "--edit", "heal:rank=9", "--json"))
+    found = one_object(dpro("whatif", imported, "--edit", "heal:rank=9", "--json"), exit_code=1)
     assert found["predictions"] == []
     assert found["refused"] == [{"edit": "heal:rank=9", "reason": "rank 9 is not in the run"}]
+
+
+def test_all_edits_are_listed_without_a_run():
+    done = dpro("whatif", "--list")
+    assert done.returncode == 0
+    assert "heal:rank=1" in done.stdout
 
 
 def test_a_misspelt_edit_is_bad_usage_and_one_line_names_the_nearest(imported):

@@ -17,12 +17,12 @@ from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import durations_of, replay, replay_durations, step_times
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.heal import Heal, healed_durations
-from dpro.replay.whatif.host import NoLaunch
+from dpro.replay.whatif.host import HideInput, NoLaunch
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import baseline_steps, predict, search
-from dpro.replay.whatif.scale import HideInput, Scale
+from dpro.replay.whatif.scale import Scale
 from dpro.replay.whatif.select import KINDS, Selection
-from tests.builders import US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
+from tests.builders import COMM, COMPUTE, US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,13 @@ def jobs(tmp_path_factory) -> dict[str, tuple[Graph, Trust]]:
 job_names = st.sampled_from(["cpu", "gpu"])
 selections = st.builds(
     Selection,
-    st.sampled_from(["", "*", "aten::*", "gemm", "*mm*", "nccl*", "nothing at all"]),
-    st.sampled_from(["", "*", "dpro::backward", "enumerate(DataLoader)*"]),
-    st.sampled_from(["", *KINDS]),
-    st.none() | st.integers(0, 3),
-    st.none() | st.integers(0, 4),
+    name=st.sampled_from(["", "*", "aten::*", "gemm", "*mm*", "nccl*", "nothing at all"]),
+    within=st.sampled_from(["", "*", "dpro::backward", "enumerate(DataLoader)*"]),
+    kind=st.sampled_from(["", *KINDS]),
+    rank=st.none() | st.integers(0, 3),
+    step=st.none() | st.integers(0, 4),
+    stream=st.sampled_from([None, COMPUTE, COMM]),
+    op=st.sampled_from(["", "all_*"]),
 )
 
 

@@ -10,20 +10,28 @@ from dpro.errors import UsageError
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
-from dpro.replay.whatif.host import NoLaunch
-from dpro.replay.whatif.parse import EDITS, parse_edit
-from dpro.replay.whatif.scale import HideInput, Scale
+from dpro.replay.whatif.host import HideInput, NoLaunch
+from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.scale import Remove, Replace, Scale
 from dpro.replay.whatif.select import KINDS, Selection
 
 patterns = st.text("abcz:*_#() ", max_size=12).map(str.strip)
 numbers = st.none() | st.integers(0, 5000)
-selections = st.builds(Selection, patterns, patterns, st.sampled_from(["", *KINDS]), numbers, numbers)
+selections = st.builds(
+    Selection,
+    **dict.fromkeys(("name", "within", "module", "host", "op", "group"), patterns),
+    **dict.fromkeys(("rank", "stage", "dp", "stream", "step"), numbers),
+    kind=st.sampled_from(["", *KINDS]),
+)
 short_factors = st.integers(0, 400).map(lambda n: n / 100)
 
 
 @given(
     st.one_of(
         st.builds(Scale, selections, short_factors),
+        st.builds(Remove, selections),
+        st.builds(Replace, selections, short_factors),
         st.builds(Heal, st.integers(0, 100_000)),
         st.builds(Network, short_factors.filter(bool)),
         st.sampled_from([NoCommunication(), NoLaunch(), HideInput()]),
@@ -66,7 +74,7 @@ def test_what_the_help_text_shows_can_be_typed(text, edit):
 
 @pytest.mark.parametrize("name", EDITS)
 def test_the_example_of_every_edit_is_one(name):
-    example = EDITS[name][2]
+    example = EDITS[name].example
     assert str(parse_edit(example)) == example
 
 
@@ -75,10 +83,10 @@ def test_the_example_of_every_edit_is_one(name):
     [
         ("heel:rank=1", "did you mean 'heal'"),
         ("no_launch", "did you mean 'no-launch'"),
-        ("zzz", "there are scale, heal"),
-        ("", "there are scale, heal"),
+        ("zzz", "there are scale, remove"),
+        ("", "there are scale, remove"),
         ("heal:rnk=1", "did you mean 'rank'"),
-        ("heal", "heal needs a rank: heal:rank=1"),
+        ("heal", "heal needs rank=, which rank"),
         ("heal:rank=one", "rank must be a whole number, not 'one'"),
         ("heal:rank=1.5", "rank must be a whole number"),
         ("heal:rank", "rank needs a value"),
@@ -86,7 +94,7 @@ def test_the_example_of_every_edit_is_one(name):
         ("scale:factor=fast", "factor must be a number, not 'fast'"),
         ("scale:factor=-1", "must be from 0 to"),
         ("scale:factor=nan", "must be from 0 to"),
-        ("scale:kind=gpu", "no kind 'gpu' of work; there are cpu"),
+        ("scale:kind=gpu", "no kind 'gpu'"),
         ("scale:step=x", "step must be a whole number"),
         ("network:bandwidth=0", "must be from 1e-06 to"),
         ("network:bandwidth=-2", "must be from 1e-06 to"),

@@ -1,0 +1,137 @@
+"""What lies inside spans: the work of an operator or a module as a whole, its backward pass and its kernels.
+
+In: a graph with the run it was made from. Out: masks over its nodes. A node knows the innermost span it is
+part of and nothing of those around that; the run's tables do.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph
+from dpro.replay.threads import merge_intervals
+from dpro.replay.whatif.edit import nearest
+from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
+from dpro.store import Run
+
+Bools = NDArray[np.bool_]
+
+MODULE = "nn.Module: "
+RANGES = ("annotation", "python")
+ON_CPU = ("cpu_op", "runtime", "annotation", "python")
+COLUMNS = [
+    *("span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "tid"),
+    *("correlation", "sequence_number", "forward_thread"),
+]
+LANE = ["rank", "window", "tid"]
+
+
+def inside_modules(graph: Graph, pattern: str) -> Bools:
+    """[N] nodes of modules or other ranges that fit a pattern, of their backward pass, and what both launch.
+
+    Raises:
+        Unanswerable: there is no such range.
+    """
+    spans = _spans(_run_of(graph))
+    ranges = spans.filter(pl.col("kind").is_in(RANGES)).with_columns(pl.col("name").str.strip_prefix(MODULE))
+    chosen = ranges.filter(_fits(ranges, pattern))
+    if chosen.is_empty():
+        near = nearest(pattern, ranges["name"].unique().sort().to_list())
+        raise Unanswerable(
+            f"no module or range in the run fits {pattern!r}{near}: `dpro record --modules` names modules"
+        )
+    return _nodes_of(graph, _with_backward(spans, chosen))
+
+
+def inside_spans(graph: Graph, pattern: str) -> Bools:
+    """[N] nodes of CPU spans whose name fits a pattern, with all that these call and launch."""
+    spans = _spans(_run_of(graph))
+    on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
+    return _nodes_of(graph, _closure(spans, on_cpu.filter(_fits(on_cpu, pattern))))
+
+
+def with_inside(graph: Graph, mask: Bools) -> Bools:
+    """[N] the masked nodes with all that their CPU spans call and launch; as they are without a run."""
+    if graph.run is None:
+        return mask
+    spans = _spans(graph.run)
+    picked = pl.DataFrame({"rank": graph.nodes.rank[mask], "span_id": graph.nodes.span[mask]}).unique()
+    outer = spans.filter(pl.col("kind").is_in(ON_CPU)).join(picked, on=["rank", "span_id"], how="semi")
+    return mask | _nodes_of(graph, _closure(spans, outer))
+
+
+def _run_of(graph: Graph) -> Run:
+    if graph.run is None:
+        raise Unanswerable(
+            "the graph does not know the run it is from: what is inside of what cannot be told"
+        )
+    return graph.run
+
+
+def _spans(run: Run) -> pl.DataFrame:
+    return run.table(SPANS, COLUMNS).with_columns(pl.col("rank").cast(pl.Int64))
+
+
+def _fits(spans: pl.DataFrame, pattern: str) -> pl.Series:
+    known = spans["name"].unique().to_list()
+    fitting = [name for name in known if name == pattern or fnmatchcase(name, pattern)]
+    return spans["name"].is_in(fitting)
+
+
+def _with_backward(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `span_id` of what is inside the chosen spans, and of the backward pass of that.
+
+    A backward operator has the sequence number of the forward operator that asked for it: the last one that
+    had it, since those before only looked at the next number.
+    """
+    forward = _closure(spans, chosen)
+    numbered = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("kind") == "cpu_op"))
+    asked = (
+        numbered.filter(pl.col("forward_thread") <= 0)
+        .sort("start_ns", "span_id")
+        .unique(["rank", "window", "sequence_number"], keep="last", maintain_order=True)
+        .join(forward, on=["rank", "span_id"], how="semi")
+    )
+    backward = numbered.filter(pl.col("forward_thread") > 0).join(
+        asked, on=["rank", "window", "sequence_number"], how="semi"
+    )
+    return pl.concat([forward, _closure(spans, backward)]).unique()
+
+
+def _closure(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `span_id` of all CPU spans within the chosen ones on their threads, and what they launched."""
+    on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
+    parts = []
+    for lane, outer in chosen.group_by(LANE):
+        start = outer["start_ns"].to_numpy()
+        begin, end = merge_intervals(start, start + outer["duration_ns"].to_numpy())
+        mine = on_cpu.filter(*(pl.col(name) == value for name, value in zip(LANE, lane)))
+        time = mine["start_ns"].to_numpy()
+        at = np.searchsorted(begin, time, side="right") - 1
+        covered = (at >= 0) & (time < end[np.maximum(at, 0)]) if begin.size else np.zeros(time.size, np.bool_)
+        parts.append(mine.filter(pl.Series(covered)))
+    called = pl.concat(parts) if parts else on_cpu.clear()
+    launching = called.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+    launched = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)).join(
+        launching, on=["rank", "window", "correlation"], how="semi"
+    )
+    return pl.concat([called, launched]).select("rank", "span_id").unique()
+
+
+def _nodes_of(graph: Graph, members: pl.DataFrame) -> Bools:
+    """[N] nodes of the spans, and of collectives that they called."""
+    calls = _run_of(graph).table(COLLECTIVES, ["rank", "span_id", "launch_span_id"])
+    called = calls.with_columns(pl.col("rank").cast(pl.Int64)).join(
+        members, left_on=["rank", "launch_span_id"], right_on=["rank", "span_id"], how="semi"
+    )
+    every = pl.concat([members, called.select("rank", "span_id")]).unique()
+    nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span})
+    at = nodes.with_row_index("node").join(every, on=["rank", "span_id"], how="semi")
+    mask = np.zeros(graph.num_nodes, np.bool_)
+    mask[at.filter(pl.col("span_id") >= 0)["node"].to_numpy()] = True
+    return mask

@@ -1,0 +1,85 @@
+"""What there is to ask: all edits with their keys, for the command's help and for `docs/whatif.md`.
+
+In: the registry. Out: text. `python -m dpro.replay.whatif.listing docs/whatif.md` writes the generated part
+of the page again; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dpro.replay.whatif.edit import Edit, Key, keys_of, number
+from dpro.replay.whatif.registry import FAMILIES
+from dpro.replay.whatif.select import Selection
+
+BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"
+
+
+def help_rows() -> list[tuple[str, str]]:
+    """(example, what it does) of every edit, in the order of the families."""
+    return [(edit.example, edit.summary) for family in FAMILIES.values() for edit in family]
+
+
+def list_text() -> str:
+    """All edits with their keys, for a terminal."""
+    lines = []
+    for family, edits in FAMILIES.items():
+        lines.append(family)
+        for edit in edits:
+            lines += [f"  {edit.name}: {edit.summary}", f"      --edit '{edit.example}'"]
+            lines += [f"      {key.name}={_default(key)}  {key.help}" for key in own_keys(edit)]
+            lines += ["      and a selection"] if _selects(edit) else []
+        lines.append("")
+    lines.append("A selection: conditions that hold together. Patterns are shell patterns.")
+    lines += [f"      {key.name}=  {_told(key)}" for key in keys_of(Selection).values()]
+    return "\n".join(lines)
+
+
+def markdown() -> str:
+    """All edits, for the page about them."""
+    lines = []
+    for family, edits in FAMILIES.items():
+        lines += [f"### {family}", ""]
+        for edit in edits:
+            lines += [f"#### `{edit.name}`: {edit.summary}", "", f"`--edit '{edit.example}'`", ""]
+            lines += [f"- `{key.name}={_default(key)}`: {_told(key)}" for key in own_keys(edit)]
+            lines += ["- the keys of a selection, as below"] if _selects(edit) else []
+            lines += [f"- needs {edit.needs}", f"- assumes that {edit.assumes}"]
+            lines += [f"- source: {edit.source}", ""]
+    lines += ["### Selections", ""]
+    lines += ["| key | selects |", "|---|---|"]
+    lines += [f"| `{key.name}=` | {_told(key)} |" for key in keys_of(Selection).values()]
+    return "\n".join(lines) + "\n"
+
+
+def own_keys(edit: type[Edit]) -> list[Key]:
+    """The keys of an edit without those of its selection."""
+    others = keys_of(Selection) if _selects(edit) else {}
+    return [key for name, key in keys_of(edit).items() if name not in others]
+
+
+def _selects(edit: type[Edit]) -> bool:
+    return keys_of(Selection).keys() <= keys_of(edit).keys()
+
+
+def _told(key: Key) -> str:
+    return f"{key.help} ({', '.join(key.choices)})" if key.choices else key.help
+
+
+def _default(key: Key) -> str:
+    if key.required or key.default is None:
+        return "…"
+    return number(key.default) if key.type is float else str(key.default)
+
+
+def generate(page: str) -> str:
+    """A page with the part between its two marks made again."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{markdown()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(generate(path.read_text()))

@@ -1,0 +1,21 @@
+"""Which edits there are, by family; each declares its keys, help and documentation itself.
+
+A new edit is a class in the file of its family and its name in the list here: the parser, the command's help
+and `docs/whatif.md` follow.
+"""
+
+from __future__ import annotations
+
+from dpro.replay.whatif.comm import Network, NoCommunication
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.heal import Heal
+from dpro.replay.whatif.host import HideInput, NoLaunch
+from dpro.replay.whatif.scale import Remove, Replace, Scale
+
+FAMILIES: dict[str, tuple[type[Edit], ...]] = {
+    "Selected work": (Scale, Remove, Replace),
+    "Ranks": (Heal,),
+    "Host": (NoLaunch, HideInput),
+    "Communication": (Network, NoCommunication),
+}
+EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}

@@ -1,0 +1,61 @@
+"""Edits declare themselves once: help, parser and documentation say the same of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from dpro.cli.whatif import whatif
+from dpro.replay.whatif.edit import Edit, keys_of
+from dpro.replay.whatif.listing import generate, help_rows, list_text
+from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import EDITS, FAMILIES
+
+PAGE = Path(__file__).parents[4] / "docs" / "whatif.md"
+edits = pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+
+
+def test_no_two_edits_share_a_name():
+    assert len(EDITS) == sum(len(family) for family in FAMILIES.values())
+
+
+@edits
+def test_the_example_of_an_edit_makes_one_and_comes_back_as_text(edit):
+    made = parse_edit(edit.example)
+    assert type(made) is edit
+    assert str(made) == edit.example
+
+
+@edits
+def test_an_edit_says_all_that_a_user_must_know_of_it(edit):
+    made = parse_edit(edit.example)
+    for text in (edit.summary, edit.needs, edit.assumes, edit.source, made.describe(), made.how()):
+        assert text == text.strip() != ""
+        assert "\n" not in text
+        assert not text.endswith(".")
+    assert 0 <= made.doubt <= 1
+    assert all(key.help for key in keys_of(edit).values())
+
+
+def test_the_page_about_edits_is_the_one_their_declarations_make():
+    text = PAGE.read_text()
+    assert generate(text) == text, "run `python -m dpro.replay.whatif.listing docs/whatif.md`"
+
+
+@edits
+def test_help_and_list_name_every_edit(edit):
+    assert edit.example in dict(help_rows())
+    assert f"  {edit.name}: {edit.summary}" in list_text().splitlines()
+
+
+def test_the_commands_help_shows_the_example_of_every_edit():
+    shown = whatif.get_help(click.Context(whatif, info_name="whatif", terminal_width=110))
+    for edit in EDITS.values():
+        assert edit.example in shown
+
+
+def test_an_edit_is_a_class_that_must_say_how_it_is_applied():
+    with pytest.raises(TypeError):
+        Edit()  # type: ignore[abstract]
