@@ -7,6 +7,7 @@ nothing explains, and the starts that were taken from the trace are counted too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +15,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.classify import classify
-from dpro.replay.build import UNEXPLAINED_NS, Built
-from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.build import Built
+from dpro.replay.evidence import Evidence, evidence_of, is_started
+from dpro.replay.fit import counted_starts, rank_errors, start_errors, step_errors
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.overlap import Overlap, overlap_of
 from dpro.replay.timeline import Timeline, measured_step_times, replay, step_times
 from dpro.store import Manifest
-from dpro.units import NS_PER_MS, ms
+from dpro.units import NS_PER_MS, ms, us
 
 Ints = NDArray[np.int64]
 
@@ -27,6 +30,11 @@ Ints = NDArray[np.int64]
 WORST_STEP_ERROR_PCT = 5.0
 WORST_UNEXPLAINED = 0.10
 WORST_ANCHORED = 0.20
+# What a good replay keeps to; where one does not, the verdict says so. Starts in shares of a step.
+GOOD_STEP_ERROR_PCT = 1.0
+GOOD_START_MEDIAN = 0.002
+GOOD_START_P95 = 0.02
+GOOD_UNEXPLAINED = 0.01
 
 
 @dataclass(frozen=True)
@@ -34,35 +42,48 @@ class Trust:
     """What is known about how well a replay fits.
 
     Attributes:
-        steps: `step`, `measured_ns`, `replayed_ns`, `error_pct`.
+        steps: `window`, `step`, `measured_ns`, `replayed_ns`, `error_pct`.
+        ranks: `rank`, `error_pct`, `p50`, `p95` (ns), as of `dpro.replay.fit.rank_errors`.
         error_pct: mean of the steps' absolute errors.
-        start_error_ns: median and 95th percentile of |replayed - measured| starts of GPU work and
-            collectives, or of CPU spans where there are none; anchored ones left out.
+        starts_ns: percentiles of |replayed - measured| starts of GPU work and collectives, or of CPU
+            spans where there are none; anchored ones left out.
         collectives_matched: share of collectives found on all ranks that recorded their group.
         kernels_classified: share of GPU time in kernels of a known class; None without GPU work.
         time_unexplained: share of the ranks' window time in which GPU work or a collective could have
             started by all that is known, but had not.
         host_gaps: share of the threads' time that no span explains; it is kept as work of its own.
-        starts_anchored: share of starts of GPU work and collectives taken from the trace: anchored, tied to
-            the draining of the device by the time measured, or delayed by a launch that was not recorded.
+        evidence: what the starts rest on.
         overlap: how kernels slow down beside communication; None where the trace does not tell.
         reasons: what the trace cannot answer, one line each.
+        doubts: where it fits less well than a good replay, one line each.
         answerable: whether predictions from this replay make sense.
         assumed: what was taken for granted, one line each.
     """
 
     steps: pl.DataFrame
+    ranks: pl.DataFrame
     error_pct: float
-    start_error_ns: tuple[float, float]
+    starts_ns: Mapping[int, float]
     collectives_matched: float
     kernels_classified: float | None
     time_unexplained: float
     host_gaps: float
-    starts_anchored: float
+    evidence: Evidence
     overlap: Overlap | None
     reasons: tuple[str, ...]
+    doubts: tuple[str, ...]
     answerable: bool
     assumed: tuple[str, ...] = ()
+
+    @property
+    def start_error_ns(self) -> tuple[float, float]:
+        """Median and 95th percentile of the errors of starts."""
+        return self.starts_ns[50], self.starts_ns[95]
+
+    @property
+    def starts_anchored(self) -> float:
+        """Share of starts of GPU work and collectives whose time was taken from the trace in any way."""
+        return self.evidence.anchored + self.evidence.fitted
 
 
 def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
@@ -74,29 +95,27 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
         manifest: the run's.
     """
     graph = built.graph
-    replayed = step_times(graph, timeline.start, timeline.end)
-    steps = measured_step_times(graph).rename({"duration_ns": "measured_ns"})
-    steps = steps.join(replayed, on=["window", "step"]).rename({"duration_ns": "replayed_ns"})
-    error = (pl.col("replayed_ns") / pl.col("measured_ns") - 1) * 100
-    steps = steps.filter(pl.col("measured_ns") > 0).with_columns(error_pct=error).sort("window", "step")
+    steps = step_errors(timeline)
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
     unexplained = unexplained_share(graph)
-    matched = built.matching.share_on_all_ranks
-    anchored = _share_anchored(graph)
+    evidence = evidence_of(timeline)
+    starts = start_errors(timeline, counted_starts(timeline))
     # What late launches cost is the unexplained share: their number is no harm.
-    doubtful = 0.0 if built.of_operations else anchored
+    doubtful = 0.0 if built.of_operations else evidence.anchored + evidence.fitted
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
     return Trust(
         steps=steps,
+        ranks=rank_errors(timeline),
         error_pct=error_pct,
-        start_error_ns=_start_errors(timeline),
-        collectives_matched=matched,
+        starts_ns=starts,
+        collectives_matched=built.matching.share_on_all_ranks,
         kernels_classified=_share_classified(graph),
         time_unexplained=unexplained,
         host_gaps=_share_of_gaps(graph),
-        starts_anchored=anchored,
+        evidence=evidence,
         overlap=None if built.of_operations else overlap_of(timeline),
         reasons=(*why_not, *_not_known(built, manifest)),
+        doubts=tuple(_doubts(steps, error_pct, starts, unexplained)),
         answerable=not why_not,
         assumed=_assumed(built, unexplained),
     )
@@ -128,8 +147,7 @@ def unexplained_share(graph: Graph) -> float:
         return 1 - left / measured if measured else 0.0
     ready = nodes.earliest.copy()
     np.maximum.at(ready, edges.target, nodes.measured_end[edges.source] + edges.lag)
-    work = np.isin(nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
-    lag = np.maximum(nodes.measured_start - ready, 0)[work]
+    lag = np.maximum(nodes.measured_start - ready, 0)[is_started(graph)]
     extent = (
         pl.DataFrame({"r": nodes.rank, "w": nodes.window, "s": nodes.measured_start, "e": nodes.measured_end})
         .filter(pl.col("r") >= 0)
@@ -138,26 +156,6 @@ def unexplained_share(graph: Graph) -> float:
     )
     total = float(extent["length"].sum())
     return float(lag.sum()) / total if total else 0.0
-
-
-def _start_errors(timeline: Timeline) -> tuple[float, float]:
-    nodes = timeline.graph.nodes
-    counted = np.isin(nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE)) & ~nodes.anchored
-    if not np.isin(nodes.kind, GPU_KINDS).any():
-        counted |= (nodes.span >= 0) & ~nodes.anchored
-    if not counted.any():
-        return 0.0, 0.0
-    error = np.abs(timeline.start - nodes.measured_start)[counted]
-    return float(np.percentile(error, 50)), float(np.percentile(error, 95))
-
-
-def _share_anchored(graph: Graph) -> float:
-    work = np.isin(graph.nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
-    taken = graph.nodes.anchored.copy()
-    taken[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
-    late = (graph.nodes.kind == NodeKind.DELAY) & (graph.nodes.duration > UNEXPLAINED_NS)
-    taken[graph.edges.target[late[graph.edges.source]]] = True
-    return float(taken[work].mean()) if work.any() else 0.0
 
 
 def _share_of_gaps(graph: Graph) -> float:
@@ -194,6 +192,28 @@ def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) 
             "not tell what they depend on: a small error proves nothing"
         )
     return reasons
+
+
+def _doubts(
+    steps: pl.DataFrame, error_pct: float, starts: Mapping[int, float], unexplained: float
+) -> list[str]:
+    """Where the replay fits less well than a good one, and predictions are accordingly less sharp."""
+    doubts = []
+    if GOOD_STEP_ERROR_PCT < error_pct <= WORST_STEP_ERROR_PCT:
+        doubts.append(f"the replayed steps are off by {error_pct:.1f}%: gains below that cannot be told")
+    step_ns = float(steps["measured_ns"].mean() or 0.0)  # type: ignore[arg-type]
+    for percent, good, which in ((50, GOOD_START_MEDIAN, "half"), (95, GOOD_START_P95, "one in twenty")):
+        if starts[percent] > good * step_ns > 0:
+            doubts.append(
+                f"{which} of the starts are off by {us(starts[percent]):,.0f} us or more, "
+                f"{starts[percent] / step_ns:.1%} of a step: where in a step time goes is known less well "
+                "than how long it takes"
+            )
+    if GOOD_UNEXPLAINED < unexplained <= WORST_UNEXPLAINED:
+        doubts.append(
+            f"nothing in the trace explains {unexplained:.1%} of the time before GPU work and collectives"
+        )
+    return doubts
 
 
 def _not_known(built: Built, manifest: Manifest) -> list[str]:

@@ -61,36 +61,46 @@ def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
         One row per window and step: `window`, `step`, `finish_ns`, and `begin_ns`: when the window's first
         step began, which is the end of the work before it or, without any, the window's beginning.
     """
+    return _ends_of_steps(graph, start, end, ["window"])
+
+
+def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.DataFrame:
+    """`step_ends` for each of what `by` tells apart: windows, or ranks and windows."""
     nodes = graph.nodes
     real = (nodes.kind != NodeKind.RENDEZVOUS) & (nodes.step != AFTER_STEPS)
-    frame = pl.DataFrame(
-        {"window": nodes.window[real], "step": nodes.step[real], "start": start[real], "end": end[real]}
-    )
-    ends = (
-        frame.group_by("window", "step")
-        .agg(pl.col("end").max(), pl.col("start").min())
-        .sort("window", "step")
-    )
-    before = pl.col("end").filter(pl.col("step") == BEFORE_STEPS).max().over("window")
+    columns = {"rank": nodes.rank, "window": nodes.window, "step": nodes.step, "start": start, "end": end}
+    frame = pl.DataFrame({name: column[real] for name, column in columns.items()})
+    ends = frame.group_by(*by, "step").agg(pl.col("end").max(), pl.col("start").min()).sort(*by, "step")
+    before = pl.col("end").filter(pl.col("step") == BEFORE_STEPS).max().over(by)
     return (
         ends.with_columns(
-            finish_ns=pl.col("end").cum_max().over("window"),
-            begin_ns=pl.coalesce(before, pl.col("start").min().over("window")),
+            finish_ns=pl.col("end").cum_max().over(by),
+            begin_ns=pl.coalesce(before, pl.col("start").min().over(by)),
         )
         .filter(pl.col("step") >= 0)
-        .select("window", "step", "finish_ns", "begin_ns")
+        .select(*by, "step", "finish_ns", "begin_ns")
     )
 
 
 def durations_of(ends: pl.DataFrame) -> pl.DataFrame:
     """How long each step lasted: from the end of the one before it. `window`, `step`, `duration_ns`."""
-    previous = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
-    return ends.sort("window", "step").select("window", "step", duration_ns=pl.col("finish_ns") - previous)
+    return _durations(ends, ["window"])
+
+
+def _durations(ends: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    previous = pl.col("finish_ns").shift(1).over(by).fill_null(pl.col("begin_ns"))
+    return ends.sort(*by, "step").select(*by, "step", duration_ns=pl.col("finish_ns") - previous)
 
 
 def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
     """How long each step of the job took: `step_ends`, `durations_of`."""
     return durations_of(step_ends(graph, start, end))
+
+
+def rank_step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
+    """How long each step took by the work of each rank alone: `rank`, `window`, `step`, `duration_ns`."""
+    by = ["rank", "window"]
+    return _durations(_ends_of_steps(graph, start, end, by), by)
 
 
 def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
@@ -120,7 +130,11 @@ def critical_nodes(timeline: Timeline, window: int) -> Ints:
     and lags and the first one's earliest time add up to the window's end.
     """
     in_window = timeline.graph.nodes.window == window
-    node = int(np.argmax(np.where(in_window, timeline.end, -1)))
+    return _chain_to(timeline, int(np.argmax(np.where(in_window, timeline.end, -1))))
+
+
+def _chain_to(timeline: Timeline, node: int) -> Ints:
+    """What decides when a node ends, first to last."""
     path = [node]
     while timeline.binding[node] != NO_NODE:
         node = int(timeline.graph.edges.source[timeline.binding[node]])
@@ -134,26 +148,48 @@ def critical_path(timeline: Timeline) -> pl.DataFrame:
     Returns:
         `rank`, `name`, `kind`, `duration_ns`: time on the path, with the lags that lead to it.
     """
-    graph = timeline.graph
-    paths = [critical_nodes(timeline, int(window)) for window in np.unique(graph.nodes.window)]
+    windows = np.unique(timeline.graph.nodes.window)
+    frames = [_pieces(timeline, critical_nodes(timeline, int(window)), 0) for window in windows]
+    return _summed(frames)
+
+
+def critical_path_of_steps(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+    """What decided when steps ended, from the end of the step before each: `critical_path` of those steps.
+
+    Args:
+        timeline: a replay.
+        steps: `window` and `step` of each.
+    """
+    nodes = timeline.graph.nodes
+    ends = step_ends(timeline.graph, timeline.start, timeline.end)
+    begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+    wanted = ends.with_columns(begin_ns=begin).join(steps.select("window", "step"), on=["window", "step"])
     frames = []
-    for path in paths:
-        edge = timeline.binding[path]
-        lag = np.where(
-            edge != NO_NODE, graph.edges.lag[np.maximum(edge, 0)] if graph.edges.lag.size else 0, 0
-        )
-        frames.append(
-            pl.DataFrame(
-                {
-                    "rank": graph.nodes.rank[path],
-                    "name": [graph.names[name] for name in graph.nodes.name[path]],
-                    "kind": [NodeKind(kind).name.lower() for kind in graph.nodes.kind[path]],
-                    "duration_ns": graph.nodes.duration[path] + lag,
-                }
-            )
-        )
+    for window, step, finish, begins in wanted.sort("window", "step").iter_rows():
+        last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish) & (nodes.rank >= 0)
+        if last.any():  # a step that ends with the one before it has nothing of its own to wait for
+            frames.append(_pieces(timeline, _chain_to(timeline, int(np.argmax(last))), begins))
+    return _summed(frames)
+
+
+def _pieces(timeline: Timeline, path: Ints, since: int) -> pl.DataFrame:
+    """The nodes of a path, and for how much of the time since a moment each is what was waited for."""
+    graph = timeline.graph
+    before = np.append(timeline.start[path[0]], timeline.end[path[:-1]])
+    return pl.DataFrame(
+        {
+            "rank": graph.nodes.rank[path],
+            "name": [graph.names[name] for name in graph.nodes.name[path]],
+            "kind": [NodeKind(kind).name.lower() for kind in graph.nodes.kind[path]],
+            "duration_ns": np.maximum(timeline.end[path], since) - np.maximum(before, since),
+        }
+    )
+
+
+def _summed(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    empty = {"rank": pl.Int64, "name": pl.String, "kind": pl.String, "duration_ns": pl.Int64}
     return (
-        pl.concat(frames)
+        pl.concat([pl.DataFrame(schema=empty), *frames])
         .group_by("rank", "name", "kind")
         .agg(pl.col("duration_ns").sum())
         .filter(pl.col("duration_ns") != 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import click
@@ -26,6 +27,16 @@ class Analysis:
     built: Built
     timeline: Timeline
     trust: Trust
+
+    @cached_property
+    def decisive(self) -> Timeline:
+        """The replay that shows what decides: without waits that only look like late launches.
+
+        Those would stand in for what was waited for. Only runs of whole operations have them.
+        """
+        from dpro.replay.timeline import replay
+
+        return replay(self.built.predictive) if self.built.of_operations else self.timeline
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,8 @@ from dpro.cli.output import console, json_option, print_json
 from dpro.units import format_duration, ms, us
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from dpro.replay.align import Clock
 
 PATH_ROWS = 10
@@ -19,8 +22,16 @@ PATH_ROWS = 10
 
 @click.command()
 @run_argument
+@click.option("--step", type=int, metavar="N", help="Only this step, with all before it replayed too.")
+@click.option("--window", type=click.IntRange(min=0), metavar="N", help="Only the steps of this deep window.")
+@click.option(
+    "--export",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write measured and replayed timelines: Perfetto's format, or Chrome's for FILE.json or .json.gz.",
+)
 @json_option
-def replay(run: str, as_json: bool) -> None:
+def replay(run: str, step: int | None, window: int | None, export: Path | None, as_json: bool) -> None:
     """Replay the run's dataflow graph and say how well it fits what was measured.
 
     \b
@@ -29,43 +40,92 @@ def replay(run: str, as_json: bool) -> None:
 
     \b
     dpro replay RUN
+    dpro replay RUN --step 12
+    dpro replay RUN --export run.pftrace        open it in https://ui.perfetto.dev
     dpro replay FOLDER_OF_TRACES --json
     """
     analysis = analyse(run)
-    document = replay_document(analysis)
+    document = replay_document(analysis, chosen_steps(analysis, step, window))
+    if export is not None:
+        from dpro.cli.export import write_timelines
+
+        write_timelines(analysis, export)
     if as_json:
         print_json(document)
     else:
         _print(analysis, document)
 
 
-def replay_document(analysis: Analysis) -> dict[str, Any]:
-    """The command's JSON."""
-    from dpro.replay.timeline import critical_path, replay
+def chosen_steps(analysis: Analysis, step: int | None, window: int | None) -> pl.DataFrame | None:
+    """The steps that were asked for, as rows of `Trust.steps`; None for all.
 
-    trust = analysis.trust
-    # Waits that only look like late launches would stand in for what was waited for.
-    decisive = replay(analysis.built.predictive) if analysis.built.of_operations else analysis.timeline
-    p50, p95 = trust.start_error_ns
+    Raises:
+        UsageError: there are none.
+    """
+    import polars as pl
+
+    from dpro.errors import UsageError
+
+    if step is None and window is None:
+        return None
+    steps = analysis.trust.steps
+    asked = {"step": step, "window": window}
+    conditions = [pl.col(key) == value for key, value in asked.items() if value is not None]
+    chosen = steps.filter(conditions)
+    if chosen.is_empty():
+        known = ", ".join(
+            f"{number} (window {at})" for at, number in steps.select("window", "step").rows()[:20]
+        )
+        raise UsageError(f"no such step was recorded in depth; there are {known or 'none'}")
+    return chosen
+
+
+def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> dict[str, Any]:
+    """The command's JSON.
+
+    Args:
+        analysis: a replayed run.
+        chosen: the steps to speak of; None for all.
+    """
+    trust, evidence = analysis.trust, analysis.trust.evidence
+    steps = trust.steps if chosen is None else chosen
     return {
         "run": analysis.run.label,
         "steps": [
             {
                 "step": row["step"],
+                "window": row["window"],
                 "measured_ms": ms(row["measured_ns"]),
                 "replayed_ms": ms(row["replayed_ns"]),
                 "error_pct": row["error_pct"],
             }
-            for row in trust.steps.iter_rows(named=True)
+            for row in steps.iter_rows(named=True)
         ],
-        "error_pct": trust.error_pct,
-        "span_start_error_us": {"p50": us(p50), "p95": us(p95)},
+        "ranks": [
+            {
+                "rank": row["rank"],
+                "error_pct": row["error_pct"],
+                "span_start_error_us": {key: _us_or_none(row[key]) for key in ("p50", "p95")},
+            }
+            for row in trust.ranks.iter_rows(named=True)
+        ],
+        "error_pct": float(steps["error_pct"].abs().mean() or 0.0),  # type: ignore[arg-type]
+        "span_start_error_us": _start_errors(analysis, chosen),
         "coverage": {
             "collectives_matched": trust.collectives_matched if _has_collectives(analysis) else None,
             "kernels_classified": trust.kernels_classified,
             "time_unexplained": trust.time_unexplained,
             "host_gaps": trust.host_gaps,
             "starts_anchored": trust.starts_anchored,
+        },
+        "evidence": {
+            "starts": {
+                "derived": evidence.derived,
+                "inferred": evidence.inferred,
+                "fitted": evidence.fitted,
+                "anchored": evidence.anchored,
+            },
+            "edges": evidence.edges.to_dicts(),
         },
         "overlap_slowdown": None
         if trust.overlap is None
@@ -82,12 +142,39 @@ def replay_document(analysis: Analysis) -> dict[str, Any]:
         "clocks": _clocks(analysis),
         "critical_path": [
             {"rank": row["rank"], "name": row["name"], "kind": row["kind"], "ms": ms(row["duration_ns"])}
-            for row in critical_path(decisive).iter_rows(named=True)
+            for row in _critical_path(analysis, chosen).iter_rows(named=True)
         ],
         "answerable": trust.answerable,
-        "reasons": list(trust.reasons),
+        "reasons": [*trust.reasons, *trust.doubts],
         "assumed": list(trust.assumed),
     }
+
+
+def _us_or_none(ns: float | None) -> float | None:
+    return None if ns is None else us(ns)
+
+
+def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, float]:
+    """Percentiles of the errors of starts, us; of those of the chosen steps."""
+    import numpy as np
+
+    from dpro.replay.fit import counted_starts, start_errors
+
+    errors = analysis.trust.starts_ns
+    if chosen is not None:
+        nodes = analysis.built.graph.nodes
+        inside = np.zeros(nodes.step.size, np.bool_)
+        for window, step in chosen.select("window", "step").iter_rows():
+            inside |= (nodes.window == window) & (nodes.step == step)
+        errors = start_errors(analysis.timeline, counted_starts(analysis.timeline) & inside)
+    return {"max" if percent == 100 else f"p{percent}": us(ns) for percent, ns in errors.items()}
+
+
+def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> pl.DataFrame:
+    from dpro.replay.timeline import critical_path, critical_path_of_steps
+
+    decisive = analysis.decisive
+    return critical_path(decisive) if chosen is None else critical_path_of_steps(decisive, chosen)
 
 
 def _first_clocks(analysis: Analysis) -> dict[int, Clock]:
@@ -151,7 +238,16 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
         out.print(f"  GPU time in kernels of a known kind  {classified:.1%}")
     out.print(f"  time that nothing explains  {coverage['time_unexplained']:.2%}")
     out.print(f"  CPU time in no span, kept as work  {coverage['host_gaps']:.1%}")
-    out.print(f"  starts taken from the trace, not derived  {coverage['starts_anchored']:.1%}")
+    starts = document["evidence"]["starts"]
+    out.print(
+        f"  starts set by recorded dependencies  {starts['derived']:.1%}, by inferred ones  "
+        f"{starts['inferred']:.1%}"
+    )
+    out.print(
+        f"  starts taken from the trace  {starts['anchored']:.1%}, fitted to the draining of the device  "
+        f"{starts['fitted']:.1%}"
+    )
+    _print_ranks(document["ranks"])
     overlap = document["overlap_slowdown"]
     if overlap is not None:
         out.print("\nKernels beside communication take ", end="")
@@ -182,6 +278,16 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
     out.print(f"\n{verdict}")
     for reason in (*document["reasons"], *document["assumed"]):
         out.print(f"  - {reason}")
+
+
+def _print_ranks(ranks: list[dict[str, Any]]) -> None:
+    """The rank that fits worst, where there are several."""
+    worst = max(ranks, key=lambda row: row["span_start_error_us"]["p95"] or 0.0, default=None)
+    if worst is not None and len(ranks) > 1:
+        error, start = worst["error_pct"], worst["span_start_error_us"]["p95"]
+        told = "" if error is None else f"its steps within {error:.2f}%, "
+        late = "no starts" if start is None else f"starts within {start:.0f} us (95th percentile)"
+        console().print(f"  worst rank  {worst['rank']}: {told}{late}")
 
 
 def _print_clocks(clocks: list[dict[str, Any]]) -> None:

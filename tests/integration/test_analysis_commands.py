@@ -462,3 +462,30 @@ def test_every_predicted_edit_is_printed_whole(recorded, here):
     predictions = one_object(here("whatif", recorded, "--json"))["predictions"]
     for prediction in predictions[:12]:
         assert f"--edit '{prediction['edits'][0]}'" in text
+
+
+def test_replay_speaks_of_one_step_or_window_where_it_is_asked_to(imported, here):
+    whole = one_object(here("replay", imported, "--json"))
+    numbers = [row["step"] for row in whole["steps"]]
+    one = one_object(here("replay", imported, "--step", numbers[1], "--json"))
+    assert one["steps"] == [whole["steps"][1]]
+    assert one["error_pct"] == abs(whole["steps"][1]["error_pct"])
+    decided = sum(row["ms"] for row in one["critical_path"])
+    assert decided == pytest.approx(one["steps"][0]["replayed_ms"])
+    window = one_object(here("replay", imported, "--window", "0", "--json"))
+    assert window["steps"] == whole["steps"]
+    refused = here("replay", imported, "--step", "999")
+    assert refused.returncode == 2
+    assert f"there are {numbers[0]} (window 0)" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["run.pftrace", "run.json", "run.json.gz"])
+def test_replay_exports_what_export_writes(imported, tmp_path, here, name):
+    shown, other = tmp_path / name, tmp_path / f"other-{name}"
+    option = "--chrome" if ".json" in name else "--perfetto"
+    assert here("replay", imported, "--export", shown).returncode == 0
+    assert here("export", imported, option, other).returncode == 0
+    assert shown.read_bytes() == other.read_bytes() != b""
+    refused = here("replay", imported, "--export", tmp_path / "no" / name)
+    assert refused.returncode == 2
+    assert "cannot be written" in refused.stderr

@@ -7,6 +7,9 @@ from itertools import pairwise
 import polars as pl
 import pytest
 
+from dpro.cli.analysis import analyse
+from dpro.cli.export import drawn
+from dpro.cli.replay import replay_document
 from dpro.errors import UsageError
 from dpro.export.chrome import write_chrome
 from dpro.export.perfetto import write_perfetto
@@ -14,6 +17,7 @@ from dpro.export.slices import CRITICAL, slices
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import replay
 from tests.builders import cpu_job, gpu_job, tiny_graph
+from tests.pipelines import Job, written
 
 JOBS = {"cpu": cpu_job, "gpu": gpu_job}
 
@@ -150,3 +154,18 @@ def test_command_writes_what_it_was_asked_for(repository, tmp_path, capsys):
         cli(["export", run], standalone_mode=False)
     with pytest.raises(UsageError, match="cannot be written"):
         cli(["export", run, "--chrome", str(tmp_path / "no" / "run.json")], standalone_mode=False)
+
+
+def test_delays_that_only_look_like_late_launches_are_not_drawn_as_what_decides(tmp_path):
+    # One update of one step begins 40 ms later than the others do: it waited for what nobody recorded.
+    rows = Job(num_steps=3, late=0.5).run()
+    update = next(row for row in rows if row["optype"] == "optimizer" and row["step"] == 1)
+    update["start_ts"] += 0.04
+    analysis = analyse(str(written(rows, tmp_path).path))
+    path = drawn(analysis).filter(pl.col("group") == CRITICAL)
+    delays = path.filter(pl.col("kind") == "delay")
+    assert (delays["end_ns"] - delays["start_ns"]).max() == 500_000
+    whole = slices(analysis.timeline).filter((pl.col("group") == CRITICAL) & (pl.col("kind") == "delay"))
+    assert (whole["end_ns"] - whole["start_ns"]).max() == 40_500_000
+    decided = sum(row["ms"] for row in replay_document(analysis)["critical_path"])
+    assert (path["end_ns"] - path["start_ns"]).sum() / 1e6 == pytest.approx(decided)

@@ -1,0 +1,77 @@
+"""What a replay rests on: dependencies that the trace recorded, inferred ones, and times taken from it.
+
+In: a graph and its replay. Out: counts and shares. How large the errors are that come of it is the business
+of `dpro.replay.accuracy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.replay.build import UNEXPLAINED_NS
+from dpro.replay.engine import NO_NODE
+from dpro.replay.graph import GPU_KINDS, Bools, EdgeKind, Graph, NodeKind
+from dpro.replay.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What tells when work starts.
+
+    The four shares are of all starts of GPU work and of arrivals at collectives, and add up to 1.
+
+    Attributes:
+        edges: one row per `EdgeKind` in the graph: `kind`, and how many were `recorded` and `inferred`.
+        derived: set by a dependency that the trace recorded.
+        inferred: set by one that it only suggests.
+        fitted: tied to the draining of the device, by the time measured.
+        anchored: taken from the trace, or delayed by a launch that was not recorded.
+    """
+
+    edges: pl.DataFrame
+    derived: float
+    inferred: float
+    fitted: float
+    anchored: float
+
+
+def evidence_of(timeline: Timeline) -> Evidence:
+    """Count what the starts in a replay of the unchanged graph rest on."""
+    graph = timeline.graph
+    work = is_started(graph)
+    anchored, fitted = _anchored(graph), _fitted(graph)
+    bound = timeline.binding != NO_NODE
+    inferred = np.zeros(graph.num_nodes, np.bool_)
+    inferred[bound] = graph.edges.inferred[timeline.binding[bound]]
+    sort = np.select([anchored, fitted, inferred], [3, 2, 1], 0)[work]
+    shares = np.bincount(sort, minlength=4) / max(sort.size, 1)
+    return Evidence(_count_edges(graph), *map(float, shares))
+
+
+def is_started(graph: Graph) -> Bools:
+    """[N] what is started rather than follows on a CPU thread: GPU work, and arrivals at collectives."""
+    return np.isin(graph.nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
+
+
+def _anchored(graph: Graph) -> Bools:
+    taken = graph.nodes.anchored.copy()
+    late = (graph.nodes.kind == NodeKind.DELAY) & (graph.nodes.duration > UNEXPLAINED_NS)
+    taken[graph.edges.target[late[graph.edges.source]]] = True
+    return taken
+
+
+def _fitted(graph: Graph) -> Bools:
+    taken = np.zeros(graph.num_nodes, np.bool_)
+    taken[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
+    return taken
+
+
+def _count_edges(graph: Graph) -> pl.DataFrame:
+    counted = np.bincount(2 * graph.edges.kind + graph.edges.inferred, minlength=2 * len(EdgeKind))
+    recorded, inferred = counted.reshape(-1, 2).T
+    names = [kind.name.lower() for kind in EdgeKind]
+    rows = pl.DataFrame({"kind": names, "recorded": recorded, "inferred": inferred})
+    return rows.filter(pl.col("recorded") + pl.col("inferred") > 0)

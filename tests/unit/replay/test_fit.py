@@ -1,0 +1,104 @@
+"""What a replay rests on, how far it is from the trace, and what decided single steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.replay.evidence import evidence_of
+from dpro.replay.fit import counted_starts, rank_errors, start_errors, step_errors
+from dpro.replay.graph import EdgeKind, NodeKind
+from dpro.replay.timeline import (
+    critical_path,
+    critical_path_of_steps,
+    rank_step_times,
+    replay,
+    step_times,
+)
+from tests.builders import TinyRun, cpu_job, gpu_job, tiny_graph
+
+US = 1_000
+KERNELS = [int(NodeKind.KERNEL)] * 4
+
+
+def test_errors_of_starts_are_how_far_the_replay_is_from_the_trace():
+    graph = tiny_graph(
+        [10, 10, 10, 10],
+        [(0, 1, 0), (1, 2, 0), (2, 3, 0)],
+        kind=KERNELS,
+        measured_start=[0, 14, 20, 30],
+        measured_end=[10, 24, 30, 40],
+    )
+    timeline = replay(graph)
+    errors = start_errors(timeline, counted_starts(timeline))
+    assert (errors[50], errors[100]) == (0, 4)
+    anchored = tiny_graph([10], [], kind=KERNELS[:1], measured_start=[7], anchored=[1])
+    assert start_errors(replay(anchored), counted_starts(replay(anchored)))[100] == 0
+
+
+def test_each_rank_has_steps_and_errors_of_its_own():
+    # Rank 0 ends at 10 as measured; rank 1 ends at 20 where 25 were measured: 20% off, its start right.
+    graph = tiny_graph(
+        [10, 20], [], kind=KERNELS[:2], rank=[0, 1], measured_start=[0, 0], measured_end=[10, 25]
+    )
+    timeline = replay(graph)
+    assert rank_errors(timeline).rows() == [(0, 0.0, 0.0, 0.0), (1, pytest.approx(20), 0.0, 0.0)]
+    assert rank_step_times(graph, timeline.start, timeline.end)["duration_ns"].to_list() == [10, 20]
+    assert step_errors(timeline)["error_pct"].to_list() == [pytest.approx(-20)]
+
+
+def test_a_rank_without_work_in_a_step_has_no_error_rather_than_none():
+    graph = tiny_graph([10, 10], [], kind=[0, int(NodeKind.KERNEL)], rank=[0, 1], step=[0, -1])
+    assert rank_errors(replay(graph)).filter(pl.col("rank") == 1)["error_pct"].to_list() == [None]
+
+
+def test_starts_are_counted_by_what_set_them(tmp_path):
+    # k1 follows its launch; k2 an event that is only inferred; k3 waits for room; k4 is anchored.
+    run = TinyRun()
+    run.step(0, 0, 400)
+    run.call(0, 10, 1)
+    run.kernel("k1", 15, 100, 1)
+    run.call(10, 20, 2)
+    run.kernel("k2", 101, 140, 2, stream=8)  # nothing else explains 101 than the end of k1
+    run.kernel("k4", 5, 12, stream=9)
+    evidence = evidence_of(replay(run.build(tmp_path).graph))
+    assert (evidence.derived, evidence.inferred, evidence.anchored) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+
+
+@pytest.mark.parametrize("job", [cpu_job, gpu_job])
+def test_edges_are_counted_by_kind_and_evidence(job, tmp_path):
+    graph = job().build(tmp_path).graph
+    edges = evidence_of(replay(graph)).edges
+    for row in edges.iter_rows(named=True):
+        mine = graph.edges.kind == EdgeKind[row["kind"].upper()]
+        assert row["inferred"] == graph.edges.inferred[mine].sum()
+        assert row["recorded"] == (~graph.edges.inferred[mine]).sum()
+    assert edges["recorded"].sum() + edges["inferred"].sum() == graph.edges.kind.size
+
+
+@pytest.mark.parametrize("job", [cpu_job, gpu_job])
+def test_what_decides_a_step_lasts_as_long_as_the_step(job, tmp_path):
+    graph = job().build(tmp_path).graph
+    timeline = replay(graph)
+    steps = step_times(graph, timeline.start, timeline.end)
+    for row in steps.iter_slices(1):
+        path = critical_path_of_steps(timeline, row)
+        assert path["duration_ns"].sum() == row["duration_ns"].item()
+    whole = critical_path_of_steps(timeline, steps)["duration_ns"].sum()
+    assert whole == critical_path(timeline)["duration_ns"].sum() == timeline.end.max()
+
+
+def test_a_slow_input_decides_the_steps_it_is_in_and_no_other(tmp_path):
+    run = cpu_job(extra=0)
+    slow = next(row for row in run.rows["spans"] if row["rank"] == 2 and "__next__" in row["name"])
+    graph = run.build(tmp_path).graph
+    node = np.flatnonzero((graph.nodes.rank == 2) & (graph.nodes.span == slow["span_id"]))[0]
+    duration = graph.nodes.duration.copy()
+    duration[node] += 900 * US
+    late = replay(graph.with_durations(duration))
+    path = critical_path_of_steps(late, pl.DataFrame({"window": [0], "step": [0]}))
+    name = graph.names[graph.nodes.name[node]]
+    assert path.filter((pl.col("rank") == 2) & (pl.col("name") == name))["duration_ns"].sum() > 900 * US
+    after = critical_path_of_steps(late, pl.DataFrame({"window": [0], "step": [1]}))
+    assert after["duration_ns"].sum() < 900 * US
