@@ -1,0 +1,290 @@
+"""Whether a machine is ready to record and to explain: what is there, what is not, and what to do about it.
+
+In: the machine, and the Python that jobs run with. Out: a `Check` per question. Nothing is changed on the
+machine, and whether recording really works is not asked here: only recording shows that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dpro.collectors.absence import OLDEST_TORCH
+from dpro.collectors.telemetry import nic
+from dpro.units import format_bytes
+
+READY, LIMITED, MISSING = "ready", "limited", "missing"
+ASK_TORCH_S = 120
+LEAST_FREE_BYTES = 1 << 30
+_TIME_ERROR = 5  # what adjtimex(2) returns of a clock that nothing keeps in step
+_SHORT_RING = 2000  # calls that PyTorch's flight recorder keeps by default
+
+# Asked of the job's Python, which need not be ours.
+_ASK_TORCH = """
+import json, os, torch
+try:
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+except Exception:
+    nccl = ""
+print(json.dumps({
+    "torch": torch.__version__, "cuda": torch.version.cuda or "", "hip": torch.version.hip or "",
+    "nccl": nccl, "gpus": torch.cuda.device_count(),
+    "distributed": torch.distributed.is_available(),
+    "python": ".".join(map(str, __import__("sys").version_info[:3])),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The answer to one question about the machine.
+
+    Attributes:
+        name: what was looked at.
+        state: ready; limited, where something does less than it could; missing, where something needs it.
+        what: what was found.
+        advice: what to do, empty where there is nothing.
+    """
+
+    name: str
+    state: str
+    what: str
+    advice: str = ""
+
+
+def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
+    """The PyTorch that a Python has: the check, and what it tells of itself (empty where there is none)."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=ASK_TORCH_S, check=True
+        )
+        facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except OSError as error:
+        return Check(
+            "torch", MISSING, f"{python}: {error.strerror}", "name the job's Python with --python"
+        ), {}
+    except (subprocess.SubprocessError, ValueError, IndexError):
+        return Check(
+            "torch",
+            MISSING,
+            f"{python} cannot import torch",
+            "name the job's Python with --python; traces can be imported without",
+        ), {}
+    build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"HIP {facts['hip']}" if facts["hip"] else "CPU"
+    what = f"torch {facts['torch']} ({build}), Python {facts['python']}"
+    what += f", NCCL {facts['nccl']}" if facts["nccl"] else ""
+    version = tuple(int(part) for part in facts["torch"].split("+")[0].split(".")[:2])
+    if version < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        return Check("torch", MISSING, what, f"recording needs torch {oldest} or newer"), facts
+    if not facts["distributed"]:
+        return Check("torch", LIMITED, what, "built without torch.distributed: no collectives"), facts
+    return Check("torch", READY, what), facts
+
+
+def environment(variables: Mapping[str, str]) -> Iterator[Check]:
+    """Variables that keep the recorder out, or make it see less; one good answer where there are none."""
+    found = list(_hindrances(variables))
+    yield from found or [Check("environment", READY, "nothing in it keeps the recorder out")]
+
+
+def _hindrances(variables: Mapping[str, str]) -> Iterator[Check]:
+    if variables.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        yield Check(
+            "environment", MISSING, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the recorder out", "unset it"
+        )
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        size = variables.get(name, "")
+        if size.isdigit() and int(size) < _SHORT_RING:
+            lost = "no collective calls are kept" if int(size) == 0 else "few collective calls are kept"
+            yield Check(
+                "environment", LIMITED, f"{name}={size}: {lost}", f"unset it, or give {_SHORT_RING} or more"
+            )
+    if variables.get("KINETO_USE_DAEMON"):
+        yield Check(
+            "environment",
+            READY,
+            "KINETO_USE_DAEMON is set: `dpro attach --pid` can profile jobs without dpro",
+        )
+
+
+def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check]:
+    """The GPUs that torch sees, what their driver lets anybody see, and whether telemetry can ask it.
+
+    Args:
+        facts: what torch tells of itself.
+        proc: where the kernel tells of the driver.
+    """
+    driver = proc / "driver" / "nvidia"
+    if not driver.exists() and not facts.get("gpus"):
+        yield Check("GPU", READY, "none: jobs on the CPU are recorded all the same")
+        return
+    if not facts.get("gpus"):
+        yield Check(
+            "GPU", LIMITED, "an NVIDIA driver is loaded, but torch sees no GPU",
+            "look at CUDA_VISIBLE_DEVICES, the container's runtime, and torch's build",
+        )  # fmt: skip
+    else:
+        yield Check("GPU", READY, f"torch sees {facts['gpus']}")
+    if _only_admin(driver / "params"):
+        yield Check(
+            "CUPTI", READY,
+            "kernels and copies can be traced; the driver keeps hardware counters to administrators",
+            "nothing: dpro reads no hardware counters of kernels",
+        )  # fmt: skip
+    yield _nvml()
+
+
+def _only_admin(params: Path) -> bool:
+    try:
+        return "RmProfilingAdminOnly: 1" in params.read_text()
+    except OSError:
+        return False
+
+
+def _nvml() -> Check:
+    try:
+        import pynvml
+    except ImportError:
+        return Check(
+            "telemetry", LIMITED, "nvidia-ml-py is not installed: GPUs are not sampled",
+            "pip install 'dpro-toolkit[gpu]'",
+        )  # fmt: skip
+    try:
+        pynvml.nvmlInit()
+        count, version = pynvml.nvmlDeviceGetCount(), pynvml.nvmlSystemGetDriverVersion()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return Check("telemetry", LIMITED, f"NVML: {error}", "GPUs are not sampled; is the driver loaded?")
+    return Check("telemetry", READY, f"NVML tells of {count} GPUs, driver {version}")
+
+
+def network(find: Callable[[], list[nic.Port]] = nic.find_ports) -> Check:
+    """The ports whose counters can be read."""
+    ports = [port.device for port in find()]
+    if not ports:
+        return Check(
+            "network", LIMITED, "no port whose counters can be read", "nothing is told of the network"
+        )
+    return Check("network", READY, f"counters of {', '.join(ports)}")
+
+
+class _Timex(ctypes.Structure):
+    """The head of `struct timex`, see adjtimex(2); times are in microseconds."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+def clock() -> Check:
+    """Whether something keeps the clock of this host in step."""
+    timex = _Timex()
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    return judged_clock(state, timex.maxerror)
+
+
+def judged_clock(state: int, worst_us: int) -> Check:
+    """What the kernel's answer means.
+
+    Args:
+        state: what adjtimex(2) returned.
+        worst_us: its `maxerror`.
+    """
+    told = "dpro compares the clocks of a job's hosts itself"
+    if state < 0:
+        return Check("clock", LIMITED, "the kernel does not tell how well it is kept", told)
+    if state == _TIME_ERROR:
+        return Check("clock", LIMITED, "nothing keeps it in step (no NTP, no PTP)", told)
+    return Check("clock", READY, f"kept in step, within {worst_us / 1000:.3g} ms at worst")
+
+
+def folder(path: Path, mounts: Path = Path("/proc/mounts")) -> Check:
+    """Whether runs can be recorded into a folder: files, locks, renames, room.
+
+    Args:
+        path: the folder, which must exist.
+        mounts: where the kernel lists file systems.
+    """
+    name = "folder"
+    kind = _file_system(path.resolve(), mounts)
+    try:
+        with tempfile.TemporaryDirectory(dir=path, prefix=".dpro-doctor-") as inside:
+            probe = Path(inside) / "probe.tmp"
+            with probe.open("wb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.replace(probe, Path(inside) / "probe")
+            free = shutil.disk_usage(inside).free
+    except OSError as error:
+        what = f"{path} ({kind}): {error.strerror or error}"
+        return Check(name, MISSING, what, "record into another folder: it needs write access and flock")
+    what = f"{path} ({kind}): files, locks and renames work, {format_bytes(free)} free"
+    if free < LEAST_FREE_BYTES:
+        return Check(name, LIMITED, what, "recording stops when the disk is full; the job goes on")
+    return Check(name, READY, what)
+
+
+def _file_system(path: Path, mounts: Path) -> str:
+    """Type of the file system that holds a path, such as nfs4 or lustre."""
+    best, kind = "", "unknown file system"
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return kind
+    for line in lines:
+        _, point, this, *_ = line.split()
+        point = point.replace("\\040", " ")
+        if len(point) >= len(best) and path.is_relative_to(point):
+            best, kind = point, this
+    return kind
+
+
+def stacks(proc: Path = Path("/proc")) -> Check:
+    """What is needed to look at a process from outside."""
+    scope = proc / "sys" / "kernel" / "yama" / "ptrace_scope"
+    try:
+        level = scope.read_text().strip()
+    except OSError:
+        level = "0"
+    limited = f"ptrace is restricted (level {level}), which dpro does not use: " if level != "0" else ""
+    return Check("stacks", READY, f"{limited}`dpro attach --stacks` asks the recorder inside the job")
+
+
+EXTRAS = {  # distribution -> what it is for, and the extra that brings it
+    "numba": ("replay, whatif and diagnose", "replay"),
+    "dash": ("the dashboard", "dashboard"),
+    "nvidia-ml-py": ("GPU telemetry", "gpu"),
+    "perfetto": ("export to Perfetto's own format", "perfetto"),
+    "zstandard": ("traces compressed as .zst", "zstd"),
+}
+
+
+def extras() -> Iterator[Check]:
+    """Which optional packages are installed beside dpro."""
+    there, lacking = [], []
+    for name, (purpose, extra) in EXTRAS.items():
+        try:
+            there.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            lacking.append(
+                Check("packages", LIMITED, f"no {name}: {purpose}", f"pip install 'dpro-toolkit[{extra}]'")
+            )
+    if there:
+        yield Check("packages", READY, ", ".join(there))
+    yield from lacking

@@ -1,0 +1,149 @@
+"""`dpro doctor`: is this machine ready to record and to explain, and if not, what is to be done.
+
+In: the machine. Out: one line per question, and the answer to the one that counts: a tiny job is really
+recorded, with the Python that jobs run with.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dpro.cli.output import console, json_option, print_json, stderr_console
+
+if TYPE_CHECKING:
+    from dpro.collectors.readiness import Check
+
+STEPS = 8
+JOB_S = 180
+JOB = f"""
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range({STEPS}):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+MARKS = {"ready": "ok", "limited": "--", "missing": "!!"}
+
+
+@click.command()
+@click.option(
+    "--python",
+    default=sys.executable,
+    metavar="PYTHON",
+    help="The Python that jobs run with.  [default: dpro's own]",
+)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=Path(), metavar="FOLDER",
+    help="Where runs are to be recorded, of a job on several hosts on what they share.  [default: here]",
+)  # fmt: skip
+@json_option
+def doctor(python: str, folder: Path, as_json: bool) -> None:
+    """Is this machine ready?
+
+    \b
+    dpro doctor
+    dpro doctor --python /envs/train/bin/python --folder /shared/runs
+
+    Looks at torch, NCCL, GPUs and their driver, telemetry, network, clocks, the folder for runs, the
+    environment and optional packages, and records a tiny job to see whether the recorder gets in. Run it
+    where the job is to run, in its environment. Nothing is left behind.
+
+    \b
+    ok  ready
+    --  something does less than it could
+    !!  something that dpro needs is missing; the exit code is 1 then
+    """
+    with stderr_console().status("Looking around …"):
+        checks = list(examine(python, folder))
+    if as_json:
+        ready = all(check.state != "missing" for check in checks)
+        print_json({"ready": ready, "checks": [asdict(check) for check in checks]})
+    else:
+        _print(checks)
+    if any(check.state == "missing" for check in checks):
+        raise SystemExit(1)
+
+
+def examine(python: str, folder: Path) -> Iterator[Check]:
+    """All checks, in the order in which a user would want to know."""
+    from dpro.collectors import readiness
+
+    torch, facts = readiness.torch_of(python)
+    yield torch
+    if torch.state != readiness.MISSING:
+        yield recording(python)
+    yield from readiness.environment(os.environ)
+    yield from readiness.gpus(facts)
+    yield readiness.network()
+    yield readiness.clock()
+    yield readiness.folder(folder)
+    yield readiness.stacks()
+    yield from readiness.extras()
+
+
+def recording(python: str) -> Check:
+    """Whether a tiny job is recorded, with its deep window."""
+    from dpro.cli.record import ensure_finished
+    from dpro.collectors.readiness import MISSING, READY, Check
+    from dpro.errors import DproError
+    from dpro.schema import SPANS, STEPS
+    from dpro.store import open_run
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        command = [
+            sys.executable,
+            "-m",
+            "dpro",
+            "record",
+            "-o",
+            str(run),
+            "--skip",
+            "4",
+            "--",
+            python,
+            "-c",
+            JOB,
+        ]
+        try:
+            subprocess.run(command, capture_output=True, timeout=JOB_S, check=True)
+            ensure_finished(run)
+            opened = open_run(run)
+        except subprocess.CalledProcessError as error:
+            what = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            return Check(
+                "recording", MISSING, f"a tiny job failed: {' '.join(what)}", "run it without dpro first"
+            )
+        except (subprocess.SubprocessError, DproError) as error:
+            return Check(
+                "recording", MISSING, f"a tiny job was not recorded: {error}", "see docs/recording.md, Limits"
+            )
+        rows = opened.rows()
+        steps, spans = rows[STEPS.name], rows[SPANS.name]
+        if steps and spans:
+            return Check(
+                "recording", READY, f"a tiny job was recorded: {steps} steps, {spans} spans in depth"
+            )
+        why = "; ".join(opened.manifest.warnings) or f"{steps} steps, {spans} spans"
+        return Check(
+            "recording", MISSING, f"a tiny job was not recorded: {why}", "see docs/recording.md, Limits"
+        )
+
+
+def _print(checks: list[Check]) -> None:
+    out = console()
+    for check in checks:
+        out.print(f"{MARKS[check.state]}  {check.name:<12} {check.what}")
+        if check.advice:
+            out.print(f"{'':16} {check.advice}")

@@ -1,0 +1,105 @@
+"""What `dpro doctor` makes of a machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpro.collectors import readiness
+from dpro.collectors.readiness import LIMITED, MISSING, READY
+from dpro.collectors.telemetry.nic import Port
+
+
+def test_python_without_torch_is_told_with_what_to_do(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    check, facts = readiness.torch_of(str(python))
+    assert (check.state, facts) == (MISSING, {})
+    assert "--python" in check.advice
+    absent, _ = readiness.torch_of(str(tmp_path / "none"))
+    assert "No such file" in absent.what
+
+
+def answering(tmp_path, version: str, distributed: str = "true") -> str:
+    """A Python that says what torch it has."""
+    facts = f'{{"torch": "{version}", "cuda": "12.8", "hip": "", "nccl": "2.27.5", "gpus": 8,'
+    facts += f' "distributed": {distributed}, "python": "3.12.1"}}'
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho 'warning: something'\necho '{facts}'\n")
+    python.chmod(0o755)
+    return str(python)
+
+
+@pytest.mark.parametrize(
+    ("version", "distributed", "state"),
+    [
+        ("2.13.0+cu128", "true", READY),
+        ("2.4.1", "true", MISSING),
+        ("2.10.0a0+git", "true", READY),
+        ("2.9.0", "false", LIMITED),
+    ],
+)
+def test_torch_has_to_be_one_that_lets_the_recorder_in(tmp_path, version, distributed, state):
+    check, facts = readiness.torch_of(answering(tmp_path, version, distributed))
+    assert check.state == state
+    assert facts["gpus"] == 8
+    assert f"torch {version} (CUDA 12.8), Python 3.12.1, NCCL 2.27.5" in check.what
+
+
+def test_variables_that_keep_the_recorder_out_are_named():
+    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TORCH_FR_BUFFER_SIZE": "0", "HOME": "/root"}
+    states = [(check.state, check.what.partition("=")[0]) for check in readiness.environment(variables)]
+    assert states == [(MISSING, "TORCH_DEVICE_BACKEND_AUTOLOAD"), (LIMITED, "TORCH_FR_BUFFER_SIZE")]
+    assert [check.state for check in readiness.environment({"TORCH_FR_BUFFER_SIZE": "20000"})] == [READY]
+
+
+def test_driver_without_a_gpu_for_torch_is_a_fault_and_no_driver_is_none(tmp_path):
+    assert [check.state for check in readiness.gpus({"gpus": 0}, tmp_path)] == [READY]
+    driver = tmp_path / "driver" / "nvidia"
+    driver.mkdir(parents=True)
+    (driver / "params").write_text("Foo: 2\nRmProfilingAdminOnly: 1\n")
+    gpu, cupti, _ = readiness.gpus({"gpus": 0}, tmp_path)
+    assert (gpu.state, cupti.state) == (LIMITED, READY)
+    assert "administrators" in cupti.what
+
+
+def test_ports_are_named(tmp_path):
+    assert readiness.network(list).state == LIMITED
+    assert "mlx5_0/1" in readiness.network(lambda: [Port("mlx5_0/1", tmp_path)]).what
+
+
+@pytest.mark.parametrize(("answer", "state"), [(-1, LIMITED), (5, LIMITED), (0, READY)])
+def test_clock_is_judged_by_the_answer_of_the_kernel(answer, state):
+    check = readiness.judged_clock(answer, 1500)
+    assert check.state == state
+    assert state == LIMITED or "within 1.5 ms" in check.what
+
+
+def test_kernel_is_asked_how_well_the_clock_is_kept():
+    assert readiness.clock().name == "clock"
+
+
+def test_folder_is_tried_and_left_as_it_was(tmp_path):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    check = readiness.folder(runs, mounts)
+    assert check.state == READY
+    assert "(nfs4)" in check.what
+    assert list(runs.iterdir()) == []
+    assert readiness.folder(tmp_path / "none", mounts).state == MISSING
+
+
+def test_packages_that_lack_are_named_with_what_brings_them(monkeypatch):
+    monkeypatch.setitem(readiness.EXTRAS, "no-such-package", ("flying", "wings"))
+    lacking = list(readiness.extras())[-1]
+    assert lacking.state == LIMITED
+    assert lacking.advice == "pip install 'dpro-toolkit[wings]'"
+
+
+def test_restricted_ptrace_is_no_hindrance(tmp_path):
+    scope = tmp_path / "sys" / "kernel" / "yama" / "ptrace_scope"
+    scope.parent.mkdir(parents=True)
+    scope.write_text("1\n")
+    assert readiness.stacks(tmp_path).state == READY
