@@ -1,4 +1,4 @@
-"""Give a rank the speed of its peers.
+"""Give a rank, a host or a stage the speed of its peers.
 
 The ranks of one job do alike work between one collective and the next. What a rank needs longer for such a
 section than its peers typically do, and typically in every step, is what healing takes away.
@@ -7,15 +7,17 @@ section than its peers typically do, and typically in every step, is what healin
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.errors import Unanswerable
+from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
 from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.select import ranks_at
 
 Ints = NDArray[np.int64]
 
@@ -24,31 +26,61 @@ ON_CPU, ON_GPU = 0, 1
 
 @dataclass(frozen=True)
 class Heal(Edit):
-    """A rank takes the median of its peers."""
+    """A rank, all ranks of a host, or a pipeline stage take the median of their peers."""
 
     name = "heal"
-    summary = "a rank is as fast as its peers"
+    summary = "a rank, host or stage is as fast as its peers"
     example = "heal:rank=1"
-    needs = "ranks that call the same collectives"
-    assumes = "its peers do the same work"
+    needs = "ranks that call the same collectives; for a host, others; for a stage, other stages"
+    assumes = "its peers do the same work (stages: that layers can be moved to make it so)"
     source = "ours: per section between collectives the median over steps, against the median of the peers'"
-    rank: int = key("which rank", least=0)
+    rank: int | None = key("which rank", None, least=0)
+    host: str = key("which host, a pattern", "")
+    stage: int | None = key("which pipeline stage, whose peers are the others", None, least=0)
     doubt: float = 0.1
 
+    def __post_init__(self) -> None:
+        """Refuse none or several of rank, host and stage."""
+        super().__post_init__()
+        require_one_place(self.name, self.rank, self.host, self.stage)
+
     def apply(self, graph: Graph) -> Graph:
-        """Scale the rank's work, section by section, down to its peers' median; never up."""
-        return graph.with_durations(healed_durations(graph, [self.rank])[:, 0])
+        """Scale the work, section by section, down to the peers' median; never up."""
+        ranks = the_ranks_at(graph, self.rank, self.host, self.stage)
+        healed = healed_against_stages if self.stage is not None else healed_durations
+        return graph.with_durations(healed(graph, ranks, apart=ranks).min(axis=1))
 
     def describe(self) -> str:
         """What is changed."""
-        return f"rank {self.rank} is as fast as its peers"
+        return f"{place_text(self.rank, self.host, self.stage)} is as fast as its peers"
 
     def how(self) -> str:
         """How to do it."""
-        return f"`dpro diagnose` says what holds rank {self.rank} up"
+        if self.stage is not None:
+            return f"give stage {self.stage} fewer layers, or split it: as much work as the others have"
+        return f"`dpro diagnose` says what holds {place_text(self.rank, self.host, self.stage)} up"
 
 
-def healed_durations(graph: Graph, ranks: list[int]) -> Ints:
+def require_one_place(label: str, rank: int | None, host: str, stage: int | None) -> None:
+    """Refuse none or several of rank, host and stage."""
+    if sum([rank is not None, host != "", stage is not None]) != 1:
+        raise UsageError(f"{label} needs one of rank=, host= and stage=, as in {label}:rank=1")
+
+
+def the_ranks_at(graph: Graph, rank: int | None, host: str, stage: int | None) -> list[int]:
+    """`ranks_at`, of which there is one."""
+    ranks = ranks_at(graph, rank, host, stage)
+    if not ranks:
+        raise Unanswerable(f"{place_text(rank, host, stage)} is not in the run")
+    return ranks
+
+
+def place_text(rank: int | None, host: str, stage: int | None) -> str:
+    """The one that is given, in words."""
+    return f"rank {rank}" if rank is not None else f"host {host}" if host else f"stage {stage}"
+
+
+def healed_durations(graph: Graph, ranks: Sequence[int], apart: Collection[int] = ()) -> Ints:
     """Durations with one rank healed at a time.
 
     For each section of a step, and for CPU and GPU work apart, the rank's typical time (median over steps)
@@ -59,6 +91,7 @@ def healed_durations(graph: Graph, ranks: list[int]) -> Ints:
     Args:
         graph: the graph.
         ranks: which ranks, one scenario each.
+        apart: ranks that are nobody's peers.
 
     Returns:
         [N, len(ranks)] ns, nowhere longer than in the graph.
@@ -66,21 +99,41 @@ def healed_durations(graph: Graph, ranks: list[int]) -> Ints:
     Raises:
         Unanswerable: a rank is not in the run, or has no peer that went through the same sections.
     """
-    work = section_work(graph)
-    key = _work_keys(graph)
+    work, keys = section_work(graph), _work_keys(graph)
+    return _healed(
+        graph, keys, work, ranks, lambda rank: [peer for peer in peers_of(work, rank) if peer not in apart]
+    )
+
+
+def healed_against_stages(graph: Graph, ranks: Sequence[int], apart: Collection[int]) -> Ints:
+    """As `healed_durations`, against all ranks of other stages, by kinds of work in the step as a whole."""
+    whole = {"position": pl.lit(0, pl.Int64)}
+    work = section_work(graph).with_columns(**whole)
+    work = work.group_by("rank", "step", *LABEL).agg(pl.col("work_ns").sum()).sort("rank", "step", *LABEL)
+    others = sorted(set(work["rank"].to_list()) - set(apart))
+    return _healed(graph, _work_keys(graph).with_columns(**whole), work, ranks, lambda rank: others)
+
+
+def _healed(
+    graph: Graph,
+    keys: pl.DataFrame,
+    work: pl.DataFrame,
+    ranks: Sequence[int],
+    peers_for: Callable[[int], list[int]],
+) -> Ints:
     durations = np.repeat(graph.nodes.duration[:, None], len(ranks), axis=1)
     for column, rank in enumerate(ranks):
         if rank not in work["rank"]:
             raise Unanswerable(f"rank {rank} is not in the run")
-        ratios = _ratios(work, rank)
-        mine = np.flatnonzero((key["rank"] == rank).to_numpy())
+        ratios = _ratios(work, rank, peers_for(rank))
+        mine = np.flatnonzero((keys["rank"] == rank).to_numpy())
         factor = (
-            key[mine]
+            keys[mine]
             .join(ratios, on=LABEL, how="left", maintain_order="left")["ratio"]
             .fill_null(1.0)
             .to_numpy()
         )
-        at = key["node"].to_numpy()[mine]
+        at = keys["node"].to_numpy()[mine]
         durations[at, column] = np.rint(durations[at, column] * factor).astype(np.int64)
     return durations
 
@@ -131,9 +184,8 @@ def section_work(graph: Graph) -> pl.DataFrame:
     )
 
 
-def _ratios(work: pl.DataFrame, rank: int) -> pl.DataFrame:
+def _ratios(work: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
     """Columns of `LABEL` and `ratio`, below 1, for the work that makes the rank slower than its peers."""
-    peers = peers_of(work, rank)
     if not peers:
         raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
     section = _excess(work, rank, peers, SECTION).select(*SECTION, whole=pl.col("excess"))

@@ -10,11 +10,12 @@ from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.host import HideInput, NoLaunch
+from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.scale import Remove, Replace, Scale
 
 FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Selected work": (Scale, Remove, Replace),
-    "Ranks": (Heal,),
+    "Ranks": (Heal, Hurt, Drop),
     "Host": (NoLaunch, HideInput),
     "Communication": (Network, NoCommunication),
 }

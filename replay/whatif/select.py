@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import check, key, nearest, text_of
 from dpro.replay.whatif.inside import inside_modules
-from dpro.schema import COLLECTIVES, WORKERS
+from dpro.schema import WORKERS
 
 Bools = NDArray[np.bool_]
 
@@ -160,17 +159,15 @@ def _on_stream(graph: Graph, stream: int) -> Bools:
 
 
 def _of_collectives(graph: Graph, op: str, group: str) -> Bools:
-    """[N] nodes of collectives of an operation and a group."""
-    rows = COLLECTIVES.empty()
-    if graph.run is not None:
-        rows = graph.run.table(COLLECTIVES, ["rank", "span_id", "op", "group"])
-    if rows.is_empty():
+    """[N] transfers of an operation and a group, which may be named with or without its ranks."""
+    if not graph.messages:
         raise Unanswerable("the run does not tell which collectives it holds")
-    for name, pattern in (("op", op), ("group", group)):
-        if pattern:
-            rows = rows.filter(pl.Series(fitting(rows[name], pattern)))
-    members = rows.filter(pl.col("span_id") >= 0).select(pl.col("rank", "span_id").cast(pl.Int64)).unique()
-    frame = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
-    mask = np.zeros(graph.num_nodes, np.bool_)
-    mask[frame.join(members, on=["rank", "span_id"], how="semi")["node"].to_numpy()] = True
-    return mask & (graph.nodes.collective >= 0)
+    fits = np.ones(len(graph.messages) + 1, np.bool_)
+    fits[-1] = False  # of nodes without a message
+    if op:
+        fits[:-1] &= fitting((message.op for message in graph.messages), op)
+    if group:
+        groups = [message.group for message in graph.messages]
+        fits[:-1] &= fitting(groups, group) | fitting((name.partition("[")[0] for name in groups), group)
+    found: Bools = fits[graph.nodes.message]
+    return found

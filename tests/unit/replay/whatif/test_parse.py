@@ -12,6 +12,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.host import HideInput, NoLaunch
 from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.registry import EDITS
 from dpro.replay.whatif.scale import Remove, Replace, Scale
 from dpro.replay.whatif.select import KINDS, Selection
@@ -33,6 +34,8 @@ short_factors = st.integers(0, 400).map(lambda n: n / 100)
         st.builds(Remove, selections),
         st.builds(Replace, selections, short_factors),
         st.builds(Heal, st.integers(0, 100_000)),
+        st.builds(Hurt, host=patterns.filter(bool), factor=st.none() | short_factors, ms=short_factors),
+        st.builds(Drop, dp=st.integers(0, 64)),
         st.builds(Network, short_factors.filter(bool)),
         st.sampled_from([NoCommunication(), NoLaunch(), HideInput()]),
     )
@@ -86,7 +89,12 @@ def test_the_example_of_every_edit_is_one(name):
         ("zzz", "there are scale, remove"),
         ("", "there are scale, remove"),
         ("heal:rnk=1", "did you mean 'rank'"),
-        ("heal", "heal needs rank=, which rank"),
+        ("heal", "heal needs one of rank=, host= and stage=, as in heal:rank=1"),
+        ("heal:rank=1,stage=2", "heal needs one of"),
+        ("hurt:rank=1", "hurt needs factor= or ms="),
+        ("drop", "drop needs one of rank= and dp="),
+        ("heal:rank=-1", "rank must be 0 or more"),
+        ("replace:name=x", "replace needs us="),
         ("heal:rank=one", "rank must be a whole number, not 'one'"),
         ("heal:rank=1.5", "rank must be a whole number"),
         ("heal:rank", "rank needs a value"),

@@ -72,7 +72,7 @@ def test_work_is_selected_by_host_and_stream_and_collective(gpu, modules):
     assert not _names(modules, "host=other")
     assert _names(gpu, f"stream={COMM}") == {"ncclDevKernel"}
     assert _names(gpu, "op=all_reduce") == {"ncclDevKernel"}
-    assert _names(gpu, "op=broadcast") == set()
+    assert _names(gpu, "op=broadcast") == _names(gpu, "group=17") == set()
     mask = Selection(op="all_reduce", kind="collective", rank=1, step=2).mask(gpu)
     assert (gpu.nodes.kind[mask] == NodeKind.TRANSFER).all()
     assert mask.sum() == 1

@@ -1,0 +1,138 @@
+"""Make ranks slow, or leave them out: what a straggler costs, and what goes without it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.heal import place_text, require_one_place, the_ranks_at
+from dpro.replay.whatif.scale import scaled
+from dpro.replay.whatif.select import ranks_at
+from dpro.units import NS_PER_MS
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Hurt(Edit):
+    """A rank, all ranks of a host, or a stage work longer: by a factor, by a time in each step, or both."""
+
+    name = "hurt"
+    summary = "a rank, host or stage becomes a straggler"
+    example = "hurt:rank=2,factor=1.3"
+    needs = "the ranks"
+    assumes = "all its work slows down alike, and the network does not"
+    source = "duration * factor of CPU and GPU work; ms at the beginning of each step"
+    rank: int | None = key("which rank", None, least=0)
+    host: str = key("which host, a pattern", "")
+    stage: int | None = key("which pipeline stage", None, least=0)
+    factor: float | None = key("multiple of the time of its CPU and GPU work", None, least=0)
+    ms: float | None = key("what it loses at the beginning of each step, ms", None, least=0)
+    doubt: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse none or several of rank, host and stage, and neither factor nor ms."""
+        super().__post_init__()
+        require_one_place(self.name, self.rank, self.host, self.stage)
+        if self.factor is None and self.ms is None:
+            raise UsageError(f"hurt needs factor= or ms=, as in {self.example}")
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale the ranks' work, and make the first work of each step longer."""
+        ranks = the_ranks_at(graph, self.rank, self.host, self.stage)
+        mine = np.isin(graph.nodes.rank, ranks) & np.isin(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
+        duration = scaled(graph, mine, 1.0 if self.factor is None else self.factor)
+        duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
+        return graph.with_durations(duration)
+
+    def describe(self) -> str:
+        """What is changed."""
+        by = [f"takes {self.factor:g} times as long"] if self.factor is not None else []
+        by += [f"loses {self.ms:g} ms per step"] if self.ms is not None else []
+        return f"{place_text(self.rank, self.host, self.stage)} {' and '.join(by)}"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "nothing to do: it shows what such a straggler would cost"
+
+
+def first_work(graph: Graph, ranks: list[int]) -> Ints:
+    """The nodes with which the steps of these ranks begin: on their main threads, else on their GPUs."""
+    nodes = graph.nodes
+    main = np.array([what in ("main thread", "compute") for _, what in graph.lanes] + [False], np.bool_)
+    works = np.isin(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)
+    at = np.flatnonzero(works & main[nodes.lane])
+    rows = pl.DataFrame(
+        {name: getattr(nodes, name)[at] for name in ("rank", "window", "step", "measured_start")}
+    ).with_columns(node=pl.Series(at))
+    first = rows.sort("measured_start", "node").unique(["rank", "window", "step"], keep="first")
+    return first["node"].sort().to_numpy()
+
+
+@dataclass(frozen=True)
+class Drop(Edit):
+    """Leave a rank, or all ranks of a data-parallel replica, out of the job."""
+
+    name = "drop"
+    summary = "a rank or replica is left out, and nobody waits for it"
+    example = "drop:rank=3"
+    needs = "other ranks"
+    assumes = "the others' work and transfers stay as they are: the batch shrinks by what the rank had"
+    source = "the rank's work is 0, and its edges to the others' rendezvous are gone"
+    rank: int | None = key("which rank", None, least=0)
+    dp: int | None = key("which data-parallel replica, with all its stages", None, least=0)
+    doubt: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse none or both of rank and dp."""
+        super().__post_init__()
+        if (self.rank is None) == (self.dp is None):
+            raise UsageError(f"drop needs one of rank= and dp=, as in {self.example}")
+
+    def apply(self, graph: Graph) -> Graph:
+        """Take the ranks' time and their edges to others away."""
+        nodes, edges = graph.nodes, graph.edges
+        ranks = ranks_at(graph, self.rank, dp=self.dp)
+        gone, kept = np.isin(nodes.rank, ranks), (nodes.rank >= 0) & ~np.isin(nodes.rank, ranks)
+        if not gone.any():
+            raise Unanswerable(f"{self._what()} is not in the run")
+        if not kept.any():
+            raise Unanswerable("no other rank is in the run")
+        handed = gone[edges.source] & kept[edges.target] | kept[edges.source] & gone[edges.target]
+        if handed.any():
+            raise Unanswerable(
+                f"{self._what()} passes data to others, who cannot do without: drop a whole replica (dp=)"
+            )
+        lag = np.where(gone[edges.target], np.minimum(edges.lag, 0), edges.lag)
+        changed = graph.with_durations(np.where(gone, 0, nodes.duration)).with_lags(lag)
+        earliest = np.where(gone, 0, nodes.earliest)
+        earliest.setflags(write=False)
+        free = dataclasses.replace(changed, nodes=dataclasses.replace(changed.nodes, earliest=earliest))
+        meeting = edges.kind == EdgeKind.RENDEZVOUS
+        return free.without_edges(meeting & gone[edges.source] | _ends_of_steps(graph, gone))
+
+    def _what(self) -> str:
+        return f"rank {self.rank}" if self.rank is not None else f"data-parallel replica {self.dp}"
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self._what()} is left out"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "start the job without it, with a batch or learning rate for so many ranks"
+
+
+def _ends_of_steps(graph: Graph, gone: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[E] edges from the ranks to nodes that all ranks must have reached: they are no hold-up any more."""
+    edges = graph.edges
+    shared = graph.nodes.kind == NodeKind.RENDEZVOUS
+    ends: NDArray[np.bool_] = gone[edges.source] & shared[edges.target] & (edges.kind == EdgeKind.THREAD)
+    return ends
