@@ -130,6 +130,7 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> d
         "overlap_slowdown": None
         if trust.overlap is None
         else {"factor": trust.overlap.slowdown, "low": trust.overlap.low, "high": trust.overlap.high},
+        "communication": _communication(analysis),
         "clock_offsets": [
             {
                 "rank": rank,
@@ -175,6 +176,25 @@ def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> pl.DataFr
 
     decisive = analysis.decisive
     return critical_path(decisive) if chosen is None else critical_path_of_steps(decisive, chosen)
+
+
+def _communication(analysis: Analysis) -> list[dict[str, Any]]:
+    """Latency and bandwidth of each operation and group, as far as the run tells."""
+    from dpro.replay.costs import fit_costs
+
+    return [
+        {
+            "op": op,
+            "group": group,
+            "latency_us": None if line.bandwidth_only else us(line.latency_ns),
+            "latency_error_us": us(line.latency_error_ns),
+            "gbps": line.gbps if math.isfinite(line.gbps) else None,
+            "gbps_error": line.gbps * line.ns_per_byte_error / line.ns_per_byte if line.ns_per_byte else None,
+            "transfers": line.num_samples,
+            "misfit": line.misfit,
+        }
+        for (op, group), line in fit_costs(analysis.built.graph, analysis.timeline).items()
+    ]
 
 
 def _first_clocks(analysis: Analysis) -> dict[int, Clock]:
@@ -252,6 +272,7 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
     if overlap is not None:
         out.print("\nKernels beside communication take ", end="")
         out.print(f"x{overlap['factor']:.2f} their time ({overlap['low']:.2f} to {overlap['high']:.2f})")
+    _print_communication(document["communication"])
     _print_clocks(document["clocks"])
     total = math.fsum(row["ms"] for row in document["critical_path"])
     table = Table(
@@ -288,6 +309,19 @@ def _print_ranks(ranks: list[dict[str, Any]]) -> None:
         told = "" if error is None else f"its steps within {error:.2f}%, "
         late = "no starts" if start is None else f"starts within {start:.0f} us (95th percentile)"
         console().print(f"  worst rank  {worst['rank']}: {told}{late}")
+
+
+def _print_communication(lines: list[dict[str, Any]]) -> None:
+    if not lines:
+        return
+    out = console()
+    out.print("\nCommunication costs (payload per time; latency where sizes vary enough to tell it):")
+    for line in lines:
+        speed = "" if line["gbps"] is None else f"{line['gbps']:.4g} +- {line['gbps_error']:.2g} GB/s"
+        began = line["latency_us"]
+        latency = "" if began is None else f", {began:.0f} +- {line['latency_error_us']:.0f} us"
+        fits = f"{line['transfers']} transfers within {line['misfit']:.0%}"
+        out.print(f"  {line['op']} in {line['group'] or 'unnamed group'}: {speed}{latency} ({fits})")
 
 
 def _print_clocks(clocks: list[dict[str, Any]]) -> None:

@@ -1,12 +1,14 @@
-"""Change the network: make it faster, or take communication out."""
+"""Change the network: its bandwidth and latency, or take communication out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
+from dpro.replay.costs import fit_costs, sorts
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
 
@@ -45,31 +47,55 @@ class NoCommunication(Edit):
 
 @dataclass(frozen=True)
 class Network(Edit):
-    """Collectives move their data faster; who waits for whom stays as it is."""
+    """Collectives take less for their bytes, or for beginning; who waits for whom stays as it is."""
 
     name = "network"
-    summary = "collectives move their data faster"
-    example = "network:bandwidth=2"
-    needs = "collectives"
-    assumes = "transfer time is all bandwidth, so small messages gain less than predicted"
-    source = "transfer / bandwidth; transfer told from waiting as by Lin et al., OSDI 2025, section 3.2"
-    bandwidth: float = key("how many times as fast", 2.0, least=1 / MOST_TIMES)
+    summary = "another bandwidth and latency of the network"
+    example = "network:bandwidth=2,latency=1"
+    needs = "collectives; to tell latency from bandwidth, sizes that vary twofold or more"
+    assumes = "all groups share one network; where sizes do not vary, that transfer time is all bandwidth"
+    source = (
+        "Hockney 1994: time = latency + bytes / bandwidth, fitted to the run's own transfers; these told "
+        "from waiting as by Lin et al., OSDI 2025, section 3.2"
+    )
+    bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MOST_TIMES)
+    latency: float = key("multiple of the latency", 1.0, least=0.0)
     doubt: float = 0.25
 
     def apply(self, graph: Graph) -> Graph:
-        """Divide transfer times by the factor."""
+        """Scale the two parts of each transfer, and the time by which transfers of one link may overlap."""
         _require_communication(graph)
-        transfer = graph.nodes.kind == NodeKind.TRANSFER
-        duration = graph.nodes.duration.copy()
-        duration[transfer] = np.rint(duration[transfer] / self.bandwidth).astype(np.int64)
-        return graph.with_durations(duration)
+        nodes, edges = graph.nodes, graph.edges
+        transfer = nodes.kind == NodeKind.TRANSFER
+        fixed = np.minimum(latencies(graph), nodes.duration)[transfer]
+        duration = nodes.duration.copy()
+        moving = (duration[transfer] - fixed) / self.bandwidth
+        duration[transfer] = np.rint(self.latency * fixed + moving).astype(np.int64)
+        changed = graph.with_durations(duration)
+        overlap = transfer[edges.source] & transfer[edges.target] & (edges.kind == EdgeKind.STREAM)
+        if self.latency == 1 or not overlap.any():
+            return changed
+        return changed.with_lags(
+            np.where(overlap, np.rint(edges.lag * self.latency), edges.lag).astype(np.int64)
+        )
 
     def describe(self) -> str:
         """What is changed."""
-        return f"a network {self.bandwidth:g} times as fast"
+        words = f"a network {self.bandwidth:g} times as fast"
+        return words if self.latency == 1 else f"{words}, with {self.latency:g} times the latency"
 
     def how(self) -> str:
         """How to do it."""
-        if self.bandwidth < 1:
+        if self.bandwidth < 1 or self.latency > 1:
             return "nothing to do: it shows what a slower network would cost"
         return "faster links, or fewer bytes (gradient compression, bf16 reduction)"
+
+
+def latencies(graph: Graph) -> NDArray[np.int64]:
+    """[N] ns of each transfer that do not depend on its bytes, as far as the run tells; else 0."""
+    fixed = np.zeros(graph.num_nodes, np.int64)
+    lines = fit_costs(graph)
+    for sort, messages in sorts(graph).items():
+        if sort in lines:
+            fixed[np.isin(graph.nodes.message, messages)] = round(lines[sort].latency_ns)
+    return fixed

@@ -493,3 +493,12 @@ def test_replay_exports_what_export_writes(imported, tmp_path, here, name):
     refused = here("replay", imported, "--export", tmp_path / "no" / name)
     assert refused.returncode == 2
     assert "cannot be written" in refused.stderr
+
+
+def test_replay_tells_what_communication_costs():
+    run = ROOT / "sample_traces" / "healthy"
+    lines = one_object(answer("replay", run))["communication"]
+    reduced = next(line for line in lines if line["op"] == "all_reduce")
+    assert reduced["transfers"] == 72  # 4 buckets, 9 steps, 2 ranks
+    assert reduced["gbps"] > 0
+    assert "all_reduce in 0 default_pg[0, 1]:" in dpro("replay", run).stdout

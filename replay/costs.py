@@ -1,0 +1,184 @@
+"""What communication costs: time = latency + bytes / bandwidth, fitted from a graph's own transfers.
+
+In: a replayed graph. Out: one `Line` per operation and process group (Hockney, Parallel Computing 20 (1994);
+collectives: Thakur et al., IJHPCA 19 (2005)). A line describes what was seen: within the sizes that the
+job uses, on its own network. What an algorithm would cost that did not run is not told here.
+
+Transfers of one group that run side by side on a rank share its link: what a transfer had to wait for is all
+the bytes that moved while it ran, its own and others'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.timeline import Timeline, replay
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Sort = tuple[str, str]  # operation and group
+
+ENOUGH = 4  # transfers that a line is fitted to
+SIZES_VARY = 2.0  # largest over smallest size from which latency can be told from bandwidth
+MOST_SAMPLES = 4000
+ROUNDS = 25
+STANDARD_ERRORS = 2.0
+MAD_TO_DEVIATION = 1.4826
+LEAST_RESIDUAL = 1e-4  # of the time, in weights: smaller residuals count as this
+
+
+@dataclass(frozen=True)
+class Line:
+    """The cost of one sort of communication.
+
+    Attributes:
+        latency_ns: time that does not depend on bytes.
+        ns_per_byte: time per byte of payload.
+        latency_error_ns, ns_per_byte_error: half of the 95% interval of each.
+        num_samples: transfers that it was fitted to.
+        misfit: median distance of a transfer from the line, as a share of its time.
+        bandwidth_only: sizes vary too little to tell latency, which is taken to be 0.
+    """
+
+    latency_ns: float
+    ns_per_byte: float
+    latency_error_ns: float
+    ns_per_byte_error: float
+    num_samples: int
+    misfit: float
+    bandwidth_only: bool
+
+    def time_ns(self, num_bytes: Floats | Ints | float) -> Floats:
+        """Time for payloads."""
+        return self.latency_ns + self.ns_per_byte * np.asarray(num_bytes, np.float64)
+
+    @property
+    def gbps(self) -> float:
+        """Payload per time, 1e9 bytes per second; infinite where bytes cost nothing."""
+        return 1 / self.ns_per_byte if self.ns_per_byte else float("inf")
+
+
+def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Sort, Line]:
+    """A line for each operation and group whose transfers tell one.
+
+    Args:
+        graph: the graph.
+        timeline: its replay, if it is at hand.
+    """
+    timeline = timeline or replay(graph)
+    usable = _usable(graph)
+    lines = {}
+    for sort, messages in sorts(graph).items():
+        mine = usable[np.isin(graph.nodes.message[usable], messages)]
+        if mine.size >= ENOUGH:
+            moved = _moved_meanwhile(graph, timeline, mine)
+            lines[sort] = fit_line(moved, graph.nodes.duration[mine].astype(np.float64))
+    return lines
+
+
+def sorts(graph: Graph) -> dict[Sort, list[int]]:
+    """Operations and groups, each with the messages that are of it."""
+    found: dict[Sort, list[int]] = {}
+    for number, message in enumerate(graph.messages):
+        found.setdefault((message.op, message.group), []).append(number)
+    return found
+
+
+def _usable(graph: Graph) -> Ints:
+    """Transfers of known size; those whose peers are recorded, for the time of others is waiting, too."""
+    nodes, edges = graph.nodes, graph.edges
+    known = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0)
+    met = np.zeros(graph.num_nodes, np.bool_)
+    met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
+    return np.flatnonzero(known & met)
+
+
+def _moved_meanwhile(graph: Graph, timeline: Timeline, transfers: Ints) -> Floats:
+    """[T] bytes that moved on its rank while each transfer ran; those at work at a time share it evenly."""
+    moved = np.empty(transfers.size)
+    rank, window = graph.nodes.rank[transfers], graph.nodes.window[transfers]
+    place = np.unique(np.stack([rank, window]), axis=1, return_inverse=True)[1]
+    for here in np.unique(place):
+        mine = np.flatnonzero(place == here)
+        nodes = transfers[mine]
+        start, end = timeline.start[nodes].astype(np.float64), timeline.end[nodes].astype(np.float64)
+        at, running = _levels(start, end, np.ones(nodes.size))
+        share = _integral(at, 1 / np.maximum(running, 1))  # of the link's time, for each that runs
+        start, end = np.interp(start, at, share), np.interp(end, at, share)
+        at, rate = _levels(start, end, graph.nodes.bytes[nodes] / (end - start))
+        total = _integral(at, rate)
+        moved[mine] = np.interp(end, at, total) - np.interp(start, at, total)
+    return moved
+
+
+def _levels(start: Floats, end: Floats, height: Floats) -> tuple[Floats, Floats]:
+    """Times at which something starts or ends, and the sum of the heights of what runs from each on."""
+    at, change = np.concatenate([start, end]), np.concatenate([height, -height])
+    order = np.argsort(at, kind="stable")
+    return at[order], np.cumsum(change[order])
+
+
+def _integral(at: Floats, level: Floats) -> Floats:
+    """The integral of a step function from the first of its times to each."""
+    return np.append(0.0, np.cumsum(level[:-1] * np.diff(at)))
+
+
+def fit_line(num_bytes: Floats, time_ns: Floats) -> Line:
+    """The line with the least sum of relative distances |time - line| / time; neither part is negative.
+
+    Least absolute deviations by reweighted least squares (Schlossmacher, JASA 68 (1973)): an outlier counts
+    as far as it is out, not squared, and small messages count as much as large ones. The intervals are those
+    of the weighted fit with its deviation taken from the median distance.
+
+    Args:
+        num_bytes: [T] above 0.
+        time_ns: [T] above 0.
+    """
+    if num_bytes.size > MOST_SAMPLES:
+        kept = np.linspace(0, num_bytes.size - 1, MOST_SAMPLES).astype(np.int64)
+        num_bytes, time_ns = num_bytes[kept], time_ns[kept]
+    vary = float(np.max(num_bytes)) >= SIZES_VARY * float(np.min(num_bytes))
+    latency, slope = (
+        _least_distances(num_bytes, time_ns) if vary else (0.0, _through_origin(num_bytes, time_ns))
+    )
+    if latency < 0:
+        latency, slope = 0.0, _through_origin(num_bytes, time_ns)
+    elif slope < 0:
+        latency, slope = float(np.median(time_ns)), 0.0
+    distance = np.abs(latency + slope * num_bytes - time_ns) / time_ns
+    misfit = float(np.median(distance))
+    latency_error, slope_error = _errors(num_bytes, time_ns, MAD_TO_DEVIATION * misfit, vary)
+    return Line(latency, slope, latency_error, slope_error, time_ns.size, misfit, not vary)
+
+
+def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
+    """Intercept and slope."""
+    design = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
+    weight: Floats = np.ones_like(x)
+    best: Floats = np.zeros(2)
+    design /= (unit := np.linalg.norm(design, axis=0))
+    for _ in range(ROUNDS):
+        best = np.linalg.lstsq(design * weight[:, None], weight, rcond=None)[0]
+        weight = 1 / np.sqrt(np.maximum(np.abs(design @ best - 1), LEAST_RESIDUAL))
+    return float(best[0] / unit[0]), float(best[1] / unit[1])
+
+
+def _through_origin(x: Floats, y: Floats) -> float:
+    """The slope without a latency: the median of y / x, each weighted by how much a slope moves it, x / y."""
+    order = np.argsort(y / x)
+    weight = np.cumsum((x / y)[order])
+    return float((y / x)[order][np.searchsorted(weight, weight[-1] / 2)])
+
+
+def _errors(x: Floats, y: Floats, deviation: float, with_latency: bool) -> tuple[float, float]:
+    """Half the intervals of latency and slope."""
+    if not with_latency:
+        return 0.0, STANDARD_ERRORS * deviation / float(np.sqrt(((x / y) ** 2).sum()))
+    design = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
+    design /= (unit := np.linalg.norm(design, axis=0))
+    spread = deviation * np.sqrt(np.diag(np.linalg.pinv(design.T @ design))) / unit
+    return STANDARD_ERRORS * float(spread[0]), STANDARD_ERRORS * float(spread[1])
