@@ -162,7 +162,7 @@ def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
     best: Floats = np.zeros(2)
     design /= (unit := np.linalg.norm(design, axis=0))
     for _ in range(ROUNDS):
-        best = np.linalg.lstsq(design * weight[:, None], weight, rcond=None)[0]
+        best = np.linalg.lstsq(design * weight[:, None], weight, rcond=None)[0].astype(np.float64)
         weight = 1 / np.sqrt(np.maximum(np.abs(design @ best - 1), LEAST_RESIDUAL))
     return float(best[0] / unit[0]), float(best[1] / unit[1])
 
