@@ -99,17 +99,17 @@ def _measured_ms(graph: Graph) -> np.ndarray:
 
 # Measured when this was written: mean |step error| %, start error p50 / p95 us, unexplained, anchored (with
 # the starts tied to the draining of the device, which the torchrec jobs have many of).
-#   nanogpt    0.036    18.6     75   0.50%  0.29%
-#   sleep 1s   0.166    67.0   5688   0.13%  3.80%
-#   sleep 20ms 0.559    89.2   3616   0.57%  4.74%
-#   smallest   0.000     7.2     86   2.54%  0
+#   nanogpt    0.036    18.6     75   0.49%  0.29%
+#   sleep 1s   0.167    65.6   5725   0.09%  3.80%
+#   sleep 20ms 0.545    75.1   3628   0.56%  4.74%
+#   smallest   0.000     2.0     32   0.09%  0
 #   param      0.030     1.0      5   0.28%  0.09%
 #   decode     0.054    57.0    113   0.34%  0.17%
 BARS = {
     NANOGPT: (0.06, 25, 100, 0.007, 0.004),
-    SLEEP_1S: (0.25, 85, 7_000, 0.003, 0.05),
-    SLEEP_20MS: (0.8, 120, 5_000, 0.008, 0.06),
-    SMALLEST: (0.01, 12, 110, 0.03, 0.001),
+    SLEEP_1S: (0.25, 80, 7_000, 0.002, 0.05),
+    SLEEP_20MS: (0.8, 100, 5_000, 0.008, 0.06),
+    SMALLEST: (0.01, 4, 50, 0.002, 0.001),
     PARAM: (0.1, 3, 9, 0.004, 0.002),
     DECODE: (0.1, 80, 150, 0.005, 0.003),
 }

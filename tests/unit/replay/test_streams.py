@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dpro.replay.accuracy import unexplained_share
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
     changed_step_times,
@@ -208,6 +209,24 @@ def test_a_blocking_copy_returns_sooner_when_the_kernel_before_it_gets_faster(tm
     seen = _replayed(run, tmp_path)
     # gemm ends at 110, the copy at 210; launching it may cost the call a few microseconds first.
     assert seen.lasting("gemm", -190).start("item") == pytest.approx(214, abs=20)
+
+
+@pytest.mark.parametrize("off", [-40, 40])
+def test_a_gpu_whose_clock_is_read_wrongly_has_a_launch_latency_of_its_own(tmp_path, off):
+    # Kernels arrive 5 after their call returns; rank 1's GPU shows all its times early, or late.
+    run = TinyRun()
+    for rank in (0, 1):
+        for index in range(30):
+            begin = 200 * index
+            run.call(begin, begin + 10, index, rank)
+            start = begin + 15 + off * rank
+            run.kernel("gemm", start, start + 60, index, rank)
+        run.op("last", 6000, 6100, rank)
+    seen = _replayed(run, tmp_path)
+    assert seen.misses() == 0
+    assert unexplained_share(seen.graph) == 0
+    # It is still derived: a later launch is a later kernel.
+    assert seen.lasting("cudaLaunchKernel", 300, rank=1).start("gemm", 1) - seen.start("gemm", 1) == 300
 
 
 def test_calls_that_block_do_not_tell_the_latency_of_launches(tmp_path):
