@@ -9,6 +9,7 @@ what had to be taken from the trace is marked as anchored.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,13 @@ from dpro.store import Run
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+# Of the `spans` table; not the shapes, which are most of it.
+COLUMNS = (
+    "span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "pid", "tid", "device", "stream",
+    "correlation",
+)  # fmt: skip
+# What the thread says that drives the training loop.
+STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
 # Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
 BACK_TO_BACK_NS = 20_000
 # Of so many launches onto an idle stream the median is the rank's own; a GPU that hardly idles tells nothing.
@@ -77,7 +85,7 @@ def build_graph(run: Run) -> Built:
         Unanswerable: the run has no spans.
         GraphError: the trace contradicts itself (a cycle).
     """
-    spans = run.table(SPANS)
+    spans = run.table(SPANS, COLUMNS)
     if spans.height == 0:
         raise Unanswerable(
             "the run holds no spans to replay: record at least one deep window "
@@ -86,29 +94,36 @@ def build_graph(run: Run) -> Built:
     if consists_of_operations(spans):
         return _of_operations(run)
     names = spans["name"].unique().sort()
-    spans = spans.with_columns(code=spans["name"].cast(pl.Enum(names)).to_physical().cast(pl.Int64))
+    code = spans["name"].cast(pl.Enum(names)).to_physical()
+    marks = names.str.contains(STEP_MARKS).gather(code)
+    spans = spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks)
     matching = match_collectives(run.table(COLLECTIVES), spans)
-    places = spans.select("rank", "window").unique().rows()
+    places = spans.select("rank", "window").unique().sort("rank", "window").rows()
     workers = run.table(WORKERS)
     alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES))
     spans, syncs, steps = map(alignment.aligned, (spans, run.table(SYNCS), run.table(STEPS)))
     moved, messages = with_messages(wait_and_transfer(alignment.aligned(matching.rows)))
 
+    spans_of, moved_of, steps_of, syncs_of = map(_by_place, (spans, moved, steps, syncs))
     locals_: list[Local] = []
-    own_syncs: list[pl.DataFrame] = []
-    for (rank, window), own in spans.group_by("rank", "window", maintain_order=True):
-        mine = (pl.col("rank") == rank) & (pl.col("window") == window)
-        own_steps = steps.filter(mine | ((pl.col("rank") == rank) & (pl.col("window") == -1) & (window == 0)))
-        own_steps = own_steps if own_steps["window"].max() != window else own_steps.filter(mine)
-        locals_.append(make_local(int(rank), int(window), own, moved.filter(mine), own_steps))
-        own_syncs.append(syncs.filter(mine))
+    for rank, window in places:
+        own_steps = steps_of(rank, window)
+        if own_steps.is_empty() and window == 0:
+            own_steps = steps_of(rank, -1)  # known, but not which window they were in
+        locals_.append(make_local(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
     positions = positions_in_steps(locals_)
-    parts = [build_part(local, rows, names, positions) for local, rows in zip(locals_, own_syncs)]
+    parts = [build_part(local, syncs_of(local.rank, local.window), names, positions) for local in locals_]
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
     graph = _join(parts, moved, labels)
     graph = dataclasses.replace(graph, messages=messages, places=_places(workers), run=run)
     known = any(local.step_start.size for local in locals_)
     return Built(graph, matching, alignment, sum(part.background for part in parts), known)
+
+
+def _by_place(table: pl.DataFrame) -> Callable[[int, int], pl.DataFrame]:
+    """A function from rank and window to the rows of a table that are theirs."""
+    parts = table.partition_by("rank", "window", as_dict=True)
+    return lambda rank, window: parts.get((rank, window), table.clear())
 
 
 def _places(workers: pl.DataFrame) -> dict[int, Place]:

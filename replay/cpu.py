@@ -71,16 +71,15 @@ def threads_of(local: Local, names: pl.Series) -> Threads:
     """
     cpu = np.flatnonzero(local.on_cpu)
     autograd = names.str.contains(AUTOGRAD).to_numpy()[local.name[cpu]]
-    calls = np.unique(local.launch[local.launch >= 0])
-    active = {local.main_tid, *local.tid[calls].tolist(), *local.tid[cpu[autograd]].tolist()}
+    runs_backward = set(np.unique(local.tid[cpu[autograd]]).tolist())
+    active = {local.main_tid, *np.unique(local.tid[local.calls]).tolist(), *runs_backward}
     segments, annotations = {}, {}
-    for tid in sorted(active & set(local.tid[cpu].tolist())):
+    for tid in sorted(active & set(np.unique(local.tid[cpu]).tolist())):
         spans = cpu[local.tid[cpu] == tid]
         segments[tid] = _segments(local, spans)
         annotations[tid] = _segments(local, spans[local.kind[spans] == KIND["annotation"]])
-    runs_backward = set(local.tid[cpu[autograd]].tolist()) - {local.main_tid}
     background = int((~np.isin(local.tid[cpu], list(active))).sum())
-    return Threads(segments, annotations, sorted(runs_backward), background)
+    return Threads(segments, annotations, sorted(runs_backward - {local.main_tid}), background)
 
 
 def _segments(local: Local, spans: Ints) -> Segments:

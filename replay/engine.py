@@ -23,6 +23,7 @@ except ImportError as error:  # pragma: no cover - numba is there wherever tests
 Ints = NDArray[np.int64]
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 NO_NODE = -1
+BLOCK = 64  # nodes that a local replay passes over at once where none of them can have moved
 
 
 def compiled(loop: Loop) -> Loop:
@@ -109,14 +110,118 @@ def longest_path_batch(durations: Ints, earliest: Ints, indptr: Ints, source: In
 
 
 @compiled
+def _ripple(
+    duration: Any,
+    earliest: Any,
+    indptr: Any,
+    source: Any,
+    lag: Any,
+    indptr_after: Any,
+    after: Any,
+    start: Any,
+    waiting: Any,
+    waiting_in: Any,
+    moved: Any,
+    before: Any,
+) -> int:
+    # Nodes wait to be looked at; stretches of nodes none of which waits are passed over at once.
+    count = 0
+    for block in range(waiting_in.size):
+        if not waiting_in[block]:
+            continue
+        for node in range(block * BLOCK, min((block + 1) * BLOCK, duration.size)):
+            if not waiting[node]:
+                continue
+            latest = earliest[node]
+            for edge in range(indptr[node], indptr[node + 1]):
+                latest = max(latest, start[source[edge]] + duration[source[edge]] + lag[edge])
+            if latest == start[node]:
+                continue
+            moved[count] = node
+            before[count] = start[node]
+            count += 1
+            start[node] = latest
+            for i in range(indptr_after[node], indptr_after[node + 1]):
+                waiting[after[i]] = True
+                waiting_in[after[i] // BLOCK] = True
+    return count
+
+
+def ripple(
+    duration: Ints,
+    earliest: Ints,
+    indptr: Ints,
+    source: Ints,
+    lag: Ints,
+    indptr_after: Ints,
+    after: Ints,
+    start: Ints,
+    suspects: Ints,
+) -> tuple[Ints, Ints]:
+    """`longest_path` where all but a few nodes start as before: only what may move is looked at.
+
+    Args:
+        duration: [N] ns.
+        earliest: [N] ns.
+        indptr: [N + 1].
+        source: [E].
+        lag: [E] ns.
+        indptr_after: [N + 1], what follows node i is after[indptr_after[i]:indptr_after[i + 1]].
+        after: [E] successors.
+        start: [N] ns, as before; changed in place to what it is now.
+        suspects: [K] nodes whose predecessors' durations, or the lags of edges into them, have changed.
+
+    Returns:
+        The nodes that moved, ascending, and when each started before, ns.
+    """
+    # Memory that is never written to costs nothing, so that all of these may have the graph's size.
+    waiting = np.zeros(duration.size, np.bool_)
+    waiting_in = np.zeros(duration.size // BLOCK + 1, np.bool_)
+    waiting[suspects] = True
+    waiting_in[suspects // BLOCK] = True
+    moved, before = np.empty_like(duration), np.empty_like(duration)
+    working = (start, waiting, waiting_in, moved, before)
+    count = _ripple(duration, earliest, indptr, source, lag, indptr_after, after, *working)
+    return moved[:count].copy(), before[:count].copy()
+
+
+@compiled
+def _grouped(key: Any, indptr: Any, place: Any, order: Any) -> None:
+    for i in range(key.size):
+        indptr[key[i] + 1] += 1
+    for group in range(indptr.size - 1):
+        indptr[group + 1] += indptr[group]
+        place[group] = indptr[group]
+    for i in range(key.size):
+        order[place[key[i]]] = i
+        place[key[i]] += 1
+
+
+def grouped(key: Ints, num_groups: int) -> tuple[Ints, Ints]:
+    """Sort by small whole numbers, in time proportional to how many there are (counting sort).
+
+    Args:
+        key: [K] from 0 to num_groups - 1.
+        num_groups: G.
+
+    Returns:
+        indptr: [G + 1], and order: [K]: members of group g are order[indptr[g]:indptr[g + 1]], ascending.
+    """
+    indptr = np.zeros(num_groups + 1, np.int64)
+    order = np.empty(key.size, np.int64)
+    _grouped(key, indptr, np.empty(num_groups, np.int64), order)
+    return indptr, order
+
+
+@compiled
 def _topological_order(
-    indptr: Any, target: Any, waiting: Any, priority_order: Any, order: Any, stack: Any
+    indptr: Any, target: Any, waiting: Any, preference: Any, order: Any, stack: Any
 ) -> int:
     # Depth first from the roots in the order given: what follows a node on its lane comes right behind
     # it, which keeps a lane's nodes together in memory and the longest-path pass in the cache.
     done = 0
-    for i in range(priority_order.size):
-        root = priority_order[i]
+    for i in range(preference.size):
+        root = preference[i]
         if waiting[root] != 0:
             continue
         top = 0
@@ -150,8 +255,7 @@ def topological_order(num_nodes: int, source: Ints, target: Ints, preference: In
         order: the nodes that could be ordered (all N if there is no cycle), and the nodes that could not:
         those on a cycle or behind one.
     """
-    by_source = np.argsort(source, kind="stable")
-    indptr = np.searchsorted(source[by_source], np.arange(num_nodes + 1))
+    indptr, by_source = grouped(source, num_nodes)
     waiting = np.bincount(target, minlength=num_nodes).astype(np.int64)
     order = np.empty(num_nodes, np.int64)
     stack = np.empty(num_nodes + 1, np.int64)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpro.errors import DproError
-from dpro.replay.engine import topological_order
+from dpro.replay.engine import grouped, topological_order
 from dpro.store import Run
 
 Ints = NDArray[np.int64]
@@ -201,18 +201,19 @@ def make_graph(
         raise GraphError("an edge points outside the graph")
     if num_nodes and nodes.duration.min() < 0:
         raise GraphError(f"negative duration on node {names[nodes.name[nodes.duration.argmin()]]!r}")
-    preference = np.lexsort((np.arange(num_nodes), nodes.measured_start))
+    preference = np.argsort(nodes.measured_start, kind="stable")
     order, stuck = topological_order(num_nodes, edges.source, edges.target, preference)
     if stuck.size:
         raise GraphError(f"the graph has a cycle: {_describe_cycle(stuck, edges, nodes, names)}")
     number = np.empty(num_nodes, np.int64)
     number[order] = np.arange(num_nodes)
     renumbered = dataclasses.replace(edges, source=number[edges.source], target=number[edges.target])
-    by_target = np.lexsort((renumbered.source, renumbered.target))
+    _, by_source = grouped(renumbered.source, num_nodes)
+    indptr, by_both = grouped(renumbered.target[by_source], num_nodes)
+    by_target = by_source[by_both]
     sorted_edges = Edges(
         **{f.name: getattr(renumbered, f.name)[by_target] for f in dataclasses.fields(Edges)}
     )
-    indptr = np.searchsorted(sorted_edges.target, np.arange(num_nodes + 1)).astype(np.int64)
     ordered = Nodes(**{f.name: getattr(nodes, f.name)[order] for f in dataclasses.fields(Nodes)})
     return Graph(_freeze(ordered), _freeze(sorted_edges), _frozen(indptr), names, lanes, origin_ns)
 

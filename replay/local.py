@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -19,8 +20,9 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 KIND = {kind: code for code, kind in enumerate(SPAN_KINDS)}
-ON_CPU = [KIND[kind] for kind in ("cpu_op", "runtime", "annotation", "python")]
-ON_GPU = [KIND[kind] for kind in GPU_WORK_KINDS]
+# By kind of span.
+IS_ON_CPU = np.isin(SPAN_KINDS, ("cpu_op", "runtime", "annotation", "python"))
+IS_ON_GPU = np.isin(SPAN_KINDS, GPU_WORK_KINDS)
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,22 @@ class Local:
     begin: int
     finish: int
 
-    @property
+    @cached_property
     def on_cpu(self) -> Bools:
         """[S] spans on CPU threads, other than those that ran a collective on a worker."""
-        return np.isin(self.kind, ON_CPU) & (self.instance < 0)
+        return IS_ON_CPU[self.kind] & (self.instance < 0)
 
-    @property
+    @cached_property
     def on_gpu(self) -> Bools:
         """[S] work on GPU streams."""
-        return np.isin(self.kind, ON_GPU)
+        return IS_ON_GPU[self.kind]
+
+    @cached_property
+    def calls(self) -> Ints:
+        """Indices of the spans that launched something, ascending."""
+        launches = np.zeros(self.launch.size, np.bool_)
+        launches[self.launch[self.launch >= 0]] = True
+        return np.flatnonzero(launches)
 
     def step_of(self, time: Ints) -> Ints:
         """Step that contains each time: -1 before the first, -2 after the last."""
@@ -92,7 +101,7 @@ def make_local(
 
     Args:
         rank, window: which.
-        spans: its spans, with a `code` for the name.
+        spans: its spans, with a `code` for the name, and `marks`: whether spans of that name mark steps.
         matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `payload` and `message`.
         steps: its steps.
     """
@@ -102,10 +111,10 @@ def make_local(
     start = spans["start_ns"].to_numpy()
     end = spans["end"].to_numpy()
     kind = spans["kind"].to_physical().cast(pl.Int64).to_numpy()
-    gpu = np.isin(kind, ON_GPU)
+    gpu = IS_ON_GPU[kind]
     place = _index_of(spans["span_id"].to_numpy())
-    matched = matched.filter(pl.col("span_id").is_in(spans["span_id"].to_list()))
     executed = place(matched["span_id"].to_numpy())
+    matched, executed = matched.filter(pl.Series(executed >= 0)), executed[executed >= 0]
     told = ("instance", "transfer_ns", "rendezvous_ns", "payload", "message")
     of_span = {name: np.full(start.size, -1, np.int64) for name in told}
     for name, column in of_span.items():
@@ -114,7 +123,7 @@ def make_local(
     launch = _launches(spans, kind, gpu)
     called = place(matched["launch_span_id"].to_numpy())
     launch[executed] = np.where(launch[executed] >= 0, launch[executed], called)
-    cpu = np.isin(kind, ON_CPU) & (instance < 0)
+    cpu = IS_ON_CPU[kind] & (instance < 0)
     steps = steps.sort("start_ns")
     step_start = steps["start_ns"].to_numpy()
     step_end = step_start + steps["duration_ns"].to_numpy()
@@ -181,7 +190,7 @@ def _main_thread(spans: pl.DataFrame, cpu: Bools, duration: Ints) -> int:
         .filter(pl.Series(cpu))
         .group_by("tid")
         .agg(
-            marks=pl.col("name").str.contains(r"^ProfilerStep|^Optimizer\.step|^dpro::backward").sum(),
+            pl.col("marks").sum(),
             first=(pl.col("tid") == pl.col("pid")).any(),
             busy=pl.col("busy").sum(),
         )

@@ -9,7 +9,6 @@ together, so under the true pairing the differences are one constant (the clock 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 POINT_TO_POINT = ("send", "recv")
+LANE = ("window", "rank", "device", "stream")
 # Members of these put in the same number of bytes; of an all_to_all or a gather they need not.
 SAME_SIZE_EVERYWHERE = ("all_reduce", "broadcast", "reduce")
 # A pairing is believed when the next best one is at least this many times less even, and more than that where
@@ -62,7 +62,7 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
     ran = collectives.filter((pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)).sort(
         "window", "rank", "start_ns", "collective_id"
     )
-    lanes = spans.select("rank", "span_id", "device", "stream")
+    lanes = spans.join(ran, on=["rank", "span_id"], how="semi").select("rank", "span_id", "device", "stream")
     ran = ran.join(lanes, on=["rank", "span_id"], how="left", maintain_order="left")
     rows = ran.with_columns(_group_keys(ran)).with_row_index("row")
     instance = np.full(rows.height, -1, np.int64)
@@ -88,29 +88,17 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
     A kernel that does not name its group runs on a stream that belongs to one communicator: it takes the
     name its lane mates give. Sends and receives are keyed by their ends, in order of direction.
     """
-    names: list[str] = []
-    by_lane: dict[tuple[Any, ...], set[str]] = {}
-    columns = ("window", "rank", "group", "group_ranks", "op", "peer", "device", "stream")
-    for row in rows.select(columns).iter_rows(named=True):
-        ranks = row["group_ranks"]
-        name = f"{row['group']}{ranks}" if ranks else row["group"]
-        names.append(name)
-        if name:
-            by_lane.setdefault(_lane(row), set()).add(name)
-    keys = []
-    for name, row in zip(names, rows.select(columns).iter_rows(named=True)):
-        if not name:
-            mates = by_lane.get(_lane(row), set())
-            name = next(iter(mates)) if len(mates) == 1 else ""
-        if row["op"] in POINT_TO_POINT and row["peer"] >= 0:
-            ends = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
-            name = f"{name} {ends[0]}->{ends[1]}"
-        keys.append(name)
-    return pl.Series("key", keys, pl.String)
-
-
-def _lane(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["window"], row["rank"], row["device"], row["stream"])
+    ranks = pl.col("group_ranks").cast(pl.List(pl.String)).list.join(", ")
+    has_ranks = pl.col("group_ranks").list.len() > 0
+    own = pl.when(has_ranks).then(pl.format("{}[{}]", "group", ranks)).otherwise("group")
+    given = pl.col("own").filter(pl.col("own") != "")
+    one_name = given.n_unique().over(LANE) == 1
+    of_lane = pl.when((pl.col("own") == "") & one_name).then(given.first().over(LANE)).otherwise("own")
+    sends = pl.col("op") == "send"
+    sender, receiver = (pl.when(at).then("rank").otherwise("peer") for at in (sends, ~sends))
+    between = pl.col("op").is_in(POINT_TO_POINT) & (pl.col("peer") >= 0)
+    key = pl.when(between).then(pl.format("{} {}->{}", "name", sender, receiver)).otherwise("name")
+    return rows.with_columns(own=own).with_columns(name=of_lane).select(key=key)["key"]
 
 
 def _match_group(part: pl.DataFrame) -> tuple[Ints, list[str]]:
@@ -119,7 +107,7 @@ def _match_group(part: pl.DataFrame) -> tuple[Ints, list[str]]:
         _, numbers = np.unique(part["sequence"].to_numpy(), return_inverse=True)
         return numbers.astype(np.int64), []
     ranks = part["rank"].to_numpy()
-    ops = np.unique(part["op"].replace({"recv": "send"}).to_numpy(), return_inverse=True)[1]
+    ops = part["op"].replace({"recv": "send"}).rank("dense").to_numpy()
     symmetric = part["op"].is_in(SAME_SIZE_EVERYWHERE).to_numpy()
     sizes = part["bytes_in"].to_numpy()
     ends = (part["start_ns"] + part["duration_ns"]).to_numpy()

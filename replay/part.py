@@ -111,7 +111,7 @@ def _released(local: Local, blocked: list[Blocked]) -> Ints:
 
 def _cut(local: Local, threads: Threads, tid: int, waits: list[Waits], released: Ints) -> Pieces:
     """Cut a thread where it waits, where it lets go of work or hands over, and where steps begin and end."""
-    calls = np.unique(local.launch[local.launch >= 0])
+    calls = local.calls
     handed = [wait.links.source_at[wait.links.source_thread == tid] for wait in waits]
     cuts = [released[calls[local.tid[calls] == tid]], local.step_start, [local.steps_end], *handed]
     mine = [wait.tid == tid for wait in waits]

@@ -9,6 +9,7 @@ that starts later than its launch and its stream explain, for the work elsewhere
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import polars as pl
@@ -50,12 +51,14 @@ class Streams:
         before: [G] span index of the previous work on the same stream, -1 for the first.
         launched: [S] ns when each span's launch was called; work launched before the window: long ago.
         by_stream: for each stream its span indices in order.
+        called: for each stream when the latest launch was called of its work so far.
     """
 
     work: Ints
     before: Ints
     launched: Ints
     by_stream: dict[int, Ints]
+    called: dict[int, Ints]
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def streams_of(local: Local) -> Streams:
     before = np.where(same, np.roll(work, 1), -1)
     launched = np.where(local.launch >= 0, local.start[np.maximum(local.launch, 0)], LONG_AGO)
     by_stream = {int(s): work[local.stream[work] == s] for s in np.unique(local.stream[work])}
-    return Streams(work, before, launched, by_stream)
+    called = {stream: np.maximum.accumulate(launched[order]) for stream, order in by_stream.items()}
+    return Streams(work, before, launched, by_stream, called)
 
 
 def event_links(local: Local, streams: Streams, syncs: pl.DataFrame, names: pl.Series) -> Links:
@@ -112,9 +116,8 @@ def _recorded_events(local: Local, streams: Streams, syncs: pl.DataFrame) -> Pai
     pairs = []
     for row in rows.iter_rows(named=True):
         device = max(row["device"], 0) * 100_000
-        recorded = streams.by_stream.get(device + row["record_stream"])
-        waiting = streams.by_stream.get(device + row["stream"])
-        if recorded is None or waiting is None:
+        recorded, waiting = device + row["record_stream"], device + row["stream"]
+        if recorded not in streams.by_stream or waiting not in streams.by_stream:
             continue
         source = _last_launched(streams, recorded, row["called"])
         target = _next_launched(streams, waiting, row["start_ns"])
@@ -123,32 +126,29 @@ def _recorded_events(local: Local, streams: Streams, syncs: pl.DataFrame) -> Pai
     return pairs
 
 
-def _last_launched(streams: Streams, order: Ints, time: int) -> int:
+def _last_launched(streams: Streams, stream: int, time: int) -> int:
     """Of one stream's work, the last that was launched before a time; -1 for none."""
-    launched = np.maximum.accumulate(streams.launched[order])
-    at = int(np.searchsorted(launched, time, side="left")) - 1
-    return int(order[at]) if at >= 0 else -1
+    at = int(np.searchsorted(streams.called[stream], time, side="left")) - 1
+    return int(streams.by_stream[stream][at]) if at >= 0 else -1
 
 
-def _next_launched(streams: Streams, order: Ints, time: int) -> int:
+def _next_launched(streams: Streams, stream: int, time: int) -> int:
     """Of one stream's work, the first that was launched at or after a time; -1 for none."""
-    launched = np.maximum.accumulate(streams.launched[order])
-    at = int(np.searchsorted(launched, time, side="left"))
-    return int(order[at]) if at < order.size else -1
+    at = int(np.searchsorted(streams.called[stream], time, side="left"))
+    return int(streams.by_stream[stream][at]) if at < streams.called[stream].size else -1
 
 
 def _inputs_of_collectives(local: Local, streams: Streams) -> Pairs:
     """Before: a collective's stream waits for what the launching thread last put on another stream."""
-    pairs = []
+    pairs: Pairs = []
     for _, work in _launches_by_thread(local, streams):
-        previous = -1
-        for span in work:
-            if local.instance[span] < 0:
-                previous = span
-                continue
-            elsewhere = previous >= 0 and local.stream[previous] != local.stream[span]
-            if elsewhere and local.end[previous] <= local.start[span] + ROUNDING_NS:
-                pairs.append((int(previous), int(span)))
+        collective = local.instance[work] >= 0
+        previous = np.maximum.accumulate(np.where(collective, -1, np.arange(work.size)))
+        at = np.flatnonzero(collective & (previous >= 0))
+        before, after = work[previous[at]], work[at]
+        fits = local.stream[before] != local.stream[after]
+        fits &= local.end[before] <= local.start[after] + ROUNDING_NS
+        pairs += zip(before[fits].tolist(), after[fits].tolist())
     return pairs
 
 
@@ -161,28 +161,52 @@ def _users_of_collectives(local: Local, streams: Streams, names: pl.Series) -> P
     waits = np.flatnonzero(
         names.str.contains(STREAM_WAIT).to_numpy()[local.name] & (local.kind == KIND["runtime"])
     )
-    collectives = streams.work[(local.instance[streams.work] >= 0) & (local.launch[streams.work] >= 0)]
-    pending = collectives[np.argsort(streams.launched[collectives], kind="stable")].tolist()
-    work_of = dict(_launches_by_thread(local, streams))
-    pairs = []
-    for wait in waits[np.argsort(local.start[waits], kind="stable")]:
-        work = work_of.get(int(local.tid[wait]))
-        if work is None:
-            continue
-        at = int(np.searchsorted(streams.launched[work], local.start[wait]))
-        if at >= work.size or local.instance[work[at]] >= 0:
-            continue
-        user = int(work[at])
-        latest = local.start[user] + ROUNDING_NS
-        ready = [c for c in pending if streams.launched[c] < local.start[wait] and local.end[c] <= latest]
-        ready = [c for c in ready if local.stream[c] != local.stream[user]]
-        if not ready:
-            continue
-        close = [c for c in ready if local.start[user] - local.end[c] <= COINCIDENCE_NS]
-        chosen = close[-1] if close else ready[0]
-        pending.remove(chosen)
-        pairs.append((chosen, user))
-    return pairs
+    waits = waits[np.argsort(local.start[waits], kind="stable")]
+    user = np.full(waits.size, -1, np.int64)
+    for tid, work in _launches_by_thread(local, streams):
+        mine = np.flatnonzero(local.tid[waits] == tid)
+        at = np.searchsorted(streams.launched[work], local.start[waits[mine]])
+        user[mine] = np.append(work, -1)[at]
+    used = (user >= 0) & (local.instance[user] < 0)
+    waits, user = waits[used], user[used]
+    pending = _Pending(local, streams)
+    told = zip(local.start[waits].tolist(), local.start[user].tolist(), local.stream[user].tolist())
+    taken = [pending.take(*wait) for wait in told]
+    return [(collective, span) for collective, span in zip(taken, user.tolist()) if collective >= 0]
+
+
+class _Pending:
+    """A rank's collectives that nobody has waited for yet."""
+
+    def __init__(self, local: Local, streams: Streams) -> None:
+        spans = streams.work[(local.instance[streams.work] >= 0) & (local.launch[streams.work] >= 0)]
+        spans = spans[np.argsort(streams.launched[spans], kind="stable")]
+        columns = (streams.launched[spans], local.end[spans], local.stream[spans])
+        self._facts = dict(zip(spans.tolist(), zip(*(column.tolist() for column in columns))))
+        self._rank = {span: at for at, span in enumerate(self._facts)}  # by launch
+        by_end = spans[np.argsort(local.end[spans], kind="stable")]
+        self._by_end, self._ends = by_end.tolist(), local.end[by_end]
+
+    def take(self, called: int, begun: int, stream: int) -> int:
+        """Of those launched before the call, the one that work on a stream had to wait for; or -1.
+
+        Args:
+            called: when the stream was told to wait, ns.
+            begun: when the work began, ns.
+            stream: where it ran.
+        """
+        latest = begun + ROUNDING_NS
+
+        def ready(span: int) -> bool:
+            launched, end, where = self._facts[span]
+            return bool(launched < called and end <= latest and where != stream)
+
+        low, high = np.searchsorted(self._ends, (begun - COINCIDENCE_NS, latest + 1))
+        close = [span for span in self._by_end[low:high] if span in self._facts and ready(span)]
+        asked_for = takewhile(lambda span: self._facts[span][0] < called, self._facts)
+        chosen = max(close, key=self._rank.__getitem__) if close else next(filter(ready, asked_for), -1)
+        self._facts.pop(chosen, None)
+        return chosen
 
 
 def _launches_by_thread(local: Local, streams: Streams) -> list[tuple[int, Ints]]:
@@ -245,14 +269,16 @@ def blocked_calls(local: Local, streams: Streams, names: pl.Series) -> list[Bloc
         np.flatnonzero(runtime & names.str.contains(pattern).to_numpy()[local.name])
         for pattern in (COPIES, ONE_STREAM, WHOLE_DEVICE, ALLOCATING)
     )
-    launched_by = {int(local.launch[span]): int(span) for span in streams.work if local.launch[span] >= 0}
     blocked = []
     cost = _typical_call_ns(local, is_copy)
-    for call in is_copy.tolist():
-        copy = launched_by.get(call, -1)
-        if copy >= 0 and _ends_with(local, call, local.end[copy]):
-            handed_in = min(local.start[call] + cost, max(local.start[call], local.start[copy]))
-            blocked.append(_blocked(local, call, int(handed_in), [copy]))
+    copies = np.full(local.start.size, -1, np.int64)  # what each call launched
+    launched = streams.work[local.launch[streams.work] >= 0]
+    copies[local.launch[launched]] = launched
+    is_copy = is_copy[copies[is_copy] >= 0]
+    is_copy = is_copy[_ends_with(local, is_copy, local.end[copies[is_copy]])]
+    for call, copy in zip(is_copy.tolist(), copies[is_copy].tolist()):
+        handed_in = min(local.start[call] + cost, max(local.start[call], local.start[copy]))
+        blocked.append(_blocked(local, call, int(handed_in), [copy]))
     for call in is_one.tolist():
         fitting = [
             span
@@ -275,19 +301,20 @@ def blocked_calls(local: Local, streams: Streams, names: pl.Series) -> list[Bloc
 
 def _typical_call_ns(local: Local, copies: Ints) -> int:
     """What a launching call costs the CPU: the median over those that are no copies, which may block."""
-    calls = np.setdiff1d(local.launch[local.launch >= 0], copies)
+    calls = np.setdiff1d(local.calls, copies, assume_unique=True)
     return int(np.median(local.end[calls] - local.start[calls])) if calls.size else CALL_NS
 
 
 def _last_everywhere(local: Local, streams: Streams, call: int) -> list[int]:
     """The last work on each stream that was launched before a call and ended before it returned."""
-    last = [_last_launched(streams, order, local.start[call]) for order in streams.by_stream.values()]
+    last = [_last_launched(streams, stream, local.start[call]) for stream in streams.by_stream]
     return [span for span in last if span >= 0 and local.end[span] <= local.end[call] + ROUNDING_NS]
 
 
-def _ends_with(local: Local, call: int, work_end: int) -> bool:
+def _ends_with(local: Local, call: int | Ints, work_end: int | Ints) -> Bools:
     """Whether a call was still running when the work ended, and returned soon after."""
-    return bool(work_end > local.start[call] and -ROUNDING_NS <= local.end[call] - work_end <= WAKE_UP_NS)
+    late = local.end[call] - work_end
+    return (local.start[call] < work_end) & (late >= -ROUNDING_NS) & (late <= WAKE_UP_NS)
 
 
 def _blocked(local: Local, call: int, start: int, awaited: list[int]) -> Blocked:

@@ -92,7 +92,8 @@ def cut_thread(segments: Segments, cuts: Ints, wait_start: Ints, wait_end: Ints)
     wait_start, wait_end = merge_intervals(wait_start, wait_end)
     finish = segments.end[-1]
     marks = np.concatenate([segments.start, cuts, wait_start, wait_end])
-    marks = np.unique(marks[(marks >= segments.start[0]) & (marks < finish)])
+    marks = np.sort(marks[(marks >= segments.start[0]) & (marks < finish)], kind="stable")  # runs in order
+    marks = marks[np.append(True, marks[1:] != marks[:-1])[: marks.size]]
     stops = np.append(marks[1:], finish)
     waiting = _covered(marks, wait_start, wait_end)
     span = segments.span[segments.at(marks)]

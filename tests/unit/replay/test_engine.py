@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.engine import innermost_segments, longest_path, longest_path_batch, topological_order
+from dpro.replay.engine import (
+    grouped,
+    innermost_segments,
+    longest_path,
+    longest_path_batch,
+    topological_order,
+)
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import critical_nodes, replay, replay_durations
 from tests.builders import tiny_graph
@@ -48,6 +54,14 @@ def test_many_scenarios_in_one_pass_equal_each_by_itself(dag, factors):
     ends = replay_durations(graph, columns)
     for index in range(len(factors)):
         assert (ends[:, index] == replay(graph.with_durations(columns[:, index])).end).all()
+
+
+@given(st.lists(st.integers(0, 6), max_size=40))
+def test_grouping_sorts_stably_and_says_where_each_group_is(keys):
+    key = np.array(keys, np.int64)
+    indptr, order = grouped(key, 8)
+    assert order.tolist() == np.argsort(key, kind="stable").tolist()
+    assert np.diff(indptr).tolist() == np.bincount(key, minlength=8).tolist()
 
 
 def test_scenarios_need_not_lie_one_behind_the_other_in_memory():
