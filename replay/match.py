@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 POINT_TO_POINT = ("send", "recv")
+# Each process counts its messages to all peers: what is number 3 for one end can be number 5 for the other.
+# And several messages that were launched together do not tell which peers they went to.
+NUMBERED_APART = (*POINT_TO_POINT, "send_recv")
 LANE = ("window", "rank", "device", "stream")
 # Members of these put in the same number of bytes; of an all_to_all or a gather they need not.
 SAME_SIZE_EVERYWHERE = ("all_reduce", "broadcast", "reduce")
@@ -103,9 +106,40 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
 
 def _match_group(part: pl.DataFrame) -> tuple[Ints, list[str]]:
     """Instance numbers of one group's rows in one window, from 0."""
-    if part["sequence"].min() >= 0 and not part.select("rank", "sequence").is_duplicated().any():  # type: ignore[operator]
-        _, numbers = np.unique(part["sequence"].to_numpy(), return_inverse=True)
-        return numbers.astype(np.int64), []
+    if part["op"].is_in(NUMBERED_APART).any():
+        numbers, problems = _by_order(part)
+        known = _by_sequence(part) if problems and _agreed(part) else None
+        return (numbers, problems) if known is None else (known, [])
+    known = _by_sequence(part)
+    return _by_order(part) if known is None else (known, [])
+
+
+def _by_sequence(part: pl.DataFrame) -> Ints | None:
+    """Instance numbers of rows with sequence numbers; None where those do not tell.
+
+    Parts of one coalesced call share its number: they are told apart by their order in it, where all ranks
+    hold as many.
+    """
+    if part["sequence"].min() < 0:  # type: ignore[operator]
+        return None
+    call = ["rank", "sequence"]
+    parts = part.select(*call, place=pl.int_range(pl.len()).over(call), of=pl.len().over(call))
+    if (parts.group_by("sequence").agg(pl.col("of").n_unique())["of"] > 1).any():
+        return None
+    number = pl.struct("sequence", "place").rank("dense").cast(pl.Int64) - 1
+    return parts.select(number).to_series().to_numpy()
+
+
+def _agreed(part: pl.DataFrame) -> bool:
+    """Whether both ends of messages hold the same numbers in the stretch that both have seen."""
+    known = [set(rows["sequence"]) for rows in part.partition_by("rank")]
+    first, last = max(map(min, known)), min(map(max, known))
+    seen = [{number for number in numbers if first <= number <= last} for numbers in known]
+    return all(numbers == seen[0] for numbers in seen) and not part["op"].is_in(["send_recv"]).any()
+
+
+def _by_order(part: pl.DataFrame) -> tuple[Ints, list[str]]:
+    """Instance numbers by laying the orders of ranks against each other, and where that was not possible."""
     ranks = part["rank"].to_numpy()
     ops = part["op"].replace({"recv": "send"}).rank("dense").to_numpy()
     symmetric = part["op"].is_in(SAME_SIZE_EVERYWHERE).to_numpy()

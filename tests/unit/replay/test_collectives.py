@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dpro.replay.build import wait_and_transfer
@@ -264,6 +265,72 @@ def test_sends_and_receives_pair_by_peer_and_in_order(tmp_path):
     # The receiver was late: the send waited for it, and moved for 30 (its own end minus the later start).
     transfers = built.graph.nodes.kind == NodeKind.TRANSFER
     assert sorted(built.graph.nodes.duration[transfers] // US) == [20, 21, 30, 30, 31, 31]
+
+
+def test_messages_pair_by_peer_and_order_where_each_process_counts_those_to_all_its_peers(tmp_path):
+    # Rank 0 first sends to rank 2, so that its number 2 is rank 1's number 1, and so on.
+    run = TinyRun()
+
+    def part(op: str, rank: int, peer: int, begin: float, end: float, sequence: int) -> None:
+        run.call(begin - 10, begin - 5, sequence, rank)
+        facts = {"peer": peer, "group": "pp", "group_ranks": [0, 1, 2], "sequence": sequence}
+        run.nccl(begin, end, sequence, rank, op=op, **facts)
+
+    part("send", 0, 2, 20, 50, 1)
+    part("recv", 2, 0, 20, 51, 1)
+    ends = np.cumsum([130, 170, 150, 210, 140])
+    for index, end in enumerate(ends.tolist()):
+        part("send", 0, 1, end - 80, end, 2 + index)
+        part("recv", 1, 0, end - 60, end + 1, 1 + index)
+    rows = run.build(tmp_path / "r").matching.rows
+    for sequence in range(1, 6):
+        sent = rows.filter((rows["rank"] == 0) & (rows["sequence"] == sequence + 1))["instance"].item()
+        received = rows.filter((rows["rank"] == 1) & (rows["sequence"] == sequence))["instance"].item()
+        assert sent == received
+
+
+def test_messages_whose_order_tells_nothing_pair_by_numbers_that_both_ends_hold(tmp_path):
+    # At equal distances any shift fits; the second rank's window opened one message later.
+    run = TinyRun()
+    for rank, op, first in ((0, "send", 0), (1, "recv", 1)):
+        for index in range(first, 6):
+            run.call(100 * index, 100 * index + 5, index, rank)
+            facts = {"peer": 1 - rank, "group": "pp", "group_ranks": [0, 1], "sequence": index}
+            run.nccl(100 * index + 10, 100 * index + 90, index, rank, op=op, **facts)
+    built = run.build(tmp_path / "r")
+    pairs = built.matching.rows.filter(built.matching.rows["members"] == 2)
+    assert pairs.height == 10
+    assert (pairs.group_by("instance").agg(pl.col("sequence").n_unique())["sequence"] == 1).all()
+
+
+def test_batched_messages_of_unknown_peers_are_no_collective_of_the_whole_group(tmp_path):
+    # Each of four stages exchanges with its neighbours in one batch, at times of its own.
+    run = TinyRun()
+    uneven = np.random.default_rng(2).integers(40, 400, (4, 8))
+    for rank in range(4):
+        for index, end in enumerate(np.cumsum(uneven[rank]).tolist()):
+            run.call(end - 35, end - 30, index, rank)
+            facts = {"group": "pp", "group_ranks": [0, 1, 2, 3], "sequence": index}
+            run.nccl(end - 20, end, index, rank, op="send_recv", **facts)
+    matching = run.build(tmp_path / "r").matching
+    assert matching.rows["members"].max() == 1
+    assert len(matching.refused) == 3
+
+
+def test_parts_of_a_coalesced_call_share_its_number_and_are_matched_one_by_one(tmp_path):
+    # By the clocks, rank 1's parts would belong to the call before.
+    run = TinyRun()
+    for rank, late in ((0, 0), (1, 600)):
+        for sequence in range(3):
+            for place in range(2):
+                begin = 600 * sequence + 200 * place + late
+                run.call(begin, begin + 5, 10 * sequence + place, rank)
+                facts = {"sequence": sequence, "group": "0", "group_ranks": [0, 1]}
+                run.nccl(begin + 10, begin + 100 + 50 * place, 10 * sequence + place, rank, **facts)
+    rows = run.build(tmp_path / "r").matching.rows.sort("rank", "start_ns")
+    first, second = (rows.filter(rows["rank"] == rank)["instance"].to_list() for rank in (0, 1))
+    assert first == second
+    assert len(set(first)) == 6
 
 
 def test_orders_that_fit_at_every_shift_are_refused_and_said_to_be(tmp_path):
