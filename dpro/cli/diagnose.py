@@ -64,10 +64,13 @@ def find_slowdown(analysis: Analysis) -> Slowdown | None:
 def find(analysis: Analysis, slowdown: Slowdown | None = None) -> list[Finding]:
     """Run all detectors; none on a run whose replay does not fit, since costs would mean nothing."""
     from dpro.detect.diagnose import diagnose_graph, diagnose_operations
+    from dpro.detect.regression import find_regression
+    from dpro.schema import COUNTERS, SPANS, STEPS
 
     if slowdown is not None:
         return diagnose_operations(analysis.built.graph, slowdown)
-    return diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
+    slow = diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
+    return [*slow, *find_regression(*map(analysis.run.table, (STEPS, COUNTERS, SPANS)))]
 
 
 def not_known(analysis: Analysis) -> list[str]:

@@ -1,0 +1,78 @@
+"""Where a series of times changes its level, told from noise, outliers and slow wandering.
+
+In: a series. Out: the places from which on its level is another. Ranks of values are compared, so values that
+are far off now and then (checkpoints, evaluations) move nothing. What a change means is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+CHANCE = 1e-4  # of a change somewhere in a series that has none
+SHORTEST = 12  # values; fewer in a row are no level of their own
+
+
+def change_points(values: Values, least: float) -> list[int]:
+    """The places where the level changes.
+
+    The series is cut where the values before and after differ most by the rank-sum statistic, if that is
+    beyond chance and the medians on both sides differ enough; and then each part likewise (Pettitt, "A non-
+    parametric approach to the change-point problem", Applied Statistics 28, 1979; here in units of the
+    statistic's standard deviation, so that changes near an end are found, too).
+
+    Args:
+        values: [N], positive.
+        least: share by which medians must differ.
+
+    Returns:
+        Index of the first value of each level but the first, ascending.
+    """
+    found: list[int] = []
+    waiting = [(0, values.size)]
+    while waiting:
+        begin, end = waiting.pop()
+        cut = _cut(values[begin:end], least)
+        if cut:
+            found.append(begin + cut)
+            waiting += [(begin, begin + cut), (begin + cut, end)]
+    return sorted(found)
+
+
+def _cut(values: Values, least: float) -> int:
+    """Where one change is, 0 for none."""
+    count = values.size
+    if count < 2 * SHORTEST:
+        return 0
+    rank = pl.Series(values).rank("average").to_numpy()
+    before = np.arange(1, count)
+    difference = 2 * np.cumsum(rank)[:-1] - before * (count + 1)
+    deviation = np.sqrt(before * (count - before) * (count + 1) / 3)
+    score = np.abs(difference) / deviation
+    score[: SHORTEST - 1] = 0
+    score[count - SHORTEST :] = 0
+    cut = int(np.argmax(score)) + 1
+    low, high = sorted((float(np.median(values[:cut])), float(np.median(values[cut:]))))
+    if high < (1 + least) * low:
+        return 0
+    score_of_independent = float(score[cut - 1]) * math.sqrt(_independent(rank, cut))
+    chance = count * math.erfc(score_of_independent / math.sqrt(2))  # Bonferroni: any place could be the one
+    return cut if chance < CHANCE else 0
+
+
+def _independent(rank: Values, cut: int) -> float:
+    """Share of the values that count as independent, from how alike neighbours are on both sides of a cut.
+
+    For a correlation r of neighbours that falls off geometrically it is (1 - r) / (1 + r) (Bayley and
+    Hammersley, "The effective number of independent observations in an autocorrelated time series", 1946).
+    """
+    rest = np.concatenate([part - part.mean() for part in (rank[:cut], rank[cut:])])
+    spread = float((rest**2).sum())
+    alike = float((rest[1:] * rest[:-1]).sum()) / spread if spread else 0.0
+    alike = min(max(alike, 0.0), 0.99)
+    return (1 - alike) / (1 + alike)

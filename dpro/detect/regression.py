@@ -1,0 +1,177 @@
+"""A job that is slower than it was.
+
+In: the steps of a run, its telemetry, and its spans. Out: at most one finding, for the job as a whole: since
+when, by how much, and what else is different since. A spell that is over is none, nor is a slow beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.detect.changepoints import change_points
+from dpro.detect.findings import Finding
+from dpro.detect.telemetry import Stretch, changes
+from dpro.replay.breakdown import kernel_totals
+from dpro.replay.host import host_facts
+from dpro.units import format_duration
+
+LEAST_SHARE = 0.03  # of the step: less is not worth a finding
+EXPLAINS = 0.2  # of the growth of the step: what grew by less is no evidence
+LINES = 4  # of evidence of a kind, at most
+HOST_WORDS = {
+    "data_wait_ns": "waiting for the DataLoader",
+    "gc_ns": "collecting garbage",
+    "run_queue_ns": "waiting for a core",
+    "training_thread_cpu_ns": "CPU time of the training thread",
+}
+
+
+@dataclass(frozen=True)
+class Regression:
+    """What is known of a job that became slower.
+
+    Attributes:
+        since: the first step of the slower level.
+        before_ns, after_ns: typical step times.
+        persistent: share of the steps since then that are beyond the middle between the two.
+        before, after: when: the faster level, and all since the change.
+    """
+
+    since: int
+    before_ns: float
+    after_ns: float
+    persistent: float
+    before: Stretch
+    after: Stretch
+
+
+def find_regression(steps: pl.DataFrame, counters: pl.DataFrame, spans: pl.DataFrame) -> list[Finding]:
+    """Say so if the steps at the end are clearly longer than they were at some time before.
+
+    Args:
+        steps: table `steps`; those in deep windows are left out, since recording slows them down.
+        counters: table `counters`.
+        spans: table `spans`.
+    """
+    found = regression_of(job_steps(steps))
+    if found is None:
+        return []
+    cost = found.after_ns - found.before_ns
+    evidence = (
+        f"since step {found.since} the typical step takes {format_duration(found.after_ns)}; "
+        f"before it took {format_duration(found.before_ns)}",
+        *_host_changes(host_facts(steps, counters), found),
+        *_work_changes(spans, steps, found),
+        *changes(counters, found.before, found.after)[:LINES],
+    )
+    if len(evidence) == 1:
+        evidence += ("nothing else that was recorded tells what is different since then",)
+    share = round(cost / found.after_ns, 4)
+    return [
+        Finding("slow.regression", "job", "step time", (), share, round(found.persistent, 3), cost, evidence)
+    ]
+
+
+def job_steps(steps: pl.DataFrame) -> pl.DataFrame:
+    """The job's steps, in order: `step`, `duration_ns` (median over ranks), `begin_ns` and `end_ns`."""
+    outside = steps.filter((pl.col("window") < 0) & (pl.col("duration_ns") > 0))
+    return (
+        outside.group_by("step")
+        .agg(
+            pl.col("duration_ns").median(),
+            begin_ns=pl.col("start_ns").min(),
+            end_ns=(pl.col("start_ns") + pl.col("duration_ns")).max(),
+        )
+        .sort("step")
+    )
+
+
+def regression_of(series: pl.DataFrame) -> Regression | None:
+    """The change for the worse that lasts to the end of a series, None where there is none.
+
+    Args:
+        series: as `job_steps` gives it.
+    """
+    times = series["duration_ns"].to_numpy().astype(np.float64)
+    begins = [0, *change_points(times, LEAST_SHARE)]
+    if len(begins) < 2:
+        return None
+    levels = [float(np.median(part)) for part in np.split(times, begins[1:])]
+    fastest = int(np.argmin(levels))
+    slower = [level >= (1 + LEAST_SHARE) * levels[fastest] for level in levels]
+    first = fastest + 1  # of the levels that are slower to the end
+    while first < len(levels) and not all(slower[first:]):
+        first += 1
+    if first >= len(levels):
+        return None
+    since = begins[first]
+    before, after = times[begins[fastest] : begins[fastest + 1]], times[since:]
+    middle = (np.median(before) + np.median(after)) / 2
+    return Regression(
+        since=int(series["step"][since]),
+        before_ns=float(np.median(before)),
+        after_ns=float(np.median(after)),
+        persistent=float((after > middle).mean()),
+        before=_stretch(series, begins[fastest], begins[fastest + 1]),
+        after=_stretch(series, since, times.size),
+    )
+
+
+def _stretch(series: pl.DataFrame, begin: int, end: int) -> Stretch:
+    return Stretch(int(series["begin_ns"][begin]), int(series["end_ns"][end - 1]))
+
+
+def _host_changes(facts: pl.DataFrame, found: Regression) -> list[str]:
+    """What the host does longer per step since then, on the rank where that grew most."""
+    enough = EXPLAINS * (found.after_ns - found.before_ns)
+    lines = []
+    for column, words in HOST_WORDS.items():
+        grown = (
+            facts.filter(pl.col(column).is_not_null())
+            .group_by("rank")
+            .agg(
+                old=pl.col(column).filter(pl.col("step") < found.since).mean(),
+                new=pl.col(column).filter(pl.col("step") >= found.since).mean(),
+            )
+            .drop_nulls()
+            .filter(pl.col("new") - pl.col("old") >= enough)
+            .sort(pl.col("new") - pl.col("old"), descending=True)
+        )
+        for rank, old, new in grown.head(1).iter_rows():
+            lines.append(
+                f"rank {rank}: {words} {format_duration(old)} per step before, {format_duration(new)} since"
+            )
+    return lines
+
+
+def _work_changes(spans: pl.DataFrame, steps: pl.DataFrame, found: Regression) -> list[str]:
+    """Kernels (of a CPU job: operators) that take longer per step in the deep windows since then."""
+    inside = steps.filter(pl.col("window") >= 0)
+    old, new = (
+        _work_per_step(spans, inside.filter(part))
+        for part in (pl.col("step") < found.since, pl.col("step") >= found.since)
+    )
+    if old is None or new is None:
+        return []
+    enough = EXPLAINS * (found.after_ns - found.before_ns)
+    grown = (
+        new.join(old, on="name", how="left", suffix="_old")
+        .with_columns(pl.col("work_ns_old").fill_null(0.0))
+        .filter(pl.col("work_ns") - pl.col("work_ns_old") >= enough)
+        .sort([pl.col("work_ns") - pl.col("work_ns_old"), "name"], descending=[True, False])
+    )
+    return [
+        f"{name}: {format_duration(before)} per rank and step before, {format_duration(after)} since"
+        for name, after, before in grown.head(LINES).select("name", "work_ns", "work_ns_old").iter_rows()
+    ]
+
+
+def _work_per_step(spans: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame | None:
+    """`name`, `work_ns` per rank and step in windows; None where there is no window."""
+    if inside.is_empty():
+        return None
+    chosen = spans.join(inside.select("rank", "window").unique(), on=["rank", "window"], how="semi")
+    return kernel_totals(chosen).select("name", work_ns=pl.col("total_ns") / inside.height)

@@ -1,0 +1,158 @@
+"""Jobs that become slower, and jobs that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.detect.regression import find_regression
+from dpro.schema import COUNTERS, SPANS, STEPS, conform
+
+MS = 1_000_000
+BEGIN = 1_700_000_000_000_000_000
+
+
+def job(times_ms: np.ndarray, ranks: int = 2, windows: tuple[int, ...] = ()) -> pl.DataFrame:
+    """Steps of a job; a window is a step that takes twice as long, being recorded."""
+    duration = np.rint(times_ms * MS).astype(np.int64)
+    duration[list(windows)] *= 2
+    start = BEGIN + np.cumsum(duration) - duration
+    window = np.full(duration.size, -1, np.int32)
+    window[list(windows)] = np.arange(len(windows))
+    frames = [
+        pl.DataFrame(
+            {"rank": rank, "step": np.arange(duration.size), "start_ns": start, "duration_ns": duration}
+        ).with_columns(window=pl.Series(window))
+        for rank in range(ranks)
+    ]
+    return conform(STEPS, pl.concat(frames).with_columns(pl.col("rank").cast(pl.Int32)))
+
+
+def steady(count: int, level_ms: float = 100.0, seed: int = 0) -> np.ndarray:
+    return level_ms * np.exp(np.random.default_rng(seed).normal(0, 0.02, count))
+
+
+def slower_from(at: int, times: float, count: int = 300) -> np.ndarray:
+    values = steady(count)
+    values[at:] *= times
+    return values
+
+
+def counter(name: str, rows: list[tuple[int, float]], rank: int = -1, device: str = "") -> pl.DataFrame:
+    """Values by time since the beginning, ns."""
+    frame = pl.DataFrame(
+        {"time_ns": [BEGIN + time for time, _ in rows], "value": [value for _, value in rows]},
+        schema={"time_ns": pl.Int64, "value": pl.Float64},
+    )
+    constants = {"rank": pl.lit(rank, pl.Int32), "host": pl.lit("n1"), "device": pl.lit(device)}
+    return conform(COUNTERS, frame.with_columns(counter=pl.lit(name), **constants))
+
+
+def findings(steps: pl.DataFrame, counters: pl.DataFrame | None = None, spans: pl.DataFrame | None = None):
+    counters = COUNTERS.empty() if counters is None else counters
+    return find_regression(steps, counters, SPANS.empty() if spans is None else spans)
+
+
+def test_job_that_becomes_slower_is_told_with_since_when_and_by_how_much():
+    (finding,) = findings(job(slower_from(200, 1.15)))
+    assert finding.class_ == "slow.regression"
+    assert finding.cost_ns == pytest.approx(15 * MS, rel=0.1)
+    assert finding.severity == pytest.approx(0.13, abs=0.02)
+    assert finding.confidence > 0.95
+    since = int(finding.evidence[0].split()[2])
+    assert abs(since - 200) <= 2
+    assert finding.evidence[1] == "nothing else that was recorded tells what is different since then"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steady_job_is_left_alone(seed):
+    assert findings(job(steady(1000, seed=seed))) == []
+
+
+def test_slow_beginning_is_no_regression():
+    values = steady(300)
+    values[:40] *= 1.5
+    assert findings(job(values)) == []
+
+
+def test_slow_spell_that_is_over_is_no_regression():
+    values = steady(300)
+    values[100:150] *= 1.5
+    assert findings(job(values)) == []
+
+
+def test_job_that_never_gets_back_to_its_best_is_compared_with_that():
+    values = steady(400)
+    values[100:200] *= 1.5
+    values[200:] *= 1.2
+    (finding,) = findings(job(values))
+    assert finding.cost_ns == pytest.approx(20 * MS, rel=0.15)
+    assert abs(int(finding.evidence[0].split()[2]) - 100) <= 2
+
+
+def test_steps_that_recording_in_depth_slows_down_do_not_count():
+    assert findings(job(steady(200), windows=tuple(range(100, 160)))) == []
+
+
+def test_telemetry_that_changed_with_the_steps_is_evidence_and_the_rest_is_not():
+    steps = job(slower_from(150, 1.3))
+    change = int(steps.filter(pl.col("step") == 150)["start_ns"][0]) - BEGIN
+    counters = pl.concat(
+        [
+            counter("sm_clock_mhz", [(0, 1980.0), (change, 1200.0)], device="uuid-7"),
+            counter("sm_clock_mhz", [(0, 1980.0)], device="uuid-8"),
+            counter("clocks_hw_thermal_slowdown", [(0, 0.0), (change, 1.0)], device="uuid-7"),
+            counter("temperature_c", [(0, 60.0), (change // 2, 63.0)], device="uuid-7"),
+            counter("tcp_retransmitted_segments", [(0, 5.0), (change, 9.0)]),
+        ]
+    )
+    (finding,) = findings(steps, counters)
+    assert sorted(line.partition(" before")[0] for line in finding.evidence[1:]) == [
+        "uuid-7 on n1: SM clock 1.98e+03",
+        "uuid-7 on n1: clocks held down by heat 0",
+    ]
+
+
+def test_growing_counters_are_compared_by_their_rate_through_resets():
+    steps = job(slower_from(150, 1.3))
+    change = int(steps.filter(pl.col("step") == 150)["start_ns"][0]) - BEGIN
+    rows = [(0, 100.0), (change // 2, 101.0), (change, 0.0), (change + 5_000_000_000, 4000.0)]
+    (finding,) = findings(steps, counter("tcp_retransmitted_segments", rows))
+    assert "retransmitted TCP segments" in finding.evidence[1]
+
+
+def test_what_the_host_does_longer_is_evidence():
+    steps = job(slower_from(150, 1.3))
+    waits = [
+        (int(start) - BEGIN, 30e6 if step >= 150 else 1e6)
+        for step, start in steps.filter(pl.col("rank") == 1).select("step", "start_ns").iter_rows()
+    ]
+    (finding,) = findings(steps, counter("step_data_wait_ns", waits, rank=1))
+    assert finding.evidence[1:] == ("rank 1: waiting for the DataLoader 1 ms per step before, 30 ms since",)
+
+
+def test_work_that_takes_longer_in_windows_since_then_is_evidence():
+    steps = job(slower_from(150, 1.3), ranks=1, windows=(50, 250))
+    spans = conform(
+        SPANS,
+        pl.DataFrame(
+            {
+                "rank": [0, 0, 0, 0],
+                "window": [0, 0, 1, 1],
+                "span_id": [0, 1, 2, 3],
+                "kind": ["kernel"] * 4,
+                "name": ["gemm", "copy", "gemm", "copy"],
+                "start_ns": [BEGIN] * 4,
+                "duration_ns": [50 * MS, 10 * MS, 80 * MS, 10 * MS],
+            },
+            schema_overrides={"rank": pl.Int32, "window": pl.Int32, "kind": SPANS.columns["kind"].dtype},
+        ),
+    )
+    (finding,) = findings(steps, spans=spans)
+    assert finding.evidence[1:] == ("gemm: 50 ms per rank and step before, 80 ms since",)
+
+
+def test_few_steps_show_no_regression():
+    assert findings(job(np.array([100.0] * 5 + [200.0] * 5))) == []
+    assert findings(STEPS.empty()) == []
