@@ -76,10 +76,15 @@ def find_regression(steps: pl.DataFrame, counters: pl.DataFrame, spans: pl.DataF
 
 
 def job_steps(steps: pl.DataFrame) -> pl.DataFrame:
-    """The job's steps, in order: `step`, `duration_ns` (median over ranks), `begin_ns` and `end_ns`."""
-    outside = steps.filter((pl.col("window") < 0) & (pl.col("duration_ns") > 0))
+    """The job's steps, in order: `step`, `duration_ns` (median over ranks), `begin_ns` and `end_ns`.
+
+    Of a trace that was recorded in depth all along, all steps count.
+    """
+    timed = steps.filter(pl.col("duration_ns") > 0)
+    outside = timed.filter(pl.col("window") < 0)
     return (
-        outside.group_by("step")
+        (timed if outside.is_empty() else outside)
+        .group_by("step")
         .agg(
             pl.col("duration_ns").median(),
             begin_ns=pl.col("start_ns").min(),

@@ -95,6 +95,11 @@ def test_steps_that_recording_in_depth_slows_down_do_not_count():
     assert findings(job(steady(200), windows=tuple(range(100, 160)))) == []
 
 
+def test_trace_that_is_one_long_window_is_judged_by_all_its_steps():
+    steps = job(slower_from(60, 1.3, count=100)).with_columns(window=pl.lit(0, pl.Int32))
+    assert [finding.class_ for finding in findings(steps)] == ["slow.regression"]
+
+
 def test_telemetry_that_changed_with_the_steps_is_evidence_and_the_rest_is_not():
     steps = job(slower_from(150, 1.3))
     change = int(steps.filter(pl.col("step") == 150)["start_ns"][0]) - BEGIN
