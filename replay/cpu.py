@@ -76,15 +76,15 @@ def threads_of(local: Local, names: pl.Series) -> Threads:
     segments, annotations = {}, {}
     for tid in sorted(active & set(np.unique(local.tid[cpu]).tolist())):
         spans = cpu[local.tid[cpu] == tid]
-        segments[tid] = _segments(local, spans)
-        annotations[tid] = _segments(local, spans[local.kind[spans] == KIND["annotation"]])
+        finish = int(local.end[spans].max())  # after the end of its last span a thread did nothing
+        annotation = spans[local.kind[spans] == KIND["annotation"]]
+        segments[tid], annotations[tid] = (_segments(local, of, finish) for of in (spans, annotation))
     background = int((~np.isin(local.tid[cpu], list(active))).sum())
     return Threads(segments, annotations, sorted(runs_backward - {local.main_tid}), background)
 
 
-def _segments(local: Local, spans: Ints) -> Segments:
-    """What a thread did from the beginning of the window to the end of its last span: after that, nothing."""
-    finish = int(local.end[spans].max()) if spans.size else local.finish
+def _segments(local: Local, spans: Ints, finish: int) -> Segments:
+    """What a thread did from the beginning of the window to a time."""
     return thread_segments(local.start[spans], local.end[spans], spans, local.begin, finish)
 
 

@@ -13,7 +13,7 @@ import polars as pl
 from dpro.replay.build import Built, build_graph
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
 from dpro.replay.timeline import Timeline, replay
-from dpro.schema import COLLECTIVES, SPANS, STEPS, SYNCS, TABLES, WORKERS
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, SYNCS, TABLES, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 
 US = 1_000
@@ -102,6 +102,16 @@ class TinyRun:
 
     def worker(self, rank: int, host: str) -> None:
         self.rows[WORKERS.name].append({"rank": rank, "host": host})
+
+    def counter(self, counter: str, time: float, value: float, rank: int = 0, device: str = "") -> None:
+        row = {
+            "rank": rank,
+            "device": device,
+            "counter": counter,
+            "time_ns": round(time * US),
+            "value": value,
+        }
+        self.rows[COUNTERS.name].append(row)
 
     def write(self, folder: Path) -> Run:
         ranks = sorted({row["rank"] for row in self.rows[SPANS.name]})

@@ -13,7 +13,7 @@ from dpro.detect.straggler import FEWEST_STEPS, INPUT_PIPELINE, PERSISTENT
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_step_times, durations_of, replay, step_ends
-from dpro.replay.whatif.host import DATA_LOADING, HideInput
+from dpro.replay.whatif.input import DATA_LOADING, HideInput
 from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
 

@@ -17,7 +17,7 @@ from dpro.detect.findings import Finding
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay, replay_durations, step_ends
 from dpro.replay.whatif.heal import healed_durations, peers_of, section_work
-from dpro.replay.whatif.host import DATA_LOADING
+from dpro.replay.whatif.input import DATA_LOADING
 from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
 

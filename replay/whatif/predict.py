@@ -23,7 +23,8 @@ from dpro.replay.timeline import Timeline, changed_step_times, durations_of, rep
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
-from dpro.replay.whatif.host import HideInput, NoLaunch
+from dpro.replay.whatif.host import NoLaunch
+from dpro.replay.whatif.input import HideInput
 from dpro.replay.whatif.scale import Scale
 from dpro.replay.whatif.select import Selection
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.garbage import Garbage
 from dpro.replay.whatif.heal import Heal
-from dpro.replay.whatif.host import HideInput, NoLaunch
+from dpro.replay.whatif.host import Cpu, CudaGraph, NoLaunch, NoSync
+from dpro.replay.whatif.input import HideInput, Workers
 from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.scale import Remove, Replace, Scale
 
 FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Selected work": (Scale, Remove, Replace),
     "Ranks": (Heal, Hurt, Drop),
-    "Host": (NoLaunch, HideInput),
+    "Host": (NoLaunch, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
     "Communication": (Network, NoCommunication),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}

@@ -236,3 +236,17 @@ def test_windows_do_not_touch(tmp_path):
     longer = seen.lasting("work", 500_000)
     assert longer.timeline.end[first] == 500_100 * US
     assert longer.timeline.start[second] == seen.timeline.start[second] == 10_000 * US
+
+
+def test_work_after_the_last_annotation_of_a_thread_is_in_none(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 300)
+    run.op("before", 0, 50)
+    run.mark("around", 100, 200)
+    run.op("inside", 110, 190)
+    run.op("after", 250, 300)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    around = {
+        name: seen.graph.nodes.around[seen.nodes(name)[0]] >= 0 for name in ("before", "inside", "after")
+    }
+    assert around == {"before": False, "inside": True, "after": False}

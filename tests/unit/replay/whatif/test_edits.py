@@ -17,7 +17,8 @@ from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import durations_of, replay, replay_durations, step_times
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.heal import Heal, healed_durations
-from dpro.replay.whatif.host import HideInput, NoLaunch
+from dpro.replay.whatif.host import NoLaunch
+from dpro.replay.whatif.input import HideInput
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import baseline_steps, predict, search
 from dpro.replay.whatif.scale import Scale

@@ -10,7 +10,8 @@ from dpro.errors import UsageError
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
-from dpro.replay.whatif.host import HideInput, NoLaunch
+from dpro.replay.whatif.host import NoLaunch
+from dpro.replay.whatif.input import HideInput
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.registry import EDITS
