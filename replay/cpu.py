@@ -24,6 +24,9 @@ Bools = NDArray[np.bool_]
 # time it did nothing else: woken threads share their cores with the ones that woke them.
 CPU_WAKE_UP_NS = 500_000
 CPU_WAKE_UP_SHARE = 0.2
+# It may also go on so much before the end that the worker recorded, having been idle for a multiple of that.
+TOLD_EARLY_NS = 5_000_000
+TOLD_EARLY_TIMES = 10
 
 AUTOGRAD = r"^autograd::engine::evaluate_function"
 BACKWARD = "dpro::backward"
@@ -128,9 +131,10 @@ def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> 
         segments = threads.segments.get(tid)
         if segments is None:
             continue
-        at = int(segments.at(np.array([end - 1]))[0])  # where it ends just as the next op begins, that waited
+        at = _waited_in(local, segments, int(local.end[call]), end)
         begin, finish, inner = int(segments.start[at]), int(segments.end[at]), int(segments.span[at])
         quiet = (inner < 0 or local.kind[inner] in QUIET) and begin < end
+        end = min(end, finish)  # the caller may have been told before the range closed
         if quiet and finish - end <= max(CPU_WAKE_UP_NS, CPU_WAKE_UP_SHARE * (finish - begin)):
             waits.append((tid, max(begin, int(local.end[call])), end))
             needs.append((span, tid, end, True))
@@ -141,6 +145,22 @@ def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> 
     waited, needed = np.array(waits, np.int64).reshape(-1, 3), np.array(needs, np.int64).reshape(-1, 4)
     found = links(EdgeKind.SYNC, (WORK, needed[:, 0]), (needed[:, 1], needed[:, 2]), needed[:, 3] > 0)
     return Waits(waited[:, 0], waited[:, 1], waited[:, 2], found)
+
+
+def _waited_in(local: Local, segments: Segments, called: int, end: int) -> int:
+    """The segment in which a thread may have waited for the end of a collective.
+
+    That is where it ends, or where it ends just as the next operator begins, the one before. A worker tells the
+    caller a little before it closes its own range: then the stretch of quiet that ended so little earlier, if
+    the caller had been quiet for much longer than that.
+    """
+    at = int(segments.at(np.array([end - 1]))[0])
+    before = np.arange(np.searchsorted(segments.end, end - TOLD_EARLY_NS), at)
+    inner, finish = segments.span[before], segments.end[before]
+    quiet = (inner < 0) | np.isin(local.kind[np.maximum(inner, 0)], QUIET)
+    idle = finish - np.maximum(segments.start[before], called)
+    told = before[quiet & (idle >= TOLD_EARLY_TIMES * (end - finish))]
+    return int(told[-1]) if told.size else at
 
 
 def _needed_by(local: Local, is_backward: Bools, call: int, end: int) -> tuple[int, bool]:

@@ -440,3 +440,18 @@ def test_a_transfer_knows_what_it_moves_and_all_other_nodes_move_nothing(tmp_pat
         ("barrier", 2, ""),
     ]
     assert told[0].group == told[1].group
+
+
+@pytest.mark.parametrize(("late", "waited"), [(20, True), (300, False)])
+def test_a_caller_that_was_told_before_the_worker_closed_its_range_was_waiting(tmp_path, late, waited):
+    # The caller was idle for 970 us: it may have been told 20 us before the range closed, but not 300.
+    run = TinyRun()
+    for rank in (0, 1):
+        run.mark("dpro::backward", 0, 1500, rank)
+        run.op("mm", 0, 20, rank)
+        run.gloo((20, 30), (30, 1000 + late), rank, sequence=0)
+        run.op("copy", 1000, 1400, rank)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.start("copy") == pytest.approx(1000, abs=late if waited else 0)
+    slower = seen.lasting("gloo:all_reduce", 500, kind=NodeKind.TRANSFER).start("copy")
+    assert (slower == 1520) if waited else (slower == 1000)
