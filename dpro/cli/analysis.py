@@ -21,12 +21,18 @@ run_argument = click.argument("run", type=click.Path(), metavar="RUN")
 
 @dataclass(frozen=True)
 class Analysis:
-    """A run with its graph, the replay of it, and how far to believe that."""
+    """A run with its graph, how far to believe the replay of that, and the replay."""
 
     run: Run
     built: Built
-    timeline: Timeline
     trust: Trust
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The replay of the unchanged graph."""
+        from dpro.replay.timeline import replay
+
+        return replay(self.built.graph)
 
     @cached_property
     def decisive(self) -> Timeline:
@@ -72,22 +78,18 @@ def why_no_window(run: Run) -> str:
 
 
 def analyse(path: str) -> Analysis:
-    """Open RUN (importing it if it is not a run directory yet), build its graph and replay it.
+    """Open RUN (importing it if it is not a run directory yet) and build its graph, or find it in the cache.
 
     Raises:
         InputError: RUN cannot be read.
         Unanswerable: it holds no spans.
     """
+    from dpro.cli.graphs import graph_of
     from dpro.cli.output import stderr_console
     from dpro.cli.runs import open_or_import
-    from dpro.replay.accuracy import assess
-    from dpro.replay.build import build_graph
-    from dpro.replay.timeline import replay
 
     run = open_or_import(path)
     console = stderr_console()
     with console.status("Building the graph …"), why_unanswerable(run):
-        built = build_graph(run)
-        timeline = replay(built.graph)
-        trust = assess(built, timeline, run.manifest)
-    return Analysis(run, built, timeline, trust)
+        built, trust = graph_of(run)
+    return Analysis(run, built, trust)

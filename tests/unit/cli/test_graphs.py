@@ -1,0 +1,101 @@
+"""A graph is built once per run; what stands in the way of that costs time and no answer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dpro.cli import graphs
+from dpro.cli.graphs import fingerprint, graph_of
+from dpro.replay.timeline import replay
+from dpro.store import Run, open_run
+from tests.builders import cpu_job
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Run:
+    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(graphs, "WORTH_SAVING", 1)
+    return cpu_job().write(tmp_path / "run")
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "graphs").glob("*"))
+
+
+def starts(run: Run) -> list[int]:
+    built, trust = graph_of(run)
+    assert built.graph.run is run
+    assert trust.answerable
+    return replay(built.graph).start.tolist()
+
+
+def never(monkeypatch):
+    """From now on a graph that is built fails the test."""
+
+    def fail(_: Run) -> None:
+        raise AssertionError("the graph was built again")
+
+    monkeypatch.setattr("dpro.replay.build.build_graph", fail)
+
+
+def test_the_second_command_on_a_run_does_not_build_its_graph_again(run, monkeypatch):
+    first = starts(run)
+    never(monkeypatch)
+    assert starts(run) == first
+
+
+def test_a_run_that_was_moved_or_copied_finds_its_graph(run, tmp_path, monkeypatch):
+    first = starts(run)
+    moved = shutil.copytree(run.path, tmp_path / "elsewhere")
+    never(monkeypatch)
+    assert starts(open_run(moved)) == first
+
+
+def test_a_run_whose_tables_change_is_another_run(run, tmp_path):
+    before = fingerprint(run)
+    again = cpu_job(extra=500).write(tmp_path / "again")
+    assert fingerprint(again) != before
+    (run.path / "manifest.json").write_text((run.path / "manifest.json").read_text() + " ")
+    assert fingerprint(run) != before
+
+
+def test_a_damaged_file_is_replaced(run, tmp_path, monkeypatch):
+    first = starts(run)
+    (file,) = files(tmp_path)
+    file.write_bytes(file.read_bytes()[:1000])
+    assert starts(run) == first
+    never(monkeypatch)
+    assert starts(run) == first
+
+
+def test_without_a_place_for_the_cache_the_graph_is_built_each_time(run, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "file"))
+    assert starts(run) == starts(run)
+
+
+def test_nothing_is_written_into_the_run(run):
+    before = sorted(run.path.rglob("*"))
+    starts(run)
+    assert sorted(run.path.rglob("*")) == before
+
+
+def test_only_the_graphs_used_last_are_kept(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(graphs, "KEPT", 2)
+    runs = [run, *(cpu_job(extra=extra).write(tmp_path / f"run{extra}") for extra in (500, 600))]
+    for each in runs:
+        starts(each)
+    assert len(files(tmp_path)) == 2
+    never(monkeypatch)
+    starts(runs[2])
+    with pytest.raises(AssertionError, match="again"):
+        starts(runs[0])
+
+
+def test_a_small_graph_is_not_kept(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(graphs, "WORTH_SAVING", 1_000_000)
+    starts(run)
+    assert files(tmp_path) == []

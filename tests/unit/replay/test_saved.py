@@ -1,0 +1,101 @@
+"""A built graph comes back from its file as it was, or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.replay.accuracy import Trust, assess
+from dpro.replay.build import Built, build_graph
+from dpro.replay.saved import load, save
+from dpro.replay.timeline import replay
+from dpro.store import Run
+from tests.builders import cpu_job, gpu_job
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two records hold the same, down to the types of their arrays."""
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, pl.DataFrame):
+        return a.schema == b.schema and a.equals(b)
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and all(
+            alike(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)
+        )
+    if isinstance(a, tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
+    return type(a) is type(b) and bool(a == b)
+
+
+@pytest.fixture(params=[cpu_job, gpu_job])
+def analysed(request, tmp_path) -> tuple[Run, Built, Trust]:
+    run = request.param().write(tmp_path / "run")
+    built = build_graph(run)
+    return run, built, assess(built, replay(built.graph), run.manifest)
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return tmp_path / "cache" / "graph.npz"
+
+
+def test_what_is_read_is_what_was_written(analysed, file):
+    run, built, trust = analysed
+    save(file, built, trust)
+    again = load(file, run)
+    assert again is not None
+    assert alike(again[0], built)
+    assert alike(again[1], trust)
+
+
+def test_a_saved_graph_replays_to_the_same_nanosecond_and_cannot_be_written_to(analysed, file):
+    run, built, trust = analysed
+    save(file, built, trust)
+    graph = load(file, run)[0].graph
+    assert replay(graph).start.tolist() == replay(built.graph).start.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        graph.nodes.duration[0] = 1
+
+
+def test_no_file_a_cut_file_and_a_file_of_something_else_are_no_graph(analysed, file):
+    run, built, trust = analysed
+    assert load(file, run) is None
+    save(file, built, trust)
+    whole = file.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], b"no archive", whole[:-1]):
+        file.write_bytes(content)
+        assert load(file, run) is None
+    np.savez(file, outline=np.frombuffer(b'{"tuple": [1, 2]}', np.uint8))
+    assert load(file, run) is None
+
+
+def test_a_file_with_one_byte_changed_anywhere_is_no_graph_or_the_same(analysed, file):
+    run, built, trust = analysed
+    save(file, built, trust)
+    whole = bytearray(file.read_bytes())
+    for at in np.random.default_rng(0).integers(0, len(whole), 100).tolist():
+        damaged = whole.copy()
+        damaged[at] ^= 0x10
+        file.write_bytes(damaged)
+        again = load(file, run)
+        assert again is None or (alike(again[0], built) and alike(again[1], trust))
+
+
+def test_nothing_is_left_behind_where_writing_fails(analysed, file, monkeypatch):
+    _, built, trust = analysed
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="full"):
+        save(file, built, trust)
+    assert list(file.parent.iterdir()) == []
