@@ -151,8 +151,8 @@ def _waited_in(local: Local, segments: Segments, called: int, end: int) -> int:
     """The segment in which a thread may have waited for the end of a collective.
 
     That is where it ends, or where it ends just as the next operator begins, the one before. A worker tells
-    the caller a little before it closes its own range: then the stretch of quiet that ended so little earlier,
-    if the caller had been quiet for much longer than that.
+    the caller a little before it closes its own range: then the stretch of quiet that ended so little
+    earlier, if the caller had been quiet for much longer than that.
     """
     at = int(segments.at(np.array([end - 1]))[0])
     before = np.arange(np.searchsorted(segments.end, end - TOLD_EARLY_NS), at)
