@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable
 from dpro.replay.align import Alignment, align, one_clock
 from dpro.replay.columns import COMMUNICATION_THREAD
+from dpro.replay.dataflow import told_dependencies
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, Message, NodeKind, Nodes, Place, make_graph
 from dpro.replay.local import Local, make_local
 from dpro.replay.match import Matching, match_collectives
@@ -36,7 +37,7 @@ Bools = NDArray[np.bool_]
 # Of the `spans` table; not the shapes, which are most of it.
 COLUMNS = (
     "span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "pid", "tid", "device", "stream",
-    "correlation",
+    "correlation", "sequence_number", "forward_thread",
 )  # fmt: skip
 # What the thread says that drives the training loop.
 STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
@@ -104,7 +105,8 @@ def build_graph(run: Run) -> Built:
     spans, syncs, steps = map(alignment.aligned, (spans, run.table(SYNCS), run.table(STEPS)))
     moved, messages = with_messages(wait_and_transfer(alignment.aligned(matching.rows)))
 
-    spans_of, moved_of, steps_of, syncs_of = map(_by_place, (spans, moved, steps, syncs))
+    needs = told_dependencies(run, spans)
+    spans_of, moved_of, steps_of, syncs_of, needs_of = map(_by_place, (spans, moved, steps, syncs, needs))
     locals_: list[Local] = []
     for rank, window in places:
         own_steps = steps_of(rank, window)
@@ -112,7 +114,16 @@ def build_graph(run: Run) -> Built:
             own_steps = steps_of(rank, -1)  # known, but not which window they were in
         locals_.append(make_local(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
     positions = positions_in_steps(locals_)
-    parts = [build_part(local, syncs_of(local.rank, local.window), names, positions) for local in locals_]
+    parts = [
+        build_part(
+            local,
+            syncs_of(local.rank, local.window),
+            needs_of(local.rank, local.window),
+            names,
+            positions,
+        )
+        for local in locals_
+    ]
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
     graph = _join(parts, moved, labels)
     graph = dataclasses.replace(graph, messages=messages, places=_places(workers), run=run)

@@ -91,13 +91,16 @@ def _segments(local: Local, spans: Ints, finish: int) -> Segments:
     return thread_segments(local.start[spans], local.end[spans], spans, local.begin, finish)
 
 
-def hand_over(local: Local, threads: Threads, tid: int) -> Waits:
+def hand_over(local: Local, threads: Threads, tid: int, told: Links) -> Waits:
     """Forward to backward and back: the caller waits while its backward thread works, and in turn.
+
+    That is inferred from when they work, unless the trace tells that the one works on what the other made.
 
     Args:
         local: the rank.
         threads: its threads.
         tid: one of its backward threads.
+        told: what the trace tells of hand-overs between threads.
     """
     cpu = np.flatnonzero(local.on_cpu & (local.tid == tid))
     outer = cpu[top_level(local.start[cpu], local.end[cpu])]
@@ -105,8 +108,11 @@ def hand_over(local: Local, threads: Threads, tid: int) -> Waits:
     begin, finish, contained = bursts(threads.segments[main], local.start[outer], local.end[outer])
     idle_from, idle_to = np.append(local.begin, finish), np.append(begin, local.finish)
     done = finish[contained]
-    given = links(EdgeKind.HANDOVER, (main, begin), (tid, begin), ~contained)
-    returned = links(EdgeKind.HANDOVER, (tid, done), (main, done))
+    mine = (told.source_thread == main) & (told.target_thread == tid)
+    started = np.sort(told.target_at[mine])
+    unsaid = np.searchsorted(started, begin) == np.searchsorted(started, finish)
+    given = links(EdgeKind.HANDOVER, (main, begin), (tid, begin), unsaid)
+    returned = links(EdgeKind.HANDOVER, (tid, done), (main, done), unsaid[contained])
     return Waits(
         tid=np.repeat([main, tid], [done.size, idle_from.size]),
         start=np.append(begin[contained], idle_from),

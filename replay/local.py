@@ -112,7 +112,7 @@ def make_local(
     end = spans["end"].to_numpy()
     kind = spans["kind"].to_physical().cast(pl.Int64).to_numpy()
     gpu = IS_ON_GPU[kind]
-    place = _index_of(spans["span_id"].to_numpy())
+    place = index_of(spans["span_id"].to_numpy())
     executed = place(matched["span_id"].to_numpy())
     matched, executed = matched.filter(pl.Series(executed >= 0)), executed[executed >= 0]
     told = ("instance", "transfer_ns", "rendezvous_ns", "payload", "message")
@@ -156,7 +156,7 @@ def make_local(
     )
 
 
-def _index_of(ids: Ints) -> Callable[[Ints], Ints]:
+def index_of(ids: Ints) -> Callable[[Ints], Ints]:
     """A function from span ids to positions, -1 for ids that are not there."""
     order = np.argsort(ids, kind="stable")
     sorted_ids = ids[order]

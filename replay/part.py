@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dpro.replay.columns import Lanes, node_columns, place_of_work
 from dpro.replay.cpu import Threads, Waits, hand_over, results_of_collectives, threads_of
+from dpro.replay.dataflow import as_spans, between_streams, between_threads
 from dpro.replay.graph import EdgeKind, Edges, Nodes
 from dpro.replay.links import WORK, Links, join, links, number_nodes, resolve
 from dpro.replay.local import Local
@@ -47,32 +48,38 @@ class Part:
     background: int
 
 
-def build_part(local: Local, syncs: pl.DataFrame, names: pl.Series, positions: Positions) -> Part:
+def build_part(
+    local: Local, syncs: pl.DataFrame, needs: pl.DataFrame, names: pl.Series, positions: Positions
+) -> Part:
     """Build one rank's share of the graph.
 
     Args:
         local: the rank's spans.
         syncs: its rows of the `syncs` table, on the aligned clock.
+        needs: its pairs of `dpro.replay.dataflow.told_dependencies`.
         names: the graph's names by code.
         positions: where in its step each collective stands.
     """
     streams, threads = streams_of(local), threads_of(local, names)
-    blocked = blocked_calls(local, streams, names)
+    blocked = blocked_calls(local, streams, syncs, names)
+    told = as_spans(local, needs)
+    handed = between_threads(local, [*threads.segments], *told)
     waits = [
-        *(hand_over(local, threads, tid) for tid in threads.backward),
+        *(hand_over(local, threads, tid, handed) for tid in threads.backward),
         results_of_collectives(local, threads, names),
         _waits_in_calls(local, blocked),
     ]
     released = _released(local, blocked)
-    pieces = {tid: _cut(local, threads, tid, waits, released) for tid in threads.segments}
+    given = [*(wait.links for wait in waits), handed]
+    pieces = {tid: _cut(local, threads, tid, waits, given, released) for tid in threads.segments}
     executed = np.flatnonzero((local.instance >= 0) & ~local.on_gpu)
     work = np.concatenate([streams.work, executed[np.argsort(local.start[executed], kind="stable")]])
     numbering = number_nodes(pieces, work, local.instance >= 0)
     found = [
-        *(wait.links for wait in waits),
+        *given,
         _launches(local, work, released),
         _lane_order(local, work),
-        event_links(local, streams, syncs, names),
+        event_links(local, streams, syncs, between_streams(local, streams, *told), names),
     ]
     edges = resolve(join(found), numbering)
     nodes, lanes = node_columns(local, threads, numbering, positions)
@@ -84,9 +91,9 @@ def build_part(local: Local, syncs: pl.DataFrame, names: pl.Series, positions: P
 def _waits_in_calls(local: Local, blocked: list[Blocked]) -> Waits:
     """Calls that were blocked on GPU work, as waits of their threads."""
     rows = np.array([(local.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
-    pairs = [(span, local.tid[b.call], b.end) for b in blocked for span in b.awaited]
-    awaited = np.array(pairs, np.int64).reshape(-1, 3)
-    found = links(EdgeKind.SYNC, (WORK, awaited[:, 0]), (awaited[:, 1], awaited[:, 2]))
+    pairs = [(span, local.tid[b.call], b.end, not b.told) for b in blocked for span in b.awaited]
+    awaited = np.array(pairs, np.int64).reshape(-1, 4)
+    found = links(EdgeKind.SYNC, (WORK, awaited[:, 0]), (awaited[:, 1], awaited[:, 2]), awaited[:, 3] > 0)
     return Waits(rows[:, 0], rows[:, 1], rows[:, 2], found)
 
 
@@ -109,10 +116,12 @@ def _released(local: Local, blocked: list[Blocked]) -> Ints:
     return np.maximum(released, local.start)
 
 
-def _cut(local: Local, threads: Threads, tid: int, waits: list[Waits], released: Ints) -> Pieces:
+def _cut(
+    local: Local, threads: Threads, tid: int, waits: list[Waits], given: list[Links], released: Ints
+) -> Pieces:
     """Cut a thread where it waits, where it lets go of work or hands over, and where steps begin and end."""
     calls = local.calls
-    handed = [wait.links.source_at[wait.links.source_thread == tid] for wait in waits]
+    handed = [each.source_at[each.source_thread == tid] for each in given]
     cuts = [released[calls[local.tid[calls] == tid]], local.step_start, [local.steps_end], *handed]
     mine = [wait.tid == tid for wait in waits]
     return cut_thread(

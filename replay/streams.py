@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.replay.graph import EdgeKind
 from dpro.replay.links import WORK, Links, links
-from dpro.replay.local import KIND, Local
+from dpro.replay.local import KIND, Local, index_of
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -63,12 +63,13 @@ class Streams:
 
 @dataclass(frozen=True)
 class Blocked:
-    """A call that was blocked on GPU work: which, from when to when (ns), and on what spans."""
+    """A call blocked on GPU work: which, from when to when (ns), on what spans, and whether that is told."""
 
     call: int
     start: int
     end: int
     awaited: list[int]
+    told: bool
 
 
 def streams_of(local: Local) -> Streams:
@@ -83,17 +84,18 @@ def streams_of(local: Local) -> Streams:
     return Streams(work, before, launched, by_stream, called)
 
 
-def event_links(local: Local, streams: Streams, syncs: pl.DataFrame, names: pl.Series) -> Links:
+def event_links(local: Local, streams: Streams, syncs: pl.DataFrame, needs: Pairs, names: pl.Series) -> Links:
     """Dependencies between streams, and waits for room on the device.
 
     Args:
         local: the rank.
         streams: its GPU work in order.
         syncs: its rows of the `syncs` table.
+        needs: work and what on other streams it is known to need.
         names: the graph's names by code.
     """
     recorded = _recorded_events(local, streams, syncs)
-    pairs = [(source, target, False) for source, target in recorded]
+    pairs = [(source, target, False) for source, target in (*recorded, *needs)]
     if not recorded:
         pairs += [(s, t, True) for s, t in _inputs_of_collectives(local, streams)]
         pairs += [(s, t, True) for s, t in _users_of_collectives(local, streams, names)]
@@ -254,7 +256,7 @@ def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[P
     return coincident, draining
 
 
-def blocked_calls(local: Local, streams: Streams, names: pl.Series) -> list[Blocked]:
+def blocked_calls(local: Local, streams: Streams, syncs: pl.DataFrame, names: pl.Series) -> list[Blocked]:
     """CPU calls that were blocked on GPU work: those that end with the work they can wait for.
 
     A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
@@ -262,8 +264,10 @@ def blocked_calls(local: Local, streams: Streams, names: pl.Series) -> list[Bloc
     Args:
         local: the rank.
         streams: its GPU work in order.
+        syncs: its rows of the `syncs` table.
         names: the graph's names by code.
     """
+    awaited = _awaited_by_calls(local, streams, syncs)
     runtime = local.kind == KIND["runtime"]
     is_copy, is_one, is_all, is_allocating = (
         np.flatnonzero(runtime & names.str.contains(pattern).to_numpy()[local.name])
@@ -280,23 +284,43 @@ def blocked_calls(local: Local, streams: Streams, names: pl.Series) -> list[Bloc
         handed_in = min(local.start[call] + cost, max(local.start[call], local.start[copy]))
         blocked.append(_blocked(local, call, int(handed_in), [copy]))
     for call in is_one.tolist():
-        fitting = [
-            span
-            for span in _last_everywhere(local, streams, call)
-            if _ends_with(local, call, local.end[span])
-        ]
+        told = call in awaited
+        last = [awaited[call]] if told else _last_everywhere(local, streams, call)
+        fitting = [span for span in last if _ends_with(local, call, local.end[span])]
         if fitting:
             closest = max(fitting, key=lambda span: local.end[span])
-            blocked.append(_blocked(local, call, int(local.start[call]), [closest]))
+            blocked.append(_blocked(local, call, int(local.start[call]), [closest], told))
     for call in is_all.tolist():
         last = _last_everywhere(local, streams, call)
         if last and max(local.end[span] for span in last) > local.start[call]:
-            blocked.append(_blocked(local, call, int(local.start[call]), last))
+            blocked.append(_blocked(local, call, int(local.start[call]), last, told=True))
     for call in is_allocating.tolist():
         last = _last_everywhere(local, streams, call)
         if last and _ends_with(local, call, max(local.end[span] for span in last)):
             blocked.append(_blocked(local, call, int(local.start[call]), last))
     return blocked
+
+
+def _awaited_by_calls(local: Local, streams: Streams, syncs: pl.DataFrame) -> dict[int, int]:
+    """For calls of which the trace tells what they wait for, the last work of that: by index of the call."""
+    told = syncs.filter(
+        ((pl.col("kind") == "stream_sync") & (pl.col("stream") >= 0))
+        | ((pl.col("kind") == "event_sync") & (pl.col("record_correlation") >= 0))
+    )
+    if told.height == 0:
+        return {}
+    records = syncs.filter(pl.col("kind") == "event_record").select("correlation", recorded="start_ns")
+    told = told.join(records, left_on="record_correlation", right_on="correlation", how="left")
+    calls = index_of(local.span_id)(told["span_id"].to_numpy())
+    awaited: dict[int, int] = {}
+    for call, row in zip(calls.tolist(), told.iter_rows(named=True)):
+        of_stream = row["kind"] == "stream_sync"
+        stream = max(row["device"], 0) * 100_000 + (row["stream"] if of_stream else row["record_stream"])
+        until = row["start_ns"] if of_stream else row["recorded"]
+        if call >= 0 and until is not None and stream in streams.by_stream:
+            last = _last_launched(streams, stream, until)
+            awaited |= {call: last} if last >= 0 else {}
+    return awaited
 
 
 def _typical_call_ns(local: Local, copies: Ints) -> int:
@@ -317,6 +341,6 @@ def _ends_with(local: Local, call: int | Ints, work_end: int | Ints) -> Bools:
     return (local.start[call] < work_end) & (late >= -ROUNDING_NS) & (late <= WAKE_UP_NS)
 
 
-def _blocked(local: Local, call: int, start: int, awaited: list[int]) -> Blocked:
+def _blocked(local: Local, call: int, start: int, awaited: list[int], told: bool = False) -> Blocked:
     end = min(int(local.end[call]), max(int(local.end[span]) for span in awaited))
-    return Blocked(call, min(start, end), end, awaited)
+    return Blocked(call, min(start, end), end, awaited, told)
