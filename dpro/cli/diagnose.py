@@ -9,6 +9,7 @@ import click
 
 from dpro.cli.analysis import Analysis, analyse, run_argument
 from dpro.cli.hangs import say_what_hangs
+from dpro.cli.lateness import say_who_is_late
 from dpro.cli.output import console, finding_document, json_option, print_json
 from dpro.cli.runs import open_or_import
 from dpro.units import format_duration, ms
@@ -40,7 +41,8 @@ def diagnose(run: str, as_json: bool) -> None:
     dpro diagnose FOLDER_OF_DUMPS
     dpro diagnose RUN --json | jq '.findings[].component'
     """
-    if say_what_hangs(open_or_import(run), as_json):
+    opened = open_or_import(run)
+    if say_what_hangs(opened, as_json) or say_who_is_late(opened, as_json):
         return
     analysis = analyse(run)
     slowdown = find_slowdown(analysis)
