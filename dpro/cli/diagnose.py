@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dpro.detect.findings import Finding
     from dpro.detect.slowdown import Slowdown
+    from dpro.store import Run
 
 
 SHOWN = 4  # largest slowdowns of each kind that are printed
@@ -79,20 +80,20 @@ def not_known(analysis: Analysis) -> list[str]:
     """What keeps this run from showing all that may be wrong, one line each."""
     from dpro.detect.straggler import FEWEST_STEPS
 
-    reasons = [*_ends(analysis), *analysis.trust.reasons]
+    reasons = [*bad_ends(analysis.run), *analysis.trust.reasons]
     steps = analysis.trust.steps.height
     if 0 < steps < FEWEST_STEPS:
         reasons.append(f"{steps} step cannot show that anything persists: record at least {FEWEST_STEPS}")
     return reasons
 
 
-def _ends(analysis: Analysis) -> list[str]:
+def bad_ends(run: Run) -> list[str]:
     """How ranks ended, where it was not well; SIGTERM is what launchers send to the rest."""
     import polars as pl
 
     from dpro.schema import WORKERS
 
-    workers = analysis.run.table(WORKERS)
+    workers = run.table(WORKERS)
     killed = workers.filter((pl.col("exit_signal") > 0) & (pl.col("exit_signal") != signal.SIGTERM))
     failed = workers.filter(pl.col("exit_code") > 0)
     return [

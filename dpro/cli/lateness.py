@@ -24,10 +24,12 @@ def say_who_is_late(run: Run, as_json: bool) -> bool:
     """
     import polars as pl
 
+    from dpro.cli.diagnose import bad_ends
     from dpro.detect.late_ranks import find_late_ranks
     from dpro.detect.one_clock import on_one_clock
+    from dpro.detect.regression import find_regression
     from dpro.detect.straggler import FEWEST_STEPS
-    from dpro.schema import COLLECTIVES, SPANS, STEPS
+    from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 
     rows = run.rows()
     if not rows[STEPS.name] or not rows[COLLECTIVES.name]:
@@ -37,7 +39,8 @@ def say_who_is_late(run: Run, as_json: bool) -> bool:
         return False
     aligned, apart = on_one_clock(always_of(run))
     findings = find_late_ranks(aligned.collectives, aligned.steps, aligned.counters, aligned.workers)
-    unknown = [*not_shown(aligned, apart), *_why_no_window(run)]
+    findings += find_regression(*map(run.table, (STEPS, COUNTERS, SPANS)))
+    unknown = [*bad_ends(run), *not_shown(aligned, apart), *_why_no_window(run)]
     if as_json:
         print_json(_document(run, findings, unknown))
     else:
@@ -71,7 +74,7 @@ def print_late(findings: list[Finding], unknown: list[str]) -> None:
     """The findings for people."""
     out = console()
     if not findings:
-        out.print("Nobody is late that the calls of this run can show.")
+        out.print("Nothing is wrong that the steps and calls of this run can show.")
     for finding in findings:
         for line in in_words(finding):
             out.print(line)
@@ -80,10 +83,11 @@ def print_late(findings: list[Finding], unknown: list[str]) -> None:
 
 
 def in_words(finding: Finding) -> list[str]:
-    """What a rank is found for, and its evidence, one line each."""
+    """What is found, and its evidence, one line each."""
     cause = f" ({finding.cause})" if finding.cause else ""
+    costs = "costs its peers" if finding.component_kind == "rank" else "costs"
     return [
-        f"{finding.class_}: {finding.component_kind} {finding.component_id}{cause}: the others wait for it "
+        f"{finding.class_}: {finding.component_kind} {finding.component_id}{cause} {costs} "
         f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it); "
         f"confidence {finding.confidence:.2f}",
         *(f"  - {line}" for line in finding.evidence),
