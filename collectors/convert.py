@@ -25,7 +25,7 @@ from dpro.collectors.launch import Launch
 from dpro.collectors.merge import merge_window
 from dpro.collectors.meshes import mesh_coordinates
 from dpro.collectors.sidecar import GONE, process_facts
-from dpro.collectors.stall import message_rows, process_groups, stack_of
+from dpro.collectors.stall import message_rows, messages_in_window, process_groups, stack_of
 from dpro.errors import DproError
 from dpro.schema import (
     BUCKETS,
@@ -154,8 +154,8 @@ def _convert_windows(run: Path, process: Process, readers: Readers, until_ns: in
         batch = process.folder / f"batch-{waiting[0].stem}"
         batch.mkdir()
         for path in waiting:
-            execution = path.with_name(path.name.replace("window", "trace"))
-            for each in (execution, path):  # in this order: a window in a batch has all that belongs to it
+            beside = [path.with_name(path.name.replace("window", what)) for what in ("trace", "messages")]
+            for each in (*beside, path):  # in this order: a window in a batch has all that belongs to it
                 if each.exists():
                     each.rename(batch / each.name)
     for batch in sorted(process.folder.glob("batch-*")):
@@ -179,7 +179,10 @@ def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -
                 {"warnings": [f"rank {process.rank}: window {window} is lost: {_cause(error, path)}"]}
             )
             continue
-        frames.append(_window_frames(trace, window, entries))
+        sent = messages_in_window(
+            path.with_name(path.name.replace("window", "messages")), process.rank, window
+        )
+        frames.append(_window_frames(trace, window, pl.concat([entries, sent])))
         notes.append({"warnings": trace.warnings, "skipped": trace.skipped, "versions": trace.versions})
     for table in WINDOW_TABLES if frames else ():
         whole = pl.concat([each[table.name] for each in frames], how="vertical")
@@ -188,7 +191,7 @@ def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -
 
 
 def _window_frames(trace: Trace, window: int, entries: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """One window's tables, with ids of their own and what the flight recorder knew of its collectives."""
+    """One window's tables, with ids of their own and what is known of its collectives besides."""
     first = (window + 1) * _WINDOW_IDS
     frames = {
         table.name: _renumbered(conform(table, trace.frames.get(table.name, table.empty())), first)

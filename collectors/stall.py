@@ -1,13 +1,13 @@
-"""What a process left about its calls when it stood still, as tables.
+"""What a process left about its calls when it stood still, and about messages in windows, as tables.
 
-In: `stall.json`, and the flight recorder's dumps. Out: rows of `collectives` for messages that the flight
-recorder leaves out, rows of `process_groups`, and the stack of the main thread.
+In: `stall.json`, `messagesNNNN.json`, and the flight recorder's dumps. Out: rows of `collectives` for
+messages that the flight recorder leaves out, rows of `process_groups`, and the stack of the main thread.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 
 SOURCE = "dpro recorder"
 MESSAGE_IDS = 1 << 61  # ids of messages begin here: those of the flight recorder and of windows are below
+_WINDOW_IDS = 1 << 32  # those of window w begin at MESSAGE_IDS + (w + 1) * this
 
 
 def stall_of(folder: Path) -> Mapping[str, Any]:
@@ -33,13 +34,29 @@ def stack_of(folder: Path) -> str:
 
 def message_rows(folder: Path, rank: int) -> pl.DataFrame:
     """The latest messages of each pair of gloo's, and all that were not delivered."""
+    return _rows(stall_of(folder).get("messages", []), rank, MESSAGE_IDS)
+
+
+def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
+    """All messages of gloo's that were begun in a window, in order; none where there is no such file.
+
+    Args:
+        path: `messagesNNNN.json`.
+        rank: whose they are.
+        window: its number.
+    """
+    messages = json.loads(path.read_text()) if path.is_file() else []
+    return conform(COLLECTIVES, _rows(messages, rank, MESSAGE_IDS + (window + 1) * _WINDOW_IDS))
+
+
+def _rows(messages: Sequence[Mapping[str, Any]], rank: int, first_id: int) -> pl.DataFrame:
     rows = []
-    for number, message in enumerate(stall_of(folder).get("messages", [])):
+    for number, message in enumerate(messages):
         ranks, peer, size = message["ranks"], message["peer"], message["bytes"]
         sends = message["op"] == "send"
         rows.append(
             {
-                "collective_id": MESSAGE_IDS + number,
+                "collective_id": first_id + number,
                 "rank": rank,
                 "window": -1,
                 "op": message["op"],
@@ -52,7 +69,7 @@ def message_rows(folder: Path, rank: int) -> pl.DataFrame:
                 "peer": ranks[peer] if 0 <= peer < len(ranks) else -1,
                 "enqueued_ns": message["enqueued_ns"],
                 "source": SOURCE,
-                "state": message["state"],
+                "state": message.get("state", ""),
             }
         )
     schema = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if rows and name in rows[0]}

@@ -23,7 +23,7 @@ from dpro.replay.columns import COMMUNICATION_THREAD
 from dpro.replay.dataflow import told_dependencies
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, Message, NodeKind, Nodes, Place, make_graph
 from dpro.replay.local import Local, make_local
-from dpro.replay.match import Matching, match_collectives
+from dpro.replay.match import POINT_TO_POINT, Matching, match_collectives
 from dpro.replay.operations import consists_of_operations
 from dpro.replay.oplevel import build_operations, with_typical_delays
 from dpro.replay.part import Part, build_part
@@ -47,6 +47,8 @@ BACK_TO_BACK_NS = 20_000
 ENOUGH_IDLE_LAUNCHES = 20
 # Work that nothing in the trace explains the start of, and that starts later by more than this, is anchored.
 UNEXPLAINED_NS = 50_000
+# Within this time of its call a worker thread begins with a CPU collective, unless it finds no core.
+NO_CORE_NS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -157,16 +159,22 @@ def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
     All members move once the last has arrived: a member's transfer is its own end minus the latest start in
     the group (Lin et al., OSDI 2025, section 3.2).
 
+    A message of CPU tensors lasts in the trace until its caller asks for it: it took as long as on the side
+    that asked first.
+
     Args:
         matched: rows of `Matching`, on the aligned clock.
 
     Returns:
-        The rows with `rendezvous_ns` (aligned) and `transfer_ns`.
+        The rows with `rendezvous_ns` (aligned), `transfer_ns` and `is_message`.
     """
-    end = pl.col("start_ns") + pl.col("duration_ns")
-    return matched.with_columns(rendezvous_ns=pl.col("start_ns").max().over("instance")).with_columns(
-        transfer_ns=(end - pl.col("rendezvous_ns")).clip(lower_bound=0)
+    transfer = (pl.col("start_ns") + pl.col("duration_ns") - pl.col("rendezvous_ns")).clip(lower_bound=0)
+    is_message = pl.col("op").is_in(POINT_TO_POINT) & (pl.col("device") < 0)
+    rows = matched.with_columns(
+        rendezvous_ns=pl.col("start_ns").max().over("instance"), is_message=is_message.fill_null(False)
     )
+    shortest = transfer.min().over("instance")
+    return rows.with_columns(transfer_ns=pl.when("is_message").then(shortest).otherwise(transfer))
 
 
 def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...]]:
@@ -348,11 +356,13 @@ def _anchor_unexplained(
 ) -> tuple[Edges, Nodes]:
     """Tie down GPU work that starts later than anything in the trace explains.
 
-    Work without a launch keeps its distance from the work before it. Work that was ready before its GPU did
-    anything inside the window may have queued behind work from before it: it keeps its time.
+    Work without a launch keeps its distance from the work before it, and a worker thread that found no core
+    its distance from what it had waited for. Work that was ready before its GPU did anything inside the
+    window may have queued behind work from before it: it keeps its time.
     """
     ready = _latest_end(edges, nodes, np.ones(edges.lag.size, np.bool_))
     late = _on_stream(nodes) & (nodes.measured_start - ready > UNEXPLAINED_NS) & ~nodes.anchored
+    without_core = late & on_worker[nodes.lane] & (nodes.measured_start - ready > NO_CORE_NS)
     has_launch, has_before = np.zeros(late.size, np.bool_), np.zeros(late.size, np.bool_)
     has_launch[edges.target[launch]] = True
     has_before[edges.target[stream]] = True
@@ -362,6 +372,7 @@ def _anchor_unexplained(
     np.minimum.at(first_work, nodes.rank[on_gpu] - lowest, nodes.measured_start[on_gpu])
     first = late & ~has_before & ~on_worker[nodes.lane] & (ready < first_work[nodes.rank - lowest])
     fitted = stream & (late & ~has_launch)[edges.target]
+    fitted |= without_core[edges.target] & (nodes.measured_end[edges.source] == ready[edges.target])
     lag = edges.lag.copy()
     lag[fitted] = (nodes.measured_start[edges.target] - nodes.measured_end[edges.source])[fitted]
     anchored = nodes.anchored | first

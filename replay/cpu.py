@@ -1,7 +1,7 @@
-"""CPU threads of one rank: which matter, and where each waited for another or for a collective.
+"""CPU threads of one rank: which matter, and where each waited for another.
 
 In: a `Local`. Out: segments of the threads, and for each rule its waits and links. Waits for the GPU are
-found in `dpro.replay.streams`.
+found in `dpro.replay.streams`, those for collectives in `dpro.replay.results`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.replay.graph import EdgeKind
-from dpro.replay.links import WORK, Links, join, links
+from dpro.replay.links import Links, join, links
 from dpro.replay.local import KIND, Local
 from dpro.replay.threads import Segments, bursts, thread_segments, top_level
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-# A thread that waited for a CPU collective goes on within this time of its end, or within this share of the
-# time it did nothing else: woken threads share their cores with the ones that woke them.
-CPU_WAKE_UP_NS = 500_000
-CPU_WAKE_UP_SHARE = 0.2
-# It may also go on so much before the end that the worker recorded, having been idle for a multiple of that.
-TOLD_EARLY_NS = 5_000_000
-TOLD_EARLY_TIMES = 10
 
 AUTOGRAD = r"^autograd::engine::evaluate_function"
 BACKWARD = "dpro::backward"
@@ -119,61 +111,3 @@ def hand_over(local: Local, threads: Threads, tid: int, told: Links) -> Waits:
         end=np.append(done, idle_to),
         links=join([given, returned]),
     )
-
-
-def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> Waits:
-    """Where the thread that called a CPU collective needs its result.
-
-    If the collective ends while its caller is in no operator, and the caller goes on soon after, the caller
-    was waiting. If it ends while the caller computes, its result is needed at the end of the backward pass
-    that called it, or (inferred) at the end of the step.
-    """
-    is_backward = local.on_cpu & (names == BACKWARD).to_numpy()[local.name]
-    waits: list[tuple[int, int, int]] = []
-    needs: list[tuple[int, int, int, bool]] = []  # span, thread, time, inferred
-    for span in np.flatnonzero((local.instance >= 0) & ~local.on_gpu & (local.launch >= 0)).tolist():
-        call, end = int(local.launch[span]), int(local.end[span])
-        tid = int(local.tid[call])
-        segments = threads.segments.get(tid)
-        if segments is None:
-            continue
-        at = _waited_in(local, segments, int(local.end[call]), end)
-        begin, finish, inner = int(segments.start[at]), int(segments.end[at]), int(segments.span[at])
-        quiet = (inner < 0 or local.kind[inner] in QUIET) and begin < end
-        end = min(end, finish)  # the caller may have been told before the range closed
-        if quiet and finish - end <= max(CPU_WAKE_UP_NS, CPU_WAKE_UP_SHARE * (finish - begin)):
-            waits.append((tid, max(begin, int(local.end[call])), end))
-            needs.append((span, tid, end, True))
-        elif quiet:
-            needs.append((span, tid, finish, True))
-        else:
-            needs.append((span, tid, *_needed_by(local, is_backward, call, end)))
-    waited, needed = np.array(waits, np.int64).reshape(-1, 3), np.array(needs, np.int64).reshape(-1, 4)
-    found = links(EdgeKind.SYNC, (WORK, needed[:, 0]), (needed[:, 1], needed[:, 2]), needed[:, 3] > 0)
-    return Waits(waited[:, 0], waited[:, 1], waited[:, 2], found)
-
-
-def _waited_in(local: Local, segments: Segments, called: int, end: int) -> int:
-    """The segment in which a thread may have waited for the end of a collective.
-
-    That is where it ends, or where it ends just as the next operator begins, the one before. A worker tells
-    the caller a little before it closes its own range: then the stretch of quiet that ended so little
-    earlier, if the caller had been quiet for much longer than that.
-    """
-    at = int(segments.at(np.array([end - 1]))[0])
-    before = np.arange(np.searchsorted(segments.end, end - TOLD_EARLY_NS), at)
-    inner, finish = segments.span[before], segments.end[before]
-    quiet = (inner < 0) | np.isin(local.kind[np.maximum(inner, 0)], QUIET)
-    idle = finish - np.maximum(segments.start[before], called)
-    told = before[quiet & (idle >= TOLD_EARLY_TIMES * (end - finish))]
-    return int(told[-1]) if told.size else at
-
-
-def _needed_by(local: Local, is_backward: Bools, call: int, end: int) -> tuple[int, bool]:
-    """When a result that nobody waited for is needed, and whether that is inferred."""
-    on_thread = is_backward & (local.tid == local.tid[call])
-    around = on_thread & (local.start <= local.start[call]) & (local.end >= max(local.end[call], end))
-    if around.any():
-        return int(local.end[around].min()), False
-    later = local.step_start[local.step_start >= end]
-    return (int(later[0]) if later.size else local.finish), True

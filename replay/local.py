@@ -37,6 +37,9 @@ class Local:
             CPU collective, the index of the call; -1 where unknown.
         instance: [S] for a span that ran a collective its instance, else -1.
         transfer: [S] for a span that ran a collective how long it moved data, ns, else -1.
+        is_message: [S] whether it is a send or receive of CPU tensors: its range begins with the call, on the
+            calling thread, and lasts until that thread asks whether it is over.
+        asked: [S] when that was; else as `end`, which for messages is when they were over.
         payload, message: [S] for a span that ran a collective what it moved, bytes and which of
             `Graph.messages`, else -1; bytes are -1 where unknown, too.
         rendezvous: [S] when the last member was ready, ns on the aligned clock, else -1.
@@ -58,6 +61,8 @@ class Local:
     launch: Ints
     instance: Ints
     transfer: Ints
+    is_message: Bools
+    asked: Ints
     payload: Ints
     message: Ints
     rendezvous: Ints
@@ -102,7 +107,8 @@ def make_local(
     Args:
         rank, window: which.
         spans: its spans, with a `code` for the name, and `marks`: whether spans of that name mark steps.
-        matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `payload` and `message`.
+        matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `is_message`, `payload`
+            and `message`.
         steps: its steps.
     """
     spans = spans.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).sort(
@@ -120,6 +126,10 @@ def make_local(
     for name, column in of_span.items():
         column[executed] = matched[name].to_numpy()
     instance = of_span["instance"]
+    is_message = np.zeros(start.size, np.bool_)
+    is_message[executed] = matched["is_message"].to_numpy()
+    over = np.maximum(of_span["rendezvous_ns"], start) + of_span["transfer_ns"]
+    asked, end = end, np.where(is_message, np.minimum(end, over), end)
     launch = _launches(spans, kind, gpu)
     called = place(matched["launch_span_id"].to_numpy())
     launch[executed] = np.where(launch[executed] >= 0, launch[executed], called)
@@ -144,6 +154,8 @@ def make_local(
         launch=launch,
         instance=instance,
         transfer=of_span["transfer_ns"],
+        is_message=is_message,
+        asked=asked,
         payload=of_span["payload"],
         message=of_span["message"],
         rendezvous=of_span["rendezvous_ns"],

@@ -13,11 +13,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.replay.columns import Lanes, node_columns, place_of_work
-from dpro.replay.cpu import Threads, Waits, hand_over, results_of_collectives, threads_of
+from dpro.replay.cpu import Threads, Waits, hand_over, threads_of
 from dpro.replay.dataflow import as_spans, between_streams, between_threads
 from dpro.replay.graph import EdgeKind, Edges, Nodes
 from dpro.replay.links import WORK, Links, join, links, number_nodes, resolve
 from dpro.replay.local import Local
+from dpro.replay.results import ended_when_told, results_of_collectives
 from dpro.replay.sections import Positions
 from dpro.replay.streams import Blocked, blocked_calls, event_links, streams_of
 from dpro.replay.threads import Pieces, cut_thread
@@ -60,7 +61,9 @@ def build_part(
         names: the graph's names by code.
         positions: where in its step each collective stands.
     """
-    streams, threads = streams_of(local), threads_of(local, names)
+    threads = threads_of(local, names)
+    local = ended_when_told(local, threads, names)
+    streams = streams_of(local)
     blocked = blocked_calls(local, streams, syncs, names)
     told = as_spans(local, needs)
     handed = between_threads(local, [*threads.segments], *told)
@@ -149,7 +152,8 @@ def _launches(local: Local, work: Ints, released: Ints) -> Links:
 
 
 def _lane_order(local: Local, work: Ints) -> Links:
-    """Each piece of work after the one before it on its stream or worker."""
+    """Each piece of work after the one before it on its stream or worker; messages wait for nobody there."""
+    work = work[~local.is_message[work]]
     place = place_of_work(local, work)
     ordered = work[np.lexsort((local.end[work], local.start[work], place))]
     place = place_of_work(local, ordered)

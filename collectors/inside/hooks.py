@@ -50,7 +50,7 @@ def install(launch: str) -> None:
     # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        control, data, host, naming, inference, mesh, windows, flight, stalls, buckets, clocks, peers, exits,
+        control, data, host, naming, inference, mesh, windows, stalls, flight, buckets, clocks, peers, exits,
         preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)

@@ -1,7 +1,8 @@
-"""What a process is stuck in: messages that gloo has not delivered, and where its main thread stands.
+"""Messages of gloo, and what a process is stuck in.
 
-In: sends and receives on CPU tensors, which gloo's flight recorder leaves out. Out: `stall.json`, while no
-step ends: the latest message of each pair and all that are not delivered, and the stack of the main thread.
+In: sends and receives on CPU tensors, which gloo's flight recorder leaves out. Out: `messagesNNNN.json`, the
+messages of a deep window; and `stall.json`, while no step ends: the latest message of each pair and all that
+are not delivered, and the stack of the main thread.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
 
 from .flight import STALL_S
+from .kineto import is_profiling
 from .recorder import Recorder
 
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
+MOST = 65536  # messages of a window that are kept
 DEEPEST = 16  # calls of the stack that are kept
 _OPS = ("send", "recv")
 
@@ -35,6 +39,7 @@ class Stalls:
     def on_fork(self) -> None:
         """This is a forked child: it has sent nothing."""
         self._pending: deque[tuple[Any, dict[str, Any]]] = deque(maxlen=PENDING)
+        self._in_window: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._latest: dict[tuple[str, str, int], tuple[Any, dict[str, Any]]] = {}
         self._counts: dict[tuple[str, str, int], int] = {}
         self._saved_s = 0.0
@@ -65,6 +70,19 @@ class Stalls:
         }
         self._latest[key] = entry = (weakref.ref(work), message)  # nothing of the job's is kept alive
         self._pending.append(entry)
+        if is_profiling():
+            self._in_window.append(message)
+
+    def on_window(self, name: str) -> None:
+        """A window was saved: so are its messages.
+
+        Args:
+            name: its file, without the ending.
+        """
+        messages, self._in_window = self._in_window, deque(maxlen=MOST)
+        if messages:
+            content = json.dumps(_with_ranks(messages)).encode()
+            self._recorder.write_file(f"{name.replace('window', 'messages')}.json", content)
 
     def on_second(self) -> None:
         """Save while nothing moves."""
@@ -84,12 +102,9 @@ class Stalls:
             for (op, group, peer), (_, message) in tuple(self._latest.items())
             if (op, group, peer, message["sequence"]) not in known
         ]
-        ranks = _ranks_of_groups()
         stall = {
             "saved_ns": time.time_ns(),
-            "messages": [
-                message | {"ranks": ranks.get(message["group"], [])} for message in (*latest, *pending)
-            ],
+            "messages": _with_ranks([*latest, *pending]),
             "stack": _main_stack(),
         }
         self._recorder.write_file("stall.json", json.dumps(stall).encode())
@@ -101,14 +116,15 @@ def _is_open(work: Any) -> bool:
     return held is not None and not held.is_completed()
 
 
-def _ranks_of_groups() -> dict[str, list[int]]:
-    """Global ranks by the group's name, in the order of the group."""
+def _with_ranks(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, each with the global ranks of its group, in the group's order."""
     world = dist.distributed_c10d._world
-    return {
+    ranks = {
         name: sorted(places, key=lambda rank: places[rank])
         for group, name in world.pg_names.items()
         if (places := world.pg_group_ranks.get(group))
     }
+    return [message | {"ranks": ranks.get(message["group"], [])} for message in messages]
 
 
 def _main_stack() -> list[str]:
@@ -124,6 +140,7 @@ def _main_stack() -> list[str]:
 def install(recorder: Recorder) -> None:
     """Remember messages, and save where the process stands."""
     stalls = Stalls(recorder)
+    recorder.listen("window", stalls.on_window)
     recorder.listen("second", stalls.on_second)
     recorder.listen("fork", stalls.on_fork)
     if dist.is_available():

@@ -419,10 +419,20 @@ def test_ranks_agree_on_steps_windows_and_collectives(jobs, name):
     calls = run.table(COLLECTIVES)
     deep = calls.filter(pl.col("window") >= 0)
     assert set(deep["window"]) == {0, 1}
-    if name != "pipeline":  # gloo's flight recorder knows no sends
-        assert set(calls["group"].unique()) == {"0 default_pg"}
-        first, second = (deep.filter(rank=rank).select("group", "sequence", "op") for rank in (0, 1))
-        assert first.sort("sequence").equals(second.sort("sequence"))
+    if name == "pipeline":  # messages, of which there are four in each direction and step
+        sent, received = (
+            deep.filter(op=op).select("window", "rank", "peer", "sequence", "group_ranks")
+            for op in ("send", "recv")
+        )
+        assert sent.height == 4 * 2 * deep["window"].n_unique() * WINDOW_STEPS
+        there = received.rename({"rank": "peer", "peer": "rank"}).select(sent.columns)
+        keys = ["window", "rank", "sequence"]
+        assert sent.sort(keys).equals(there.sort(keys))
+        assert deep["sequence"].min() > 0
+        return
+    assert set(calls["group"].unique()) == {"0 default_pg"}
+    first, second = (deep.filter(rank=rank).select("group", "sequence", "op") for rank in (0, 1))
+    assert first.sort("sequence").equals(second.sort("sequence"))
 
 
 def test_mesh_coordinates_come_from_the_names_of_its_axes(jobs):

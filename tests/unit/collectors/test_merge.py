@@ -86,3 +86,17 @@ def test_one_entry_is_given_to_one_row():
     known = entries({"collective_id": 6, "enqueued_ns": 10}, {"collective_id": 8, "enqueued_ns": 20})
     merged = merge_window(window, spans((1, 0, 100)), known)
     assert merged["collective_id"].to_list() == [6]
+
+
+def test_message_that_was_noted_long_after_its_call_belongs_to_it_and_not_to_the_next():
+    window = seen(
+        {"collective_id": 101, "launch_span_id": 1, "enqueued_ns": 1_000, "op": "send"},
+        {"collective_id": 102, "launch_span_id": 2, "enqueued_ns": 90_000_000, "op": "send"},
+    )
+    calls = spans((1, 1_000, 100), (2, 90_000_000, 100))
+    known = entries(
+        {"collective_id": 6, "sequence": 3, "enqueued_ns": 60_000_000, "op": "send", "peer": 1},
+        {"collective_id": 8, "sequence": 4, "enqueued_ns": 90_000_200, "op": "send", "peer": 1},
+    )
+    merged = merge_window(window, calls, known).sort("enqueued_ns")
+    assert merged.select("sequence", "peer").rows() == [(3, 1), (4, 1)]

@@ -6,7 +6,14 @@ import json
 
 import polars as pl
 
-from dpro.collectors.stall import forgotten, keep_groups, message_rows, process_groups, stack_of
+from dpro.collectors.stall import (
+    forgotten,
+    keep_groups,
+    message_rows,
+    messages_in_window,
+    process_groups,
+    stack_of,
+)
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 
 MESSAGE = {
@@ -21,6 +28,16 @@ def test_a_message_is_a_row_with_its_peer_as_a_global_rank(tmp_path):
     assert (row["rank"], row["op"], row["peer"], row["sequence"]) == (5, "recv", 2, 3)
     assert (row["bytes_in"], row["bytes_out"], row["state"]) == (0, 16, "scheduled")
     assert stack_of(tmp_path) == "job.py:3 main"
+
+
+def test_messages_of_a_window_are_rows_with_ids_of_their_own(tmp_path):
+    (tmp_path / "messages0003.json").write_text(json.dumps([MESSAGE, MESSAGE | {"sequence": 4}]))
+    rows = messages_in_window(tmp_path / "messages0003.json", 5, 3)
+    assert rows.select("peer", "sequence", "group_ranks").rows() == [(2, 3, [2, 5]), (2, 4, [2, 5])]
+    (tmp_path / "stall.json").write_text(json.dumps({"messages": [MESSAGE], "stack": []}))
+    ids = [*rows["collective_id"], *message_rows(tmp_path, 5)["collective_id"]]
+    assert len(set(ids)) == 3
+    assert messages_in_window(tmp_path / "messages0004.json", 5, 4).is_empty()
 
 
 def test_a_process_that_never_stood_still_has_neither_messages_nor_stack(tmp_path):
