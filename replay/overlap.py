@@ -10,6 +10,7 @@ there; where they do not, the interval is wide and nothing is told.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,7 @@ ENOUGH_PLACES = 8
 RESAMPLES = 1000
 SETTLED_NS = 1_000  # a replay whose end moves by less has found its overlap
 ROUNDS = 4
+UNCHANGED = 1e-9  # shares that differ by less are the same
 
 
 @dataclass(frozen=True)
@@ -122,16 +124,19 @@ def share_beside(graph: Graph, start: Ints, end: Ints) -> Floats:
     """
     nodes = graph.nodes
     share = np.zeros(graph.num_nodes)
-    for rank in np.unique(nodes.rank[nodes.kind == NodeKind.KERNEL]):
-        mine = nodes.rank == rank
-        moving = np.flatnonzero(mine & (nodes.kind == NodeKind.TRANSFER))
-        kernels = np.flatnonzero(mine & (nodes.kind == NodeKind.KERNEL) & (end > start))
-        together = covered(union(start[moving], end[moving]), start[kernels], end[kernels])
-        share[kernels] = together / (end[kernels] - start[kernels])
+    kernels = np.flatnonzero(nodes.kind == NodeKind.KERNEL)
+    kernels = kernels[end[kernels] > start[kernels]]
+    moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
+    # One axis for all ranks, each after the one before it: what is of one rank meets none of another's.
+    begin = int(start.min(initial=0))
+    apart = nodes.rank * (int(end.max(initial=0)) - begin + 1) - begin
+    busy = union(start[moving] + apart[moving], end[moving] + apart[moving])
+    together = covered(busy, start[kernels] + apart[kernels], end[kernels] + apart[kernels])
+    share[kernels] = together / (end[kernels] - start[kernels])
     return share
 
 
-def replay_with_new_overlap(graph: Graph, before: Floats, slowdown: float) -> Timeline:
+def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[float]) -> list[Timeline]:
     """Replay a changed graph, with kernels as slow as the communication that is now beside them makes them.
 
     A kernel of duration d with a share s of it beside communication would take d / (1 + (slowdown - 1) s)
@@ -140,20 +145,34 @@ def replay_with_new_overlap(graph: Graph, before: Floats, slowdown: float) -> Ti
     Args:
         graph: the changed graph; its kernels have the durations that go with the overlap before.
         before: [N] `share_beside` in the replay of the unchanged graph.
-        slowdown: of `Overlap`.
+        slowdowns: as of `Overlap`.
 
     Returns:
-        The last replay; where no overlap has changed, exactly that of the graph as it is.
+        The last replay for each slowdown; where no overlap has changed, one that is exactly that of the graph
+        as it is.
     """
     timeline = replay(graph)
-    alone = graph.nodes.duration / (1 + (slowdown - 1) * before)
-    for _ in range(ROUNDS):
-        now = share_beside(graph, timeline.start, timeline.end)
-        changed = np.abs(now - before) > 1e-9
+    now = share_beside(graph, timeline.start, timeline.end)
+    if not (np.abs(now - before) > UNCHANGED).any():
+        return [timeline]
+    return [_settled(timeline, before, now, slowdown) for slowdown in slowdowns]
+
+
+def _settled(timeline: Timeline, before: Floats, now: Floats, slowdown: float) -> Timeline:
+    """Replays with the durations that go with the last one's overlap, until that changes the end no more."""
+    graph = timeline.graph
+    kernels = np.flatnonzero(graph.nodes.kind == NodeKind.KERNEL)
+    alone = graph.nodes.duration[kernels] / (1 + (slowdown - 1) * before[kernels])
+    for round_ in range(ROUNDS):
+        if round_:
+            now = share_beside(graph, timeline.start, timeline.end)
+        changed = np.abs(now[kernels] - before[kernels]) > UNCHANGED
         if not changed.any():
             break
-        duration = np.where(changed, np.rint(alone * (1 + (slowdown - 1) * now)), graph.nodes.duration)
-        again = replay(graph.with_durations(duration.astype(np.int64)))
+        slower = np.rint(alone * (1 + (slowdown - 1) * now[kernels]))
+        duration = graph.nodes.duration.copy()
+        duration[kernels[changed]] = slower[changed]
+        again = replay(graph.with_durations(duration))
         moved = abs(int(again.end.max(initial=0)) - int(timeline.end.max(initial=0)))
         timeline = again
         if moved < SETTLED_NS:

@@ -7,6 +7,7 @@ that is the business of `dpro.replay.accuracy`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -67,9 +68,14 @@ def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
 def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.DataFrame:
     """`step_ends` for each of what `by` tells apart: windows, or ranks and windows."""
     nodes = graph.nodes
-    real = (nodes.kind != NodeKind.RENDEZVOUS) & (nodes.step != AFTER_STEPS)
-    columns = {"rank": nodes.rank, "window": nodes.window, "step": nodes.step, "start": start, "end": end}
-    frame = pl.DataFrame({name: column[real] for name, column in columns.items()})
+    # Nodes that follow each other are mostly of one step: a row for each run of such.
+    keys = {name: getattr(nodes, name) for name in (*by, "step")}
+    keys["real"] = nodes.kind != NodeKind.RENDEZVOUS
+    first = np.flatnonzero(_differs_from_last(*keys.values()))
+    frame = pl.DataFrame(
+        {name: column[first] for name, column in keys.items()}
+        | {"start": np.minimum.reduceat(start, first), "end": np.maximum.reduceat(end, first)}
+    ).filter(pl.col("real") & (pl.col("step") != AFTER_STEPS))
     ends = frame.group_by(*by, "step").agg(pl.col("end").max(), pl.col("start").min()).sort(*by, "step")
     before = pl.col("end").filter(pl.col("step") == BEFORE_STEPS).max().over(by)
     return (
@@ -80,6 +86,15 @@ def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.Da
         .filter(pl.col("step") >= 0)
         .select(*by, "step", "finish_ns", "begin_ns")
     )
+
+
+def _differs_from_last(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+    """[N] whether any column has another value than in the entry before; true of the first."""
+    differs = np.ones(columns[0].size, np.bool_)
+    differs[1:] = False
+    for column in columns:
+        differs[1:] |= column[1:] != column[:-1]
+    return differs
 
 
 def durations_of(ends: pl.DataFrame) -> pl.DataFrame:

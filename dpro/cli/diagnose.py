@@ -9,6 +9,7 @@ import click
 
 from dpro.cli.analysis import Analysis, analyse, run_argument
 from dpro.cli.hangs import say_what_hangs
+from dpro.cli.lateness import say_who_is_late
 from dpro.cli.output import console, finding_document, json_option, print_json
 from dpro.cli.runs import open_or_import
 from dpro.units import format_duration, ms
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from dpro.detect.findings import Finding
     from dpro.detect.slowdown import Slowdown
+    from dpro.store import Run
 
 
 SHOWN = 4  # largest slowdowns of each kind that are printed
@@ -40,7 +42,8 @@ def diagnose(run: str, as_json: bool) -> None:
     dpro diagnose FOLDER_OF_DUMPS
     dpro diagnose RUN --json | jq '.findings[].component'
     """
-    if say_what_hangs(open_or_import(run), as_json):
+    opened = open_or_import(run)
+    if say_what_hangs(opened, as_json) or say_who_is_late(opened, as_json):
         return
     analysis = analyse(run)
     slowdown = find_slowdown(analysis)
@@ -77,20 +80,20 @@ def not_known(analysis: Analysis) -> list[str]:
     """What keeps this run from showing all that may be wrong, one line each."""
     from dpro.detect.straggler import FEWEST_STEPS
 
-    reasons = [*_ends(analysis), *analysis.trust.reasons]
+    reasons = [*bad_ends(analysis.run), *analysis.trust.reasons]
     steps = analysis.trust.steps.height
     if 0 < steps < FEWEST_STEPS:
         reasons.append(f"{steps} step cannot show that anything persists: record at least {FEWEST_STEPS}")
     return reasons
 
 
-def _ends(analysis: Analysis) -> list[str]:
+def bad_ends(run: Run) -> list[str]:
     """How ranks ended, where it was not well; SIGTERM is what launchers send to the rest."""
     import polars as pl
 
     from dpro.schema import WORKERS
 
-    workers = analysis.run.table(WORKERS)
+    workers = run.table(WORKERS)
     killed = workers.filter((pl.col("exit_signal") > 0) & (pl.col("exit_signal") != signal.SIGTERM))
     failed = workers.filter(pl.col("exit_code") > 0)
     return [

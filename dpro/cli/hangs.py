@@ -46,11 +46,11 @@ def say_what_hangs(run: Run, as_json: bool) -> bool:
     """
     from dpro.detect.hang.find import find_hangs
     from dpro.detect.hang.records import read_records
-    from dpro.schema import COLLECTIVES, SPANS
+    from dpro.schema import COLLECTIVES, SPANS, STEPS
 
     findings = find_hangs(read_records(run))
     rows = run.rows()
-    if not findings and (rows[SPANS.name] or not rows[COLLECTIVES.name]):
+    if not findings and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
         return False
     unknown = _not_known(run)
     if as_json:

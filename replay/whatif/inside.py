@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
-from dpro.replay.graph import Graph
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.threads import merge_intervals
 from dpro.replay.whatif.edit import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
@@ -46,6 +46,70 @@ def inside_modules(graph: Graph, pattern: str) -> Bools:
             f"no module or range in the run fits {pattern!r}{near}: `dpro record --modules` names modules"
         )
     return _nodes_of(graph, _with_backward(spans, chosen))
+
+
+def names_inside(graph: Graph, pattern: str) -> list[str]:
+    """Names of the ranges that fit a pattern, and of all CPU spans inside them.
+
+    Raises:
+        Unanswerable: there is no such range.
+    """
+    spans = _spans(_run_of(graph))
+    ranges = spans.filter(pl.col("kind").is_in(RANGES))
+    chosen = ranges.filter(_fits(ranges, pattern))
+    if chosen.is_empty():
+        raise Unanswerable(f"the run has no range {pattern!r}: record with torch.profiler or `dpro record`")
+    inner = spans.join(_closure(spans, chosen), on=["rank", "span_id"], how="semi")
+    return inner.filter(pl.col("kind").is_in(ON_CPU))["name"].unique().sort().to_list()
+
+
+def launching_only(graph: Graph, work: Bools) -> Bools:
+    """[N] the outermost operators that launch some of this GPU work and none other, with all inside them.
+
+    Without a run to tell operators, the calls alone.
+    """
+    calls = calls_of(graph, work)
+    if graph.run is None:
+        return calls
+    spans = _spans(graph.run)
+    operators = spans.filter(pl.col("kind") == "cpu_op").sort(
+        *LANE, "start_ns", "duration_ns", descending=[False] * 4 + [True]
+    )
+    latest = (pl.col("start_ns") + pl.col("duration_ns")).cum_max().shift(1).over(LANE)
+    outer = operators.filter((pl.col("start_ns") >= latest).fill_null(True))
+    launches = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0)).join(
+        spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)), on=["rank", "window", "correlation"], how="semi"
+    )
+    inside = (
+        launches.sort("start_ns")
+        .join_asof(
+            outer.sort("start_ns").select(
+                *LANE, "start_ns", outer="span_id", until=pl.col("start_ns") + pl.col("duration_ns")
+            ),
+            on="start_ns",
+            by=LANE,
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .filter(pl.col("start_ns") < pl.col("until"))
+    )
+    gone = pl.DataFrame({"rank": graph.nodes.rank[calls], "span_id": graph.nodes.span[calls]}).unique()
+    left = inside.join(gone, on=["rank", "span_id"], how="anti")
+    idle = inside.join(left, on=["rank", "outer"], how="anti").select("rank", span_id="outer").unique()
+    chosen = outer.join(idle, on=["rank", "span_id"], how="semi")
+    on_cpu = np.isin(graph.nodes.kind, CPU_KINDS)
+    return calls | (_nodes_of(graph, _closure(spans, chosen)) & on_cpu)
+
+
+def calls_of(graph: Graph, work: Bools) -> Bools:
+    """[N] calls that launch some of this work and no other."""
+    edges = graph.edges
+    launch = edges.kind == EdgeKind.LAUNCH
+    some, others = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.bool_)
+    some[edges.source[launch & work[edges.target]]] = True
+    others[edges.source[launch & ~work[edges.target]]] = True
+    calls: Bools = some & ~others & np.isin(graph.nodes.kind, (NodeKind.RUNTIME, NodeKind.DELAY))
+    return calls
 
 
 def inside_spans(graph: Graph, pattern: str) -> Bools:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.overlap import Overlap, replay_with_new_overlap
+from dpro.replay.overlap import Overlap, replays_with_new_overlap
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
@@ -113,11 +113,7 @@ def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:
     """The replay of a changed graph; where the overlap matters also with its slowdown at both bounds."""
     if overlap is None or overlap.beside.size != changed.num_nodes:
         return [replay(changed)]
-    expected = replay_with_new_overlap(changed, overlap.beside, overlap.slowdown)
-    if expected.graph is changed:  # nothing stands beside anything else than before
-        return [expected]
-    bounds = (overlap.low, overlap.high)
-    return [expected, *(replay_with_new_overlap(changed, overlap.beside, bound) for bound in bounds)]
+    return replays_with_new_overlap(changed, overlap.beside, (overlap.slowdown, overlap.low, overlap.high))
 
 
 def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:

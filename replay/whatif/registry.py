@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.fusion import Compile, Optimizer
 from dpro.replay.whatif.garbage import Garbage
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.host import Cpu, CudaGraph, NoLaunch, NoSync
@@ -19,6 +20,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Selected work": (Scale, Remove, Replace),
     "Ranks": (Heal, Hurt, Drop),
     "Host": (NoLaunch, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
+    "Fusion": (Optimizer, Compile),
     "Communication": (Network, NoCommunication),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
-from dpro.replay.whatif.inside import with_inside
+from dpro.replay.whatif.inside import calls_of, with_inside
 from dpro.replay.whatif.select import Selection
 from dpro.units import NS_PER_US
 
@@ -139,21 +139,11 @@ def without(graph: Graph, mask: Bools) -> Graph:
     """The graph without the masked work, as `Remove` has it."""
     nodes, edges = graph.nodes, graph.edges
     mask = mask | _arriving(graph, mask)
-    gone = mask | _serving_only(graph, mask)
+    gone = mask | calls_of(graph, mask)
     duration = np.where(gone, 0, nodes.duration)
     lag = np.where(gone[edges.target], np.minimum(edges.lag, 0), edges.lag)
     unmet = (edges.kind == EdgeKind.RENDEZVOUS) & (mask[edges.source] | mask[edges.target])
     return graph.with_durations(duration).with_lags(lag).without_edges(unmet)
-
-
-def _serving_only(graph: Graph, mask: Bools) -> Bools:
-    """[N] calls all of whose launched work is masked."""
-    edges = graph.edges
-    launch = edges.kind == EdgeKind.LAUNCH
-    served, others = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.bool_)
-    served[edges.source[launch & mask[edges.target]]] = True
-    others[edges.source[launch & ~mask[edges.target]]] = True
-    return served & ~others & np.isin(graph.nodes.kind, (NodeKind.RUNTIME, NodeKind.DELAY))
 
 
 def _arriving(graph: Graph, mask: Bools) -> Bools:

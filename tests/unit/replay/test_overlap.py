@@ -8,7 +8,7 @@ import pytest
 from dpro.replay.accuracy import assess
 from dpro.replay.build import build_graph
 from dpro.replay.graph import NodeKind
-from dpro.replay.overlap import overlap_of, replay_with_new_overlap, share_beside
+from dpro.replay.overlap import overlap_of, replays_with_new_overlap, share_beside
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.predict import baseline_steps, predict
@@ -75,7 +75,7 @@ def test_kernels_are_as_fast_as_alone_once_nothing_moves_beside_them():
     overlap = overlap_of(timeline)
     assert timeline.end.max() == STEPS * KERNELS * (ALONE + BESIDE) // 2
     changed = NoCommunication().apply(graph)
-    after = replay_with_new_overlap(changed, overlap.beside, overlap.slowdown)
+    (after,) = replays_with_new_overlap(changed, overlap.beside, [overlap.slowdown])
     assert after.end.max() == STEPS * KERNELS * ALONE
 
 
@@ -84,7 +84,7 @@ def test_kernels_that_come_to_stand_beside_communication_slow_down():
     graph = one_gpu()
     overlap = overlap_of(replay(graph))
     changed = Network(0.5).apply(graph)
-    after = replay_with_new_overlap(changed, overlap.beside, overlap.slowdown)
+    (after,) = replays_with_new_overlap(changed, overlap.beside, [overlap.slowdown])
     kernels = after.graph.nodes.kind == NodeKind.KERNEL
     slow = after.graph.nodes.duration[kernels] > ALONE
     assert slow.sum() > STEPS * KERNELS // 2
@@ -95,7 +95,7 @@ def test_kernels_that_come_to_stand_beside_communication_slow_down():
 def test_an_edit_that_changes_nothing_replays_to_the_nanosecond(repository, run):
     graph = build_graph(open_run(repository / "sample_traces" / run)).graph
     timeline = replay(graph)
-    again = replay_with_new_overlap(graph, share_beside(graph, timeline.start, timeline.end), 1.5)
+    (again,) = replays_with_new_overlap(graph, share_beside(graph, timeline.start, timeline.end), [1.5])
     assert (again.end == timeline.end).all()
 
 

@@ -1,0 +1,223 @@
+"""How long each rank worked of its own in each step, from the times of its collective calls alone.
+
+In: calls and steps on one clock. Out: per rank and step, work and waiting; and which ranks do alike work. No
+deep window is needed, but only hosts are seen: a call is when the host made it. A rank that comes late to a
+group because it waited in another one has waited, and not worked: that is how inherited lateness is told from
+its own. Who is to blame is judged elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import polars as pl
+
+MESSAGES = ("send", "recv")
+_CALLS = {
+    "rank": pl.Int32,
+    "key": pl.String,
+    "sequence": pl.Int64,
+    "op": pl.String,
+    "size": pl.Int64,
+    "time_ns": pl.Int64,
+}
+
+
+def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
+    """Calls of collectives that several ranks take part in, one row for each rank and call.
+
+    Args:
+        collectives: rows of that table, times on one clock; ids need not be unique.
+
+    Returns:
+        `[rank, key, sequence, op, size, time_ns]`; `key` is the group with its ranks, -1 is a size not told.
+    """
+    known = collectives.filter(
+        ~pl.col("op").is_in(MESSAGES)
+        & (pl.col("sequence") >= 0)
+        & (pl.col("enqueued_ns") >= 0)
+        & (pl.col("group") != "")
+        & (pl.col("group_ranks").list.len() != 1)
+    )
+    ranks = pl.col("group_ranks").list.sort().cast(pl.List(pl.String)).list.join(",")
+    size = pl.col("group_ranks").list.len().cast(pl.Int64)
+    rows = known.select(
+        "rank",
+        "sequence",
+        "op",
+        key=pl.col("group") + "|" + ranks,
+        size=pl.when(size > 0).then(size).otherwise(-1),
+        time_ns="enqueued_ns",
+    )
+    first = rows.group_by("rank", "key", "sequence").agg(
+        pl.col("op").first(), pl.col("size").first(), pl.col("time_ns").min()
+    )
+    return first.select(pl.col(name).cast(dtype) for name, dtype in _CALLS.items())
+
+
+def own_time(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Work and waiting of each rank in each whole step that is like most of its steps.
+
+    A step here begins when the last call of the step before was released, and ends with its own last call:
+    what follows that, all wait for. A host that waits in a call goes on when the last member has come;
+    whether it waits, or goes on at once and lets the call run, is told for each kind of call from whether the
+    times to the next call move with the waits. All that is begun is waited for at the latest between a step's
+    last call and the next step's first; unless there, too, hosts go on.
+
+    Args:
+        calls: as `calls_of` gives them.
+        steps: rows of that table; steps of deep windows are left out.
+
+    Returns:
+        `[rank, step, start_ns, own_ns, waited_ns, signature]`; ranks whose signature is the same make the
+        same calls.
+    """
+    gaps = _gaps(_in_steps(_released(calls), steps))
+    waits = _blocking(gaps)
+    gaps = gaps.join(waits, on=["op", "size", "crosses"], how="left", maintain_order="left")
+    wait = pl.when(pl.col("blocks").fill_null(False)).then("wait_ns").otherwise(0)
+    whole = gaps.group_by("rank", "cycle").agg(
+        own_ns=(pl.col("gap_ns") - wait).sum(),
+        waited_ns=wait.sum(),
+        begins=pl.col("crosses").sum(),
+        known=pl.col("known").all(),
+    )
+    signatures = gaps.select("rank", cycle="step", signature="signature").unique()
+    usual = signatures.group_by("rank").agg(pl.col("signature").mode().min())
+    starts = steps.filter(pl.col("window") < 0).select("rank", "start_ns", cycle="step")
+    return (
+        whole.filter((pl.col("begins") == 1) & pl.col("known"))
+        .join(signatures, on=["rank", "cycle"])
+        .join(usual, on=["rank", "signature"])
+        .join(starts, on=["rank", "cycle"])
+        .select("rank", "start_ns", "own_ns", "waited_ns", "signature", step="cycle")
+        .sort("step", "rank")
+    )
+
+
+def teams(calls: pl.DataFrame, own: pl.DataFrame, stages: dict[int, int]) -> list[list[int]]:
+    """Ranks that do alike work and wait for each other: the same calls, linked by groups, of one stage.
+
+    Args:
+        calls: as `calls_of` gives them.
+        own: as `own_time` gives it.
+        stages: the pipeline stage by rank, where known.
+    """
+    kinds = {
+        rank: (signature, stages.get(rank, -1))
+        for rank, signature in own.select("rank", "signature").unique().iter_rows()
+    }
+    linked: dict[int, int] = {rank: rank for rank in kinds}
+
+    def root(rank: int) -> int:
+        while linked[rank] != rank:
+            rank = linked[rank]
+        return rank
+
+    for members in _members(calls):
+        alike: dict[Any, int] = {}
+        for rank in members:
+            if rank in kinds:
+                first = alike.setdefault(kinds[rank], rank)
+                linked[root(rank)] = root(first)
+    found: dict[int, list[int]] = {}
+    for rank in sorted(linked):
+        found.setdefault(root(rank), []).append(rank)
+    return [ranks for ranks in found.values() if len(ranks) > 1]
+
+
+def _members(calls: pl.DataFrame) -> Iterable[list[int]]:
+    """Ranks of each group that is called, in order."""
+    rows = calls.select("key", "rank").unique().sort("key", "rank")
+    return rows.group_by("key", maintain_order=True).agg("rank")["rank"].to_list()
+
+
+def _released(calls: pl.DataFrame) -> pl.DataFrame:
+    """Add when the last member came; null where not all members' calls are there."""
+    callers = calls.group_by("key").agg(callers=pl.col("rank").n_unique())
+    size = pl.when(pl.col("size") > 0).then("size").otherwise("callers")
+    return (
+        calls.join(callers, on="key")
+        .with_columns(size=size.cast(pl.Int64))
+        .with_columns(
+            came=pl.len().over("key", "sequence"), last=pl.col("time_ns").max().over("key", "sequence")
+        )
+        .with_columns(release_ns=pl.when(pl.col("came") == pl.col("size")).then("last"))
+        .drop("callers", "came", "last")
+        .filter(pl.col("size") > 1)
+    )
+
+
+def _in_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Add the step that each call was made in, its place there, and time of ours before that step."""
+    before = pl.col("start_ns") + pl.col("duration_ns")
+    known = steps.sort("rank", "start_ns").select(
+        "rank",
+        "step",
+        "window",
+        "start_ns",
+        end_ns=before,
+        ours_ns=(pl.col("start_ns") - before.shift(1).over("rank")).clip(lower_bound=0).fill_null(0),
+    )
+    joined = calls.sort("time_ns").join_asof(
+        known.sort("start_ns"), left_on="time_ns", right_on="start_ns", by="rank", check_sortedness=False
+    )
+    inside = joined.filter((pl.col("time_ns") < pl.col("end_ns")) & (pl.col("window") < 0))
+    ordered = inside.sort("rank", "time_ns", "key", "sequence")
+    place = pl.int_range(pl.len()).over("rank", "step")
+    signature = pl.struct("op", "size", "place").hash().sum().over("rank", "step")
+    return (
+        ordered.with_columns(place=place)
+        .with_columns(signature=signature)
+        .drop("window", "start_ns", "end_ns")
+    )
+
+
+def _gaps(calls: pl.DataFrame) -> pl.DataFrame:
+    """From each call to the next of its rank: how long, and how long of it the rank may have waited.
+
+    `cycle` is the step of the later call; at a step's last call all that was begun in it is waited for.
+    """
+    following = {name: pl.col(name).shift(-1).over("rank") for name in ("time_ns", "step", "ours_ns")}
+    gaps = calls.with_columns(
+        next_ns=following["time_ns"],
+        cycle=following["step"],
+        ours=following["ours_ns"],
+        latest_ns=pl.col("release_ns").max().over("rank", "step"),
+    ).drop_nulls(["next_ns", "cycle"])
+    gaps = gaps.with_columns(crosses=pl.col("cycle") != pl.col("step"))
+    until = pl.when("crosses").then("latest_ns").otherwise("release_ns")
+    ours = pl.when("crosses").then("ours").otherwise(0)
+    gap = (pl.col("next_ns") - pl.col("time_ns") - ours).clip(lower_bound=0)
+    return gaps.with_columns(
+        gap_ns=gap,
+        wait_ns=pl.min_horizontal(gap, (until - pl.col("time_ns")).clip(lower_bound=0)).fill_null(0),
+        known=pl.col("release_ns").is_not_null() & (pl.col("cycle") - pl.col("step") <= 1),
+    )
+
+
+def _blocking(gaps: pl.DataFrame) -> pl.DataFrame:
+    """Which kinds of call are waited for at once: `[op, size, crosses, blocks]`.
+
+    If they are, the time to the next call moves from step to step with the wait; then it varies less once the
+    wait is taken off. Absolute deviations from each place's median are compared, which outliers do not sway.
+    """
+    place = ["rank", "place", "crosses", "signature"]
+
+    def spread(column: pl.Expr) -> pl.Expr:
+        return (column - column.median().over(place)).abs()
+
+    held = gaps.filter(pl.col("known"))
+    spreads = held.with_columns(
+        waiting=spread(pl.col("gap_ns") - pl.col("wait_ns")), going_on=spread(pl.col("gap_ns"))
+    )
+    return (
+        spreads.group_by("op", "size", "crosses")
+        .agg(pl.col("waiting").sum(), pl.col("going_on").sum())
+        .with_columns(
+            blocks=(pl.col("waiting") < pl.col("going_on"))
+            | (pl.col("crosses") & (pl.col("waiting") == pl.col("going_on")))
+        )
+        .drop("waiting", "going_on")
+    )
