@@ -198,36 +198,44 @@ def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, .
 
 def _join(parts: list[Part], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
     """Put the parts behind one another, add the rendezvous between them, and pool the lags."""
-    first = np.cumsum([0] + [part.nodes.duration.size for part in parts])
+    first = np.cumsum([0] + [part.num_nodes for part in parts])
+    met, meetings = _rendezvous(parts, first, moved, len(names) - 1)
     lanes: list[tuple[int, str]] = []
-    node_columns: dict[str, list[Any]] = {f.name: [] for f in dataclasses.fields(Nodes)}
-    edge_columns: dict[str, list[Any]] = {f.name: [] for f in dataclasses.fields(Edges)}
-    for part, shift in zip(parts, first):
-        for name, chunks in node_columns.items():
-            column = getattr(part.nodes, name)
-            chunks.append(column + len(lanes) if name == "lane" else column)
-        for name, chunks in edge_columns.items():
-            column = getattr(part.edges, name)
-            chunks.append(column + shift if name in ("source", "target") else column)
-        lanes += part.lanes
-    rendezvous_nodes, rendezvous_edges = _rendezvous(parts, first, moved, len(names) - 1)
-    for name, chunks in node_columns.items():
-        chunks.append(getattr(rendezvous_nodes, name))
-    for name, chunks in edge_columns.items():
-        chunks.append(getattr(rendezvous_edges, name))
-    nodes = Nodes(**{name: np.concatenate(chunks) for name, chunks in node_columns.items()})
-    edges = Edges(**{name: np.concatenate(chunks) for name, chunks in edge_columns.items()})
+    total = int(first[-1]) + met.duration.size
+    nodes = Nodes(**{f.name: np.empty(total, getattr(met, f.name).dtype) for f in dataclasses.fields(Nodes)})
+    for part, begin in zip(parts, first.tolist()):
+        own, own_lanes = part.nodes()
+        _write(own, nodes, begin)
+        nodes.lane[begin : begin + part.num_nodes] += len(lanes)
+        lanes += own_lanes
+    _write(met, nodes, int(first[-1]))
+    edges = _edges_of_all(parts, first, meetings)
     origin = int(nodes.measured_start.min())
-    nodes = dataclasses.replace(
-        nodes,
-        name=np.where(nodes.name < 0, len(names) - 2, nodes.name),
-        earliest=np.where(nodes.anchored, nodes.earliest - origin, 0),
-        measured_start=nodes.measured_start - origin,
-        measured_end=nodes.measured_end - origin,
-    )
+    nodes.name[nodes.name < 0] = len(names) - 2
+    nodes.earliest[nodes.anchored] -= origin
+    for times in (nodes.measured_start, nodes.measured_end):
+        times -= origin
     on_worker = np.array([what.startswith(COMMUNICATION_THREAD) for _, what in lanes])
     edges, nodes = _pooled_lags(edges, nodes, on_worker)
     return make_graph(nodes, edges, names, tuple(lanes), origin)
+
+
+def _write(part: Nodes, nodes: Nodes, begin: int) -> None:
+    """Write the columns of a part into those of all nodes, from a place on."""
+    for f in dataclasses.fields(Nodes):
+        column = getattr(part, f.name)
+        getattr(nodes, f.name)[begin : begin + column.size] = column
+
+
+def _edges_of_all(parts: list[Part], first: Ints, meetings: Edges) -> Edges:
+    """The edges of all parts, in the numbers of all nodes, and those at rendezvous."""
+    columns: dict[str, Any] = {}
+    for f in dataclasses.fields(Edges):
+        chunks = [getattr(part.edges, f.name) for part in parts]
+        if f.name in ("source", "target"):
+            chunks = [chunk + shift for chunk, shift in zip(chunks, first)]
+        columns[f.name] = np.concatenate([*chunks, getattr(meetings, f.name)])
+    return Edges(**columns)
 
 
 def _rendezvous(parts: list[Part], first: Ints, moved: pl.DataFrame, name: int) -> tuple[Nodes, Edges]:
@@ -279,6 +287,16 @@ def _rendezvous(parts: list[Part], first: Ints, moved: pl.DataFrame, name: int) 
 
 
 def _pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, Nodes]:
+    """The graph with lags. Only work that is started has any, and most edges lead to other nodes."""
+    chosen = np.flatnonzero(_on_stream(nodes)[edges.target])
+    to_work = Edges(**{f.name: getattr(edges, f.name)[chosen] for f in dataclasses.fields(Edges)})
+    to_work, nodes = _lags_of_work(to_work, nodes, on_worker)
+    lag = edges.lag.copy()
+    lag[chosen] = to_work.lag
+    return dataclasses.replace(edges, lag=lag), nodes
+
+
+def _lags_of_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, Nodes]:
     """Lags of launches, stream order and events, each one number per kind of work for all ranks.
 
     A launch's latency shows where the stream was idle when the call returned (median over those); the cost
@@ -289,7 +307,6 @@ def _pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, N
     """
     slack = nodes.measured_start[edges.target] - nodes.measured_end[edges.source]
     launch, stream = edges.kind == EdgeKind.LAUNCH, edges.kind == EdgeKind.STREAM
-    stream &= nodes.kind[edges.target] != NodeKind.TRANSFER
     event = edges.kind == EdgeKind.EVENT
     group = np.where(nodes.kind == NodeKind.COPY, 1, np.where(nodes.kind == NodeKind.ARRIVE, 2, 0))
     group = np.where(on_worker[nodes.lane], 3, group)[edges.target]
@@ -343,11 +360,14 @@ def _gpu_clocks(nodes: Nodes, edges: Edges, left: Ints, launch: Bools, free: Boo
         free: [E] whether nothing else holds up what an edge leads to.
     """
     later = np.zeros(left.size, np.int64)
-    place = np.unique(np.stack([nodes.rank, nodes.window]), axis=1, return_inverse=True)[1][edges.target]
-    for here in np.unique(place[launch]):
-        told = launch & free & (place == here)
-        if told.sum() >= ENOUGH_IDLE_LAUNCHES:
-            later[launch & (place == here)] = round(float(np.median(left[told])))
+    launches = np.flatnonzero(launch)
+    rank, window = nodes.rank[edges.target[launches]], nodes.window[edges.target[launches]]
+    order = np.lexsort((window, rank))
+    changes = np.flatnonzero(np.diff(rank[order]) | np.diff(window[order])) + 1
+    for mine in np.split(launches[order], changes):
+        told = mine[free[mine]]
+        if told.size >= ENOUGH_IDLE_LAUNCHES:
+            later[mine] = round(float(np.median(left[told])))
     return later
 
 

@@ -6,7 +6,9 @@ attach to. Lags are left at zero: they are pooled over all ranks by `dpro.replay
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -34,15 +36,16 @@ class Part:
     """Nodes and edges of one rank in one window.
 
     Attributes:
-        nodes, edges: numbered from 0 within the part.
-        lanes: lanes of the part.
+        num_nodes: how many nodes it has, numbered from 0.
+        nodes: makes their columns and the lanes of the part. All parts' at once would be large.
+        edges: between them.
         instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
         background: spans on threads that touch neither a stream nor a collective, left out.
     """
 
-    nodes: Nodes
+    num_nodes: int
+    nodes: Callable[[], tuple[Nodes, Lanes]]
     edges: Edges
-    lanes: Lanes
     instance: Ints
     arrive: Ints
     transfer: Ints
@@ -85,10 +88,11 @@ def build_part(
         event_links(local, streams, syncs, between_streams(local, streams, *told), names),
     ]
     edges = resolve(join(found), numbering)
-    nodes, lanes = node_columns(local, threads, numbering, positions)
+    nodes = partial(node_columns, local, threads, numbering, positions)
     ran = work[local.instance[work] >= 0]
     arrive, transfer = numbering.begins[ran], numbering.ends[ran]
-    return Part(nodes, edges, lanes, local.instance[ran], arrive, transfer, threads.background)
+    instance = local.instance[ran]
+    return Part(numbering.num_nodes, nodes, edges, instance, arrive, transfer, threads.background)
 
 
 def _waits_in_calls(local: Local, blocked: list[Blocked]) -> Waits:
