@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "replay": ("dpro.cli.replay", "replay", "Replay the run's graph and say how well it fits."),
     "whatif": ("dpro.cli.whatif", "whatif", "Predict what a change would do to the step time."),
     "diagnose": ("dpro.cli.diagnose", "diagnose", "Name what is slow or broken, and what it costs."),
+    "dashboard": ("dpro.cli.dashboard", "dashboard", "Look at a run in a browser."),
     "export": ("dpro.cli.export", "export", "Write the timelines for Perfetto and other viewers."),
     "doctor": ("dpro.cli.doctor", "doctor", "Is this machine ready to record, and what to do if not."),
     "demo": ("dpro.cli.demo", "demo", "See it work: record a small real job and explain it."),

@@ -22,6 +22,19 @@ def say_who_is_late(run: Run, as_json: bool) -> bool:
     Returns:
         Whether anything was printed.
     """
+    told = without_windows(run)
+    if told is None:
+        return False
+    findings, unknown = told
+    if as_json:
+        print_json(_document(run, findings, unknown))
+    else:
+        print_late(findings, unknown)
+    return True
+
+
+def without_windows(run: Run) -> tuple[list[Finding], list[str]] | None:
+    """What the steps and calls of a run show, and what they leave open; None where windows show more."""
     import polars as pl
 
     from dpro.cli.diagnose import bad_ends
@@ -33,19 +46,14 @@ def say_who_is_late(run: Run, as_json: bool) -> bool:
 
     rows = run.rows()
     if not rows[STEPS.name] or not rows[COLLECTIVES.name]:
-        return False
+        return None
     windows = run.table(STEPS, ["step", "window"]).filter(pl.col("window") >= 0)
     if rows[SPANS.name] and windows["step"].n_unique() >= FEWEST_STEPS:
-        return False
+        return None
     aligned, apart = on_one_clock(always_of(run))
     findings = find_late_ranks(aligned.collectives, aligned.steps, aligned.counters, aligned.workers)
     findings += find_regression(*map(run.table, (STEPS, COUNTERS, SPANS)))
-    unknown = [*bad_ends(run), *not_shown(aligned, apart), *_why_no_window(run)]
-    if as_json:
-        print_json(_document(run, findings, unknown))
-    else:
-        print_late(findings, unknown)
-    return True
+    return findings, [*bad_ends(run), *not_shown(aligned, apart), *_why_no_window(run)]
 
 
 def always_of(run: Run) -> Always:

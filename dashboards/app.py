@@ -1,0 +1,236 @@
+"""The application: navigation, selection, and the view that the link names.
+
+In: a run and a token. Out: a Dash application. All state is in the link: whatever changes what is shown
+changes the link, and every section is filled from the link alone, so that going back, reloading and sharing
+just work.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
+from dash.exceptions import PreventUpdate
+from flask import Response, abort, request
+
+from dpro.dashboards import verdict
+from dpro.dashboards.guard import guard
+from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.names import in_cell
+from dpro.dashboards.page import Filler, View, in_browser, message
+from dpro.dashboards.theme import css_variables
+from dpro.errors import DproError, UsageError
+
+VIEWS: tuple[View, ...] = (verdict.VIEW,)
+
+_KEYS = (
+    ("1 … 9", "go to a view"),
+    ("w s a d", "timeline: zoom in and out, go left and right"),
+    ("x", "clear the selection"),
+    ("t", "dark or light"),
+    ("/", "select steps, or filter"),
+    ("?", "this help; Esc closes it"),
+)
+_INDEX = """<!DOCTYPE html>
+<html lang="en">
+<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}<style>PALETTE</style>
+<script>(() => {
+  const query = new URLSearchParams(location.search);
+  if (!query.has("theme") && matchMedia("(prefers-color-scheme: dark)").matches) {
+    query.set("theme", "dark");
+    history.replaceState(null, "", "?" + query);
+  }
+  document.documentElement.dataset.theme = query.get("theme") === "dark" ? "dark" : "light";
+})();</script>
+</head>
+<body>{%app_entry%}{%config%}{%scripts%}{%renderer%}</body>
+</html>"""
+
+log = logging.getLogger(__name__)
+
+
+def make_app(loaded: Loaded, token: str | None = None) -> Dash:
+    """Make the application.
+
+    Args:
+        loaded: the run; what takes long is worked out when a view asks for it.
+        token: what those who ask must know; None where only this machine can ask.
+    """
+    app = Dash(
+        __name__,
+        assets_folder=str(Path(__file__).with_name("assets")),
+        index_string=_INDEX.replace("PALETTE", css_variables()),
+        title=f"dpro: {loaded.run.label}",
+        update_title="",
+        suppress_callback_exceptions=True,
+        enable_mcp=False,
+        add_log_handler=False,
+    )
+    guard(app.server, token)
+    app.layout = _frame(loaded)
+    _register_navigation(app)
+    for view in VIEWS:
+        for name, fill in view.sections.items():
+            _register_section(app, loaded, view, name, fill)
+        view.register(app, loaded)
+    _serve_tables(app, loaded)
+    return app
+
+
+def view_of(link: Link) -> View:
+    """The view that a link names; the first where it names none.
+
+    Raises:
+        UsageError: it names one that does not exist.
+    """
+    for view in VIEWS:
+        if view.name == (link.view or VIEWS[0].name):
+            return view
+    raise UsageError(f"no view {link.view!r}; there are {', '.join(view.name for view in VIEWS)}")
+
+
+def _frame(loaded: Loaded) -> Component:
+    """What all views have in common."""
+    selection = [
+        html.Label(["steps", _entry("steps", "all, or 3-8")]),
+        html.Label(["ranks", _entry("ranks", "all, or 0,2-3")]),
+        html.Button("clear", id="clear", title="Clear the selection (x)"),
+        html.Button("◐", id="theme", title="Dark or light (t)"),
+        html.Button("?", id="help", title="Keys (?)"),
+    ]
+    label = loaded.run.label
+    brand = [html.Strong("dpro"), html.Span(Path(label).name or label, title=label)]
+    return html.Div(
+        [
+            dcc.Location(id="url", refresh=False),
+            dcc.Store(id="shown"),
+            html.Header(
+                [
+                    html.Div(brand, className="brand"),
+                    html.Nav(id="nav"),
+                    html.Div(selection, className="selection"),
+                ]
+            ),
+            html.Main(id="content"),
+            html.Div(id="tip", role="tooltip"),
+            html.Dialog(
+                [
+                    html.H2("Keys"),
+                    html.Dl(
+                        [cell for key, does in _KEYS for cell in (html.Dt(html.Kbd(key)), html.Dd(does))]
+                    ),
+                ],
+                id="keys",
+            ),
+        ]
+    )
+
+
+def _entry(name: str, placeholder: str) -> Component:
+    return dcc.Input(id=name, type="text", placeholder=placeholder, debounce=True, autoComplete="off")
+
+
+def _register_navigation(app: Dash) -> None:
+    @app.callback(
+        Output("nav", "children"),
+        Output("steps", "value"),
+        Output("ranks", "value"),
+        Output("content", "children"),
+        Output("shown", "data"),
+        Input("url", "search"),
+        State("shown", "data"),
+    )
+    def navigate(search: str | None, shown: str | None) -> tuple[Any, ...]:
+        try:
+            link = parse_link(search or "")
+            view = view_of(link)
+        except UsageError as error:
+            return _navigation(Link(), ""), no_update, no_update, message(str(error)), ""
+        parts = dict(part.split("=", 1) for part in link.query(own={}).removeprefix("?").split("&") if part)
+        content = no_update if shown == view.name else view.layout()
+        return (
+            _navigation(link, view.name),
+            parts.get("steps", ""),
+            parts.get("ranks", ""),
+            content,
+            view.name,
+        )
+
+    for name in ("steps", "ranks"):
+        in_browser(app, name, Input(name, "value"))
+    for name in ("clear", "theme", "help"):
+        in_browser(app, name, Input(name, "n_clicks"))
+
+
+def _navigation(link: Link, current: str) -> list[Component]:
+    """A link to each view that keeps the selection."""
+    return [
+        dcc.Link(
+            [html.Kbd(str(number)), view.title],
+            href=link.query(view=view.name, own={}),
+            className="current" if view.name == current else "",
+        )
+        for number, view in enumerate(VIEWS, start=1)
+    ]
+
+
+def _register_section(app: Dash, loaded: Loaded, view: View, name: str, fill: Filler) -> None:
+    @app.callback(Output(name, "children"), Input("url", "search"))
+    def filled(search: str | None) -> Any:
+        return answer(view.name, search, lambda link: fill(loaded, link), message)
+
+
+def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Callable[[str], Any]) -> Any:
+    """What a view answers to a link; words where it cannot.
+
+    Args:
+        view: its name; links of other views are none of its business.
+        search: the link's query.
+        work: makes the answer.
+        say: turns words into an answer.
+    """
+    try:
+        link = parse_link(search or "")
+        if view_of(link).name != view:
+            raise PreventUpdate
+        return work(link)
+    except DproError as error:
+        return say(str(error))
+    except PreventUpdate:
+        raise
+    except Exception:  # one view's defect leaves the others alone
+        log.exception("dpro dashboard: %s", view)
+        return say("dpro has a defect here; the terminal that it runs in says more")
+
+
+def _serve_tables(app: Dash, loaded: Loaded) -> None:
+    tables = {(view.name, name): make for view in VIEWS for name, make in view.tables.items()}
+
+    @app.server.route("/csv/<view>/<name>")  # type: ignore[untyped-decorator]
+    def csv(view: str, name: str) -> Response:
+        make = tables.get((view, name)) or abort(404)
+        try:
+            frame = make(loaded, parse_link(request.query_string.decode()))
+        except DproError as error:
+            return Response(f"{error}\n", 400, mimetype="text/plain")
+        text = in_csv(frame)
+        disposition = {"Content-Disposition": f'attachment; filename="dpro-{view}-{name}.csv"'}
+        return Response(text, mimetype="text/csv", headers=disposition)
+
+
+def in_csv(frame: Any) -> str:
+    """A frame as CSV; lists are joined by blanks."""
+    import polars as pl
+
+    texts = [name for name, dtype in frame.schema.items() if dtype == pl.String]
+    lists = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.List)]
+    plain = frame.with_columns(pl.col(lists).list.eval(pl.element().cast(pl.String)).list.join(" "))
+    cells = [pl.col(name).map_elements(in_cell, return_dtype=pl.String) for name in texts]
+    text = plain.with_columns(cells).write_csv()
+    assert isinstance(text, str)
+    return text

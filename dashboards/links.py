@@ -1,0 +1,142 @@
+"""What is looked at, as the query of a link: which view, and which steps, ranks and times are selected.
+
+In: a query such as `?view=timeline&ranks=0,2-3&steps=5-7&time=12.5~80`. Out: a `Link`, and back. All views
+read the same selection, so that what is brushed in one is what the next one shows; a link that is sent to a
+colleague reproduces the view.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, urlencode
+
+import polars as pl
+
+from dpro.dashboards.theme import LIGHT, THEMES
+from dpro.errors import UsageError
+
+_SHARED = ("view", "steps", "ranks", "time", "theme")
+_MOST_RANKS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Link:
+    """A view and its selection.
+
+    Attributes:
+        view: name of the view, empty for the first.
+        steps: first and last selected step; None for all.
+        ranks: selected ranks, ascending; empty for all.
+        time_ms: from and to, ms since the beginning of the graph; None for what the steps cover.
+        theme: light or dark.
+        own: what only one view understands: its filter, its order, …
+    """
+
+    view: str = ""
+    steps: tuple[int, int] | None = None
+    ranks: tuple[int, ...] = ()
+    time_ms: tuple[float, float] | None = None
+    theme: str = LIGHT
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    def query(self, **changes: object) -> str:
+        """The link's query, `?…`, with some fields changed."""
+        link = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        pairs = [
+            ("view", link.view),
+            ("steps", "" if link.steps is None else "-".join(map(str, dict.fromkeys(link.steps)))),
+            ("ranks", _ranks_text(link.ranks)),
+            ("time", "" if link.time_ms is None else "~".join(f"{ms:.6f}" for ms in link.time_ms)),
+            ("theme", "" if link.theme == LIGHT else link.theme),
+            *sorted(link.own.items()),
+        ]
+        return "?" + urlencode([pair for pair in pairs if pair[1]], safe=",~:=*")
+
+    def with_own(self, **changes: str) -> str:
+        """The link's query with some of the view's own words changed; an empty one is left out."""
+        return self.query(own={**self.own, **changes})
+
+    def chosen(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Those rows of a frame that are of selected ranks and steps, as far as it has these columns."""
+        if self.ranks and "rank" in frame.columns:
+            frame = frame.filter(pl.col("rank").is_in(self.ranks))
+        if self.steps and "step" in frame.columns:
+            frame = frame.filter(pl.col("step").is_between(*self.steps))
+        return frame
+
+
+def parse_link(query: str) -> Link:
+    """Read a query.
+
+    Raises:
+        UsageError: a part of it makes no sense; the message names it.
+    """
+    given = dict(parse_qsl(query.removeprefix("?")))
+    return Link(
+        view=given.get("view", ""),
+        steps=parse_steps(given.get("steps", "")),
+        ranks=parse_ranks(given.get("ranks", "")),
+        time_ms=_time(given.get("time", "")),
+        theme=given["theme"] if given.get("theme") in THEMES else LIGHT,
+        own={key: value for key, value in given.items() if key not in _SHARED},
+    )
+
+
+def parse_steps(text: str) -> tuple[int, int] | None:
+    """`5` or `5-7` as first and last; None for nothing.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if not text.strip():
+        return None
+    first, last = _ends(text, "steps")
+    return first, last
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """`0,2-3` as ranks.
+
+    Raises:
+        UsageError: it is no such list.
+    """
+    ranks: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, last = _ends(part, "ranks")
+        ranks.update(range(first, last + 1))
+    return tuple(sorted(ranks))
+
+
+def _ends(text: str, what: str) -> tuple[int, int]:
+    first, _, last = text.strip().partition("-")
+    if not (first.strip().isdecimal() and (last or first).strip().isdecimal()):
+        raise UsageError(f"{what} {text!r} are not understood: 3, or 3-8, numbers from 0 on")
+    ends = int(first), int(last or first)
+    if ends[0] > ends[1] or ends[1] - ends[0] > _MOST_RANKS:
+        raise UsageError(f"{what} {text!r} are not understood: the first comes before the last")
+    return ends
+
+
+def _time(text: str) -> tuple[float, float] | None:
+    if not text:
+        return None
+    try:
+        begin, end = (float(part) for part in text.split("~"))
+    except ValueError as error:
+        raise UsageError(f"time {text!r} is not understood: two numbers of ms, as 1.5~20") from error
+    if not -1e12 < begin < end < 1e12:
+        raise UsageError(f"time {text!r} is not understood: the first comes before the second")
+    return begin, end
+
+
+def _ranks_text(ranks: Iterable[int]) -> str:
+    """Ranks as `parse_ranks` reads them, runs of them as one."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

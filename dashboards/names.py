@@ -1,0 +1,28 @@
+"""Names from traces, made safe to be shown in figures.
+
+Figures read a small HTML in their texts: a kernel called `<b>` would be bold, and a link would be one. Text
+of the page itself needs none of this, since it is never parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+LONGEST = 90  # characters of a name that a figure shows
+
+
+def plain(name: object) -> str:
+    """A name that a figure shows letter by letter."""
+    text = str(name)
+    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def plain_all(names: Iterable[object]) -> list[str]:
+    """`plain` for each."""
+    return [plain(name) for name in names]
+
+
+def in_cell(text: str) -> str:
+    """A name in a CSV file that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in "=+-@\t\r" else text

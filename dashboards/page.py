@@ -1,0 +1,117 @@
+"""What views are made of: sections that fill by themselves, panels, tables, and words where there is nothing.
+
+In: nothing of a run. Out: components. A view says what it shows as sections; each is filled by a request of
+its own, so that what is known at once does not wait for what takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import plotly.graph_objects as go
+import polars as pl
+from dash import ClientsideFunction, Dash, Input, dcc, html
+from dash.development.base_component import Component
+
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+
+Filler = Callable[[Loaded, Link], Any]
+Tabler = Callable[[Loaded, Link], pl.DataFrame]
+
+
+def _nothing_more(_app: Dash, _loaded: Loaded) -> None:
+    """Most views have no callbacks but those of their sections."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One view.
+
+    Attributes:
+        name: in links.
+        title: in the navigation.
+        layout: its panels, made at once, from nothing that takes long.
+        sections: id -> what fills it, again whenever the link changes.
+        tables: name -> the data of a figure, for its CSV.
+        register: adds callbacks of its own.
+    """
+
+    name: str
+    title: str
+    layout: Callable[[], Component]
+    sections: Mapping[str, Filler]
+    tables: Mapping[str, Tabler] = field(default_factory=dict)
+    register: Callable[[Dash, Loaded], None] = _nothing_more
+
+
+def panel(title: str, *content: Any, wide: bool = False) -> Component:
+    """A framed part of a view."""
+    return html.Section([html.H2(title), *content], className="panel wide" if wide else "panel")
+
+
+def section(name: str, doing: str) -> Component:
+    """A place that fills by itself; until then it says what is being done."""
+    return html.Div(html.P(f"{doing} …", className="pending"), id=name, className="section")
+
+
+def message(text: str) -> Component:
+    """Words in place of a figure: what is missing, and what to do about it."""
+    return html.P(text, className="message")
+
+
+def csv_link(view: str, table: str, link: Link) -> Component:
+    """Downloads the data of what is shown."""
+    return html.A("CSV", href=f"csv/{view}/{table}{link.query()}", className="csv", title="Download the data")
+
+
+def graph(name: str, figure: go.Figure, **more: Any) -> dcc.Graph:
+    """A figure on the page, without what reaches out of it."""
+    config: Any = {
+        "displaylogo": False,
+        "showTips": False,
+        "doubleClick": "reset",
+        # By name, since the buttons there are by default include one that sends the data elsewhere.
+        "modeBarButtons": [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]],
+        "plotlyServerURL": "",
+        "toImageButtonOptions": {"format": "png", "scale": 2, "filename": f"dpro-{name}"},
+    }
+    style = {"height": f"{figure.layout.height}px"}
+    return dcc.Graph(id=name, figure=figure, config=config, responsive=True, style=style, **more)
+
+
+def table(header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers_from: int = 1) -> Component:
+    """A table; columns from `numbers_from` on are numbers."""
+    sides = ["number" if column >= numbers_from else "" for column in range(len(header))]
+    head = html.Tr([html.Th(cell, className=side) for cell, side in zip(header, sides)])
+    body = [html.Tr([html.Td(cell, className=side) for cell, side in zip(row, sides)]) for row in rows]
+    return html.Table([html.Thead(head), html.Tbody(body)])
+
+
+def facts(pairs: Sequence[tuple[str, Any]]) -> Component:
+    """Names and values, one below the other."""
+    return html.Dl([cell for name, value in pairs for cell in (html.Dt(name), html.Dd(value))])
+
+
+def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> Component:
+    """Links that choose one of several ways to look at a view; the chosen one is marked."""
+    chosen = link.own.get(key, default)
+    return html.Div(
+        [
+            dcc.Link(
+                label,
+                href=link.with_own(**{key: "" if value == default else value}),
+                className="choice chosen" if value == chosen else "choice",
+            )
+            for value, label in options.items()
+        ],
+        className="choices",
+    )
+
+
+def in_browser(app: Dash, function: str, *inputs: Input) -> None:
+    """Have a function of `assets/dpro.js` called when something changes; all it can change is the link."""
+    call: Any = app.clientside_callback
+    call(ClientsideFunction("dpro", function), *inputs, prevent_initial_call=True)

@@ -1,0 +1,83 @@
+"""Colours and the look of figures: one palette, light and dark, in one place.
+
+The hues are those of Okabe and Ito (Color Universal Design, 2008), which people with any sort of colour
+vision tell apart; on a dark page they are lighter. The style sheet gets them as variables, so that legends
+outside figures agree with those inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import plotly.graph_objects as go
+
+LIGHT, DARK = "light", "dark"
+THEMES = (LIGHT, DARK)
+
+_PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light page, on a dark page
+    "ink": ("#1c2430", "#dfe5ec"),
+    "soft": ("#5b6675", "#93a0af"),
+    "line": ("#dde2e8", "#2c343e"),
+    "page": ("#f7f8fa", "#12161b"),
+    "panel": ("#ffffff", "#1a2027"),
+    "accent": ("#0b62a4", "#6db9ee"),
+    "good": ("#00795a", "#35c495"),
+    "bad": ("#c04a00", "#f5894a"),
+    "compute": ("#0072b2", "#4aa3dc"),
+    "exposed_comm": ("#d55e00", "#f07c34"),
+    "overlapped_comm": ("#009e73", "#2ebd92"),
+    "host_bound": ("#e69f00", "#eab23c"),
+    "idle": ("#b9c0c9", "#4b5563"),
+    "cpu": ("#56b4e9", "#2f7fb3"),
+    "runtime": ("#8577b5", "#a99be0"),
+    "copy": ("#009e73", "#2ebd92"),
+    "wait": ("#e3a3c8", "#a8618c"),
+}
+
+
+def colour(what: str, theme: str) -> str:
+    """The colour that stands for something, as a hexadecimal number."""
+    return _PALETTE[what][THEMES.index(theme)]
+
+
+def css_variables() -> str:
+    """The palette as a style sheet: `--compute`, `--ink`, … for each theme."""
+    rules = []
+    for theme in THEMES:
+        values = "".join(f"--{name.replace('_', '-')}:{colour(name, theme)};" for name in _PALETTE)
+        rules.append(f':root[data-theme="{theme}"]{{color-scheme:{theme};{values}}}')
+    return ":root{--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}" + "".join(rules)
+
+
+def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:
+    """A figure with the page's look: no background of its own, thin grid, a font of the system.
+
+    Args:
+        figure: changed in place.
+        theme: light or dark.
+        height: in pixels.
+    """
+    ink, soft, line = (colour(what, theme) for what in ("ink", "soft", "line"))
+    axis = {
+        "gridcolor": line,
+        "linecolor": line,
+        "zerolinecolor": line,
+        "tickcolor": line,
+        "automargin": True,
+    }
+    axis |= {"title": {"font": {"color": soft, "size": 12}}, "tickfont": {"color": soft, "size": 11}}
+    figure.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 56, "r": 16, "t": 28, "b": 44},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 12, "color": ink},
+        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "font": {"color": soft}},
+        hoverlabel={"bgcolor": colour("panel", theme), "bordercolor": line, "font": {"color": ink}},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": soft, "activecolor": colour("accent", theme)},
+        uirevision="kept",
+    )
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(**axis)
+    return figure

@@ -1,0 +1,80 @@
+"""`dpro dashboard RUN`: the run in a browser."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dpro.cli.analysis import run_argument
+from dpro.cli.output import console
+from dpro.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from dpro.dashboards.loaded import Graph, Loaded, Verdict
+    from dpro.store import Run
+
+
+@click.command()
+@run_argument
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; any free one.")
+@click.option("--browser/--no-browser", default=True, help="Open it in a browser.")
+def dashboard(run: str, host: str, port: int, browser: bool) -> None:
+    """Look at a run in a browser: is it healthy, what is slow, what would help.
+
+    \b
+    dpro dashboard RUN
+    dpro dashboard RUN --no-browser --port 8050      then: ssh -L 8050:localhost:8050 HOST
+    dpro dashboard RUN --host 0.0.0.0                for others: the address it prints holds a token
+
+    All views show the same selection of steps and ranks, and the address in the browser reproduces what is
+    seen. It needs no network. Ctrl-C ends it.
+    """
+    try:
+        from dpro.dashboards.serve import serve
+    except ImportError as error:
+        library = (error.name or "").partition(".")[0]
+        if library == "dpro":
+            raise
+        raise MissingExtra(library, "dashboard") from error
+    from dpro.cli.runs import open_or_import
+
+    serve(load(open_or_import(run)), host, port, browser=browser, say=_say)
+
+
+def load(run: Run) -> Loaded:
+    """The run as the views ask for it: with graphs from the cache, and found wrong what `diagnose` finds."""
+    from dpro.dashboards.loaded import Loaded
+
+    return Loaded(run, _graph, _verdict)
+
+
+def _graph(run: Run) -> Graph:
+    from dpro.cli.analysis import why_unanswerable
+    from dpro.cli.graphs import graph_of
+
+    with why_unanswerable(run):
+        return graph_of(run)
+
+
+def _verdict(loaded: Loaded) -> Verdict:
+    """What `dpro diagnose` says of a run."""
+    from dpro.cli.analysis import Analysis
+    from dpro.cli.diagnose import find, find_slowdown, not_known
+    from dpro.cli.lateness import without_windows
+    from dpro.detect.hang.find import find_hangs
+    from dpro.detect.hang.records import read_records
+
+    hangs = find_hangs(read_records(loaded.run))
+    if hangs:
+        return hangs, []
+    late = without_windows(loaded.run)
+    if late is not None:
+        return late
+    analysis = Analysis(loaded.run, *loaded.graph)
+    return find(analysis, find_slowdown(analysis)), not_known(analysis)
+
+
+def _say(address: str) -> None:
+    console().print(f"{address}  (Ctrl-C ends it)")

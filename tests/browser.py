@@ -1,0 +1,74 @@
+"""A real headless browser for tests, where there is one, and a dashboard for it to open."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.serve import listen
+
+PATIENCE_S = 60
+_SETTLED = """
+return document.querySelectorAll("#content .panel").length > 0
+  && !document.querySelector(".pending") && !document.querySelector("[data-dash-is-loading=true]")
+"""
+
+
+def start_browser() -> Any:
+    """Chromium, or the reason to skip."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    found = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
+    binary = next((path for path in found if path), None)
+    driver = shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--use-angle=swiftshader",
+        "--enable-unsafe-swiftshader",
+        "--window-size=1500,1000",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+
+
+@contextmanager
+def served(loaded: Loaded, host: str = "127.0.0.1") -> Iterator[str]:
+    """The address of a dashboard that runs meanwhile."""
+    server, address = listen(loaded, host, 0)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield address.replace("0.0.0.0", "127.0.0.1")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def wait(browser: Any, script: str) -> Any:
+    """What a script returns as soon as that is true."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, PATIENCE_S, 0.05).until(lambda it: it.execute_script(script), script)
+
+
+def settle(browser: Any) -> None:
+    """Wait until a view has filled."""
+    wait(browser, _SETTLED)
+
+
+def complaints(browser: Any) -> list[str]:
+    """Errors that the browser has logged since it was last asked."""
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

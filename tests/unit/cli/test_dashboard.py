@@ -1,0 +1,28 @@
+"""The command that starts the web views: what it needs, and what it says where that is not there."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from dpro.cli.dashboard import dashboard
+from dpro.errors import InputError, MissingExtra
+
+
+@pytest.mark.parametrize("library", ["dash", "plotly", "flask"])
+def test_a_missing_library_is_one_line_that_says_what_to_install(monkeypatch, library):
+    for module in [name for name in sys.modules if name.startswith("dpro.dashboards")]:
+        monkeypatch.delitem(sys.modules, module)
+    for module in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, library, None)
+    error = CliRunner().invoke(dashboard, ["nowhere"]).exception
+    assert isinstance(error, MissingExtra)
+    assert str(error) == f'{library} is not installed: run `pip install "dpro-toolkit[dashboard]"`'
+
+
+def test_a_run_that_is_not_there_is_said_before_anything_listens(tmp_path):
+    result = CliRunner().invoke(dashboard, [str(tmp_path / "nowhere"), "--no-browser"])
+    assert isinstance(result.exception, InputError)

@@ -1,0 +1,101 @@
+"""The first view's data and figure, without a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import plotly.graph_objects as go
+import polars as pl
+import pytest
+
+from dpro.cli.dashboard import load
+from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.verdict import (
+    POINTS,
+    VIEW,
+    finding_info,
+    gain_info,
+    health_info,
+    run_info,
+    step_figure,
+    step_info,
+    trust_info,
+)
+from dpro.schema import STEPS, conform
+from tests.builders import cpu_job
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory) -> Loaded:
+    return load(cpu_job().write(tmp_path_factory.mktemp("slow")))
+
+
+@pytest.fixture(scope="module")
+def even(tmp_path_factory) -> Loaded:
+    return load(cpu_job(extra=0).write(tmp_path_factory.mktemp("even")))
+
+
+def _steps(rows: list[tuple[int, int, int, int]]) -> pl.DataFrame:
+    names = ["rank", "step", "window", "duration_ns"]
+    return conform(STEPS, pl.DataFrame(rows, schema=names, orient="row").with_columns(start_ns=0))
+
+
+def test_steps_are_summed_up_over_the_selected_ranks():
+    steps = _steps([(0, 0, -1, 1_000_000), (1, 0, -1, 3_000_000), (0, 1, 2, 5_000_000)])
+    assert step_info(steps, Link()).rows() == [(0, 2.0, 1.0, 3.0, False), (1, 5.0, 5.0, 5.0, True)]
+    assert step_info(steps, parse_link("?ranks=1")).rows() == [(0, 3.0, 3.0, 3.0, False)]
+    assert step_info(steps, parse_link("?steps=7")).height == 0
+
+
+def test_more_steps_than_can_be_shown_keep_their_extremes():
+    steps = _steps([(0, step, -1, 9 if step == 7777 else 5) for step in range(10 * POINTS)])
+    shown = step_info(steps, Link())
+    assert shown.height <= POINTS
+    assert shown["most_ms"].max() == 9e-6
+
+
+def test_the_figure_of_the_steps_has_their_numbers(slow):
+    steps = step_info(slow.steps, Link())
+    figure = step_figure(steps, "dark")
+    assert isinstance(figure, go.Figure)
+    line = next(trace for trace in figure.data if trace.name == "median of the ranks")
+    assert list(line.y) == steps["median_ms"].to_list()
+    assert figure.layout.yaxis.title.text == "step time, ms"
+
+
+def test_a_slow_rank_is_the_first_thing_that_is_said(slow):
+    state, sentence = health_info(*slow.verdict, slow.trust)
+    assert state == "bad"
+    assert sentence.startswith("rank 1: slow.host costs")
+    table = finding_info(slow.verdict[0])
+    assert table.row(0, named=True)["ranks"] == [1]
+    assert table["cost_ms_per_step"][0] > 0
+
+
+def test_nothing_is_said_to_be_healthy_that_could_not_have_shown_otherwise(even):
+    trust = even.trust
+    assert health_info([], [], trust)[0] == "good"
+    assert health_info([], ["one rank is missing"], trust)[0] == "unknown"
+    assert health_info([], [], dataclasses.replace(trust, answerable=False))[0] == "unknown"
+
+
+def test_what_helps_comes_with_its_interval_best_first(slow):
+    table = gain_info(slow.search[0])
+    assert table["predicted_ms"].is_sorted()
+    assert (table["low_ms"] <= table["predicted_ms"]).all()
+    assert (table["high_ms"] >= table["predicted_ms"]).all()
+    assert gain_info([]).schema == table.schema
+    assert finding_info([]).schema == finding_info(slow.verdict[0]).schema
+
+
+def test_the_fit_and_the_run_are_told_in_words(slow):
+    assert dict(trust_info(slow.trust))["GPU time in known kernels"] == "no kernels"
+    told = dict(run_info(slow.run.manifest, slow.steps))
+    assert told["ranks"] == "3 of 3"
+    assert dict(run_info(slow.run.manifest, slow.steps.clear()))["step time"] == "no step was recorded"
+
+
+def test_every_table_of_the_view_can_be_made(slow):
+    for make in VIEW.tables.values():
+        assert make(slow, Link()).height > 0
