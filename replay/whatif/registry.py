@@ -6,6 +6,7 @@ and `docs/whatif.md` follow.
 
 from __future__ import annotations
 
+from dpro.replay.whatif.bucket import Bucket
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.fusion import Compile, Optimizer
@@ -22,5 +23,6 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Host": (NoLaunch, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
     "Fusion": (Optimizer, Compile),
     "Communication": (Network, NoCommunication),
+    "Gradients": (Bucket,),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}

@@ -1,0 +1,114 @@
+"""A graph in the making: nodes taken out, put in and linked, then numbered again.
+
+In: a graph. Out: another one, validated like any. What to change is the business of the edits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, make_graph
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Draft:
+    """Changes to a graph that are made all at once.
+
+    Attributes:
+        graph: what is changed.
+        gone: [N] nodes to take out, with all their edges.
+        cut: [E] further edges to take out.
+        duration: [N] ns, to be written to.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Nothing is changed yet."""
+        self.graph = graph
+        self.gone: Bools = np.zeros(graph.num_nodes, np.bool_)
+        self.cut: Bools = np.zeros(graph.edges.source.size, np.bool_)
+        self.duration: Ints = graph.nodes.duration.copy()
+        self._alike: list[int] = []
+        self._changed: list[dict[str, Any]] = []
+        self._edges: list[tuple[int, int, int, int]] = []
+        self._inserted: dict[int, list[int]] = defaultdict(list)
+
+    def add(self, alike: int, **changed: Any) -> int:
+        """Put in a node that is like another one but for some columns.
+
+        Returns:
+            Its number, for edges of this draft.
+        """
+        self._alike.append(alike)
+        self._changed.append({"earliest": 0, "anchored": False, **changed})
+        return self.graph.num_nodes + len(self._alike) - 1
+
+    def link(self, source: int, target: int, kind: EdgeKind, lag: int = 0) -> None:
+        """Put in an edge."""
+        self._edges.append((source, target, lag, kind))
+
+    def insert(self, after: int, **changed: Any) -> int:
+        """Put a node into the program of a thread, behind a node of it and what was inserted there before.
+
+        Returns:
+            Its number, for edges of this draft.
+        """
+        node = self.add(after, **changed)
+        self._inserted[after].append(node)
+        return node
+
+    def finish(self) -> Graph:
+        """The changed graph.
+
+        Raises:
+            GraphError: the changes contradict each other (a cycle).
+        """
+        self._thread_through()
+        graph, edges = self.graph, self.graph.edges
+        kept = np.append(~self.gone, np.ones(len(self._alike), np.bool_))
+        number = np.cumsum(kept) - 1
+        added = np.array(self._edges, np.int64).reshape(-1, 4).T
+        stays = ~(self.cut | self.gone[edges.source] | self.gone[edges.target])
+        inferred = np.append(edges.inferred[stays], np.ones(added.shape[1], np.bool_))
+        joined = Edges(
+            source=number[np.append(edges.source[stays], added[0])],
+            target=number[np.append(edges.target[stays], added[1])],
+            lag=np.append(edges.lag[stays], added[2]),
+            kind=np.append(edges.kind[stays], added[3]),
+            inferred=inferred,
+        )
+        made = make_graph(self._nodes(kept), joined, graph.names, graph.lanes, graph.origin_ns)
+        return dataclasses.replace(made, messages=graph.messages, places=graph.places, run=graph.run)
+
+    def _thread_through(self) -> None:
+        """Make what was inserted part of the program: between its node and the one that followed."""
+        edges = self.graph.edges
+        on_thread = np.flatnonzero(edges.kind == EdgeKind.THREAD)
+        follows = dict(zip(edges.source[on_thread].tolist(), on_thread.tolist()))
+        for after, nodes in self._inserted.items():
+            chain = [after, *nodes]
+            if after in follows:
+                edge = follows[after]
+                self.cut[edge] = True
+                self.link(nodes[-1], int(edges.target[edge]), EdgeKind.THREAD, int(edges.lag[edge]))
+            for one, next_one in pairwise(chain):
+                self.link(one, next_one, EdgeKind.THREAD)
+
+    def _nodes(self, kept: Bools) -> Nodes:
+        alike = np.array(self._alike, np.int64)
+        columns = {}
+        for f in dataclasses.fields(Nodes):
+            own = self.duration if f.name == "duration" else getattr(self.graph.nodes, f.name)
+            new = own[alike]
+            for row, changed in enumerate(self._changed):
+                if f.name in changed:
+                    new[row] = changed[f.name]
+            columns[f.name] = np.append(own, new)[kept]
+        return Nodes(**columns)

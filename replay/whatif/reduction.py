@@ -1,0 +1,329 @@
+"""Gradients reduced in other buckets, at other moments, or in other ways: the part that all such edits share.
+
+In: a graph, its backward passes, and for each the reductions it should have. Out: the graph with these in
+place of the ones that were recorded. What they are to be is the business of the edits.
+
+A reduction begins when its call is made and a worker (a stream) is free for it, moves data once all ranks are
+there, and ends its own time later. Reductions of one rank share its link: each can use it once the bytes of
+those before it have passed, while the fixed parts of their times overlap.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.costs import Line, fit_costs
+from dpro.replay.gradients import Parameters, Pass, parameters_of, passes_of
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.intervals import union
+from dpro.replay.timeline import Timeline, replay
+from dpro.replay.whatif.draft import Draft
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options say otherwise
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One reduction of a backward pass.
+
+    Attributes:
+        first, last: its parameters, by the order in which they are ready.
+        num_bytes: payload.
+        moving_ns: time for the payload.
+        fixed_ns: time besides, during which others may use the link.
+        call_ns: time of the thread that makes the call.
+        called_after: the parameter after which it is called; -1: not before the end of the step.
+    """
+
+    first: int
+    last: int
+    num_bytes: int
+    moving_ns: float
+    fixed_ns: float
+    call_ns: float
+    called_after: int
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a graph tells of how its gradients are reduced.
+
+    Attributes:
+        graph: the graph.
+        parameters: what is reduced.
+        passes: backward passes of all ranks.
+        line: what a reduction costs.
+        pace: [passes] by how much the reductions of each took longer than the line says.
+        call_ns: usual time of the thread in a call.
+        ratio: bytes that are moved per byte of gradient.
+    """
+
+    graph: Graph
+    parameters: Parameters
+    passes: list[Pass]
+    line: Line
+    pace: Floats
+    call_ns: float
+    ratio: float
+
+    def closes(self, which: int) -> Ints:
+        """The last parameter of each bucket of a pass."""
+        return self.passes[which].closes
+
+    def bytes_of(self, first: int, last: int) -> int:
+        """Payload of a bucket."""
+        return round(self.ratio * int(self.parameters.num_bytes[first : last + 1].sum()))
+
+
+def reduced(graph: Graph) -> Reduced:
+    """How a graph reduces gradients.
+
+    Raises:
+        Unanswerable: it does not tell; the message says what is missing.
+    """
+    parameters = parameters_of(graph.run)
+    if parameters.hook:
+        raise Unanswerable(f"gradients already go through a communication hook ({parameters.hook})")
+    passes = passes_of(graph, parameters.num_bytes.size)
+    transfers = np.concatenate([each.transfer for each in passes])
+    sizes = graph.nodes.bytes[transfers]
+    if (sizes <= 0).any():
+        raise Unanswerable("the run does not tell how many bytes its reductions move")
+    timeline = replay(graph)
+    message = graph.messages[int(graph.nodes.message[transfers[0]])]
+    line = fit_costs(graph, timeline).get((message.op, message.group))
+    if line is None:
+        raise Unanswerable("too few reductions with all their ranks are in the run to tell what one costs")
+    calls = [float(graph.nodes.duration[pieces].sum()) for each in passes for pieces in each.calls]
+    return Reduced(
+        graph,
+        parameters,
+        passes,
+        line,
+        np.array([_pace(graph, timeline, line, each.transfer) for each in passes]),
+        float(np.median(calls)),
+        float(sizes.sum()) / (len(passes) * float(parameters.num_bytes.sum())),
+    )
+
+
+def _pace(graph: Graph, timeline: Timeline, line: Line, transfers: Ints) -> float:
+    """The time in which a pass moved its gradients over what its line says.
+
+    That is the time in which any of its reductions ran: latencies of those that follow each other overlap.
+    """
+    busy = union(timeline.start[transfers], timeline.end[transfers])
+    expected = line.latency_ns * len(busy) + line.ns_per_byte * float(graph.nodes.bytes[transfers].sum())
+    return float((busy[:, 1] - busy[:, 0]).sum()) / max(expected, 1.0)
+
+
+def with_reductions(known: Reduced, wanted: Sequence[Sequence[Reduction]]) -> Graph:
+    """The graph with other reductions in its backward passes.
+
+    Args:
+        known: how it reduces.
+        wanted: for each pass its reductions in the order of their calls; alike on all ranks of a pass.
+    """
+    graph, draft = known.graph, Draft(known.graph)
+    meetings = _Meetings(graph)
+    for each in known.passes:
+        draft.gone[each.arrive] = draft.gone[each.transfer] = True
+        draft.gone[meetings.of(graph.nodes.collective[each.arrive])] = True
+        draft.duration[np.concatenate(each.calls)] = 0
+    workers, leaving = _workers(graph), np.flatnonzero(draft.gone[graph.edges.source])
+    behind: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for each, pace, reductions in zip(known.passes, known.pace.tolist(), wanted):
+        around = _surroundings(graph, each, draft.gone, leaving)
+        transfers = behind[each.rank, each.window]
+        for index, reduction in enumerate(reductions):
+            _put_in(draft, each, around, reduction, index, pace, meetings, transfers, workers[each.rank])
+        for node in around.after if reductions else ():
+            draft.link(transfers[-1], node, EdgeKind.STREAM, around.queue_lag)
+    return draft.finish()
+
+
+class _Meetings:
+    """Rendezvous of the graph, old and new."""
+
+    def __init__(self, graph: Graph) -> None:
+        nodes = graph.nodes
+        met = np.flatnonzero(nodes.kind == NodeKind.RENDEZVOUS)
+        self._old = dict(zip(nodes.collective[met].tolist(), met.tolist()))
+        self._new: dict[tuple[int, int], tuple[int, int]] = {}
+        self._next_instance = int(nodes.collective.max(initial=-1)) + 1
+
+    def of(self, instances: Ints) -> list[int]:
+        """The old rendezvous of some collectives."""
+        return [self._old[instance] for instance in instances.tolist() if instance in self._old]
+
+    def join(self, draft: Draft, instance: int, index: int) -> tuple[int, int]:
+        """Instance and rendezvous of a pass's reduction, -1 for none where nobody else was recorded.
+
+        Args:
+            draft: where it is put in.
+            instance: the recorded collective that the pass began with, which tells it on all ranks.
+            index: which reduction of the pass.
+        """
+        if (instance, index) not in self._new:
+            old = self._old.get(instance, -1)
+            node = draft.add(old, collective=self._next_instance) if old >= 0 else -1
+            self._new[instance, index] = (self._next_instance, node)
+            self._next_instance += 1
+        return self._new[instance, index]
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What is linked with the reductions of a pass.
+
+    Attributes:
+        launch_lag, queue_lag, input_lag: usual lags ns of calls, of the worker, of GPU work before.
+        before, after: communication before and after the pass, on the same workers.
+        awaited: for each recorded bucket where its result is needed.
+        inputs: GPU work that gradients may come from, in the order of its launches on the thread.
+        launched: ns of these launches.
+    """
+
+    launch_lag: int
+    queue_lag: int
+    input_lag: int
+    before: list[int]
+    after: list[int]
+    awaited: list[list[tuple[int, EdgeKind]]]
+    inputs: Ints
+    launched: Ints
+
+
+def _surroundings(graph: Graph, each: Pass, gone: NDArray[np.bool_], leaving: Ints) -> _Surroundings:
+    """What is linked with the reductions of a pass.
+
+    Args:
+        graph: the graph.
+        each: the pass.
+        gone: [N] reductions and rendezvous of all passes.
+        leaving: edges that leave these.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    entering = np.concatenate([np.arange(graph.indptr[n], graph.indptr[n + 1]) for n in each.arrive.tolist()])
+    lags = {}
+    for kind in (EdgeKind.LAUNCH, EdgeKind.STREAM, EdgeKind.EVENT):
+        mine = edges.lag[entering[edges.kind[entering] == kind]]
+        lags[kind] = round(float(np.median(mine))) if mine.size else 0
+    queued = edges.source[entering[edges.kind[entering] == EdgeKind.STREAM]]
+    leaving = leaving[np.isin(edges.source[leaving], each.transfer) & ~gone[edges.target[leaving]]]
+    source, target, kinds = edges.source[leaving], edges.target[leaving], edges.kind[leaving]
+    called = int(max(nodes.measured_start[pieces].max() for pieces in each.calls))
+    needed = np.isin(kinds, (EdgeKind.SYNC, EdgeKind.EVENT)) & (nodes.measured_start[target] >= called)
+    awaited = [
+        [(int(target[at]), EdgeKind(kinds[at])) for at in np.flatnonzero(needed & (source == transfer))]
+        for transfer in each.transfer.tolist()
+    ]
+    inputs, launched = _inputs(graph, each, edges.source[entering[edges.kind[entering] == EdgeKind.EVENT]])
+    return _Surroundings(
+        lags[EdgeKind.LAUNCH],
+        lags[EdgeKind.STREAM],
+        lags[EdgeKind.EVENT],
+        queued[~gone[queued]].tolist(),
+        target[kinds == EdgeKind.STREAM].tolist(),
+        awaited,
+        inputs,
+        launched,
+    )
+
+
+def _inputs(graph: Graph, each: Pass, sources: Ints) -> tuple[Ints, Ints]:
+    """Work on the streams that reductions waited for, that the pass's thread launched, and when it did."""
+    nodes, edges = graph.nodes, graph.edges
+    if sources.size == 0:
+        return sources, sources
+    on_stream = np.isin(nodes.lane[edges.target], np.unique(nodes.lane[sources]))
+    launch = np.flatnonzero((edges.kind == EdgeKind.LAUNCH) & on_stream)
+    launch = launch[nodes.lane[edges.source[launch]] == nodes.lane[each.ready[0]]]
+    at = nodes.measured_start[edges.source[launch]]
+    order = np.argsort(at, kind="stable")
+    return edges.target[launch][order], at[order]
+
+
+def _put_in(
+    draft: Draft,
+    each: Pass,
+    around: _Surroundings,
+    wanted: Reduction,
+    index: int,
+    pace: float,
+    meetings: _Meetings,
+    behind: list[int],
+    workers: int,
+) -> None:
+    """Put one reduction of a pass in.
+
+    Args:
+        draft: the graph in the making.
+        each: the pass.
+        around: what is linked with its reductions.
+        wanted: the reduction.
+        index: which of the pass.
+        pace: multiple of the time that a reduction costs.
+        meetings: rendezvous so far.
+        behind: transfers of the rank in this window so far; added to.
+        workers: how many run side by side.
+    """
+    nodes = draft.graph.nodes
+    old = int(np.searchsorted(each.closes, wanted.last))
+    ready = int(each.ready[wanted.called_after])
+    told = {"measured_start": int(nodes.measured_end[ready]), "measured_end": int(nodes.measured_end[ready])}
+    name = int(nodes.name[each.calls[0][0]])
+    call = draft.insert(ready, kind=NodeKind.CPU, duration=round(wanted.call_ns), span=-1, name=name, **told)
+    instance, meeting = meetings.join(draft, int(nodes.collective[each.arrive[0]]), index)
+    fixed, whole = round(wanted.fixed_ns * pace), round((wanted.fixed_ns + wanted.moving_ns) * pace)
+    arrive = draft.add(int(each.arrive[old]), collective=instance, **told)
+    transfer = draft.add(
+        int(each.transfer[old]), collective=instance, bytes=wanted.num_bytes, duration=whole, **told
+    )
+    draft.link(call, arrive, EdgeKind.LAUNCH, around.launch_lag)
+    draft.link(arrive, transfer, EdgeKind.STREAM)
+    if meeting >= 0:
+        draft.link(arrive, meeting, EdgeKind.RENDEZVOUS)
+        draft.link(meeting, transfer, EdgeKind.RENDEZVOUS)
+    for node in around.before if len(behind) < workers else behind[-workers:][:1]:
+        draft.link(node, arrive, EdgeKind.STREAM, around.queue_lag)
+    if behind:
+        draft.link(behind[-1], transfer, EdgeKind.STREAM, -fixed)
+    if around.inputs.size:
+        last = int(np.searchsorted(around.launched, told["measured_end"], side="right")) - 1
+        draft.link(int(around.inputs[max(last, 0)]), arrive, EdgeKind.EVENT, around.input_lag)
+    behind.append(transfer)
+    for target, kind in _needed_at(draft.graph, each, around, wanted):
+        draft.link(transfer, target, kind)
+
+
+def _needed_at(
+    graph: Graph, each: Pass, around: _Surroundings, wanted: Reduction
+) -> list[tuple[int, EdgeKind]]:
+    """Where a result is needed: as early as that of any recorded bucket with one of its parameters."""
+    first = int(np.searchsorted(each.closes, wanted.first))
+    last = int(np.searchsorted(each.closes, wanted.last))
+    candidates = [bucket for bucket in around.awaited[first : last + 1] if bucket]
+    candidates = candidates or [bucket for bucket in around.awaited if bucket]
+    if not candidates:
+        return []
+    return min(candidates, key=lambda bucket: min(int(graph.nodes.measured_start[at]) for at, _ in bucket))
+
+
+def _workers(graph: Graph) -> dict[int, int]:
+    """How many reductions a rank can run side by side."""
+    nodes = graph.nodes
+    moving = nodes.kind == NodeKind.TRANSFER
+    on_stream = [what.startswith("stream") for _, what in graph.lanes]
+    return {
+        int(rank): 1 if on_stream[nodes.lane[np.argmax(moving & (nodes.rank == rank))]] else GLOO_WORKERS
+        for rank in np.unique(nodes.rank[moving])
+    }

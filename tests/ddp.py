@@ -1,0 +1,114 @@
+"""A DDP job written down span by span: gradients ready one after the other, reduced in buckets."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from tests.builders import MAIN, US, WORKER, TinyRun
+
+ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+KB = 1024
+
+
+def ddp_job(
+    sizes_kb: tuple[int, ...] = (1024, 1024, 1024, 1024),
+    closes: tuple[int, ...] = (3,),
+    *,
+    num_ranks: int = 2,
+    num_steps: int = 3,
+    layer: float = 1000,
+    latency: float = 0,
+    us_per_kb: float = 4.0,
+    call: float = 10,
+    copy_out: float = 50,
+    hook: str = "",
+    late: float = 0,
+) -> TinyRun:
+    """Forward and backward of as many layers as gradients; one link, on which reductions follow each other.
+
+    Args:
+        sizes_kb: sizes of gradients in the order in which they are ready.
+        closes: the last gradient of each bucket.
+        num_ranks, num_steps: how many.
+        layer: us, forward and backward, each.
+        latency, us_per_kb: what a reduction costs.
+        call: us, to call one.
+        copy_out: us, of all results after the last reduction.
+        hook: communication hook that is recorded.
+        late: us by which the last rank begins its backward later than the others.
+    """
+    run = TinyRun()
+    firsts = [0, *(close + 1 for close in closes[:-1])]
+    begin = 0.0
+    for step in range(num_steps):
+        forward = begin + layer * len(sizes_kb)
+        moved, calls = 0.0, dict.fromkeys(range(num_ranks), 0.0)
+        starts = {rank: forward + late * (rank == num_ranks - 1) for rank in range(num_ranks)}
+        ready = dict(starts)
+        plan: list[tuple[int, dict[int, float]]] = []
+        for index in range(len(sizes_kb)):
+            for rank in range(num_ranks):
+                ready[rank] += layer
+                run.op("LinearBackward", ready[rank] - layer, ready[rank] - 5, rank)
+                end = ready[rank] + (call + 2 if index in closes else 0)
+                run.op(ACCUMULATE, ready[rank] - 5, end, rank)
+                if index in closes:
+                    calls[rank] = ready[rank]
+                    ready[rank] = end
+            if index in closes:
+                plan.append((index, dict(calls)))
+        ends = []
+        for bucket, (index, called) in enumerate(plan):
+            size = sum(sizes_kb[firsts[bucket] : index + 1])
+            together = max(called.values()) + call
+            moved = max(together + latency, moved) + us_per_kb * size
+            ends.append(moved)
+            for rank in range(num_ranks):
+                told: dict[str, Any] = {
+                    "group": "dp",
+                    "group_ranks": list(range(num_ranks)),
+                    "dtype": "float32",
+                }
+                told |= {"bytes_in": size * KB, "bytes_out": size * KB}
+                op = run.op("c10d::allreduce_", called[rank], called[rank] + call, rank)
+                thread = WORKER + bucket % 2
+                begun = max(called[rank] + call, ends[bucket - 2] if bucket > 1 else 0)  # two workers
+                ran = run.mark("gloo:all_reduce", begun, moved, rank, tid=thread)
+                run.member(ran, launched_by=op, sequence=step * len(closes) + bucket, **told)
+        done = max([*ends, *ready.values()]) + copy_out
+        for rank in range(num_ranks):
+            run.op("LinearForward", begin, forward, rank)
+            run.mark("dpro::backward", forward, done, rank, tid=MAIN)
+            run.op("aten::copy_", done - copy_out, done, rank)
+            run.mark("Optimizer.step#SGD.step", done, done + 100, rank)
+            run.op("aten::add_", done + 1, done + 99, rank)
+            run.step(step, begin, done + 100, rank)
+        begin = done + 100
+    _tell_buckets(run, sizes_kb, closes, num_ranks, hook)
+    return run
+
+
+def _tell_buckets(
+    run: TinyRun, sizes_kb: tuple[int, ...], closes: tuple[int, ...], num_ranks: int, hook: str
+) -> None:
+    count = len(sizes_kb)
+    for rank in range(num_ranks):
+        for bucket, (before, last) in enumerate(pairwise([-1, *closes])):
+            within = range(before + 1, last + 1)
+            run.rows["buckets"].append(
+                {
+                    "rank": rank,
+                    "bucket": bucket,
+                    "bytes": KB * sum(sizes_kb[i] for i in within),
+                    "parameters": [count - 1 - i for i in within],
+                    "names": [f"layer{count - 1 - i}" for i in within],
+                    "parameter_bytes": [KB * sizes_kb[i] for i in within],
+                    "shapes": [[16, 16 * sizes_kb[i]] for i in within],
+                    "hook": hook,
+                    "source": "DDP logging data",
+                }
+            )
+
+
+__all__ = ["ACCUMULATE", "KB", "US", "ddp_job"]

@@ -1,0 +1,134 @@
+"""Gradient buckets of another size: by hand on made-up DDP jobs, and properties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro.errors import Unanswerable
+from dpro.replay.build import build_graph
+from dpro.replay.gradients import MB
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.timeline import replay, step_times
+from dpro.replay.whatif.bucket import closing
+from dpro.replay.whatif.parse import parse_edit
+from dpro.store import open_run
+from tests.builders import US, TinyRun
+from tests.ddp import ddp_job
+
+
+def built(run: TinyRun, folder: Path) -> Graph:
+    run.write(folder / "run")
+    return build_graph(open_run(folder / "run")).graph
+
+
+def steps_us(graph: Graph, *edits: str) -> list[float]:
+    for edit in edits:
+        graph = parse_edit(edit).apply(graph)
+    timeline = replay(graph)
+    return (step_times(graph, timeline.start, timeline.end)["duration_ns"] / US).to_list()
+
+
+# Four gradients of 1 MB. A step: forward 4 x 1000 us, backward 4 x 1000 us, the call 10 us, 50 us to copy
+# results, 100 us of optimizer. One reduction of all takes 4 x 4096 us.
+ONE_BUCKET = 8000 + 10 + 4 * 4096 + 150
+
+
+def test_the_made_up_job_takes_what_it_should(tmp_path):
+    assert steps_us(built(ddp_job(), tmp_path))[1] == ONE_BUCKET
+
+
+@pytest.mark.parametrize(
+    ("mb", "first_ready"),
+    [
+        (1, 5000),  # each gradient by itself: the first is moved from 5000 on, the others queue
+        (2, 6000),  # two and two
+        (3, 7000),  # three and one
+    ],
+)
+def test_smaller_buckets_begin_earlier_and_queue_on_the_link(tmp_path, mb, first_ready):
+    graph = built(ddp_job(), tmp_path)
+    expected = first_ready + 10 + 4 * 4096 + 150
+    assert steps_us(graph, f"bucket:mb={mb}")[1:] == pytest.approx([expected] * 2, abs=25)
+
+
+def test_one_bucket_for_all_begins_with_the_last_gradient(tmp_path):
+    graph = built(ddp_job(closes=(0, 1, 2, 3)), tmp_path)
+    assert steps_us(graph)[1] == pytest.approx(5000 + 10 + 4 * 4096 + 150, abs=1)
+    assert steps_us(graph, "bucket:mb=25")[1:] == pytest.approx([ONE_BUCKET] * 2, abs=25)
+
+
+def test_there_and_back_is_where_it_was(tmp_path):
+    graph = built(ddp_job(closes=(0, 1, 2, 3), latency=30, sizes_kb=(512, 2048, 1024, 256)), tmp_path)
+    there = steps_us(graph, "bucket:mb=25", "bucket:mb=0.01")
+    assert there[1:] == pytest.approx(steps_us(graph)[1:], rel=0.01)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from([(3,), (1, 3), (0, 1, 2, 3), (0, 3)]), st.floats(0, 300), st.floats(0.1, 8))
+def test_the_size_that_was_recorded_changes_nothing(tmp_path_factory, closes, late, us_per_kb):
+    folder = tmp_path_factory.mktemp("same")
+    graph = built(ddp_job(closes=closes, late=late, us_per_kb=us_per_kb), folder)
+    sizes = {(3,): "mb=25", (1, 3): "mb=2", (0, 1, 2, 3): "mb=1", (0, 3): "mb=3,first_mb=1"}
+    assert parse_edit(f"bucket:{sizes[closes]}").apply(graph) is graph
+
+
+@given(st.lists(st.integers(1, 4 * MB), min_size=1, max_size=40), st.integers(1, 8 * MB))
+def test_every_bucket_but_the_last_holds_the_cap_and_none_could_close_earlier(sizes, cap):
+    closes = closing(np.array(sizes), cap, cap)
+    assert closes[-1] == len(sizes) - 1
+    for first, last in zip([0, *(closes[:-1] + 1)], closes):
+        assert sum(sizes[first:last]) < cap
+        assert sum(sizes[first : last + 1]) >= cap or last == len(sizes) - 1
+
+
+def test_reductions_still_wait_for_the_last_rank(tmp_path):
+    graph = built(ddp_job(late=500), tmp_path)
+    assert steps_us(graph, "bucket:mb=1")[1] == pytest.approx(5500 + 10 + 4 * 4096 + 150, abs=25)
+
+
+def test_latencies_of_small_buckets_overlap_with_what_others_move(tmp_path):
+    sizes = (64, 1024, 512, 2048)
+    graph = built(ddp_job(sizes_kb=sizes, closes=(0, 1, 2, 3), latency=200, us_per_kb=8), tmp_path)
+    # All is moved without a break from the first gradient on, but for its latency.
+    measured = steps_us(graph)[1]
+    assert steps_us(graph, "bucket:mb=25", "bucket:mb=0.01")[1] == pytest.approx(measured, rel=0.02)
+    one = 8000 + 10 + 200 + 8 * sum(sizes) + 150
+    assert steps_us(graph, "bucket:mb=25")[1] == pytest.approx(one, rel=0.02)
+
+
+def test_a_faster_network_and_other_buckets_agree_in_either_order(tmp_path):
+    graph = built(ddp_job(sizes_kb=(64, 1024, 512, 2048), closes=(0, 1, 2, 3), latency=100), tmp_path)
+    one = steps_us(graph, "network:bandwidth=2", "bucket:mb=25")
+    other = steps_us(graph, "bucket:mb=25", "network:bandwidth=2")
+    assert one == pytest.approx(other, rel=0.02)
+
+
+def test_new_reductions_carry_their_bytes_and_leave_no_old_ones(tmp_path):
+    graph = parse_edit("bucket:mb=2").apply(built(ddp_job(), tmp_path))
+    moved = graph.nodes.bytes[graph.nodes.kind == NodeKind.TRANSFER]
+    assert moved.tolist() == [2 * MB] * (2 * 3 * 2)  # buckets, steps, ranks
+
+
+def test_what_a_run_does_not_tell_is_refused_with_the_reason(tmp_path):
+    hooked = built(ddp_job(hook="fp16_compress_hook"), tmp_path / "hooked")
+    with pytest.raises(Unanswerable, match="communication hook"):
+        parse_edit("bucket:mb=1").apply(hooked)
+    untold = ddp_job()
+    del untold.rows["buckets"]
+    with pytest.raises(Unanswerable, match="which parameters are in which gradient bucket"):
+        parse_edit("bucket:mb=1").apply(built(untold, tmp_path / "untold"))
+    older = ddp_job()
+    for row in older.rows["buckets"]:
+        row["parameter_bytes"] = []
+    with pytest.raises(Unanswerable, match="sizes of single parameters"):
+        parse_edit("bucket:mb=1").apply(built(older, tmp_path / "older"))
+    unused = ddp_job(closes=(1, 3))
+    for row in unused.rows["buckets"]:
+        row["parameter_bytes"].append(4)
+    with pytest.raises(Unanswerable, match="not all are used"):
+        parse_edit("bucket:mb=1").apply(built(unused, tmp_path / "unused"))
