@@ -20,7 +20,7 @@ from dpro.replay.evidence import Evidence, evidence_of, is_started
 from dpro.replay.fit import counted_starts, rank_errors, start_errors, step_errors
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.overlap import Overlap, overlap_of
-from dpro.replay.timeline import Timeline, measured_step_times, replay, step_times
+from dpro.replay.timeline import Timeline, extents_of, measured_step_times, replay, step_times
 from dpro.store import Manifest
 from dpro.units import NS_PER_MS, ms, us
 
@@ -145,16 +145,13 @@ def unexplained_share(graph: Graph) -> float:
         measured = float(measured_step_times(graph)["duration_ns"].sum())
         left = float(step_times(graph, prompt.start, prompt.end)["duration_ns"].sum())
         return 1 - left / measured if measured else 0.0
-    ready = nodes.earliest.copy()
-    np.maximum.at(ready, edges.target, nodes.measured_end[edges.source] + edges.lag)
-    lag = np.maximum(nodes.measured_start - ready, 0)[is_started(graph)]
-    extent = (
-        pl.DataFrame({"r": nodes.rank, "w": nodes.window, "s": nodes.measured_start, "e": nodes.measured_end})
-        .filter(pl.col("r") >= 0)
-        .group_by("r", "w")
-        .agg(length=pl.col("e").max() - pl.col("s").min())
-    )
-    total = float(extent["length"].sum())
+    started, ready = is_started(graph), nodes.earliest.copy()
+    to_work = np.flatnonzero(started[edges.target])
+    ended = nodes.measured_end[edges.source[to_work]] + edges.lag[to_work]
+    np.maximum.at(ready, edges.target[to_work], ended)
+    lag = np.maximum(nodes.measured_start - ready, 0)[started]
+    extents = extents_of(graph, ["rank", "window"], nodes.measured_start, nodes.measured_end)
+    total = float((extents["end"] - extents["start"]).sum())
     return float(lag.sum()) / total if total else 0.0
 
 

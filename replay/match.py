@@ -65,7 +65,8 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
     ran = collectives.filter((pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)).sort(
         "window", "rank", "start_ns", "collective_id"
     )
-    lanes = spans.select("rank", "span_id", "device", "stream").join(ran, on=["rank", "span_id"], how="semi")
+    lanes = spans.select("rank", "span_id", "device", "stream")
+    lanes = lanes.filter(pl.col("span_id").is_in(ran["span_id"].unique().implode()))  # nearly all are others
     ran = ran.join(lanes, on=["rank", "span_id"], how="left", maintain_order="left")
     rows = ran.with_columns(_group_keys(ran)).with_row_index("row")
     instance = np.full(rows.height, -1, np.int64)

@@ -67,16 +67,8 @@ def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
 
 def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.DataFrame:
     """`step_ends` for each of what `by` tells apart: windows, or ranks and windows."""
-    nodes = graph.nodes
-    # Nodes that follow each other are mostly of one step: a row for each run of such.
-    keys = {name: getattr(nodes, name) for name in (*by, "step")}
-    keys["real"] = nodes.kind != NodeKind.RENDEZVOUS
-    first = np.flatnonzero(_differs_from_last(*keys.values()))
-    frame = pl.DataFrame(
-        {name: column[first] for name, column in keys.items()}
-        | {"start": np.minimum.reduceat(start, first), "end": np.maximum.reduceat(end, first)}
-    ).filter(pl.col("real") & (pl.col("step") != AFTER_STEPS))
-    ends = frame.group_by(*by, "step").agg(pl.col("end").max(), pl.col("start").min()).sort(*by, "step")
+    extents = extents_of(graph, [*by, "step"], start, end)
+    ends = extents.filter(pl.col("step") != AFTER_STEPS).sort(*by, "step")
     before = pl.col("end").filter(pl.col("step") == BEFORE_STEPS).max().over(by)
     return (
         ends.with_columns(
@@ -86,6 +78,27 @@ def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.Da
         .filter(pl.col("step") >= 0)
         .select(*by, "step", "finish_ns", "begin_ns")
     )
+
+
+def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFrame:
+    """From when to when nodes last that are alike in some columns; those of rendezvous do not count.
+
+    Args:
+        graph: the graph.
+        by: which columns.
+        start, end: [N] ns of its nodes.
+
+    Returns:
+        The columns, `start` (the first) and `end` (the last), in no order.
+    """
+    columns = {name: getattr(graph.nodes, name) for name in by}
+    columns["real"] = graph.nodes.kind != NodeKind.RENDEZVOUS
+    # Nodes that follow each other mostly are alike: a row for each run of such has all that is needed.
+    first = np.flatnonzero(_differs_from_last(*columns.values()))
+    runs = pl.DataFrame({name: column[first] for name, column in columns.items()}).with_columns(
+        start=np.minimum.reduceat(start, first), end=np.maximum.reduceat(end, first)
+    )
+    return runs.filter("real").group_by(by).agg(pl.col("start").min(), pl.col("end").max())
 
 
 def _differs_from_last(*columns: NDArray[Any]) -> NDArray[np.bool_]:
