@@ -1,4 +1,4 @@
-"""What the trace tells of who needs whom: forward and backward, operators and their data, calls and streams."""
+"""What the trace tells of who needs whom: forward and backward, operators and data, calls and streams."""
 
 from __future__ import annotations
 
