@@ -18,6 +18,7 @@ from dpro.classify import classify
 from dpro.replay.build import Built
 from dpro.replay.evidence import Evidence, evidence_of, is_started
 from dpro.replay.fit import counted_starts, rank_errors, start_errors, step_errors
+from dpro.replay.folding import Meetings, fold
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.overlap import Overlap, overlap_of
 from dpro.replay.timeline import Timeline, extents_of, measured_step_times, replay, step_times
@@ -58,6 +59,7 @@ class Trust:
         doubts: where it fits less well than a good replay, one line each.
         answerable: whether predictions from this replay make sense.
         assumed: what was taken for granted, one line each.
+        meetings: collectives with ranks that are missing; None where there are none.
     """
 
     steps: pl.DataFrame
@@ -74,6 +76,7 @@ class Trust:
     doubts: tuple[str, ...]
     answerable: bool
     assumed: tuple[str, ...] = ()
+    meetings: Meetings | None = None
 
     @property
     def start_error_ns(self) -> tuple[float, float]:
@@ -103,6 +106,7 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
     # What late launches cost is the unexplained share: their number is no harm.
     doubtful = 0.0 if built.of_operations else evidence.anchored + evidence.fitted
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
+    folding = fold(built, manifest)
     return Trust(
         steps=steps,
         ranks=rank_errors(timeline),
@@ -114,10 +118,11 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
         host_gaps=_share_of_gaps(graph),
         evidence=evidence,
         overlap=None if built.of_operations else overlap_of(timeline),
-        reasons=(*why_not, *_not_known(built, manifest)),
+        reasons=(*why_not, *folding.unknown, *_not_known(built, manifest)),
         doubts=tuple(_doubts(steps, error_pct, starts, unexplained)),
         answerable=not why_not,
-        assumed=_assumed(built, unexplained),
+        assumed=(*folding.assumed, *_assumed(built, unexplained)),
+        meetings=folding.meetings,
     )
 
 
@@ -216,12 +221,6 @@ def _doubts(
 def _not_known(built: Built, manifest: Manifest) -> list[str]:
     """What the trace leaves open without forbidding predictions, one line each."""
     reasons = list(built.unknown)
-    missing = [] if built.of_operations else manifest.missing_ranks  # others of the same place stand for them
-    if missing:
-        reasons.append(
-            f"{len(missing)} of {manifest.world_size} ranks are missing: what made the others wait for them "
-            "cannot be told from slow communication; record all ranks"
-        )
     silent = sorted(set(manifest.ranks) - {int(rank) for rank in np.unique(built.graph.nodes.rank)})
     if silent:
         reasons.append(f"no spans of ranks {', '.join(map(str, silent))}: they are left out")

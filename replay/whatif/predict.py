@@ -3,7 +3,7 @@
 In: a graph and edits. Out: `Prediction`s. The interval comes from how the gain varies from step to step, from
 how far the replay misses the unchanged steps, from how much of the gain rests on an edit's assumptions, and
 from how well the slowdown of compute beside communication is known, where an edit changes what stands beside
-what.
+what; and from what may become of waiting for ranks that are missing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
+from dpro.replay.folding import as_missing_ranks_may_come
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.overlap import Overlap, replays_with_new_overlap
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
@@ -91,15 +92,16 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     for edit in edits:
         changed = edit.apply(changed)
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
-    after_ns, *bounds_ns = (_steps_of(timeline, baseline) for timeline in _replays(changed, trust.overlap))
+    timelines = [*_replays(changed, trust.overlap), *_with_missing_ranks(graph, changed, trust)]
+    after_ns, *bounds_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns
     spread = STANDARD_ERRORS * float(gain.std(ddof=1)) / np.sqrt(gain.size) if gain.size > 1 else 0.0
     measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
     doubt = max((edit.doubt for edit in edits), default=0.0) * abs(base - predicted)
-    overlap = max((abs(float(bound.mean()) - predicted) for bound in bounds_ns), default=0.0)
-    margin = spread + misfit + doubt + overlap
+    open_ns = max((abs(float(bound.mean()) - predicted) for bound in bounds_ns), default=0.0)
+    margin = spread + misfit + doubt + open_ns
     return Prediction(
         tuple(edits),
         predicted,
@@ -114,6 +116,13 @@ def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:
     if overlap is None or overlap.beside.size != changed.num_nodes:
         return [replay(changed)]
     return replays_with_new_overlap(changed, overlap.beside, (overlap.slowdown, overlap.low, overlap.high))
+
+
+def _with_missing_ranks(graph: Graph, changed: Graph, trust: Trust) -> list[Timeline]:
+    """Replays of a changed graph at both ends of what its missing ranks may do."""
+    if trust.meetings is None or changed.num_nodes != graph.num_nodes:
+        return []
+    return as_missing_ranks_may_come(changed, trust.meetings)
 
 
 def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:
