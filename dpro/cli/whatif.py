@@ -129,6 +129,7 @@ def prediction_document(prediction: Prediction) -> dict[str, Any]:
         "low": ms(prediction.low_ns),
         "high": ms(prediction.high_ns),
         "how": prediction.how(),
+        "notes": list(prediction.notes),
     }
 
 
@@ -148,6 +149,8 @@ def _print(document: dict[str, Any], predictions: list[Prediction], refused: lis
         interval = f"({ms(row.low_ns):.2f} to {ms(row.high_ns):.2f})"
         out.print(f"  x{row.speedup:.2f}  {ms(row.predicted_ns):.2f} ms {interval} if {what}")
         out.print("         " + " ".join(f"--edit '{edit}'" for edit in row.edits))
+    for note in predictions[0].notes if predictions else ():
+        out.print(f"  - {note}")
     if predictions:
         out.print(f"How, for the first: {predictions[0].how()}")
     for refusal in refused:

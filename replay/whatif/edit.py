@@ -65,6 +65,10 @@ class Edit(ABC):
             Unanswerable: the run lacks what the edit needs; the message says what.
         """
 
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What the edit found in the graph that it is applied to, a line each."""
+        return ()
+
     @abstractmethod
     def describe(self) -> str:
         """What is changed, in a few words."""

@@ -165,7 +165,7 @@ def _pointwise_runs(graph: Graph, chosen: Bools) -> Ints:
     collective called in between.
     """
     nodes, edges = graph.nodes, graph.edges
-    pointwise = np.array([_is_pointwise(name) for name in graph.names], np.bool_)
+    pointwise = np.array([is_pointwise(name) for name in graph.names], np.bool_)
     fits = chosen & (nodes.kind == NodeKind.KERNEL) & pointwise[nodes.name]
     caller = np.full(graph.num_nodes, -1)
     launch = edges.kind == EdgeKind.LAUNCH
@@ -184,7 +184,7 @@ def _pointwise_runs(graph: Graph, chosen: Bools) -> Ints:
     return run
 
 
-def _is_pointwise(name: str) -> bool:
+def is_pointwise(name: str) -> bool:
     """Whether a kernel reads and writes element by element: also those that copy or cast so."""
     kind = classify(name).kind
     return kind == "elementwise" or (kind == "memory" and "elementwise" in name.lower())

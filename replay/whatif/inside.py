@@ -6,6 +6,7 @@ part of and nothing of those around that; the run's tables do.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -101,6 +102,46 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     return calls | (_nodes_of(graph, _closure(spans, chosen)) & on_cpu)
 
 
+def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -> pl.DataFrame:
+    """The operators of these names that launched the masked kernels.
+
+    Returns:
+        `node`, `rank`, `span_id`, `name`, `shapes`, `backward` (whether a backward pass called it), sorted by
+        node; kernels that none of these operators launched are left out.
+    """
+    spans = _spans(_run_of(graph), [*COLUMNS, "shapes"])
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    operators = spans.filter((pl.col("kind") == "cpu_op") & pl.col("name").is_in(list(names)))
+    backward_threads = spans.filter(pl.col("forward_thread") > 0).select(LANE).unique()
+    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+    called = (
+        calls.select(*LANE, "start_ns", "correlation")
+        .sort("start_ns")
+        .join_asof(
+            operators.select(*LANE, "start_ns", "name", "shapes", operator="span_id", until=end).sort(
+                "start_ns"
+            ),
+            on="start_ns",
+            by=LANE,
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .filter(pl.col("start_ns") < pl.col("until"))
+        .join(backward_threads.with_columns(backward=pl.lit(True)), on=LANE, how="left")
+        .unique(["rank", "window", "correlation"], keep="first", maintain_order=True)
+    )
+    nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
+    launched = spans.filter(pl.col("kind") == "kernel").select("rank", "window", "span_id", "correlation")
+    return (
+        nodes.filter(pl.Series(kernels))
+        .join(launched, on=["rank", "span_id"])
+        .drop("span_id")
+        .join(called, on=["rank", "window", "correlation"])
+        .select("node", "rank", "name", "shapes", pl.col("backward").fill_null(False), span_id="operator")
+        .sort("node")
+    )
+
+
 def calls_of(graph: Graph, work: Bools) -> Bools:
     """[N] calls that launch some of this work and no other."""
     edges = graph.edges
@@ -137,8 +178,8 @@ def _run_of(graph: Graph) -> Run:
     return graph.run
 
 
-def _spans(run: Run) -> pl.DataFrame:
-    return run.table(SPANS, COLUMNS).with_columns(pl.col("rank").cast(pl.Int64))
+def _spans(run: Run, columns: Sequence[str] = COLUMNS) -> pl.DataFrame:
+    return run.table(SPANS, columns).with_columns(pl.col("rank").cast(pl.Int64))
 
 
 def _fits(spans: pl.DataFrame, pattern: str) -> pl.Series:

@@ -42,6 +42,7 @@ class Prediction:
         predicted_ns: mean step time under the edits.
         speedup: baseline / predicted.
         low_ns, high_ns: interval of the predicted time.
+        notes: what the edits found in the run, a line each.
     """
 
     edits: tuple[Edit, ...]
@@ -49,6 +50,7 @@ class Prediction:
     speedup: float
     low_ns: float
     high_ns: float
+    notes: tuple[str, ...] = ()
 
     def how(self) -> str:
         """How to do it for real, and what is assumed."""
@@ -89,7 +91,9 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
         Unanswerable: an edit needs what the run lacks.
     """
     changed = graph
+    notes: list[str] = []
     for edit in edits:
+        notes += edit.notes(changed)
         changed = edit.apply(changed)
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
     timelines = [*_replays(changed, trust.overlap), *_with_missing_ranks(graph, changed, trust)]
@@ -108,6 +112,7 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
         base / predicted if predicted else float("inf"),
         max(predicted - margin, 0.0),
         predicted + margin,
+        tuple(notes),
     )
 
 

@@ -14,6 +14,7 @@ from dpro.replay.whatif.garbage import Garbage
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.host import Cpu, CudaGraph, NoLaunch, NoSync
 from dpro.replay.whatif.input import HideInput, Workers
+from dpro.replay.whatif.precision import Precision
 from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.scale import Remove, Replace, Scale
 
@@ -22,6 +23,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Ranks": (Heal, Hurt, Drop),
     "Host": (NoLaunch, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
     "Fusion": (Optimizer, Compile),
+    "Precision": (Precision,),
     "Communication": (Network, NoCommunication),
     "Gradients": (Bucket,),
 }
