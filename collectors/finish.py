@@ -17,6 +17,7 @@ from typing import Any
 from dpro._version import __version__
 from dpro.collectors import convert
 from dpro.collectors.agreement import disagreement
+from dpro.collectors.applied import applied
 from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import (
     Process,
@@ -179,6 +180,7 @@ def _manifest(
         warnings=_distinct(warnings),
         skipped=merge_counts(count for note in notes for count in note.get("skipped", [])),
         windows=worst(note.get("windows", {}) for note in notes),
+        applied=[change for process in recorded for change in applied(process, launched.get("options", {}))],
     )
 
 
@@ -206,6 +208,7 @@ def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
         warnings=_distinct([*earlier.warnings, *mine.warnings]),
         skipped=merge_counts([earlier.skipped, mine.skipped]),
         windows=worst([earlier.windows, mine.windows]),
+        applied=[*earlier.applied, *mine.applied],
     )
 
 

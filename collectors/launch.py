@@ -22,11 +22,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from dpro.collectors import inspector
 from dpro.collectors.inside.environment import MASK, masked_command
@@ -90,6 +90,8 @@ class RecordOptions:
         nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
         mask_command: whether only the first word of the command is kept.
         step: the function, as `module:name`, whose returns end steps; empty if optimizers tell.
+        apply: changes to make to the job: the `edit` as the user wrote it, the `family` of `inside/apply`
+            that makes it, and what that takes as `arguments`.
     """
 
     window_steps: int = 2
@@ -105,6 +107,7 @@ class RecordOptions:
     step: str = ""
     telemetry_period_s: float = 1.0
     nccl_inspector: str = ""
+    apply: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -248,7 +251,8 @@ def _environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
     if options.nccl_inspector:
         logs = mine.raw / inspector.LOGS
         environment |= inspector.variables(options.nccl_inspector, logs, environment)
-    return environment
+    wanted = (change["arguments"] for change in options.apply if change["family"] == "environment")
+    return environment | {each["name"]: each["value"] for each in wanted}
 
 
 def _fork_sidecar(mine: Launch, marker: IO[str], sidecar: Callable[[Launch, Process], None]) -> None:

@@ -33,6 +33,8 @@ class Manifest:
         environment: the settings of the job, from a short list of variables, as all its ranks had them.
         options: what the recorder was asked for.
         exit_status: of the command; minus the signal that killed it, None where unknown.
+        applied: what became of each change that was to be made to the job, on each rank: `edit`, `rank`,
+            `applied` (places: `where`, `instead_of`, `times`) and `refused` (reasons).
     """
 
     world_size: int
@@ -50,6 +52,7 @@ class Manifest:
     warnings: list[str] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     windows: dict[str, float] = field(default_factory=dict)
+    applied: list[dict[str, Any]] = field(default_factory=list)
     format_version: int = FORMAT_VERSION
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,17 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests try, and processes that they start, goes into a ledger of theirs, not the user's."""
+    before = os.environ.get("XDG_DATA_HOME")
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
+    yield
+    del os.environ["XDG_DATA_HOME"]
+    if before is not None:
+        os.environ["XDG_DATA_HOME"] = before
 
 
 @pytest.fixture(scope="session")

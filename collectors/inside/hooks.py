@@ -43,6 +43,10 @@ def install(launch: str) -> None:
         launch: the folder that the launcher made for its processes.
     """
     recorder = Recorder(Path(launch))
+    if recorder.config.get("apply"):
+        from .apply.report import install as apply
+
+        recorder.call(apply, recorder)  # first: what a change costs belongs to the step that it is in
     _install_optimizers(recorder)
     _install_scaler(recorder)
     if dist.is_available():

@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "report": ("dpro.cli.report", "report", "Where the time of each step went."),
     "replay": ("dpro.cli.replay", "replay", "Replay the run's graph and say how well it fits."),
     "whatif": ("dpro.cli.whatif", "whatif", "Predict what a change would do to the step time."),
+    "try": ("dpro.cli.try_", "try_", "Make a change to a job, and measure what was predicted."),
+    "ledger": ("dpro.cli.ledger", "ledger", "What was predicted and measured so far."),
     "diagnose": ("dpro.cli.diagnose", "diagnose", "Name what is slow or broken, and what it costs."),
     "dashboard": ("dpro.cli.dashboard", "dashboard", "Look at a run in a browser."),
     "export": ("dpro.cli.export", "export", "Write the timelines for Perfetto and other viewers."),

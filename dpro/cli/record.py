@@ -6,6 +6,7 @@ the command has ended. This is where the recorder meets the importers that read 
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -32,6 +33,11 @@ def _share(_context: click.Context, _option: click.Parameter, value: str) -> flo
     if not 0 < share < 1:
         raise click.BadParameter(f"{value} is no share: give one such as 1% or 0.01")
     return share
+
+
+def _changes(_context: click.Context, _option: click.Parameter, value: str) -> tuple[dict[str, Any], ...]:
+    """Changes to the job, as `RecordOptions` has them."""
+    return tuple(json.loads(value))
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -97,6 +103,7 @@ def _share(_context: click.Context, _option: click.Parameter, value: str) -> flo
     help="Have NCCL load its Inspector, and take in what that measures: the path of "
     "libnccl-profiler-inspector.so, or `inspector` if it is on the job's library path.",
 )  # fmt: skip
+@click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(run: Path | None, command: tuple[str, ...], **options: Any) -> None:
     """Record a job, unchanged, through any launcher.

@@ -95,6 +95,7 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
             predictions, refused = [], [Refusal(" + ".join(map(str, edits)), str(error))]
     else:
         predictions, refused = search(graph, trust)
+    predictions, widened = _as_tried(predictions)
     document = {
         "run": analysis.run.label,
         "baseline_ms": ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
@@ -104,9 +105,25 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
         "reasons": list(trust.reasons),
         "assumed": list(trust.assumed),
         "predictions": [prediction_document(prediction) for prediction in predictions],
+        "widened": widened,
         "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in refused],
     }
     return document, predictions, refused
+
+
+def _as_tried(predictions: list[Prediction]) -> tuple[list[Prediction], list[str]]:
+    """Predictions whose intervals what was tried on this machine has widened, and which those are."""
+    from dpro.trial.calibrate import calibrated
+    from dpro.trial.ledger import read
+
+    entries, _ = read()
+    both = [calibrated(prediction, entries) for prediction in predictions]
+    widened = [
+        f"{' + '.join(map(str, prediction.edits))}: interval {calibration}"
+        for prediction, calibration in both
+        if calibration
+    ]
+    return [prediction for prediction, _ in both], widened
 
 
 def _steps_outside_windows(analysis: Analysis) -> float | None:
@@ -153,5 +170,7 @@ def _print(document: dict[str, Any], predictions: list[Prediction], refused: lis
         out.print(f"  - {note}")
     if predictions:
         out.print(f"How, for the first: {predictions[0].how()}")
+    for line in document["widened"]:
+        out.print(line)
     for refusal in refused:
         out.print(f"not answered: {refusal.edit}: {refusal.reason}")

@@ -1,0 +1,26 @@
+"""Variables of the environment, which the launcher has set.
+
+In: `name` and `value`. Out: nothing is done; it is made sure that the process has them when it begins to
+train, since a launcher or the script may have put its own in their place.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..recorder import Recorder
+from .report import Report
+
+
+def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Look at the variable when the process begins to train."""
+
+    def on_open() -> None:
+        found = os.environ.get(arguments["name"])
+        if found == arguments["value"]:
+            report.applied("environment")
+        else:
+            report.refuse(f"the job sets {arguments['name']} itself" + (f" to {found}" if found else ""))
+
+    recorder.listen("open", on_open)

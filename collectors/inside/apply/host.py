@@ -1,0 +1,73 @@
+"""What the host does: garbage collection, threads of operators.
+
+In: `every` (steps from one collection to the next, 0 for none at all), or `num_threads`. Out: a process in
+which Python collects garbage only then, within a step; and in which PyTorch uses that many threads,
+whatever the script says.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..recorder import Recorder
+from .report import Report, place
+
+OF_WORKERS = "torch.utils.data._utils.worker"  # a DataLoader's worker uses one thread, in every job
+
+
+def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Change how the host works."""
+    if "num_threads" in arguments:
+        _use_threads(report, **arguments)
+    else:
+        _collect(report, recorder, **arguments)
+
+
+def _collect(report: Report, recorder: Recorder, every: int) -> None:
+    report.missing = "the job has no steps"
+    begun, due = [False], [False]
+
+    def on_step(step: int) -> None:
+        if not begun[0]:
+            begun[0] = True
+            if not gc.isenabled():
+                report.refuse("the script has turned garbage collection off itself")
+            gc.collect()
+            gc.disable()
+            report.applied("Python's garbage collection")
+        elif gc.isenabled():
+            report.refuse("the script turns garbage collection on again")
+        due[0] = every > 0 and step % every == 0
+
+    def on_work() -> None:  # the time between two steps, when `on_step` is called, would not be counted
+        if due[0]:
+            due[0] = False
+            gc.collect()
+
+    recorder.listen("step", on_step)
+    recorder.listen("work", on_work)
+
+
+def _use_threads(report: Report, num_threads: int) -> None:
+    report.missing = f"the job uses {num_threads} threads anyway: nothing to change"
+    original: Callable[[int], None] = torch.set_num_threads
+
+    @functools.wraps(original)
+    def patched(asked: int) -> None:
+        if sys._getframe(1).f_globals.get("__name__") == OF_WORKERS:
+            return original(asked)
+        original(num_threads)
+        if asked != num_threads:
+            report.applied(f"torch.set_num_threads at {place()}", str(asked))
+
+    before = torch.get_num_threads()
+    original(num_threads)
+    torch.set_num_threads = patched
+    if before != num_threads:
+        report.applied("torch", str(before))

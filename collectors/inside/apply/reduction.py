@@ -1,0 +1,125 @@
+"""How DDP reduces gradients: compressed, or only every few steps.
+
+In: `to` (fp16, bf16, or powersgd with its `rank`), or `every` for local updates. Out: communication hooks
+on all DDP modules. They are registered when gradients are first asked for: by then the script has
+registered its own, if it has any, which wins; the change is refused then.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ..patching import patch
+from ..recorder import Recorder
+from .report import Report
+
+# Steps with plain all-reduce first: DDP rebuilds its buckets after the first, and what remembers gradients
+# between steps must not see that.
+PLAIN_STEPS = 3
+NO_HOOK = ("", "None")
+
+
+def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Register communication hooks when gradients are first asked for."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    report.missing = "the job wrapped no module with DistributedDataParallel"
+    register = _local_updates if "every" in arguments else _compression
+    waiting: list[weakref.ref[Any]] = []
+
+    def on_work() -> None:
+        if waiting and recorder.num_backward:
+            modules, waiting[:] = [reference() for reference in waiting], []
+            for module in filter(None, modules):
+                report.attempt(_register, report, module, functools.partial(register, **arguments))
+
+    patch(DistributedDataParallel, "__init__", after=lambda module: waiting.append(weakref.ref(module)))
+    recorder.listen("work", on_work)
+
+
+def _register(report: Report, module: Any, register: Callable[[Report, Any], None]) -> None:
+    has_own = str(module._get_ddp_logging_data().get("comm_hook", ""))
+    if getattr(module, "_comm_hooks", None) or has_own not in NO_HOOK:
+        report.refuse(f"the script has registered a communication hook itself: {has_own}")
+        return
+    register(report, module)
+    report.applied(f"DDP of {type(module.module).__name__}")
+
+
+def _compression(report: Report, module: Any, to: str, rank: int = 1) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    if to == "powersgd":
+        _power_sgd(module, rank)
+    else:
+        hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}[to]
+        module.register_comm_hook(module.process_group, hook)
+
+
+def _bf16(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """PyTorch's own hook, which DDP refuses by its name where there is no NCCL, though gloo reduces bf16."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
+_bf16.__annotations__ = {}  # DDP takes none for right, and annotations that are text for wrong
+
+
+def _power_sgd(module: Any, rank: int) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    if dist.get_backend(module.process_group) == "gloo" and (buckets := _buckets_to_come(module)) > 1:
+        raise ValueError(
+            f"PowerSGD crashes on gloo with {buckets} buckets: make it one with bucket:mb= beside it"
+        )
+    state = powerSGD_hook.PowerSGDState(
+        module.process_group, matrix_approximation_rank=rank, start_powerSGD_iter=PLAIN_STEPS
+    )
+    module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def _buckets_to_come(module: Any) -> int:
+    """How many buckets DDP will make after the first gradients; until then one holds all."""
+    cap = module.bucket_bytes_cap
+    first = dist._DEFAULT_FIRST_BUCKET_BYTES if module.bucket_bytes_cap_default else cap
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    buckets, _ = dist._compute_bucket_assignment_by_size(parameters[::-1], [first, cap])
+    return len(buckets)
+
+
+def _local_updates(report: Report, module: Any, every: int) -> None:
+    """Post-local SGD (Lin et al., 2020): gradients stay local, parameters are averaged every few updates."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hooks
+    from torch.distributed.algorithms.model_averaging import averagers
+
+    group = module.process_group
+    state = hooks.PostLocalSGDState(group, None, PLAIN_STEPS, post_local_gradient_allreduce=False)
+    averager = averagers.PeriodicModelAverager(every, warmup_steps=PLAIN_STEPS, process_group=group)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    mine = {id(parameter) for parameter in parameters}
+    updating: set[int] = set()
+
+    def average(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        if id(optimizer) not in updating and not mine.isdisjoint(held):
+            updating.add(id(optimizer))
+            if len(updating) > 1:
+                report.refuse("several optimizers update one module: when to average is not clear")
+        if id(optimizer) in updating and len(updating) == 1:
+            averager.average_parameters(iter(parameters))
+
+    def no_scaler(scaler: Any) -> None:
+        if scaler.is_enabled():
+            report.refuse("a GradScaler skips updates: ranks that do not exchange gradients would differ")
+
+    patch(torch.amp.GradScaler, "step", before=no_scaler)
+    register_optimizer_step_post_hook(average)
+    module.register_comm_hook(state, hooks.post_localSGD_hook)

@@ -1,0 +1,130 @@
+"""What became of each change in this process, and the one way in: `install`.
+
+In: `apply` of the configuration: objects with the `edit` as the user wrote it, its `family` and the family's
+`arguments`. Out: `applied.json`, one object per change: `edit`, `applied` (places: `where`, `instead_of`,
+`times`) and `refused` (reasons). A change that nothing came of until the job is under way is refused, too:
+nobody shall measure a job that was not changed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..recorder import Recorder
+
+SETTLED_AT_STEP = 5  # whatever is to be changed has been by then
+# In this order changes are made to one and the same thing: what is compiled can be run under autocast.
+FAMILIES = ("environment", "host", "data", "optimizers", "ddp", "reduction", "compiling", "precision")
+
+_OURS = __name__.rpartition(".apply.")[0]
+
+
+class Report:
+    """What became of one change.
+
+    Attributes:
+        edit: the change, as the user wrote it.
+        missing: why it was not made, where it has not been.
+    """
+
+    def __init__(self, edit: str, save: Callable[[], None]) -> None:
+        """Nothing is changed yet.
+
+        Args:
+            edit: the change, as the user wrote it.
+            save: called whenever there is something new to say.
+        """
+        self.edit = edit
+        self.missing = "the job never came to what it is about"
+        self._save = save
+        self.forget()
+
+    def forget(self) -> None:
+        """This is a forked child: what was changed was in the parent."""
+        self._places: Counter[tuple[str, str]] = Counter()
+        self._refused: list[str] = []
+
+    def applied(self, where: str, instead_of: str = "") -> None:
+        """The change was made.
+
+        Args:
+            where: a place in the script, or what was changed.
+            instead_of: what the script had asked for there, if it had.
+        """
+        self._places[where, instead_of] += 1
+        self._save()
+
+    def refuse(self, reason: str) -> None:
+        """The change cannot be made where it should be."""
+        if reason not in self._refused:
+            self._refused.append(reason)
+            self._save()
+
+    def attempt(self, action: Callable[..., Any], *arguments: Any) -> None:
+        """Run a part of the change; if that fails, the change is refused and the job goes on without it."""
+        try:
+            action(*arguments)
+        except Exception as error:
+            self.refuse(f"{type(error).__name__}: {error}".replace("\n", " "))
+
+    def settle(self) -> None:
+        """What has not been changed by now never will be."""
+        if not self._places and not self._refused:
+            self.refuse(self.missing)
+
+    def facts(self) -> dict[str, Any]:
+        """What is written of it."""
+        places = [
+            {"where": where, "instead_of": instead_of, "times": times}
+            for (where, instead_of), times in self._places.items()
+        ]
+        return {"edit": self.edit, "applied": places, "refused": self._refused}
+
+
+def install(recorder: Recorder) -> None:
+    """Prepare all changes that were asked for."""
+    reports: list[Report] = []
+
+    def save() -> None:
+        if recorder.folder is not None:
+            content = json.dumps([report.facts() for report in reports])
+            recorder.write_file("applied.json", content.encode())
+
+    def settle(step: int = SETTLED_AT_STEP) -> None:
+        if step >= SETTLED_AT_STEP:
+            for report in reports:
+                report.settle()
+
+    def forget() -> None:
+        for report in reports:
+            report.forget()
+
+    asked = sorted(recorder.config["apply"], key=lambda change: FAMILIES.index(change["family"]))
+    for change in asked:
+        report = Report(change["edit"], save)
+        reports.append(report)
+        report.attempt(_install, change, report, recorder)
+    for occasion, action in (("open", save), ("step", settle), ("end", settle), ("fork", forget)):
+        recorder.listen(occasion, action)
+
+
+def _install(change: dict[str, Any], report: Report, recorder: Recorder) -> None:
+    family = import_module(f".{change['family']}", __package__)
+    family.install(report, recorder, change["arguments"])
+
+
+def place() -> str:
+    """Where in the script, or in a library that it uses, torch is being called: `train.py:12`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = f"{frame.f_globals.get('__name__', '')}."
+        if not module.startswith((f"{_OURS}.", "torch.")):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"

@@ -1,0 +1,376 @@
+"""`dpro try`: predict a change, make it to the real job, measure, and remember how that went.
+
+In: changes and a command. Out: predicted against measured step time, each with an interval; runs of the job
+as it is and as it is changed, recorded in turns; an entry in the ledger.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpro.cli.output import console, json_option, print_json, stderr_console, warn
+from dpro.errors import InputError, Unanswerable, UsageError
+
+if TYPE_CHECKING:
+    from dpro.replay.whatif.predict import Prediction
+    from dpro.store import Run
+    from dpro.trial.calibrate import Calibration
+    from dpro.trial.changes import Change
+    from dpro.trial.ledger import Entry, Ratio
+    from dpro.trial.measure import Measured
+
+
+class _WithJob(click.Command):
+    """A command that takes the words behind `--` as the job."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the job off, so that the other words are changes."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["job"] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show the job in the usage line."""
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the changes there are."""
+        from dpro.trial.changes import CHANGES, VARIABLE_EXAMPLE, VARIABLE_SUMMARY
+
+        rows = [(row.example, row.summary) for row in CHANGES.values()]
+        with formatter.section("Changes, by example"):
+            formatter.write_dl([*rows, (VARIABLE_EXAMPLE, VARIABLE_SUMMARY)], col_max=40)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is tried, and how.
+
+    Attributes:
+        changes: made to the job together.
+        command: the job.
+        folder: for the runs.
+        options: of `dpro record`, the same for all of them.
+        repeats: pairs of recordings.
+        skip: steps at the beginning of each that are not measured.
+        baseline: a run of the unchanged job, recorded before, that stands for the first of its recordings.
+        show: whether the job's output is shown.
+    """
+
+    changes: tuple[Change, ...]
+    command: tuple[str, ...]
+    folder: Path
+    options: tuple[str, ...]
+    repeats: int
+    skip: int
+    baseline: Path | None
+    show: bool
+
+
+@click.command("try", cls=_WithJob)
+@click.argument("edits", nargs=-1, required=True, metavar="EDIT...")
+@click.option(
+    "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the runs.  [default: dpro-try-YYYYmmdd-HHMMSS]",
+)  # fmt: skip
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
+    help="Recordings of the job as it is, and as many of the changed job, in turns.",
+)  # fmt: skip
+@click.option(
+    "--baseline", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUN",
+    help="A recording of the job as it is, to predict from; it stands for the first one.",
+)  # fmt: skip
+@click.option(
+    "--skip-steps", "skip", type=click.IntRange(min=5), default=10, show_default=True, metavar="S",
+    help="Steps at the beginning that are not measured.",
+)  # fmt: skip
+@click.option(
+    "--window-steps", type=click.IntRange(min=2), default=5, show_default=True, metavar="K",
+    help="Steps in a deep window: predictions are from them.",
+)  # fmt: skip
+@click.option(
+    "--every", type=click.IntRange(min=2), metavar="N", help="Steps between deep windows, as in record."
+)
+@click.option("-v", "--verbose", "show", is_flag=True, help="Show what the job prints, on stderr.")
+@json_option
+@click.pass_context
+def try_(
+    ctx: click.Context, /, edits: tuple[str, ...], folder: Path | None, window_steps: int, every: int | None,
+    as_json: bool, **rest: Any,
+) -> None:  # fmt: skip
+    """Predict a change, make it to the real job, measure, and say how far off that was.
+
+    \b
+    dpro try bucket:mb=1 -- torchrun --nproc-per-node 2 train.py
+    dpro try compress:to=bf16 --repeats 5 -- torchrun --nproc-per-node 8 train.py
+    dpro try dataloader:workers=2,persistent_workers=true -- python train.py
+
+    The script stays as it is: changes are made by what records it. Several EDITs are made together. Where
+    one cannot be made on some rank, the try fails and says why. The job runs twice per repeat, so let it be
+    a short one: a hundred steps, say. Its output goes into files beside the runs.
+
+    The result is added to the ledger (`dpro ledger`), by which later intervals of the same kind of change
+    are widened.
+    """
+    from dpro.trial.changes import ensure_compatible, parse_change
+
+    command = tuple(ctx.meta["job"])
+    if not command:
+        raise UsageError("no job to try it on: dpro try EDIT... -- COMMAND...")
+    changes = tuple(map(parse_change, edits))
+    ensure_compatible(changes, os.environ)
+    folder = folder or Path(time.strftime("dpro-try-%Y%m%d-%H%M%S"))
+    options = ["--window-steps", str(window_steps), "--skip", str(rest["skip"])]
+    options += ["--every", str(every)] if every else []
+    plan = Plan(changes, command, _made(folder), tuple(options), **rest)
+    document = _tried(plan, quiet=as_json)
+    if as_json:
+        print_json(document)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        occupied = any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot record there ({error.strerror})") from error
+    if occupied:
+        raise UsageError(f"{folder}: exists and is not empty; name another folder with -o, or remove it")
+    return folder
+
+
+def _tried(plan: Plan, quiet: bool) -> dict[str, Any]:
+    """Try the changes, print how that goes, and remember it."""
+    from dpro.trial.ledger import append
+    from dpro.trial.measure import compare, step_times
+
+    first = _first_baseline(plan)
+    step_times(first, plan.skip)  # where there are too few, the other runs would be for nothing
+    guess = _guess(plan.changes, first)
+    if not quiet:
+        _print_guess(plan, guess)
+    baselines, changed = _recorded(plan, first)
+    before, after = ([step_times(run, plan.skip) for run in side] for side in (baselines, changed))
+    measured = compare(before, after, any(change.uneven for change in plan.changes))
+    ledger = append(_entry(plan, guess, measured, changed[0]))
+    document = _document(plan, guess, measured, changed[0]) | {
+        "runs": {
+            side: [str(run.path) for run in runs]
+            for side, runs in (("baseline", baselines), ("changed", changed))
+        },
+        "ledger": str(ledger),
+    }
+    if not quiet:
+        _print_result(document, measured)
+    return document
+
+
+def _first_baseline(plan: Plan) -> Run:
+    from dpro.cli.runs import open_quietly
+    from dpro.collectors.inside.environment import masked_command
+
+    if plan.baseline is None:
+        return _record(plan, "baseline-1", ())
+    run = open_quietly(plan.baseline)
+    if run.manifest.applied:
+        raise InputError(f"{plan.baseline}: is of a job that was changed: {run.manifest.applied[0]['edit']}")
+    if run.manifest.command != masked_command(plan.command):
+        warn(f"{plan.baseline} is of another command: {' '.join(run.manifest.command)}")
+    return run
+
+
+def _recorded(plan: Plan, first: Run) -> tuple[list[Run], list[Run]]:
+    """The runs of both sides, in turns that change places: what drifts meanwhile hits both alike."""
+    baselines, changed = [first], []
+    for number in range(1, plan.repeats + 1):
+        ahead = number % 2 == 0  # the changed one goes first
+        for side in ("changed", "baseline") if ahead else ("baseline", "changed"):
+            if side == "changed":
+                changed.append(_record(plan, f"changed-{number}", plan.changes))
+            elif number > 1:
+                baselines.append(_record(plan, f"baseline-{number}", ()))
+    return baselines, changed
+
+
+def _record(plan: Plan, name: str, changes: tuple[Change, ...]) -> Run:
+    from dpro.cli.record import ensure_finished
+    from dpro.trial.job import ensure_applied, record_job
+
+    path = plan.folder / name
+    with stderr_console().status(f"{name} of {plan.repeats} …"):
+        record_job(path, plan.command, changes, plan.options, plan.show)
+        ensure_finished(path)
+    return ensure_applied(path, changes)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What the replay says of the changes, or why it says nothing.
+
+    Attributes:
+        prediction: with the replay's own interval; None where there is none.
+        shown: the same, its interval widened by the ledger.
+        calibration: by what, where it was.
+        baseline_ns: the replayed step that the prediction is relative to.
+        reason: why there is none.
+    """
+
+    prediction: Prediction | None = None
+    shown: Prediction | None = None
+    calibration: Calibration | None = None
+    baseline_ns: float = 0.0
+    reason: str = ""
+
+
+def _guess(changes: Sequence[Change], run: Run) -> Guess:
+    """Predict the changes from a run of the job as it is."""
+    from dpro.cli.analysis import analyse
+    from dpro.replay.timeline import durations_of
+    from dpro.replay.whatif.parse import parse_edit
+    from dpro.replay.whatif.predict import baseline_steps, predict
+    from dpro.trial.calibrate import calibrated
+    from dpro.trial.ledger import read
+
+    try:
+        edits = [parse_edit(change.edit) for change in changes]
+    except UsageError:
+        return Guess(reason="no what-if edit predicts this")
+    try:
+        analysis = analyse(str(run.path))
+        graph = analysis.built.predictive
+        baseline = baseline_steps(graph)
+        prediction = predict(graph, baseline, edits, analysis.trust)
+    except Unanswerable as error:
+        return Guess(reason=str(error))
+    shown, calibration = calibrated(prediction, read()[0])
+    baseline_ns = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
+    return Guess(prediction, shown, calibration, baseline_ns)
+
+
+def _ratio(prediction: Prediction | None, baseline_ns: float) -> Ratio | None:
+    from dpro.trial.ledger import Ratio
+
+    if prediction is None:
+        return None
+    times = (prediction.predicted_ns, prediction.low_ns, prediction.high_ns)
+    return Ratio(*(float(each / baseline_ns) for each in times))
+
+
+def _entry(plan: Plan, guess: Guess, measured: Measured, changed: Run) -> Entry:
+    from dpro.trial.ledger import Entry, Ratio, joint_kind
+    from dpro.units import ms
+
+    return Entry(
+        kind=joint_kind(change.kind for change in plan.changes),
+        edits=[change.text for change in plan.changes],
+        predicted=_ratio(guess.prediction, guess.baseline_ns),
+        measured=Ratio(measured.ratio, measured.low, measured.high),
+        noise=measured.noise,
+        baseline_ms=ms(measured.baseline_ns),
+        pairs=measured.num_pairs,
+        steps=measured.num_steps,
+        world_size=changed.manifest.world_size,
+        time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        run=str(plan.folder.resolve()),
+        gpus=changed.manifest.gpus,
+        versions={name: changed.manifest.versions.get(name, "") for name in ("dpro", "torch")},
+    )
+
+
+def _document(plan: Plan, guess: Guess, measured: Measured, changed: Run) -> dict[str, Any]:
+    """What was predicted and measured, both as times of the measured job."""
+    from dpro.units import ms
+
+    base_ms = ms(measured.baseline_ns)
+    predicted = _ratio(guess.shown, guess.baseline_ns)
+    return {
+        "edits": [change.text for change in plan.changes],
+        "applied": changed.manifest.applied,
+        "baseline_ms": base_ms,
+        "predicted": _times(predicted, base_ms) if predicted else None,
+        "not_predicted": guess.reason,
+        "calibration": str(guess.calibration or ""),
+        "measured": _times(measured, base_ms),
+        "noise": measured.noise,
+        "pairs": measured.num_pairs,
+        "steps": measured.num_steps,
+        "verdict": measured.verdict,
+        "inside_interval": predicted.low <= measured.ratio <= predicted.high if predicted else None,
+    }
+
+
+def _times(ratio: Ratio | Measured, base_ms: float) -> dict[str, float]:
+    return {
+        "ms": ratio.ratio * base_ms,
+        "low_ms": ratio.low * base_ms,
+        "high_ms": ratio.high * base_ms,
+        "speedup": 1 / ratio.ratio,
+    }
+
+
+def _print_guess(plan: Plan, guess: Guess) -> None:
+    from dpro.units import ms
+
+    out = console()
+    out.print(" and ".join(change.text for change in plan.changes))
+    if guess.shown is None:
+        out.print(f"  not predicted: {guess.reason}")
+    else:
+        low, high = ms(guess.shown.low_ns), ms(guess.shown.high_ns)
+        out.print(
+            f"  predicted  x{guess.shown.speedup:.2f}, of steps recorded in depth: "
+            f"{ms(guess.shown.predicted_ns):.2f} ms ({low:.2f} to {high:.2f}) instead of "
+            f"{ms(guess.baseline_ns):.2f} ms"
+        )
+    if guess.calibration:
+        out.print(f"             interval {guess.calibration}")
+
+
+def _print_result(document: dict[str, Any], measured: Measured) -> None:
+    out = console()
+    times, predicted = document["measured"], document["predicted"]
+    for where in _places(document["applied"]):
+        out.print(f"  applied    {where}")
+    if predicted:
+        out.print(f"  predicted  {_line(predicted)}")
+    out.print(f"  measured   {_line(times)} instead of {document['baseline_ms']:.2f} ms: {measured.verdict}")
+    noise = (
+        "" if measured.noise is None else f"; recordings of the job as it is differ by {measured.noise:.1%}"
+    )
+    pairs = f"{measured.num_pairs} pair{'s' * (measured.num_pairs > 1)}"
+    out.print(f"             {pairs} of recordings, {measured.num_steps} steps each at least{noise}")
+    if measured.num_pairs == 1:
+        out.print("             a single pair: the interval does not know how much jobs differ by themselves")
+    if predicted:
+        off = measured.ratio / (predicted["ms"] / document["baseline_ms"]) - 1
+        inside = "inside" if document["inside_interval"] else "outside"
+        out.print(f"  the prediction is off by {off:+.1%}; what was measured is {inside} its interval")
+
+
+def _line(times: dict[str, float]) -> str:
+    interval = f"{times['low_ms']:.2f} to {times['high_ms']:.2f}"
+    return f"x{times['speedup']:.2f}  {times['ms']:.2f} ms per step ({interval})"
+
+
+def _places(applied: list[dict[str, Any]]) -> list[str]:
+    """Where changes were made, each place once, with its ranks."""
+    ranks: dict[tuple[str, str, str, int], list[int]] = {}
+    for change in applied:
+        for place in change["applied"]:
+            key = change["edit"], place["where"], place["instead_of"], place["times"]
+            ranks.setdefault(key, []).append(change["rank"])
+    return [
+        f"{edit}: {where}"
+        + (f", instead of {instead_of}" if instead_of else "")
+        + (f", {times} times" if times > 1 else "")
+        + f" (on {len(where_)} rank{'s' * (len(where_) > 1)})"
+        for (edit, where, instead_of, times), where_ in ranks.items()
+    ]

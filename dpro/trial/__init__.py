@@ -1,0 +1,1 @@
+"""The loop: a change is predicted, made to the real job, measured, and remembered."""

@@ -1,0 +1,51 @@
+"""Predictions as what was tried on this machine makes of them.
+
+In: predictions, and the ledger. Out: predictions whose intervals hold the errors that were seen for the
+same kind of change, and what to say of that. An interval never becomes narrower than the replay's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dpro.replay.whatif.predict import Prediction
+from dpro.trial.changes import kind_of_edit
+from dpro.trial.ledger import Entry, joint_kind, usual_error, widened
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Why an interval is wider than the replay's own.
+
+    Attributes:
+        kind: of the change.
+        error: how far predictions of the kind are off, as a share.
+        num_tries: how many tries tell that.
+    """
+
+    kind: str
+    error: float
+    num_tries: int
+
+    def __str__(self) -> str:
+        """In words."""
+        tries = f"{self.num_tries} tries of {self.kind}"
+        return f"widened by {tries}, where predictions were off by up to {self.error:.0%}"
+
+
+def calibrated(prediction: Prediction, entries: Sequence[Entry]) -> tuple[Prediction, Calibration | None]:
+    """A prediction whose interval the ledger has widened, where it has enough entries of its kind.
+
+    Args:
+        prediction: as the replay makes it.
+        entries: of the ledger.
+    """
+    kinds = [kind_of_edit(str(edit)) for edit in prediction.edits]
+    kind = joint_kind(kinds) if all(kinds) else ""
+    error, count = usual_error(entries, kind)
+    low, high = widened(prediction.predicted_ns, prediction.low_ns, prediction.high_ns, error)
+    if (low, high) == (prediction.low_ns, prediction.high_ns):
+        return prediction, None
+    return replace(prediction, low_ns=low, high_ns=high), Calibration(kind, math.expm1(error), count)

@@ -1,0 +1,283 @@
+"""Changes that `dpro try` can make to a job: one table, which is also the map from what-if edits to them.
+
+In: what the user typed, in the form of what-if edits. Out: a `Change`: the file of
+`collectors/inside/apply` that makes it with its arguments, and the edit that predicts it. Where a what-if
+edit has the same meaning, the text is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from dpro.collectors.inside.environment import kept
+from dpro.errors import UsageError
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change to a job.
+
+    Attributes:
+        text: as the user wrote it.
+        kind: its name and what is not a number in it: changes of one kind are predicted alike well.
+        family: the file that makes it.
+        arguments: what that takes.
+        edit: the what-if edit that predicts it; empty where there is none.
+        uneven: whether it changes only some steps, so that their mean tells and their median does not.
+    """
+
+    text: str
+    kind: str
+    family: str
+    arguments: Values
+    edit: str = ""
+    uneven: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """As the recorder takes it."""
+        return {"edit": self.text, "family": self.family, "arguments": self.arguments}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+        summary: what is changed, a few words.
+        family: the file of `collectors/inside/apply` that makes the change.
+        keys: what the user may give, and how each value is read.
+        example: as the user writes it.
+        arguments: the family's arguments for what was given.
+        needs: keys that must be given; at least one of all where empty.
+        alone: whether none need be given.
+        edit: the what-if edit that predicts what was given, where that has another text.
+        uneven: as `Change`.
+    """
+
+    summary: str
+    family: str
+    keys: Mapping[str, Callable[[str], Any]]
+    example: str
+    arguments: Callable[[Values], Values] = dict
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+    edit: Callable[[Values], str] | None = None
+    uneven: bool = False
+
+
+def _flag(text: str) -> bool:
+    flags = {"true": True, "false": False}
+    if text not in flags:
+        raise ValueError("must be true or false")
+    return flags[text]
+
+
+def _size(text: str) -> float:
+    size = float(text)
+    if not 0 < size < 1e6:
+        raise ValueError("must be a positive number of MB")
+    return size
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        count = int(text) if text.isdigit() else -1
+        if count < least:
+            raise ValueError(f"must be a whole number from {least}")
+        return count
+
+    return read
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"must be one of {', '.join(words)}{_nearest(text, words)}")
+        return text
+
+    return read
+
+
+def _renamed(**names: str) -> Callable[[Values], Values]:
+    return lambda values: {names.get(key, key): value for key, value in values.items()}
+
+
+def _compression(values: Values) -> Values:
+    if "rank" in values and values["to"] != "powersgd":
+        raise UsageError(f"compress: {values['to']} has no rank, powersgd has")
+    return values
+
+
+def _workers(values: Values) -> str:
+    return f"workers:count={values['workers']}" if "workers" in values else ""
+
+
+def _compiled(values: Values) -> str:
+    return "" if values.get("mode", "default") != "default" else "compile"
+
+
+CHANGES: dict[str, Row] = {
+    "bucket": Row(
+        "gradient buckets of DDP of another size",
+        "ddp", {"mb": _size}, "bucket:mb=25", _renamed(mb="bucket_cap_mb"),
+    ),
+    "ddp": Row(
+        "other settings of DDP",
+        "ddp", dict.fromkeys(("gradient_as_bucket_view", "static_graph", "find_unused_parameters"), _flag),
+        "ddp:static_graph=true",
+    ),
+    "compress": Row(
+        "gradients are compressed before they are reduced",
+        "reduction", {"to": _one_of("fp16", "bf16", "powersgd"), "rank": _count(1)},
+        "compress:to=bf16", _compression, ("to",),
+    ),
+    "local-updates": Row(
+        "each rank trains on its own; parameters are averaged every few steps (post-local SGD)",
+        "reduction", {"every": _count(2)}, "local-updates:every=4", uneven=True,
+    ),
+    "autocast": Row(
+        "the model's forward pass runs under autocast",
+        "precision", {"dtype": _one_of("bf16", "fp16")}, "autocast:dtype=bf16",
+    ),
+    "compile": Row(
+        "the model is compiled",
+        "compiling", {"mode": _one_of("default", "reduce-overhead", "max-autotune")},
+        "compile", lambda values: {"mode": "default"} | values, alone=True, edit=_compiled,
+    ),
+    "workers": Row(
+        "batches are loaded by that many worker processes",
+        "data", {"count": _count(0)}, "workers:count=2", _renamed(count="num_workers"),
+    ),
+    "dataloader": Row(
+        "batches are loaded otherwise, by more settings than the number of workers",
+        "data",
+        {"workers": _count(0), "prefetch_factor": _count(1)}
+        | dict.fromkeys(("pin_memory", "persistent_workers"), _flag),
+        "dataloader:workers=2", _renamed(workers="num_workers"), edit=_workers,
+    ),
+    "optimizer": Row(
+        "another implementation of the optimizer",
+        "optimizers", {"impl": _one_of("fused", "foreach", "loop")}, "optimizer:impl=fused",
+    ),
+    "gc": Row(
+        "Python collects garbage only every few steps, or (0) never",
+        "host", {"every": _count(0)}, "gc:every=100", lambda values: {"every": 0} | values,
+        alone=True, uneven=True,
+    ),
+    "threads": Row(
+        "PyTorch uses that many threads",
+        "host", {"n": _count(1)}, "threads:n=1", _renamed(n="num_threads"),
+    ),
+}  # fmt: skip
+VARIABLE, VARIABLE_EXAMPLE = "env", "env:NCCL_ALGO=Tree"
+VARIABLE_SUMMARY = "a variable of the environment, of those that a recording keeps"
+
+
+def parse_change(text: str) -> Change:
+    """Make a change from its text.
+
+    Raises:
+        UsageError: no such change or key (with the nearest one), or a value that is not what it should be.
+    """
+    name, _, rest = text.strip().partition(":")
+    if name == VARIABLE:
+        return _variable(text.strip(), rest)
+    if name not in CHANGES:
+        raise UsageError(_unknown(name))
+    row = CHANGES[name]
+    values = _values(name, row, rest)
+    edit = text.strip() if row.edit is None else row.edit(values)
+    return Change(
+        text.strip(),
+        _kind(name, values) if edit in ("", text.strip()) else parse_change(edit).kind,
+        row.family,
+        row.arguments(values),
+        edit,
+        row.uneven,
+    )
+
+
+def _kind(name: str, values: Values) -> str:
+    words = [
+        f"{key}={str(value).lower()}" if isinstance(value, str | bool) else key
+        for key, value in values.items()
+    ]
+    return f"{name}:{','.join(words)}" if words else name
+
+
+def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str]) -> None:
+    """Refuse changes that cannot be made to one job together, and those that are the case already.
+
+    Raises:
+        UsageError: saying which.
+    """
+    names = [change.text.partition(":")[0] for change in changes]
+    for name in names:
+        if names.count(name) > 1 and name != VARIABLE:
+            raise UsageError(f"{name} is given twice: give its keys together, as in {name}:a=…,b=…")
+    if sum(change.family == "reduction" for change in changes) > 1:
+        raise UsageError("compress and local-updates exclude each other: DDP takes one communication hook")
+    for change in changes:
+        if change.family == "environment":
+            name, value = change.arguments["name"], change.arguments["value"]
+            if environment.get(name) == value:
+                raise UsageError(f"{change.text}: {name} is {value} here already: nothing to change")
+
+
+def kind_of_edit(text: str) -> str:
+    """What tries of a what-if edit are filed under; empty where it cannot be tried."""
+    try:
+        return parse_change(text).kind
+    except UsageError:
+        return ""
+
+
+def _values(name: str, row: Row, rest: str) -> Values:
+    values: Values = {}
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        if key not in row.keys:
+            known = ", ".join(row.keys)
+            raise UsageError(
+                f"{name}: no key {key!r}{_nearest(key, row.keys)}; it takes {known}, as in {row.example}"
+            )
+        if key in values:
+            raise UsageError(f"{name}: {key} is given twice")
+        try:
+            values[key] = row.keys[key](value)
+        except ValueError as error:
+            raise UsageError(f"{name}: {key} {error}, not {value!r}, as in {row.example}") from error
+    lacking = [key for key in row.needs if key not in values]
+    if lacking or not (values or row.alone):
+        raise UsageError(f"{name} needs {' or '.join(lacking or row.keys)}, as in {row.example}")
+    return values
+
+
+def _variable(text: str, rest: str) -> Change:
+    name, equals, value = rest.partition("=")
+    if not name or not equals:
+        raise UsageError(f"{VARIABLE} needs a variable and its value, as in {VARIABLE_EXAMPLE}")
+    if not kept({name: value}) or name.endswith("RANK") or name.startswith("SLURM_"):
+        raise UsageError(
+            f"{text}: not a variable that a recording keeps: those of CUDA, NCCL, gloo, OpenMP, PyTorch, …"
+        )
+    return Change(text, f"{VARIABLE}:{name}", "environment", {"name": name, "value": value})
+
+
+def _unknown(name: str) -> str:
+    from dpro.replay.whatif.registry import EDITS
+
+    known = [*CHANGES, VARIABLE]
+    if name in EDITS:
+        return f"{name} can be predicted (dpro whatif), but not made to a job; there are {', '.join(known)}"
+    return f"no change {name!r}{_nearest(name, known)}; there are {', '.join(known)}"
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,163 @@
+"""What was predicted and what was measured, of every change that was tried on this machine.
+
+In: entries. Out: a file with one JSON object per line that is only ever appended to,
+`$XDG_DATA_HOME/dpro/ledger` (`~/.local/share/dpro/ledger`), and how far predictions of a kind of change
+have been off so far. Several processes may append at once; a line that cannot be read is counted and passed
+over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from dpro.errors import DproError
+
+SCHEMA_VERSION = 1
+ENOUGH = 3  # entries of a kind before they say something of the next one
+COVERED = 0.9
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Step time changed / unchanged, with an interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One try.
+
+    Attributes:
+        kind: what predictions of this and like changes are judged by.
+        edits: the changes, as the user wrote them.
+        predicted: by the replay alone, whatever the ledger made of it; None where nothing predicts it.
+        measured: in pairs of recordings.
+        noise: by how much recordings of the unchanged job differ, as a share.
+        time: UTC, ISO 8601.
+    """
+
+    kind: str
+    edits: list[str]
+    predicted: Ratio | None
+    measured: Ratio
+    noise: float | None
+    baseline_ms: float
+    pairs: int
+    steps: int
+    world_size: int
+    time: str
+    run: str = ""
+    gpus: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def error(self) -> float | None:
+        """Logarithm of measured / predicted; None where nothing was predicted."""
+        return math.log(self.measured.ratio / self.predicted.ratio) if self.predicted else None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured time is in the predicted interval."""
+        if self.predicted is None:
+            return None
+        return self.predicted.low <= self.measured.ratio <= self.predicted.high
+
+
+def ledger_path() -> Path:
+    """Where the ledger of this user is."""
+    chosen = os.environ.get("XDG_DATA_HOME", "")
+    base = Path(chosen) if os.path.isabs(chosen) else Path.home() / ".local" / "share"
+    return base / "dpro" / "ledger"
+
+
+def append(entry: Entry) -> Path:
+    """Add an entry.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        DproError: it cannot be written.
+    """
+    path = ledger_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            size = os.fstat(descriptor).st_size
+            is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            os.write(descriptor, b"\n" * is_cut + msgspec.json.encode(entry) + b"\n")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DproError(f"{path}: the ledger cannot be written ({error.strerror})") from error
+    return path
+
+
+def read() -> tuple[list[Entry], int]:
+    """All entries in order, and how many lines cannot be read as one.
+
+    Raises:
+        DproError: there is a ledger, and it cannot be read.
+    """
+    path = ledger_path()
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:
+        raise DproError(f"{path}: the ledger cannot be read ({error.strerror})") from error
+    entries, damaged = [], 0
+    for line in filter(bytes.strip, lines):
+        try:
+            entry = msgspec.json.decode(line, type=Entry)
+            sound = entry.measured.ratio > 0 and (entry.predicted is None or entry.predicted.ratio > 0)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            sound = False
+        if sound:
+            entries.append(entry)
+        else:
+            damaged += 1
+    return entries, damaged
+
+
+def joint_kind(kinds: Iterable[str]) -> str:
+    """What changes that were made together are of."""
+    return " + ".join(sorted(kinds))
+
+
+def usual_error(entries: Sequence[Entry], kind: str) -> tuple[float, int]:
+    """How far predictions of a kind are off.
+
+    The error that at least 9 of 10 further ones stay within if they are like those so far: the
+    ceil(0.9 (n + 1))-th smallest of n, or the largest where n is too small to tell (split conformal
+    prediction: Lei et al., JASA 113, 2018).
+
+    Args:
+        entries: of the ledger.
+        kind: of a change.
+
+    Returns:
+        Absolute value of the logarithm of measured / predicted, 0 where there are too few, and how many
+        entries that is from.
+    """
+    same = [entry for entry in entries if kind and entry.kind == kind]
+    errors = sorted(abs(entry.error) for entry in same if entry.error is not None)
+    if len(errors) < ENOUGH:
+        return 0.0, len(errors)
+    return errors[min(math.ceil(COVERED * (len(errors) + 1)), len(errors)) - 1], len(errors)
+
+
+def widened(predicted: float, low: float, high: float, error: float) -> tuple[float, float]:
+    """An interval that also holds what a usual error away from the prediction is; never a narrower one."""
+    return min(low, predicted * math.exp(-error)), max(high, predicted * math.exp(error))

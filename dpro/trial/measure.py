@@ -1,0 +1,153 @@
+"""How much faster a changed job is, from recordings of it and of the unchanged job.
+
+In: pairs of runs, recorded in turns. Out: the ratio of their step times with an interval, and how much
+recordings of the unchanged job differ from each other. Steps of deep windows, the step after one, and the
+first steps are left out: recording slows the former down, and the latter are not yet what the job is like.
+
+Machines have slow spells that last longer than a job, and every start of a job is a little different. So it
+is pairs that are compared, and how they vary tells the interval; that of steps within one job would be far
+too narrow (Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.schema import STEPS
+from dpro.store import Run
+
+Floats = NDArray[np.float64]
+Typical = Callable[[Floats], float]
+
+LEAST_STEPS = 10
+BLOCK_STEPS, RESAMPLES, SEED = 5, 1000, 0
+CONFIDENCE = 0.95
+# Student's t for that, two-sided, by degrees of freedom from 1; beyond, expanded around the normal quantile.
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+Z_975 = 1.96
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A changed job against the unchanged one.
+
+    Attributes:
+        ratio: step time changed / unchanged; below 1 is faster.
+        low, high: 95% interval of it.
+        noise: by how much recordings of the unchanged job differ at most, as a share; None for one alone.
+        baseline_ns, changed_ns: typical steps, median over recordings.
+        num_pairs: pairs of recordings.
+        num_steps: steps that the shortest recording is judged by.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    noise: float | None
+    baseline_ns: float
+    changed_ns: float
+    num_pairs: int
+    num_steps: int
+
+    @property
+    def verdict(self) -> str:
+        """`faster`, `slower`, or that it cannot be told from noise."""
+        is_clear = not self.low <= 1 <= self.high and abs(math.log(self.ratio)) > math.log1p(self.noise or 0)
+        return ("faster" if self.ratio < 1 else "slower") if is_clear else "no effect beyond noise"
+
+
+def step_times(run: Run, skip: int) -> Floats:
+    """Durations of the steps that are like all others, of all ranks, in order, ns.
+
+    Args:
+        run: a recording.
+        skip: steps at the beginning that are left out.
+
+    Raises:
+        Unanswerable: there are too few.
+    """
+    steps = run.table(STEPS).sort("rank", "step")
+    after = pl.col("window").shift(1, fill_value=-1).over("rank") >= 0
+    kept = steps.filter((pl.col("window") < 0) & ~after & (pl.col("step") > skip))
+    count = kept["step"].n_unique()
+    if count < LEAST_STEPS:
+        raise Unanswerable(
+            f"{run.path}: {count} of {steps['step'].n_unique()} steps can be measured, without the first "
+            f"{skip} and those recorded in depth; {LEAST_STEPS} are needed: let the job run longer"
+        )
+    return kept.sort("step", "rank")["duration_ns"].to_numpy().astype(np.float64)
+
+
+def compare(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool) -> Measured:
+    """Compare pairs of recordings.
+
+    Args:
+        baseline: step times of the unchanged job, ns, by recording.
+        changed: those of the changed job, as many recordings, each beside its partner in time.
+        uneven: whether steps differ by what they do, so that only their mean tells.
+
+    Returns:
+        The median ratio over pairs, with Student's interval of the logarithms' mean around it; of a single
+        pair an interval from blocks of steps, which does not know how jobs differ from start to start.
+    """
+    typical = _mean if uneven else _median
+    before = np.array([typical(times) for times in baseline])
+    after = np.array([typical(times) for times in changed])
+    logs = np.log(after / before)
+    middle = float(np.median(logs))
+    if logs.size > 1:
+        half = _t(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
+        centre = float(logs.mean())
+        low, high = min(centre - half, middle), max(centre + half, middle)
+    else:
+        low, high = _bootstrap(baseline[0], changed[0], typical)
+    noise = float(before.max() / before.min() - 1) if before.size > 1 else None
+    return Measured(
+        math.exp(middle),
+        math.exp(low),
+        math.exp(high),
+        noise,
+        float(np.median(before)),
+        float(np.median(after)),
+        logs.size,
+        min(times.size for times in (*baseline, *changed)),
+    )
+
+
+def _median(times: Floats) -> float:
+    return float(np.median(times))
+
+
+def _mean(times: Floats) -> float:
+    return float(times.mean())
+
+
+def _t(freedom: int) -> float:
+    if freedom <= len(T_975):
+        return T_975[freedom - 1]
+    return Z_975 + (Z_975**3 + Z_975) / (4 * freedom)
+
+
+def _bootstrap(before: Floats, after: Floats, typical: Typical) -> tuple[float, float]:
+    """Interval of the logarithm of the ratio, from resampled blocks of neighbouring steps."""
+    random = np.random.default_rng(SEED)
+    logs = [
+        math.log(typical(_resampled(after, random)) / typical(_resampled(before, random)))
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.quantile(logs, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
+def _resampled(times: Floats, random: np.random.Generator) -> Floats:
+    size = min(BLOCK_STEPS, times.size)
+    starts = random.integers(0, times.size - size + 1, size=math.ceil(times.size / size))
+    resampled: Floats = times[(starts[:, None] + np.arange(size)).ravel()]
+    return resampled

@@ -1,0 +1,83 @@
+"""A process in which changes are made, and left as it was: torch's classes are patched as in a job."""
+
+import json
+from collections import defaultdict
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.optim import optimizer  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from dpro.collectors.inside.apply.report import SETTLED_AT_STEP, install  # noqa: E402
+from dpro.trial.changes import parse_change  # noqa: E402
+
+
+class Job:
+    """What changes know of the recorder, and what they said became of them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.num_backward = 0
+        self._listeners = defaultdict(list)
+
+    def change(self, *edits):
+        self.config = {"apply": [parse_change(edit).document() for edit in edits]}
+        install(self)
+
+    def listen(self, occasion, action):
+        self._listeners[occasion].append(action)
+
+    def tell(self, occasion, *arguments):
+        for action in self._listeners[occasion]:
+            action(*arguments)
+
+    def write_file(self, name, content):
+        (self.folder / name).write_bytes(content)
+
+    def backward(self, loss):
+        self.num_backward += 1
+        self.tell("work")
+        loss.backward()
+
+    def steps(self, *numbers):
+        for number in numbers:
+            self.tell("step", number)
+
+    def said(self):
+        self.tell("step", SETTLED_AT_STEP)
+        return json.loads((self.folder / "applied.json").read_text())
+
+    def places(self):
+        [change] = self.said()
+        assert change["refused"] == []
+        return change["applied"]
+
+    def refused(self):
+        [change] = self.said()
+        return "; ".join(change["refused"])
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    optimizers = [cls for cls in vars(torch.optim).values() if isinstance(cls, type)]
+    for cls in (DistributedDataParallel, DataLoader, *optimizers):
+        monkeypatch.setattr(cls, "__init__", cls.__init__)
+    monkeypatch.setattr(torch.nn.Module, "__call__", torch.nn.Module.__call__)
+    monkeypatch.setattr(torch.amp.GradScaler, "step", torch.amp.GradScaler.step)
+    monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)
+    hooks = optimizer._global_optimizer_post_hooks
+    before = dict(hooks)
+    yield Job(tmp_path)
+    hooks.clear()
+    hooks.update(before)
+
+
+@pytest.fixture(scope="module")
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -1,0 +1,113 @@
+"""Changes from their text, and the map from what-if edits to them."""
+
+import importlib
+
+import pytest
+
+from dpro.collectors.inside.apply import report
+from dpro.errors import UsageError
+from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import EDITS
+from dpro.trial.changes import (
+    CHANGES,
+    VARIABLE_EXAMPLE,
+    ensure_compatible,
+    kind_of_edit,
+    parse_change,
+)
+
+EXAMPLES = [row.example for row in CHANGES.values()] + [VARIABLE_EXAMPLE]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_each_example_is_a_change_that_a_file_of_its_family_makes(example):
+    change = parse_change(example)
+    assert change.family in report.FAMILIES
+    pytest.importorskip("torch")
+    assert importlib.import_module(f"dpro.collectors.inside.apply.{change.family}").install
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_where_an_edit_has_the_name_of_a_change_it_takes_the_same_text(example):
+    change = parse_change(example)
+    if example.partition(":")[0] in EDITS:
+        assert change.edit == example
+        assert str(parse_edit(example)).startswith(example.partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bukket:mb=1", "did you mean 'bucket'"),
+        ("bucket:mp=1", "did you mean 'mb'"),
+        ("bucket", "bucket needs mb, as in bucket:mb=25"),
+        ("bucket:mb=0", "positive number of MB"),
+        ("bucket:mb=x", "as in bucket:mb=25"),
+        ("bucket:mb=1,mb=2", "given twice"),
+        ("compress:to=fb16", "fp16, bf16, powersgd (did you mean 'fp16'?)"),
+        ("compress:to=fp16,rank=2", "fp16 has no rank"),
+        ("ddp:static_graph=yes", "true or false"),
+        ("local-updates:every=1", "whole number from 2"),
+        ("optimizer:impl=fuse", "did you mean 'fused'"),
+        ("heal:rank=1", "can be predicted (dpro whatif), but not made to a job"),
+        ("env:NCCL_ALGO", "needs a variable and its value"),
+        ("env:MY_TOKEN=1", "not a variable that a recording keeps"),
+        ("env:RANK=1", "not a variable that a recording keeps"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_what_would_be_right(text, message):
+    with pytest.raises(UsageError) as raised:
+        parse_change(text)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("bucket:mb=2.5", "bucket:mb"),
+        ("compress:to=powersgd,rank=4", "compress:to=powersgd,rank"),
+        ("ddp:static_graph=true", "ddp:static_graph=true"),
+        ("compile", "compile"),
+        ("compile:mode=default", "compile"),
+        ("compile:mode=reduce-overhead", "compile:mode=reduce-overhead"),
+        ("env:NCCL_ALGO=Tree", "env:NCCL_ALGO"),
+    ],
+)
+def test_changes_that_differ_in_numbers_only_are_of_one_kind(text, kind):
+    assert parse_change(text).kind == kind
+
+
+def test_workers_are_predicted_and_filed_alike_however_they_are_asked_for():
+    plain, among_others = (
+        parse_change("workers:count=3"),
+        parse_change("dataloader:workers=3,pin_memory=true"),
+    )
+    assert plain.edit == among_others.edit == "workers:count=3"
+    assert plain.kind == among_others.kind == kind_of_edit("workers:count=8")
+    assert parse_change("dataloader:pin_memory=true").edit == ""
+
+
+def test_no_collection_at_all_may_be_asked_for_without_a_number():
+    assert parse_change("gc").arguments == parse_change("gc:every=0").arguments == {"every": 0}
+
+
+def test_an_edit_that_cannot_be_tried_has_no_kind():
+    assert kind_of_edit("heal:rank=1") == ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["bucket:mb=1", "bucket:mb=2"], "bucket is given twice"),
+        (["compress:to=fp16", "local-updates:every=4"], "exclude each other"),
+        (["env:NCCL_ALGO=Tree"], "NCCL_ALGO is Tree here already"),
+    ],
+)
+def test_what_cannot_be_changed_together_or_is_so_already_is_refused(texts, message):
+    with pytest.raises(UsageError, match=message):
+        ensure_compatible([parse_change(text) for text in texts], {"NCCL_ALGO": "Tree"})
+
+
+def test_several_variables_may_be_set():
+    ensure_compatible([parse_change("env:NCCL_ALGO=Ring"), parse_change("env:NCCL_PROTO=LL")], {})
