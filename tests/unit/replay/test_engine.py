@@ -16,7 +16,7 @@ from dpro.replay.engine import (
     longest_path_batch,
     topological_order,
 )
-from dpro.replay.graph import Graph, GraphError
+from dpro.replay.graph import Graph, GraphError, NodeKind
 from dpro.replay.timeline import critical_nodes, replay, replay_durations
 from tests.builders import tiny_graph
 from tests.reference.event_driven import Edge, paint, simulate
@@ -84,6 +84,26 @@ def test_the_binding_edge_really_sets_the_start(dag):
             assert edges.target[edge] == node
             assert timeline.end[edges.source[edge]] + edges.lag[edge] == timeline.start[node]
             assert timeline.start[node] > nodes.earliest[node]
+
+
+def test_no_priority_among_sorts_of_work_idles_a_device():
+    # A transfer and a kernel of one rank, on streams of their own: the kernel is ready first and starts then,
+    # whatever is before it in the list or lasts longer; and so does a transfer that is ready before a kernel.
+    kinds = [NodeKind.KERNEL, NodeKind.TRANSFER, NodeKind.KERNEL, NodeKind.COPY]
+    graph = tiny_graph([100, 50, 10, 5], [(0, 1, 0), (2, 3, 0)], kind=[int(kind) for kind in kinds])
+    starts = dict(zip(graph.nodes.name.tolist(), replay(graph).start.tolist()))
+    assert starts == {0: 0, 1: 100, 2: 0, 3: 10}
+
+
+@given(dags(), st.data())
+def test_what_sort_of_work_a_node_is_does_not_matter_to_when_it_starts(dag, data):
+    durations, earliest, edges = dag
+    kinds = data.draw(
+        st.lists(st.sampled_from(list(NodeKind)), min_size=len(durations), max_size=len(durations))
+    )
+    graph = tiny_graph(durations, edges, earliest=earliest, kind=[int(kind) for kind in kinds])
+    starts = dict(zip(graph.nodes.name.tolist(), replay(graph).start.tolist()))
+    assert [starts[i] for i in range(len(starts))] == simulate(*dag)
 
 
 def test_of_edges_that_set_the_same_start_the_first_counts_and_before_them_the_nodes_own_time():
