@@ -7,8 +7,8 @@ and at last the optimizer. The collectives are simulated here, so ranks wait for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ class Work:
         transfer: of each collective.
         groups: per collective, the groups of ranks that call it among themselves; a rank in none of them
             neither computes nor calls there. One group of all ranks everywhere where None.
+        links: how many times as long the transfers of a group take, by its ranks.
+        transfer_sigma, transfer_seed: each transfer takes a lognormal factor of its own.
+        hosts: of the ranks.
     """
 
     data: Floats
@@ -50,6 +53,10 @@ class Work:
     tail: Floats
     transfer: float = 2.0
     groups: Groups | None = None
+    links: Mapping[tuple[int, ...], float] = field(default_factory=dict)
+    transfer_sigma: float = 0.0
+    transfer_seed: int = 0
+    hosts: Sequence[str] | None = None
 
 
 def alike(num_ranks: int, num_steps: int = 8, num_collectives: int = 2) -> Work:
@@ -88,6 +95,7 @@ def write_job(folder: Path, work: Work, clock_ms: dict[int, float] | None = None
     """
     num_ranks, num_steps, num_collectives = work.compute.shape
     ranks = [_Rank(rank) for rank in range(num_ranks)]
+    noise = np.random.default_rng(work.transfer_seed)
     for step in range(num_steps):
         for rank in ranks:
             rank.begin_step(step, work)
@@ -97,14 +105,15 @@ def write_job(folder: Path, work: Work, clock_ms: dict[int, float] | None = None
                 for rank in members:
                     rank.run("aten::addmm", work.compute[rank.rank, step, at])
                     rank.call()
-                end = max(rank.now for rank in members) + round(work.transfer * MS)
+                times = work.links.get(tuple(group), 1.0) * noise.lognormal(0.0, work.transfer_sigma)
+                end = max(rank.now for rank in members) + round(work.transfer * times * MS)
                 for rank in members:
                     rank.move(end, list(group))
         for rank in ranks:
             rank.end_step(step, work)
     for rank in ranks:
         shift = round((clock_ms or {}).get(rank.rank, 0.0) * MS)
-        host = f"host{rank.rank}" if clock_ms else "host0"
+        host = f"host{rank.rank}" if clock_ms else work.hosts[rank.rank] if work.hosts else "host0"
         tables = ((SPANS, rank.spans), (COLLECTIVES, rank.collectives), (STEPS, rank.steps))
         for table, rows in tables:
             moved = [row | {"start_ns": row["start_ns"] + shift} for row in rows]

@@ -1,0 +1,309 @@
+"""Links, network ports and hosts that move data slower than their like.
+
+In: a graph. Out: findings. Transfers of the same operation, size and kind of group are compared between
+groups; waiting for a late rank is no part of them. What all the slow groups have in common, and no fast one
+has, is at fault; where several things fit equally well, that is said. A job in which one group does all there
+is gives nothing to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.findings import Finding
+from dpro.detect.straggler import FEWEST_STEPS, PERSISTENT, clear_gain, confidence
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.timeline import changed_step_times, durations_of, replay, step_ends
+from dpro.schema import WORKERS
+from dpro.units import format_bytes, format_duration
+
+Floats = NDArray[np.float64]
+
+FEWEST_GROUPS = 3  # alike: of two that differ nobody knows which is wrong
+SLOW = 1.15  # times the transfer of the other groups
+BROKEN = 1.5  # from here on worth a finding even if the step does not wait for it
+DEVIATIONS = 5.0  # of the other groups, robust, from their median
+LEAST_DEVIATION = 0.02  # of a logarithm: groups are never more alike than this
+MAD_TO_DEVIATION = 1.4826
+FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
+LINES = 3  # of evidence
+MESSAGE = "message"
+LIKE = ["op", "bytes", "num_ranks", "num_hosts"]
+
+
+class Suspect(NamedTuple):
+    """Something that groups of ranks have in common.
+
+    Attributes:
+        thing: what is at fault in the end: rank 3, whatever it does.
+        kind: rank, nic (a rank's way out of its host), sender, receiver, host, link, hosts (what lies between
+            two) or group.
+        id: which.
+    """
+
+    thing: str
+    kind: str
+    id: str
+
+    @property
+    def class_(self) -> str:
+        """The class of a finding that blames it."""
+        return "slow.link" if self.kind in ("link", "hosts", "group") else "slow.nic"
+
+
+def find_slow_network(graph: Graph) -> list[Finding]:
+    """Name the links and ports whose transfers take clearly longer than those of their like."""
+    transfers = transfers_of(graph)
+    groups = compare_groups(transfers)
+    slow = groups.filter("slow")
+    found = []
+    for suspects, members in blame(groups, host_of(graph)):
+        mine = slow.filter(pl.col("members").is_in(sorted(members)))
+        finding = _describe(graph, suspects, mine, transfers)
+        found += [finding] if finding else []
+    return sorted(found, key=lambda finding: -finding.cost_ns)
+
+
+def transfers_of(graph: Graph) -> pl.DataFrame:
+    """Each collective whose members are all recorded, in steps.
+
+    Returns:
+        `instance`, `op`, `bytes`, `num_ranks`, `num_hosts`, `members` (ranks as text, the sender of a message
+        first), `step`, `transfer_ns` (of the member that took the least: the others' may be waiting).
+    """
+    nodes, edges = graph.nodes, graph.edges
+    met = np.zeros(graph.num_nodes, np.bool_)
+    met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
+    chosen = np.flatnonzero(
+        (nodes.kind == NodeKind.TRANSFER) & met & (nodes.message >= 0) & (nodes.step >= 0)
+    )
+    messages = [graph.messages[number] for number in nodes.message[chosen]]
+    hosts = host_of(graph)
+    rows = pl.DataFrame(
+        {
+            "instance": nodes.collective[chosen],
+            "rank": nodes.rank[chosen],
+            "host": [hosts.get(int(rank), "") for rank in nodes.rank[chosen]],
+            "receives": [message.op.startswith("recv") for message in messages],
+            "op": [MESSAGE if message.op in ("send", "recv") else message.op for message in messages],
+            "size": [message.num_ranks for message in messages],
+            "bytes": nodes.bytes[chosen],
+            "step": nodes.step[chosen],
+            "transfer_ns": nodes.duration[chosen],
+        },
+        schema_overrides={"host": pl.String, "op": pl.String, "receives": pl.Boolean, "size": pl.Int64},
+    )
+    ordered = pl.col("rank").sort_by("receives", "rank").cast(pl.String).str.join(",")
+    is_message = pl.col("op").first() == MESSAGE
+    return (
+        rows.group_by("instance")
+        .agg(
+            pl.col("op").first(),
+            pl.col("bytes").max(),
+            num_ranks=pl.len().cast(pl.Int64),
+            num_hosts=pl.col("host").n_unique().cast(pl.Int64),
+            members=ordered,
+            step=pl.col("step").min(),
+            transfer_ns=pl.col("transfer_ns").min(),
+            whole=(pl.len() == pl.col("size").max()) | is_message,
+        )
+        .filter((pl.col("num_ranks") > 1) & (pl.col("transfer_ns") > 0) & pl.col("whole"))
+        .drop("whole")
+        .sort("instance")
+    )
+
+
+def host_of(graph: Graph) -> dict[int, str]:
+    """Which host each rank is on, as far as the run tells."""
+    if graph.run is None:
+        return {}
+    return dict(graph.run.table(WORKERS).select("rank", "host").iter_rows())
+
+
+def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
+    """Each group against the others that do the same.
+
+    The excess is the logarithm of a group's typical transfer against the median of the others' (leave one
+    out), and is held against how those differ among themselves (median absolute deviation, with a floor).
+
+    Args:
+        transfers: as `transfers_of` gives them.
+
+    Returns:
+        `LIKE` columns, `members`, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`, and whether
+        it is `slow`; of groups that have enough of their like.
+    """
+    per_group = transfers.group_by(*LIKE, "members").agg(pl.col("transfer_ns").median(), count=pl.len())
+    compared = []
+    for _, alike in per_group.sort(*LIKE, "members").group_by(LIKE, maintain_order=True):
+        if alike.height < FEWEST_GROUPS:
+            continue
+        times = np.log(alike["transfer_ns"].to_numpy())
+        others = [np.delete(times, at) for at in range(times.size)]
+        middle = np.array([np.median(each) for each in others])
+        spread = np.array([np.median(np.abs(each - mid)) for each, mid in zip(others, middle)])
+        excess = times - middle
+        far = excess >= DEVIATIONS * np.maximum(MAD_TO_DEVIATION * spread, LEAST_DEVIATION)
+        compared.append(
+            alike.with_columns(excess=excess, typical_ns=np.exp(middle), slow=far & (excess >= np.log(SLOW)))
+        )
+    if not compared:
+        return per_group.head(0).with_columns(excess=pl.lit(0.0), typical_ns=pl.lit(0.0), slow=pl.lit(False))
+    groups = pl.concat(compared)
+    return groups.with_columns(slow=pl.col("slow") & _persistent(transfers, groups))
+
+
+def _persistent(transfers: pl.DataFrame, groups: pl.DataFrame) -> pl.Series:
+    """Whether a group is beyond half of its excess in nearly every step that it was seen in."""
+    keys = [*LIKE, "members"]
+    over = pl.col("transfer_ns").median().log() - pl.col("typical_ns").first().log()
+    beyond = (
+        transfers.join(groups.select(*keys, "excess", "typical_ns"), on=keys)
+        .group_by(*keys, "step")
+        .agg(over=over > pl.col("excess").first() / 2)
+        .group_by(keys)
+        .agg(share=pl.col("over").mean(), seen=pl.len())
+    )
+    joined = groups.join(beyond, on=keys, how="left", maintain_order="left")
+    return (joined["share"] >= PERSISTENT) & (joined["seen"] >= FEWEST_STEPS)
+
+
+def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Suspect]:
+    """What could slow down a group of ranks.
+
+    Args:
+        members: as in `transfers_of`.
+        op: what they do; a message has a direction.
+        hosts: which host each rank is on.
+    """
+    ranks = [int(rank) for rank in members.split(",")]
+    names = sorted({hosts.get(rank, "") for rank in ranks})
+    for rank in ranks:
+        yield Suspect(f"rank {rank}", "rank", str(rank))
+        if len(names) > 1:
+            yield Suspect(f"rank {rank}", "nic", f"rank {rank}")
+    if op == MESSAGE:
+        yield Suspect(f"rank {ranks[0]}", "sender", f"rank {ranks[0]}")
+        yield Suspect(f"rank {ranks[1]}", "receiver", f"rank {ranks[1]}")
+        yield Suspect(f"link {min(ranks)} - {max(ranks)}", "link", f"{ranks[0]} -> {ranks[1]}")
+    if len(ranks) == 2:
+        pair = f"{min(ranks)} - {max(ranks)}"
+        yield Suspect(f"link {pair}", "link", pair)
+    else:
+        yield Suspect(f"group {members}", "group", members)
+    crowded = [name for name in names if sum(host == name for host in hosts.values()) > 1]
+    if len(names) > 1:  # of a host with one rank nothing is told that is not told of the rank
+        yield from (Suspect(f"host {name}", "host", name) for name in crowded)
+    if len(names) == 2 and crowded:
+        yield Suspect(f"hosts {' - '.join(names)}", "hosts", " - ".join(names))
+
+
+def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list[Suspect], set[str]]]:
+    """What explains most slow groups, then what explains most of the rest.
+
+    Args:
+        groups: `op`, `members` and `slow`.
+        hosts: which host each rank is on.
+
+    Yields:
+        Things that explain the same slow groups, and which groups (`members`) these are.
+    """
+    of: dict[Suspect, set[str]] = {}
+    for members, op in groups.select("members", "op").unique().sort("members", "op").iter_rows():
+        for suspect in suspects_of(members, op, hosts):
+            of.setdefault(suspect, set()).add(members)
+    slow = set(groups.filter("slow")["members"])
+    fitting = {suspect: mine for suspect, mine in of.items() if len(mine & slow) >= FITS * len(mine)}
+    left = set(slow)
+    while left:
+        most = max((len(mine & left) for mine in fitting.values()), default=0)
+        best = {suspect: mine & left for suspect, mine in fitting.items() if len(mine & left) == most}
+        explained = next(iter(best.values()), set()) if most else set()
+        if not explained:
+            return
+        alike = [suspect for suspect, mine in best.items() if mine == explained]
+        yield list({suspect.thing: suspect for suspect in reversed(alike)}.values())[::-1], explained
+        left -= explained
+
+
+def _describe(
+    graph: Graph, suspects: list[Suspect], slow: pl.DataFrame, transfers: pl.DataFrame
+) -> Finding | None:
+    """The finding, with what healing would save; None where neither the step nor the transfer tells much."""
+    saved, base = _healed(graph, slow, transfers)
+    times = float(np.exp(slow["excess"].to_numpy().max()))
+    gains = clear_gain(saved, base)
+    if not gains and times < BROKEN:
+        return None
+    cost = max(float(saved.mean()), 0.0)
+    ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
+    kind, name, who = suspects[0].kind, suspects[0].id, _words(suspects[0])
+    if len(suspects) > 1:
+        kind, name = "one of", ", ".join(_words(suspect) for suspect in suspects)
+        who = f"one of these ({name})"
+    evidence = [*_slowest(slow), f"all of them have {who} in common, and no other group of their kind has"]
+    if len(suspects) > 1:
+        evidence.append("no group is recorded that has one of these without the others")
+    step = float(base.mean())
+    if gains:
+        evidence.append(
+            f"replayed with these transfers as fast as the others', the step takes "
+            f"{format_duration(step - cost)} instead of {format_duration(step)}"
+        )
+    else:
+        evidence.append("the step hardly waits for it: other work hides it")
+    sure = confidence(saved, base) if gains else 0.5
+    return Finding(
+        suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4), sure / len(suspects), cost,
+        tuple(evidence),
+    )  # fmt: skip
+
+
+def _words(suspect: Suspect) -> str:
+    words = {
+        "nic": f"{suspect.id}'s way out of its host",
+        "sender": f"{suspect.id} as a sender",
+        "receiver": f"{suspect.id} as a receiver",
+        "hosts": f"what lies between hosts {suspect.id}",
+    }
+    return words.get(suspect.kind, f"{suspect.kind} {suspect.id}")
+
+
+def _slowest(slow: pl.DataFrame) -> list[str]:
+    """The slow groups in words, the worst first."""
+    worst = slow.sort(["excess", "members"], descending=[True, False])
+    lines = [
+        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(own)} of transfer, "
+        f"{format_duration(typical)} in groups alike ({count} times)"
+        for op, size, members, own, typical, count in worst.select(
+            "op", "bytes", "members", "transfer_ns", "typical_ns", "count"
+        )
+        .head(LINES)
+        .iter_rows()
+    ]
+    rest = worst.height - len(lines)
+    return [*lines, *([f"and {rest} more like these"] if rest else [])]
+
+
+def _healed(graph: Graph, slow: pl.DataFrame, transfers: pl.DataFrame) -> tuple[Floats, Floats]:
+    """[T] ns that each step would save with the slow groups' transfers as fast as others'; [T] the steps."""
+    keys = [*LIKE, "members"]
+    factor = transfers.join(slow.select(*keys, "excess"), on=keys).select(
+        "instance", times=(-pl.col("excess")).exp()
+    )
+    scale = np.ones(int(graph.nodes.collective.max()) + 2)
+    scale[factor["instance"].to_numpy()] = factor["times"].to_numpy()
+    nodes = graph.nodes
+    moved = (nodes.kind == NodeKind.TRANSFER) & (nodes.collective >= 0)
+    duration = np.where(moved, np.rint(nodes.duration * scale[nodes.collective]), nodes.duration)
+    healed = graph.with_durations(duration.astype(np.int64))
+    before, after = replay(graph), replay(healed)
+    baseline = step_ends(graph, before.start, before.end)
+    base = durations_of(baseline)["duration_ns"].to_numpy()
+    changed = changed_step_times(baseline, healed, after.start, after.end)["duration_ns"].to_numpy()
+    return (base - changed).astype(np.float64), base.astype(np.float64)

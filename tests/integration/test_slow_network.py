@@ -1,0 +1,141 @@
+"""Real jobs on a real network of namespaces, of which one port or one link is slow. Needs root, `ip` and `tc`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dpro.cli.diagnose import find
+from tests.jobs import RECORD, free_port, opened, script, start
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+RANKS = 4
+FAST, SLOW = 400, 100  # Mbit/s
+
+# All pairs of ranks, in rounds in which nobody waits for a third.
+JOB = """
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+rounds = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
+groups = {pair: dist.new_group(list(pair)) for round in rounds for pair in round}
+data = torch.ones(1 << 18)  # 1 MiB
+for step in range(14):
+    time.sleep(0.01)
+    train_step()
+    for round in rounds:
+        for pair in round:
+            if rank in pair:
+                dist.all_reduce(data, group=groups[pair])
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run(*words: object) -> None:
+    subprocess.run(list(map(str, words)), check=True, capture_output=True)
+
+
+@contextmanager
+def switch(rates: list[int]) -> Iterator[list[str]]:
+    """A namespace per rank on one switch; each port lets so many Mbit/s through, both ways."""
+    name = f"dp{os.getpid()}"
+    spaces = [f"{name}-{rank}" for rank in range(len(rates))]
+    try:
+        run("ip", "netns", "add", name)
+        run("ip", "-n", name, "link", "add", "hub", "type", "bridge")
+        run("ip", "-n", name, "link", "set", "hub", "up")
+        for rank, (space, rate) in enumerate(zip(spaces, rates)):
+            run("ip", "netns", "add", space)
+            run(
+                "ip",
+                "-n",
+                space,
+                "link",
+                "add",
+                "net",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"p{rank}",
+                "netns",
+                name,
+            )
+            run("ip", "-n", name, "link", "set", f"p{rank}", "master", "hub", "up")
+            run("ip", "-n", space, "addr", "add", f"10.78.0.{rank + 1}/24", "dev", "net")
+            run("ip", "-n", space, "link", "set", "net", "up")
+            run("ip", "-n", space, "link", "set", "lo", "up")
+            shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "64kb", "latency", "100ms")
+            run("tc", "-n", space, "qdisc", "replace", "dev", "net", *shape)
+            run("tc", "-n", name, "qdisc", "replace", "dev", f"p{rank}", *shape)
+        yield spaces
+    finally:
+        for space in [name, *spaces]:
+            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces() -> None:
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
+        pytest.skip("namespaces of the network need root, ip and tc")
+    try:
+        with switch([FAST]):
+            pass
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network of namespaces here: {error.stderr.decode().strip()}")
+
+
+def findings(folder: Path, rates: list[int]):
+    from dpro.cli.analysis import analyse
+
+    command = [
+        *RECORD,
+        "-o",
+        "run",
+        "--every",
+        "9",
+        "--window-steps",
+        "4",
+        "--skip",
+        "4",
+        "--",
+        *script(folder, JOB),
+    ]
+    place = {
+        "MASTER_ADDR": "10.78.0.1",
+        "MASTER_PORT": free_port(),
+        "WORLD_SIZE": RANKS,
+        "GLOO_SOCKET_IFNAME": "net",
+    }
+    with switch(rates) as spaces:
+        jobs = [
+            start(["ip", "netns", "exec", space, *command], folder, RANK=rank, LOCAL_RANK=0, **place)
+            for rank, space in enumerate(spaces)
+        ]
+        for job in jobs:
+            _, stderr = job.communicate(timeout=240)
+            assert job.returncode == 0, stderr
+    opened(folder / "run")
+    return find(analyse(str(folder / "run")))
+
+
+def test_slow_port_of_one_rank_is_named_in_a_real_job(tmp_path):
+    found = [
+        finding for finding in findings(tmp_path, [FAST, FAST, SLOW, FAST]) if "slow.nic" in finding.class_
+    ]
+    assert [(finding.component_kind, finding.component_id) for finding in found] == [("rank", "2")]
+
+
+def test_network_of_equal_ports_is_left_alone(tmp_path):
+    found = findings(tmp_path, [FAST] * RANKS)
+    assert [finding for finding in found if finding.class_ in ("slow.nic", "slow.link", "slow.fabric")] == []
