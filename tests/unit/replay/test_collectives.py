@@ -372,6 +372,18 @@ def test_a_gloo_collective_on_a_worker_thread_meets_on_all_ranks_too(tmp_path):
     assert any(what == f"communication thread {WORKER}" for _, what in seen.graph.lanes)
 
 
+def test_collective_that_is_the_last_thing_its_caller_did_in_the_window_is_no_cycle(tmp_path):
+    # The caller waits for it, and that is all there is: its call comes before that wait, not after.
+    run = TinyRun()
+    for rank in (0, 1):
+        run.step(0, 0, 100, rank)
+        run.op("compute", 0, 90 + rank, rank)
+        run.gloo((100, 110), (112, 300), rank)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert [seen.end("gloo:all_reduce", rank) for rank in (0, 1)] == [300, 300]
+    assert seen.lasting("compute", 50, rank=1).end("gloo:all_reduce", 0) == 350
+
+
 def test_collectives_of_one_worker_run_one_after_another(tmp_path):
     run = TinyRun()
     for rank in (0, 1):
