@@ -56,8 +56,8 @@ class Pieces:
     def ending_by(self, time: Ints) -> Ints:
         """Index of the last piece that has ended by each time, -1 where none has.
 
-        The empty one at the end is none: what waits for a result that comes after the thread's last call enters
-        there, and the call must not seem to come after that.
+        The empty one at the end is none: what waits for a result that comes after the thread's last call
+        enters there, and the call must not seem to come after that.
         """
         return np.minimum(np.searchsorted(self.end, time, side="right") - 1, max(self.end.size - 2, 0))
 

@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.detect.findings import Finding
-from dpro.detect.straggler import FEWEST_STEPS, PERSISTENT, clear_gain, confidence
+from dpro.detect.straggler import FEWEST_STEPS, LEAST_SHARE, PERSISTENT, clear_gain, confidence
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay, step_ends
 from dpro.schema import WORKERS
@@ -29,7 +29,7 @@ SLOW = 1.15  # times the transfer of the other groups
 BROKEN = 1.5  # from here on worth a finding even if the step does not wait for it
 DEVIATIONS = 5.0  # of the other groups, robust, from their median
 LEAST_DEVIATION = 0.02  # of a logarithm: groups are never more alike than this
-MAD_TO_DEVIATION = 1.4826
+LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
 FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
 LINES = 3  # of evidence
 MESSAGE = "message"
@@ -128,8 +128,8 @@ def host_of(graph: Graph) -> dict[int, str]:
 def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
     """Each group against the others that do the same.
 
-    The excess is the logarithm of a group's typical transfer against the median of the others' (leave one
-    out), and is held against how those differ among themselves (median absolute deviation, with a floor).
+    The excess is the logarithm of a group's typical transfer against the others' (leave one out), and is held
+    against how those differ among themselves, with a floor: a port that is in half of them is found, too.
 
     Args:
         transfers: as `transfers_of` gives them.
@@ -144,11 +144,10 @@ def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
         if alike.height < FEWEST_GROUPS:
             continue
         times = np.log(alike["transfer_ns"].to_numpy())
-        others = [np.delete(times, at) for at in range(times.size)]
-        middle = np.array([np.median(each) for each in others])
-        spread = np.array([np.median(np.abs(each - mid)) for each, mid in zip(others, middle)])
+        others = [shortest_half(np.delete(times, at)) for at in range(times.size)]
+        middle, spread = np.array(others).T
         excess = times - middle
-        far = excess >= DEVIATIONS * np.maximum(MAD_TO_DEVIATION * spread, LEAST_DEVIATION)
+        far = excess >= DEVIATIONS * np.maximum(spread, LEAST_DEVIATION)
         compared.append(
             alike.with_columns(excess=excess, typical_ns=np.exp(middle), slow=far & (excess >= np.log(SLOW)))
         )
@@ -156,6 +155,22 @@ def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
         return per_group.head(0).with_columns(excess=pl.lit(0.0), typical_ns=pl.lit(0.0), slow=pl.lit(False))
     groups = pl.concat(compared)
     return groups.with_columns(slow=pl.col("slow") & _persistent(transfers, groups))
+
+
+def shortest_half(values: Floats) -> tuple[float, float]:
+    """Middle and spread of the half of the values that lie closest together.
+
+    Up to half of the values may be anything (Rousseeuw and Leroy, "Robust Regression and Outlier Detection",
+    1987, section 4.3). The spread is that of a normal distribution whose middle half is as long.
+
+    Args:
+        values: [N], N > 0.
+    """
+    ordered = np.sort(values)
+    half = values.size // 2 + 1
+    lengths = ordered[half - 1 :] - ordered[: values.size - half + 1]
+    begin = int(np.argmin(lengths))
+    return float(np.median(ordered[begin : begin + half])), float(lengths[begin]) * LENGTH_TO_DEVIATION
 
 
 def _persistent(transfers: pl.DataFrame, groups: pl.DataFrame) -> pl.Series:
@@ -250,7 +265,7 @@ def _describe(
     if len(suspects) > 1:
         evidence.append("no group is recorded that has one of these without the others")
     step = float(base.mean())
-    if gains:
+    if cost >= LEAST_SHARE * step:
         evidence.append(
             f"replayed with these transfers as fast as the others', the step takes "
             f"{format_duration(step - cost)} instead of {format_duration(step)}"

@@ -1,4 +1,4 @@
-"""Real jobs on a real network of namespaces, of which one port or one link is slow. Needs root, `ip` and `tc`."""
+"""Real jobs on a network of namespaces, of which one port is slow. Needs root, `ip` and `tc`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpro.cli.diagnose import find
+from dpro.detect.findings import Finding
 from tests.jobs import RECORD, free_port, opened, script, start
 
 pytest.importorskip("torch")
@@ -95,7 +96,7 @@ def namespaces() -> None:
         pytest.skip(f"no network of namespaces here: {error.stderr.decode().strip()}")
 
 
-def findings(folder: Path, rates: list[int]):
+def findings(folder: Path, rates: list[int]) -> list[Finding]:
     from dpro.cli.analysis import analyse
 
     command = [
@@ -129,6 +130,10 @@ def findings(folder: Path, rates: list[int]):
     return find(analyse(str(folder / "run")))
 
 
+def of_the_network(found: list[Finding]) -> list[Finding]:
+    return [finding for finding in found if finding.class_ in ("slow.nic", "slow.link", "slow.fabric")]
+
+
 def test_slow_port_of_one_rank_is_named_in_a_real_job(tmp_path):
     found = [
         finding for finding in findings(tmp_path, [FAST, FAST, SLOW, FAST]) if "slow.nic" in finding.class_
@@ -137,5 +142,4 @@ def test_slow_port_of_one_rank_is_named_in_a_real_job(tmp_path):
 
 
 def test_network_of_equal_ports_is_left_alone(tmp_path):
-    found = findings(tmp_path, [FAST] * RANKS)
-    assert [finding for finding in found if finding.class_ in ("slow.nic", "slow.link", "slow.fabric")] == []
+    assert of_the_network(findings(tmp_path, [FAST] * RANKS)) == []
