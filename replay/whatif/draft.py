@@ -64,6 +64,13 @@ class Draft:
         self._inserted[after].append(node)
         return node
 
+    def wait(self, after: int, awaited: int) -> None:
+        """Have what follows a node on its thread wait for another node."""
+        edges = self.graph.edges
+        leaving = np.flatnonzero((edges.source == after) & (edges.kind == EdgeKind.THREAD))
+        for target in edges.target[leaving].tolist():
+            self.link(awaited, target, EdgeKind.SYNC)
+
     def finish(self) -> Graph:
         """The changed graph.
 

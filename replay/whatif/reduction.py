@@ -10,6 +10,7 @@ those before it have passed, while the fixed parts of their times overlap.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable
 from dpro.replay.costs import Line, fit_costs
 from dpro.replay.gradients import Parameters, Pass, parameters_of, passes_of
-from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
 from dpro.replay.intervals import union
 from dpro.replay.timeline import Timeline, replay
 from dpro.replay.whatif.draft import Draft
@@ -28,6 +29,9 @@ from dpro.replay.whatif.draft import Draft
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+STEP = -1
+MAIN_THREAD = "main thread"
+COPIES = ("aten::mul", "aten::copy_", "aten::div_")  # by which DDP fills its buckets
 GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options say otherwise
 
 
@@ -41,7 +45,7 @@ class Reduction:
         moving_ns: time for the payload.
         fixed_ns: time besides, during which others may use the link.
         call_ns: time of the thread that makes the call.
-        called_after: the parameter after which it is called; -1: not before the end of the step.
+        called_after: the parameter after which it is called; `STEP`: the whole step, which waits for it.
     """
 
     first: int
@@ -61,23 +65,23 @@ class Reduced:
         graph: the graph.
         parameters: what is reduced.
         passes: backward passes of all ranks.
+        message: what sort of communication a reduction is.
         line: what a reduction costs.
         pace: [passes] by how much the reductions of each took longer than the line says.
         call_ns: usual time of the thread in a call.
         ratio: bytes that are moved per byte of gradient.
+        copy_ns_per_byte: time of a thread to read and write gradients once; 0 where the run does not tell.
     """
 
     graph: Graph
     parameters: Parameters
     passes: list[Pass]
+    message: Message
     line: Line
     pace: Floats
     call_ns: float
     ratio: float
-
-    def closes(self, which: int) -> Ints:
-        """The last parameter of each bucket of a pass."""
-        return self.passes[which].closes
+    copy_ns_per_byte: float
 
     def bytes_of(self, first: int, last: int) -> int:
         """Payload of a bucket."""
@@ -108,11 +112,27 @@ def reduced(graph: Graph) -> Reduced:
         graph,
         parameters,
         passes,
+        message,
         line,
         np.array([_pace(graph, timeline, line, each.transfer) for each in passes]),
         float(np.median(calls)),
         float(sizes.sum()) / (len(passes) * float(parameters.num_bytes.sum())),
+        _copying(graph, parameters, passes),
     )
+
+
+def _copying(graph: Graph, parameters: Parameters, passes: list[Pass]) -> float:
+    """What the copies of gradients into their buckets took, per byte."""
+    nodes = graph.nodes
+    copies = [code for code, name in enumerate(graph.names) if name in COPIES]
+    found = np.flatnonzero(np.isin(nodes.name, copies) & (nodes.kind == NodeKind.CPU))
+    spent = 0
+    for each in passes:
+        begin, end = nodes.measured_start[each.ready[0]], nodes.measured_start[each.calls[-1][0]]
+        mine = found[nodes.lane[found] == nodes.lane[each.ready[0]]]
+        within = (nodes.measured_start[mine] >= begin) & (nodes.measured_start[mine] <= end)
+        spent += int(nodes.duration[mine[within]].sum())
+    return spent / (len(passes) * float(parameters.num_bytes.sum()))
 
 
 def _pace(graph: Graph, timeline: Timeline, line: Line, transfers: Ints) -> float:
@@ -125,12 +145,15 @@ def _pace(graph: Graph, timeline: Timeline, line: Line, transfers: Ints) -> floa
     return float((busy[:, 1] - busy[:, 0]).sum()) / max(expected, 1.0)
 
 
-def with_reductions(known: Reduced, wanted: Sequence[Sequence[Reduction]]) -> Graph:
+def with_reductions(
+    known: Reduced, wanted: Sequence[Sequence[Reduction]], awaited: Sequence[int] | None = None
+) -> Graph:
     """The graph with other reductions in its backward passes.
 
     Args:
         known: how it reduces.
         wanted: for each pass its reductions in the order of their calls; alike on all ranks of a pass.
+        awaited: for each pass the one that waits for its results, -1 for none; itself if not given.
     """
     graph, draft = known.graph, Draft(known.graph)
     meetings = _Meetings(graph)
@@ -140,8 +163,12 @@ def with_reductions(known: Reduced, wanted: Sequence[Sequence[Reduction]]) -> Gr
         draft.duration[np.concatenate(each.calls)] = 0
     workers, leaving = _workers(graph), np.flatnonzero(draft.gone[graph.edges.source])
     behind: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for each, pace, reductions in zip(known.passes, known.pace.tolist(), wanted):
-        around = _surroundings(graph, each, draft.gone, leaving)
+    surroundings = [_surroundings(graph, each, draft.gone, leaving) for each in known.passes]
+    for which, (each, reductions) in enumerate(zip(known.passes, wanted)):
+        around, pace = surroundings[which], float(known.pace[which])
+        if awaited is not None:
+            needed = surroundings[awaited[which]].awaited if awaited[which] >= 0 else []
+            around = dataclasses.replace(around, awaited=needed)
         transfers = behind[each.rank, each.window]
         for index, reduction in enumerate(reductions):
             _put_in(draft, each, around, reduction, index, pace, meetings, transfers, workers[each.rank])
@@ -278,7 +305,10 @@ def _put_in(
     """
     nodes = draft.graph.nodes
     old = int(np.searchsorted(each.closes, wanted.last))
-    ready = int(each.ready[wanted.called_after])
+    ready = (
+        _end_of_step(draft.graph, each) if wanted.called_after == STEP else each.ready[wanted.called_after]
+    )
+    ready = int(ready)
     told = {"measured_start": int(nodes.measured_end[ready]), "measured_end": int(nodes.measured_end[ready])}
     name = int(nodes.name[each.calls[0][0]])
     call = draft.insert(ready, kind=NodeKind.CPU, duration=round(wanted.call_ns), span=-1, name=name, **told)
@@ -301,6 +331,9 @@ def _put_in(
         last = int(np.searchsorted(around.launched, told["measured_end"], side="right")) - 1
         draft.link(int(around.inputs[max(last, 0)]), arrive, EdgeKind.EVENT, around.input_lag)
     behind.append(transfer)
+    if wanted.called_after == STEP:
+        draft.wait(ready, transfer)
+        return
     for target, kind in _needed_at(draft.graph, each, around, wanted):
         draft.link(transfer, target, kind)
 
@@ -316,6 +349,14 @@ def _needed_at(
     if not candidates:
         return []
     return min(candidates, key=lambda bucket: min(int(graph.nodes.measured_start[at]) for at, _ in bucket))
+
+
+def _end_of_step(graph: Graph, each: Pass) -> int:
+    """The last node of the step on the thread that drives the rank."""
+    nodes = graph.nodes
+    lane = graph.lanes.index((each.rank, MAIN_THREAD))
+    mine = np.flatnonzero((nodes.lane == lane) & (nodes.window == each.window) & (nodes.step == each.step))
+    return int(mine[np.argmax(nodes.measured_start[mine])])
 
 
 def _workers(graph: Graph) -> dict[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dpro.replay.whatif.bucket import Bucket
 from dpro.replay.whatif.comm import Network, NoCommunication
+from dpro.replay.whatif.compress import Compress
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.fusion import Compile, Optimizer
 from dpro.replay.whatif.garbage import Garbage
@@ -16,6 +17,7 @@ from dpro.replay.whatif.host import Cpu, CudaGraph, NoLaunch, NoSync
 from dpro.replay.whatif.input import HideInput, Workers
 from dpro.replay.whatif.precision import Precision
 from dpro.replay.whatif.ranks import Drop, Hurt
+from dpro.replay.whatif.rhythm import LocalUpdates, Overlap
 from dpro.replay.whatif.scale import Remove, Replace, Scale
 
 FAMILIES: dict[str, tuple[type[Edit], ...]] = {
@@ -25,6 +27,6 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Fusion": (Optimizer, Compile),
     "Precision": (Precision,),
     "Communication": (Network, NoCommunication),
-    "Gradients": (Bucket,),
+    "Gradients": (Bucket, Compress, LocalUpdates, Overlap),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}
