@@ -70,11 +70,14 @@ def report(run: str, top: int | None, as_json: bool) -> None:
     thread waited for its DataLoader, in which Python collected garbage, in which that thread was ready to
     run and had no core, CPU time of that thread and of the whole process, and micro-batches.
 
+    Where the trace consists of whole operations of a pipeline, a table has the bubble of each stage: the share
+    of the time from the first forward on any stage to the last backward on any in which it computes neither.
+
     RUN may be a run directory or a folder of traces.
     """
     from dpro.cli.analysis import why_unanswerable
     from dpro.cli.runs import open_or_import
-    from dpro.replay import breakdown, host
+    from dpro.replay import breakdown, bubbles, host
     from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 
     opened = open_or_import(run)
@@ -85,17 +88,21 @@ def report(run: str, top: int | None, as_json: bool) -> None:
     by_size = breakdown.collective_totals(collectives, spans)
     facts = host.host_facts(opened.table(STEPS), opened.table(COUNTERS))
     by_rank = host.per_rank(facts)
+    stages = bubbles.pipeline_bubbles(opened)
     if as_json:
         rows = {"steps": steps, "kernels": kernels.head(top or kernels.height), "collectives": by_size}
         waits = facts.select("rank", "step", "data_wait_ns", "gc_ns")
         rows["steps"] = steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
         rows["host"] = by_rank
+        rows["pipeline"] = stages
         print_json({name: _in_ms(frame).to_dicts() for name, frame in rows.items()})
         return
     top = top or DEFAULT_TOP
     on_gpu = (spans["kind"] == "kernel").any()
     out = console()
     out.print(_step_table(steps))
+    if stages.height:
+        out.print(_stage_table(stages))
     out.print(
         _kernel_table(kernels, top, "GPU kernels" if on_gpu else "CPU operators, own time (no GPU work)")
     )
@@ -127,6 +134,19 @@ def _step_table(steps: pl.DataFrame) -> RenderableType:
         cells.append([str(row["rank"]), str(row["steps"]), _ms(duration), *shares])
     header = ["\nrank", f"\n{whole}s", f"mean\n{whole} ms", *PARTS.values()]
     return _table(f"Where each {whole} went", header, cells)
+
+
+def _stage_table(stages: pl.DataFrame) -> RenderableType:
+    cells = [
+        [
+            *map(str, (row["stage"], row["ranks"], row["steps"])),
+            *(_ms(row[part]) for part in ("pipeline_ns", "compute_ns", "bubble_ns")),
+            f"{row['bubble_share']:.1%}",
+        ]
+        for row in stages.iter_rows(named=True)
+    ]
+    header = ["stage", "ranks", "steps", "pipeline ms", "compute ms", "bubble ms", "bubble"]
+    return _table("How long each stage of the pipeline stands still", header, cells)
 
 
 def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType:

@@ -16,6 +16,7 @@ import pytest
 
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Manifest, write_manifest, write_part
+from tests.pipelines import Job, written
 
 MS = 1_000_000
 
@@ -107,6 +108,18 @@ def test_text_has_a_line_per_rank_and_says_that_there_were_no_gpus(run, tmp_path
     assert "60.0%" in done.stdout
     assert "What the host did" in done.stdout
     assert "15.0%" in done.stdout
+
+
+def test_a_pipeline_has_the_bubble_of_each_stage(tmp_path):
+    rows = Job(num_stages=2, num_batches=3, message=0.0).run()
+    run = written(rows, tmp_path / "job").path
+    stages = _report_json(run, cache=tmp_path)["pipeline"]
+    assert [(row["stage"], row["ranks"], row["steps"]) for row in stages] == [(0, 2, 1), (1, 2, 1)]
+    assert [row["bubble_share"] for row in stages] == pytest.approx([0.25, 0.25], abs=1e-4)
+    assert [row["bubble_ms"] for row in stages] == pytest.approx([30, 30], abs=0.01)
+    text = _report(run, cache=tmp_path).stdout
+    assert "How long each stage of the pipeline stands still" in text
+    assert "25.0%" in text
 
 
 def test_a_run_without_spans_is_one_line_and_exit_code_one(tmp_path):
