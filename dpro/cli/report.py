@@ -70,8 +70,8 @@ def report(run: str, top: int | None, as_json: bool) -> None:
     thread waited for its DataLoader, in which Python collected garbage, in which that thread was ready to
     run and had no core, CPU time of that thread and of the whole process, and micro-batches.
 
-    Where the trace consists of whole operations of a pipeline, a table has the bubble of each stage: the share
-    of the time from the first forward on any stage to the last backward on any in which it computes neither.
+    Where the trace consists of whole operations of a pipeline, a table has the bubble of each stage: of the
+    time from the first forward on any stage to the last backward on any, what it does not compute in.
 
     RUN may be a run directory or a folder of traces.
     """
