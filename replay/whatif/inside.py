@@ -49,6 +49,42 @@ def inside_modules(graph: Graph, pattern: str) -> Bools:
     return _nodes_of(graph, _with_backward(spans, chosen))
 
 
+def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
+    """The nodes of each call of the outermost modules that fit a pattern, forward and backward.
+
+    Returns:
+        `node`, `block` (a number per call), `backward`.
+
+    Raises:
+        Unanswerable: there is no such module.
+    """
+    spans = _spans(_run_of(graph))
+    ranges = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with(MODULE))
+    ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
+    fits = ranges.filter(_fits(ranges, pattern))
+    if fits.is_empty():
+        near = nearest(pattern, ranges["name"].unique().sort().to_list())
+        raise Unanswerable(f"no module in the run fits {pattern!r}{near}: `dpro record --modules` names them")
+    parts = []
+    for block, outer in enumerate(
+        _outermost(fits).with_row_index("block").partition_by("block", include_key=False)
+    ):
+        forward = _closure(spans, outer)
+        every = _with_backward(spans, outer)
+        marked = every.join(forward.with_columns(backward=pl.lit(False)), on=["rank", "span_id"], how="left")
+        parts.append(marked.with_columns(pl.col("backward").fill_null(True), block=pl.lit(block)))
+    members = pl.concat(parts)
+    nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
+    return nodes.join(members, on=["rank", "span_id"]).select("node", "block", "backward").sort("node")
+
+
+def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
+    """Of spans those that lie in no other of their thread."""
+    ordered = spans.sort(*LANE, "start_ns", "duration_ns", descending=[False] * 4 + [True])
+    latest = (pl.col("start_ns") + pl.col("duration_ns")).cum_max().shift(1).over(LANE)
+    return ordered.filter((pl.col("start_ns") >= latest).fill_null(True))
+
+
 def names_inside(graph: Graph, pattern: str) -> list[str]:
     """Names of the ranges that fit a pattern, and of all CPU spans inside them.
 
@@ -73,11 +109,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     if graph.run is None:
         return calls
     spans = _spans(graph.run)
-    operators = spans.filter(pl.col("kind") == "cpu_op").sort(
-        *LANE, "start_ns", "duration_ns", descending=[False] * 4 + [True]
-    )
-    latest = (pl.col("start_ns") + pl.col("duration_ns")).cum_max().shift(1).over(LANE)
-    outer = operators.filter((pl.col("start_ns") >= latest).fill_null(True))
+    outer = _outermost(spans.filter(pl.col("kind") == "cpu_op"))
     launches = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0)).join(
         spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)), on=["rank", "window", "correlation"], how="semi"
     )

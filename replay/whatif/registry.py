@@ -15,6 +15,7 @@ from dpro.replay.whatif.garbage import Garbage
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.host import Cpu, CudaGraph, NoLaunch, NoSync
 from dpro.replay.whatif.input import HideInput, Workers
+from dpro.replay.whatif.memory import Accumulate, Recompute
 from dpro.replay.whatif.precision import Precision
 from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.rhythm import LocalUpdates, Overlap
@@ -26,6 +27,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Host": (NoLaunch, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
     "Fusion": (Optimizer, Compile),
     "Precision": (Precision,),
+    "Memory for time": (Accumulate, Recompute),
     "Communication": (Network, NoCommunication),
     "Gradients": (Bucket, Compress, LocalUpdates, Overlap),
 }

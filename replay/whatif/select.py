@@ -159,15 +159,20 @@ def _on_stream(graph: Graph, stream: int) -> Bools:
 
 
 def _of_collectives(graph: Graph, op: str, group: str) -> Bools:
-    """[N] transfers of an operation and a group, which may be named with or without its ranks."""
+    """[N] transfers of an operation and a group."""
     if not graph.messages:
         raise Unanswerable("the run does not tell which collectives it holds")
-    fits = np.ones(len(graph.messages) + 1, np.bool_)
-    fits[-1] = False  # of nodes without a message
-    if op:
-        fits[:-1] &= fitting((message.op for message in graph.messages), op)
-    if group:
-        groups = [message.group for message in graph.messages]
-        fits[:-1] &= fitting(groups, group) | fitting((name.partition("[")[0] for name in groups), group)
+    fits = np.append(messages_fitting(graph, op, group), False)  # the last is for nodes without a message
     found: Bools = fits[graph.nodes.message]
     return found
+
+
+def messages_fitting(graph: Graph, op: str, group: str) -> Bools:
+    """[messages] those of an operation and a group, which may be named with or without its ranks."""
+    fits = np.ones(len(graph.messages), np.bool_)
+    if op:
+        fits &= fitting((message.op for message in graph.messages), op)
+    if group:
+        groups = [message.group for message in graph.messages]
+        fits &= fitting(groups, group) | fitting((name.partition("[")[0] for name in groups), group)
+    return fits
