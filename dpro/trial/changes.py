@@ -121,6 +121,10 @@ def _compiled(values: Values) -> str:
     return "" if values.get("mode", "default") != "default" else "compile"
 
 
+def _precision(values: Values) -> str:
+    return f"precision:dtype={values['dtype']}"
+
+
 CHANGES: dict[str, Row] = {
     "bucket": Row(
         "gradient buckets of DDP of another size",
@@ -140,9 +144,13 @@ CHANGES: dict[str, Row] = {
         "each rank trains on its own; parameters are averaged every few steps (post-local SGD)",
         "reduction", {"every": _count(2)}, "local-updates:every=4", uneven=True,
     ),
-    "autocast": Row(
+    "precision": Row(
         "the model's forward pass runs under autocast",
-        "precision", {"dtype": _one_of("bf16", "fp16")}, "autocast:dtype=bf16",
+        "precision", {"dtype": _one_of("bf16", "fp16")}, "precision:dtype=bf16",
+    ),
+    "autocast": Row(
+        "the same",
+        "precision", {"dtype": _one_of("bf16", "fp16")}, "autocast:dtype=bf16", edit=_precision,
     ),
     "compile": Row(
         "the model is compiled",

@@ -88,6 +88,11 @@ def test_workers_are_predicted_and_filed_alike_however_they_are_asked_for():
     assert parse_change("dataloader:pin_memory=true").edit == ""
 
 
+def test_autocast_is_another_word_for_precision():
+    first, second = parse_change("autocast:dtype=bf16"), parse_change("precision:dtype=bf16")
+    assert (first.edit, first.kind, first.arguments) == (second.edit, second.kind, second.arguments)
+
+
 def test_no_collection_at_all_may_be_asked_for_without_a_number():
     assert parse_change("gc").arguments == parse_change("gc:every=0").arguments == {"every": 0}
 
