@@ -79,6 +79,7 @@ def describe(run: Run) -> dict[str, Any]:
         "no_window": why_no_window(run),
         "ended": _ends(run),
         "exit_status": run.manifest.exit_status,
+        "applied": run.manifest.applied,
         "attempts": _earlier_attempts(run),
         "windows": run.manifest.windows,
         "coverage": held["coverage"] | _coverage(run, steps, held["coverage"]["unclassified"]["share"]),
@@ -202,6 +203,8 @@ def _parts(run: Run, table: str, *columns: str) -> Iterator[pl.DataFrame]:
 def in_words(document: Mapping[str, Any]) -> list[str]:
     """The same for people, one fact a line; what is missing comes last."""
     coverage = document["coverage"]
+    from dpro.trial.places import in_words as applied_in_words
+
     lines = [
         f"run        {document['run']}",
         *([f"cache      {document['cache']}"] if document["cache"] else []),
@@ -213,6 +216,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         f"steps      {document['steps']}, of which {coverage['steps_in_windows']} lie in deep windows",
         *([f"windows    none: {document['no_window']}"] if document["no_window"] else []),
         *_ended_in_words(document),
+        *(f"changed    {line}" for line in applied_in_words(document["applied"])),
         f"rows       {rows_in_words(document)}",
         f"kernels    {unclassified_in_words(coverage['unclassified'])}",
     ]

@@ -335,22 +335,25 @@ def _print_guess(plan: Plan, guess: Guess) -> None:
 
 
 def _print_result(document: dict[str, Any], measured: Measured) -> None:
+    from dpro.trial.places import in_words
+
     out = console()
     times, predicted = document["measured"], document["predicted"]
-    for where in _places(document["applied"]):
-        out.print(f"  applied    {where}")
+    for line in in_words(document["applied"]):
+        out.print(f"  applied    {line}")
     if predicted:
         out.print(f"  predicted  {_line(predicted)}")
     out.print(f"  measured   {_line(times)} instead of {document['baseline_ms']:.2f} ms: {measured.verdict}")
-    noise = (
-        "" if measured.noise is None else f"; recordings of the job as it is differ by {measured.noise:.1%}"
-    )
     pairs = f"{measured.num_pairs} pair{'s' * (measured.num_pairs > 1)}"
-    out.print(f"             {pairs} of recordings, {measured.num_steps} steps each at least{noise}")
+    out.print(f"             {pairs} of recordings, {measured.num_steps} steps each at least")
+    if measured.noise is not None:
+        out.print(
+            f"             noise: one recording of the job as it is is {measured.noise:.1%} from the next"
+        )
     if measured.num_pairs == 1:
         out.print("             a single pair: the interval does not know how much jobs differ by themselves")
     if predicted:
-        off = measured.ratio / (predicted["ms"] / document["baseline_ms"]) - 1
+        off = predicted["ms"] / times["ms"] - 1
         inside = "inside" if document["inside_interval"] else "outside"
         out.print(f"  the prediction is off by {off:+.1%}; what was measured is {inside} its interval")
 
@@ -358,19 +361,3 @@ def _print_result(document: dict[str, Any], measured: Measured) -> None:
 def _line(times: dict[str, float]) -> str:
     interval = f"{times['low_ms']:.2f} to {times['high_ms']:.2f}"
     return f"x{times['speedup']:.2f}  {times['ms']:.2f} ms per step ({interval})"
-
-
-def _places(applied: list[dict[str, Any]]) -> list[str]:
-    """Where changes were made, each place once, with its ranks."""
-    ranks: dict[tuple[str, str, str, int], list[int]] = {}
-    for change in applied:
-        for place in change["applied"]:
-            key = change["edit"], place["where"], place["instead_of"], place["times"]
-            ranks.setdefault(key, []).append(change["rank"])
-    return [
-        f"{edit}: {where}"
-        + (f", instead of {instead_of}" if instead_of else "")
-        + (f", {times} times" if times > 1 else "")
-        + f" (on {len(where_)} rank{'s' * (len(where_) > 1)})"
-        for (edit, where, instead_of, times), where_ in ranks.items()
-    ]

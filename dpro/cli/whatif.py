@@ -126,6 +126,14 @@ def _as_tried(predictions: list[Prediction]) -> tuple[list[Prediction], list[str
     return [prediction for prediction, _ in both], widened
 
 
+def _how_to_try(predictions: list[Prediction]) -> str:
+    """The command that makes the changes of the first prediction to the job; empty where that cannot be."""
+    from dpro.trial.changes import kind_of_edit
+
+    texts = [str(edit) for prediction in predictions[:1] for edit in prediction.edits]
+    return f"dpro try {' '.join(texts)} -- COMMAND" if texts and all(map(kind_of_edit, texts)) else ""
+
+
 def _steps_outside_windows(analysis: Analysis) -> float | None:
     """Median time of the recorded steps that no deep window slowed down, ms; None where there are none."""
     import numpy as np
@@ -170,6 +178,9 @@ def _print(document: dict[str, Any], predictions: list[Prediction], refused: lis
         out.print(f"  - {note}")
     if predictions:
         out.print(f"How, for the first: {predictions[0].how()}")
+    trial = _how_to_try(predictions)
+    if trial:
+        out.print(f"To see what it really does: {trial}")
     for line in document["widened"]:
         out.print(line)
     for refusal in refused:

@@ -42,7 +42,7 @@ class Entry:
         edits: the changes, as the user wrote them.
         predicted: by the replay alone, whatever the ledger made of it; None where nothing predicts it.
         measured: in pairs of recordings.
-        noise: by how much recordings of the unchanged job differ, as a share.
+        noise: by how much one recording of the unchanged job typically differs from the next, as a share.
         time: UTC, ISO 8601.
     """
 

@@ -41,7 +41,8 @@ class Measured:
     Attributes:
         ratio: step time changed / unchanged; below 1 is faster.
         low, high: 95% interval of it.
-        noise: by how much recordings of the unchanged job differ at most, as a share; None for one alone.
+        noise: by how much one recording of the unchanged job typically differs from the next, as a share;
+            None for one alone.
         baseline_ns, changed_ns: typical steps, median over recordings.
         num_pairs: pairs of recordings.
         num_steps: steps that the shortest recording is judged by.
@@ -64,7 +65,7 @@ class Measured:
 
 
 def step_times(run: Run, skip: int) -> Floats:
-    """Durations of the steps that are like all others, of all ranks, in order, ns.
+    """Durations of the steps that are like all others, each the mean over ranks, in order, ns.
 
     Args:
         run: a recording.
@@ -76,13 +77,13 @@ def step_times(run: Run, skip: int) -> Floats:
     steps = run.table(STEPS).sort("rank", "step")
     after = pl.col("window").shift(1, fill_value=-1).over("rank") >= 0
     kept = steps.filter((pl.col("window") < 0) & ~after & (pl.col("step") > skip))
-    count = kept["step"].n_unique()
-    if count < LEAST_STEPS:
+    times = kept.group_by("step").agg(pl.col("duration_ns").mean()).sort("step")
+    if times.height < LEAST_STEPS:
         raise Unanswerable(
-            f"{run.path}: {count} of {steps['step'].n_unique()} steps can be measured, without the first "
-            f"{skip} and those recorded in depth; {LEAST_STEPS} are needed: let the job run longer"
+            f"{run.path}: {times.height} of {steps['step'].n_unique()} steps can be measured, without the "
+            f"first {skip} and those recorded in depth; {LEAST_STEPS} are needed: let the job run longer"
         )
-    return kept.sort("step", "rank")["duration_ns"].to_numpy().astype(np.float64)
+    return times["duration_ns"].to_numpy()
 
 
 def compare(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool) -> Measured:
@@ -108,7 +109,7 @@ def compare(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool)
         low, high = min(centre - half, middle), max(centre + half, middle)
     else:
         low, high = _bootstrap(baseline[0], changed[0], typical)
-    noise = float(before.max() / before.min() - 1) if before.size > 1 else None
+    noise = math.expm1(float(np.median(np.abs(np.diff(np.log(before)))))) if before.size > 1 else None
     return Measured(
         math.exp(middle),
         math.exp(low),

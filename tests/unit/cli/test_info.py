@@ -1,5 +1,6 @@
 """What `dpro info` says of recordings, on made-up runs."""
 
+import dataclasses
 import signal
 from pathlib import Path
 
@@ -95,3 +96,16 @@ def test_recording_that_was_copied_without_its_hidden_folders_is_recognised(tmp_
         open_run(tmp_path)
     done = CliRunner().invoke(cli, ["info", str(tmp_path)])
     assert "hidden folders" in str(done.exception)
+
+
+def test_what_was_changed_in_the_job_is_said_with_the_ranks_that_have_it_in_common(tmp_path):
+    place = {"where": "DistributedDataParallel at train.py:3", "instead_of": "bucket_cap_mb=25", "times": 2}
+    made = [{"edit": "bucket:mb=1", "rank": rank, "applied": [place], "refused": []} for rank in (0, 1)]
+    lost = {"edit": "gc", "rank": 1, "applied": [], "refused": ["the job has no steps"]}
+    run = recorded(tmp_path, [(0, -1)] * 2, world_size=2)
+    write_manifest(tmp_path, dataclasses.replace(run.manifest, applied=[*made, lost]))
+    assert [each for each in in_words(describe(open_run(tmp_path))) if each.startswith("changed")] == [
+        "changed    bucket:mb=1: DistributedDataParallel at train.py:3, instead of bucket_cap_mb=25, 2 times "
+        "(on 2 ranks)",
+        "changed    gc: not made: the job has no steps (on rank 1)",
+    ]

@@ -66,7 +66,7 @@ def test_an_effect_smaller_than_what_the_unchanged_job_varies_by_is_none():
     after = [times * 0.95 for times in before]
     measured = compare(before, after, False)
     assert measured.high < 1
-    assert measured.noise == pytest.approx(0.2)
+    assert measured.noise == pytest.approx(0.1, abs=0.01)  # A against A: 10% and 9%
     assert measured.verdict == "no effect beyond noise"
 
 
