@@ -20,7 +20,8 @@ from dpro.replay.breakdown import collective_totals, kernel_totals, step_breakdo
 from dpro.replay.build import Built
 from dpro.replay.host import host_facts
 from dpro.replay.timeline import Timeline, replay
-from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, search
+from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps
+from dpro.replay.whatif.search import search
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Run
 

@@ -137,7 +137,7 @@ def _record(run: Path, *arguments: str) -> Path:
 
 
 def _predictions(analysis: Analysis) -> list[Prediction]:
-    from dpro.replay.whatif.predict import search
+    from dpro.replay.whatif.search import search
 
     return search(analysis.built.graph, analysis.trust)[0][:SHOWN_PREDICTIONS]
 

@@ -9,12 +9,21 @@ import click
 
 from dpro.cli.analysis import Analysis, analyse, run_argument
 from dpro.cli.output import console, json_option, print_json
+from dpro.errors import UsageError
 from dpro.units import ms
 
 if TYPE_CHECKING:
     from dpro.replay.whatif.predict import Prediction, Refusal
+    from dpro.replay.whatif.sensitivity import Curve
 
 ROWS = 12
+WORTH_SHOWING = 1.005  # of what was searched: less is nothing, and the JSON has it
+PART_WORDS = {
+    "network": "the network",
+    "kernels": "the GPU's kernels",
+    "host": "the host's CPU",
+    "input": "the input pipeline",
+}
 
 
 class _WithEdits(click.Command):
@@ -49,13 +58,20 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List all edits and keys."
 )
+@click.option(
+    "--sensitivity",
+    "with_curves",
+    is_flag=True,
+    help="How much faster network, kernels, host and input have to be until something else is the limit.",
+)
 @json_option
 @click.pass_context
-def whatif(ctx: click.Context, run: str, edits: tuple[str, ...], as_json: bool) -> None:
+def whatif(ctx: click.Context, run: str, edits: tuple[str, ...], with_curves: bool, as_json: bool) -> None:
     """Predict what a change would do to the mean step time, with an interval.
 
     \b
-    dpro whatif RUN
+    dpro whatif RUN                             what would help, alone and together
+    dpro whatif RUN --sensitivity               is a faster network worth it?
     dpro whatif RUN --edit heal:rank=1 --edit network:bandwidth=2
     dpro whatif RUN --edit 'scale:name=*gemm*,kind=kernel,factor=0.5'
 
@@ -66,13 +82,52 @@ def whatif(ctx: click.Context, run: str, edits: tuple[str, ...], as_json: bool) 
     from dpro.replay.whatif.parse import parse_edit
 
     parsed = [parse_edit(text) for text in edits]
+    if with_curves:
+        if parsed:
+            raise UsageError("--sensitivity looks at the run as it is: give no --edit with it")
+        _sensitivity(run, as_json)
+        return
     document, predictions, refused = whatif_document(run, parsed)
     if as_json:
         print_json(document)
     else:
-        _print(document, predictions, refused)
+        _print(document, predictions, refused, searched=not parsed)
     if refused and not predictions:
         ctx.exit(1)
+
+
+def _sensitivity(run: str, as_json: bool) -> None:
+    from dpro.replay.whatif.sensitivity import sensitivity
+
+    analysis = analyse(run)
+    curves = sensitivity(analysis.built.predictive)
+    if as_json:
+        print_json({"run": analysis.run.label, "sensitivity": [_curve_document(curve) for curve in curves]})
+        return
+    out = console()
+    for curve in curves:
+        part = PART_WORDS[curve.part]
+        if curve.break_even is None:
+            out.print(f"{part}: limits nothing; as fast as it may be, the step hardly changes")
+            continue
+        most = curve.base_ns / curve.step_ns[-1]
+        out.print(
+            f"{part}: x{most:.2f} at most; {curve.break_even:.1f} times as fast, and the limit is "
+            f"{PART_WORDS[curve.then]}"
+        )
+        steps = zip(curve.factors, curve.step_ns)
+        out.print("  " + "  ".join(f"x{factor:g} {ms(step):.2f} ms" for factor, step in steps))
+
+
+def _curve_document(curve: Curve) -> dict[str, Any]:
+    return {
+        "part": curve.part,
+        "base_ms": ms(curve.base_ns),
+        "factors": list(curve.factors),
+        "step_ms": [ms(step) for step in curve.step_ns],
+        "break_even": curve.break_even,
+        "then": curve.then or None,
+    }
 
 
 def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Prediction], list[Refusal]]:
@@ -83,7 +138,8 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
     """
     from dpro.errors import Unanswerable
     from dpro.replay.timeline import durations_of
-    from dpro.replay.whatif.predict import Refusal, baseline_steps, predict, search
+    from dpro.replay.whatif.predict import Refusal, baseline_steps, predict
+    from dpro.replay.whatif.search import search
 
     analysis = analyse(run)
     graph, trust = analysis.built.predictive, analysis.trust
@@ -158,7 +214,9 @@ def prediction_document(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _print(document: dict[str, Any], predictions: list[Prediction], refused: list[Refusal]) -> None:
+def _print(
+    document: dict[str, Any], predictions: list[Prediction], refused: list[Refusal], searched: bool
+) -> None:
     out = console()
     if not document["answerable"]:
         out.print("Do not rely on what follows: the replay does not fit the trace well enough.")
@@ -169,11 +227,14 @@ def _print(document: dict[str, Any], predictions: list[Prediction], refused: lis
     other = document["other_steps_ms"]
     if other is not None:
         out.print(f"Steps outside deep windows, which recording in depth slows down, take {other:.2f} ms.")
-    for row in predictions[:ROWS]:
+    shown = [row for row in predictions if not searched or row.speedup >= WORTH_SHOWING][:ROWS]
+    for row in shown:
         what = " and ".join(edit.describe() for edit in row.edits)
         interval = f"({ms(row.low_ns):.2f} to {ms(row.high_ns):.2f})"
         out.print(f"  x{row.speedup:.2f}  {ms(row.predicted_ns):.2f} ms {interval} if {what}")
         out.print("         " + " ".join(f"--edit '{edit}'" for edit in row.edits))
+    if len(shown) < len(predictions):
+        out.print(f"{len(predictions) - len(shown)} more would change little or nothing (--json has them)")
     for note in predictions[0].notes if predictions else ():
         out.print(f"  - {note}")
     if predictions:

@@ -1,4 +1,4 @@
-"""Predictions: the step time under edits, with an interval; and the first edits worth trying.
+"""Predictions: the step time under edits, with an interval.
 
 In: a graph and edits. Out: `Prediction`s. The interval comes from how the gain varies from step to step, from
 how far the replay misses the unchanged steps, from how much of the gain rests on an edit's assumptions, and
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -18,18 +19,11 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
 from dpro.replay.folding import as_missing_ranks_may_come
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import Graph
 from dpro.replay.overlap import Overlap, replays_with_new_overlap
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
-from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.heal import Heal
-from dpro.replay.whatif.host import NoLaunch
-from dpro.replay.whatif.input import HideInput
-from dpro.replay.whatif.scale import Scale
-from dpro.replay.whatif.select import Selection
 
-LARGEST_OPS = 4  # how many kernels (on a CPU job: operators) are tried at half their time
 STANDARD_ERRORS = 2.0
 
 
@@ -90,11 +84,12 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     Raises:
         Unanswerable: an edit needs what the run lacks.
     """
-    changed = graph
+    graphs = [graph]
     notes: list[str] = []
     for edit in edits:
-        notes += edit.notes(changed)
-        changed = edit.apply(changed)
+        notes += edit.notes(graphs[-1])
+        graphs.append(edit.apply(graphs[-1]))
+    changed = graphs[-1]
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
     timelines = [*_replays(changed, trust.overlap), *_with_missing_ranks(graph, changed, trust)]
     after_ns, *bounds_ns = (_steps_of(timeline, baseline) for timeline in timelines)
@@ -103,7 +98,8 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     spread = STANDARD_ERRORS * float(gain.std(ddof=1)) / np.sqrt(gain.size) if gain.size > 1 else 0.0
     measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
-    doubt = max((edit.doubt for edit in edits), default=0.0) * abs(base - predicted)
+    between = [float(_steps_of(replay(each), baseline).mean()) for each in graphs[1:-1]]
+    doubt = _doubt(edits, [base, *between, predicted])
     open_ns = max((abs(float(bound.mean()) - predicted) for bound in bounds_ns), default=0.0)
     margin = spread + misfit + doubt + open_ns
     return Prediction(
@@ -114,6 +110,16 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
         predicted + margin,
         tuple(notes),
     )
+
+
+def _doubt(edits: Sequence[Edit], steps: Sequence[float]) -> float:
+    """How much of the gain rests on what the edits assume: each one's share of what it alone changed.
+
+    Args:
+        edits: in order.
+        steps: step time before the first and after each.
+    """
+    return sum(edit.doubt * abs(after - before) for edit, (before, after) in zip(edits, pairwise(steps)))
 
 
 def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:
@@ -138,32 +144,3 @@ def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:
         .join(steps, on=["window", "step"], suffix="_after")["duration_ns_after"]
         .to_numpy()
     )
-
-
-def candidates(graph: Graph) -> list[Edit]:
-    """Edits worth trying on any run: one per family, one per rank, and the largest operators."""
-    ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})
-    heals: list[Edit] = [Heal(rank) for rank in ranks] if len(ranks) > 1 else []
-    return [*heals, HideInput(), NoLaunch(), Network(2.0), NoCommunication(), *_largest_ops(graph)]
-
-
-def _largest_ops(graph: Graph) -> list[Edit]:
-    kind = NodeKind.KERNEL if (graph.nodes.kind == NodeKind.KERNEL).any() else NodeKind.CPU
-    word = "kernel" if kind == NodeKind.KERNEL else "cpu"
-    mine = graph.nodes.kind == kind
-    total = np.bincount(graph.nodes.name[mine], graph.nodes.duration[mine], minlength=len(graph.names))
-    largest = [int(i) for i in np.argsort(-total, kind="stable")[:LARGEST_OPS] if total[i] > 0]
-    return [Scale(Selection(name=graph.names[i], kind=word), 0.5) for i in largest]
-
-
-def search(graph: Graph, trust: Trust) -> tuple[list[Prediction], list[Refusal]]:
-    """Predict every candidate; largest gain first."""
-    baseline = baseline_steps(graph)
-    predictions, refused = [], []
-    for edit in candidates(graph):
-        try:
-            predictions.append(predict(graph, baseline, [edit], trust))
-        except Unanswerable as error:
-            refused.append(Refusal(str(edit), str(error)))
-    predictions.sort(key=lambda prediction: (prediction.predicted_ns, str(prediction.edits[0])))
-    return predictions, refused

@@ -20,7 +20,7 @@ from dpro.replay.match import Matching, match_collectives
 from dpro.replay.timeline import Timeline, critical_nodes, measured_step_times, replay, step_times
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.predict import search
+from dpro.replay.whatif.search import search
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run, open_run, write_manifest, write_part
 from tests.reference.event_driven import simulate

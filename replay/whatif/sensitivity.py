@@ -1,0 +1,145 @@
+"""How the step time follows the speed of each part of the machine, and from where on it no longer does.
+
+In: a graph. Out: a curve per part: the network, GPU kernels, the host's CPU, the input pipeline. Its
+break-even is where nearly all that can be gained has been, and what limits the step from there on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.errors import Unanswerable
+from dpro.replay.engine import NO_NODE
+from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
+from dpro.replay.timeline import changed_step_times, critical_nodes, replay
+from dpro.replay.whatif.comm import Network
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.host import Cpu
+from dpro.replay.whatif.input import DATA_LOADING
+from dpro.replay.whatif.predict import baseline_steps
+from dpro.replay.whatif.scale import Scale
+from dpro.replay.whatif.select import Selection
+
+FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 30.0, 1000.0)
+NEARLY_ALL = 0.9  # of the gain that there is
+LEAST_GAIN = 0.01  # of the step: a part that gains less limits nothing
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a part of the machine is worth.
+
+    Attributes:
+        part: network, kernels, host or input.
+        base_ns: mean step time as it is.
+        factors: [F] how many times as fast it is.
+        step_ns: [F] mean step time then.
+        break_even: from this factor on hardly anything more is gained; None where the part limits nothing.
+        then: which part most of the critical path is from there on, empty where the part limits nothing.
+    """
+
+    part: str
+    base_ns: float
+    factors: tuple[float, ...]
+    step_ns: tuple[float, ...]
+    break_even: float | None
+    then: str
+
+
+def sensitivity(graph: Graph) -> list[Curve]:
+    """A curve for each part of the machine that the run shows.
+
+    Args:
+        graph: the unchanged graph.
+
+    Raises:
+        Unanswerable: there is no whole step.
+    """
+    baseline = baseline_steps(graph)
+    base = _mean_step(graph, baseline)
+    curves = []
+    for part in PARTS:
+        try:
+            changed = [edit_of(part, factor).apply(graph) for factor in FACTORS]
+        except Unanswerable:
+            continue
+        steps = [_mean_step(each, baseline) for each in changed]
+        factor = break_even(base, FACTORS, steps)
+        beyond = next((at for at, each in enumerate(FACTORS) if factor is not None and each >= factor), -1)
+        then = "" if factor is None else limiting_part(changed[beyond], part)
+        curves.append(Curve(part, base, FACTORS, tuple(steps), factor, then))
+    return curves
+
+
+PARTS = ("network", "kernels", "host", "input")
+
+
+def edit_of(part: str, factor: float) -> Edit:
+    """The edit that makes a part so many times as fast."""
+    if part == "network":
+        return Network(bandwidth=factor, latency=1 / factor)
+    if part == "kernels":
+        return Scale(Selection(kind="kernel"), 1 / factor)
+    if part == "host":
+        return Cpu(factor=factor)
+    return Scale(Selection(within=DATA_LOADING), 1 / factor)
+
+
+def _mean_step(changed: Graph, baseline: pl.DataFrame) -> float:
+    timeline = replay(changed)
+    steps = changed_step_times(baseline, changed, timeline.start, timeline.end)
+    return float(steps["duration_ns"].to_numpy().mean())
+
+
+def break_even(base: float, factors: tuple[float, ...], steps: list[float]) -> float | None:
+    """The factor at which nearly all of the gain has been made, between the two that were tried around it.
+
+    Args:
+        base: step time at a factor of 1.
+        factors, steps: ascending, and the step time at each.
+
+    Returns:
+        None where there is no gain to speak of.
+    """
+    gain = base - np.array([base, *steps])
+    if gain[-1] < LEAST_GAIN * base:
+        return None
+    share = np.maximum.accumulate(gain / gain[-1])
+    speed = 1 / np.array([1.0, *factors])  # a step that is limited by it follows the time, not the speed
+    return float(1 / np.interp(NEARLY_ALL, share, speed))
+
+
+def limiting_part(graph: Graph, but: str = "") -> str:
+    """Which part of the machine most of the critical path is, other than one.
+
+    Args:
+        graph: the graph.
+        but: a part that is not meant.
+    """
+    timeline = replay(graph)
+    part = parts_of(graph)
+    total = dict.fromkeys(PARTS, 0)
+    for window in np.unique(graph.nodes.window):
+        path = critical_nodes(timeline, int(window))
+        edge = timeline.binding[path]
+        lag = (
+            np.where(edge == NO_NODE, 0, graph.edges.lag[np.maximum(edge, 0)]) if graph.edges.lag.size else 0
+        )
+        spent = graph.nodes.duration[path] + lag
+        for name in total:
+            total[name] += int(spent[part[path] == PARTS.index(name)].sum())
+    total.pop(but, None)
+    return max(total, key=lambda name: total[name])
+
+
+def parts_of(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """[N] index into `PARTS` of what each node keeps busy."""
+    kind = graph.nodes.kind
+    part = np.full(graph.num_nodes, PARTS.index("host"), np.int64)
+    part[np.isin(kind, GPU_KINDS)] = PARTS.index("kernels")
+    part[np.isin(kind, (NodeKind.ARRIVE, NodeKind.RENDEZVOUS, NodeKind.TRANSFER))] = PARTS.index("network")
+    part[Selection(within=DATA_LOADING).mask(graph)] = PARTS.index("input")
+    return part

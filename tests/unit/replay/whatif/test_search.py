@@ -1,0 +1,104 @@
+"""What is tried where the user names nothing: edits alone and together, and how far each part of the machine
+counts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from dpro.errors import Unanswerable
+from dpro.replay.accuracy import Trust, assess
+from dpro.replay.build import build_graph
+from dpro.replay.graph import Graph
+from dpro.replay.timeline import replay
+from dpro.replay.whatif.heal import Heal
+from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.search import ACTIONS, BOUNDS, MOST_RANKS, candidates, search
+from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
+from dpro.store import open_run
+from tests.builders import TinyRun
+from tests.unit.detect.jobs import alike, graph_of, slower, write_job
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> tuple[Graph, Trust]:
+    """Two ranks that wait for their input, of which one computes half as long again."""
+    work = slower(slower(alike(2, 6), "compute", 1, times=1.5), "data", [0, 1], plus=15.0)
+    run = open_run(write_job(tmp_path_factory.mktemp("job"), work))
+    built = build_graph(run)
+    return built.graph, assess(built, replay(built.graph), run.manifest)
+
+
+def test_edits_that_help_apart_are_tried_together_and_say_what_they_share(job):
+    graph, trust = job
+    predictions, _ = search(graph, trust)
+    together = [prediction for prediction in predictions if len(prediction.edits) > 1]
+    assert [list(map(str, prediction.edits)) for prediction in together] == [["heal:rank=1", "hide-input"]]
+    alone = {str(each.edits[0]): each.predicted_ns for each in predictions if len(each.edits) == 1}
+    assert together[0].predicted_ns < min(alone["heal:rank=1"], alone["hide-input"])
+    assert together[0].notes[0].startswith("together they save ")
+
+
+def test_search_is_the_same_each_time(job):
+    graph, trust = job
+    assert search(graph, trust) == search(graph, trust)
+
+
+def test_refusals_that_are_alike_are_one(job):
+    graph, trust = job
+    _, refused = search(graph, trust)
+    assert [refusal.edit for refusal in refused if refusal.edit.startswith("bucket")] == ["bucket:mb=1"]
+
+
+def test_of_many_ranks_those_are_healed_that_most_of_the_critical_path_runs_over(tmp_path):
+    work = slower(alike(12, 3), "compute", [7, 11], times=1.5)
+    healed = [edit.rank for edit in candidates(graph_of(tmp_path, work)) if isinstance(edit, Heal)]
+    assert len(healed) == MOST_RANKS
+    assert {7, 11} & set(healed)
+
+
+def test_everything_that_is_tried_can_be_asked_for(tmp_path):
+    tried = {edit.name for edit in candidates(graph_of(tmp_path, alike(2, 2)))}
+    assert {text.partition(":")[0] for text in (*ACTIONS, *BOUNDS)} & EDITS.keys() <= tried
+
+
+@pytest.mark.parametrize(
+    ("step_at", "expected"),
+    [
+        (lambda factor: 60 / factor + 40, 10.0),  # one after the other
+        (lambda factor: max(100 / factor, 50), 1 / 0.55),  # side by side: at a step of 55
+        (lambda factor: 100.0, None),
+        (lambda factor: 99.5 + 0.5 / factor, None),  # less than one percent
+    ],
+)
+def test_break_even_is_where_nine_tenths_are_gained(step_at, expected):
+    found = break_even(100.0, FACTORS, [step_at(factor) for factor in FACTORS])
+    assert found == (None if expected is None else pytest.approx(expected, rel=0.01))
+
+
+def test_part_that_limits_is_told_by_the_critical_path(tmp_path):
+    work = alike(2, 4)
+    graph = graph_of(tmp_path / "a", work)
+    assert limiting_part(graph) == "host"
+    slow_input = graph_of(tmp_path / "b", slower(work, "data", [0, 1], plus=500.0))
+    assert limiting_part(slow_input) == "input"
+    assert limiting_part(slow_input, but="input") == "host"
+
+
+def test_curves_fall_and_parts_that_the_run_does_not_show_have_none(tmp_path):
+    curves = {curve.part: curve for curve in sensitivity(graph_of(tmp_path, alike(2, 4)))}
+    assert curves.keys() == {"network", "host", "input"}
+    for curve in curves.values():
+        steps = (curve.base_ns, *curve.step_ns)
+        assert all(later <= earlier for earlier, later in pairwise(steps))
+    assert curves["host"].break_even > 2
+    assert curves["host"].then == "network"
+
+
+def test_run_without_a_whole_step_has_no_curves(tmp_path):
+    run = TinyRun()
+    run.op("work", 0, 100)
+    run.step(0, 500, 600)
+    with pytest.raises(Unanswerable, match="whole step"):
+        sensitivity(run.build(tmp_path / "r").graph)
