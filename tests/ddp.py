@@ -111,4 +111,60 @@ def _tell_buckets(
             )
 
 
-__all__ = ["ACCUMULATE", "KB", "US", "ddp_job"]
+__all__ = ["ACCUMULATE", "KB", "US", "ddp_job", "gpu_ddp_job"]
+
+
+def gpu_ddp_job(closes: tuple[int, ...] = (3,), *, kernel: float = 1000, us_per_kb: float = 1.0) -> TinyRun:
+    """Four gradients of 1 MB on GPUs: all is launched at once, each gradient is one kernel, NCCL reduces."""
+    run = TinyRun()
+    begin = 0.0
+    for step in range(3):
+        forward_end = begin + 20 + kernel
+        ready = [forward_end + kernel * (index + 1) for index in range(4)]
+        ends: list[float] = []
+        for close in closes:
+            size = KB * (close - ([-1, *closes][len(ends)]))
+            ends.append(max([ready[close], *ends[-1:]]) + us_per_kb * size)
+        for rank in (0, 1):
+            number = iter(range(100 * step, 100 * step + 99))
+            at, bucket = begin, 0
+            correlation = next(number)
+            run.op("forward", at, at + 14, rank)
+            run.call(at, at + 10, correlation, rank)
+            run.kernel("forward_gemm", begin + 20, forward_end, correlation, rank)
+            at += 14
+            for index in range(4):
+                correlation = next(number)
+                run.call(at, at + 10, correlation, rank)
+                run.kernel("backward_gemm", ready[index] - kernel, ready[index], correlation, rank)
+                at += 10
+                closing = index in closes
+                run.op(ACCUMULATE, at, at + (24 if closing else 4), rank)
+                if closing:
+                    size = KB * KB * (index - [-1, *closes][bucket])
+                    run.op("c10d::allreduce_", at + 2, at + 22, rank)
+                    correlation = next(number)
+                    run.call(at + 4, at + 20, correlation, rank)
+                    told = {"group": "dp", "group_ranks": [0, 1], "dtype": "float32", "bytes_in": size}
+                    begun = max([ready[index], *ends[bucket - 1 : bucket]])
+                    run.nccl(
+                        begun,
+                        ends[bucket],
+                        correlation,
+                        rank,
+                        sequence=8 * step + bucket,
+                        bytes_out=size,
+                        **told,
+                    )
+                    bucket += 1
+                at += 24 if closing else 4
+            run.call(at, at + 2, next(number), rank, name="cudaStreamWaitEvent")
+            correlation = next(number)
+            run.call(at + 2, at + 10, correlation, rank)
+            run.kernel("adam", ends[-1] + 2, ends[-1] + 52, correlation, rank)
+            run.call(at + 10, ends[-1] + 56, next(number), rank, name="cudaDeviceSynchronize")
+            run.op("log", ends[-1] + 56, ends[-1] + 70, rank)
+            run.step(step, begin, ends[-1] + 70, rank)
+        begin = ends[-1] + 70
+    _tell_buckets(run, (KB,) * 4, closes, 2, "")
+    return run

@@ -328,7 +328,7 @@ def _put_in(
     if behind:
         draft.link(behind[-1], transfer, EdgeKind.STREAM, -fixed)
     if around.inputs.size:
-        last = int(np.searchsorted(around.launched, told["measured_end"], side="right")) - 1
+        last = int(np.searchsorted(around.launched, told["measured_end"])) - 1
         draft.link(int(around.inputs[max(last, 0)]), arrive, EdgeKind.EVENT, around.input_lag)
     behind.append(transfer)
     if wanted.called_after == STEP:

@@ -18,7 +18,7 @@ from dpro.replay.whatif.bucket import closing
 from dpro.replay.whatif.parse import parse_edit
 from dpro.store import open_run
 from tests.builders import US, TinyRun
-from tests.ddp import ddp_job
+from tests.ddp import ddp_job, gpu_ddp_job
 
 
 def built(run: TinyRun, folder: Path) -> Graph:
@@ -132,3 +132,11 @@ def test_what_a_run_does_not_tell_is_refused_with_the_reason(tmp_path):
         row["parameter_bytes"].append(4)
     with pytest.raises(Unanswerable, match="not all are used"):
         parse_edit("bucket:mb=1").apply(built(unused, tmp_path / "unused"))
+
+
+@pytest.mark.parametrize("closes", [(3,), (0, 1, 2, 3)])
+@pytest.mark.parametrize(("mb", "first_ready"), [(1, 1), (2, 2), (3, 3), (25, 4)])
+def test_on_gpus_a_bucket_waits_for_the_kernel_of_its_last_gradient(tmp_path, closes, mb, first_ready):
+    graph = built(gpu_ddp_job(closes), tmp_path)
+    expected = 20 + 1000 * (1 + first_ready) + 4 * 1024 + 70
+    assert steps_us(graph, f"bucket:mb={mb}") == pytest.approx([expected] * 3, abs=5)
