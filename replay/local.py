@@ -35,7 +35,8 @@ class Local:
             outer before inner; `name` is a code into the graph's names, `stream` numbers (device, stream).
         launch: [S] for GPU work, the index of the runtime span that launched it; for the span that ran a
             CPU collective, the index of the call; -1 where unknown.
-        instance: [S] for a span that ran a collective its instance, else -1.
+        instance: [S] for a span that ran a collective its instance, else -1; the last of several messages.
+        meetings: [2, K] spans that ran collectives, and the instance of each.
         transfer: [S] for a span that ran a collective how long it moved data, ns, else -1.
         is_message: [S] whether it is a send or receive of CPU tensors: its range begins with the call, on the
             calling thread, and lasts until that thread asks whether it is over.
@@ -60,6 +61,7 @@ class Local:
     stream: Ints
     launch: Ints
     instance: Ints
+    meetings: Ints
     transfer: Ints
     is_message: Bools
     asked: Ints
@@ -126,6 +128,10 @@ def make_local(
     for name, column in of_span.items():
         column[executed] = matched[name].to_numpy()
     instance = of_span["instance"]
+    # Of several messages in one kernel the last to find its other end decides.
+    np.maximum.at(of_span["rendezvous_ns"], executed, matched["rendezvous_ns"].to_numpy())
+    np.minimum.at(of_span["transfer_ns"], executed, matched["transfer_ns"].to_numpy())
+    meetings = np.stack([executed, matched["instance"].to_numpy()])
     is_message = np.zeros(start.size, np.bool_)
     is_message[executed] = matched["is_message"].to_numpy()
     over = np.maximum(of_span["rendezvous_ns"], start) + of_span["transfer_ns"]
@@ -153,6 +159,7 @@ def make_local(
         stream=spans["device"].cast(pl.Int64).to_numpy() * 100_000 + spans["stream"].to_numpy(),
         launch=launch,
         instance=instance,
+        meetings=meetings,
         transfer=of_span["transfer_ns"],
         is_message=is_message,
         asked=asked,

@@ -89,9 +89,8 @@ def build_part(
     ]
     edges = resolve(join(found), numbering)
     nodes = partial(node_columns, local, threads, numbering, positions)
-    ran = work[local.instance[work] >= 0]
+    ran, instance = local.meetings
     arrive, transfer = numbering.begins[ran], numbering.ends[ran]
-    instance = local.instance[ran]
     return Part(numbering.num_nodes, nodes, edges, instance, arrive, transfer, threads.background)
 
 

@@ -23,6 +23,7 @@ COLUMNS = {
     for name, dtype in COLLECTIVES.dtypes.items()
     if name not in ("rank", "window", "collective_id", "state")
 }
+MESSAGES = ("send", "recv")
 _ALGORITHM = re.compile(r"_(RING|TREE|COLLNET\w*?|NVLS\w*?|PAT)_(LL128|LL|SIMPLE)(?=_|\(|$)")
 
 
@@ -40,8 +41,43 @@ def gpu_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, r
     if not names:
         return pl.DataFrame(schema=COLUMNS)
     kernels = _with_issuers(kernels.filter(pl.col("name").is_in(names)), spans)
-    rows = [_row(kernel, args, groups, rank) for kernel in kernels.iter_rows(named=True)]
+    batched = _batched(kernels, spans, args)
+    rows = [
+        _row(kernel | {"record_position": part}, args, groups, rank)
+        for kernel in kernels.iter_rows(named=True)
+        for part in batched.get(kernel["span_id"], [kernel["record_position"]])
+    ]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
+
+
+def _batched(kernels: pl.DataFrame, spans: pl.DataFrame, args: Sequence[Args]) -> dict[int, list[int]]:
+    """Messages that were called one by one and launched together, by the kernel that carries them.
+
+    Their calls launch nothing: the next launch on their thread, in no call of its own, is that of them all.
+
+    Returns:
+        Positions of the calls' records, by span of the kernel.
+    """
+    launches = kernels.drop_nulls("launch_ns").select("span_id", "thread", "launch_ns", "record_position")
+    own = launches["record_position"].drop_nulls().to_list()
+    records = spans.filter((pl.col("name") == "record_param_comms") & ~pl.col("position").is_in(own))
+    told = [operation(args[position].collective or "") in MESSAGES for position in records["position"]]
+    calls = records.filter(pl.Series(told, dtype=pl.Boolean)).select(
+        "position", thread="tid", called_ns=pl.col("start_ns") + pl.col("duration_ns")
+    )
+    carried = calls.sort("called_ns", maintain_order=True).join_asof(
+        launches.sort("launch_ns", maintain_order=True),
+        left_on="called_ns",
+        right_on="launch_ns",
+        by="thread",
+        strategy="forward",
+        check_sortedness=False,
+    )
+    carried = carried.filter(pl.col("span_id").is_not_null() & pl.col("record_position").is_null())
+    found: dict[int, list[int]] = {}
+    for span, position in carried.select("span_id", "position").iter_rows():
+        found.setdefault(span, []).append(position)
+    return found
 
 
 def _with_issuers(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

@@ -317,6 +317,34 @@ def test_batched_messages_of_unknown_peers_are_no_collective_of_the_whole_group(
     assert len(matching.refused) == 3
 
 
+def test_a_kernel_with_messages_to_several_peers_ends_when_the_last_of_them_has_come(tmp_path):
+    # Rank 1 exchanges with ranks 0 and 2 in one kernel; it waits for the later of them, and they only for it.
+    run = TinyRun()
+    arrive, end = {0: 100, 1: 150, 2: 300}, {0: 201, 1: 351, 2: 350}
+    for rank in range(3):
+        run.step(0, 0, 500, rank)
+        run.call(0, 10, 1, rank)
+        run.call(10, 20, 2, rank)
+        run.kernel("gemm", 20, arrive[rank], 1, rank)
+        span = run.kernel("ncclDevKernel_SendRecv", arrive[rank], end[rank], 2, rank, stream=20)
+        for peer in (rank - 1, rank + 1):
+            if 0 <= peer <= 2:
+                facts = {"peer": peer, "group": "pp", "group_ranks": [0, 1, 2]}
+                run.member(span, "send", **facts)
+                run.member(span, "recv", **facts)
+    built = run.build(tmp_path / "r")
+    assert (built.graph.nodes.kind == NodeKind.RENDEZVOUS).sum() == 4
+    seen = Seen(built.graph)
+    transfer = {rank: seen.nodes("ncclDevKernel_SendRecv", rank)[0] for rank in range(3)}
+    moved = {rank: seen.timeline.end[node] // US for rank, node in transfer.items()}
+    assert moved == end
+    assert [built.graph.nodes.duration[node] // US for node in transfer.values()] == [51, 51, 50]
+    late = seen.lasting("gemm", 60, rank=0)  # now at 160: later than rank 1, earlier than rank 2
+    assert [late.timeline.end[node] // US for node in transfer.values()] == [211, 351, 350]
+    later = seen.lasting("gemm", 260, rank=0)
+    assert [later.timeline.end[node] // US for node in transfer.values()] == [411, 411, 350]
+
+
 def test_parts_of_a_coalesced_call_share_its_number_and_are_matched_one_by_one(tmp_path):
     # By the clocks, rank 1's parts would belong to the call before.
     run = TinyRun()

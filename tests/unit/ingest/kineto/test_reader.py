@@ -389,3 +389,38 @@ def test_counts_that_no_column_can_hold_are_unknown(tmp_path):
     told = {"Collective name": "allreduce", "dtype": "Float", **counts}
     row = _only(_read(tmp_path, [kernel(NCCL, 30, 5, **told)])["collectives"])
     assert (row["bytes_in"], row["bytes_out"]) == (-1, -1)
+
+
+def test_messages_called_one_by_one_and_launched_together_are_a_row_each(tmp_path):
+    def message(op: str, ts: float, **peer: int) -> Any:
+        told = {"Collective name": op, "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float"}
+        group = {"Process Group Name": "3", "Process Group Ranks": "[0, 1, 2]"}
+        return cpu_op("record_param_comms", ts, 5, **told, **group, **peer)
+
+    def names(peer: str, rank: int) -> dict[str, int]:
+        return {peer: rank}
+
+    events = [
+        # One send of its own, which launches its kernel itself.
+        message("send", 0, **names("Dst Rank", 2)) | {"dur": 20},
+        launch(10, 5, 1),
+        kernel("ncclDevKernel_SendRecv(args)", 30, 10, 1, stream=20),
+        # A batch: three calls, then one kernel for all.
+        message("send", 50, **names("Dst Rank", 2)),
+        message("recv", 60, **names("Src Rank", 0)),
+        message("recv", 70, **names("Src Rank", 2)),
+        launch(90, 5, 2),
+        kernel("ncclDevKernel_SendRecv(args)", 100, 10, 2, stream=20),
+        # On another thread: none of this batch.
+        message("send", 80, **names("Dst Rank", 0)) | {"tid": 99},
+    ]
+    distributed = {"rank": 1, "world_size": 3, "backend": "nccl"}
+    rows = _read(tmp_path, events, distributedInfo=distributed)["collectives"]
+    told = rows.select("op", "peer", "bytes_in", "bytes_out", "group", "start_ns").rows()
+    assert told == [
+        ("send", 2, 1024, 0, "3", 30_000),
+        ("send", 2, 1024, 0, "3", 100_000),
+        ("recv", 0, 0, 1024, "3", 100_000),
+        ("recv", 2, 0, 1024, "3", 100_000),
+    ]
+    assert rows["span_id"].n_unique() == 2
