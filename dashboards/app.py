@@ -7,26 +7,23 @@ just work.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
-from dash.exceptions import PreventUpdate
 from flask import Response, abort, request
 
-from dpro.dashboards import verdict
+from dpro.dashboards import breakdown, heatmap, timeline, verdict
 from dpro.dashboards.guard import guard
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
-from dpro.dashboards.page import Filler, View, in_browser, message
+from dpro.dashboards.page import Filler, View, answer, in_browser, message
 from dpro.dashboards.theme import css_variables
 from dpro.errors import DproError, UsageError
 
-VIEWS: tuple[View, ...] = (verdict.VIEW,)
+VIEWS: tuple[View, ...] = (verdict.VIEW, heatmap.VIEW, breakdown.VIEW, timeline.VIEW)
 
 _KEYS = (
     ("1 … 9", "go to a view"),
@@ -50,8 +47,6 @@ _INDEX = """<!DOCTYPE html>
 </head>
 <body>{%app_entry%}{%config%}{%scripts%}{%renderer%}</body>
 </html>"""
-
-log = logging.getLogger(__name__)
 
 
 def make_app(loaded: Loaded, token: str | None = None) -> Dash:
@@ -83,13 +78,13 @@ def make_app(loaded: Loaded, token: str | None = None) -> Dash:
 
 
 def view_of(link: Link) -> View:
-    """The view that a link names; the first where it names none.
+    """The view that a link names.
 
     Raises:
         UsageError: it names one that does not exist.
     """
     for view in VIEWS:
-        if view.name == (link.view or VIEWS[0].name):
+        if view.name == link.view:
             return view
     raise UsageError(f"no view {link.view!r}; there are {', '.join(view.name for view in VIEWS)}")
 
@@ -183,29 +178,6 @@ def _register_section(app: Dash, loaded: Loaded, view: View, name: str, fill: Fi
     @app.callback(Output(name, "children"), Input("url", "search"))
     def filled(search: str | None) -> Any:
         return answer(view.name, search, lambda link: fill(loaded, link), message)
-
-
-def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Callable[[str], Any]) -> Any:
-    """What a view answers to a link; words where it cannot.
-
-    Args:
-        view: its name; links of other views are none of its business.
-        search: the link's query.
-        work: makes the answer.
-        say: turns words into an answer.
-    """
-    try:
-        link = parse_link(search or "")
-        if view_of(link).name != view:
-            raise PreventUpdate
-        return work(link)
-    except DproError as error:
-        return say(str(error))
-    except PreventUpdate:
-        raise
-    except Exception:  # one view's defect leaves the others alone
-        log.exception("dpro dashboard: %s", view)
-        return say("dpro has a defect here; the terminal that it runs in says more")
 
 
 def _serve_tables(app: Dash, loaded: Loaded) -> None:

@@ -17,6 +17,7 @@ import polars as pl
 from dpro.dashboards.theme import LIGHT, THEMES
 from dpro.errors import UsageError
 
+FIRST = "verdict"  # the view of a link that names none
 _SHARED = ("view", "steps", "ranks", "time", "theme")
 _MOST_RANKS = 1_000_000
 
@@ -26,7 +27,7 @@ class Link:
     """A view and its selection.
 
     Attributes:
-        view: name of the view, empty for the first.
+        view: name of the view.
         steps: first and last selected step; None for all.
         ranks: selected ranks, ascending; empty for all.
         time_ms: from and to, ms since the beginning of the graph; None for what the steps cover.
@@ -34,7 +35,7 @@ class Link:
         own: what only one view understands: its filter, its order, …
     """
 
-    view: str = ""
+    view: str = FIRST
     steps: tuple[int, int] | None = None
     ranks: tuple[int, ...] = ()
     time_ms: tuple[float, float] | None = None
@@ -45,7 +46,7 @@ class Link:
         """The link's query, `?…`, with some fields changed."""
         link = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
         pairs = [
-            ("view", link.view),
+            ("view", "" if link.view == FIRST else link.view),
             ("steps", "" if link.steps is None else "-".join(map(str, dict.fromkeys(link.steps)))),
             ("ranks", _ranks_text(link.ranks)),
             ("time", "" if link.time_ms is None else "~".join(f"{ms:.6f}" for ms in link.time_ms)),
@@ -75,7 +76,7 @@ def parse_link(query: str) -> Link:
     """
     given = dict(parse_qsl(query.removeprefix("?")))
     return Link(
-        view=given.get("view", ""),
+        view=given.get("view", FIRST),
         steps=parse_steps(given.get("steps", "")),
         ranks=parse_ranks(given.get("ranks", "")),
         time_ms=_time(given.get("time", "")),

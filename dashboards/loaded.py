@@ -13,17 +13,20 @@ from typing import Any, Generic, TypeVar, overload
 
 import polars as pl
 
+from dpro.dashboards.segments import Tracks, make_tracks
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
+from dpro.export.slices import slices
 from dpro.replay.accuracy import Trust
 from dpro.replay.breakdown import collective_totals, kernel_totals, step_breakdown
 from dpro.replay.build import Built
 from dpro.replay.host import host_facts
-from dpro.replay.timeline import Timeline, replay
+from dpro.replay.timeline import Timeline, replay, step_ends
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps
 from dpro.replay.whatif.search import search
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Run
+from dpro.units import NS_PER_MS
 
 T = TypeVar("T")
 Graph = tuple[Built, Trust]
@@ -91,7 +94,7 @@ class Loaded:
 
     def warm(self) -> None:
         """Work out what takes long, in the order in which it is likely to be asked for."""
-        for name in ("graph", "verdict", "search", "timeline", "breakdown"):
+        for name in ("graph", "verdict", "search", "tracks", "breakdown"):
             try:
                 getattr(self, name)
             except DproError:
@@ -134,8 +137,22 @@ class Loaded:
 
     @once
     def timeline(self) -> Timeline:
-        """The replay of the unchanged graph."""
-        return replay(self.built.graph)
+        """The replay of the unchanged graph, without waits that only look like late launches."""
+        return replay(self.built.predictive)
+
+    @once
+    def tracks(self) -> Tracks:
+        """What there is to draw of it."""
+        return make_tracks(slices(self.timeline), self.timeline.graph.origin_ns)
+
+    @once
+    def step_extents(self) -> pl.DataFrame:
+        """When each step began and ended, as measured: `window`, `step`, `begin_ms`, `end_ms`."""
+        graph = self.timeline.graph
+        ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
+        before = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+        ms = {"begin_ms": before / NS_PER_MS, "end_ms": pl.col("finish_ns") / NS_PER_MS}
+        return ends.select("window", "step", **ms)
 
     @once
     def verdict(self) -> Verdict:

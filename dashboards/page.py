@@ -6,17 +6,22 @@ its own, so that what is known at once does not wait for what takes long.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash import ClientsideFunction, Dash, Input, dcc, html
+from dash import ClientsideFunction, Dash, Input, State, dcc, html
 from dash.development.base_component import Component
+from dash.exceptions import PreventUpdate
 
-from dpro.dashboards.links import Link
+from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
+from dpro.errors import DproError
+
+log = logging.getLogger(__name__)
 
 Filler = Callable[[Loaded, Link], Any]
 Tabler = Callable[[Loaded, Link], pl.DataFrame]
@@ -52,6 +57,11 @@ def panel(title: str, *content: Any, wide: bool = False) -> Component:
     return html.Section([html.H2(title), *content], className="panel wide" if wide else "panel")
 
 
+def grid(*panels: Component) -> Component:
+    """Panels side by side, those marked as wide across."""
+    return html.Div(list(panels), className="grid")
+
+
 def section(name: str, doing: str) -> Component:
     """A place that fills by itself; until then it says what is being done."""
     return html.Div(html.P(f"{doing} …", className="pending"), id=name, className="section")
@@ -67,19 +77,25 @@ def csv_link(view: str, table: str, link: Link) -> Component:
     return html.A("CSV", href=f"csv/{view}/{table}{link.query()}", className="csv", title="Download the data")
 
 
-def graph(name: str, figure: go.Figure, **more: Any) -> dcc.Graph:
-    """A figure on the page, without what reaches out of it."""
+def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> dcc.Graph:
+    """A figure on the page, without what reaches out of it.
+
+    Args:
+        name: its id.
+        figure: its height is kept.
+        zooms: whether a zoom changes the link; else it is the browser's own business.
+    """
     config: Any = {
         "displaylogo": False,
         "showTips": False,
-        "doubleClick": "reset",
+        "doubleClick": "autosize" if zooms else "reset",
         # By name, since the buttons there are by default include one that sends the data elsewhere.
-        "modeBarButtons": [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]],
+        "modeBarButtons": [["toImage"], ["zoom2d", "pan2d", "autoScale2d" if zooms else "resetScale2d"]],
         "plotlyServerURL": "",
         "toImageButtonOptions": {"format": "png", "scale": 2, "filename": f"dpro-{name}"},
     }
     style = {"height": f"{figure.layout.height}px"}
-    return dcc.Graph(id=name, figure=figure, config=config, responsive=True, style=style, **more)
+    return dcc.Graph(id=name, figure=figure, config=config, responsive=True, style=style)
 
 
 def table(header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers_from: int = 1) -> Component:
@@ -98,6 +114,7 @@ def facts(pairs: Sequence[tuple[str, Any]]) -> Component:
 def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> Component:
     """Links that choose one of several ways to look at a view; the chosen one is marked."""
     chosen = link.own.get(key, default)
+    chosen = chosen if chosen in options else default
     return html.Div(
         [
             dcc.Link(
@@ -111,7 +128,30 @@ def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> C
     )
 
 
-def in_browser(app: Dash, function: str, *inputs: Input) -> None:
+def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Callable[[str], Any]) -> Any:
+    """What a view answers to a link; words where it cannot.
+
+    Args:
+        view: its name; links of other views are none of its business.
+        search: the link's query.
+        work: makes the answer.
+        say: turns words into an answer.
+    """
+    try:
+        link = parse_link(search or "")
+        if link.view != view:
+            raise PreventUpdate
+        return work(link)
+    except DproError as error:
+        return say(str(error))
+    except PreventUpdate:
+        raise
+    except Exception:  # one view's defect leaves the others alone
+        log.exception("dpro dashboard: %s", view)
+        return say("dpro has a defect here; the terminal that it runs in says more")
+
+
+def in_browser(app: Dash, function: str, *inputs: Input | State) -> None:
     """Have a function of `assets/dpro.js` called when something changes; all it can change is the link."""
     call: Any = app.clientside_callback
     call(ClientsideFunction("dpro", function), *inputs, prevent_initial_call=True)

@@ -17,7 +17,7 @@ from dash.development.base_component import Component
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, facts, graph, message, panel, section, table
+from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, styled
 from dpro.detect.findings import Finding
 from dpro.replay.accuracy import Trust
@@ -260,14 +260,11 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
 
 
 def _layout() -> Component:
-    return html.Div(
-        [
-            panel("Is it healthy?", section("verdict-findings", "looking for what is slow")),
-            panel("What would help?", section("verdict-gains", "predicting what would help")),
-            panel("Step time", section("verdict-run", "reading the steps")),
-            panel("How far to believe it", section("verdict-trust", "replaying")),
-        ],
-        className="grid",
+    return grid(
+        panel("Is it healthy?", section("verdict-findings", "looking for what is slow")),
+        panel("What would help?", section("verdict-gains", "predicting what would help")),
+        panel("Step time", section("verdict-run", "reading the steps")),
+        panel("How far to believe it", section("verdict-trust", "replaying")),
     )
 
 

@@ -14,8 +14,19 @@ import pytest
 
 from dpro.cli.dashboard import load
 from dpro.dashboards.app import VIEWS
+from dpro.ingest.importer import import_sources
 from dpro.store import open_run
 from tests.browser import complaints, served, settle, start_browser, wait
+from tests.builders import TinyRun
+
+EVIL = "<img src=x onerror=window.pwned=1>"
+FIGURE = "document.querySelector('#timeline-figure .js-plotly-plot')"
+
+
+try:
+    from selenium.webdriver import ActionChains
+except ImportError:  # `start_browser` says so
+    ActionChains = None
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +42,7 @@ def sample(repository):
         yield address
 
 
+@pytest.mark.slow
 def test_every_view_fills_without_a_complaint_and_without_a_network(browser, sample):
     for view in VIEWS:
         browser.get(f"{sample}?view={view.name}")
@@ -47,6 +59,7 @@ def test_the_first_view_names_the_slow_rank(browser, sample):
     assert "rank 1: slow.host costs" in browser.find_element("css selector", ".health.bad").text
 
 
+@pytest.mark.slow
 def test_keys_change_the_theme_and_going_back_undoes_a_selection(browser, sample):
     browser.get(sample)
     settle(browser)
@@ -61,6 +74,95 @@ def test_keys_change_the_theme_and_going_back_undoes_a_selection(browser, sample
     wait(browser, "return !location.search.includes('ranks=1')")
     wait(browser, "return document.getElementById('ranks').value === ''")
     assert complaints(browser) == []
+
+
+def _zoomed(browser):
+    """The timeline's range, and how many segments it has."""
+    wait(browser, f"const gd = {FIGURE}; return gd && gd.data && gd.data.length > 3")
+    range_ = browser.execute_script(f"return {FIGURE}._fullLayout.xaxis.range")
+    return range_, browser.execute_script("return document.getElementById('timeline-note').textContent")
+
+
+@pytest.mark.slow
+def test_the_timeline_shows_more_the_closer_one_looks_and_a_link_reproduces_it(browser, sample):
+    browser.get(f"{sample}?view=timeline")
+    settle(browser)
+    (begin, end), note = _zoomed(browser)
+    body = browser.find_element("css selector", "body")
+    body.send_keys("w")
+    wait(browser, "return location.search.includes('time=')")
+    wait(browser, f"return document.getElementById('timeline-note').textContent !== {note!r}")
+    closer, _ = _zoomed(browser)
+    assert closer[1] - closer[0] == pytest.approx((end - begin) / 2, rel=1e-6)
+    address = browser.current_url
+    browser.get("about:blank")
+    browser.get(address)
+    settle(browser)
+    assert _zoomed(browser)[0] == pytest.approx(closer, rel=1e-6)
+    assert complaints(browser) == []
+
+
+def test_a_click_on_a_span_tells_what_it_is_and_names_are_never_html(browser, tmp_path):
+    with served(load(_evil_run(tmp_path))) as address:
+        browser.get(f"{address}?view=timeline")
+        settle(browser)
+        _zoomed(browser)
+        box = browser.find_element("css selector", "#timeline-figure .nsewdrag")
+        last_row = box.size["height"] // 2 - 17
+        actions = ActionChains(browser).move_to_element_with_offset(box, -100, last_row)
+        actions.perform()
+        tip = wait(browser, "return document.getElementById('tip').innerText")
+        assert EVIL in tip
+        actions.click().perform()
+        wait(browser, "return location.search.includes('node=')")
+        wait(browser, "return document.querySelector('#timeline-facts dl')")
+        assert EVIL in browser.find_element("id", "timeline-facts").text
+        for view in VIEWS:
+            browser.get(f"{address}?view={view.name}")
+            settle(browser)
+            assert browser.execute_script("return [window.pwned, document.querySelector('img[src=x]')]") == [
+                None,
+                None,
+            ]
+        assert complaints(browser) == []
+
+
+def _evil_run(folder):
+    """Kernels with names that would do something if a page believed them."""
+    run = TinyRun()
+    for step in range(3):
+        for number, name in enumerate((EVIL, "<b>bold</b>")):
+            at = 1000 * step + 480 * number
+            run.call(at, at + 5, 10 * step + number)
+            run.kernel(name, at + 10, at + 470, 10 * step + number)
+        run.step(step, 1000 * step, 1000 * step + 990)
+    return run.write(folder)
+
+
+@pytest.mark.slow
+def test_a_rectangle_over_steps_and_ranks_is_what_all_views_show(browser, sample):
+    browser.get(f"{sample}?view=heatmap")
+    settle(browser)
+    box = wait(browser, "return document.querySelector('#heat-figure .nsewdrag')")
+    drag = ActionChains(browser).move_to_element(box).click_and_hold().move_by_offset(60, 5)
+    drag.move_by_offset(60, 5).release().perform()
+    wait(browser, "return location.search.includes('steps=')")
+    browser.find_element("partial link text", "Breakdown").click()
+    wait(browser, "return location.search.includes('view=breakdown')")
+    assert "steps=" in browser.current_url
+    settle(browser)
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_every_view_fills_on_a_real_job_of_eight_gpus(browser, traces, tmp_path):
+    run = tmp_path / "run"
+    import_sources([traces / "multirank" / "nanogpt_h100_8r_rs_ag"], run)
+    with served(load(open_run(run))) as address:
+        for view in VIEWS:
+            browser.get(f"{address}?view={view.name}&theme=dark")
+            settle(browser)
+            assert complaints(browser) == []
 
 
 def test_the_command_prints_an_address_and_ends_on_interrupt(repository, tmp_path):

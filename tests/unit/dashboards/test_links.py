@@ -13,7 +13,7 @@ from dpro.errors import UsageError
 numbers = st.integers(0, 5000)
 links = st.builds(
     Link,
-    view=st.sampled_from(["", "timeline", "kernels"]),
+    view=st.sampled_from(["verdict", "timeline", "kernels"]),
     steps=st.none() | st.tuples(numbers, numbers).map(lambda ends: (min(ends), max(ends))),
     ranks=st.sets(numbers, max_size=9).map(lambda ranks: tuple(sorted(ranks))),
     time_ms=st.none() | st.tuples(numbers, st.integers(1, 99)).map(lambda t: (t[0] / 8, t[0] / 8 + t[1])),

@@ -1,0 +1,115 @@
+"""Where the time of each step went: compute, communication, the host, or nothing.
+
+In: `dpro.replay.breakdown`. Out: milliseconds per part, by rank and by step, and stacked bars of them. The
+parts add up to the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+import polars as pl
+from dash import Dash, Input, State
+from dash.development.base_component import Component
+
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
+from dpro.dashboards.theme import colour, styled
+from dpro.units import NS_PER_MS
+
+NAME = "breakdown"
+_GAP, _WIDEST = 0.15, 0.08  # between bars, as a share of one; width of a bar, as a share of the figure
+PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
+    "compute_ms": "compute alone",
+    "overlapped_comm_ms": "compute and communication",
+    "exposed_comm_ms": "exposed communication",
+    "host_bound_ms": "host bound",
+    "idle_ms": "idle",
+}
+
+
+def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
+    """The mean step, by rank or by step.
+
+    Args:
+        breakdown: as from `dpro.replay.breakdown.step_breakdown`.
+        by: `rank` or `step`.
+        link: the selection.
+
+    Returns:
+        `by`, one column per part, and `duration_ms`, which is their sum.
+    """
+    alone = (pl.col("compute_ns") - pl.col("overlapped_comm_ns")).alias("compute_ns")
+    ns = [*(name.replace("_ms", "_ns") for name in PARTS), "duration_ns"]
+    means = link.chosen(breakdown).with_columns(alone).group_by(by).agg(pl.col(ns).mean() / NS_PER_MS)
+    return means.rename({name: name.replace("_ns", "_ms") for name in ns}).sort(by)
+
+
+def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
+    """Stacked bars.
+
+    Args:
+        parts: as from `part_info`.
+        by: `rank` or `step`.
+        theme: light or dark.
+    """
+    figure = go.Figure()
+    for column, title in PARTS.items():
+        if not (parts[column] > 0).any():
+            continue
+        figure.add_bar(
+            x=parts[by].cast(pl.String),
+            y=parts[column],
+            name=title,
+            marker={"color": colour(column.removesuffix("_ms"), theme), "line": {"width": 0}},
+            customdata=100 * parts[column] / parts["duration_ms"],
+            hovertemplate=f"{by} %{{x}}: %{{y:.3f}} ms, %{{customdata:.1f}} %<extra>{title}</extra>",
+        )
+    figure.update_xaxes(title_text=by, type="category", showgrid=False)
+    figure.update_yaxes(title_text="mean step, ms")
+    styled(figure, theme, height=310)
+    gap = max(_GAP, 1 - _WIDEST * parts.height)
+    figure.update_layout(legend_traceorder="normal", meta={"by": by}, hovermode="closest")
+    return figure.update_layout(barmode="stack", bargap=gap)
+
+
+def _bars(by: str) -> Any:
+    def fill(loaded: Loaded, link: Link) -> Any:
+        parts = part_info(loaded.breakdown, by, link)
+        if parts.is_empty():
+            return message("No step of this selection was recorded in depth.")
+        return [
+            graph(f"breakdown-{by}-figure", part_figure(parts, by, link.theme)),
+            csv_link(NAME, f"by_{by}", link),
+        ]
+
+    return fill
+
+
+def _layout() -> Component:
+    doing = "adding up where the time went"
+    return grid(
+        panel("By rank", section("breakdown-rank", doing), wide=True),
+        panel("By step", section("breakdown-step", doing), wide=True),
+    )
+
+
+def _register(app: Dash, _loaded: Loaded) -> None:
+    for by in ("rank", "step"):
+        name = f"breakdown-{by}-figure"
+        in_browser(app, "bar", Input(name, "clickData"), State(name, "figure"))
+
+
+VIEW = View(
+    NAME,
+    "Breakdown",
+    _layout,
+    {"breakdown-rank": _bars("rank"), "breakdown-step": _bars("step")},
+    {
+        "by_rank": lambda loaded, link: part_info(loaded.breakdown, "rank", link),
+        "by_step": lambda loaded, link: part_info(loaded.breakdown, "step", link),
+    },
+    _register,
+)
