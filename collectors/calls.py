@@ -59,7 +59,7 @@ def entries(folder: Path) -> pl.DataFrame:
     found = forgotten(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
     found = found.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
     passed, _ = _state(folder)
-    return _with_group_ranks(found.filter(~_below(passed)), folder / "groups.json")
+    return with_group_ranks(found.filter(~_below(passed)), folder / "groups.json")
 
 
 def write_calls(run: Path, part: str, folder: Path, until_ns: int | None) -> None:
@@ -144,7 +144,7 @@ def _write_state(folder: Path, passed: list[int], lost: int) -> None:
     os.replace(temporary, folder / _STATE)
 
 
-def _with_group_ranks(found: pl.DataFrame, path: Path) -> pl.DataFrame:
+def with_group_ranks(found: pl.DataFrame, path: Path) -> pl.DataFrame:
     """Ranks of groups as the process knew them, where the dump does not tell (`group` begins with a name)."""
     groups = json.loads(path.read_text()) if path.is_file() else {}
     if not groups:

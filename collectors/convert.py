@@ -45,6 +45,7 @@ from dpro.store import write_part
 
 SOURCE = "dpro recorder"
 MISSED = "deep windows of a rank that learned of them too late"
+RECORD_TABLES = (STEPS, COUNTERS, CLOCK_SAMPLES, WORKERS)
 WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, COUNTERS)
 _ID_COLUMNS = ("span_id", "launch_span_id", "collective_id", "source_span_id", "target_span_id")
 _WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this); those of calls below
@@ -227,12 +228,10 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
         What is to be said of it in the manifest: `warnings`, `skipped`, `versions`, `windows`.
     """
     recorded = records.read_records(process.folder / "records.bin")
-    steps = _steps(process.rank, recorded)
-    write_part(run, STEPS, process.part, steps)
-    write_part(run, COUNTERS, process.part, _counters(process, recorded))
-    write_part(run, CLOCK_SAMPLES, process.part, _clock_samples(process.rank, recorded))
+    frames = frames_of(process, recorded, status)
+    for table in RECORD_TABLES:
+        write_part(run, table, process.part, frames[table.name])
     write_part(run, BUCKETS, process.part, _buckets(process))
-    write_part(run, WORKERS, process.part, _worker(process, recorded, status))
     _keep_dumps(process, readers)
     _convert_windows(run, process, readers, None)
     calls.write_calls(run, process.part, process.folder, None)
@@ -248,10 +247,29 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
             _missed(recorded),
             *(note.get("skipped", {}) for note in notes),
         ],
-        "windows": window_costs(steps),
+        "windows": window_costs(frames[STEPS.name]),
         "versions": {k: v for note in notes for k, v in note.get("versions", {}).items()}
         | process.facts["versions"],
     }
+
+
+def frames_of(
+    process: Process, recorded: Sequence[records.Record], status: int | None
+) -> dict[str, pl.DataFrame]:
+    """What the records of a process tell, or the latest of them: the tables `RECORD_TABLES`.
+
+    Args:
+        process: the process.
+        recorded: its records, in order, with all that announce what ends steps.
+        status: its wait status, None where unknown.
+    """
+    frames = {
+        STEPS.name: _steps(process.rank, recorded),
+        COUNTERS.name: _counters(process, recorded),
+        CLOCK_SAMPLES.name: _clock_samples(process.rank, recorded),
+        WORKERS.name: _worker(process, recorded, status),
+    }
+    return {table.name: conform(table, frames[table.name]) for table in RECORD_TABLES}
 
 
 def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:

@@ -7,9 +7,9 @@ occasion `request`. Who has done what was asked says so with `Recorder.answer`.
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
+from .flight import stamp_of
 from .recorder import Recorder
 
 FILE = "control.json"
@@ -22,27 +22,20 @@ class Control:
         """None was seen yet."""
         self._recorder = recorder
         self._path = recorder.launch.parent / FILE
-        self._seen = self._stamp()
+        self._seen = stamp_of(self._path)
 
     def on_open(self) -> None:
         """What was asked before this process began to record was not asked of it."""
-        self._seen = self._stamp()
+        self._seen = stamp_of(self._path)
 
     def on_second(self) -> None:
         """Look for a new request."""
-        stamp = self._stamp()
+        stamp = stamp_of(self._path)
         if stamp == self._seen:
             return
         self._seen = stamp
         request: dict[str, Any] = json.loads(self._path.read_bytes())
         self._recorder.on_request(request)
-
-    def _stamp(self) -> tuple[int, int]:
-        try:
-            status = os.stat(self._path)
-        except FileNotFoundError:
-            return 0, 0
-        return status.st_mtime_ns, status.st_ino
 
 
 def install(recorder: Recorder) -> None:

@@ -2,7 +2,8 @@
 
 In: the ring of the latest calls, which PyTorch keeps. Out: `flight-BACKEND-NNNN.*`, dumps that overlap so
 that no call is lost between them, and `groups.json` with the ranks of each process group, which gloo's dumps
-do not tell. A thread of ours dumps whenever half of the ring may be new.
+do not tell. A thread of ours dumps whenever half of the ring may be new. Who watches from outside touches
+`wanted.json` beside the folders of the launches: then `calls-BACKEND.*` have the latest.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,7 @@ STALL_S = 5.0  # after this long without a step the calls are saved: the job may
 IDLE_S = 60.0  # calls are saved at least so often, so that a kill loses little
 SHORTEST_S, LONGEST_S = 0.02, 1.0  # between two looks at how far the ring has got
 RING = 2000  # what PyTorch remembers unless told otherwise
+WANTED = "wanted.json"  # whose change says that somebody watches and wants the latest calls
 WAITING = 64  # dumps that nobody has converted yet: from then on the latest takes the place of the one before
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _RECORD = '"record_id":'
@@ -72,6 +75,7 @@ class Flight:
         """Nothing is dumped yet."""
         self._recorder = recorder
         self._half = _ring_size() // 2
+        self._wanted = recorder.launch.parent / WANTED
         self.on_fork()
 
     def on_fork(self) -> None:
@@ -83,6 +87,7 @@ class Flight:
         self._pause_s = SHORTEST_S
         self._counts: dict[str, int] = {}
         self._groups: dict[str, list[int]] = {}
+        self._shown = stamp_of(self._wanted)
         self._stalled_s = STALL_S
         self._lock = threading.Lock()
         self._held = False
@@ -114,7 +119,11 @@ class Flight:
         self._wake.set()
 
     def on_second(self) -> None:
-        """Save the calls of a job that does not move, at longer and longer intervals."""
+        """Save the calls of a job that does not move, ever more rarely; show them if asked to."""
+        stamp = stamp_of(self._wanted)
+        if stamp != self._shown:
+            self._shown = stamp
+            self.show()
         still_s = time.monotonic() - self._recorder.last_step_s
         if still_s < STALL_S:
             self._stalled_s = STALL_S
@@ -141,6 +150,13 @@ class Flight:
             self._save(self._rings, name)
             # A dump that says nothing new is not written: that nothing changed until now is worth knowing.
             self._recorder.write_file("checked", str(time.time_ns()).encode())
+
+    def show(self) -> None:
+        """Dump the rings for who watches; what is dumped for the record, and when, does not change by it."""
+        with self._lock:
+            self._save_groups()
+            for ring in self._rings:
+                self._recorder.write_file(f"calls-{ring.name}{ring.suffix}", ring.dump())
 
     def _drain(self) -> None:
         me = threading.current_thread()
@@ -173,12 +189,16 @@ class Flight:
         return max(self._levels[ring.name].rate, (enqueued - before) / max(now_s - before_s, SHORTEST_S))
 
     def _save(self, rings: list[Ring], name: str = "") -> None:
-        groups = self._groups | _groups()  # destroyed groups stay known
-        if rings and groups != self._groups:
-            self._groups = groups
-            self._recorder.write_file("groups.json", json.dumps(groups).encode())
+        if rings:
+            self._save_groups()
         for ring in rings:
             self._save_ring(ring, name)
+
+    def _save_groups(self) -> None:
+        groups = self._groups | _groups()  # destroyed groups stay known
+        if groups != self._groups:
+            self._groups = groups
+            self._recorder.write_file("groups.json", json.dumps(groups).encode())
 
     def _save_ring(self, ring: Ring, name: str) -> None:
         now_s, enqueued, before = time.monotonic(), ring.enqueued(), self._levels[ring.name]
@@ -216,6 +236,15 @@ def install(recorder: Recorder) -> None:
         after_in_parent=lambda: recorder.call(flight.after_fork),
         after_in_child=lambda: recorder.call(flight.on_fork),
     )
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Changes when a file is made or replaced."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_ino
 
 
 def _rings() -> list[Ring]:

@@ -18,6 +18,7 @@ from dpro.errors import DproError
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "record": ("dpro.cli.record", "record", "Record a job, unchanged, through any launcher."),
     "attach": ("dpro.cli.attach", "attach", "Look into a job while it runs."),
+    "watch": ("dpro.cli.watch", "watch", "Say what hangs or slows a job down while it runs."),
     "import": ("dpro.cli.import_", "import_", "Turn other tools' traces into a run directory."),
     "info": ("dpro.cli.info", "info", "What a run holds and what it lacks."),
     "report": ("dpro.cli.report", "report", "Where the time of each step went."),

@@ -100,22 +100,34 @@ def find_late_ranks(
     if calls.is_empty() or steps.is_empty():
         return []
     own = own_time(calls, steps)
+    return judge(own, calls, counters, workers, doubtful=messages_unseen(collectives, workers))
+
+
+def judge(
+    own: pl.DataFrame, calls: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, *, doubtful: bool
+) -> list[Finding]:
+    """The same from own times, which need not be computed anew at each look.
+
+    Args:
+        own: as `own_time` gives it.
+        calls: as `calls_of` gives them; for which ranks belong together.
+        counters, workers: the tables.
+        doubtful: whether ranks may also have waited for what calls do not show.
+    """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     found: list[tuple[int, Finding]] = []
     for number, ranks in enumerate(teams(calls, own, stages)):
         team = team_of(own, ranks)
         found += [(number, _finding(team, excess, counters, workers)) for excess in late_columns(team)]
     findings = [finding for _, finding in found if finding.severity >= LEAST_SHARE]
-    linked = len({number for number, _ in found}) < 2 and not _messages(collectives, workers)
-    return sorted(
-        [finding if linked else _doubted(finding) for finding in findings],
-        key=lambda finding: -finding.cost_ns,
-    )
+    doubtful = doubtful or len({number for number, _ in found}) > 1
+    told = [_doubted(finding) if doubtful else finding for finding in findings]
+    return sorted(told, key=lambda finding: -finding.cost_ns)
 
 
 def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     """What the times of calls leave open in this run, one line each."""
-    reasons = [MESSAGES_UNSEEN] if _messages(collectives, workers) else []
+    reasons = [MESSAGES_UNSEEN] if messages_unseen(collectives, workers) else []
     return reasons + ([HOSTS_ONLY] if _on_gpus(workers) else [])
 
 
@@ -290,7 +302,7 @@ def _doubted(finding: Finding) -> Finding:
     return replace(finding, confidence=confidence, evidence=(*finding.evidence, doubt))
 
 
-def _messages(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
+def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
     """Whether ranks also wait for messages, which calls of collectives do not tell."""
     return bool(collectives["op"].is_in(MESSAGES).any()) or bool((workers["pp"] >= 0).any())
 

@@ -49,12 +49,13 @@ def is_dump(head: bytes) -> bool:
     return any(key in head for key in _OWN_KEYS) or (b'"pg_config"' in head and b'"entries"' in head)
 
 
-def read_dump(path: Path, *, rank: int | None = None) -> RankTrace:
+def read_dump(path: Path, *, rank: int | None = None, after: int = -1) -> RankTrace:
     """Read one rank's dump.
 
     Args:
         path: the file; its name tells the rank, as `rank3` or by the digits at its end.
         rank: the rank, where the caller knows better.
+        after: entries numbered up to this are left out.
 
     Raises:
         InputError: the file is damaged, is not a dump, or wants to run code.
@@ -66,7 +67,8 @@ def read_dump(path: Path, *, rank: int | None = None) -> RankTrace:
     known = _rank_of_name(path.name) if rank is None else rank
     groups = _groups(dump)
     whole = _coalesced(entries, mapping(dump.get("pg_status")))
-    rows = [_row(entry, groups, known, whole) for entry in entries]
+    new = entries if after < 0 else [entry for entry in entries if int64(entry.get("record_id")) > after]
+    rows = [_row(entry, groups, known, whole) for entry in new]
     collectives = _frame(rows, groups)
     said = _group_rows(dump, entries, groups, known, path.stat().st_mtime_ns)
     world_size = max((rank + 1 for ranks in groups.values() for rank in ranks), default=-1)

@@ -1,0 +1,187 @@
+"""`dpro watch`: diagnose a job while it runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpro.cli.output import json_option, print_json, warn
+from dpro.errors import InputError, UsageError
+from dpro.units import format_duration
+
+if TYPE_CHECKING:
+    from dpro.watch.ledger import FindingsFile, Notice
+    from dpro.watch.outlets import Metrics, Webhook
+    from dpro.watch.watcher import Watcher
+
+NICE = 10  # the job comes first
+BEGIN_S = 10.0  # a recording that is just beginning is waited for
+
+
+def webhook_option(command: Any) -> Any:
+    """Add `--webhook`."""
+    return click.option(
+        "--webhook",
+        metavar="URL",
+        default="",
+        help="Post each finding there, as JSON, when it begins and ends.",
+    )(command)
+
+
+def metrics_option(command: Any) -> Any:
+    """Add `--metrics`."""
+    return click.option(
+        "--metrics", metavar="[HOST:]PORT", default="", help="Answer Prometheus there, at /metrics."
+    )(command)
+
+
+@click.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@webhook_option
+@metrics_option
+@click.option(
+    "--interval", "look_s", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS",
+    help="Time from one look to the next.",
+)  # fmt: skip
+@click.option("--alone", is_flag=True, hidden=True, help="Leave if somebody watches the run already.")
+@json_option
+def watch(run: Path, webhook: str, metrics: str, look_s: float, alone: bool, as_json: bool) -> None:
+    """Say what hangs or slows a job down while it runs.
+
+    \b
+    dpro watch RUN                         on any machine that sees the folder
+    dpro watch RUN --json                  one finding per line
+    dpro watch RUN --webhook https://…     and to a chat, or a scheduler
+    dpro watch RUN --metrics 9464          and to Prometheus
+
+    Each finding is told when it begins and when it is over, and kept in RUN. The job has to be recorded by
+    `dpro record`; nothing more runs inside it. The command ends when the job does.
+    """
+    from dpro.cli.record import readers
+    from dpro.watch.ledger import FindingsFile, Ledger, read_findings
+    from dpro.watch.watcher import Watcher, watch
+
+    _wait_for_recording(run)
+    server = _serve(metrics)
+    kept = FindingsFile(run)
+    if alone and not kept.is_mine:
+        return
+    with suppress(OSError):
+        os.nice(NICE)
+    first = max((each["number"] for each in read_findings(run)), default=0) + 1
+    watcher = Watcher(run.resolve(), readers(), Ledger(first), kept.folder if kept.is_mine else None)
+    hook = _hook(webhook)
+    watch(watcher, look_s, _teller(run, kept, hook, server, as_json), _scraped(server), _complainer())
+    if hook is not None:
+        hook.close()
+
+
+def _wait_for_recording(run: Path) -> None:
+    """Wait a moment for a recording to begin.
+
+    Raises:
+        InputError: there is none.
+    """
+    from dpro.collectors.launch import launches
+
+    deadline = time.monotonic() + BEGIN_S
+    while not launches(run.resolve()):
+        if time.monotonic() > deadline or (run / "manifest.json").exists():
+            what = "is not being recorded now; `dpro diagnose` reads a run whose job has ended"
+            raise InputError(f"{run}: {what}" if run.exists() else f"{run}: no such run")
+        time.sleep(0.1)
+
+
+def _hook(url: str) -> Webhook | None:
+    from dpro.watch.outlets import Webhook
+
+    if url and not url.startswith(("http://", "https://")):
+        raise UsageError(f"--webhook {url}: give a URL that begins with http:// or https://")
+    return Webhook(url) if url else None
+
+
+def _serve(where: str) -> Metrics | None:
+    from dpro.watch.outlets import Metrics
+
+    if not where:
+        return None
+    host, _, port = where.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--metrics {where}: give a port, or an address and a port")
+    try:
+        return Metrics(host, int(port))
+    except OSError as error:
+        raise UsageError(f"--metrics {where}: {error.strerror or error}") from error
+
+
+def _teller(
+    run: Path, kept: FindingsFile, hook: Webhook | None, server: Metrics | None, as_json: bool
+) -> Callable[[Notice], None]:
+    """What is done with each notice."""
+
+    def tell(notice: Notice) -> None:
+        try:
+            kept.write(notice)
+        except OSError as error:
+            warn(f"{kept.folder}: {error.strerror or error}")
+        document = {"run": str(run), **notice.document()}
+        if as_json:
+            print_json(document)
+        else:
+            click.echo("\n".join(in_words(notice)), err=True)
+        if hook is not None:
+            hook.post(document)
+        if server is not None and not notice.why:
+            server.begins(notice.finding)
+
+    return tell
+
+
+def _complainer() -> Callable[[Exception], None]:
+    """What is said of a look that failed: the same thing once."""
+    said: set[str] = set()
+
+    def complain(error: Exception) -> None:
+        line = f"a look failed: {type(error).__name__}: {error}".partition("\n")[0]
+        if line not in said:
+            said.add(line)
+            warn(line)
+
+    return complain
+
+
+def _scraped(server: Metrics | None) -> Callable[[Watcher], None]:
+    """What is done after each look."""
+
+    def seen(watcher: Watcher) -> None:
+        if server is not None:
+            numbers = {
+                "ranks": len(watcher.tails),
+                "steps": watcher.step + 1,
+                "still_seconds": round(watcher.still_s, 1),
+                "looks": watcher.looks,
+            }
+            server.update(watcher.ledger.findings, numbers)
+
+    return seen
+
+
+def in_words(notice: Notice) -> list[str]:
+    """A notice for people: what it is about, and its evidence."""
+    found = notice.finding
+    at = time.strftime("%H:%M:%S", time.localtime(notice.time_ns / 1e9))
+    who = f"{found.component_kind} {found.component_id}"
+    cause = f" ({found.cause})" if found.cause else ""
+    if notice.why:
+        return [f"dpro: {at} over: {found.class_}: {who}: {notice.why}"]
+    cost = ""
+    if found.cost_ns > 0:
+        cost = f" costs {format_duration(found.cost_ns)} per step ({found.severity:.0%})"
+    head = f"dpro: {at} {found.class_}: {who}{cause}{cost}; confidence {found.confidence:.2f}"
+    return [head, *(f"dpro:   - {line}" for line in found.evidence)]

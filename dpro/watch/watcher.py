@@ -1,0 +1,245 @@
+"""Watching a job: what is new is read, and detectors look at it when there is something to see.
+
+In: a run that is being recorded. Out: notices of what begins and ends to be wrong. Nothing of this runs
+inside the
+job: it is only asked, by a file, for its latest calls.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import polars as pl
+
+from dpro.collectors.attach import stacks
+from dpro.collectors.attempts import attempts
+from dpro.collectors.convert import Process, Readers, processes
+from dpro.collectors.inside.flight import WANTED
+from dpro.collectors.launch import RAW, is_locked, launches
+from dpro.detect.findings import Finding
+from dpro.detect.hang.find import find_hangs
+from dpro.detect.hang.records import read_records
+from dpro.errors import DproError
+from dpro.units import NS_PER_S
+from dpro.watch.activity import Activity
+from dpro.watch.late import Lateness
+from dpro.watch.ledger import BEGINS, Ledger, Notice
+from dpro.watch.snapshot import latest_dumps, snapshot
+from dpro.watch.tail import Tail
+
+ASK_S = 2.0  # between two requests for the latest calls: a dump costs the job some 20 ms of CPU
+SHARE = 0.1  # of its time that a look at lateness may take
+STILL_S = 5.0  # without a step: the latest calls are asked for, and looked at for a hang
+LEAST_PATIENCE_S = 7.5  # without a step before a hang is told
+STARTING_S = 60.0  # the same before the second step: programs are compiled then, and data loaded
+BUSY_S = 30.0  # how much longer a host is waited for that works: it may be writing a checkpoint
+LONGER = 1.5  # than the longest pause so far: a job that paused for a checkpoint will again
+PAUSES = 500  # steps whose pauses are remembered
+OVER_AFTER = 10  # steps without the finding
+SILENT_S = 60.0  # without a sign from a host whose locks cannot be seen from here: the job is over
+STACKS_S = 3.0
+HANGS, LATE = "hangs", "late"
+
+
+@dataclass
+class Watcher:
+    """A job that is watched.
+
+    Attributes:
+        run: its run directory.
+        readers: how to read what PyTorch writes.
+        ledger: what is wrong now.
+        folder: where evidence of hangs is kept; None for nowhere.
+    """
+
+    run: Path
+    readers: Readers
+    ledger: Ledger = field(default_factory=Ledger)
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Nothing was seen yet."""
+        self.tails: dict[Path, Tail] = {}
+        self.moved_s = time.monotonic()
+        self.looks = 0
+        self._heard_s = time.monotonic()
+        self._pauses: deque[float] = deque(maxlen=PAUSES)
+        self._lateness = Lateness()
+        self._late_due_s = self._asked_s = self._looked_s = 0.0
+        self._asked_at = self._updates = 0
+        self._fresh = False
+        self._unproven: list[int] = []  # hangs that were told and whose evidence is still to be kept
+        self._activity = Activity()
+
+    @property
+    def step(self) -> int:
+        """Steps that have ended so far, as far as signs of them tell; -1 before the first."""
+        return max((tail.num_updates for tail in self.tails.values()), default=0) - 1
+
+    @property
+    def still_s(self) -> float:
+        """For how long no rank has ended a step."""
+        return time.monotonic() - self.moved_s
+
+    def lives(self) -> bool:
+        """Whether the job is still being recorded."""
+        recordings = launches(self.run)
+        if any(is_locked(each) for each in recordings):
+            return True
+        return bool(recordings) and time.monotonic() - self._heard_s < SILENT_S
+
+    def look(self) -> list[Notice]:
+        """Read what is new, and tell what begins and ends to be wrong."""
+        self.looks += 1
+        notices = self._meet()
+        self._read()
+        moves = self.still_s < STILL_S
+        if moves:
+            notices += self.ledger.close(HANGS, self.step, "the job moves on")
+        if not self.tails:
+            return notices
+        self._ask(moves)
+        new = [tail.read_calls() for tail in self.tails.values()]
+        self._fresh = self._fresh or any(new)
+        if moves and self._fresh and time.monotonic() >= self._late_due_s:
+            notices += self._look_for_late()
+        elif not moves and time.monotonic() - self._looked_s >= ASK_S:
+            self._looked_s = time.monotonic()
+            notices += self._look_for_hangs()
+        return notices
+
+    def end(self) -> list[Notice]:
+        """The job is over, and with it all that was wrong."""
+        return self.ledger.close(None, self.step, "the job has ended")
+
+    def _meet(self) -> list[Notice]:
+        """Follow the processes that train now; a restarted job is another one."""
+        found: list[list[Process]] = []
+        with suppress(OSError, ValueError):
+            found = attempts([each for recording in launches(self.run) for each in processes(recording)])
+        current = {process.folder: process for process in (found[-1] if found else [])}
+        if not current or current.keys() == self.tails.keys():
+            return []
+        again = bool(self.tails) and not self.tails.keys() <= current.keys()
+        notices = self.ledger.close(None, self.step, "the job began again") if again else []
+        if again:
+            self._lateness, self._updates = Lateness(), 0
+        self.tails = {folder: self.tails.get(folder) or Tail(each) for folder, each in current.items()}
+        self.moved_s = time.monotonic()
+        return notices
+
+    def _read(self) -> None:
+        """Read on in all records, and note whether steps have ended."""
+        before = {folder: tail.last_update_ns for folder, tail in self.tails.items()}
+        new = [tail.read_records() for tail in self.tails.values()]
+        if any(new):
+            self._heard_s = time.monotonic()
+        updates = sum(tail.num_updates for tail in self.tails.values())
+        if updates > self._updates:
+            first = min(self.tails, key=lambda folder: self.tails[folder].process.rank)
+            if 0 <= before[first] < self.tails[first].last_update_ns:
+                self._pauses.append((self.tails[first].last_update_ns - before[first]) / NS_PER_S)
+            self._updates, self.moved_s = updates, time.monotonic()
+
+    def _ask(self, moves: bool) -> None:
+        """Ask all processes for their latest calls, if there may be something to see in them."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s < ASK_S or (moves and self._updates == self._asked_at):
+            return
+        self._asked_s, self._asked_at = now_s, self._updates
+        wanted = self.run / RAW / WANTED
+        with suppress(OSError):  # the disk is full, or the recording over
+            temporary = wanted.with_suffix(".tmp")
+            temporary.write_text(str(time.time_ns()))
+            temporary.replace(wanted)
+
+    def _look_for_late(self) -> list[Notice]:
+        begun_s, self._fresh = time.monotonic(), False
+        found = self._lateness.look(list(self.tails.values()))
+        notices = self.ledger.observe(LATE, found, self.step, OVER_AFTER, "its peers wait for it no more")
+        now_s = time.monotonic()
+        self._late_due_s = now_s + (now_s - begun_s) / SHARE
+        return notices
+
+    def _look_for_hangs(self) -> list[Notice]:
+        self._activity.sample(self.tails.values())
+        if self.still_s < self._patience_s():
+            return []
+        with TemporaryDirectory(prefix="dpro-watch-") as folder:
+            small = snapshot(self.run, list(self.tails.values()), Path(folder) / "run", self.readers)
+            found = find_hangs(read_records(small))
+        found = [each for each in found if not self._may_go_on(each)]
+        notices = self.ledger.observe(HANGS, found, self.step, OVER_AFTER, "nothing waits for it any more")
+        self._unproven += [notice.number for notice in notices if notice.event == BEGINS]
+        return notices
+
+    def _patience_s(self) -> float:
+        """How long a job like this one may stand still."""
+        if self.step < 1:
+            return STARTING_S
+        usual = statistics.median(self._pauses) if self._pauses else 0.0
+        return max(LEAST_PATIENCE_S, 3 * usual, LONGER * max(self._pauses, default=0.0))
+
+    def _may_go_on(self, finding: Finding) -> bool:
+        """Whether a host that others wait for works on something, and has not done so for long."""
+        if finding.class_ != "hang.host" or self.still_s > self._patience_s() + BUSY_S:
+            return False
+        return any(self._activity.is_busy(rank) for rank in finding.ranks)
+
+    def keep_evidence(self) -> None:
+        """Keep dumps and stacks of all ranks in the run where a hang was told: the job may be killed soon."""
+        numbers, self._unproven = self._unproven, []
+        if not numbers or self.folder is None:
+            return
+        to = self.folder / f"hang-{numbers[0]}"
+        with suppress(OSError, DproError):
+            dumps = to / "dumps"
+            dumps.mkdir(parents=True, exist_ok=True)
+            for tail in self.tails.values():
+                for backend, dump in latest_dumps(tail.process.folder).items():
+                    if dump.suffix != ".parquet":
+                        shutil.copy2(dump, dumps / f"{backend}-rank{tail.process.rank:05d}{dump.suffix}")
+            answers = stacks(self.run, STACKS_S)
+            told = [answers.given[rank] for rank in sorted(answers.given)]
+            document = {"ranks": told, "silent_ranks": answers.silent}
+            (to / "stacks.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def watch(
+    watcher: Watcher,
+    look_s: float,
+    tell: Callable[[Notice], Any],
+    seen: Callable[[Watcher], Any],
+    complain: Callable[[Exception], Any],
+) -> None:
+    """Look at a job again and again, until it is over.
+
+    Args:
+        watcher: of the job.
+        look_s: time from one look to the next.
+        tell: is given each notice.
+        seen: is called after each look.
+        complain: is given what kept a look from its end; files come and go while they are read.
+    """
+    while watcher.lives():
+        begun_s = time.monotonic()
+        try:
+            for notice in watcher.look():
+                tell(notice)
+            watcher.keep_evidence()
+        except (DproError, OSError, ValueError, pl.exceptions.PolarsError) as error:
+            complain(error)
+        seen(watcher)
+        time.sleep(max(look_s - (time.monotonic() - begun_s), look_s / 10))
+    for notice in watcher.end():
+        tell(notice)

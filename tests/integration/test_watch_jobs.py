@@ -1,0 +1,121 @@
+"""`dpro watch` on real jobs with real faults: what is named while they still run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import ROOT, TORCHRUN, complete, environment
+
+pytest.importorskip("torch")
+
+DPRO = [sys.executable, "-m", "dpro"]
+HANGING = ROOT / "tests" / "hanging.py"
+SLOWING = ROOT / "tests" / "slowing.py"
+# No deep windows: they would be as long as the steps.
+RECORD = [*DPRO, "record", "-o", "run", "--every", "100000", "--skip", "90000"]
+LONGEST_S = 150
+
+
+def launched(job: Path, num_ranks: int, *options: object) -> list[str]:
+    return [*TORCHRUN[:-1], str(num_ranks), "--standalone", str(job), *map(str, options)]
+
+
+@contextmanager
+def watched(folder: Path, command: list[str], *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Record a job and watch it, its findings going to `told`; ranks are killed at the end."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with (folder / "told").open("wb") as told, (folder / "complaints").open("wb") as complaints:
+        job = subprocess.Popen([*RECORD, *options, "--", *command], cwd=folder, env=environment(), **quiet)
+        watcher = subprocess.Popen(
+            [*DPRO, "watch", "run", "--json"], cwd=folder, env=environment(), stdout=told, stderr=complaints
+        )
+        try:
+            yield watcher
+        finally:
+            kill_ranks(folder / "run")
+            job.wait(60)
+            watcher.wait(60)
+    assert (folder / "complaints").read_text() == ""
+
+
+def kill_ranks(run: Path) -> None:
+    for path in run.glob(".raw/*/*/facts.json"):
+        try:
+            os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+        except (OSError, ValueError):
+            continue
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
+
+
+def first_told(folder: Path, watcher: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The first finding, once it is told."""
+    deadline = time.monotonic() + LONGEST_S
+    while not (folder / "told").read_bytes().endswith(b"\n"):
+        assert watcher.poll() is None, "the watcher ended and had told nothing"
+        assert time.monotonic() < deadline, "nothing was told"
+        time.sleep(0.1)
+    return told(folder)[0]
+
+
+def test_a_rank_that_sleeps_for_ever_is_named_while_the_job_runs_and_its_stacks_are_kept(tmp_path):
+    command = launched(HANGING, 2, "sleep", tmp_path / "mark", "--flat", "--rank", 1)
+    with watched(tmp_path, command) as watcher:
+        finding = first_told(tmp_path, watcher)
+        assert (finding["event"], finding["class"], finding["ranks"]) == ("begins", "hang.host", [1])
+        kept = tmp_path / "run" / "findings" / "hang-1" / "stacks.json"
+        deadline = time.monotonic() + 30
+        while not kept.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    stacks = json.loads(kept.read_text())
+    assert [rank["rank"] for rank in stacks["ranks"]] == [0, 1]
+    assert "hanging.py" in json.dumps(stacks["ranks"][1])
+    assert [each["event"] for each in told(tmp_path)] == ["begins", "ends"]
+    again = complete([*DPRO, "diagnose", "run/findings/hang-1/dumps", "--json"], tmp_path)
+    [same] = json.loads(again.stdout)["findings"]
+    assert (same["class"], same["ranks"]) == ("hang.host", [1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "class_"), [("stop", "hang.host"), ("skip", "hang.mismatch"), ("size", "hang.mismatch")]
+)
+def test_other_hangs_are_named_while_the_job_runs(tmp_path, fault, class_):
+    with watched(tmp_path, launched(HANGING, 4, fault, tmp_path / "mark")) as watcher:
+        finding = first_told(tmp_path, watcher)
+    assert (finding["class"], finding["ranks"]) == (class_, [2])
+
+
+def test_a_rank_that_becomes_slow_is_named_while_the_job_runs_and_not_before(tmp_path):
+    command = launched(SLOWING, 2, tmp_path / "mark", "--steps", 400, "--slow-rank", 1, "--times", 2)
+    with watched(tmp_path, command) as watcher:
+        finding = first_told(tmp_path, watcher)
+    assert (finding["event"], finding["class"], finding["ranks"]) == ("begins", "slow.host", [1])
+    assert finding["cost_ms_per_step"] > 30
+    assert finding["time_ns"] > int((tmp_path / "mark").read_text())
+
+
+@pytest.mark.slow
+def test_a_healthy_job_raises_nothing_for_its_whole_life(tmp_path):
+    with watched(tmp_path, launched(SLOWING, 2, tmp_path / "mark")) as watcher:
+        assert watcher.wait(LONGEST_S) == 0
+    assert told(tmp_path) == []
+
+
+def test_a_run_that_is_not_being_recorded_cannot_be_watched(tmp_path):
+    done = complete([*DPRO, "watch", str(ROOT / "sample_traces" / "healthy")], tmp_path)
+    assert done.returncode == 1
+    assert b"is not being recorded now" in done.stderr

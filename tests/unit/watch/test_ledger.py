@@ -1,0 +1,60 @@
+"""Findings of a watched job are told once, and once more when they are over."""
+
+from __future__ import annotations
+
+import json
+
+from dpro.detect.findings import Finding
+from dpro.watch.ledger import BEGINS, ENDS, FILE, FindingsFile, Ledger, Notice, read_findings
+
+
+def slow(rank: int, class_: str = "slow.host") -> Finding:
+    return Finding(class_, "rank", str(rank), (rank,), 0.2, 0.9, 5e6, ("evidence",))
+
+
+def told(notices: list[Notice]) -> list[tuple[str, int, str]]:
+    return [(notice.event, notice.number, notice.finding.component_id) for notice in notices]
+
+
+def test_a_finding_is_told_once_while_it_lasts_and_again_when_it_is_over():
+    ledger = Ledger()
+    assert told(ledger.observe("late", [slow(1)], 10, 5, "over")) == [(BEGINS, 1, "1")]
+    assert ledger.observe("late", [slow(1)], 14, 5, "over") == []
+    assert ledger.observe("late", [], 19, 5, "over") == []  # may just be missing
+    [end] = ledger.observe("late", [], 20, 5, "over")
+    assert (end.event, end.number, end.why) == (ENDS, 1, "over")
+    assert told(ledger.observe("late", [slow(1)], 30, 5, "over")) == [(BEGINS, 2, "1")]
+
+
+def test_another_cause_within_the_same_rank_is_the_same_finding():
+    ledger = Ledger()
+    ledger.observe("late", [slow(1)], 10, 5, "")
+    assert ledger.observe("late", [slow(1, "slow.compute")], 11, 5, "") == []
+
+
+def test_what_one_detector_does_not_find_another_may_have_found():
+    ledger = Ledger()
+    ledger.observe("late", [slow(1)], 10, 0, "")
+    hang = Finding("hang.host", "rank", "2", (2,), 1.0, 0.9, 0.0, ())
+    assert told(ledger.observe("hangs", [hang], 50, 0, "")) == [(BEGINS, 2, "2")]
+    assert told(ledger.close("hangs", 51, "moves on")) == [(ENDS, 2, "2")]
+    assert told(ledger.close(None, 52, "ended")) == [(ENDS, 1, "1")]
+    assert ledger.findings == []
+
+
+def test_findings_are_kept_in_the_run_by_the_first_watcher_alone(tmp_path):
+    first, second = FindingsFile(tmp_path), FindingsFile(tmp_path)
+    assert (first.is_mine, second.is_mine) == (True, False)
+    [begin] = Ledger(7).observe("late", [slow(3)], 12, 5, "")
+    for each in (first, second):
+        each.write(begin)
+    [line] = read_findings(tmp_path)
+    assert (line["number"], line["event"], line["class"], line["ranks"]) == (7, BEGINS, "slow.host", [3])
+    assert line["cost_ms_per_step"] == 5.0
+
+
+def test_lines_that_were_cut_off_are_left_out(tmp_path):
+    FindingsFile(tmp_path)
+    (tmp_path / "findings" / FILE).write_text(json.dumps({"number": 1}) + '\n{"num')
+    assert read_findings(tmp_path) == [{"number": 1}]
+    assert read_findings(tmp_path / "nowhere") == []
