@@ -107,7 +107,7 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
 
 def _match_group(part: pl.DataFrame) -> tuple[Ints, list[str]]:
     """Instance numbers of one group's rows in one window, from 0."""
-    if part["op"].is_in(NUMBERED_APART).any():
+    if part["op"].is_in(NUMBERED_APART).any() and not _counted_by_pair(part):
         numbers, problems = _by_order(part)
         known = _by_sequence(part) if problems and _agreed(part) else None
         return (numbers, problems) if known is None else (known, [])
@@ -129,6 +129,14 @@ def _by_sequence(part: pl.DataFrame) -> Ints | None:
         return None
     number = pl.struct("sequence", "place").rank("dense").cast(pl.Int64) - 1
     return parts.select(number).to_series().to_numpy()
+
+
+def _counted_by_pair(part: pl.DataFrame) -> bool:
+    """Whether these are messages of CPU tensors: only the recorder numbers such, alike at both ends.
+
+    When they end in the trace is when somebody asked for them: their ends tell no order.
+    """
+    return bool((part["device"].fill_null(-1) < 0).all())
 
 
 def _agreed(part: pl.DataFrame) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import polars as pl
 import pytest
 
 from dpro.replay.build import build_graph
@@ -156,6 +159,25 @@ def test_messages_of_one_thread_wait_for_none_of_its_others(tmp_path):
     seen = Seen(run.build(tmp_path / "r").graph)
     assert seen.misses() == 0
     assert seen.lasting("compute", 50, rank=1).start("after", 0) == 260
+
+
+def test_messages_go_by_their_numbers_since_when_somebody_asked_for_them_tells_no_order(tmp_path):
+    # Each is asked for just before the next is sent: the ends of sends fit the receives of the next best.
+    run = TinyRun()
+    sent = [0, 110, 250, 330, 500, 590, 720]
+    for number, (at, following) in enumerate(pairwise(sent)):
+        numbered = {"group": "0", "group_ranks": [0, 1], "sequence": number + 40}
+        run.op("compute", at + 20, following - 20)
+        send = run.mark("gloo:send", at + 6, following - 5, tid=MAIN)
+        run.member(send, "send", run.op("c10d::send", at, at + 10), peer=1, **numbered)
+        receive = run.mark("gloo:recv", at + 1, at + 8, 1, tid=MAIN)
+        run.member(receive, "recv", run.op("c10d::recv_", at, at + 2, 1), peer=0, **numbered)
+    for rank in (0, 1):
+        run.step(0, 0, 800, rank)
+    built = run.build(tmp_path / "r")
+    pairs = built.matching.rows.group_by("instance").agg(pl.col("sequence").n_unique(), pl.len())
+    assert pairs["sequence"].to_list() == [1] * 6
+    assert pairs["len"].to_list() == [2] * 6
 
 
 def test_a_worker_that_found_no_core_keeps_its_delay_and_is_counted(tmp_path):
