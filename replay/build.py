@@ -21,7 +21,20 @@ from dpro.errors import Unanswerable
 from dpro.replay.align import Alignment, align, one_clock
 from dpro.replay.columns import COMMUNICATION_THREAD
 from dpro.replay.dataflow import told_dependencies
-from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, Graph, Message, NodeKind, Nodes, Place, make_graph
+from dpro.replay.graph import (
+    GPU_KINDS,
+    EdgeKind,
+    Edges,
+    Graph,
+    Message,
+    NodeKind,
+    Nodes,
+    Place,
+    assembled,
+    make_graph,
+    order_of,
+    renumbered,
+)
 from dpro.replay.local import Local, make_local
 from dpro.replay.match import POINT_TO_POINT, Matching, match_collectives
 from dpro.replay.operations import consists_of_operations
@@ -198,33 +211,39 @@ def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, .
 
 def _join(parts: list[Part], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
     """Put the parts behind one another, add the rendezvous between them, and pool the lags."""
-    first = np.cumsum([0] + [part.num_nodes for part in parts])
+    first = np.cumsum([0] + [part.begins.size for part in parts])
     met, meetings = _rendezvous(parts, first, moved, len(names) - 1)
-    lanes: list[tuple[int, str]] = []
+    edges = _edges_of_all(parts, first, meetings)
+    # Columns are written where they stay: what is in order need not be copied into order.
     total = int(first[-1]) + met.duration.size
+    order, stuck = order_of(edges, np.concatenate([*(part.begins for part in parts), met.measured_start]))
+    number = np.arange(total)
+    if not stuck.size:
+        number[order] = np.arange(total)
     nodes = Nodes(**{f.name: np.empty(total, getattr(met, f.name).dtype) for f in dataclasses.fields(Nodes)})
+    lanes: list[tuple[int, str]] = []
     for part, begin in zip(parts, first.tolist()):
         own, own_lanes = part.nodes()
-        _write(own, nodes, begin)
-        nodes.lane[begin : begin + part.num_nodes] += len(lanes)
+        own.lane[:] += len(lanes)
+        _write(own, nodes, number[begin : begin + part.begins.size])
         lanes += own_lanes
-    _write(met, nodes, int(first[-1]))
-    edges = _edges_of_all(parts, first, meetings)
+    _write(met, nodes, number[first[-1] :])
     origin = int(nodes.measured_start.min())
     nodes.name[nodes.name < 0] = len(names) - 2
     nodes.earliest[nodes.anchored] -= origin
     for times in (nodes.measured_start, nodes.measured_end):
         times -= origin
+    if stuck.size:
+        return make_graph(nodes, edges, names, tuple(lanes), origin)  # says what the cycle is
     on_worker = np.array([what.startswith(COMMUNICATION_THREAD) for _, what in lanes])
-    edges, nodes = _pooled_lags(edges, nodes, on_worker)
-    return make_graph(nodes, edges, names, tuple(lanes), origin)
+    edges, nodes = _pooled_lags(renumbered(edges, order), nodes, on_worker)
+    return assembled(nodes, edges, names, tuple(lanes), origin)
 
 
-def _write(part: Nodes, nodes: Nodes, begin: int) -> None:
-    """Write the columns of a part into those of all nodes, from a place on."""
+def _write(part: Nodes, nodes: Nodes, number: Ints) -> None:
+    """Write the columns of a part into those of all nodes, at their numbers there."""
     for f in dataclasses.fields(Nodes):
-        column = getattr(part, f.name)
-        getattr(nodes, f.name)[begin : begin + column.size] = column
+        getattr(nodes, f.name)[number] = getattr(part, f.name)
 
 
 def _edges_of_all(parts: list[Part], first: Ints, meetings: Edges) -> Edges:

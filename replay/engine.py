@@ -249,7 +249,7 @@ def topological_order(num_nodes: int, source: Ints, target: Ints, preference: In
         num_nodes: N.
         source: [E] where each edge starts.
         target: [E] where it leads.
-        preference: [N] the order in which roots are taken.
+        preference: the order in which nodes are taken that have none before them; others in it do not count.
 
     Returns:
         order: the nodes that could be ordered (all N if there is no cycle), and the nodes that could not:

@@ -195,27 +195,53 @@ def make_graph(
         GraphError: an edge points outside the graph, a duration is negative, or there is a cycle; the
             message prints the names of some nodes on it.
     """
-    num_nodes = nodes.duration.size
     ends = np.concatenate([edges.source, edges.target])
-    if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
+    if ends.size and (ends.min() < 0 or ends.max() >= nodes.duration.size):
         raise GraphError("an edge points outside the graph")
-    if num_nodes and nodes.duration.min() < 0:
-        raise GraphError(f"negative duration on node {names[nodes.name[nodes.duration.argmin()]]!r}")
-    preference = np.argsort(nodes.measured_start, kind="stable")
-    order, stuck = topological_order(num_nodes, edges.source, edges.target, preference)
+    order, stuck = order_of(edges, nodes.measured_start)
     if stuck.size:
         raise GraphError(f"the graph has a cycle: {_describe_cycle(stuck, edges, nodes, names)}")
-    number = np.empty(num_nodes, np.int64)
-    number[order] = np.arange(num_nodes)
-    renumbered = dataclasses.replace(edges, source=number[edges.source], target=number[edges.target])
-    _, by_source = grouped(renumbered.source, num_nodes)
-    indptr, by_both = grouped(renumbered.target[by_source], num_nodes)
-    by_target = by_source[by_both]
-    sorted_edges = Edges(
-        **{f.name: getattr(renumbered, f.name)[by_target] for f in dataclasses.fields(Edges)}
-    )
     ordered = Nodes(**{f.name: getattr(nodes, f.name)[order] for f in dataclasses.fields(Nodes)})
-    return Graph(_freeze(ordered), _freeze(sorted_edges), _frozen(indptr), names, lanes, origin_ns)
+    return assembled(ordered, renumbered(edges, order), names, lanes, origin_ns)
+
+
+def order_of(edges: Edges, begins: Ints) -> tuple[Ints, Ints]:
+    """Nodes in an order in which every edge goes forward, and those that a cycle keeps out of it.
+
+    Args:
+        edges: between nodes that are numbered in any way.
+        begins: [N] ns; nodes with nothing before them come in this order.
+    """
+    roots = np.flatnonzero(np.bincount(edges.target, minlength=begins.size) == 0)
+    preference = roots[np.argsort(begins[roots], kind="stable")]
+    return topological_order(begins.size, edges.source, edges.target, preference)
+
+
+def renumbered(edges: Edges, order: Ints) -> Edges:
+    """The edges once each node's number is its place in the order."""
+    number = np.empty(order.size, np.int64)
+    number[order] = np.arange(order.size)
+    return dataclasses.replace(edges, source=number[edges.source], target=number[edges.target])
+
+
+def assembled(
+    nodes: Nodes, edges: Edges, names: tuple[str, ...], lanes: tuple[tuple[int, str], ...], origin_ns: int
+) -> Graph:
+    """A graph of nodes that are numbered in topological order; edges may come in any.
+
+    Raises:
+        GraphError: an edge goes backwards, or a duration is negative.
+    """
+    num_nodes = nodes.duration.size
+    if not (edges.source < edges.target).all():
+        raise GraphError("an edge goes from a node to one that is numbered before it")
+    if num_nodes and nodes.duration.min() < 0:
+        raise GraphError(f"negative duration on node {names[nodes.name[nodes.duration.argmin()]]!r}")
+    _, by_source = grouped(edges.source, num_nodes)
+    indptr, by_both = grouped(edges.target[by_source], num_nodes)
+    by_target = by_source[by_both]
+    in_order = Edges(**{f.name: getattr(edges, f.name)[by_target] for f in dataclasses.fields(Edges)})
+    return Graph(_freeze(nodes), _freeze(in_order), _frozen(indptr), names, lanes, origin_ns)
 
 
 def _frozen(array: Ints) -> Ints:

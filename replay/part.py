@@ -36,14 +36,14 @@ class Part:
     """Nodes and edges of one rank in one window.
 
     Attributes:
-        num_nodes: how many nodes it has, numbered from 0.
+        begins: [N] ns, when each node began, or its arrival; nodes are numbered from 0.
         nodes: makes their columns and the lanes of the part. All parts' at once would be large.
         edges: between them.
         instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
         background: spans on threads that touch neither a stream nor a collective, left out.
     """
 
-    num_nodes: int
+    begins: Ints
     nodes: Callable[[], tuple[Nodes, Lanes]]
     edges: Edges
     instance: Ints
@@ -91,7 +91,9 @@ def build_part(
     nodes = partial(node_columns, local, threads, numbering, positions)
     ran, instance = local.meetings
     arrive, transfer = numbering.begins[ran], numbering.ends[ran]
-    return Part(numbering.num_nodes, nodes, edges, instance, arrive, transfer, threads.background)
+    began = np.repeat(local.start[work], numbering.ends[work] - numbering.begins[work] + 1)
+    begins = np.concatenate([*(piece.start for piece in pieces.values()), began])
+    return Part(begins, nodes, edges, instance, arrive, transfer, threads.background)
 
 
 def _waits_in_calls(local: Local, blocked: list[Blocked]) -> Waits:

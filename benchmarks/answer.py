@@ -1,0 +1,233 @@
+"""How long it takes from an imported run to an answer: the first time, again, and for what an edit changes.
+
+python benchmarks/answer.py [RUN] [--spans N] [--rounds N] [--json]
+
+RUN is a run directory, or traces. Its tables are repeated at later times until they hold N spans, as if the
+job had gone on in the same window; rows of collectives that not every rank holds are left out, since in the
+middle of a window no rank misses one. Commands run in processes of their own and are timed as a whole, once
+with an empty cache and once with what that left; `start` is what every command spends before it has read
+anything: Python, the libraries, and the first call of a compiled loop. CPU time counts user and system, of
+all threads. A search is made of the run as it is, one edit and the local replays of the repeated one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from dpro.cli.graphs import fingerprint, graph_of
+from dpro.cli.runs import open_quietly
+from dpro.replay.match import match_collectives
+from dpro.replay.ripple import Ripple
+from dpro.replay.saved import load
+from dpro.replay.timeline import replay
+from dpro.replay.whatif.comm import Network
+from dpro.replay.whatif.predict import baseline_steps, predict, search
+from dpro.schema import COLLECTIVES, SPANS, STEPS, TABLES
+from dpro.store import Run, open_run, write_manifest, write_part
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
+DEFAULT = TRACES / "multirank" / "nanogpt_h100_8r_rs_ag"
+# Columns that count in one sequence of numbers, which goes on from copy to copy.
+SEQUENCES = (
+    ("span_id", "launch_span_id", "source_span_id", "target_span_id"),
+    ("correlation", "record_correlation"),
+    ("external_id",),
+    ("sequence_number",),
+    ("collective_id",),
+    ("sequence",),
+    ("step",),
+)
+TIMES = ("start_ns", "enqueued_ns")
+MOST_PAUSE_NS = 50_000_000  # between two copies: steps of real jobs are not evenly spaced
+START = """
+import numpy, polars, click, rich.console
+import dpro.replay.accuracy, dpro.replay.whatif.predict
+from dpro.replay.engine import longest_path
+nothing = numpy.zeros(1, numpy.int64)
+longest_path(nothing, nothing, numpy.zeros(2, numpy.int64), nothing[:0], nothing[:0])
+"""
+EDIT = Network(bandwidth=2.0)
+LOCAL_CHANGES = 200
+
+
+def repeated(run: Run, spans: int, folder: Path) -> Run:
+    """A run whose tables hold those of `run` as often as it takes, one behind the other.
+
+    Args:
+        run: the run.
+        spans: how many spans there should be at least.
+        folder: where to write it.
+    """
+    tables = {name: run.table(table) for name, table in TABLES.items()}
+    rows = match_collectives(tables[COLLECTIVES.name], tables[SPANS.name]).rows
+    whole = rows.filter(pl.col("members") >= pl.col("expected"))
+    tables[COLLECTIVES.name] = tables[COLLECTIVES.name].join(
+        whole, on=["rank", "collective_id"], how="semi", maintain_order="left"
+    )
+    own = tables[SPANS.name]
+    lasts = int((own["start_ns"] + own["duration_ns"]).max() - own["start_ns"].min())
+    copies = -(-spans // own.height)
+    pauses = np.random.default_rng(0).integers(0, MOST_PAUSE_NS, copies)
+    later = np.append(0, np.cumsum(lasts + pauses))
+    steps = {name: size for names in SEQUENCES for name, size in _sizes(names, tables).items()}
+    for name, table in tables.items():
+        if table.is_empty():
+            continue
+        again = name in (SPANS.name, COLLECTIVES.name, STEPS.name, "syncs", "dependencies")
+        parts = [
+            table.with_columns(
+                *(_moved(column, copy * size) for column, size in steps.items() if column in table.columns),
+                *(_moved(column, int(later[copy])) for column in TIMES if column in table.columns),
+            )
+            for copy in range(copies if again else 1)
+        ]
+        for (rank,), part in pl.concat(parts).group_by("rank", maintain_order=True):
+            write_part(folder, TABLES[name], f"rank{rank:05}", part)
+    write_manifest(folder, run.manifest)
+    return open_run(folder)
+
+
+def _sizes(names: tuple[str, ...], tables: dict[str, pl.DataFrame]) -> dict[str, int]:
+    """How far a sequence of numbers goes, for each column that counts in it."""
+    most = [
+        int(table[name].max() or 0)
+        for table in tables.values()
+        for name in names
+        if name in table.columns and table.height
+    ]
+    return dict.fromkeys(names, max(most, default=0) + 1)
+
+
+def _moved(column: str, by: int) -> pl.Expr:
+    return pl.when(pl.col(column) >= 0).then(pl.col(column) + by).otherwise(column).alias(column)
+
+
+def command(arguments: list[str], cache: Path) -> tuple[float, float]:
+    """Wall and CPU seconds of one run of this Python."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    environment = os.environ | {"DPRO_CACHE": str(cache)}
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment)
+    wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def commands(run: Run, rounds: int) -> dict[str, dict[str, float]]:
+    """Each command with an empty cache, and again with what that left; all in turn."""
+    answers = {"replay": ["replay"], "one edit": ["whatif", "--edit", str(EDIT)]}
+    times: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(rounds):
+        for name, (verb, *options) in answers.items():
+            with tempfile.TemporaryDirectory() as cache:
+                for state in ("cold", "warm"):
+                    words = ["-m", "dpro", verb, str(run.path), *options, "--json"]
+                    times.setdefault(f"{name}, {state}", []).append(command(words, Path(cache)))
+        times.setdefault("start", []).append(command(["-c", START], Path(cache)))
+    return {name: _summary(pairs) for name, pairs in times.items()}
+
+
+def _summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
+    wall, cpu = zip(*pairs)
+    return {"wall_s": statistics.median(wall), "least_wall_s": min(wall), "cpu_s": statistics.median(cpu)}
+
+
+def seconds(action: Callable[[], object], rounds: int) -> float:
+    """Median CPU time of an action, after one that does not count."""
+    action()
+    times = []
+    for _ in range(rounds):
+        begin = time.process_time()
+        action()
+        times.append(time.process_time() - begin)
+    return statistics.median(times)
+
+
+def inside(run: Run, as_it_is: Run, rounds: int, cache: Path) -> dict[str, float]:
+    """What commands spend their time on, in one process: CPU seconds."""
+    os.environ["DPRO_CACHE"] = str(cache)
+    built, trust = graph_of(run)
+    file = cache / "graphs" / f"{fingerprint(run)}.npz"
+    baseline = baseline_steps(built.predictive)
+    small, small_trust = graph_of(as_it_is)
+    return {
+        "nodes": built.graph.num_nodes,
+        "edges": built.graph.edges.source.size,
+        "saved_mb": file.stat().st_size / 1e6,
+        "fingerprint_s": seconds(lambda: fingerprint(run), rounds),
+        "load_s": seconds(lambda: load(file, run), rounds),
+        "one_edit_s": seconds(lambda: predict(built.predictive, baseline, [EDIT], trust), rounds),
+        "spans_searched": as_it_is.rows()[SPANS.name],
+        "search_s": seconds(lambda: search(small.predictive, small_trust), rounds),
+    }
+
+
+def local_changes(run: Run, rounds: int, cache: Path) -> dict[str, float]:
+    """A replay of the whole graph beside what a node that takes twice its time moves, for nodes at random."""
+    os.environ["DPRO_CACHE"] = str(cache)
+    graph = graph_of(run)[0].predictive
+    timeline = replay(graph)
+    ripple = Ripple(timeline)
+    whole = seconds(lambda: replay(graph), rounds)
+    lasting = np.flatnonzero(graph.nodes.duration > 0)
+    times, shares = [], []
+    for node in np.random.default_rng(0).choice(lasting, LOCAL_CHANGES, replace=False):
+        begin = time.process_time()
+        moved, _ = ripple.moved(np.array([node]), 2 * graph.nodes.duration[[node]])
+        times.append(time.process_time() - begin)
+        shares.append(moved.size / graph.num_nodes)
+    few = [spent for spent, share in zip(times, shares) if share < 0.001]
+    return {
+        "whole_replay_s": whole,
+        "local_replay_s": statistics.median(times),
+        "ratio": whole / statistics.median(times),
+        "share_moved": statistics.median(shares),
+        "changes_that_move_less_than_a_thousandth": len(few) / len(times),
+        "ratio_of_those": whole / statistics.median(few) if few else float("nan"),
+        "worst_ratio": whole / max(times),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", nargs="?", type=Path, default=DEFAULT)
+    parser.add_argument("--spans", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        as_it_is = open_quietly(options.run)
+        run = repeated(as_it_is, options.spans, Path(folder) / "run")
+        cache = Path(folder) / "cache"
+        results = {
+            "spans": run.rows()[SPANS.name],
+            "ranks": len(run.manifest.ranks),
+            "commands": commands(run, options.rounds),
+            "inside": inside(run, as_it_is, options.rounds, cache),
+            "local changes": local_changes(run, options.rounds, cache),
+        }
+    if options.json:
+        print(json.dumps(results, indent=1))
+        return
+    print(f"{results['spans']:,} spans of {results['ranks']} ranks")
+    for name, values in results["commands"].items():
+        print(f"{name:20}", "  ".join(f"{key} {value:.2f}" for key, value in values.items()))
+    for name in ("inside", "local changes"):
+        print(f"{name:20}", "  ".join(f"{key} {value:.4g}" for key, value in results[name].items()))
+
+
+if __name__ == "__main__":
+    main()
