@@ -16,6 +16,7 @@ from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.host import Cpu, CudaGraph, NoLaunch, NoSync
 from dpro.replay.whatif.input import HideInput, Workers
 from dpro.replay.whatif.memory import Accumulate, Recompute
+from dpro.replay.whatif.parallel import Balance, Pipeline
 from dpro.replay.whatif.precision import Precision
 from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.rhythm import LocalUpdates, Overlap
@@ -28,6 +29,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Fusion": (Optimizer, Compile),
     "Precision": (Precision,),
     "Memory for time": (Accumulate, Recompute),
+    "Parallelism": (Balance, Pipeline),
     "Communication": (Network, NoCommunication),
     "Gradients": (Bucket, Compress, LocalUpdates, Overlap),
 }
