@@ -203,6 +203,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = [*torchrun, str(ROOT / "sample_traces" / "train.py"), "--steps", "14"]
     done = dpro("record", "-o", run, "--every", "50", "--window-steps", "3", "--", *job)
     assert done.returncode == 0, done.stderr
+    assert dpro("info", run).returncode == 0  # it waits until all is written; the end of the job does not
     return run
 
 
