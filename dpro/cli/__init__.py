@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "try": ("dpro.cli.try_", "try_", "Make a change to a job, and measure what was predicted."),
     "ledger": ("dpro.cli.ledger", "ledger", "What was predicted and measured so far."),
     "diagnose": ("dpro.cli.diagnose", "diagnose", "Name what is slow or broken, and what it costs."),
+    "diff": ("dpro.cli.diff", "diff", "What explains that one run is slower than another."),
     "dashboard": ("dpro.cli.dashboard", "dashboard", "Look at a run in a browser."),
     "export": ("dpro.cli.export", "export", "Write the timelines for Perfetto and other viewers."),
     "doctor": ("dpro.cli.doctor", "doctor", "Is this machine ready to record, and what to do if not."),

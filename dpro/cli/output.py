@@ -64,3 +64,16 @@ def finding_document(finding: Finding, cost_ms: float | None) -> dict[str, Any]:
         "cost_ms_per_step": cost_ms,
         "evidence": list(finding.evidence),
     }
+
+
+def share(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
+    """A share such as `1%` or `0.01` as a number; the callback of an option."""
+    if value is None:
+        return None
+    try:
+        number = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1:
+        raise click.BadParameter(f"{value} is no share: give one such as 1% or 0.01")
+    return number

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.cli.output import share
 from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -22,17 +23,6 @@ if TYPE_CHECKING:
     from dpro.collectors.launch import Launch
     from dpro.collectors.processes import Process
     from dpro.ingest.trace import RankTrace
-
-
-def _share(_context: click.Context, _option: click.Parameter, value: str) -> float:
-    """A share such as `1%` or `0.01` as a number."""
-    try:
-        share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        raise click.BadParameter(f"{value} is no share: give one such as 1% or 0.01")
-    return share
 
 
 def _changes(_context: click.Context, _option: click.Parameter, value: str) -> tuple[dict[str, Any], ...]:
@@ -53,7 +43,7 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     help="Steps in a deep window, which sees every operator and kernel.",
 )  # fmt: skip
 @click.option(
-    "--budget", callback=_share, default="1%", show_default=True, metavar="SHARE",
+    "--budget", callback=share, default="1%", show_default=True, metavar="SHARE",
     help="Of the job's time that deep windows may cost: their cost is measured and decides their distance.",
 )  # fmt: skip
 @click.option(

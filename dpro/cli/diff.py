@@ -1,0 +1,116 @@
+"""`dpro diff A B`: what explains that one run takes longer per step than another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpro.cli.analysis import analyse
+from dpro.cli.output import console, json_option, print_json, share
+from dpro.units import format_duration, ms
+
+if TYPE_CHECKING:
+    from dpro.replay.difference import Difference
+
+ROWS = 15
+LONGEST_NAME = 70  # printed: names of kernels have hundreds of characters
+LEAST_SHARE = 0.005  # of the step: what contributes less is not printed
+
+
+@click.command()
+@click.argument("a", type=click.Path(), metavar="A")
+@click.argument("b", type=click.Path(), metavar="B")
+@click.option(
+    "--fail-on", callback=share, metavar="SHARE",
+    help="Exit with 1 if a step of B takes longer than one of A by this share or more, such as 3%.",
+)  # fmt: skip
+@json_option
+@click.pass_context
+def diff(ctx: click.Context, a: str, b: str, fail_on: float | None, as_json: bool) -> None:
+    """What explains that a step of run B takes longer, or shorter, than one of run A.
+
+    \b
+    dpro diff BEFORE AFTER
+    dpro diff BEFORE AFTER --fail-on 3%      in a pipeline of tests
+    dpro diff TRACES_A TRACES_B
+
+    Each run is replayed with its work made as long as the other's, one kind of work after the other. So what
+    a kernel, an operator or a collective contributes is what it changes in the step, not how much longer it
+    is: work that something else hides contributes nothing. Contributions add up; what no kind of work
+    explains (other dependencies, other waits) is said. The runs may have other lengths, steps and ranks.
+    """
+    first, second = analyse(a), analyse(b)
+    from dpro.replay.difference import explain
+
+    found = explain(first.built.predictive, second.built.predictive)
+    document = {"a": first.run.label, "b": second.run.label, **difference_document(found)}
+    document["doubts"] = [
+        f"{name}: {reason}"
+        for name, analysis in (("A", first), ("B", second))
+        for reason in analysis.trust.reasons
+    ]
+    if as_json:
+        print_json(document)
+    else:
+        _print(found, document["doubts"])
+    if fail_on is not None and found.b_ns > (1 + fail_on) * found.a_ns:
+        click.echo(
+            f"dpro: a step of B takes {found.b_ns / found.a_ns - 1:.1%} longer than one of A", err=True
+        )
+        ctx.exit(1)
+
+
+def difference_document(found: Difference) -> dict[str, Any]:
+    """The command's JSON."""
+    return {
+        "a_ms": ms(found.a_ns),
+        "b_ms": ms(found.b_ns),
+        "delta_ms": ms(found.b_ns - found.a_ns),
+        "contributors": [
+            {
+                "name": each.name,
+                "kind": each.kind,
+                "delta_ms": ms(each.delta_ns),
+                "a_ms": ms(each.a_ns),
+                "b_ms": ms(each.b_ns),
+            }
+            for each in found.contributors
+        ],
+        "unexplained_ms": ms(found.unexplained_ns),
+        "by_rank": {str(rank): ms(delta) for rank, delta in found.by_rank.items()},
+    }
+
+
+def _print(found: Difference, doubts: list[str]) -> None:
+    out = console()
+    delta = found.b_ns - found.a_ns
+    out.print(
+        f"The mean step takes {format_duration(found.a_ns)} in A and {format_duration(found.b_ns)} in B: "
+        f"{_signed(delta)} ({delta / found.a_ns:+.1%})."
+    )
+    shown = [each for each in found.contributors if abs(each.delta_ns) >= LEAST_SHARE * found.a_ns][:ROWS]
+    for each in shown:
+        out.print(
+            f"  {_signed(each.delta_ns):>10}  {each.kind} {_short(each.name)}: "
+            f"{format_duration(each.a_ns)} per rank and step in A, {format_duration(each.b_ns)} in B"
+        )
+    less = sum(each.delta_ns for each in found.contributors if each not in shown)
+    if less:
+        out.print(f"  {_signed(less):>10}  all that contributes less")
+    out.print(f"  {_signed(found.unexplained_ns):>10}  not explained by any kind of work")
+    if len(found.by_rank) > 1 and any(
+        abs(each) >= LEAST_SHARE * found.a_ns for each in found.by_rank.values()
+    ):
+        ranks = ", ".join(f"rank {rank} {_signed(each)}" for rank, each in found.by_rank.items())
+        out.print(f"Work of single ranks, each taken for itself: {ranks}")
+    for doubt in doubts:
+        out.print(f"  - {doubt}")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
+
+
+def _signed(ns: float) -> str:
+    return f"{'-' if ns < 0 else '+'}{format_duration(abs(ns))}"

@@ -1,0 +1,232 @@
+"""What explains that one run takes longer per step than another.
+
+In: the graphs of two runs, of as many steps and ranks as they may have. Out: what each kind of work
+contributes to the difference. Each run is replayed with its work made as long as the other's, one kind after
+the other: from the first run towards the second and back, and the mean of both is what a kind contributes
+(two of the orders that a Shapley value averages over). What no kind of work explains is said to be so.
+Nothing is judged.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.timeline import changed_step_times, durations_of, replay_durations, step_ends
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MOST_KINDS = 24  # of work told apart; the rest, which differs least, is taken together
+LONGEST = 1000.0  # how many times as long work may become: more is work that one run hardly has
+REST = "all other work"
+KINDS = {
+    NodeKind.CPU: "operator",
+    NodeKind.RUNTIME: "runtime call",
+    NodeKind.HOST: "host code",
+    NodeKind.GAP: "host code",
+    NodeKind.KERNEL: "kernel",
+    NodeKind.COPY: "copy",
+    NodeKind.TRANSFER: "collective",
+    NodeKind.DELAY: "launch",
+}
+
+
+@dataclass(frozen=True)
+class Contributor:
+    """One kind of work and its share of the difference.
+
+    Attributes:
+        name: of the work; of host code outside operators, of the annotation around it.
+        kind: what sort of work it is.
+        delta_ns: by how much it makes the step of the second run longer.
+        a_ns, b_ns: how much of it there is per rank and step.
+    """
+
+    name: str
+    kind: str
+    delta_ns: float
+    a_ns: float
+    b_ns: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two runs compared.
+
+    Attributes:
+        a_ns, b_ns: mean replayed step of each.
+        contributors: the largest first; they add up to the difference less `unexplained_ns`.
+        unexplained_ns: what remains: other dependencies, other waits, work that both have in other places.
+        by_rank: what each rank's work contributes, taken for itself.
+    """
+
+    a_ns: float
+    b_ns: float
+    contributors: tuple[Contributor, ...]
+    unexplained_ns: float
+    by_rank: dict[int, float]
+
+
+def explain(a: Graph, b: Graph) -> Difference:
+    """Compare two runs.
+
+    Args:
+        a: the graph of the first, such as the one before a change.
+        b: the graph of the second.
+
+    Raises:
+        Unanswerable: one of them has no whole step.
+    """
+    keys = _keys(a), _keys(b)
+    work = _compared(*map(_work, keys))
+    times_a, times_b = _times(*(_told_apart(each, work) for each in keys))
+    forth, back = _swapped(a, times_a, work), _swapped(b, times_b, work)
+    towards_b, towards_a = np.diff(forth), np.diff(back)
+    # Work that one run lacks cannot be put into it, only taken out of the other.
+    lacks_a, lacks_b = (work[column].to_numpy() == 0 for column in ("a_ns", "b_ns"))
+    share = np.where(lacks_a, -towards_a, np.where(lacks_b, towards_b, (towards_b - towards_a) / 2))
+    rows = work.select("name", "kind", "a_ns", "b_ns").rows()
+    found = [
+        Contributor(name, kind, delta, a_ns, b_ns)
+        for (name, kind, a_ns, b_ns), delta in zip(rows, share.tolist())
+        if delta
+    ]
+    found.sort(key=lambda each: (-abs(each.delta_ns), each.kind, each.name))
+    before, after = float(forth[0]), float(back[0])
+    rest = after - before - float(share.sum())
+    return Difference(before, after, tuple(found), rest, _by_rank(b, times_b))
+
+
+def _keys(graph: Graph) -> pl.DataFrame:
+    """Of each node that is work in a step: where and when, how long, and what: `name` and `kind`."""
+    nodes = graph.nodes
+    chosen = np.flatnonzero(np.isin(nodes.kind, list(KINDS)) & (nodes.step >= 0) & (nodes.rank >= 0))
+    kind = nodes.kind[chosen]
+    outside = np.isin(kind, (NodeKind.HOST, NodeKind.GAP))
+    name = np.where(outside, nodes.around[chosen], nodes.name[chosen])
+    plain = pl.Series([*(re.sub(r"#\d+", "", text) for text in graph.names), "outside any range"])
+    operation = pl.Series([message.op for message in graph.messages] + [""], dtype=pl.String)
+    transfer = (kind == NodeKind.TRANSFER) & (nodes.message[chosen] >= 0)
+    return pl.DataFrame(
+        {
+            "node": chosen,
+            "rank": nodes.rank[chosen],
+            "window": nodes.window[chosen],
+            "step": nodes.step[chosen],
+            "work_ns": nodes.duration[chosen],
+            "name": plain.gather(np.where(name >= 0, name, len(plain) - 1)),
+            "op": operation.gather(np.where(transfer, nodes.message[chosen], len(operation) - 1)),
+            "transfer": transfer,
+            "kind": [KINDS[NodeKind(each)] for each in kind],
+        },
+        schema_overrides={"kind": pl.String},
+    ).with_columns(name=pl.when("transfer").then("op").otherwise("name"))
+
+
+def _work(keys: pl.DataFrame) -> pl.DataFrame:
+    """How much of each kind of work there is: `name`, `kind`, `work_ns` per rank and step."""
+    share = _num_steps(keys) * max(keys["rank"].n_unique(), 1)
+    return keys.group_by("name", "kind").agg(pl.col("work_ns").sum() / share).sort("kind", "name")
+
+
+def _num_steps(keys: pl.DataFrame) -> int:
+    return max(keys.select("window", "step").n_unique(), 1)
+
+
+def _compared(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
+    """Both runs' work side by side, what differs most first, what differs least together in a last row."""
+    both = a.join(b, on=["name", "kind"], how="full", coalesce=True, suffix="_b").select(
+        "name", "kind", a_ns=pl.col("work_ns").fill_null(0.0), b_ns=pl.col("work_ns_b").fill_null(0.0)
+    )
+    change = (pl.col("b_ns") - pl.col("a_ns")).abs()
+    both = both.sort([change, "kind", "name"], descending=[True, False, False])
+    rest = both[MOST_KINDS:].select(
+        name=pl.lit(REST), kind=pl.lit(""), a_ns=pl.col("a_ns").sum(), b_ns=pl.col("b_ns").sum()
+    )
+    return pl.concat([both[:MOST_KINDS], rest])
+
+
+def _told_apart(keys: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """The keys with `row`: which row of `work` each counts to."""
+    rows = work.select("name", "kind").with_row_index("row")
+    joined = keys.join(rows, on=["name", "kind"], how="left", maintain_order="left")
+    return joined.with_columns(pl.col("row").fill_null(work.height - 1).cast(pl.Int64))
+
+
+def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The keys of each run with `times`: how many times as long its like is in the other run.
+
+    Ranks are compared each with itself where both runs have the same, and all together where not.
+    """
+    same = set(a["rank"]) == set(b["rank"])
+    by = ["row", "rank"] if same else ["row"]
+    ranks = (1, 1) if same else (each["rank"].n_unique() for each in (a, b))
+    each_a, each_b = (
+        keys.group_by(by).agg(pl.col("work_ns").sum() / (_num_steps(keys) * number))
+        for keys, number in zip((a, b), ranks)
+    )
+    both = each_a.join(each_b, on=by, how="full", coalesce=True, suffix="_b").with_columns(
+        pl.col("work_ns", "work_ns_b").fill_null(0.0)
+    )
+    ratio = pl.col("work_ns_b") / pl.col("work_ns")
+    factors = both.select(
+        *by,
+        forth=ratio.fill_nan(1.0).clip(0.0, LONGEST),
+        back=(1 / ratio).fill_nan(1.0).clip(0.0, LONGEST),
+    )
+    forth, back = (factors.select(*by, times=way) for way in ("forth", "back"))
+    return (
+        a.join(forth, on=by, how="left", maintain_order="left"),
+        b.join(back, on=by, how="left", maintain_order="left"),
+    )
+
+
+def _swapped(graph: Graph, keys: pl.DataFrame, work: pl.DataFrame) -> Floats:
+    """[K + 1] mean step, ns: unchanged, then with one more kind of work as long as in the other run."""
+    node, row = keys["node"].to_numpy(), keys["row"].to_numpy()
+    changed = _changed(graph, keys)
+    durations = np.repeat(graph.nodes.duration[:, None], work.height + 1, axis=1)
+    for at in range(work.height):
+        mine = node[row == at]
+        durations[mine, at + 1 :] = changed[mine, None]
+    return _mean_steps(graph, durations)
+
+
+def _changed(graph: Graph, keys: pl.DataFrame) -> Ints:
+    """[N] ns, durations with all work as long as in the other run."""
+    node = keys["node"].to_numpy()
+    duration = graph.nodes.duration.copy()
+    duration[node] = np.rint(duration[node] * keys["times"].to_numpy()).astype(np.int64)
+    return duration
+
+
+def _mean_steps(graph: Graph, durations: Ints) -> Floats:
+    """[S] mean step, ns, of the graph with each column of durations [N, S]; the first is the baseline."""
+    ends = replay_durations(graph, durations)
+    first = np.ascontiguousarray(ends[:, 0])
+    baseline = step_ends(graph, first - durations[:, 0], first)
+    if baseline.is_empty():
+        raise Unanswerable("no whole step in the run: record at least two steps")
+    means = [float(durations_of(baseline)["duration_ns"].to_numpy().mean())]
+    for column in range(1, durations.shape[1]):
+        end = np.ascontiguousarray(ends[:, column])
+        steps = changed_step_times(baseline, graph, end - durations[:, column], end)
+        means.append(float(steps["duration_ns"].to_numpy().mean()))
+    return np.array(means)
+
+
+def _by_rank(b: Graph, keys: pl.DataFrame) -> dict[int, float]:
+    """What the second run would save if one rank's work were as long as in the first, rank by rank."""
+    ranks = sorted(keys["rank"].unique().to_list())
+    changed = _changed(b, keys)
+    durations = [b.nodes.duration]
+    durations += [np.where(b.nodes.rank == rank, changed, b.nodes.duration) for rank in ranks]
+    steps = _mean_steps(b, np.stack(durations, axis=1))
+    return {rank: float(steps[0] - step) for rank, step in zip(ranks, steps[1:])}
