@@ -163,7 +163,11 @@ class Launch:
 
 
 def launch(
-    run: Path, command: Sequence[str], options: RecordOptions, sidecar: Callable[[Launch, Process], None]
+    run: Path,
+    command: Sequence[str],
+    options: RecordOptions,
+    sidecar: Callable[[Launch, Process], None],
+    beside: Callable[[Launch], None] | None = None,
 ) -> NoReturn:
     """Become the command, recorded into a run directory.
 
@@ -172,6 +176,7 @@ def launch(
         command: the command and its arguments.
         options: what to record in depth.
         sidecar: called in a process of its own beside the job, with the job to watch.
+        beside: called in that process first, while it still has the terminal: starts what shall have it, too.
 
     Raises:
         CommandNotFound: there is no such command.
@@ -189,7 +194,7 @@ def launch(
     # Containers may share a name and have the same pids.
     mine = Launch(run, f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}")
     marker = _prepare(mine, command, options)
-    _fork_sidecar(mine, marker, sidecar)
+    _fork_sidecar(mine, marker, sidecar, beside)
     _become(command, _environment(mine, options))
 
 
@@ -255,7 +260,12 @@ def _environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
     return environment | {each["name"]: each["value"] for each in wanted}
 
 
-def _fork_sidecar(mine: Launch, marker: IO[str], sidecar: Callable[[Launch, Process], None]) -> None:
+def _fork_sidecar(
+    mine: Launch,
+    marker: IO[str],
+    sidecar: Callable[[Launch, Process], None],
+    beside: Callable[[Launch], None] | None,
+) -> None:
     """Start the sidecar as nobody's child and in its own session: neither `wait` nor Ctrl-C reaches it."""
     job = Process(os.getpid())
     child = os.fork()
@@ -266,6 +276,9 @@ def _fork_sidecar(mine: Launch, marker: IO[str], sidecar: Callable[[Launch, Proc
     if os.fork():
         os._exit(0)
     try:
+        if beside is not None:
+            with suppress(OSError):
+                beside(mine)
         _detach(mine, keep={marker.fileno(), job.descriptor})
         sidecar(mine, job)
     finally:
@@ -331,7 +344,7 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
         if not locked:
             return [each for each in open_ones if each.marker.exists()]
         for each in locked:
-            if _job_lives(each):
+            if job_lives(each):
                 raise InputError(
                     f"{run}: still being recorded{_so_far(each)}; read it when the job has ended, "
                     f"or a copy of what there is now: dpro attach {run} -o COPY"
@@ -361,7 +374,8 @@ def _slow(run: str | os.PathLike[str], recording: Launch) -> str:
     return f"{run}: its tables are still being written; try again in a minute"
 
 
-def _job_lives(recording: Launch) -> bool:
+def job_lives(recording: Launch) -> bool:
+    """Whether the job itself still runs, as far as can be seen from this host."""
     with suppress(FileNotFoundError, ValueError):
         facts = recording.facts()
         here = facts["host"] == socket.gethostname()

@@ -12,6 +12,7 @@ from dpro.cli.hangs import say_what_hangs
 from dpro.cli.lateness import say_who_is_late
 from dpro.cli.output import console, finding_document, json_option, print_json
 from dpro.cli.runs import open_or_import
+from dpro.cli.watch import told_in_words, told_while_it_ran
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def diagnose(run: str, as_json: bool) -> None:
     dpro diagnose RUN --json | jq '.findings[].component'
     """
     opened = open_or_import(run)
+    for line in () if as_json else told_in_words(told_while_it_ran(opened)):
+        console().print(f"while it ran, {line}")
     if say_what_hangs(opened, as_json) or say_who_is_late(opened, as_json):
         return
     analysis = analyse(run)
@@ -115,6 +118,7 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
         "healthy": not findings and not unknown,
         "answerable": analysis.trust.answerable,
         "reasons": unknown,
+        "while_it_ran": told_while_it_ran(analysis.run),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpro.cli.output import console, finding_document, print_json
+from dpro.cli.watch import told_while_it_ran
 
 if TYPE_CHECKING:
     from dpro.detect.findings import Finding
@@ -76,6 +77,7 @@ def _document(run: Run, findings: list[Finding], unknown: list[str]) -> dict[str
         "healthy": not findings and not unknown,
         "answerable": True,
         "reasons": unknown,
+        "while_it_ran": told_while_it_ran(run),
     }
 
 

@@ -12,6 +12,7 @@ import click
 from dpro.cli.output import console, json_option, print_json
 from dpro.cli.telemetry import in_words as telemetry_in_words
 from dpro.cli.telemetry import summarize
+from dpro.cli.watch import told_in_words, told_while_it_ran
 from dpro.errors import InputError
 from dpro.units import us
 
@@ -81,6 +82,7 @@ def describe(run: Run) -> dict[str, Any]:
         "exit_status": run.manifest.exit_status,
         "applied": run.manifest.applied,
         "attempts": _earlier_attempts(run),
+        "while_it_ran": told_while_it_ran(run),
         "windows": run.manifest.windows,
         "coverage": held["coverage"] | _coverage(run, steps, held["coverage"]["unclassified"]["share"]),
     }
@@ -216,6 +218,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         f"steps      {document['steps']}, of which {coverage['steps_in_windows']} lie in deep windows",
         *([f"windows    none: {document['no_window']}"] if document["no_window"] else []),
         *_ended_in_words(document),
+        *(f"watched    {line}" for line in told_in_words(document["while_it_ran"])),
         *(f"changed    {line}" for line in applied_in_words(document["applied"])),
         f"rows       {rows_in_words(document)}",
         f"kernels    {unclassified_in_words(coverage['unclassified'])}",

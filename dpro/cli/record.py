@@ -10,12 +10,14 @@ import json
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpro.cli.output import share
+from dpro.cli.watch import check_outlets, metrics_option, start_watcher, webhook_option
 from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -94,8 +96,13 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     "libnccl-profiler-inspector.so, or `inspector` if it is on the job's library path.",
 )  # fmt: skip
 @click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
+@click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
+@webhook_option
+@metrics_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def record(run: Path | None, command: tuple[str, ...], **options: Any) -> None:
+def record(
+    run: Path | None, command: tuple[str, ...], watch: bool, webhook: str, metrics: str, **options: Any
+) -> None:
     """Record a job, unchanged, through any launcher.
 
     \b
@@ -125,7 +132,9 @@ def record(run: Path | None, command: tuple[str, ...], **options: Any) -> None:
         raise UsageError(f"--step {chosen.step}: give a function as MODULE:FUNCTION, for instance train:step")
     if chosen.nccl_inspector:
         chosen = replace(chosen, nccl_inspector=check_plugin(chosen.nccl_inspector, os.environ))
-    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, chosen, _sidecar)
+    outlets = check_outlets(webhook, metrics)
+    watcher = partial(start_watcher, outlets) if watch or outlets else None
+    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, chosen, _sidecar, watcher)
 
 
 def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> None:

@@ -16,11 +16,14 @@ from dpro.errors import InputError, UsageError
 from dpro.units import format_duration
 
 if TYPE_CHECKING:
+    from dpro.collectors.launch import Launch
+    from dpro.store import Run
     from dpro.watch.ledger import FindingsFile, Notice
     from dpro.watch.outlets import Metrics, Webhook
     from dpro.watch.watcher import Watcher
 
 NICE = 10  # the job comes first
+LAST_PORT = 65535
 BEGIN_S = 10.0  # a recording that is just beginning is waited for
 
 
@@ -65,8 +68,10 @@ def watch(run: Path, webhook: str, metrics: str, look_s: float, alone: bool, as_
     """
     from dpro.cli.record import readers
     from dpro.watch.ledger import FindingsFile, Ledger, read_findings
+    from dpro.watch.outlets import Webhook
     from dpro.watch.watcher import Watcher, watch
 
+    check_outlets(webhook, metrics)
     _wait_for_recording(run)
     server = _serve(metrics)
     kept = FindingsFile(run)
@@ -76,7 +81,7 @@ def watch(run: Path, webhook: str, metrics: str, look_s: float, alone: bool, as_
         os.nice(NICE)
     first = max((each["number"] for each in read_findings(run)), default=0) + 1
     watcher = Watcher(run.resolve(), readers(), Ledger(first), kept.folder if kept.is_mine else None)
-    hook = _hook(webhook)
+    hook = Webhook(webhook) if webhook else None
     watch(watcher, look_s, _teller(run, kept, hook, server, as_json), _scraped(server), _complainer())
     if hook is not None:
         hook.close()
@@ -98,12 +103,34 @@ def _wait_for_recording(run: Path) -> None:
         time.sleep(0.1)
 
 
-def _hook(url: str) -> Webhook | None:
-    from dpro.watch.outlets import Webhook
+def check_outlets(webhook: str, metrics: str) -> list[str]:
+    """The options that say where findings go, for a watcher of its own.
 
-    if url and not url.startswith(("http://", "https://")):
-        raise UsageError(f"--webhook {url}: give a URL that begins with http:// or https://")
-    return Webhook(url) if url else None
+    Raises:
+        UsageError: one of them is nothing to go to.
+    """
+    if webhook and not webhook.startswith(("http://", "https://")):
+        raise UsageError(f"--webhook {webhook}: give a URL that begins with http:// or https://")
+    port = metrics.rpartition(":")[2]
+    if metrics and not (port.isdigit() and int(port) <= LAST_PORT):
+        raise UsageError(f"--metrics {metrics}: give a port, or an address and a port")
+    return [*(["--webhook", webhook] if webhook else []), *(["--metrics", metrics] if metrics else [])]
+
+
+def start_watcher(outlets: list[str], recording: Launch) -> None:
+    """Start `dpro watch` beside a job that is about to begin; it tells on the stderr of this process.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "dpro", "watch", str(recording.run), "--alone", *outlets]
+    subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+        env=os.environ | {"POLARS_MAX_THREADS": "1"},
+    )  # fmt: skip
 
 
 def _serve(where: str) -> Metrics | None:
@@ -112,8 +139,6 @@ def _serve(where: str) -> Metrics | None:
     if not where:
         return None
     host, _, port = where.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"--metrics {where}: give a port, or an address and a port")
     try:
         return Metrics(host, int(port))
     except OSError as error:
@@ -175,7 +200,7 @@ def _scraped(server: Metrics | None) -> Callable[[Watcher], None]:
 def in_words(notice: Notice) -> list[str]:
     """A notice for people: what it is about, and its evidence."""
     found = notice.finding
-    at = time.strftime("%H:%M:%S", time.localtime(notice.time_ns / 1e9))
+    at = _clock(notice.time_ns)
     who = f"{found.component_kind} {found.component_id}"
     cause = f" ({found.cause})" if found.cause else ""
     if notice.why:
@@ -185,3 +210,31 @@ def in_words(notice: Notice) -> list[str]:
         cost = f" costs {format_duration(found.cost_ns)} per step ({found.severity:.0%})"
     head = f"dpro: {at} {found.class_}: {who}{cause}{cost}; confidence {found.confidence:.2f}"
     return [head, *(f"dpro:   - {line}" for line in found.evidence)]
+
+
+def told_while_it_ran(run: Run) -> list[dict[str, Any]]:
+    """What `dpro watch` found while a run was recorded: each finding once, with when and why it was over."""
+    from dpro.watch.ledger import BEGINS, read_findings
+
+    found: dict[int, dict[str, Any]] = {}
+    for notice in read_findings(run.path):
+        if notice["event"] == BEGINS:
+            found[notice["number"]] = {**notice, "over_ns": -1}
+        elif notice["number"] in found:
+            found[notice["number"]] |= {"over_ns": notice["time_ns"], "why": notice["why"]}
+    return [{key: each[key] for key in each if key != "event"} for each in found.values()]
+
+
+def told_in_words(told: list[dict[str, Any]]) -> list[str]:
+    """The same for people, one line each."""
+    lines = []
+    for each in told:
+        when = _clock(each["time_ns"])
+        until = f", over at {_clock(each['over_ns'])}: {each['why']}" if each["over_ns"] > 0 else ""
+        component = f"{each['component']['kind']} {each['component']['id']}"
+        lines.append(f"at {when}, step {each['step']}: {each['class']}: {component}{until}")
+    return lines
+
+
+def _clock(time_ns: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time_ns / 1e9))

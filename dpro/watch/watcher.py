@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import statistics
 import time
 from collections import deque
@@ -25,7 +26,7 @@ from dpro.collectors.attach import stacks
 from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import Process, Readers, processes
 from dpro.collectors.inside.flight import WANTED
-from dpro.collectors.launch import RAW, is_locked, launches
+from dpro.collectors.launch import RAW, Launch, is_locked, job_lives, launches
 from dpro.detect.findings import Finding
 from dpro.detect.hang.find import find_hangs
 from dpro.detect.hang.records import read_records
@@ -93,10 +94,14 @@ class Watcher:
 
     def lives(self) -> bool:
         """Whether the job is still being recorded."""
-        recordings = launches(self.run)
-        if any(is_locked(each) for each in recordings):
-            return True
-        return bool(recordings) and time.monotonic() - self._heard_s < SILENT_S
+        return any(self._lives(recording) for recording in launches(self.run))
+
+    def _lives(self, recording: Launch) -> bool:
+        with suppress(OSError, ValueError):
+            if recording.facts()["host"] == socket.gethostname():
+                return job_lives(recording)
+            return is_locked(recording) or time.monotonic() - self._heard_s < SILENT_S
+        return False
 
     def look(self) -> list[Notice]:
         """Read what is new, and tell what begins and ends to be wrong."""

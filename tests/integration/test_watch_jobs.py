@@ -99,6 +99,7 @@ def test_other_hangs_are_named_while_the_job_runs(tmp_path, fault, class_):
     assert (finding["class"], finding["ranks"]) == (class_, [2])
 
 
+@pytest.mark.slow
 def test_a_rank_that_becomes_slow_is_named_while_the_job_runs_and_not_before(tmp_path):
     command = launched(SLOWING, 2, tmp_path / "mark", "--steps", 400, "--slow-rank", 1, "--times", 2)
     with watched(tmp_path, command) as watcher:
@@ -113,6 +114,28 @@ def test_a_healthy_job_raises_nothing_for_its_whole_life(tmp_path):
     with watched(tmp_path, launched(SLOWING, 2, tmp_path / "mark")) as watcher:
         assert watcher.wait(LONGEST_S) == 0
     assert told(tmp_path) == []
+
+
+def test_record_watch_tells_on_stderr_and_in_the_run_and_leaves_the_output_and_exit_code_of_the_job_alone(
+    tmp_path,
+):
+    job = launched(SLOWING, 2, tmp_path / "mark", "--steps", 60, "--slow-rank", 1, "--times", 2, "--since", 3)
+    done = complete([*RECORD, "--watch", "--", *job], tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == b""
+    assert b"dpro: " in done.stderr
+    assert b" slow.host: rank 1 (host code that waits) costs " in done.stderr
+    for command in ("diagnose", "info"):
+        document = json.loads(complete([*DPRO, command, "run", "--json"], tmp_path).stdout)
+        [told] = document["while_it_ran"]
+        assert (told["class"], told["ranks"], told["over_ns"] > told["time_ns"]) == ("slow.host", [1], True)
+
+
+def test_outlets_that_cannot_be_are_refused_before_the_job_starts(tmp_path):
+    for outlet in (["--webhook", "nowhere"], ["--metrics", "http"]):
+        done = complete([*RECORD, *outlet, "--", "touch", "started"], tmp_path)
+        assert done.returncode == 2
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_run_that_is_not_being_recorded_cannot_be_watched(tmp_path):
