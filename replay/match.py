@@ -8,13 +8,16 @@ together, so under the true pairing the differences are one constant (the clock 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 POINT_TO_POINT = ("send", "recv")
 # Each process counts its messages to all peers: what is number 3 for one end can be number 5 for the other.
@@ -30,6 +33,11 @@ CLEAR_RUNNER_UP = 3.0
 CLEAR_RUNNER_UP_TIMES_PAIRS = 30.0
 # Below this many pairs, evenness says nothing: two differences are easily even.
 ENOUGH_PAIRS = 3
+# Of more shifts than this, as only long windows have, those are left out whose differences, at so many pairs,
+# are so many times less even than others'.
+MANY_SHIFTS = 512
+SAMPLED_PAIRS = 200
+HOPELESS = 100.0
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,7 @@ def _by_order(part: pl.DataFrame) -> tuple[Ints, list[str]]:
     for rank, at in members.items():
         if rank == reference:
             continue
-        same = _sameness(ops, sizes, symmetric, first, at)
+        same = partial(_same, ops, sizes, symmetric, first, at)
         shift, clear = best_shift(ends[first], ends[at], same)
         if not clear:
             problems.append(f"ranks {reference} and {rank} cannot be laid against each other")
@@ -173,29 +181,28 @@ def _by_order(part: pl.DataFrame) -> tuple[Ints, list[str]]:
             continue
         partner = np.arange(at.size) + shift
         found = (partner >= 0) & (partner < first.size)
-        found[found] = same[partner[found], np.flatnonzero(found)]
+        found[found] = same(partner[found], np.flatnonzero(found))
         numbers[at[found]] = partner[found]
         numbers[at[~found]] = fresh + np.arange(int((~found).sum()))
         fresh += int((~found).sum())
     return numbers, problems
 
 
-def _sameness(ops: Ints, sizes: Ints, symmetric: NDArray[np.bool_], a: Ints, b: Ints) -> NDArray[np.bool_]:
-    """[n, m] whether two rows can be one collective: the same op, and the same size where it must be."""
-    same_op = ops[a][:, None] == ops[b][None, :]
-    size_a, size_b = sizes[a][:, None], sizes[b][None, :]
-    same_size = (size_a == size_b) | (size_a < 0) | (size_b < 0) | ~symmetric[a][:, None]
-    same: NDArray[np.bool_] = same_op & same_size
+def _same(ops: Ints, sizes: Ints, symmetric: Bools, a: Ints, b: Ints, i: Ints, j: Ints) -> Bools:
+    """[K] whether rows a[i] and b[j] can be one collective: same op, and same size where it must be."""
+    a, b = a[i], b[j]
+    same_size = (sizes[a] == sizes[b]) | (sizes[a] < 0) | (sizes[b] < 0) | ~symmetric[a]
+    same: Bools = (ops[a] == ops[b]) & same_size
     return same
 
 
-def best_shift(ends_a: Ints, ends_b: Ints, same: NDArray[np.bool_]) -> tuple[int, bool]:
+def best_shift(ends_a: Ints, ends_b: Ints, same: Callable[[Ints, Ints], Bools]) -> tuple[int, bool]:
     """How far one rank's order is shifted against another's.
 
     Args:
         ends_a: [n] ns, ends on one rank, in its order.
         ends_b: [m] ns, ends on the other, on its own clock.
-        same: [n, m] whether two entries can be one collective.
+        same: whether entries i [K] of a and j [K] of b can be one collective.
 
     Returns:
         shift, so that entry j of b is entry j + shift of a, and whether it is clear: the spread
@@ -205,12 +212,12 @@ def best_shift(ends_a: Ints, ends_b: Ints, same: NDArray[np.bool_]) -> tuple[int
     n, m = ends_a.size, ends_b.size
     if min(n, m) < ENOUGH_PAIRS:
         j = np.arange(max(0, m - n), m)
-        return n - m, bool(same[j + n - m, j].all())
+        return n - m, bool(same(j + n - m, j).all())
     least = max(ENOUGH_PAIRS - 1, min(n, m) // 2)  # a single pair is as even as can be, and says nothing
     spreads: list[tuple[float, int, int]] = []
-    for shift in range(least - m, n - least + 1):
+    for shift in _plausible(ends_a, ends_b, np.arange(least - m, n - least + 1)).tolist():
         j = np.arange(max(0, -shift), min(m, n - shift))
-        equal = same[j + shift, j]
+        equal = same(j + shift, j)
         if equal.mean() < 0.9:
             continue
         difference = ends_a[(j + shift)[equal]] - ends_b[j[equal]]
@@ -222,3 +229,15 @@ def best_shift(ends_a: Ints, ends_b: Ints, same: NDArray[np.bool_]) -> tuple[int
     enough = max(CLEAR_RUNNER_UP, CLEAR_RUNNER_UP_TIMES_PAIRS / pairs) * spread
     unlike = all(other >= enough for other, _, at in spreads if at != shift)
     return shift, pairs >= ENOUGH_PAIRS and unlike
+
+
+def _plausible(ends_a: Ints, ends_b: Ints, shifts: Ints) -> Ints:
+    """Of many shifts those that may be the best or the next best, by the evenness of some of their pairs."""
+    if shifts.size <= MANY_SHIFTS:
+        return shifts
+    begin, end = np.maximum(0, -shifts), np.minimum(ends_b.size, ends_a.size - shifts)
+    j = begin[:, None] + (end - begin - 1)[:, None] * np.arange(SAMPLED_PAIRS) // (SAMPLED_PAIRS - 1)
+    low, high = np.percentile(ends_a[j + shifts[:, None]] - ends_b[j], (25, 75), axis=1)
+    spread = high - low + 1.0
+    plausible: Ints = shifts[spread <= HOPELESS * spread.min()]
+    return plausible

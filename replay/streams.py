@@ -240,12 +240,8 @@ def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[P
     by_end = work[np.argsort(local.end[work], kind="stable")]
     ends = local.end[by_end]
     coincident, draining = [], []
-    for span in late.tolist():
-        low, now, high = np.searchsorted(
-            ends,
-            local.start[span] + np.array([-COINCIDENCE_NS, ROUNDING_NS // 2, DRAINING_NS]),
-            side="right",
-        )
+    around = local.start[late][:, None] + np.array([-COINCIDENCE_NS, ROUNDING_NS // 2, DRAINING_NS])
+    for span, (low, now, high) in zip(late.tolist(), np.searchsorted(ends, around, side="right").tolist()):
         elsewhere = local.stream[by_end[low:high]] != local.stream[span]
         earlier = local.start[by_end[low:high]] < local.start[span]
         found = low + np.flatnonzero(elsewhere & earlier)

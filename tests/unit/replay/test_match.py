@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.replay.match import best_shift
@@ -21,41 +21,39 @@ def _ends(first: int, count: int, late_ms: int = 0) -> np.ndarray:
     return ends[first : first + count]
 
 
-def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.ones((a.size, b.size), np.bool_)
+def _alike(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    return np.ones(j.size, np.bool_)
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_few_collectives_that_both_ranks_hold_are_laid_against_each_other(count):
     a, b = _ends(2, count), _ends(2, count, late_ms=1)
-    assert best_shift(a, b, _alike(a, b)) == (0, True)
+    assert best_shift(a, b, _alike) == (0, True)
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 3), (4, 3), (9, 3), (3, 5), (7, 5)])
 def test_three_collectives_are_found_among_many(first, count):
     a, b = _ends(0, 12), _ends(first, count, late_ms=1)
-    assert best_shift(a, b, _alike(a, b)) == (first, True)
+    assert best_shift(a, b, _alike) == (first, True)
 
 
 def test_a_single_pair_decides_nothing_however_even_it_is():
     # Laid against each other fully, the ends differ by milliseconds: these are not the same three.
     a = np.array([0, 10, 30]) * MS
     b = np.array([0, 25, 31]) * MS
-    assert not best_shift(a, b, _alike(a, b))[1]
+    assert not best_shift(a, b, _alike)[1]
 
 
 def test_three_collectives_at_equal_distances_are_refused():
     a = np.array([0, 10, 20]) * MS
     b = a + np.array([0, 20, -10]) * US
-    assert not best_shift(a, b, _alike(a, b))[1]
+    assert not best_shift(a, b, _alike)[1]
 
 
 def test_two_collectives_are_laid_end_to_end_where_they_are_alike():
     a, b = _ends(0, 5), _ends(3, 2)
-    same = _alike(a, b)
-    assert best_shift(a, b, same) == (3, True)
-    same[4, 1] = False
-    assert best_shift(a, b, same) == (3, False)
+    assert best_shift(a, b, _alike) == (3, True)
+    assert best_shift(a, b, lambda i, j: (i != 4) | (j != 1)) == (3, False)
 
 
 @given(st.integers(0, 2**31), st.integers(3, 8), st.integers(0, 6), st.integers(-50, 50))
@@ -64,5 +62,19 @@ def test_what_is_called_clear_is_right_wherever_the_windows_were_clipped(seed, c
     ends = np.cumsum(noise.integers(100, 20_000, 20)) * US
     a = ends[first : first + count + 4]
     b = (ends + noise.normal(0, 20 * US, 20).astype(np.int64) + late_ms * MS)[first + 1 : first + 1 + count]
-    shift, clear = best_shift(a, b, _alike(a, b))
+    shift, clear = best_shift(a, b, _alike)
     assert not clear or shift == 1
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 2**31), st.integers(-300, 300), st.booleans())
+def test_of_many_shifts_the_hopeless_ones_are_left_out_and_nothing_else_changes(seed, first, periodic):
+    noise = np.random.default_rng(seed)
+    gaps = noise.integers(100, 20_000, 1400) if not periodic else np.full(1400, 5_000)
+    ends = np.cumsum(gaps) * US
+    a, b = ends[300:1000], ends[300 + first : 1000 + first] + noise.integers(-50, 50, 700) * US + MS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpro.replay.match.MANY_SHIFTS", 10_000)
+        every = best_shift(a, b, _alike)
+    assert best_shift(a, b, _alike) == every
+    assert every[1] != periodic
