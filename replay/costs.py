@@ -80,6 +80,15 @@ def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Sort, Line
     return lines
 
 
+def untold(graph: Graph) -> tuple[str, ...]:
+    """A line for each operation and group whose latency the transfers do not tell."""
+    return tuple(
+        f"{op} in {group or 'unnamed group'}: sizes are too alike to tell latency, which is taken to be 0"
+        for (op, group), line in fit_costs(graph).items()
+        if line.bandwidth_only
+    )
+
+
 def sorts(graph: Graph) -> dict[Sort, list[int]]:
     """Operations and groups, each with the messages that are of it."""
     found: dict[Sort, list[int]] = {}

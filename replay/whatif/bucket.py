@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpro.replay.costs import untold
 from dpro.replay.gradients import MB
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.edit import Edit, key
@@ -30,7 +31,7 @@ class Bucket(Edit):
     )
     mb: float = key("size of a bucket, 2**20 bytes", least=0.0)
     first_mb: float | None = key("size of the first one; as the others if not given", None, least=0.0)
-    doubt: float = 0.2
+    doubt: float = 0.15
 
     def apply(self, graph: Graph) -> Graph:
         """Close buckets where DDP would, and reduce each once its last gradient is ready."""
@@ -40,6 +41,10 @@ class Bucket(Edit):
         if all(np.array_equal(each.closes, closes) for each in known.passes):
             return graph
         return with_reductions(known, [buckets(known, closes)] * len(known.passes))
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What latency is not known of."""
+        return untold(graph)
 
     def describe(self) -> str:
         """What is changed."""

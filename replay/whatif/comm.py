@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
-from dpro.replay.costs import fit_costs, sorts
+from dpro.replay.costs import fit_costs, sorts, untold
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
 
@@ -60,7 +60,7 @@ class Network(Edit):
     )
     bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MOST_TIMES)
     latency: float = key("multiple of the latency", 1.0, least=0.0)
-    doubt: float = 0.25
+    doubt: float = 0.15
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the two parts of each transfer, and the time by which transfers of one link may overlap."""
@@ -78,6 +78,10 @@ class Network(Edit):
         return changed.with_lags(
             np.where(overlap, np.rint(edges.lag * self.latency), edges.lag).astype(np.int64)
         )
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What latency is not known of."""
+        return untold(graph)
 
     def describe(self) -> str:
         """What is changed."""

@@ -1,9 +1,9 @@
 """Predictions: the step time under edits, with an interval.
 
-In: a graph and edits. Out: `Prediction`s. The interval comes from how the gain varies from step to step, from
-how far the replay misses the unchanged steps, from how much of the gain rests on an edit's assumptions, and
-from how well the slowdown of compute beside communication is known, where an edit changes what stands beside
-what; and from what may become of waiting for ranks that are missing.
+In: a graph and edits. Out: `Prediction`s. The interval comes from how steps and gains vary, from how far the
+replay misses the unchanged steps, from how much of the gain rests on an edit's assumptions, from how well the
+slowdown of compute beside communication is known, where an edit changes what stands beside what, and
+from what may become of waiting for ranks that are missing.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     after_ns, *bounds_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns
-    spread = STANDARD_ERRORS * float(gain.std(ddof=1)) / np.sqrt(gain.size) if gain.size > 1 else 0.0
+    spread = STANDARD_ERRORS * _standard_error(gain, after_ns)
     measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
     between = [float(_steps_of(replay(each), baseline).mean()) for each in graphs[1:-1]]
@@ -120,6 +120,13 @@ def _doubt(edits: Sequence[Edit], steps: Sequence[float]) -> float:
         steps: step time before the first and after each.
     """
     return sum(edit.doubt * abs(after - before) for edit, (before, after) in zip(edits, pairwise(steps)))
+
+
+def _standard_error(gain: NDArray[np.int64], after_ns: NDArray[np.int64]) -> float:
+    """Of the mean step that a run of the changed job would show: its own steps vary, and so do the gains."""
+    if gain.size < 2:
+        return 0.0
+    return float(np.hypot(gain.std(ddof=1), after_ns.std(ddof=1)) / np.sqrt(gain.size))
 
 
 def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:

@@ -86,6 +86,13 @@ def test_every_bucket_but_the_last_holds_the_cap_and_none_could_close_earlier(si
         assert sum(sizes[first : last + 1]) >= cap or last == len(sizes) - 1
 
 
+def test_that_latency_is_not_told_is_said(tmp_path):
+    graph = built(ddp_job(), tmp_path)
+    for text in ("bucket:mb=1", "compress:to=fp16", "network:bandwidth=2"):
+        (line,) = parse_edit(text).notes(graph)
+        assert "too alike to tell latency" in line
+
+
 def test_reductions_still_wait_for_the_last_rank(tmp_path):
     graph = built(ddp_job(late=500), tmp_path)
     assert steps_us(graph, "bucket:mb=1")[1] == pytest.approx(5500 + 10 + 4 * 4096 + 150, abs=25)
