@@ -14,7 +14,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from flask import Response, abort, request
 
-from dpro.dashboards import breakdown, heatmap, timeline, verdict
+from dpro.dashboards import breakdown, collectives, heatmap, kernels, timeline, verdict, workbench
 from dpro.dashboards.guard import guard
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
@@ -23,7 +23,15 @@ from dpro.dashboards.page import Filler, View, answer, in_browser, message
 from dpro.dashboards.theme import css_variables
 from dpro.errors import DproError, UsageError
 
-VIEWS: tuple[View, ...] = (verdict.VIEW, heatmap.VIEW, breakdown.VIEW, timeline.VIEW)
+VIEWS: tuple[View, ...] = (
+    verdict.VIEW,
+    heatmap.VIEW,
+    breakdown.VIEW,
+    timeline.VIEW,
+    collectives.VIEW,
+    kernels.VIEW,
+    workbench.VIEW,
+)
 
 _KEYS = (
     ("1 … 9", "go to a view"),

@@ -18,8 +18,9 @@ from dpro.detect.findings import Finding
 from dpro.errors import DproError
 from dpro.export.slices import slices
 from dpro.replay.accuracy import Trust
-from dpro.replay.breakdown import collective_totals, kernel_totals, step_breakdown
+from dpro.replay.breakdown import collective_totals, step_breakdown
 from dpro.replay.build import Built
+from dpro.replay.costs import Line, Sort, fit_costs
 from dpro.replay.host import host_facts
 from dpro.replay.timeline import Timeline, replay, step_ends
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps
@@ -170,14 +171,14 @@ class Loaded:
         return host_facts(self.steps, self.counters)
 
     @once
-    def kernels(self) -> pl.DataFrame:
-        """Kernels, or operators, by name."""
-        return kernel_totals(self.spans)
-
-    @once
     def sizes(self) -> pl.DataFrame:
         """Collectives by operation and size."""
         return collective_totals(self.collectives, self.spans)
+
+    @once
+    def costs(self) -> dict[Sort, Line]:
+        """What communication costs, as fitted."""
+        return fit_costs(self.built.graph)
 
     @once
     def baseline(self) -> pl.DataFrame:

@@ -40,6 +40,12 @@ def colour(what: str, theme: str) -> str:
     return _PALETTE[what][THEMES.index(theme)]
 
 
+def series(number: int, theme: str) -> str:
+    """The colour of the n-th of several things that stand for nothing else; they come round again."""
+    hues = ("compute", "exposed_comm", "overlapped_comm", "host_bound", "wait", "cpu", "runtime")
+    return colour(hues[number % len(hues)], theme)
+
+
 def css_variables() -> str:
     """The palette as a style sheet: `--compute`, `--ink`, … for each theme."""
     rules = []

@@ -163,7 +163,7 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
     names = ("edit", "what", "predicted_ms", "low_ms", "high_ms", "speedup", "how")
     return pl.DataFrame(
         {
-            "edit": [" + ".join(map(str, each.edits)) for each in predictions],
+            "edit": ["\n".join(map(str, each.edits)) for each in predictions],
             "what": [" and ".join(edit.describe() for edit in each.edits) for each in predictions],
             "predicted_ms": [ms(each.predicted_ns) for each in predictions],
             "low_ms": [ms(each.low_ns) for each in predictions],

@@ -1,0 +1,216 @@
+"""Collectives: how fast data moves by operation and size, what was fitted to that, and who comes last.
+
+In: collectives by size, and the transfers and arrivals of a graph. Out: frames and figures of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+from dash.development.base_component import Component
+
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.names import plain
+from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
+from dpro.dashboards.theme import colour, series, styled
+from dpro.replay.costs import Line, Sort
+from dpro.replay.graph import Graph, NodeKind
+from dpro.units import NS_PER_MS, NS_PER_US, format_bytes
+
+NAME = "collectives"
+MOST_POINTS = 4000
+_LINE_POINTS = 40
+_NONE = "No collective of this selection was recorded in depth."
+
+
+def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
+    """Every transfer of known size: `rank`, `step`, `op`, `group`, `bytes`, `transfer_us`, `payload_gbps`.
+
+    Args:
+        graph: the graph.
+        link: the selection.
+    """
+    nodes = graph.nodes
+    known = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.message >= 0)
+    chosen = np.flatnonzero(known & (nodes.duration > 0))
+    sorts = [graph.messages[message] for message in nodes.message[chosen]]
+    frame = pl.DataFrame(
+        {
+            "rank": nodes.rank[chosen],
+            "step": nodes.step[chosen],
+            "op": pl.Series([each.op for each in sorts], dtype=pl.String),
+            "group": pl.Series([each.group for each in sorts], dtype=pl.String),
+            "bytes": nodes.bytes[chosen],
+            "transfer_us": nodes.duration[chosen] / NS_PER_US,
+            "payload_gbps": nodes.bytes[chosen] / nodes.duration[chosen],
+        }
+    )
+    return link.chosen(frame)
+
+
+def transfer_figure(transfers: pl.DataFrame, lines: dict[Sort, Line], theme: str) -> go.Figure:
+    """Time against bytes, both logarithmic, with the line that was fitted to each operation and group.
+
+    Args:
+        transfers: as from `transfer_info`.
+        lines: as from `dpro.replay.costs.fit_costs`.
+        theme: light or dark.
+    """
+    figure = go.Figure()
+    few = transfers.gather_every(1 + transfers.height // MOST_POINTS)
+    for number, ((op, group), own) in enumerate(few.group_by("op", "group", maintain_order=True)):
+        ink = series(number, theme)
+        figure.add_scattergl(
+            x=own["bytes"],
+            y=own["transfer_us"],
+            mode="markers",
+            marker={"size": 5, "color": ink, "opacity": 0.55},
+            name=plain(f"{op} {group}"),
+            customdata=np.stack([own["rank"], own["step"], own["payload_gbps"]], axis=1),
+            hovertemplate="%{x:.3s}B in %{y:.1f} us, %{customdata[2]:.3g} GB/s of payload<br>"
+            "rank %{customdata[0]}, step %{customdata[1]}",
+        )
+        line = lines.get((str(op), str(group)))
+        if line is not None:
+            ends = own["bytes"].to_numpy().min(), own["bytes"].to_numpy().max()
+            x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
+            y = line.time_ns(x) / NS_PER_US
+            told = f"fitted: {line.latency_ns / NS_PER_US:.0f} us + bytes / {line.gbps:.3g} GB/s"
+            figure.add_scatter(
+                x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, name=told, hoverinfo="skip"
+            )
+    figure.update_xaxes(title_text="payload, bytes", type="log", exponentformat="SI")
+    figure.update_yaxes(title_text="transfer, us", type="log", exponentformat="none")
+    return styled(figure, theme, height=380)
+
+
+def last_info(graph: Graph, link: Link) -> pl.DataFrame:
+    """Who comes last to collectives, and what that costs the others.
+
+    Args:
+        graph: the graph.
+        link: the selection; who comes last is told among all ranks.
+
+    Returns:
+        `rank`, `collectives` (it took part in), `last` (it came last to), `waited_ms` (for others, in all),
+        `kept_waiting_ms` (how long others waited for it, all of them together).
+    """
+    nodes = graph.nodes
+    arrive = np.flatnonzero((nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0))
+    came = pl.DataFrame(
+        {
+            "collective": nodes.collective[arrive],
+            "rank": nodes.rank[arrive],
+            "step": nodes.step[arrive],
+            "at": nodes.measured_start[arrive],
+        }
+    ).filter(pl.len().over("collective") > 1)
+    wait = (pl.col("at").max() - pl.col("at")).over("collective")
+    came = came.with_columns(wait=wait).with_columns(others=pl.col("wait").sum().over("collective"))
+    is_last = pl.col("wait") == 0
+    return (
+        link.chosen(came)
+        .group_by("rank")
+        .agg(
+            collectives=pl.len(),
+            last=is_last.sum(),
+            waited_ms=pl.col("wait").sum() / NS_PER_MS,
+            kept_waiting_ms=pl.col("others").filter(is_last).sum() / NS_PER_MS,
+        )
+        .sort("rank")
+    )
+
+
+def last_figure(ranks: pl.DataFrame, theme: str) -> go.Figure:
+    """Bars by rank: how long it waited, and how long others waited for it.
+
+    Args:
+        ranks: as from `last_info`.
+        theme: light or dark.
+    """
+    figure = go.Figure()
+    looks = {
+        "kept_waiting_ms": ("others waited for it", "exposed_comm"),
+        "waited_ms": ("it waited for others", "wait"),
+    }
+    for column, (title, what) in looks.items():
+        figure.add_bar(
+            x=ranks["rank"].cast(pl.String),
+            y=ranks[column],
+            name=title,
+            marker={"color": colour(what, theme), "line": {"width": 0}},
+            customdata=np.stack([ranks["last"], ranks["collectives"]], axis=1),
+            hovertemplate="rank %{x}: %{y:.3f} ms<br>"
+            "last in %{customdata[0]} of %{customdata[1]} collectives",
+        )
+    figure.update_xaxes(title_text="rank", type="category", showgrid=False)
+    figure.update_yaxes(title_text="waiting, ms in all")
+    return styled(figure, theme, height=300).update_layout(barmode="group")
+
+
+def _transfers(loaded: Loaded, link: Link) -> Any:
+    transfers = transfer_info(loaded.built.graph, link)
+    if transfers.is_empty():
+        return message("No transfer of this selection is of known size.")
+    figure = transfer_figure(transfers, loaded.costs, link.theme)
+    return [graph("transfers-figure", figure), csv_link(NAME, "transfers", link)]
+
+
+def _last(loaded: Loaded, link: Link) -> Any:
+    ranks = last_info(loaded.built.graph, link)
+    if ranks.is_empty():
+        return message("No collective of this selection is known on two ranks.")
+    return [graph("last-figure", last_figure(ranks, link.theme)), csv_link(NAME, "last", link)]
+
+
+def _sizes(loaded: Loaded, link: Link) -> Any:
+    sizes = loaded.sizes
+    if sizes.is_empty():
+        return message(_NONE)
+    header = ["op", "bytes", "count", "total, ms", "wait, ms", "transfer, ms", "bus bandwidth, GB/s"]
+    rows = [
+        [
+            row["op"] or "?",
+            format_bytes(row["bytes"]),
+            f"{row['count']:,}",
+            *(_ms(row[name]) for name in ("total_ns", "wait_ns", "transfer_ns")),
+            "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.3g}",
+        ]
+        for row in sizes.iter_rows(named=True)
+    ]
+    return [table(header, rows), csv_link(NAME, "sizes", link)]
+
+
+def _ms(ns: int | None) -> str:
+    return "?" if ns is None else f"{ns / NS_PER_MS:.2f}"
+
+
+def _layout() -> Component:
+    return grid(
+        panel(
+            "Transfers by size, and the fitted lines", section("collectives-transfers", "building the graph")
+        ),
+        panel("Who comes last", section("collectives-last", "building the graph")),
+        panel(
+            "By operation and size, whole run",
+            section("collectives-sizes", "matching collectives"),
+            wide=True,
+        ),
+    )
+
+
+VIEW = View(
+    NAME,
+    "Collectives",
+    _layout,
+    {"collectives-transfers": _transfers, "collectives-last": _last, "collectives-sizes": _sizes},
+    {
+        "transfers": lambda loaded, link: transfer_info(loaded.built.graph, link),
+        "last": lambda loaded, link: last_info(loaded.built.graph, link),
+        "sizes": lambda loaded, _link: loaded.sizes,
+    },
+)

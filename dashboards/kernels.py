@@ -1,0 +1,151 @@
+"""Kernels, or operators where no GPU was used: which take the time.
+
+In: spans of the selected ranks and steps. Out: totals by name, ordered and filtered as the link says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from dash import Dash, Input, dcc, html
+from dash.development.base_component import Component
+
+from dpro.classify import classify
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.page import View, csv_link, in_browser, message, panel, section, table
+from dpro.replay.breakdown import kernel_totals
+from dpro.units import NS_PER_MS, NS_PER_US
+
+NAME = "kernels"
+MOST_ROWS = 200
+COLUMNS = {  # column -> header
+    "name": "name",
+    "class": "class",
+    "count": "count",
+    "total_ms": "total, ms",
+    "share": "share",
+    "mean_us": "mean, us",
+}
+_ORDER = "-total_ms"
+
+
+def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFrame:
+    """Totals by name.
+
+    Args:
+        spans: table `spans`.
+        steps: table `steps`, for when the selected ones were: a span belongs to the step it began in.
+        link: selection, `filter` (part of a name or class), and `sort` (a column, with - before it from
+            large to small).
+
+    Returns:
+        The columns of `COLUMNS`; `share` is of all that is selected, filtered out or not.
+    """
+    totals = kernel_totals(_selected(spans, steps, link))
+    total = pl.col("total_ns")
+    named = totals.with_columns(
+        **{"class": pl.col("name").map_elements(lambda name: classify(name).kind, return_dtype=pl.String)},
+        total_ms=total / NS_PER_MS,
+        share=total / total.sum(),
+        mean_us=total / pl.col("count") / NS_PER_US,
+    ).select(list(COLUMNS))
+    word = link.own.get("filter", "").lower()
+    if word:
+        fits = [
+            pl.col(name).str.to_lowercase().str.contains(word, literal=True) for name in ("name", "class")
+        ]
+        named = named.filter(fits[0] | fits[1])
+    order = link.own.get("sort", _ORDER)
+    column = order.removeprefix("-")
+    column = column if column in COLUMNS else "total_ms"
+    return named.sort([column, "name"], descending=[order.startswith("-"), False])
+
+
+def _selected(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFrame:
+    """Spans of the selected ranks that began in the time of the selected steps of their rank."""
+    spans = link.chosen(spans)
+    if link.steps is None:
+        return spans
+    times = link.chosen(steps).select(
+        "rank", "start_ns", step_end=pl.col("start_ns") + pl.col("duration_ns"), in_step=pl.lit(True)
+    )
+    found = spans.sort("start_ns").join_asof(
+        times.sort("start_ns").with_columns(step_start="start_ns"),
+        on="start_ns",
+        by="rank",
+        check_sortedness=False,
+    )
+    return found.filter(pl.col("start_ns") < pl.col("step_end"))
+
+
+def _table(loaded: Loaded, link: Link) -> Any:
+    rows = kernel_info(loaded.spans, loaded.steps, link)
+    if rows.is_empty():
+        return message("Nothing of this selection and filter was recorded in depth.")
+    largest = float(rows["total_ms"].to_numpy().max()) or 1.0
+    body = [
+        [
+            [_bar(row["total_ms"] / largest), html.Span(row["name"], className="name", title=row["name"])],
+            row["class"],
+            f"{row['count']:,}",
+            f"{row['total_ms']:.3f}",
+            f"{row['share']:.1%}",
+            f"{row['mean_us']:.1f}",
+        ]
+        for row in rows.head(MOST_ROWS).iter_rows(named=True)
+    ]
+    more = f"{rows.height - MOST_ROWS} more: filter, or take the CSV." if rows.height > MOST_ROWS else ""
+    header = [_header(link, column, title) for column, title in COLUMNS.items()]
+    return [
+        table(header, body, numbers_from=2),
+        html.P(more, className="note"),
+        csv_link(NAME, "kernels", link),
+    ]
+
+
+def _bar(share: float) -> Component:
+    return html.Span(className="bar", style={"width": f"{100 * share:.0f}%"})
+
+
+def _header(link: Link, column: str, title: str) -> Component:
+    """A header that orders by its column: from large to small first, names from a to z."""
+    order = link.own.get("sort", _ORDER)
+    text = column in ("name", "class")
+    flipped = {column: f"-{column}", f"-{column}": column}.get(order, column if text else f"-{column}")
+    mark = {column: " ▲", f"-{column}": " ▼"}.get(order, "")
+    return dcc.Link(title + mark, href=link.with_own(sort="" if flipped == _ORDER else flipped))
+
+
+def _filter(_loaded: Loaded, link: Link) -> Any:
+    return dcc.Input(
+        id="filter",
+        type="text",
+        placeholder="part of a name or class",
+        debounce=True,
+        value=link.own.get("filter", ""),
+        autoComplete="off",
+    )
+
+
+def _layout() -> Component:
+    return panel(
+        "Kernels; operators by their own time where no GPU was used",
+        section("kernels-filter", "filter"),
+        section("kernels-table", "adding up"),
+    )
+
+
+def _register(app: Dash, _loaded: Loaded) -> None:
+    in_browser(app, "filter", Input("filter", "value"))
+
+
+VIEW = View(
+    NAME,
+    "Kernels",
+    _layout,
+    {"kernels-filter": _filter, "kernels-table": _table},
+    {"kernels": lambda loaded, link: kernel_info(loaded.spans, loaded.steps, link)},
+    _register,
+)

@@ -1,0 +1,209 @@
+"""What-if: choose edits, see the step time they would give, with its interval, and what would change.
+
+In: a graph and the edits of a link, one a line, as `dpro whatif --edit` takes them. Out: a prediction, or why
+not, beside what the critical path consists of before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import plotly.graph_objects as go
+import polars as pl
+from dash import Dash, Input, State, dcc, html
+from dash.development.base_component import Component
+
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.page import (
+    View,
+    csv_link,
+    facts,
+    graph,
+    grid,
+    in_browser,
+    message,
+    panel,
+    section,
+    table,
+)
+from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.verdict import gain_info
+from dpro.replay.timeline import Timeline, critical_path, durations_of, replay
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.listing import help_rows
+from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.predict import Prediction, predict
+from dpro.units import NS_PER_MS, ms
+
+NAME = "whatif"
+
+
+def edits_of(link: Link) -> list[Edit]:
+    """The edits of a link.
+
+    Raises:
+        UsageError: one is not understood.
+    """
+    return [parse_edit(line) for line in link.own.get("edit", "").splitlines() if line.strip()]
+
+
+def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
+    """What edits together would do.
+
+    Raises:
+        Unanswerable: the run lacks what an edit needs.
+    """
+    return predict(loaded.built.predictive, loaded.baseline, edits, loaded.trust)
+
+
+def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
+    """What the critical path consists of, before and after: `kind`, `before_ms`, `after_ms` per step.
+
+    Raises:
+        Unanswerable: the run lacks what an edit needs.
+    """
+    graph = loaded.built.predictive
+    changed = reduce(lambda before, edit: edit.apply(before), edits, graph)
+    steps = max(loaded.baseline.height, 1)
+    before, after = (_kinds(timeline, steps) for timeline in (loaded.timeline, replay(changed)))
+    both = before.join(after, on="kind", how="full", coalesce=True, suffix="_after").fill_null(0.0)
+    both = both.select("kind", before_ms="ms", after_ms="ms_after")
+    return both.sort(pl.max_horizontal("before_ms", "after_ms"), "kind", descending=[True, False])
+
+
+def _kinds(timeline: Timeline, steps: int) -> pl.DataFrame:
+    pieces = critical_path(timeline).group_by("kind").agg(pl.col("duration_ns").sum())
+    return pieces.select("kind", ms=pl.col("duration_ns") / NS_PER_MS / steps)
+
+
+def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.Figure:
+    """The mean step now and under the edits, with its interval.
+
+    Args:
+        base_ms: replayed, unchanged.
+        prediction: under the edits.
+        theme: light or dark.
+    """
+    predicted, low, high = (
+        ms(each) for each in (prediction.predicted_ns, prediction.low_ns, prediction.high_ns)
+    )
+    figure = go.Figure()
+    error = {"type": "data", "array": [0, high - predicted], "arrayminus": [0, predicted - low]}
+    figure.add_bar(
+        y=["now", "with the edits"],
+        x=[base_ms, predicted],
+        orientation="h",
+        marker={"color": [colour("idle", theme), colour("compute", theme)], "line": {"width": 0}},
+        error_x=error | {"color": colour("ink", theme), "thickness": 1.5},
+        hovertemplate="%{y}: %{x:.3f} ms<extra></extra>",
+    )
+    figure.update_xaxes(title_text="mean step, ms", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return styled(figure, theme, height=170)
+
+
+def path_figure(path: pl.DataFrame, theme: str) -> go.Figure:
+    """What the critical path consists of, before and after.
+
+    Args:
+        path: as from `path_info`.
+        theme: light or dark.
+    """
+    figure = go.Figure()
+    for column, title, what in (("before_ms", "now", "idle"), ("after_ms", "with the edits", "compute")):
+        figure.add_bar(
+            y=path["kind"], x=path[column], orientation="h", name=title,
+            marker={"color": colour(what, theme), "line": {"width": 0}},
+            hovertemplate="%{y}: %{x:.3f} ms per step<extra>" + title + "</extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text="on the critical path, ms per step")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return styled(figure, theme, height=110 + 34 * path.height).update_layout(barmode="group")
+
+
+def _form(_loaded: Loaded, link: Link) -> Any:
+    text = link.own.get("edit", "")
+    examples = [
+        [dcc.Link(html.Code(example), href=link.with_own(edit=f"{text}\n{example}".strip())), what]
+        for example, what in help_rows()
+    ]
+    return [
+        dcc.Textarea(id="edits", value=text, rows=4, placeholder="one edit a line, as heal:rank=1"),
+        html.Div(
+            [html.Button("predict", id="predict"), html.Button("none", id="no-edits")], className="choices"
+        ),
+        html.Details(
+            [html.Summary("Edits, by example: a click adds one"), table(["edit", "does"], examples, 2)]
+        ),
+    ]
+
+
+def _answer(loaded: Loaded, link: Link) -> Any:
+    edits = edits_of(link)
+    base_ms = float(durations_of(loaded.baseline)["duration_ns"].to_numpy().mean()) / NS_PER_MS
+    if not edits:
+        return message(f"The mean step takes {base_ms:.2f} ms (replayed). Type an edit, or click one below.")
+    prediction = prediction_info(loaded, edits)
+    told = facts(
+        [
+            ("speed-up", f"x{prediction.speedup:.3f}"),
+            ("step", f"{ms(prediction.predicted_ns):.2f} ms instead of {base_ms:.2f} ms"),
+            ("interval", f"{ms(prediction.low_ns):.2f} to {ms(prediction.high_ns):.2f} ms"),
+            ("how", prediction.how()),
+        ]
+    )
+    path = path_info(loaded, edits)
+    return [
+        told,
+        graph("prediction-figure", prediction_figure(base_ms, prediction, link.theme)),
+        graph("path-figure", path_figure(path, link.theme)),
+        csv_link(NAME, "path", link),
+    ]
+
+
+def _ranked(loaded: Loaded, link: Link) -> Any:
+    predictions, refused = loaded.search
+    rows = [
+        [
+            dcc.Link(row["what"], href=link.with_own(edit=row["edit"]), className="name"),
+            f"x{row['speedup']:.3f}",
+            f"{row['predicted_ms']:.2f}",
+            f"{row['low_ms']:.2f} to {row['high_ms']:.2f}",
+        ]
+        for row in gain_info(predictions).iter_rows(named=True)
+    ]
+    refusals = [html.Li([html.Code(each.edit), ": ", each.reason]) for each in refused]
+    return [
+        table(["if", "speed-up", "step, ms", "interval, ms"], rows),
+        html.Details([html.Summary(f"{len(refused)} not answered"), html.Ul(refusals, className="unknown")]),
+        csv_link(NAME, "ranked", link),
+    ]
+
+
+def _layout() -> Component:
+    return grid(
+        panel("Edits", section("whatif-form", "listing edits")),
+        panel("Prediction", section("whatif-answer", "building the graph")),
+        panel("What would help", section("whatif-ranked", "predicting what would help"), wide=True),
+    )
+
+
+def _register(app: Dash, _loaded: Loaded) -> None:
+    in_browser(app, "predict", Input("predict", "n_clicks"), State("edits", "value"))
+    in_browser(app, "unedited", Input("no-edits", "n_clicks"))
+
+
+VIEW = View(
+    NAME,
+    "What if",
+    _layout,
+    {"whatif-form": _form, "whatif-answer": _answer, "whatif-ranked": _ranked},
+    {
+        "path": lambda loaded, link: path_info(loaded, edits_of(link)),
+        "ranked": lambda loaded, _link: gain_info(loaded.search[0]),
+    },
+    _register,
+)

@@ -1,0 +1,105 @@
+"""Collectives, kernels and what-ifs: their data and figures, without a browser."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpro.cli.dashboard import load
+from dpro.dashboards.collectives import last_figure, last_info, transfer_figure, transfer_info
+from dpro.dashboards.kernels import kernel_info
+from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.workbench import edits_of, path_figure, path_info, prediction_figure, prediction_info
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.timeline import durations_of
+from dpro.replay.whatif.parse import parse_edit
+from dpro.units import ms
+from tests.builders import TinyRun, gpu_job
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return load(gpu_job().write(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory):
+    """All-reduces of several sizes that take 20 us and 1 us per kilobyte."""
+    run = TinyRun()
+    at = 0.0
+    for step in range(6):
+        for rank in (0, 1):
+            run.call(at, at + 5, step, rank)
+            sort = {"sequence": step, "group": "world", "group_ranks": [0, 1], "dtype": "Float"}
+            size = {"bytes_in": 1000 * 4**step, "bytes_out": 1000 * 4**step}
+            run.nccl(at + 10, at + 30 + 4**step, step, rank, **sort, **size)
+            run.step(step, at, at + 40 + 4**step, rank)
+        at += 40 + 4**step
+    return load(run.write(tmp_path_factory.mktemp("sized")))
+
+
+def test_transfers_lie_on_the_line_that_is_drawn_through_them(sized):
+    transfers = transfer_info(sized.built.graph, Link())
+    assert transfers.height == 12
+    figure = transfer_figure(transfers, sized.costs, "light")
+    points, line = figure.data
+    assert line.name.startswith("fitted: 20 us + bytes / 1 GB/s")
+    assert np.allclose(np.interp(points.x, line.x, line.y), points.y, rtol=0.05)
+    assert transfer_info(sized.built.graph, parse_link("?ranks=1&steps=2-3")).height == 2
+
+
+def test_the_rank_that_comes_last_keeps_the_others_waiting(loaded):
+    ranks = last_info(loaded.built.graph, Link())
+    assert ranks["last"].to_list() == [0, 3]
+    zero, one = ranks.to_dicts()
+    assert one["kept_waiting_ms"] == pytest.approx(zero["waited_ms"])
+    assert one["waited_ms"] == zero["kept_waiting_ms"] == 0
+    figure = last_figure(ranks, "light")
+    assert [bar.name for bar in figure.data] == ["others waited for it", "it waited for others"]
+    assert last_info(loaded.built.graph, parse_link("?ranks=0"))["rank"].to_list() == [0]
+
+
+def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
+    def names(query):
+        return kernel_info(loaded.spans, loaded.steps, parse_link(query))["name"].to_list()
+
+    assert names("")[0] in ("softmax", "ncclDevKernel")
+    assert names("?sort=name") == sorted(names(""))
+    assert names("?sort=-name") == sorted(names(""), reverse=True)
+    assert names("?filter=SOFT") == ["softmax"]
+    assert names("?filter=gemm") == ["gemm"]
+    assert names("?sort=nonsense") == names("?sort=total_ms")
+    assert names("?ranks=9") == []
+    one = kernel_info(loaded.spans, loaded.steps, parse_link("?steps=1&ranks=0"))
+    assert one["count"].to_list() == [1] * 5
+    assert one["share"].sum() == pytest.approx(1)
+
+
+def test_edits_are_those_of_the_link_one_a_line():
+    link = Link(own={"edit": "heal:rank=1\n\n network:bandwidth=2"})
+    assert edits_of(link) == [parse_edit("heal:rank=1"), parse_edit("network:bandwidth=2")]
+    with pytest.raises(UsageError, match="did you mean"):
+        edits_of(Link(own={"edit": "heel:rank=1"}))
+
+
+def test_a_prediction_is_drawn_with_its_interval(loaded):
+    prediction = prediction_info(loaded, [parse_edit("heal:rank=1")])
+    base = ms(float(durations_of(loaded.baseline)["duration_ns"].mean()))
+    (bars,) = prediction_figure(base, prediction, "dark").data
+    assert bars.x[1] < bars.x[0] == base
+    assert bars.x[1] + bars.error_x.array[1] == pytest.approx(ms(prediction.high_ns))
+    assert bars.x[1] - bars.error_x.arrayminus[1] == pytest.approx(ms(prediction.low_ns))
+
+
+def test_what_an_edit_takes_off_the_critical_path_shows(loaded):
+    path = path_info(loaded, [parse_edit("scale:name=softmax,kind=kernel,factor=0.5")])
+    kernels = path.filter(kind="kernel").to_dicts()[0]
+    assert kernels["after_ms"] < kernels["before_ms"]
+    assert [bar.name for bar in path_figure(path, "light").data] == ["now", "with the edits"]
+    same = path_info(loaded, [])
+    assert same["before_ms"].to_list() == same["after_ms"].to_list()
+
+
+def test_what_the_run_cannot_answer_is_refused(loaded):
+    with pytest.raises(Unanswerable):
+        prediction_info(loaded, [parse_edit("heal:rank=99")])
