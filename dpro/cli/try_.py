@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.output import console, json_option, print_json, stderr_console, warn
-from dpro.errors import InputError, Unanswerable, UsageError
+from dpro.errors import DproError, InputError, UsageError
 
 if TYPE_CHECKING:
     from dpro.replay.whatif.predict import Prediction
@@ -248,7 +248,7 @@ def _guess(changes: Sequence[Change], run: Run) -> Guess:
         graph = analysis.built.predictive
         baseline = baseline_steps(graph)
         prediction = predict(graph, baseline, edits, analysis.trust)
-    except Unanswerable as error:
+    except DproError as error:  # what cannot be predicted can be measured
         return Guess(reason=str(error))
     shown, calibration = calibrated(prediction, read()[0])
     baseline_ns = float(durations_of(baseline)["duration_ns"].to_numpy().mean())

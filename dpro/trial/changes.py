@@ -53,8 +53,7 @@ class Row:
         keys: what the user may give, and how each value is read.
         example: as the user writes it.
         arguments: the family's arguments for what was given.
-        needs: keys that must be given; at least one of all where empty.
-        alone: whether none need be given.
+        alone: whether no key need be given.
         edit: the what-if edit that predicts what was given, where that has another text.
         uneven: as `Change`.
     """
@@ -64,7 +63,6 @@ class Row:
     keys: Mapping[str, Callable[[str], Any]]
     example: str
     arguments: Callable[[Values], Values] = dict
-    needs: tuple[str, ...] = ()
     alone: bool = False
     edit: Callable[[Values], str] | None = None
     uneven: bool = False
@@ -108,9 +106,9 @@ def _renamed(**names: str) -> Callable[[Values], Values]:
 
 
 def _compression(values: Values) -> Values:
-    if "rank" in values and values["to"] != "powersgd":
-        raise UsageError(f"compress: {values['to']} has no rank, powersgd has")
-    return values
+    if len(values) > 1:
+        raise UsageError("compress: to and powersgd_rank exclude each other")
+    return {"rank": values["powersgd_rank"], "to": "powersgd"} if "powersgd_rank" in values else values
 
 
 def _workers(values: Values) -> str:
@@ -137,8 +135,8 @@ CHANGES: dict[str, Row] = {
     ),
     "compress": Row(
         "gradients are compressed before they are reduced",
-        "reduction", {"to": _one_of("fp16", "bf16", "powersgd"), "rank": _count(1)},
-        "compress:to=bf16", _compression, ("to",),
+        "reduction", {"to": _one_of("fp16", "bf16"), "powersgd_rank": _count(1)},
+        "compress:to=bf16", _compression,
     ),
     "local-updates": Row(
         "each rank trains on its own; parameters are averaged every few steps (post-local SGD)",
@@ -260,9 +258,8 @@ def _values(name: str, row: Row, rest: str) -> Values:
             values[key] = row.keys[key](value)
         except ValueError as error:
             raise UsageError(f"{name}: {key} {error}, not {value!r}, as in {row.example}") from error
-    lacking = [key for key in row.needs if key not in values]
-    if lacking or not (values or row.alone):
-        raise UsageError(f"{name} needs {' or '.join(lacking or row.keys)}, as in {row.example}")
+    if not (values or row.alone):
+        raise UsageError(f"{name} needs {' or '.join(row.keys)}, as in {row.example}")
     return values
 
 

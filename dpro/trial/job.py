@@ -10,9 +10,10 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from dpro.collectors.applied import refused_so_far
 from dpro.collectors.launch import launches
@@ -45,25 +46,12 @@ def record_job(
         NotApplied: a change could not be made.
     """
     apply = json.dumps([change.document() for change in changes])
-    words = [
-        sys.executable,
-        "-m",
-        "dpro",
-        "record",
-        "-o",
-        str(run),
-        *options,
-        "--apply",
-        apply,
-        "--",
-        *command,
-    ]
+    words = [sys.executable, "-m", "dpro", "record", "-o", str(run), *options]
+    words += ["--apply", apply, "--", *command]
     log = run.with_name(f"{run.name}.log")
-    with log.open("wb") as file:
-        output = None if show else file
-        job = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=sys.stderr if show else output, stderr=output
-        )
+    with log.open("wb") as file, _told_to_end():
+        output = sys.stderr if show else file
+        job = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
             refused = _watch(job, run)
         finally:
@@ -73,6 +61,20 @@ def record_job(
     if job.returncode:
         how = f"signal {-job.returncode}" if job.returncode < 0 else f"exit code {job.returncode}"
         raise DproError(f"the job ended with {how}{_last_words(log)}")
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """Where somebody ends us, as a scheduler does, leave by the way that ends the job, too."""
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _watch(job: subprocess.Popen[bytes], run: Path) -> str:

@@ -1,12 +1,14 @@
 """`dpro try` on real jobs: predicted, changed from the outside, measured, remembered."""
 
 import json
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from dpro.store import open_run
-from tests.jobs import TORCHRUN, complete
+from tests.jobs import TORCHRUN, complete, start, wait_for, wait_until
 
 pytest.importorskip("torch")
 
@@ -186,6 +188,23 @@ def test_a_job_that_fails_is_an_error_of_the_try(tmp_path):
     assert "baseline-1.log" in stderr
 
 
+def test_a_try_that_is_ended_ends_its_job(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path('begun.tmp').write_text(str(os.getpid()))\n"
+        "os.rename('begun.tmp', 'begun')\n"
+        "time.sleep(1000)\n"
+    )
+    trying = start([*TRY, "gc", "-o", "runs", "--", sys.executable, "job.py"], tmp_path)
+    wait_for(tmp_path / "begun")
+    job = int((tmp_path / "begun").read_text())
+    trying.terminate()
+    trying.communicate(timeout=60)
+    assert trying.returncode == 128 + signal.SIGTERM
+    wait_until(lambda: not Path(f"/proc/{job}").exists(), "the job goes on")
+
+
 def test_a_job_that_is_too_short_is_refused_before_it_runs_again(tmp_path):
     code, _, stderr = tried(
         tmp_path, ["gc"], SLEEPING.replace("return 40", "return 15"), launcher=[sys.executable]
@@ -232,7 +251,7 @@ def test_with_local_updates_ranks_differ_between_averages_and_agree_after_each(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("edit", ["compress:to=fp16", "compress:to=bf16", "compress:to=powersgd,rank=2"])
+@pytest.mark.parametrize("edit", ["compress:to=fp16", "compress:to=bf16", "compress:powersgd_rank=2"])
 def test_ranks_stay_alike_under_compression(tmp_path, edit):
     code, document, stderr = tried(tmp_path, [edit], DDP + CHECKED + "main(check=check)", "--repeats", "2")
     assert code == 0, stderr

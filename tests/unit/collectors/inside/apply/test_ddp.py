@@ -95,14 +95,14 @@ def test_a_hook_in_c_of_the_script_wins_too(job):
 
 
 def test_power_sgd_is_refused_where_gloo_would_crash(job):
-    job.change("compress:to=powersgd,rank=2")
+    job.change("compress:powersgd_rank=2")
     module = DistributedDataParallel(layers(), bucket_cap_mb=0.015)
     gradients(job, module)
     assert "crashes on gloo with 4 buckets" in job.refused()
 
 
 def test_power_sgd_compresses_to_the_rank_that_was_asked_for(job):
-    job.change("compress:to=powersgd,rank=2")
+    job.change("compress:powersgd_rank=2")
     module = DistributedDataParallel(torch.nn.Linear(64, 64, bias=False))
     for _ in range(6):
         found = gradients(job, module).reshape(64, 64)
