@@ -78,6 +78,36 @@ def longest_path(duration: Ints, earliest: Ints, indptr: Ints, source: Ints, lag
 
 
 @compiled
+def _latest_ends(duration: Any, indptr: Any, source: Any, lag: Any, latest: Any) -> None:
+    for node in range(duration.size - 1, -1, -1):
+        begins = latest[node] - duration[node]
+        for edge in range(indptr[node], indptr[node + 1]):
+            before = source[edge]
+            latest[before] = min(latest[before], begins - lag[edge])
+
+
+def latest_ends(duration: Ints, indptr: Ints, source: Ints, lag: Ints, deadline: Ints) -> Ints:
+    """When every node may end at the latest for all that follows it to end by its deadline.
+
+    The longest path backwards: one pass against the order of numbers, over the edges as of `longest_path`
+    (Kelley and Walker, Critical-path planning and scheduling, 1959).
+
+    Args:
+        duration: [N] ns.
+        indptr: [N + 1].
+        source: [E].
+        lag: [E] ns.
+        deadline: [N] ns by which each node itself has to end.
+
+    Returns:
+        [N] ns.
+    """
+    latest = deadline.copy()
+    _latest_ends(duration, indptr, source, lag, latest)
+    return latest
+
+
+@compiled
 def _batch(durations: Any, earliest: Any, indptr: Any, source: Any, lag: Any, starts: Any) -> None:
     scenarios = durations.shape[1]
     for node in range(durations.shape[0]):

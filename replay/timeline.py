@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.replay.engine import NO_NODE, longest_path, longest_path_batch
+from dpro.replay.engine import NO_NODE, latest_ends, longest_path, longest_path_batch
 from dpro.replay.graph import Graph, NodeKind
 
 Ints = NDArray[np.int64]
@@ -149,6 +149,17 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: I
 def measured_step_times(graph: Graph) -> pl.DataFrame:
     """`step_times` as the trace has them."""
     return step_times(graph, graph.nodes.measured_start, graph.nodes.measured_end)
+
+
+def slack_of(timeline: Timeline) -> Ints:
+    """[N] ns by which each node may take longer without its window ending later; 0 on the critical path."""
+    nodes, edges = timeline.graph.nodes, timeline.graph.edges
+    windows, which = np.unique(nodes.window, return_inverse=True)
+    end = np.zeros(windows.size, np.int64)
+    np.maximum.at(end, which, timeline.end)
+    latest = latest_ends(nodes.duration, timeline.graph.indptr, edges.source, edges.lag, end[which])
+    slack: Ints = latest - timeline.end
+    return slack
 
 
 def critical_nodes(timeline: Timeline, window: int) -> Ints:

@@ -56,7 +56,7 @@ def _events(rows: pl.DataFrame, origin: int) -> list[str]:
     """One line of JSON per slice."""
     line = pl.format(
         '{{"ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"name":{},"cat":{},"args":{{"rank":{},"lane":{},'
-        '"step":{},"node":{},"waited_for":{},"critical":{}}}}}',
+        '"step":{},"node":{},"waited_for":{},"slack_ns":{},"critical":{}}}}}',
         "pid",
         "tid",
         _microseconds(pl.col("start_ns") - origin),
@@ -68,6 +68,7 @@ def _events(rows: pl.DataFrame, origin: int) -> list[str]:
         "step",
         "node",
         "waited_for",
+        "slack_ns",
         "critical",
     )
     return rows.select(line).to_series().to_list()

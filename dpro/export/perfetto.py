@@ -88,7 +88,7 @@ def _write_slices(
         event.name_iid = names[row["name"]]
         event.categories.extend([row["kind"], "critical"] if row["critical"] else [row["kind"]])
         event.flow_ids.extend(row["arrows"])
-        for key in ("step", "node", "rank"):
+        for key in ("step", "node", "rank", "slack_ns"):
             event.debug_annotations.add(name=key, int_value=row[key])
         event.debug_annotations.add(name="lane", string_value=row["lane"])
         builder.write_packet(begin)

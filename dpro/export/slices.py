@@ -13,7 +13,7 @@ import polars as pl
 
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import Bools, Graph, Ints, NodeKind
-from dpro.replay.timeline import Timeline, critical_nodes
+from dpro.replay.timeline import Timeline, critical_nodes, slack_of
 
 MEASURED, REPLAYED, CRITICAL = "measured", "replayed", "critical path"
 WAIT = "wait"
@@ -29,9 +29,9 @@ def slices(timeline: Timeline) -> pl.DataFrame:
     Returns:
         `group` (measured or replayed timeline of a rank, or the critical path of all), `track` (in its group:
         a lane, numbered where it takes several), `rank`, `lane`, `name`, `kind` (of node, or wait), `step`,
-        `start_ns` and `end_ns` (on the aligned clock), `node`, `critical`, and `waited_for`: the node whose
-        end the replay had it wait for, -1 for none. Sorted by group, track and start; groups and tracks in
-        the order in which a viewer should show them.
+        `start_ns` and `end_ns` (on the aligned clock), `node`, `critical`, `waited_for`: the node whose end
+        the replay had it wait for, -1 for none, `slack_ns`: how much longer it may last at no cost. Sorted by
+        group, track and start; groups and tracks in the order in which a viewer should show them.
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
     critical = np.unique(
@@ -56,7 +56,9 @@ def slices(timeline: Timeline) -> pl.DataFrame:
         frames.append(pl.concat(rows).with_columns(group=rank + side, track=pl.col("lane")))
     path = _rows(graph, critical[drawn[critical]], timeline.start, timeline.end, on_path, before)
     frames.append(path.with_columns(group=pl.lit(CRITICAL), track=pl.lit(CRITICAL)))
-    return _on_tracks(pl.concat(frames).filter(pl.col("end_ns") > pl.col("start_ns")), graph)
+    lasting = pl.concat(frames).filter(pl.col("end_ns") > pl.col("start_ns"))
+    slack = pl.Series(slack_of(timeline)[lasting["node"].to_numpy()])
+    return _on_tracks(lasting.with_columns(slack_ns=slack), graph)
 
 
 def _rows(

@@ -61,6 +61,16 @@ def test_critical_path_is_a_group_of_its_own_that_ends_with_the_run(timeline):
     assert path["end_ns"].max() == timeline.end.max() + timeline.graph.origin_ns
 
 
+def test_slices_tell_how_much_longer_their_work_may_take_at_no_cost(timeline, tmp_path):
+    rows = slices(timeline)
+    assert (rows["slack_ns"] >= 0).all()
+    assert (rows.filter("critical")["slack_ns"] == 0).all()
+    assert (rows["slack_ns"] > 0).any()
+    write_chrome(rows, tmp_path / "run.json")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert [each["args"]["slack_ns"] for each in events if each["ph"] == "X"] == rows["slack_ns"].to_list()
+
+
 def test_work_that_runs_side_by_side_on_one_lane_takes_several_tracks():
     graph = tiny_graph(
         [30, 30, 5, 5], [], measured_start=[0, 10, 20, 30], measured_end=[30, 40, 25, 35], rank=[0] * 4

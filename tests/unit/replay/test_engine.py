@@ -17,7 +17,7 @@ from dpro.replay.engine import (
     topological_order,
 )
 from dpro.replay.graph import Graph, GraphError, NodeKind
-from dpro.replay.timeline import critical_nodes, replay, replay_durations
+from dpro.replay.timeline import critical_nodes, replay, replay_durations, slack_of
 from tests.builders import tiny_graph
 from tests.reference.event_driven import Edge, paint, simulate
 
@@ -124,6 +124,25 @@ def test_the_critical_path_is_as_long_as_the_makespan(dag):
     length = int(nodes.earliest[path[0]]) + int(nodes.duration[path].sum()) + lags
     assert length == timeline.end.max()
     assert timeline.binding[path[0]] == -1
+
+
+@given(dags(), st.data())
+def test_slack_is_what_a_node_can_last_longer_without_anything_ending_later(dag, data):
+    timeline = replay(_graph(dag))
+    graph, slack = timeline.graph, slack_of(timeline)
+    assert (slack >= 0).all()
+    assert (slack[critical_nodes(timeline, 0)] == 0).all()
+    node = data.draw(st.integers(0, graph.num_nodes - 1))
+    for longer, later in ((slack[node], 0), (slack[node] + 1, 1)):
+        duration = graph.nodes.duration.copy()
+        duration[node] += longer
+        assert replay(graph.with_durations(duration)).end.max() == timeline.end.max() + later
+
+
+def test_slack_ends_with_the_window_that_a_node_is_in():
+    graph = tiny_graph([10, 30, 5], [], window=[0, 0, 1])
+    slack = dict(zip(graph.nodes.name.tolist(), slack_of(replay(graph)).tolist()))
+    assert slack == {0: 20, 1: 0, 2: 0}
 
 
 @given(dags())
