@@ -175,4 +175,4 @@ def test_what_one_rank_of_a_real_job_predicts_holds_what_all_of_them_do_within_i
     for rank in run.manifest.ranks:
         for told, alone in zip(of_all, _predicted(only(run, [rank], tmp_path / f"rank{rank}"))):
             base = alone.predicted_ns * alone.speedup
-            assert base / alone.high_ns <= told <= base / alone.low_ns
+            assert told * alone.low_ns <= base <= told * alone.high_ns
