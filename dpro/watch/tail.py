@@ -24,9 +24,10 @@ from dpro.schema import COLLECTIVES, conform
 
 RECENT = 8000  # records that are remembered: some 2,000 steps
 RARE = (records.ANCHOR, records.PEER)  # are wanted from the beginning on
-CALLS = 20_000  # that are remembered
+CALLS = 4000  # that are remembered
 DUMPS = ("flight-*.json", "flight-*.pickle", "flight-*.parquet", "calls-*.json", "calls-*.pickle")
 _RECORD = struct.Struct("<5q")
+BLOCK = 1000 * _RECORD.size  # that are read at a time
 
 
 class Tail:
@@ -84,17 +85,15 @@ class Tail:
         """
         with suppress(OSError), (self.process.folder / "records.bin").open("rb") as file:
             file.seek(self._offset)
-            content = file.read()
-            whole = len(content) - len(content) % _RECORD.size
-            found = [records.Record(*values) for values in _RECORD.iter_unpack(content[:whole])]
-            written = max((place for place, each in enumerate(found, 1) if each.kind), default=0)
-            for each in found[:written]:
-                if not each.kind and self._hole != self._offset:
-                    self._hole = self._offset
-                    return
-                self._offset += _RECORD.size
-                if each.kind:
-                    yield each
+            while found := _written(file.read(BLOCK)):
+                for each in found:
+                    if not each.kind and self._hole != self._offset:
+                        self._hole = self._offset
+                        return
+                    self._offset += _RECORD.size
+                    if each.kind:
+                        yield each
+                file.seek(self._offset)
 
     def _new_dumps(self) -> list[Path]:
         """Dumps that were not there at the last look, oldest first."""
@@ -124,6 +123,13 @@ class Tail:
             return pl.read_parquet(path).select(COLLECTIVES.columns)
         dump = read_dump(path, rank=self.process.rank, after=last).frames[COLLECTIVES.name]
         return conform(COLLECTIVES, dump).with_columns(pl.col("collective_id") * 2 + place)
+
+
+def _written(content: bytes) -> list[records.Record]:
+    """Records up to the last that is written; none where all are empty."""
+    whole = len(content) - len(content) % _RECORD.size
+    found = [records.Record(*values) for values in _RECORD.iter_unpack(content[:whole])]
+    return found[: max((place for place, each in enumerate(found, 1) if each.kind), default=0)]
 
 
 def _largest(numbers: pl.Series) -> Any:
