@@ -29,6 +29,7 @@ from dpro.collectors.convert import (
 from dpro.collectors.cost import worst
 from dpro.collectors.endings import Ending, ending, exited
 from dpro.collectors.inside import records
+from dpro.collectors.inside.names import SHOWN
 from dpro.collectors.inspector_logs import convert_logs
 from dpro.collectors.launch import Launch
 from dpro.collectors.sidecar import ABSENCE
@@ -151,6 +152,7 @@ def _inspected(launch: Launch, recorded: list[Process], readers: Readers) -> dic
 def _cut_off(process: Process) -> list[str]:
     """What a process was about to write when it was killed, or could not since the disk was full."""
     names = sorted({path.name.partition(".")[0] for path in process.folder.glob("*.tmp")})
+    names = [name for name in names if not name.startswith(SHOWN)]
     lost = f"rank {process.rank}: not written whole, for the process was killed then or the disk full: "
     return [lost + ", ".join(names)] if names else []
 

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from .names import SHOWN, WANTED
 from .recorder import Recorder
 
 STALL_S = 5.0  # after this long without a step the calls are saved: the job may hang
 IDLE_S = 60.0  # calls are saved at least so often, so that a kill loses little
 SHORTEST_S, LONGEST_S = 0.02, 1.0  # between two looks at how far the ring has got
 RING = 2000  # what PyTorch remembers unless told otherwise
-WANTED = "wanted.json"  # whose change says that somebody watches and wants the latest calls
 WAITING = 64  # dumps that nobody has converted yet: from then on the latest takes the place of the one before
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _RECORD = '"record_id":'
@@ -156,7 +156,8 @@ class Flight:
         with self._lock:
             self._save_groups()
             for ring in self._rings:
-                self._recorder.write_file(f"calls-{ring.name}{ring.suffix}", ring.dump())
+                with suppress(OSError):  # on a full disk only who watches misses something
+                    self._recorder.write_file(f"{SHOWN}{ring.name}{ring.suffix}", ring.dump())
 
     def _drain(self) -> None:
         me = threading.current_thread()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dpro.watch.tail import Tail
 
-COMPUTES = 0.2  # of the time: less is what the recorder's threads and spinning waits now and then take
+COMPUTES = 0.05  # of the time: a thread that waits takes none
 MOVES_BYTES_PER_S = 1 << 20
 
 
@@ -23,6 +23,7 @@ class _Sample(NamedTuple):
     at_s: float
     cpu_s: float
     moved_bytes: int
+    ready: bool  # it runs, or would if there were a core
 
 
 class Activity:
@@ -51,8 +52,12 @@ class Activity:
 
 def _worked(before: _Sample, now: _Sample) -> bool:
     elapsed_s = max(now.at_s - before.at_s, 1e-3)
-    computed = (now.cpu_s - before.cpu_s) / elapsed_s
-    return computed > COMPUTES or (now.moved_bytes - before.moved_bytes) / elapsed_s > MOVES_BYTES_PER_S
+    computed = (now.cpu_s - before.cpu_s) / elapsed_s > COMPUTES
+    return (
+        computed
+        or (before.ready and now.ready)
+        or (now.moved_bytes - before.moved_bytes) / elapsed_s > MOVES_BYTES_PER_S
+    )
 
 
 def _sample(pid: int) -> _Sample | None:
@@ -64,5 +69,5 @@ def _sample(pid: int) -> _Sample | None:
         with suppress(OSError):
             lines = Path(f"/proc/{pid}/io").read_text().splitlines()
             moved = sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
-        return _Sample(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), moved)
+        return _Sample(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), moved, words[0] == "R")
     return None

@@ -25,7 +25,7 @@ import polars as pl
 from dpro.collectors.attach import stacks
 from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import Process, Readers, processes
-from dpro.collectors.inside.flight import WANTED
+from dpro.collectors.inside.names import WANTED
 from dpro.collectors.launch import RAW, Launch, is_locked, job_lives, launches
 from dpro.detect.findings import Finding
 from dpro.detect.hang.find import find_hangs

@@ -100,6 +100,16 @@ def recorded(
     return folder
 
 
+@pytest.mark.parametrize(("name", "lost"), [("window0003.json.tmp", "window0003"), ("calls-fr.json.tmp", "")])
+def test_what_was_being_written_is_named_unless_it_was_only_for_a_watcher(launch, name, lost):
+    (recorded(launch) / name).write_text("half")
+    finish(launch, READERS, 0, {7: 0})
+    warnings = open_run(launch.run).manifest.warnings
+    assert [each.rpartition(": ")[2] for each in warnings if "not written whole" in each] == [lost] * bool(
+        lost
+    )
+
+
 def test_steps_run_from_boundary_to_boundary_without_our_own_work(launch):
     recorded(launch, steps=3)
     finish(launch, READERS, 0, {7: 0})

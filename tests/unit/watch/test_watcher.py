@@ -90,3 +90,9 @@ def test_of_processes_of_other_hosts_nothing_is_known(tmp_path):
     activity.sample([tail])
     activity.sample([tail])
     assert not activity.is_busy(0)
+
+
+def test_watching_needs_no_torch():
+    """It may run on a machine that has none, and would take seconds to start."""
+    code = "import sys, dpro.watch.watcher, dpro.watch.outlets; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
