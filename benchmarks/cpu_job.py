@@ -1,4 +1,4 @@
-"""A small training job on the CPU whose work is known: what `twins.py` and `edges.py` record.
+"""A small training job on the CPU whose work is known: what the other programs here record.
 
 torchrun --nproc-per-node 2 benchmarks/cpu_job.py KIND [--steps 30] [--layer-ms 5] …
 
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -141,7 +143,16 @@ def layers_of(options: argparse.Namespace, rank: int) -> nn.Sequential:
 
 def data_parallel(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, Train]:
     """DDP, with gradient accumulation and a loss that is averaged to be logged, where they are asked for."""
-    model = DistributedDataParallel(layers_of(options, rank), bucket_cap_mb=options.bucket_mb)
+    model = DistributedDataParallel(
+        layers_of(options, rank), bucket_cap_mb=options.bucket_mb, static_graph=options.static_graph
+    )
+    if options.hook == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif options.hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    if options.local_updates:
+        return average_seldom(model, options.local_updates)
 
     def train(batch: Tensor) -> None:
         for part in range(options.accumulate):
@@ -153,6 +164,18 @@ def data_parallel(options: argparse.Namespace, rank: int, world: int) -> tuple[n
                     if options.average_loss:
                         dist.all_reduce(loss.detach().clone())
                 loss.backward()
+
+    return model, train
+
+
+def average_seldom(model: DistributedDataParallel, every: int) -> tuple[nn.Module, Train]:
+    """Train without exchanging gradients; every so many steps, average the parameters."""
+    averager = PeriodicModelAverager(period=every, warmup_steps=0)
+
+    def train(batch: Tensor) -> None:
+        with model.no_sync():
+            model(batch).sum().backward()
+        averager.average_parameters(model.parameters())
 
     return model, train
 
@@ -210,6 +233,14 @@ def pipelined(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Mo
     return model, train
 
 
+def optimizer_of(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
+    """SGD, or AdamW in one of its implementations."""
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=1e-6)
+    ways = {"foreach": options.optimizer == "foreach", "fused": options.optimizer == "fused"}
+    return torch.optim.AdamW(model.parameters(), lr=1e-6, **ways)
+
+
 KINDS = {
     "ddp": data_parallel,
     "uneven": uneven,
@@ -235,6 +266,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--update-ms", type=float, default=0.0, help="the optimizer sleeps")
     parser.add_argument("--uneven-ms", type=float, default=10.0, help="unit of uneven work")
     parser.add_argument("--bucket-mb", type=float, default=25.0)
+    parser.add_argument("--static-graph", action="store_true")
+    parser.add_argument("--hook", default="", choices=("", "fp16", "powersgd"), help="communication hook")
+    parser.add_argument("--local-updates", type=int, default=0, help="steps between averages of parameters")
+    parser.add_argument("--workers", type=int, default=0, help="of the DataLoader")
+    parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adamw", "foreach", "fused"))
     parser.add_argument(
         "--accumulate", type=int, default=1, help="micro-batches per update, without pipeline"
     )
@@ -254,9 +290,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model, train = KINDS[options.kind](options, rank, world)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    optimizer = optimizer_of(options, model)
     optimizer.register_step_pre_hook(lambda *_: time.sleep(options.update_ms / 1e3))
-    for batch in DataLoader(Samples(options), batch_size=BATCH):
+    for batch in DataLoader(Samples(options), batch_size=BATCH, num_workers=options.workers):
         optimizer.zero_grad()
         train(batch)
         optimizer.step()

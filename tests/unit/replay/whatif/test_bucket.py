@@ -147,3 +147,18 @@ def test_on_gpus_a_bucket_waits_for_the_kernel_of_its_last_gradient(tmp_path, cl
     graph = built(gpu_ddp_job(closes), tmp_path)
     expected = 20 + 1000 * (1 + first_ready) + 4 * 1024 + 70
     assert steps_us(graph, f"bucket:mb={mb}") == pytest.approx([expected] * 3, abs=5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(1, 3000), min_size=1, max_size=25), st.integers(1, 20_000), st.integers(1, 20_000)
+)
+def test_buckets_close_where_torch_closes_them(sizes, first_cap, cap):
+    torch = pytest.importorskip("torch")
+    distributed = pytest.importorskip("torch.distributed")
+    tensors = [torch.empty(size) for size in sizes]
+    order = list(range(len(sizes)))
+    dense = [False] * len(sizes)
+    assigned, _ = distributed._compute_bucket_assignment_by_size(tensors, [first_cap, cap], dense, order)
+    closes = closing(4 * np.array(sizes), first_cap, cap)
+    assert [bucket[-1] for bucket in assigned] == closes.tolist()

@@ -1,0 +1,361 @@
+"""Predictions held against jobs that were really changed.
+
+python benchmarks/whatif_accuracy.py [--pair NAME …] [--rounds 4] [--runs FOLDER] [--json]
+
+Each pair is a job before and after one change, both recorded by `dpro record`, in turns. What `dpro whatif`
+says of the change from the run before alone, as a user would ask it, is held against the steps recorded
+after it. In the controlled class, which needs root, layers sleep a fixed time, the ranks talk over a link
+of a fixed speed (`limited_link.py`) and run before all other programs, so that two shared cores are no
+limit; in the noisy class they compute. Beside each error stands by how much recordings of one and the same
+job differ from round to round. Steps count by their median, which a moment of something else on the machine
+does not move; where only every k-th step communicates, by the median of the means of k steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+from dpro.cli.record import ensure_finished
+from dpro.errors import DproError
+from dpro.replay.accuracy import assess
+from dpro.replay.build import build_graph
+from dpro.replay.timeline import changed_step_times, durations_of, measured_step_times, replay
+from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.store import open_run
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+SKIP, WINDOW_STEPS, AFTERWARDS = 8, 24, 3
+MS = 1_000_000
+CONTROLLED_MEDIAN, CONTROLLED_WORST, NOISY_MEDIAN, HELD = 3.0, 8.0, 8.0, 0.9
+EFFECT = 3.0  # per cent of the step below which a change counts as none
+
+SLEEPING = "--layers 8 --width 512 --layer-ms 8 --first"
+COMPUTING = "--layers 8 --width 512 --layer-ms 0 --products 40"
+READING = f"{SLEEPING} --input-ms 40"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job: arguments of `cpu_job.py ddp`, and the rate of its link in Mbit/s, 0 for the loopback device."""
+
+    arguments: str
+    link: int = 0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A job before and after a change.
+
+    Attributes:
+        name: the change.
+        before, after: the jobs.
+        edits: what `dpro whatif --edit` is asked; `{link}` is by how much the link is faster, as measured
+            with nothing else on it. None says that nothing should change.
+        cycle: steps of the job after the change of which one communicates.
+    """
+
+    name: str
+    before: Job
+    after: Job
+    edits: tuple[str, ...]
+    cycle: int = 1
+
+    @property
+    def controlled(self) -> bool:
+        """Whether nothing is computed and the link limits."""
+        return bool(self.before.link)
+
+
+def pairs() -> list[Pair]:
+    """All pairs, controlled ones first."""
+    found = []
+    for rate in (200, 500):
+        one, many = Job(SLEEPING, rate), Job(f"{SLEEPING} --bucket-mb 1", rate)
+        found.append(Pair(f"buckets 25 to 1 MB, {rate} Mbit/s", one, many, ("bucket:mb=1",)))
+        found.append(Pair(f"buckets 1 to 25 MB, {rate} Mbit/s", many, one, ("bucket:mb=25",)))
+    slow, fast = Job(SLEEPING, 200), Job(SLEEPING, 500)
+    late, many = Job(f"{SLEEPING} --slow-rank 1 --slow-ms 50", 500), Job(f"{SLEEPING} --bucket-mb 1", 500)
+    found += [
+        Pair("link 200 to 500 Mbit/s", slow, fast, ("network:bandwidth={link}",)),
+        Pair("link 500 to 200 Mbit/s", fast, slow, ("network:bandwidth={link}",)),
+        Pair("link 200 to 1000 Mbit/s", slow, Job(SLEEPING, 1000), ("network:bandwidth={link}",)),
+        Pair("fp16 hook, 200 Mbit/s", slow, Job(f"{SLEEPING} --hook fp16", 200), ("compress:to=fp16",)),
+        Pair(
+            "PowerSGD of rank 2, 200 Mbit/s", slow, Job(f"{SLEEPING} --hook powersgd", 200),
+            ("compress:powersgd_rank=2",),
+        ),
+        Pair("straggler healed, 500 Mbit/s", late, fast, ("heal:rank=1",)),
+        Pair(
+            "parameters averaged every 4 steps, 200 Mbit/s", slow, Job(f"{SLEEPING} --local-updates 4", 200),
+            ("local-updates:every=4",), cycle=4,
+        ),
+        Pair(
+            "gradients accumulated over 2 batches, 500 Mbit/s", fast, Job(f"{SLEEPING} --accumulate 2", 500),
+            ("accumulate:steps=2",),
+        ),
+        Pair(
+            "a DataLoader worker, 500 Mbit/s", Job(READING, 500), Job(f"{READING} --workers 1", 500),
+            ("workers:count=1",),
+        ),
+        Pair(
+            "two changes: link 200 to 500 Mbit/s, buckets 25 to 1 MB", slow, many,
+            ("network:bandwidth={link}", "bucket:mb=1"),
+        ),
+        Pair("nothing: static_graph, 500 Mbit/s", fast, Job(f"{SLEEPING} --static-graph", 500), ()),
+        Pair(
+            "buckets 25 to 1 MB, loopback, computing", Job(COMPUTING), Job(f"{COMPUTING} --bucket-mb 1"),
+            ("bucket:mb=1",),
+        ),
+        Pair(
+            "fp16 hook, loopback, computing", Job(COMPUTING), Job(f"{COMPUTING} --hook fp16"),
+            ("compress:to=fp16",),
+        ),
+        Pair(
+            "foreach AdamW, computing", Job(f"{COMPUTING} --optimizer adamw"),
+            Job(f"{COMPUTING} --optimizer foreach"), ("optimizer:impl=foreach",),
+        ),
+        Pair(
+            "fused AdamW, computing", Job(f"{COMPUTING} --optimizer adamw"),
+            Job(f"{COMPUTING} --optimizer fused"), ("optimizer:impl=fused",),
+        ),
+        Pair("nothing: static_graph, computing", Job(COMPUTING), Job(f"{COMPUTING} --static-graph"), ()),
+    ]  # fmt: skip
+    return found
+
+
+# Recording.
+
+
+def place(runs: Path, job: Job, number: int) -> Path:
+    """Where the recording of a job in a round lies."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in f"{job.link} {job.arguments}")
+    return runs / f"{name}-{number}"
+
+
+def record(folder: Path, job: Job) -> None:
+    """Record one job with one deep window, unless it is there."""
+    if (folder / "manifest.json").exists():
+        return
+    steps = ["--steps", str(SKIP + WINDOW_STEPS + AFTERWARDS)]
+    script = [str(HERE / "cpu_job.py"), "ddp", *job.arguments.split(), *steps]
+    if job.link:
+        command = [
+            sys.executable,
+            str(HERE / "limited_link.py"),
+            str(job.link),
+            "--",
+            sys.executable,
+            *script,
+        ]
+    else:
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            *script,
+        ]
+    window = ["--skip", str(SKIP), "--every", str(10**6), "--window-steps", str(WINDOW_STEPS)]
+    recorded = [sys.executable, "-m", "dpro", "record", "-o", str(folder), *window, "--", *command]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(recorded, env=environment, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    ensure_finished(folder)
+
+
+SPEED = """
+import os, time, torch, torch.distributed as dist
+os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+value, times = torch.ones(1 << 21), []
+for _ in range(12):
+    begun = time.perf_counter()
+    dist.all_reduce(value)
+    times.append(time.perf_counter() - begun)
+if dist.get_rank() == 0:
+    print(sorted(times)[len(times) // 2])
+"""
+
+
+@cache
+def seconds_of(rate_mbit: int) -> float:
+    """Time to reduce 8 MB over a link with nothing else on it: the median of three times."""
+    command = [
+        sys.executable,
+        str(HERE / "limited_link.py"),
+        str(rate_mbit),
+        "--",
+        sys.executable,
+        "-c",
+        SPEED,
+    ]
+    times = []
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        times.append(float(done.stdout.split()[-1]))
+    return statistics.median(times)
+
+
+def asked(pair: Pair) -> list[str]:
+    """The edits as they are asked."""
+    if not any("{link}" in edit for edit in pair.edits):
+        return list(pair.edits)
+    faster = f"{seconds_of(pair.before.link) / seconds_of(pair.after.link):.3g}"
+    return [edit.format(link=faster) for edit in pair.edits]
+
+
+# Predicting.
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was predicted of a run, in ms."""
+
+    predicted: float
+    low: float
+    high: float
+
+
+def typical(steps_ns: list[int], cycle: int = 1) -> float:
+    """The median of the means of so many steps each, in ms."""
+    cycles = [steps_ns[first : first + cycle] for first in range(0, len(steps_ns) - cycle + 1, cycle)]
+    return statistics.median(statistics.fmean(each) for each in cycles) / MS
+
+
+def answer(folder: Path, edits: list[str]) -> Answer:
+    """What `dpro whatif` says of a run, its interval laid around the typical step."""
+    run = open_run(folder)
+    built = build_graph(run)
+    trust = assess(built, replay(built.graph), run.manifest)
+    graph = built.predictive
+    baseline = baseline_steps(graph)
+    wanted = [parse_edit(text) for text in edits]
+    told = predict(graph, baseline, wanted, trust)
+    for edit in wanted:
+        graph = edit.apply(graph)
+    timeline = replay(graph)
+    steps = (
+        changed_step_times(baseline, graph, timeline.start, timeline.end) if edits else durations_of(baseline)
+    )
+    middle = typical(steps["duration_ns"].to_list())
+    scale = middle / told.predicted_ns
+    return Answer(middle, float(scale * told.low_ns), float(scale * told.high_ns))
+
+
+def measured(folder: Path, cycle: int = 1) -> float:
+    """The typical recorded step, in ms."""
+    steps = measured_step_times(build_graph(open_run(folder)).graph)
+    return typical(steps["duration_ns"].to_list(), cycle)
+
+
+def compare(runs: Path, pair: Pair, rounds: int) -> dict[str, object]:
+    """A pair's row: medians over the rounds, per cent."""
+    edits = asked(pair)
+    befores = [place(runs, pair.before, number) for number in range(rounds)]
+    afters = [place(runs, pair.after, number) for number in range(rounds)]
+    was = [measured(folder) for folder in befores]
+    became = [measured(folder, pair.cycle) for folder in afters]
+    try:
+        answers = [answer(folder, edits) for folder in befores]
+    except DproError as error:
+        return {"pair": pair.name, "controlled": pair.controlled, "edits": edits, "refused": str(error)}
+    truth = statistics.median(became)
+    predicted = statistics.median(each.predicted for each in answers)
+    base = statistics.median(was)
+    return {
+        "pair": pair.name,
+        "controlled": pair.controlled,
+        "edits": edits,
+        "before_ms": base,
+        "after_ms": truth,
+        "predicted_ms": predicted,
+        "error_pct": 100 * (predicted / truth - 1),
+        "same_job_pct": max(spread_pct(was), spread_pct(became)),
+        "held": sum(bool(each.low <= truth <= each.high) for each in answers) / rounds,
+        "interval_pct": 100
+        * statistics.median((each.high - each.low) / 2 / each.predicted for each in answers),
+        "sign_right": bool((predicted - base) * (truth - base) > 0 or abs(truth / base - 1) < EFFECT / 100),
+    }
+
+
+def spread_pct(times: list[float]) -> float:
+    """Median difference between any two rounds of the same job."""
+    differences = [100 * abs(a / b - 1) for a, b in combinations(times, 2)]
+    return statistics.median(differences) if differences else float("nan")
+
+
+# Telling.
+
+
+def rows(results: list[dict[str, object]]) -> Iterator[str]:
+    """The table, as it stands in the documentation, and how it stands against the bars."""
+    yield "| change | class | before ms | after ms | predicted ms | error | same job | interval | held |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row in results:
+        sort = "controlled" if row["controlled"] else "noisy"
+        if "refused" in row:
+            yield f"| {row['pair']} | {sort} | | | refused: {row['refused']} | | | | |"
+            continue
+        times = " | ".join(f"{row[key]:.1f}" for key in ("before_ms", "after_ms", "predicted_ms"))
+        yield (
+            f"| {row['pair']} | {sort} | {times} | {row['error_pct']:+.1f}% | {row['same_job_pct']:.1f}% "
+            f"| ±{row['interval_pct']:.0f}% | {row['held']:.0%} |"
+        )
+    told = [row for row in results if "refused" not in row]
+    for sort in (True, False):
+        mine = [row for row in told if row["controlled"] is sort]
+        if mine:
+            errors = [abs(float(str(row["error_pct"]))) for row in mine]
+            held = statistics.fmean(float(str(row["held"])) for row in mine)
+            bars = f"bars {CONTROLLED_MEDIAN:g}%, {CONTROLLED_WORST:g}%" if sort else f"bar {NOISY_MEDIAN:g}%"
+            yield (
+                f"{'controlled' if sort else 'noisy'}: median error {statistics.median(errors):.1f}%, worst "
+                f"{max(errors):.1f}% ({bars}); held by {held:.0%} of the intervals (bar {HELD:.0%}); "
+                f"sign right in {sum(bool(row['sign_right']) for row in mine)} of {len(mine)}"
+            )
+
+
+def main() -> None:
+    """Record, predict, compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pair", nargs="+", default=[], metavar="WORD", help="pairs whose names have one")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument(
+        "--runs", type=Path, help="where recordings are kept, and taken from if they are there"
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    chosen = [pair for pair in pairs() if not options.pair or any(word in pair.name for word in options.pair)]
+    if os.geteuid():
+        chosen = [pair for pair in chosen if not pair.controlled]
+    with tempfile.TemporaryDirectory() as temporary:
+        runs = options.runs or Path(temporary)
+        runs.mkdir(parents=True, exist_ok=True)
+        jobs = list(dict.fromkeys(job for pair in chosen for job in (pair.before, pair.after)))
+        for number in range(options.rounds):
+            for job in jobs if number % 2 == 0 else jobs[::-1]:
+                record(place(runs, job, number), job)
+            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+        results = [compare(runs, pair, options.rounds) for pair in chosen]
+    print(json.dumps(results, indent=1) if options.json else "\n".join(rows(results)))
+
+
+if __name__ == "__main__":
+    main()
