@@ -74,9 +74,8 @@ class Workers(Edit):
             raise Unanswerable("no whole step in the run: record at least two steps")
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
         now = _per_step(graph, loading, ranks, steps.size)
-        batch = _time_of_batch(graph, loading, ranks, now)
-        hidden = _mean_step(HideInput().apply(graph))
-        wait = batch if self.count == 0 else np.maximum(0.0, batch / self.count - hidden)
+        batch, beside = _batch_and_rest(graph, loading, now)
+        wait = batch if self.count == 0 else np.maximum(0.0, batch / self.count - beside)
         factor = np.ones(int(ranks.max()) + 1)
         factor[ranks] = np.where(now > 0, wait / np.maximum(now, 1.0), 1.0)
         return graph.with_durations(scaled(graph, loading, factor[graph.nodes.rank[loading]]))
@@ -107,15 +106,16 @@ def _mean_step(graph: Graph) -> float:
     return float(step_times(graph, timeline.start, timeline.end)["duration_ns"].to_numpy().mean())
 
 
-def _time_of_batch(graph: Graph, loading: NDArray[np.bool_], ranks: NDArray[np.int64], now: Floats) -> Floats:
-    """[R] ns that one process of each rank needs for the batches of a step.
+def _batch_and_rest(graph: Graph, loading: NDArray[np.bool_], now: Floats) -> tuple[Floats, Floats]:
+    """[R] ns that one process of each rank needs for a step's batches, and what of a step is not waiting.
 
-    Without workers that is the time in `__next__`. Workers that are always waited for are always busy: each
-    needs the steps of all of them for its own.
+    Without workers the former is the time in `__next__`, and a loop that need not load has the step that
+    replay tells. Workers that are always waited for are always busy: each needs the steps of all of them for
+    its own.
     """
     around = graph.nodes.around[loading]
     if fitting(graph.names, IN_PROCESS)[around].all():
-        return now
+        return now, np.full(now.size, _mean_step(HideInput().apply(graph)))
     workers = _num_workers(graph)
     step = _mean_step(graph)
     if workers == 0 or float(now.max()) < LEAST_WAIT * step:
@@ -123,7 +123,7 @@ def _time_of_batch(graph: Graph, loading: NDArray[np.bool_], ranks: NDArray[np.i
             "the DataLoader has workers, and what a batch takes them cannot be told: record some steps with "
             "num_workers=0, or steps in which the loop waits for them"
         )
-    return np.where(now >= LEAST_WAIT * step, workers * step, 0.0)
+    return np.where(now >= LEAST_WAIT * step, workers * step, 0.0), step - now
 
 
 def _num_workers(graph: Graph) -> int:

@@ -180,7 +180,7 @@ def test_workers_that_cannot_keep_up_tell_what_a_batch_takes(tmp_path):
         run.counter("data_wait_ns", 300 * step, 200 * US, device=f"DataLoader worker {step % 2}")
     graph = run.build(tmp_path / "r").graph
     # Two workers make a step of 300, so a batch takes 600.
-    assert _steps(graph, "workers:count=2") == pytest.approx([300] * 6, abs=1)
+    assert (_changed(graph, "workers:count=2").nodes.duration == graph.nodes.duration).all()
     assert _steps(graph, "workers:count=4") == pytest.approx([150] * 6, abs=1)
     assert _steps(graph, "workers:count=6") == pytest.approx([100] * 6, abs=1)
 
