@@ -14,7 +14,16 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from flask import Response, abort, request
 
-from dpro.dashboards import breakdown, collectives, heatmap, kernels, timeline, verdict, workbench
+from dpro.dashboards import (
+    breakdown,
+    collectives,
+    heatmap,
+    kernels,
+    telemetry,
+    timeline,
+    verdict,
+    workbench,
+)
 from dpro.dashboards.guard import guard
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
@@ -31,6 +40,7 @@ VIEWS: tuple[View, ...] = (
     collectives.VIEW,
     kernels.VIEW,
     workbench.VIEW,
+    telemetry.VIEW,
 )
 
 _KEYS = (

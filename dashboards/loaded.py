@@ -25,7 +25,7 @@ from dpro.replay.host import host_facts
 from dpro.replay.timeline import Timeline, replay, step_ends
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps
 from dpro.replay.whatif.search import search
-from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.units import NS_PER_MS
 
@@ -179,6 +179,24 @@ class Loaded:
     def costs(self) -> dict[Sort, Line]:
         """What communication costs, as fitted."""
         return fit_costs(self.built.graph)
+
+    @once
+    def clocks(self) -> tuple[dict[str, int], int]:
+        """By how many ns the clock of each host is ahead of the timeline's, and when that begins.
+
+        Without a graph no clock is known to be off, and time begins with the first step or sample.
+        """
+        try:
+            built = self.built
+        except DproError:
+            starts = [self.steps["start_ns"].min(), self.counters["time_ns"].min()]
+            return {}, min((start for start in starts if isinstance(start, int)), default=0)
+        ahead: dict[str, int] = {}
+        aligned = {rank for rank, _ in built.alignment.clocks}
+        for rank, host in self.run.table(WORKERS).sort("rank").select("rank", "host").iter_rows():
+            if rank in aligned:
+                ahead.setdefault(host, built.alignment.of(rank).line.offset_ns)
+        return ahead, built.graph.origin_ns
 
     @once
     def baseline(self) -> pl.DataFrame:

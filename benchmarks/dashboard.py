@@ -1,0 +1,167 @@
+"""How fast the dashboard is: the first page, and a zoom of the timeline, in a real headless browser.
+
+    python benchmarks/dashboard.py [--ranks 8] [--spans 500000] [--zooms 30]
+
+Makes a run of that many spans, serves it from this process, and opens it in Chromium. The first page is timed
+from asking for the address until the view's panels are there, with nothing worked out before. A zoom is timed
+in the browser from the change of the link until the figure is drawn, and on the server by the CPU time of an
+answer: on a busy machine the first is mostly waiting for a core. The median and the 95th percentile are
+printed, with the size of the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dpro.cli.dashboard import load
+from dpro.dashboards.app import make_app
+from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
+from dpro.store import Manifest, open_run, write_manifest, write_part
+from tests.browser import served, start_browser, wait
+
+STEPS_OF_RUN = 10
+OP_NS, GAP_NS, KERNEL_NS = 8_000, 2_000, 9_000
+PAGE = "return document.querySelectorAll('#content .panel').length"
+PLOT = "document.querySelector('#timeline-figure .js-plotly-plot')"
+ZOOM = """
+const [share, at, done] = [arguments[0], arguments[1], arguments[2]];
+const gd = document.querySelector('#timeline-figure .js-plotly-plot');
+const [begin, end] = gd.benchmark, width = (end - begin) * share, from = begin + at * (end - begin - width);
+const started = performance.now();
+const wanted = from.toFixed(6) + '~' + (from + width).toFixed(6);
+gd.once('plotly_afterplot', () => done(performance.now() - started));
+dpro.go({time: wanted});
+"""
+
+
+def make_run(folder: Path, ranks: int, spans: int) -> None:
+    """A run of operators that each launch a kernel, with an all-reduce at the end of each step."""
+    each = spans // (3 * ranks)
+    for rank in range(ranks):
+        begin = np.arange(each, dtype=np.int64) * (OP_NS + GAP_NS)
+        parts = [
+            _spans(0, "cpu_op", "aten::op", begin, OP_NS, rank),
+            _spans(1, "runtime", "cudaLaunchKernel", begin + 1000, 4000, rank),
+            _spans(2, "kernel", "gemm", begin + 6000, KERNEL_NS, rank),
+        ]
+        ends = np.linspace(each // STEPS_OF_RUN, each - 1, STEPS_OF_RUN).astype(np.int64)
+        moved = parts[2][ends.tolist()].select("rank", "window", "span_id", "start_ns", "duration_ns")
+        group = pl.Series([list(range(ranks))] * ends.size, dtype=pl.List(pl.Int32))
+        moved = moved.with_columns(
+            collective_id=pl.Series(range(ends.size)),
+            sequence=pl.Series(range(ends.size)),
+            op=pl.lit("all_reduce"),
+            group=pl.lit("world"),
+            group_ranks=group,
+            bytes_in=pl.lit(1 << 20),
+        )
+        bounds = np.r_[0, begin[ends] + OP_NS + GAP_NS]
+        steps = {"start_ns": bounds[:-1], "duration_ns": np.diff(bounds), "step": np.arange(ends.size)}
+        part = f"rank{rank:05}"
+        write_part(folder, SPANS, part, pl.concat(parts))
+        write_part(folder, COLLECTIVES, part, conform(COLLECTIVES, moved))
+        write_part(folder, STEPS, part, pl.DataFrame(steps).with_columns(rank=rank, window=0))
+    write_manifest(folder, Manifest(world_size=ranks, ranks=list(range(ranks))))
+
+
+def _spans(sort: int, kind: str, name: str, begin: np.ndarray, lasts: int, rank: int) -> pl.DataFrame:
+    number = np.arange(begin.size)
+    where = {"device": 0, "stream": 7} if kind == "kernel" else {"pid": 1, "tid": 1}
+    frame = pl.DataFrame({"span_id": 3 * number + sort, "start_ns": begin, "correlation": number})
+    frame = frame.with_columns(rank=rank, window=0, kind=pl.lit(kind), name=pl.lit(name), duration_ns=lasts)
+    frame = frame.with_columns(**where)
+    correlation = pl.lit(-1) if kind == "cpu_op" else pl.col("correlation")
+    return conform(SPANS, frame.with_columns(correlation=correlation))
+
+
+def answers(run: Path, zooms: int) -> tuple[np.ndarray, np.ndarray]:
+    """CPU ms of the server for each zoom, and bytes of each answer as sent."""
+    loaded = load(open_run(run))
+    client = make_app(loaded).server.test_client()
+    outputs = [("timeline-figure", "figure"), ("timeline-figure", "style"), ("timeline-note", "children")]
+    length = float(loaded.step_extents["end_ms"].max())
+    cpu, sizes = [], []
+    for begin, end in _stretches(length, zooms):
+        search = {"id": "url", "property": "search", "value": f"?view=timeline&time={begin:.6f}~{end:.6f}"}
+        body = {
+            "output": ".." + "...".join(map(".".join, outputs)) + "..",
+            "outputs": [{"id": name, "property": prop} for name, prop in outputs],
+            "inputs": [search],
+            "changedPropIds": ["url.search"],
+        }
+        began = time.process_time()
+        headers = {"Host": "localhost", "Accept-Encoding": "gzip"}
+        answer = client.post("/_dash-update-component", json=body, headers=headers)
+        cpu.append(1000 * (time.process_time() - began))
+        sizes.append(len(answer.data))
+    return np.array(cpu), np.array(sizes)
+
+
+def _stretches(length: float, zooms: int) -> list[tuple[float, float]]:
+    """From all of a run to a thousandth of it, anywhere."""
+    chance = np.random.default_rng(1)
+    shares = np.geomspace(1, 1e-3, zooms)
+    begins = chance.random(zooms) * (1 - shares) * length
+    return [(begin, begin + share * length) for begin, share in zip(begins, shares)]
+
+
+def pages(run: Path, zooms: int) -> tuple[list[float], list[float]]:
+    """ms until the first page is there, the first time and twice again, and of each zoom in the browser."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    browser = start_browser()
+    browser.set_script_timeout(120)
+    first, zoomed = [], list[float]()
+    try:
+        loaded = load(open_run(run))
+        with served(loaded) as address:
+            for _ in range(3):  # with nothing worked out, then with all
+                began = time.perf_counter()
+                browser.get(address)
+                wait(browser, PAGE)
+                first.append(1000 * (time.perf_counter() - began))
+                loaded.warm()
+            browser.get(f"{address}?view=timeline")
+            wait(browser, f"const gd = {PLOT}; return gd && gd.data && gd.data.length > 2")
+            browser.execute_script(f"const gd = {PLOT}; gd.benchmark = gd._fullLayout.xaxis.range.slice()")
+            chance = np.random.default_rng(2)
+            zoomed = [
+                browser.execute_async_script(ZOOM, float(share), float(chance.random()))
+                for share in np.geomspace(0.9, 1e-3, zooms)
+            ]
+    finally:
+        browser.quit()
+    return first, zoomed
+
+
+def main() -> None:
+    """Make a run, measure, print."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--ranks", type=int, default=8)
+    options.add_argument("--spans", type=int, default=500_000)
+    options.add_argument("--zooms", type=int, default=30)
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        make_run(run, given.ranks, given.spans)
+        cpu, sizes = answers(run, given.zooms)
+        told = f"median {np.median(cpu):.0f}, p95 {np.percentile(cpu, 95):.0f}"
+        print(f"zoom, CPU of the server, ms: {told}; largest answer {sizes.max() / 1e6:.2f} MB")
+        first, zoomed = pages(run, given.zooms)
+        print(f"first page, ms: {', '.join(f'{ms:.0f}' for ms in first)}")
+        print(f"zoom in the browser, ms: median {np.median(zoomed):.0f}, p95 {np.percentile(zoomed, 95):.0f}")
+        print(f"load of the machine meanwhile: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Telemetry: what changed, on the time axis of the timeline."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.cli.dashboard import load
+from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.telemetry import POINTS, telemetry_figure, telemetry_info
+from dpro.schema import COUNTERS, conform
+from tests.builders import gpu_job
+
+S = 1_000_000_000
+
+
+def _counters(*rows: tuple[int, str, str, str, int, float]) -> pl.DataFrame:
+    names = ["rank", "host", "device", "counter", "time_ns", "value"]
+    return conform(COUNTERS, pl.DataFrame(rows, schema=names, orient="row"))
+
+
+TWO_HOSTS = _counters(
+    (-1, "a", "GPU-1", "sm_clock_mhz", 10 * S, 1980),
+    (-1, "a", "GPU-1", "sm_clock_mhz", 12 * S, 1200),
+    (-1, "b", "eth0", "tx_bytes", 11 * S, 100),
+    (-1, "b", "eth0", "tx_bytes", 13 * S, 300),
+    (-1, "b", "eth0", "tx_bytes", 14 * S, 50),
+    (-1, "b", "", "up", 11 * S, 1),
+    (3, "b", "", "memory_bytes", 11 * S, 7),
+    (3, "b", "", "memory_bytes", 12 * S, 8),
+    (3, "b", "", "step_gc_ns", 12 * S, 8),
+    (3, "b", "", "step_gc_ns", 13 * S, 9),
+)
+
+
+def test_values_stand_on_the_clock_of_the_timeline_and_counts_are_rates():
+    shown = telemetry_info(TWO_HOSTS, {"b": S}, 10 * S, Link())
+    assert shown.rows() == [
+        ("sm_clock_mhz", "a GPU-1", 0.0, 1980.0),
+        ("sm_clock_mhz", "a GPU-1", 2000.0, 1200.0),
+        ("tx_bytes/s", "b eth0", 2000.0, 100.0),
+        ("memory_bytes", "b rank 3", 0.0, 7.0),
+        ("memory_bytes", "b rank 3", 1000.0, 8.0),
+    ]  # what began anew at 14 s tells no rate
+
+
+def test_processes_of_other_ranks_are_left_out_and_hosts_are_not():
+    shown = telemetry_info(TWO_HOSTS, {}, 0, parse_link("?ranks=1"))
+    assert shown["counter"].unique().sort().to_list() == ["sm_clock_mhz", "tx_bytes/s"]
+
+
+def test_a_row_per_counter_shares_one_axis_and_extremes_survive_thinning():
+    rows = [
+        (-1, "a", "", "load_1m", second * S, 9.0 if second == 7777 else second % 2)
+        for second in range(20_000)
+    ]
+    shown = telemetry_info(pl.concat([TWO_HOSTS, _counters(*rows)]), {}, 0, Link())
+    figure = telemetry_figure(shown, (0.0, 5.0), "dark")
+    assert [note.text for note in figure.layout.annotations][:2] == ["sm_clock_mhz", "tx_bytes/s"]
+    load_ = next(trace for trace in figure.data if trace.name == "a")
+    assert len(load_.x) <= POINTS + 2
+    assert np.max(load_.y) == 9
+    assert figure.layout.xaxis.range == (0.0, 5.0)
+
+
+def test_without_samples_there_is_nothing():
+    assert telemetry_info(COUNTERS.empty(), {}, 0, Link()).is_empty()
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return load(gpu_job().write(tmp_path_factory.mktemp("run")))
+
+
+def test_the_time_of_telemetry_begins_with_the_graph(loaded):
+    assert loaded.clocks == ({}, loaded.built.graph.origin_ns)
