@@ -34,7 +34,8 @@ from dpro.replay.ripple import Ripple
 from dpro.replay.saved import load
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.comm import Network
-from dpro.replay.whatif.predict import baseline_steps, predict, search
+from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.replay.whatif.search import search
 from dpro.schema import COLLECTIVES, SPANS, STEPS, TABLES
 from dpro.store import Run, open_run, write_manifest, write_part
 
