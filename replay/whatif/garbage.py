@@ -54,7 +54,7 @@ class Garbage(Edit):
     def how(self) -> str:
         """How to do it."""
         if self.every:
-            return f"gc.disable(), and gc.collect() in every {self.every}th step on all ranks"
+            return f"gc.disable(), and gc.collect() after every {self.every} steps on all ranks"
         return "gc.disable() or gc.freeze() after setup, where the loop makes no cycles"
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from dpro.replay.whatif.edit import Edit, Key, keys_of, number
+from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.registry import FAMILIES
 from dpro.replay.whatif.select import Selection
 
@@ -46,7 +47,7 @@ def markdown() -> str:
             lines += [f"- `{key.name}={_default(key)}`: {_told(key)}" for key in own_keys(edit)]
             lines += ["- the keys of a selection, as below"] if _selects(edit) else []
             lines += [f"- needs {edit.needs}", f"- assumes that {edit.assumes}"]
-            lines += [f"- source: {edit.source}", ""]
+            lines += [f"- source: {edit.source}", f"- for real: {parse_edit(edit.example).how()}", ""]
     lines += ["### Selections", ""]
     lines += ["| key | selects |", "|---|---|"]
     lines += [f"| `{key.name}=` | {_told(key)} |" for key in keys_of(Selection).values()]

@@ -53,7 +53,9 @@ class Accumulate(Edit):
 
     def how(self) -> str:
         """How to do it."""
-        return f"model.no_sync() around all but each {self.steps}th pass (FSDP2: set_requires_gradient_sync)"
+        return (
+            f"model.no_sync() around all but one of {self.steps} passes (FSDP2: set_requires_gradient_sync)"
+        )
 
 
 def _refuse_operations(graph: Graph) -> None:
