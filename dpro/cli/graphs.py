@@ -58,8 +58,8 @@ def fingerprint(run: Run) -> str:
     from dpro.store import MANIFEST
 
     digest = hashlib.blake2b(__version__.encode(), digest_size=16)
-    code = Path(dpro.replay.__file__).parent
-    for module in sorted(code.glob("*.py")):
+    folders = (Path(package.__file__ or "").parent for package in (dpro, dpro.replay))
+    for module in sorted(file for folder in folders for file in folder.glob("*.py")):
         status = module.stat()
         digest.update(f"\0{module.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     for name in sorted(TABLES):
