@@ -103,6 +103,19 @@ def test_between_two_waits_a_graph_is_launched_once(jobs):
     assert _steps(graph, "cuda-graph") == pytest.approx([5 + 10 + 50 + 15 + 7 + 3] * 3, abs=4)
 
 
+def test_what_the_host_does_other_than_launching_is_no_part_of_a_cuda_graph(tmp_path):
+    run = TinyRun()
+    for step, begin in enumerate((0, 10_000)):
+        for index, at in enumerate((begin, begin + 20, begin + 5_000, begin + 5_020)):
+            run.op("aten::add", at, at + 20)
+            run.call(at + 5, at + 15, 10 * step + index)
+            run.kernel("add", at + 15, at + 20, 10 * step + index)
+        run.op("aten::item", begin + 5_040, begin + 5_060)
+        run.step(step, begin, begin + 10_000)
+    graph = run.build(tmp_path / "r").graph  # 4.96 ms in no operator between the second and the third launch
+    assert _steps(_changed(graph, "cuda-graph"))[0] > 4_960
+
+
 def test_a_cuda_graph_never_slows_and_launches_for_free_gain_at_least_what_its_launches_do(jobs):
     for job in ("gpu", "bound"):
         ends = replay(_changed(jobs[job], "cuda-graph")).end
