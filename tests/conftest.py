@@ -18,14 +18,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests try, and processes that they start, goes into a ledger of theirs, not the user's."""
-    before = os.environ.get("XDG_DATA_HOME")
-    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
-    yield
-    del os.environ["XDG_DATA_HOME"]
-    if before is not None:
-        os.environ["XDG_DATA_HOME"] = before
+def _own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests try and keep, and processes that they start, goes into places of theirs, not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("DPRO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from dpro.units import format_duration
 # What can be done to a job without buying anything; several go together.
 ACTIONS = (
     "hide-input",
+    "no-sync:within=aten::item",
     "optimizer:impl=fused",
     "compile",
     "cuda-graph",
