@@ -77,7 +77,7 @@ def csv_link(view: str, table: str, link: Link) -> Component:
     return html.A("CSV", href=f"csv/{view}/{table}{link.query()}", className="csv", title="Download the data")
 
 
-def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> dcc.Graph:
+def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> Component:
     """A figure on the page, without what reaches out of it.
 
     Args:
@@ -95,7 +95,9 @@ def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> dcc.Graph:
         "toImageButtonOptions": {"format": "png", "scale": 2, "filename": f"dpro-{name}"},
     }
     style = {"height": f"{figure.layout.height}px"}
-    return dcc.Graph(id=name, figure=figure, config=config, responsive=True, style=style)
+    drawn = dcc.Graph(id=name, figure=figure, config=config, responsive=True, style=style)
+    room = {} if zooms else {"minHeight": style["height"]}  # kept while the browser loads what draws it
+    return html.Div(drawn, style=room)
 
 
 def table(header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers_from: int = 1) -> Component:

@@ -26,7 +26,7 @@ from dpro.units import NS_PER_MS, NS_PER_S
 NAME = "telemetry"
 MOST_COUNTERS = 14
 POINTS = 1500  # of a series, that a figure of this width can tell apart
-_ROW = 92  # pixels of a counter
+_ROW, _LEGEND = 92, 56  # pixels of a counter, of the room above all
 _GROWS = (
     "_s",
     "_bytes",
@@ -66,6 +66,9 @@ def telemetry_info(counters: pl.DataFrame, ahead: dict[str, int], origin_ns: int
     held = pl.any_horizontal(name.str.starts_with(each) for each in _LEVELS)
     grows = pl.any_horizontal(name.str.ends_with(each) for each in _GROWS) & ~held
     later, more = (pl.col(column).diff().over(SERIES) for column in ("time_ns", "value"))
+    since = pl.col("time_ns") - pl.when(grows).then(later.fill_null(0)).otherwise(
+        0
+    )  # a rate is that of a stretch
     rate = pl.when(more >= 0).then(more / (later / NS_PER_S))
     moved = pl.col("host").replace_strict(ahead, default=0, return_dtype=pl.Int64)
     rank = pl.when(pl.col("rank") >= 0).then(pl.format("rank {}", "rank")).otherwise(pl.lit(""))
@@ -73,7 +76,7 @@ def telemetry_info(counters: pl.DataFrame, ahead: dict[str, int], origin_ns: int
     shown = sampled.select(
         counter=pl.when(grows).then(pl.concat_str(name, pl.lit("/s"))).otherwise(name),
         series=pl.concat_list(words).list.eval(pl.element().filter(pl.element() != "")).list.join(" "),
-        time_ms=(pl.col("time_ns") - moved - origin_ns) / NS_PER_MS,
+        time_ms=(since - moved - origin_ns) / NS_PER_MS,
         value=pl.when(grows).then(rate).otherwise("value"),
     )
     interest = pl.min_horizontal(
@@ -95,6 +98,7 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
     names = values["counter"].unique(maintain_order=True).to_list()[:MOST_COUNTERS]
     figure = make_subplots(rows=len(names), shared_xaxes=True, vertical_spacing=0.25 / max(len(names), 1))
     lines = values["series"].unique().sort().to_list()
+    named: set[str] = set()
     for row, name in enumerate(names, start=1):
         for (which,), own in values.filter(counter=name).group_by("series", maintain_order=True):
             thin = _thinned(own)
@@ -105,11 +109,12 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
                 line={"shape": "hv", "width": 1.2, "color": series(lines.index(which), theme)},
                 name=plain(which),
                 legendgroup=plain(which),
-                showlegend=bool(row == 1),
+                showlegend=which not in named,
                 hovertemplate="%{x:.1f} ms: %{y:.4g}<extra>%{fullData.name}</extra>",
                 row=row,
                 col=1,
             )
+            named.add(str(which))
     styled(figure, theme, height=90 + _ROW * len(names))
     for row, name in enumerate(names, start=1):
         figure.update_yaxes(title={"text": "", "standoff": 0}, nticks=3, row=row, col=1)
@@ -117,6 +122,7 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
         corner = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": f"y{axis} domain"}
         corner |= {"yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
         figure.add_annotation(text=plain(name), **corner)
+    figure.update_layout(margin_t=_LEGEND, legend_y=1 + 0.4 * _LEGEND / (_ROW * len(names)))
     figure.update_xaxes(range=None if extent is None else list(extent))
     figure.update_xaxes(title_text="ms since the first span", row=len(names), col=1)
     return figure

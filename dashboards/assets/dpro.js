@@ -71,6 +71,7 @@
     if (!moved) return;
     const begin = moved["xaxis.range[0]"] ?? (moved["xaxis.range"] || [])[0];
     const end = moved["xaxis.range[1]"] ?? (moved["xaxis.range"] || [])[1];
+    if (!moved["xaxis.autorange"] && begin === undefined) return;  // its size has changed, not what is seen
     clearTimeout(resting);
     if (moved["xaxis.autorange"]) go({ time: null });
     else if (begin !== undefined) {

@@ -39,7 +39,7 @@ def test_values_stand_on_the_clock_of_the_timeline_and_counts_are_rates():
     assert shown.rows() == [
         ("sm_clock_mhz", "a GPU-1", 0.0, 1980.0),
         ("sm_clock_mhz", "a GPU-1", 2000.0, 1200.0),
-        ("tx_bytes/s", "b eth0", 2000.0, 100.0),
+        ("tx_bytes/s", "b eth0", 0.0, 100.0),
         ("memory_bytes", "b rank 3", 0.0, 7.0),
         ("memory_bytes", "b rank 3", 1000.0, 8.0),
     ]  # what began anew at 14 s tells no rate
