@@ -334,28 +334,40 @@ def _put_in(
     if wanted.called_after == STEP:
         draft.wait(ready, transfer)
         return
-    for target, kind in _needed_at(draft.graph, each, around, wanted):
+    for target, kind in _needed_at(draft.graph, each, around, wanted, ready):
         draft.link(transfer, target, kind)
 
 
 def _needed_at(
-    graph: Graph, each: Pass, around: _Surroundings, wanted: Reduction
+    graph: Graph, each: Pass, around: _Surroundings, wanted: Reduction, ready: int
 ) -> list[tuple[int, EdgeKind]]:
-    """Where a result is needed: as early as that of any recorded bucket with one of its parameters."""
+    """Where a result is needed: as early as that of any recorded bucket with one of its parameters.
+
+    What comes before its call cannot wait for it: a thread that stood still in between its own calls (for a
+    core, say) may seem to have waited for one of them.
+
+    Args:
+        graph: the graph as recorded.
+        each: the pass.
+        around: what is linked with its reductions.
+        wanted: the reduction.
+        ready: the node that its call follows.
+    """
+    start = graph.nodes.measured_start
+    later = [[(at, kind) for at, kind in bucket if start[at] > start[ready]] for bucket in around.awaited]
     first = int(np.searchsorted(each.closes, wanted.first))
     last = int(np.searchsorted(each.closes, wanted.last))
-    candidates = [bucket for bucket in around.awaited[first : last + 1] if bucket]
-    candidates = candidates or [bucket for bucket in around.awaited if bucket]
-    if not candidates:
-        return []
-    return min(candidates, key=lambda bucket: min(int(graph.nodes.measured_start[at]) for at, _ in bucket))
+    candidates = [bucket for bucket in later[first : last + 1] if bucket]
+    candidates = candidates or [bucket for bucket in later if bucket]
+    return min(candidates, key=lambda bucket: min(int(start[at]) for at, _ in bucket), default=[])
 
 
 def _end_of_step(graph: Graph, each: Pass) -> int:
     """The last node of the step on the thread that drives the rank."""
     nodes = graph.nodes
-    lane = graph.lanes.index((each.rank, MAIN_THREAD))
-    mine = np.flatnonzero((nodes.lane == lane) & (nodes.window == each.window) & (nodes.step == each.step))
+    lanes = [lane for lane, what in enumerate(graph.lanes) if what == (each.rank, MAIN_THREAD)]  # by window
+    here = (nodes.window == each.window) & (nodes.step == each.step)
+    mine = np.flatnonzero(np.isin(nodes.lane, lanes) & here)
     return int(mine[np.argmax(nodes.measured_start[mine])])
 
 

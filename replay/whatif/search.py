@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import Graph, GraphError, NodeKind
 from dpro.replay.timeline import critical_nodes, durations_of, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
@@ -66,7 +66,7 @@ def search(graph: Graph, trust: Trust) -> tuple[list[Prediction], list[Refusal]]
     for edit in candidates(graph):
         try:
             predictions.append(predict(graph, baseline, [edit], trust))
-        except Unanswerable as error:
+        except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
             refused.setdefault((edit.name, str(error)), Refusal(str(edit), str(error)))
     predictions += _together(graph, baseline, trust, _by_gain(predictions))
     return _by_gain(predictions), list(refused.values())
@@ -125,7 +125,7 @@ def _together(
         edits = _in_order(edit for each in (*taken, single) for edit in each.edits)
         try:
             both = predict(graph, baseline, edits, trust)
-        except Unanswerable:  # what one leaves over is not what the other needs
+        except (Unanswerable, GraphError):  # what one leaves over is not what the other needs
             continue
         if both.predicted_ns <= so_far - WORTH * base:
             taken.append(single)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.replay.build import build_graph
-from dpro.replay.gradients import MB
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.gradients import MB, passes_of
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.bucket import closing
+from dpro.replay.whatif.draft import Draft
 from dpro.replay.whatif.parse import parse_edit
 from dpro.store import open_run
 from tests.builders import US, TinyRun
@@ -162,3 +163,31 @@ def test_buckets_close_where_torch_closes_them(sizes, first_cap, cap):
     assigned, _ = distributed._compute_bucket_assignment_by_size(tensors, [first_cap, cap], dense, order)
     closes = closing(4 * np.array(sizes), first_cap, cap)
     assert [bucket[-1] for bucket in assigned] == closes.tolist()
+
+
+def test_wait_between_the_calls_of_a_pass_is_not_taken_for_one_for_later_calls(tmp_path):
+    # On busy cores a thread stands still within a pass, and seems to wait for a reduction that it called.
+    graph = built(ddp_job(closes=(1, 3)), tmp_path)
+    draft = Draft(graph)
+    for each in passes_of(graph, 4):
+        called = int(each.calls[1][0])
+        later = graph.edges.target[(graph.edges.source == called) & (graph.edges.kind == EdgeKind.THREAD)]
+        draft.link(int(each.transfer[0]), int(later[0]), EdgeKind.SYNC)
+    waiting = draft.finish()
+    for edit in ("bucket:mb=100", "bucket:mb=1", "compress:to=bf16", "overlap:mode=off"):
+        assert len(steps_us(waiting, edit)) == 3
+
+
+@pytest.mark.parametrize("edit", ["bucket:mb=1", "overlap:mode=off", "local-updates:every=2"])
+def test_each_window_of_a_run_is_changed_alike(tmp_path, edit):
+    one, two = ddp_job(), ddp_job()
+    later = {"start_ns": 10**9, "window": 1, "span_id": 10**6, "launch_span_id": 10**6, "step": 10}
+    later["sequence"] = 100
+    for table in ("spans", "collectives", "steps"):
+        rows = two.rows[table]
+        two.rows[table] = rows + [
+            {name: value + later[name] if name in later else value for name, value in row.items()}
+            for row in rows
+        ]
+    alone = steps_us(built(one, tmp_path / "one"), edit)
+    assert steps_us(built(two, tmp_path / "two"), edit) == [*alone, *alone]

@@ -10,9 +10,11 @@ import pytest
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust, assess
 from dpro.replay.build import build_graph
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.heal import Heal
+from dpro.replay.whatif.input import HideInput
+from dpro.replay.whatif.predict import Refusal
 from dpro.replay.whatif.registry import EDITS
 from dpro.replay.whatif.search import ACTIONS, BOUNDS, MOST_RANKS, candidates, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
@@ -43,6 +45,16 @@ def test_edits_that_help_apart_are_tried_together_and_say_what_they_share(job):
 def test_search_is_the_same_each_time(job):
     graph, trust = job
     assert search(graph, trust) == search(graph, trust)
+
+
+def test_edit_that_breaks_the_graph_is_refused_and_the_others_are_predicted(job, monkeypatch):
+    def broken(*_: object) -> Graph:
+        raise GraphError("the graph has a cycle: a -> b")
+
+    monkeypatch.setattr(HideInput, "apply", broken)
+    predictions, refused = search(*job)
+    assert Refusal("hide-input", "the graph has a cycle: a -> b") in refused
+    assert "heal:rank=1" in [str(prediction.edits[0]) for prediction in predictions]
 
 
 def test_refusals_that_are_alike_are_one(job):
