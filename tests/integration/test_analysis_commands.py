@@ -17,7 +17,7 @@ import polars as pl
 import pytest
 
 from dpro.cli import main
-from dpro.cli.whatif import whatif_document
+from dpro.cli.whatif import ROWS, WORTH_SHOWING, whatif_document
 from dpro.replay.whatif.parse import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, write_manifest, write_part
@@ -462,8 +462,10 @@ def test_a_rank_that_was_killed_is_said_to_be(recorded, tmp_path):
 def test_every_predicted_edit_is_printed_whole(recorded, here):
     text = here("whatif", recorded).stdout
     predictions = one_object(here("whatif", recorded, "--json"))["predictions"]
-    for prediction in predictions[:12]:
-        assert f"--edit '{prediction['edits'][0]}'" in text
+    worth = [prediction for prediction in predictions if prediction["speedup"] >= WORTH_SHOWING][:ROWS]
+    assert worth
+    for edit in (edit for prediction in worth for edit in prediction["edits"]):
+        assert f"--edit '{edit}'" in text
 
 
 def test_replay_speaks_of_one_step_or_window_where_it_is_asked_to(imported, here):

@@ -104,7 +104,7 @@ kept, told = [], []
 def hear_late(self):
     kept.extend(filter(None, [hear(self)]))
     if kept and done > kept[0]["step"]:
-        told.append(kept.pop())
+        told.append(kept.pop(0))
         return told[-1]
 Agreement.hear = hear_late
 done = 0
@@ -116,9 +116,12 @@ def train_step():
 """
 
 
-# It trains on by itself until it has learned of a window that is over.
+# It trains on by itself until it has learned of a window that is over, and a little longer.
 UNTIL_TOLD = """
 while dist.get_rank() == 1 and not told and time.monotonic() - started < 100:
+    train_step()
+    time.sleep(0.002)
+for _ in range(300):  # the thread that was told has to pass it on
     train_step()
     time.sleep(0.002)
 """

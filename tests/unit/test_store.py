@@ -20,7 +20,7 @@ def _column(dtype: pl.DataType) -> st.SearchStrategy[object]:
     if isinstance(dtype, pl.Enum):
         return st.sampled_from(dtype.categories.to_list())
     if isinstance(dtype, pl.List):
-        return st.lists(st.integers(-1, 1000), max_size=4)
+        return st.lists(_column(dtype.inner), max_size=4)
     if dtype == pl.String:
         return st.text(max_size=10)
     if dtype == pl.Float64:
