@@ -89,6 +89,7 @@ def train_step():
 """
 
 
+@pytest.mark.slow
 def test_windows_that_are_expensive_on_any_rank_are_further_apart(tmp_path):
     body = until(4).replace("enough =", EXPENSIVE + "\nenough =", 1)
     run, done = record(tmp_path, [*torchrun(2), script(tmp_path, body)[1]], "--budget", "10%")

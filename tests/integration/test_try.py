@@ -142,6 +142,7 @@ for batch in DataLoader(Disk()):
 """
 
 
+@pytest.mark.slow
 def test_workers_that_read_ahead_are_measured_to_help(tmp_path):
     code, document, stderr = tried(
         tmp_path, ["workers:count=3"], SLEEPING, "--repeats", "1", launcher=[sys.executable]
