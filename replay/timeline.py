@@ -146,6 +146,19 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: I
     return durations_of(step_ends(graph, start, end).drop("begin_ns").join(begins, on=["window", "step"]))
 
 
+def steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
+    """[S] ns, how long each step takes in a graph, and [S] ns in a changed one.
+
+    Args:
+        graph: the unchanged graph.
+        changed: the same with other durations, lags or edges.
+    """
+    before, after = replay(graph), replay(changed)
+    baseline = step_ends(graph, before.start, before.end)
+    steps = durations_of(baseline), changed_step_times(baseline, changed, after.start, after.end)
+    return steps[0]["duration_ns"].to_numpy(), steps[1]["duration_ns"].to_numpy()
+
+
 def measured_step_times(graph: Graph) -> pl.DataFrame:
     """`step_times` as the trace has them."""
     return step_times(graph, graph.nodes.measured_start, graph.nodes.measured_end)
@@ -170,6 +183,16 @@ def critical_nodes(timeline: Timeline, window: int) -> Ints:
     """
     in_window = timeline.graph.nodes.window == window
     return _chain_to(timeline, int(np.argmax(np.where(in_window, timeline.end, -1))))
+
+
+def time_on_critical_path(timeline: Timeline) -> Ints:
+    """[N] ns for which each node, with the lag that leads to it, is what its window's end waits for."""
+    spent = np.zeros(timeline.graph.num_nodes, np.int64)
+    for window in np.unique(timeline.graph.nodes.window):
+        path = critical_nodes(timeline, int(window))
+        before = np.append(timeline.start[path[0]], timeline.end[path[:-1]])
+        spent[path] = timeline.end[path] - before
+    return spent
 
 
 def _chain_to(timeline: Timeline, node: int) -> Ints:

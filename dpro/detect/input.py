@@ -12,7 +12,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.straggler import FEWEST_STEPS, INPUT_PIPELINE, PERSISTENT
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.timeline import changed_step_times, durations_of, replay, step_ends
+from dpro.replay.timeline import steps_before_and_after
 from dpro.replay.whatif.input import DATA_LOADING, HideInput
 from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
@@ -31,10 +31,7 @@ def find_slow_input(graph: Graph, excess_of_stragglers_ns: float = 0.0) -> list[
         changed = HideInput().apply(graph)
     except Unanswerable:
         return []
-    before, after = replay(graph), replay(changed)
-    baseline = step_ends(graph, before.start, before.end)
-    base = durations_of(baseline)["duration_ns"].to_numpy()
-    hidden = changed_step_times(baseline, changed, after.start, after.end)["duration_ns"].to_numpy()
+    base, hidden = steps_before_and_after(graph, changed)
     saved = base - hidden - excess_of_stragglers_ns
     steady = float((saved >= LEAST_SHARE * base).mean()) if base.size else 0.0
     if base.size < FEWEST_STEPS or steady < PERSISTENT:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from dpro.detect.findings import Finding
 from dpro.detect.straggler import FEWEST_STEPS, LEAST_SHARE, PERSISTENT, clear_gain, confidence
+from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.timeline import changed_step_times, durations_of, replay, step_ends
-from dpro.schema import WORKERS
+from dpro.replay.timeline import steps_before_and_after
+from dpro.replay.whatif.select import hosts_of
 from dpro.units import format_bytes, format_duration
 
 Floats = NDArray[np.float64]
@@ -82,21 +83,23 @@ def transfers_of(graph: Graph) -> pl.DataFrame:
     chosen = np.flatnonzero(
         (nodes.kind == NodeKind.TRANSFER) & met & (nodes.message >= 0) & (nodes.step >= 0)
     )
-    messages = [graph.messages[number] for number in nodes.message[chosen]]
+    message = nodes.message[chosen]
+    op = pl.Series([each.op for each in graph.messages], dtype=pl.String).gather(message)
+    size = pl.Series([each.num_ranks for each in graph.messages], dtype=pl.Int64).gather(message)
     hosts = host_of(graph)
+    host = pl.Series(nodes.rank[chosen]).replace_strict(hosts, default="", return_dtype=pl.String)
     rows = pl.DataFrame(
         {
             "instance": nodes.collective[chosen],
             "rank": nodes.rank[chosen],
-            "host": [hosts.get(int(rank), "") for rank in nodes.rank[chosen]],
-            "receives": [message.op.startswith("recv") for message in messages],
-            "op": [MESSAGE if message.op in ("send", "recv") else message.op for message in messages],
-            "size": [message.num_ranks for message in messages],
+            "host": host,
+            "receives": op.str.starts_with("recv"),
+            "op": op.replace({"send": MESSAGE, "recv": MESSAGE}),
+            "size": size,
             "bytes": nodes.bytes[chosen],
             "step": nodes.step[chosen],
             "transfer_ns": nodes.duration[chosen],
-        },
-        schema_overrides={"host": pl.String, "op": pl.String, "receives": pl.Boolean, "size": pl.Int64},
+        }
     )
     ordered = pl.col("rank").sort_by("receives", "rank").cast(pl.String).str.join(",")
     is_message = pl.col("op").first() == MESSAGE
@@ -120,9 +123,10 @@ def transfers_of(graph: Graph) -> pl.DataFrame:
 
 def host_of(graph: Graph) -> dict[int, str]:
     """Which host each rank is on, as far as the run tells."""
-    if graph.run is None:
+    try:
+        return hosts_of(graph)
+    except Unanswerable:
         return {}
-    return dict(graph.run.table(WORKERS).select("rank", "host").iter_rows())
 
 
 def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
@@ -316,9 +320,5 @@ def _healed(graph: Graph, slow: pl.DataFrame, transfers: pl.DataFrame) -> tuple[
     nodes = graph.nodes
     moved = (nodes.kind == NodeKind.TRANSFER) & (nodes.collective >= 0)
     duration = np.where(moved, np.rint(nodes.duration * scale[nodes.collective]), nodes.duration)
-    healed = graph.with_durations(duration.astype(np.int64))
-    before, after = replay(graph), replay(healed)
-    baseline = step_ends(graph, before.start, before.end)
-    base = durations_of(baseline)["duration_ns"].to_numpy()
-    changed = changed_step_times(baseline, healed, after.start, after.end)["duration_ns"].to_numpy()
+    base, changed = steps_before_and_after(graph, graph.with_durations(duration.astype(np.int64)))
     return (base - changed).astype(np.float64), base.astype(np.float64)

@@ -16,7 +16,7 @@ import polars as pl
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError, NodeKind
-from dpro.replay.timeline import critical_nodes, durations_of, replay
+from dpro.replay.timeline import durations_of, replay, time_on_critical_path
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.parse import parse_edit
@@ -74,7 +74,7 @@ def search(graph: Graph, trust: Trust) -> tuple[list[Prediction], list[Refusal]]
 
 def candidates(graph: Graph) -> list[Edit]:
     """Edits worth trying on any run: what can be done, ranks healed, bounds, and the largest work."""
-    known = [parse_edit(text) for text in (*ACTIONS, *BOUNDS) if text.partition(":")[0] in EDITS]
+    known = [parse_edit(text) for text in (*ACTIONS, *BOUNDS)]
     heals = [Heal(rank) for rank in _deciding_ranks(graph)]
     return [*heals, *known, *_largest_ops(graph)]
 
@@ -85,12 +85,8 @@ def _deciding_ranks(graph: Graph) -> list[int]:
     ranks = np.unique(nodes.rank[nodes.rank >= 0])
     if ranks.size < 2:
         return []
-    timeline = replay(graph)
-    share = np.zeros(int(ranks.max()) + 1)
-    for window in np.unique(nodes.window):
-        path = critical_nodes(timeline, int(window))
-        path = path[nodes.rank[path] >= 0]
-        share += np.bincount(nodes.rank[path], nodes.duration[path], minlength=share.size)
+    mine = nodes.rank >= 0
+    share = np.bincount(nodes.rank[mine], time_on_critical_path(replay(graph))[mine])
     most = sorted(ranks.tolist(), key=lambda rank: (-share[rank], rank))[:MOST_RANKS]
     return sorted(most)
 
@@ -109,11 +105,11 @@ def _together(
 ) -> list[Prediction]:
     """What the best edits save together, one more at a time."""
     base = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
-    doable = {str(parse_edit(text)) for text in ACTIONS if text.partition(":")[0] in EDITS}
+    doable = [parse_edit(text) for text in ACTIONS]
     usable = [
         single
         for single in singles
-        if (str(single.edits[0]) in doable or isinstance(single.edits[0], Heal))
+        if (single.edits[0] in doable or isinstance(single.edits[0], Heal))
         and single.predicted_ns <= (1 - WORTH) * base
     ]
     found: list[Prediction] = []

@@ -12,9 +12,8 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable
-from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
-from dpro.replay.timeline import changed_step_times, critical_nodes, replay
+from dpro.replay.timeline import changed_step_times, replay, time_on_critical_path
 from dpro.replay.whatif.comm import Network
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.host import Cpu
@@ -119,18 +118,8 @@ def limiting_part(graph: Graph, but: str = "") -> str:
         graph: the graph.
         but: a part that is not meant.
     """
-    timeline = replay(graph)
-    part = parts_of(graph)
-    total = dict.fromkeys(PARTS, 0)
-    for window in np.unique(graph.nodes.window):
-        path = critical_nodes(timeline, int(window))
-        edge = timeline.binding[path]
-        lag = (
-            np.where(edge == NO_NODE, 0, graph.edges.lag[np.maximum(edge, 0)]) if graph.edges.lag.size else 0
-        )
-        spent = graph.nodes.duration[path] + lag
-        for name in total:
-            total[name] += int(spent[part[path] == PARTS.index(name)].sum())
+    spent = time_on_critical_path(replay(graph))
+    total = dict(zip(PARTS, np.bincount(parts_of(graph), spent, minlength=len(PARTS)).tolist()))
     total.pop(but, None)
     return max(total, key=lambda name: total[name])
 

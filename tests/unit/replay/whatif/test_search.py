@@ -11,11 +11,10 @@ from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust, assess
 from dpro.replay.build import build_graph
 from dpro.replay.graph import Graph, GraphError
-from dpro.replay.timeline import replay
+from dpro.replay.timeline import replay, time_on_critical_path
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.input import HideInput
 from dpro.replay.whatif.predict import Refusal
-from dpro.replay.whatif.registry import EDITS
 from dpro.replay.whatif.search import ACTIONS, BOUNDS, MOST_RANKS, candidates, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
 from dpro.store import open_run
@@ -72,7 +71,7 @@ def test_of_many_ranks_those_are_healed_that_most_of_the_critical_path_runs_over
 
 def test_everything_that_is_tried_can_be_asked_for(tmp_path):
     tried = {edit.name for edit in candidates(graph_of(tmp_path, alike(2, 2)))}
-    assert {text.partition(":")[0] for text in (*ACTIONS, *BOUNDS)} & EDITS.keys() <= tried
+    assert {text.partition(":")[0] for text in (*ACTIONS, *BOUNDS)} <= tried
 
 
 @pytest.mark.parametrize(
@@ -114,3 +113,8 @@ def test_run_without_a_whole_step_has_no_curves(tmp_path):
     run.step(0, 500, 600)
     with pytest.raises(Unanswerable, match="whole step"):
         sensitivity(run.build(tmp_path / "r").graph)
+
+
+def test_times_on_the_critical_path_add_up_to_the_window(job):
+    timeline = replay(job[0])
+    assert time_on_critical_path(timeline).sum() == timeline.end.max() - timeline.start.min()
