@@ -13,7 +13,8 @@ from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
 
 
-def _require_communication(graph: Graph) -> None:
+def require_communication(graph: Graph) -> None:
+    """Refuse a run without communication."""
     if not (graph.nodes.kind == NodeKind.TRANSFER).any():
         raise Unanswerable("the run holds no communication")
 
@@ -32,7 +33,7 @@ class NoCommunication(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Make transfers free and take out the rendezvous: each rank runs by itself."""
-        _require_communication(graph)
+        require_communication(graph)
         duration = np.where(graph.nodes.kind == NodeKind.TRANSFER, 0, graph.nodes.duration)
         return graph.with_durations(duration).without_edges(graph.edges.kind == EdgeKind.RENDEZVOUS)
 
@@ -64,7 +65,7 @@ class Network(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the two parts of each transfer, and the time by which transfers of one link may overlap."""
-        _require_communication(graph)
+        require_communication(graph)
         nodes, edges = graph.nodes, graph.edges
         transfer = nodes.kind == NodeKind.TRANSFER
         fixed = np.minimum(latencies(graph), nodes.duration)[transfer]

@@ -6,6 +6,7 @@ and `docs/whatif.md` follow.
 
 from __future__ import annotations
 
+from dpro.replay.whatif.algorithm import Algorithm
 from dpro.replay.whatif.bucket import Bucket
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.compress import Compress
@@ -30,7 +31,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Precision": (Precision,),
     "Memory for time": (Accumulate, Recompute),
     "Parallelism": (Balance, Pipeline),
-    "Communication": (Network, NoCommunication),
+    "Communication": (Network, NoCommunication, Algorithm),
     "Gradients": (Bucket, Compress, LocalUpdates, Overlap),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}

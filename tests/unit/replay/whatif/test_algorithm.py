@@ -1,0 +1,106 @@
+"""Collectives by another algorithm, on four ranks of two hosts whose ring takes what a ring should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.whatif.parse import parse_edit
+from tests.builders import US, TinyRun
+
+ALPHA, BETA = 10.0, 0.002  # us of a message and of a byte
+INSIDE = 0.0005  # us of a byte within a host
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+
+
+def four_ranks(folder: Path, *, hosts: bool = True, inside: bool = False, algorithm: str = "") -> Graph:
+    """Four ranks reduce four sizes twice, by a ring; perhaps also pairs on one host do."""
+    run = TinyRun()
+    at, number = 100.0, 0
+    jobs = [("all", [0, 1, 2, 3], 6 * ALPHA, 1.5 * BETA)]
+    jobs += [("pair", pair, 0.0, INSIDE) for pair in ([0, 1], [2, 3]) if inside]
+    for name, ranks, latency, per_byte in jobs:
+        for size in (*SIZES, *SIZES):
+            end = at + 20 + latency + per_byte * size
+            told = {"group": name, "group_ranks": ranks, "bytes_in": size, "bytes_out": size}
+            for rank in ranks:
+                run.gloo((at, at + 10), (at + 20, end), rank, sequence=number, algorithm=algorithm, **told)
+            at, number = end + 50, number + 1
+    for rank in range(4):
+        run.op("train", 0, at, rank)
+        run.step(0, 0, at, rank)
+        if hosts:
+            run.worker(rank, f"host{rank // 2}")
+    return run.build(folder / "run").graph
+
+
+def times_us(graph: Graph, group: str = "all") -> list[float]:
+    """Of the transfers of rank 0, one of each size."""
+    nodes = graph.nodes
+    of_group = np.array([message.group.startswith(group) for message in graph.messages] + [False])
+    mine = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.rank == 0) & of_group[nodes.message])
+    return (nodes.duration[mine] / US).tolist()[: len(SIZES)]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory) -> Graph:
+    return four_ranks(tmp_path_factory.mktemp("four"))
+
+
+def changed(graph: Graph, edit: str) -> Graph:
+    return parse_edit(edit).apply(graph)
+
+
+def test_a_tree_has_four_messages_where_a_ring_of_four_has_six(graph):
+    expected = [4 * ALPHA + 2 * BETA * size for size in SIZES]
+    assert times_us(changed(graph, "algorithm:to=tree")) == pytest.approx(expected, rel=0.01)
+
+
+def test_halving_has_as_few_and_moves_no_more(graph):
+    expected = [4 * ALPHA + 1.5 * BETA * size for size in SIZES]
+    assert times_us(changed(graph, "algorithm:to=halving")) == pytest.approx(expected, rel=0.01)
+
+
+def test_what_ran_changes_no_nanosecond(graph):
+    assert (changed(graph, "algorithm:to=ring").nodes.duration == graph.nodes.duration).all()
+
+
+def test_what_the_run_says_ran_counts_more_than_what_is_supposed(tmp_path):
+    told = four_ranks(tmp_path, algorithm="TREE")
+    assert (changed(told, "algorithm:to=tree").nodes.duration == told.nodes.duration).all()
+    ring = [6 * ALPHA * 6 / 4 + 1.5 * BETA * size * 1.5 / 2 for size in SIZES]
+    assert times_us(changed(told, "algorithm:to=ring")) == pytest.approx(ring, rel=0.01)
+
+
+def test_hosts_first_saves_messages_between_them_and_bytes(graph):
+    edit = "algorithm:to=hierarchical,inside_gbps=2,inside_us=1"
+    within = [2 * 1 + 2 * 0.5 * INSIDE * size for size in SIZES]
+    between = [2 * ALPHA + 2 * 0.5 * BETA * size for size in SIZES]
+    expected = [sum(both) for both in zip(within, between)]
+    assert times_us(changed(graph, edit)) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_group_within_a_host_tells_what_is_to_be_given_else(graph, tmp_path):
+    both = four_ranks(tmp_path, inside=True)
+    edit = parse_edit("algorithm:to=hierarchical")
+    expected = times_us(changed(graph, "algorithm:to=hierarchical,inside_gbps=2"))
+    assert times_us(edit.apply(both)) == pytest.approx(expected, rel=0.01)
+    assert times_us(edit.apply(both), "pair") == times_us(both, "pair")
+    assert all("all on one host" in note for note in edit.notes(both))
+    with pytest.raises(Unanswerable, match="give inside_gbps="):
+        edit.apply(graph)
+
+
+def test_without_hosts_no_hierarchy_is_known(tmp_path):
+    unknown = four_ranks(tmp_path, hosts=False)
+    with pytest.raises(Unanswerable, match="which hosts its ranks are on"):
+        changed(unknown, "algorithm:to=hierarchical,inside_gbps=2")
+
+
+def test_a_group_that_is_not_in_the_run_is_refused(graph):
+    with pytest.raises(Unanswerable, match="no group in the run fits 'tp'"):
+        changed(graph, "algorithm:to=tree,group=tp")
