@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,7 +77,8 @@ def find(analysis: Analysis, slowdown: Slowdown | None = None) -> list[Finding]:
     if slowdown is not None:
         return diagnose_operations(analysis.built.graph, slowdown)
     slow = diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
-    return [*slow, *find_regression(*map(analysis.run.table, (STEPS, COUNTERS, SPANS)))]
+    table = analysis.run.table
+    return [*slow, *find_regression(table(STEPS), partial(table, COUNTERS), partial(table, SPANS))]
 
 
 def not_known(analysis: Analysis) -> list[str]:

@@ -5,6 +5,7 @@ In: a run with steps and calls. Out: text or JSON; nothing, where the run has de
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dpro.cli.output import console, finding_document, print_json
@@ -53,7 +54,7 @@ def without_windows(run: Run) -> tuple[list[Finding], list[str]] | None:
         return None
     aligned, apart = on_one_clock(always_of(run))
     findings = find_late_ranks(aligned.collectives, aligned.steps, aligned.counters, aligned.workers)
-    findings += find_regression(*map(run.table, (STEPS, COUNTERS, SPANS)))
+    findings += find_regression(run.table(STEPS), partial(run.table, COUNTERS), partial(run.table, SPANS))
     return findings, [*bad_ends(run), *not_shown(aligned, apart), *_why_no_window(run)]
 
 

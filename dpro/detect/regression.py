@@ -6,6 +6,7 @@ when, by how much, and what else is different since. A spell that is over is non
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,23 +49,26 @@ class Regression:
     after: Stretch
 
 
-def find_regression(steps: pl.DataFrame, counters: pl.DataFrame, spans: pl.DataFrame) -> list[Finding]:
+def find_regression(
+    steps: pl.DataFrame, read_counters: Callable[[], pl.DataFrame], read_spans: Callable[[], pl.DataFrame]
+) -> list[Finding]:
     """Say so if the steps at the end are clearly longer than they were at some time before.
 
     Args:
         steps: table `steps`; those in deep windows are left out, since recording slows them down.
-        counters: table `counters`.
-        spans: table `spans`.
+        read_counters: gives table `counters`; like the next, asked only if the job became slower.
+        read_spans: gives table `spans`.
     """
     found = regression_of(job_steps(steps))
     if found is None:
         return []
+    counters = read_counters()
     cost = found.after_ns - found.before_ns
     evidence = (
         f"since step {found.since} the typical step takes {format_duration(found.after_ns)}; "
         f"before it took {format_duration(found.before_ns)}",
         *_host_changes(host_facts(steps, counters), found),
-        *_work_changes(spans, steps, found),
+        *_work_changes(read_spans, steps, found),
         *changes(counters, found.before, found.after)[:LINES],
     )
     if len(evidence) == 1:
@@ -152,15 +156,17 @@ def _host_changes(facts: pl.DataFrame, found: Regression) -> list[str]:
     return lines
 
 
-def _work_changes(spans: pl.DataFrame, steps: pl.DataFrame, found: Regression) -> list[str]:
+def _work_changes(
+    read_spans: Callable[[], pl.DataFrame], steps: pl.DataFrame, found: Regression
+) -> list[str]:
     """Kernels (of a CPU job: operators) that take longer per step in the deep windows since then."""
     inside = steps.filter(pl.col("window") >= 0)
-    old, new = (
-        _work_per_step(spans, inside.filter(part))
-        for part in (pl.col("step") < found.since, pl.col("step") >= found.since)
-    )
-    if old is None or new is None:
+    old_steps = inside.filter(pl.col("step") < found.since)
+    new_steps = inside.filter(pl.col("step") >= found.since)
+    if old_steps.is_empty() or new_steps.is_empty():
         return []
+    spans = read_spans()
+    old, new = (_work_per_step(spans, part) for part in (old_steps, new_steps))
     enough = EXPLAINS * (found.after_ns - found.before_ns)
     grown = (
         new.join(old, on="name", how="left", suffix="_old")
@@ -174,9 +180,7 @@ def _work_changes(spans: pl.DataFrame, steps: pl.DataFrame, found: Regression) -
     ]
 
 
-def _work_per_step(spans: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame | None:
-    """`name`, `work_ns` per rank and step in windows; None where there is no window."""
-    if inside.is_empty():
-        return None
+def _work_per_step(spans: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
+    """`name`, `work_ns` per rank and step in the windows of some steps."""
     chosen = spans.join(inside.select("rank", "window").unique(), on=["rank", "window"], how="semi")
     return kernel_totals(chosen).select("name", work_ns=pl.col("total_ns") / inside.height)

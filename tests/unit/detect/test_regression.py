@@ -51,7 +51,11 @@ def counter(name: str, rows: list[tuple[int, float]], rank: int = -1, device: st
 
 def findings(steps: pl.DataFrame, counters: pl.DataFrame | None = None, spans: pl.DataFrame | None = None):
     counters = COUNTERS.empty() if counters is None else counters
-    return find_regression(steps, counters, SPANS.empty() if spans is None else spans)
+    return find_regression(steps, lambda: counters, lambda: SPANS.empty() if spans is None else spans)
+
+
+def unread() -> pl.DataFrame:
+    raise AssertionError("read without need")
 
 
 def test_job_that_becomes_slower_is_told_with_since_when_and_by_how_much():
@@ -156,6 +160,15 @@ def test_work_that_takes_longer_in_windows_since_then_is_evidence():
     )
     (finding,) = findings(steps, spans=spans)
     assert finding.evidence[1:] == ("gemm: 50 ms per rank and step before, 80 ms since",)
+
+
+def test_job_that_is_as_fast_as_ever_has_its_large_tables_left_unread():
+    assert find_regression(job(steady(200)), unread, unread) == []
+
+
+def test_spans_are_left_unread_where_no_window_is_on_either_side_of_the_change():
+    (finding,) = find_regression(job(slower_from(150, 1.3)), COUNTERS.empty, unread)
+    assert finding.class_ == "slow.regression"
 
 
 def test_few_steps_show_no_regression():
