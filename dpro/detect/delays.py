@@ -60,7 +60,6 @@ def delay_matrix(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFr
         return pl.DataFrame(schema=SCHEMA)
     compared = pl.col("expected_ns").is_not_null()
     total = pl.col("transfer_ns", "expected_ns") * pl.col("count")
-    host_of = {"default": "", "return_dtype": pl.String}
     matrix = (
         sorts.with_columns(total.name.prefix("all_"))
         .group_by("source", "target", "directed", *_EFFECTS)
@@ -73,13 +72,17 @@ def delay_matrix(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFr
         )
         .with_columns(pl.col("bytes").fill_null(-1), pl.col("expected_ns", "ratio").fill_nan(None))
         .with_columns(
-            source_host=pl.col("source").replace_strict(hosts, **host_of),
-            target_host=pl.col("target").replace_strict(hosts, **host_of),
+            source_host=_host(pl.col("source"), hosts),
+            target_host=_host(pl.col("target"), hosts),
             link=pl.col("ratio") / pl.col("sender").fill_null(1.0) / pl.col("receiver").fill_null(1.0),
         )
         .sort("source", "target", "directed")
     )
     return matrix.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+
+
+def _host(rank: pl.Expr, hosts: Mapping[int, str]) -> pl.Expr:
+    return rank.replace_strict(hosts, default="", return_dtype=pl.String)
 
 
 def host_matrix(matrix: pl.DataFrame) -> pl.DataFrame:
@@ -89,8 +92,8 @@ def host_matrix(matrix: pl.DataFrame) -> pl.DataFrame:
         matrix: as `delay_matrix` gives it.
 
     Returns:
-        `source_host`, `target_host`, `num_pairs`, `count`, and the medians of `transfer_ns`, `expected_ns` and
-        `ratio`. Pairs without a direction count both ways; those on hosts that are not known are left out.
+        `source_host`, `target_host`, `num_pairs`, `count`, and the medians of `transfer_ns`, `expected_ns`
+        and `ratio`. Pairs without a direction count both ways; those on unknown hosts are left out.
     """
     medians = {name: pl.col(name).median() for name in ("transfer_ns", "expected_ns", "ratio")}
     return (
@@ -161,8 +164,8 @@ def additive_effects(
 ) -> tuple[Floats, Floats, Floats]:
     """What each sort of transfer takes, and what each sender and receiver adds to all of its own.
 
-    Median polish (Tukey, "Exploratory Data Analysis", 1977, chapter 11) with gaps: medians of sorts, of rows and
-    of columns are taken off in turn, so slow cells move none of them, up to half of a row or a column. The
+    Median polish (Tukey, "Exploratory Data Analysis", 1977, chapter 11) with gaps: medians of sorts, of rows
+    and of columns are taken off in turn, so slow cells move none, up to half of a row or a column. The
     typical rank adds nothing. Of an even number the lower median is taken: where half are slow, they are.
 
     Args:
