@@ -17,6 +17,7 @@ from flask import Response, abort, request
 from dpro.dashboards import (
     breakdown,
     collectives,
+    hang,
     heatmap,
     kernels,
     telemetry,
@@ -41,6 +42,7 @@ VIEWS: tuple[View, ...] = (
     kernels.VIEW,
     workbench.VIEW,
     telemetry.VIEW,
+    hang.VIEW,
 )
 
 _KEYS = (

@@ -15,6 +15,8 @@ import polars as pl
 
 from dpro.dashboards.segments import Tracks, make_tracks
 from dpro.detect.findings import Finding
+from dpro.detect.hang.find import Case, examine
+from dpro.detect.hang.records import read_records
 from dpro.errors import DproError
 from dpro.export.slices import slices
 from dpro.replay.accuracy import Trust
@@ -122,6 +124,16 @@ class Loaded:
         return self.run.table(COUNTERS)
 
     @once
+    def workers(self) -> pl.DataFrame:
+        """Table `workers`."""
+        return self.run.table(WORKERS)
+
+    @once
+    def waiting(self) -> Case:
+        """Who had come how far, and who waits for whom."""
+        return examine(read_records(self.run))
+
+    @once
     def graph(self) -> Graph:
         """The graph, and how far to believe it."""
         return self._find_graph(self.run)
@@ -193,7 +205,7 @@ class Loaded:
             return {}, min((start for start in starts if isinstance(start, int)), default=0)
         ahead: dict[str, int] = {}
         aligned = {rank for rank, _ in built.alignment.clocks}
-        for rank, host in self.run.table(WORKERS).sort("rank").select("rank", "host").iter_rows():
+        for rank, host in self.workers.sort("rank").select("rank", "host").iter_rows():
             if rank in aligned:
                 ahead.setdefault(host, built.alignment.of(rank).line.offset_ns)
         return ahead, built.graph.origin_ns

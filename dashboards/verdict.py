@@ -20,6 +20,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, styled
 from dpro.detect.findings import Finding
+from dpro.detect.hang.words import HANGS, verdict_in_words
 from dpro.replay.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
 from dpro.schema import SPANS
@@ -131,6 +132,9 @@ def health_info(findings: Sequence[Finding], unknown: Sequence[str], trust: Trus
     """
     if findings:
         worst = findings[0]
+        if worst.class_ in HANGS:
+            more = f"; {len(findings) - 1} more below" if len(findings) > 1 else ""
+            return "bad", f"The job stands still. {verdict_in_words(worst)}{more}"
         who = f"{worst.component_kind} {worst.component_id}"
         cost = f" costs {format_duration(worst.cost_ns)} per step, {worst.severity:.0%} of it"
         return "bad", f"{who}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
@@ -149,7 +153,9 @@ def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
             "class": [finding.class_ for finding in findings],
             "component": [f"{finding.component_kind} {finding.component_id}" for finding in findings],
             "ranks": [list(finding.ranks) for finding in findings],
-            "cost_ms_per_step": [ms(finding.cost_ns) for finding in findings],
+            "cost_ms_per_step": [
+                None if finding.class_ in HANGS else ms(finding.cost_ns) for finding in findings
+            ],
             "severity": [finding.severity for finding in findings],
             "confidence": [finding.confidence for finding in findings],
             "evidence": ["; ".join(finding.evidence) for finding in findings],
@@ -218,8 +224,10 @@ def _health(state: str, sentence: str) -> Component:
 
 
 def _finding(finding: Finding, link: Link) -> Component:
-    look = dcc.Link("timeline", href=link.query(view="timeline", ranks=finding.ranks, own={}))
-    cost = f"{format_duration(finding.cost_ns)} per step" if finding.cost_ns > 0 else ""
+    hangs = finding.class_ in HANGS  # its cost is how long it has been waited for, as far as that is known
+    view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
+    look = dcc.Link(view, href=link.query(view=view, ranks=selected, own={}))
+    cost = f"{format_duration(finding.cost_ns)} per step" if finding.cost_ns > 0 and not hangs else ""
     head = [html.Strong(finding.class_), html.Span(f"{finding.component_kind} {finding.component_id}")]
     head += [html.Span(cost), html.Span(f"confidence {finding.confidence:.2f}"), look]
     return html.Article([html.H3(head), html.Ul([html.Li(line) for line in finding.evidence])])

@@ -62,13 +62,12 @@ def _verdict(loaded: Loaded) -> Verdict:
     """What `dpro diagnose` says of a run."""
     from dpro.cli.analysis import Analysis
     from dpro.cli.diagnose import find, find_slowdown, not_known
+    from dpro.cli.hangs import what_hangs
     from dpro.cli.lateness import without_windows
-    from dpro.detect.hang.find import find_hangs
-    from dpro.detect.hang.records import read_records
 
-    hangs = find_hangs(read_records(loaded.run))
-    if hangs:
-        return hangs, []
+    hangs = what_hangs(loaded.run, loaded.waiting)
+    if hangs is not None:
+        return hangs
     late = without_windows(loaded.run)
     if late is not None:
         return late

@@ -37,8 +37,16 @@ _SURE, _LIKELY, _OPEN = 0.98, 0.9, 0.5
 
 
 @dataclass(frozen=True)
-class _Case:
-    """All that the findings of one run are made of."""
+class Case:
+    """All that the findings of one run are made of.
+
+    Attributes:
+        records: what the run tells.
+        known: how far each rank had come.
+        waits: who waits for whom.
+        deaths: ranks that are gone, by rank.
+        now_ns: when the last dump was saved, -1 unknown.
+    """
 
     records: Records
     known: Knowledge
@@ -51,6 +59,11 @@ class _Case:
         since = [operation.since_ns for operation in operations if operation.since_ns >= 0]
         return self.now_ns - min(since) if since and self.now_ns >= 0 else -1
 
+    @property
+    def roots(self) -> list[Root]:
+        """Where chains of waiting end that have lasted for long."""
+        return [root for root in graph.find_roots(self.waits) if _lasts(root, self)]
+
 
 def find_hangs(records: Records) -> list[Finding]:
     """What the ranks of a run wait for, and ranks that are gone.
@@ -61,15 +74,23 @@ def find_hangs(records: Records) -> list[Finding]:
     Returns:
         One finding for each first cause, surest first; none if nothing has been unfinished for long.
     """
+    return judge(examine(records))
+
+
+def examine(records: Records) -> Case:
+    """Find out who had come how far, who is gone, and who waits for whom."""
     known = know(records)
     deaths = {death.rank: death for death in find_deaths(records)}
     saved = records.ranks.filter(pl.col("rank").is_in(list(known.current)))["saved_ns"]
     now_ns = int(saved.max() or -1) if saved.len() else -1  # type: ignore[arg-type]
     operations = [_without_dead(each, deaths, now_ns) for each in unfinished_operations(records, known)]
-    waits = graph.build_waits(operations)
-    case = _Case(records, known, waits, deaths, now_ns)
-    roots = [root for root in graph.find_roots(waits) if _lasts(root, case)]
-    differences = [*find_mismatches(records), *message_mismatches(operations)]
+    return Case(records, known, graph.build_waits(operations), deaths, now_ns)
+
+
+def judge(case: Case) -> list[Finding]:
+    """The findings of a case, as from `find_hangs`."""
+    roots, waits, deaths = case.roots, case.waits, case.deaths
+    differences = [*find_mismatches(case.records), *message_mismatches(waits.operations)]
     findings = []
     if differences and (roots or deaths):
         touched = {rank for each in differences for rank in each.calls}
@@ -102,13 +123,13 @@ def _gone_early(death: Death, now_ns: int) -> bool:
     return death.first or 0 <= death.ended_ns < now_ns
 
 
-def _lasts(root: Root, case: _Case) -> bool:
+def _lasts(root: Root, case: Case) -> bool:
     """Whether something has been waited for long enough, as far as anything tells when dumps were saved."""
     waited_ns = case.waited_ns(root.operations)
     return waited_ns < 0 or waited_ns >= SHORTEST_NS
 
 
-def _root_finding(root: Root, case: _Case) -> Finding:
+def _root_finding(root: Root, case: Case) -> Finding:
     death = case.deaths.get(root.ranks[0]) if root.kind in (graph.HOST, graph.UNKNOWN) else None
     if death and len(root.ranks) == 1 and _gone_early(death, case.now_ns) and _died_at_work(death, root):
         return _finding("dead.rank", "rank", root, case, 0.99, [_death_in_words(death)])
@@ -129,7 +150,7 @@ def _died_at_work(death: Death, root: Root) -> bool:
     return not since or death.ended_ns < min(since) + SHORTEST_NS
 
 
-def _host_finding(root: Root, case: _Case) -> Finding:
+def _host_finding(root: Root, case: Case) -> Finding:
     rank = root.ranks[0]
     facts = [f"rank {rank} has nothing unfinished of its own{_last_call(rank, root, case)}"]
     facts += [*_heartbeat(rank, case), *_stack(rank, case)]
@@ -137,7 +158,7 @@ def _host_finding(root: Root, case: _Case) -> Finding:
     return _finding("hang.host", "rank", root, case, confidence, facts)
 
 
-def _last_call(rank: int, root: Root, case: _Case) -> str:
+def _last_call(rank: int, root: Root, case: Case) -> str:
     """What the rank did last in the group where its peers wait for it."""
     operation = root.operations[0]
     number = case.known.issued.get((rank, operation.key), -1)
@@ -146,7 +167,7 @@ def _last_call(rank: int, root: Root, case: _Case) -> str:
     return f": its last call in that group is #{number}, and finished"
 
 
-def _device_finding(root: Root, case: _Case) -> Finding:
+def _device_finding(root: Root, case: Case) -> Finding:
     operation = root.operations[0]
     calls = [call for rank, call in operation.unfinished.items() if rank not in root.ranks]
     if operation.finished:
@@ -160,7 +181,7 @@ def _device_finding(root: Root, case: _Case) -> Finding:
     return _finding("hang.device", "rank", root, case, confidence, [fact, *peers])
 
 
-def _comm_finding(root: Root, case: _Case) -> Finding:
+def _comm_finding(root: Root, case: Case) -> Finding:
     operation = root.operations[0]
     fact = "all its ranks came and none finished"
     if operation.finished:
@@ -170,7 +191,7 @@ def _comm_finding(root: Root, case: _Case) -> Finding:
     return _finding("hang.comm", kind, root, case, _LIKELY, [fact])
 
 
-def _cycle_finding(root: Root, case: _Case) -> Finding:
+def _cycle_finding(root: Root, case: Case) -> Finding:
     minority = _out_of_order(root) or odd_calls(root.operations, case.records)
     facts = [
         f"{ranks_in_words(root.ranks)} wait for each other in a circle: no hardware does that; "
@@ -201,7 +222,7 @@ def _out_of_order(root: Root) -> tuple[int, ...]:
     return tuple(sorted(set(root.ranks) & most.absent))
 
 
-def _unknown_finding(root: Root, case: _Case) -> Finding:
+def _unknown_finding(root: Root, case: Case) -> Finding:
     named = one_of(root.ranks)
     facts, confidence = [], _OPEN / len(root.ranks)
     frozen = [line for rank in root.ranks for line in _heartbeat(rank, case)]
@@ -220,11 +241,11 @@ def _unknown_finding(root: Root, case: _Case) -> Finding:
     return _finding("hang.host", "rank", root, case, confidence, [*facts, *frozen])
 
 
-def _has_dump(rank: int, case: _Case) -> bool:
+def _has_dump(rank: int, case: Case) -> bool:
     return rank in case.known.current
 
 
-def _heartbeat(rank: int, case: _Case) -> list[str]:
+def _heartbeat(rank: int, case: Case) -> list[str]:
     """Whether the process still ran, by the recorder's thread in it, which writes once a second."""
     row = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("heartbeat_ns") > 0))
     last = case.records.ranks["heartbeat_ns"].max()
@@ -240,7 +261,7 @@ def _heartbeat(rank: int, case: _Case) -> list[str]:
     return [f"other threads of rank {rank} went on until {time_in_words(own)}: only its main thread is stuck"]
 
 
-def _stack(rank: int, case: _Case) -> list[str]:
+def _stack(rank: int, case: Case) -> list[str]:
     """Where the rank's main thread stood when it was last seen."""
     rows = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("stack") != ""))
     if rows.is_empty() or _is_frozen(rank, case):
@@ -248,7 +269,7 @@ def _stack(rank: int, case: _Case) -> list[str]:
     return [f"the main thread of rank {rank} is in {' < '.join(rows['stack'][0].splitlines()[:3])}"]
 
 
-def _is_frozen(rank: int, case: _Case) -> bool:
+def _is_frozen(rank: int, case: Case) -> bool:
     beats: dict[int, int] = dict(case.records.ranks.select("rank", "heartbeat_ns").iter_rows())
     return 0 < beats.get(rank, -1) < max(beats.values()) - SHORTEST_NS
 
@@ -257,13 +278,13 @@ def _death_in_words(death: Death) -> str:
     return f"rank {death.rank} was ended by {death.how}, seen at {time_in_words(death.ended_ns)}"
 
 
-def _death_finding(death: Death, case: _Case) -> Finding:
+def _death_finding(death: Death, case: Case) -> Finding:
     root = Root(graph.HOST, (death.rank,), ())
     facts = [_death_in_words(death), "no other rank ended before it"]
     return _finding("dead.rank", "rank", root, case, _LIKELY, facts)
 
 
-def _mismatch_finding(mismatch: Mismatch, case: _Case) -> Finding:
+def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     root = Root(graph.CYCLE, mismatch.minority, ())
     number = f" #{mismatch.sequence}" if mismatch.sequence >= 0 else ""
     by_call: dict[str, list[int]] = {}
@@ -283,7 +304,7 @@ def _mismatch_finding(mismatch: Mismatch, case: _Case) -> Finding:
 
 
 def _finding(
-    class_: str, kind: str, root: Root, case: _Case, confidence: float, facts: Sequence[str]
+    class_: str, kind: str, root: Root, case: Case, confidence: float, facts: Sequence[str]
 ) -> Finding:
     """A finding with what all have: who came, the chain, the victims, and the doubts."""
     kinds = {(tuple(o.unfinished), o.absent, o.unknown, o.key): o for o in reversed(root.operations)}
@@ -322,7 +343,7 @@ def _component(root: Root, kind: str) -> str:
     return f"{operation.group} ({numbers_in_words(operation.members)})"
 
 
-def _chain(root: Root, victims: Sequence[int], case: _Case) -> list[str]:
+def _chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
     """The longest of the shortest ways to the root: it tells most of how the job came to stand."""
     chains = [graph.chain_from(rank, root, case.waits) for rank in victims]
     longest = max(chains, key=len, default=[])
@@ -332,12 +353,12 @@ def _chain(root: Root, victims: Sequence[int], case: _Case) -> list[str]:
     return [f"the chain: {chain_in_words(longest, ends)}"]
 
 
-def _missing(case: _Case) -> list[int]:
+def _missing(case: Case) -> list[int]:
     """Ranks of the job without a dump that shows what they did last."""
     return [rank for rank in range(case.records.world_size) if rank not in case.known.current]
 
 
-def _doubts(root: Root, case: _Case) -> list[str]:
+def _doubts(root: Root, case: Case) -> list[str]:
     """Ranks of which nothing tells whether they came, where that leaves something open."""
     if root.kind == graph.UNKNOWN:
         return []

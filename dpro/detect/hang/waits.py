@@ -224,8 +224,8 @@ def _unknown_root(waits: Waits) -> list[Root]:
     return [Root(UNKNOWN, tuple(sorted(ranks)), tuple(waits.operations[number] for _, number in suspects))]
 
 
-def _lead_to(waits: Waits, roots: Sequence[Root]) -> set[Node]:
-    """All nodes from which one of the roots is reached, the roots' own included."""
+def lead_to(waits: Waits, roots: Sequence[Root]) -> dict[Node, int]:
+    """All nodes from which one of the roots is reached, nearest first, and how far it is; 0 for their own."""
     backward: dict[Node, list[Node]] = defaultdict(list)
     for node in waits.nodes:
         for end in waits.successors(node):
@@ -235,19 +235,20 @@ def _lead_to(waits: Waits, roots: Sequence[Root]) -> set[Node]:
     for root in roots:
         if root.kind in (HOST, CYCLE):
             todo += [(RANK, rank) for rank in root.ranks]
-        todo += [(OPERATION, places[id(operation)]) for operation in root.operations]
-    found = set(todo)
-    while todo:
-        for node in backward[todo.pop()]:
+        if root.kind != HOST:  # what waits for such a rank leads to it by itself
+            todo += [(OPERATION, places[id(operation)]) for operation in root.operations]
+    found = dict.fromkeys(todo, 0)
+    for end in todo:
+        for node in backward[end]:
             if node not in found:
-                found.add(node)
+                found[node] = found[end] + 1
                 todo.append(node)
     return found
 
 
 def victims_of(root: Root, waits: Waits) -> list[int]:
     """Ranks that cannot go on because of a root, without its own."""
-    reached = {number for kind, number in _lead_to(waits, [root]) if kind == RANK}
+    reached = {number for kind, number in lead_to(waits, [root]) if kind == RANK}
     return sorted(reached - set(root.ranks))
 
 

@@ -6,8 +6,32 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
+import polars as pl
+
+from dpro.detect.findings import Finding
 from dpro.detect.hang.operations import Operation
 from dpro.units import NS_PER_S
+
+_VERDICTS = {
+    "hang.host": "{who}: its host code is stuck",
+    "hang.device": "{who}: its GPU does not finish what its peers finished",
+    "hang.comm": "{who}: all came and nobody gets through, be it the network or the group itself",
+    "hang.mismatch": "{who}: calls that do not fit those of the others; the program is wrong, no hardware",
+    "dead.rank": "{who}: the process is gone",
+}
+HANGS = tuple(_VERDICTS)
+_ADVICE = {
+    "hang.host": "see what {who} does: `py-spy dump --pid PID` for its stacks, `ps -o stat,wchan -p PID` "
+    "(T is stopped, D waits for a disk or a driver){where}",
+    "hang.device": "look for errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`) before it is used "
+    "again{where}",
+    "hang.comm": "check the links between these ranks (NCCL_DEBUG=INFO, error counters of the network cards) "
+    "and try nccl-tests on their hosts",
+    "hang.mismatch": "compare the code that {who} ran with that of its peers; TORCH_DISTRIBUTED_DEBUG=DETAIL "
+    "names the call that differs",
+    "dead.rank": "read the end of its log; `dmesg` tells of the kernel's out-of-memory killer{where}",
+}
+_UNSURE = 0.6  # below this confidence the verdict is one of several that the dumps allow
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
@@ -72,3 +96,30 @@ def chain_in_words(chain: Sequence[tuple[int, Operation]], ends: Collection[int]
             waited = "what it has to finish first"
         links.append(f"rank {rank} waits in {name_of(operation)} for {waited}")
     return "; ".join(links)
+
+
+def verdict_in_words(finding: Finding) -> str:
+    """What a finding about a hang means."""
+    who = f"{finding.component_kind} {finding.component_id}"
+    if finding.confidence >= _UNSURE:
+        return _VERDICTS[finding.class_].format(who=who)
+    if finding.class_ == "hang.mismatch":
+        return f"{who}: their calls do not fit each other, and which is wrong cannot be told"
+    return f"{who}: the others wait for it, and its dump would tell why"
+
+
+def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
+    """What to do about a hang, with host and process of its ranks where they are known.
+
+    Args:
+        finding: about a hang.
+        workers: table `workers`.
+    """
+    own = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
+    known = [
+        f"rank {rank}: pid {pid} on {host}"
+        for rank, pid, host in own.select("rank", "pid", "host").iter_rows()
+    ]
+    where = f" ({'; '.join(known)})" if known else ""
+    who = f"{finding.component_kind} {finding.component_id}"
+    return _ADVICE[finding.class_].format(who=who, where=where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 
 import pytest
@@ -13,9 +14,11 @@ from dpro.dashboards.app import VIEWS, in_csv, make_app, view_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded, once
 from dpro.errors import Unanswerable, UsageError
+from dpro.ingest.importer import import_sources
 from dpro.schema import STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.builders import cpu_job
+from tests.reference.hanging_jobs import Dumping, run_job, write_dumps
 
 HOST = {"Host": "localhost"}
 
@@ -42,6 +45,18 @@ def stepless(tmp_path_factory):
     return make_app(load(open_run(folder)))
 
 
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory):
+    """Dumps of a flight recorder of a job that hangs: calls, and nothing else."""
+    folder, chance = tmp_path_factory.mktemp("hung"), random.Random(11)
+    dumping = Dumping(
+        "2.9", as_json=False, active_only=False, ring=2000, timing=False, early={}, stamped=False
+    )
+    write_dumps(chance, run_job(chance, "tp_pp", 8, "host"), dumping, folder, missing=())
+    import_sources([folder], folder / "run")
+    return make_app(load(open_run(folder / "run")))
+
+
 def ask(app, name: str, query: str) -> str:
     """What fills a section for a link, as text."""
     body = {
@@ -56,13 +71,18 @@ def ask(app, name: str, query: str) -> str:
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
-def test_every_section_of_every_view_fills_or_says_why_not(app, stepless, view):
+def test_every_section_of_every_view_fills_or_says_why_not(app, stepless, hung, view):
     for name in view.sections:
-        for each in (app, stepless):
+        for each in (app, stepless, hung):
             for query in ("", "&steps=1&ranks=0", "&steps=900", "&ranks=77", "&theme=dark"):
                 text = ask(each, name, f"?view={view.name}{query}")
                 assert "defect" not in text
                 assert json.loads(text)["response"][name]["children"]
+
+
+def test_dumps_of_a_job_that_hangs_are_told_as_diagnose_tells_them(hung):
+    for name in ("verdict-findings", "hang-verdict"):
+        assert "its host code is stuck" in ask(hung, name, f"?view={name.partition('-')[0]}")
 
 
 def test_a_section_of_another_view_is_left_alone(app):

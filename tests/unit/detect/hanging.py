@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.hang.find import find_hangs
+from dpro.detect.hang.find import Case, examine, judge
 from dpro.detect.hang.records import make_records
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, Table, conform
 from dpro.units import NS_PER_S
@@ -93,6 +93,10 @@ class Job:
 
     def findings(self) -> list[Finding]:
         """What hangs."""
+        return judge(self.case())
+
+    def case(self) -> Case:
+        """Who waits for whom."""
         tables = (
             _frame(COLLECTIVES, self.rows),
             _frame(PROCESS_GROUPS, self.groups),
@@ -100,7 +104,7 @@ class Job:
             _frame(STEPS, self.steps),
             _frame(CLOCK_SAMPLES, self.clock),
         )
-        return find_hangs(make_records(*tables, self.num_ranks))
+        return examine(make_records(*tables, self.num_ranks))
 
 
 def _frame(table: Table, rows: list[dict[str, Any]]) -> pl.DataFrame:

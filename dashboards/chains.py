@@ -1,0 +1,205 @@
+"""Who waits for whom, as a diagram: ranks and operations, from those that only wait to what is at fault.
+
+In: the graph of waiting. Out: boxes and arrows, and a figure of them. Ranks that wait for the same are one
+box, so are operations: a job of a thousand ranks that wait for one has few. Arrows are the shortest ways to
+what is at fault.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dpro.dashboards.names import plain
+from dpro.dashboards.theme import colour, styled
+from dpro.detect.hang.find import Case
+from dpro.detect.hang.operations import Operation
+from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to
+from dpro.detect.hang.words import attendance, numbers_in_words, ranks_in_words
+
+MOST_BOXES = 60
+_TOLD = 3  # operations of a box that are told one by one
+_COLUMN_CHARACTERS = 150  # of a label, in all columns together
+_ROW = 62  # pixels
+
+
+@dataclass(frozen=True)
+class Box:
+    """Ranks, or operations, that wait for the same.
+
+    Attributes:
+        kind: `rank` or `operation`.
+        members: ranks, or places in the list of operations.
+        at_fault: whether a finding names these ranks.
+        x: columns from the right, 0 for where chains end, -1 for what waits for that.
+        y: place in its column, 0 in the middle.
+        label: in few words.
+        facts: lines that tell all.
+    """
+
+    kind: str
+    members: tuple[int, ...]
+    at_fault: bool
+    x: int
+    y: float
+    label: str
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The diagram.
+
+    Attributes:
+        boxes: those nearest to what is at fault.
+        arrows: pairs of boxes: the first waits for the second.
+        left_out: how many boxes there is no room for.
+    """
+
+    boxes: tuple[Box, ...]
+    arrows: tuple[tuple[int, int], ...]
+    left_out: int
+
+
+def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
+    """Who waits for whom.
+
+    Args:
+        case: what the run tells of calls that are not finished.
+        at_fault: ranks that findings name.
+    """
+    roots = case.roots
+    away = lead_to(case.waits, roots)
+    circle = {id(operation) for root in roots if root.kind == CYCLE for operation in root.operations}
+    groups, ends = _alike(case, away, at_fault)
+    shown = groups[:MOST_BOXES]
+    columns = [
+        -away[nodes[0]] + (nodes[0][0] == OPERATION and _operation(case, nodes[0]) in circle)
+        for nodes in shown
+    ]
+    heights = _heights(columns, ends)
+    boxes = tuple(
+        _box(case, nodes, at_fault, x, y) for nodes, x, y in zip(shown, columns, heights, strict=True)
+    )
+    arrows = [(box, end) for box in range(len(boxes)) for end in sorted(ends[box]) if end < len(boxes)]
+    return Chains(boxes, tuple(arrows), len(groups) - len(shown))
+
+
+def _alike(
+    case: Case, away: Mapping[Node, int], at_fault: Sequence[int]
+) -> tuple[list[list[Node]], list[set[int]]]:
+    """Nodes that wait for the same, nearest to the ends first, and what each of these groups waits for.
+
+    Where chains end every node is for itself.
+    """
+    numbers: dict[Hashable, int] = {}
+    groups: list[list[Node]] = []
+    ends: list[set[int]] = []
+    group_of: dict[Node, int] = {}
+    for node, distance in away.items():
+        near = {group_of[end] for end in case.waits.successors(node) if away.get(end, distance) < distance}
+        blamed = node[0] != OPERATION and node[1] in at_fault
+        key = (node[0], distance, blamed, frozenset(near)) if distance else node
+        group = group_of[node] = numbers.setdefault(key, len(numbers))
+        if group == len(groups):
+            groups.append([])
+            ends.append(near)
+        groups[group].append(node)
+    for node in (node for node, distance in away.items() if not distance):  # a circle's wait for each other
+        ends[group_of[node]] |= {group_of[end] for end in case.waits.successors(node) if away.get(end) == 0}
+    return groups, ends
+
+
+def _operation(case: Case, node: Node) -> int:
+    return id(case.waits.operations[node[1]])
+
+
+def _heights(columns: Sequence[int], ends: Sequence[set[int]]) -> list[float]:
+    """Where boxes are in their columns: beside what they wait for, as far as there is room."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for box, column in enumerate(columns):
+        members[column].append(box)
+    heights = [0.0] * len(columns)
+    for column in sorted(members, reverse=True):
+        beside = {
+            box: float(np.mean([heights[end] for end in ends[box] if end < len(heights)] or [0.0]))
+            for box in members[column]
+        }
+        for place, box in enumerate(sorted(members[column], key=lambda box: (-beside[box], box))):
+            heights[box] = (len(members[column]) - 1) / 2 - place
+    return heights
+
+
+def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: float) -> Box:
+    kind, numbers = nodes[0][0], tuple(sorted(number for _, number in nodes))
+    if kind == OPERATION:
+        operations = [case.waits.operations[number] for number in numbers]
+        facts = [attendance(operation) for operation in operations[:_TOLD]]
+        more = len(operations) - len(facts)
+        label = _short_name(operations[0]) + (f" + {len(operations) - 1}" if len(operations) > 1 else "")
+        return Box(kind, numbers, False, x, y, label, (*facts, *([f"and {more} more"] if more > 0 else [])))
+    blamed = numbers[0] in at_fault
+    gone = [rank for rank in numbers if rank in case.deaths]
+    said = ["at fault" if blamed else "waiting, at fault in nothing"]
+    said += [f"{ranks_in_words(gone)}: the process is gone"] if gone else []
+    label = f"rank{'s' if len(numbers) > 1 else ''} {numbers_in_words(numbers)}"
+    return Box(kind, numbers, blamed, x, y, label, (ranks_in_words(numbers), *said))
+
+
+def _short_name(operation: Operation) -> str:
+    if operation.pair:
+        return f"message {operation.pair[0]} → {operation.pair[1]}"
+    return f"{operation.op} #{operation.sequence}, {operation.group}"
+
+
+def chain_figure(chains: Chains, theme: str) -> go.Figure:
+    """Circles for ranks and squares for operations, with an arrow to what each waits for.
+
+    Args:
+        chains: as from `chain_info`.
+        theme: light or dark.
+    """
+    figure = go.Figure()
+    columns = {box.x for box in chains.boxes}
+    room = max(_COLUMN_CHARACTERS // max(len(columns), 1), 8)
+    looks = (  # kind, at fault, what the legend says, symbol, colour
+        ("rank", True, "at fault", "circle", "bad"),
+        ("rank", False, "ranks that wait", "circle", "compute"),
+        ("operation", False, "what they wait in", "square", "idle"),
+    )
+    for kind, blamed, title, symbol, ink in looks:
+        mine = [box for box in chains.boxes if (box.kind, box.at_fault) == (kind, blamed)]
+        if mine:
+            figure.add_scatter(
+                x=[box.x for box in mine], y=[box.y for box in mine], mode="markers+text", name=title,
+                marker={"symbol": symbol, "size": 15, "color": colour(ink, theme)},
+                text=[_within(box.label, room) for box in mine], textposition="bottom center",
+                textfont={"size": 11}, cliponaxis=False,
+                hovertext=["<br>".join(map(_wrapped, box.facts)) for box in mine],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )  # fmt: skip
+    for source, target in chains.arrows:
+        begin, end = chains.boxes[source], chains.boxes[target]
+        figure.add_annotation(
+            ax=begin.x, ay=begin.y, axref="x", ayref="y", x=end.x, y=end.y, text="", showarrow=True,
+            arrowhead=2, arrowwidth=1, arrowcolor=colour("soft", theme), standoff=10, startstandoff=10,
+        )  # fmt: skip
+    tallest = max((sum(box.x == column for box in chains.boxes) for column in columns), default=1)
+    styled(figure, theme, height=90 + _ROW * max(tallest, 2))
+    sides = (min(columns, default=0) - 0.6, max(columns, default=0) + 0.6)
+    figure.update_xaxes(visible=False, range=list(sides))
+    figure.update_yaxes(visible=False, range=[-tallest / 2 - 0.3, tallest / 2 + 0.3])
+    return figure.update_layout(hovermode="closest")
+
+
+def _within(text: str, room: int) -> str:
+    return plain(text if len(text) <= room else text[: room - 1] + "…")
+
+
+def _wrapped(text: str, width: int = 90) -> str:
+    """Long facts in lines that fit beside the pointer."""
+    return "<br>".join(plain(text[at : at + width]) for at in range(0, len(text), width))

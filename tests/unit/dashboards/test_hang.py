@@ -1,0 +1,138 @@
+"""The hang view's data and figures, on calls written by hand."""
+
+from __future__ import annotations
+
+import json
+
+import polars as pl
+import pytest
+
+from dpro.dashboards.chains import MOST_BOXES, chain_figure, chain_info
+from dpro.dashboards.hang import rank_info, stack_info, standing_figure, standing_info
+from dpro.dashboards.verdict import finding_info, health_info
+from dpro.detect.hang.find import judge
+from dpro.schema import WORKERS, conform
+from tests.unit.detect.hanging import OPEN, Job
+
+THREE = (0, 1, 2)
+
+
+@pytest.fixture
+def stuck() -> Job:
+    """Rank 3 never comes to where rank 2 waits for it; ranks 0 and 1 wait for rank 2 in another group."""
+    job = Job(4)
+    job.call(THREE, THREE)
+    job.call((2,), (2, 3), OPEN)
+    job.call((0, 1), THREE, OPEN)
+    return job
+
+
+def test_the_chain_ends_at_the_rank_at_fault_and_those_who_wait_alike_are_one(stuck):
+    case = stuck.case()
+    (finding,) = judge(case)
+    assert finding.ranks == (3,)
+    chains = chain_info(case, finding.ranks)
+    labels = {box.label: box for box in chains.boxes}
+    assert labels["rank 3"].at_fault
+    assert labels["rank 3"].x == 0
+    ways = {(chains.boxes[a].label, chains.boxes[b].label) for a, b in chains.arrows}
+    assert ("rank 2", "all_reduce #1, 2-3") in ways
+    assert ("all_reduce #1, 2-3", "rank 3") in ways
+    assert any(a == "ranks 0-1" for a, _ in ways)
+    assert all(chains.boxes[a].x < chains.boxes[b].x for a, b in chains.arrows)
+    figure = chain_figure(chains, "light")
+    assert [trace.name for trace in figure.data] == ["at fault", "ranks that wait", "what they wait in"]
+    assert len(figure.layout.annotations) == len(chains.arrows)
+
+
+def test_ranks_that_wait_for_each_other_are_a_circle_of_arrows():
+    job = Job(4)
+    job.call((0, 1), (0, 1, 2), OPEN)
+    job.call((2, 3), (1, 2, 3), OPEN)
+    case = job.case()
+    chains = chain_info(case, [rank for each in judge(case) for rank in each.ranks])
+    ways = {(chains.boxes[a].label, chains.boxes[b].label) for a, b in chains.arrows}
+    first, second = "all_reduce #1, 0-1-2", "all_reduce #1, 1-2-3"
+    assert ways >= {("rank 1", first), (first, "rank 2"), ("rank 2", second), (second, "rank 1")}
+    assert ways - {("rank 1", first), (first, "rank 2"), ("rank 2", second), (second, "rank 1")} == {
+        ("rank 0", first),
+        ("rank 3", second),
+    }
+
+
+def test_of_a_large_job_the_nearest_boxes_are_shown_and_the_rest_counted():
+    job = Job(300)
+    job.call(range(300), range(300))
+    for first in range(0, 298):  # a long chain: each waits for the next
+        job.call((first,), (first, first + 1), OPEN)
+    chains = chain_info(job.case(), ())
+    assert len(chains.boxes) == MOST_BOXES
+    assert chains.left_out > 0
+    assert all(end < MOST_BOXES for _, end in chains.arrows)
+
+
+def test_nobody_waits_in_a_job_that_moves():
+    job = Job(2)
+    job.call((0, 1), (0, 1))
+    assert chain_info(job.case(), ()).boxes == ()
+    standing = standing_info(job.case())
+    assert standing["behind"].to_list() == [0, 0]
+    assert not standing["absent"].any()
+
+
+def test_who_is_behind_and_who_waits_where(stuck):
+    standing = standing_info(stuck.case())
+    rows = {(row["group"], row["rank"]): row for row in standing.iter_rows(named=True)}
+    assert rows["0-1-2", 0]["issued"] == 2
+    assert rows["0-1-2", 0]["finished"] == 1
+    assert rows["0-1-2", 2]["behind"] == 1
+    assert rows["0-1-2", 0]["waits_in"].startswith("all_reduce #2")
+    assert rows["2-3", 3]["absent"]
+    heat, waiting, absent = standing_figure(standing, "dark").data
+    assert heat.z.shape == (2, 4)
+    assert len(waiting.x) == 3
+    assert len(absent.x) == 2
+
+
+def test_of_a_rank_without_a_dump_nothing_is_told(stuck):
+    stuck.lose(3)
+    case = stuck.case()
+    standing = standing_info(case)
+    assert standing.filter(rank=3)["issued"].null_count() == 1
+    findings = judge(case)
+    states = dict(rank_info(case, findings, WORKERS.empty()).select("rank", "state").iter_rows())
+    assert states[0] == states[1] == "waits"
+    assert standing_figure(standing, "light").data
+
+
+def test_the_table_of_ranks_begins_with_the_one_at_fault(stuck):
+    case = stuck.case()
+    ranks = rank_info(case, judge(case), WORKERS.empty())
+    assert ranks["rank"].to_list() == [3, 0, 1, 2]
+    assert ranks["state"].to_list() == ["at fault", "waits", "waits", "waits"]
+    assert ranks.filter(rank=2)["waits_in"].item().startswith("all_reduce #1")
+
+
+def test_stacks_that_are_the_same_are_told_once_and_damaged_files_are_passed_over(tmp_path):
+    rows = [{"rank": rank, "stack": "a.py:1 wait" if rank else "b.py:9 sleep"} for rank in range(3)]
+    workers = conform(WORKERS, pl.DataFrame(rows))
+    frames = [{"file": "c.py", "line": 3, "function": "load"}]
+    for number, text in (
+        (1, json.dumps({"ranks": [{"rank": 2, "threads": [{"name": "T", "frames": frames}]}]})),
+        (2, "{"),
+    ):
+        folder = tmp_path / "findings" / f"hang-{number}"
+        folder.mkdir(parents=True)
+        (folder / "stacks.json").write_text(text)
+    stacks = stack_info(workers, tmp_path)
+    assert stacks["ranks"].to_list() == [[0], [1, 2], [2]]
+    assert stacks["stack"].to_list() == ["b.py:9 sleep", "a.py:1 wait", "c.py:3 load"]
+
+
+def test_the_first_view_tells_a_hang_in_words_and_gives_it_no_cost_per_step(stuck):
+    findings = judge(stuck.case())
+    state, sentence = health_info(findings, [], None)
+    assert state == "bad"
+    assert "rank 3: its host code is stuck" in sentence
+    assert "per step" not in sentence
+    assert finding_info(findings)["cost_ms_per_step"].to_list() == [None]
