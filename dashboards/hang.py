@@ -96,7 +96,7 @@ def _open_calls(case: Case, rank: pl.DataType) -> pl.DataFrame:
     for operation in case.waits.operations:
         rows += [(rank, operation.key, name_of(operation), False) for rank in operation.unfinished]
         rows += [(rank, operation.key, "", True) for rank in operation.absent]
-    schema = {"rank": rank, "key": pl.String, "waits_in": pl.String, "absent": pl.Boolean}
+    schema = {"rank": rank, "key": pl.String(), "waits_in": pl.String(), "absent": pl.Boolean()}
     frame = pl.DataFrame(rows, schema=schema, orient="row")
     waits_in = pl.col("waits_in").filter(pl.col("waits_in") != "").first()
     return frame.group_by("rank", "key", maintain_order=True).agg(waits_in, pl.col("absent").any())
