@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from dpro.cli.graphs import fingerprint, graph_of
+from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli.runs import open_quietly
 from dpro.replay.match import match_collectives
 from dpro.replay.ripple import Ripple

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from dpro.cli.record import ensure_finished
+from dpro.opening import ensure_finished
 from dpro.replay.accuracy import Trust, assess
 from dpro.replay.build import build_graph
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, Nodes, make_graph

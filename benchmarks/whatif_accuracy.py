@@ -26,8 +26,8 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 
-from dpro.cli.record import ensure_finished
 from dpro.errors import DproError
+from dpro.opening import ensure_finished
 from dpro.replay.accuracy import assess
 from dpro.replay.build import build_graph
 from dpro.replay.timeline import changed_step_times, durations_of, measured_step_times, replay

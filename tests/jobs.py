@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from dpro.cli.record import ensure_finished
+from dpro.opening import ensure_finished
 from dpro.store import Run, open_run
 
 ROOT = Path(__file__).parents[1]

@@ -134,9 +134,9 @@ def _first(answers: Answers) -> Mapping[str, Any]:
 
 def _copy(run: Path, to: Path) -> None:
     """Copy the run, once the calls of the latest window are there too, which come a moment after it."""
-    from dpro.cli.record import readers
     from dpro.collectors.attach import copy_run
     from dpro.collectors.finish import finish
+    from dpro.opening import readers
 
     time.sleep(DUMPED_S / 3)
 

@@ -11,7 +11,7 @@ from dpro.cli.output import console
 from dpro.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from dpro.dashboards.loaded import Graph, Loaded, Verdict
+    from dpro.dashboards.loaded import Loaded
     from dpro.store import Run
 
 
@@ -44,35 +44,10 @@ def dashboard(run: str, host: str, port: int, browser: bool) -> None:
 
 
 def load(run: Run) -> Loaded:
-    """The run as the views ask for it: with graphs from the cache, and found wrong what `diagnose` finds."""
+    """The run as the views ask for it."""
     from dpro.dashboards.loaded import Loaded
 
-    return Loaded(run, _graph, _verdict)
-
-
-def _graph(run: Run) -> Graph:
-    from dpro.cli.analysis import why_unanswerable
-    from dpro.cli.graphs import graph_of
-
-    with why_unanswerable(run):
-        return graph_of(run)
-
-
-def _verdict(loaded: Loaded) -> Verdict:
-    """What `dpro diagnose` says of a run."""
-    from dpro.cli.analysis import Analysis
-    from dpro.cli.diagnose import find, find_slowdown, not_known
-    from dpro.cli.hangs import what_hangs
-    from dpro.cli.lateness import without_windows
-
-    hangs = what_hangs(loaded.run, loaded.waiting)
-    if hangs is not None:
-        return hangs
-    late = without_windows(loaded.run)
-    if late is not None:
-        return late
-    analysis = Analysis(loaded.run, *loaded.graph)
-    return find(analysis, find_slowdown(analysis)), not_known(analysis)
+    return Loaded(run)
 
 
 def _say(address: str) -> None:

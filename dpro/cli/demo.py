@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import Analysis, analyse
-from dpro.cli.diagnose import diagnose_document, find, print_findings
+from dpro.cli.analysis import analyse
+from dpro.cli.diagnose import diagnose_document, print_findings
 from dpro.cli.output import json_option, print_json, stderr_console
 from dpro.cli.replay import replay_document
 from dpro.cli.whatif import prediction_document
@@ -25,6 +25,7 @@ from dpro.errors import DproError
 from dpro.units import ms
 
 if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
     from dpro.replay.whatif.predict import Prediction
     from dpro.store import Run
 
@@ -58,6 +59,8 @@ def demo(output: Path | None, as_json: bool) -> None:
     rank is at fault and what that costs, then records the job without the fault to check the answer.
     Where PyTorch is not installed, a run that ships with dpro is explained instead.
     """
+    from dpro.analysis.verdict import find
+
     if find_spec("torch") is None:
         click.echo("PyTorch is not installed here: explaining a run that ships with dpro.\n", err=as_json)
         faulty, healthy = sample_run(SAMPLE), None

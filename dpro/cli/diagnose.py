@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.analysis import Analysis, analyse, run_argument
+from dpro.cli.analysis import run_argument, with_graph
 from dpro.cli.hangs import say_what_hangs
 from dpro.cli.lateness import say_who_is_late
 from dpro.cli.output import console, finding_document, json_option, print_json
@@ -17,11 +15,9 @@ from dpro.cli.watch import told_in_words, told_while_it_ran
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:
-    import polars as pl
-
+    from dpro.analysis.analysis import Analysis
     from dpro.detect.findings import Finding
     from dpro.detect.slowdown import Slowdown
-    from dpro.store import Run
 
 
 SHOWN = 4  # largest slowdowns of each kind that are printed
@@ -44,14 +40,15 @@ def diagnose(run: str, as_json: bool) -> None:
     dpro diagnose FOLDER_OF_DUMPS
     dpro diagnose RUN --json | jq '.findings[].component'
     """
+    from dpro.analysis.verdict import find
+
     opened = open_or_import(run)
     for line in () if as_json else told_in_words(told_while_it_ran(opened)):
         console().print(f"while it ran, {line}")
     if say_what_hangs(opened, as_json) or say_who_is_late(opened, as_json):
         return
-    analysis = analyse(run)
-    slowdown = find_slowdown(analysis)
-    findings = find(analysis, slowdown)
+    analysis = with_graph(opened)
+    findings, slowdown = find(analysis), analysis.slowdown
     if as_json:
         told = {} if slowdown is None else {"slowdown": slowdown_document(slowdown)}
         print_json(diagnose_document(analysis, findings) | told)
@@ -60,59 +57,10 @@ def diagnose(run: str, as_json: bool) -> None:
         print_slowdown(slowdown)
 
 
-def find_slowdown(analysis: Analysis) -> Slowdown | None:
-    """The slowdown against evenly fast operations; None where the run does not consist of operations."""
-    from dpro.detect.slowdown import analyse_slowdown
-
-    operations = analysis.built.of_operations and analysis.trust.answerable
-    return analyse_slowdown(analysis.built.graph) if operations else None
-
-
-def find(analysis: Analysis, slowdown: Slowdown | None = None) -> list[Finding]:
-    """Run all detectors; none on a run whose replay does not fit, since costs would mean nothing."""
-    from dpro.detect.diagnose import diagnose_graph, diagnose_operations
-    from dpro.detect.regression import find_regression
-    from dpro.schema import COUNTERS, SPANS, STEPS
-
-    if slowdown is not None:
-        return diagnose_operations(analysis.built.graph, slowdown)
-    slow = diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
-    table = analysis.run.table
-    return [*slow, *find_regression(table(STEPS), partial(table, COUNTERS), partial(table, SPANS))]
-
-
-def not_known(analysis: Analysis) -> list[str]:
-    """What keeps this run from showing all that may be wrong, one line each."""
-    from dpro.detect.straggler import FEWEST_STEPS
-
-    reasons = [*bad_ends(analysis.run), *analysis.trust.reasons]
-    steps = analysis.trust.steps.height
-    if 0 < steps < FEWEST_STEPS:
-        reasons.append(f"{steps} step cannot show that anything persists: record at least {FEWEST_STEPS}")
-    return reasons
-
-
-def bad_ends(run: Run) -> list[str]:
-    """How ranks ended, where it was not well; SIGTERM is what launchers send to the rest."""
-    import polars as pl
-
-    from dpro.schema import WORKERS
-
-    workers = run.table(WORKERS)
-    killed = workers.filter((pl.col("exit_signal") > 0) & (pl.col("exit_signal") != signal.SIGTERM))
-    failed = workers.filter(pl.col("exit_code") > 0)
-    return [
-        *(f"rank {rank} was ended by signal {number}" for rank, number in _pairs(killed, "exit_signal")),
-        *(f"rank {rank} ended with exit code {code}" for rank, code in _pairs(failed, "exit_code")),
-    ]
-
-
-def _pairs(workers: pl.DataFrame, column: str) -> list[tuple[int, int]]:
-    return [(int(rank), int(value)) for rank, value in workers.select("rank", column).iter_rows()]
-
-
 def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, Any]:
     """The command's JSON; a run is healthy only if it could have shown that it is not."""
+    from dpro.analysis.verdict import not_known
+
     unknown = not_known(analysis)
     return {
         "run": analysis.run.label,
@@ -126,6 +74,8 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
 
 def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
     """The findings for people."""
+    from dpro.analysis.verdict import not_known
+
     out = console()
     if not analysis.trust.answerable:
         out.print("Not diagnosed: the replay does not fit the trace.")

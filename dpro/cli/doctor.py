@@ -94,9 +94,9 @@ def examine(python: str, folder: Path) -> Iterator[Check]:
 
 def recording(python: str) -> Check:
     """Whether a tiny job is recorded, with its deep window."""
-    from dpro.cli.record import ensure_finished
     from dpro.collectors.readiness import MISSING, READY, Check
     from dpro.errors import DproError
+    from dpro.opening import ensure_finished
     from dpro.schema import SPANS, STEPS
     from dpro.store import open_run
 

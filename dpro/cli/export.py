@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import Analysis, analyse, run_argument
+from dpro.cli.analysis import analyse, run_argument
 from dpro.cli.output import console, json_option, print_json
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from dpro.analysis.analysis import Analysis
 
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
@@ -53,7 +55,7 @@ def drawn(analysis: Analysis) -> pl.DataFrame:
     """What viewers are shown of a run."""
     from dpro.export.slices import slices
 
-    return slices(analysis.decisive)
+    return slices(analysis.timeline)
 
 
 def write_timelines(analysis: Analysis, path: Path) -> None:

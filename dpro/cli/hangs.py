@@ -12,7 +12,6 @@ from dpro.cli.watch import told_while_it_ran
 
 if TYPE_CHECKING:
     from dpro.detect.findings import Finding
-    from dpro.detect.hang.find import Case
     from dpro.store import Run
 
 
@@ -26,6 +25,7 @@ def say_what_hangs(run: Run, as_json: bool) -> bool:
     Returns:
         Whether anything was printed.
     """
+    from dpro.analysis.verdict import what_hangs
     from dpro.detect.hang.find import examine
     from dpro.detect.hang.records import read_records
 
@@ -38,26 +38,6 @@ def say_what_hangs(run: Run, as_json: bool) -> bool:
     else:
         _print(run, findings, unknown)
     return True
-
-
-def what_hangs(run: Run, case: Case) -> tuple[list[Finding], list[str]] | None:
-    """What hangs in a run and what is not known of that; None if nothing does, and the run can tell more."""
-    from dpro.detect.hang.find import judge
-    from dpro.schema import COLLECTIVES, SPANS, STEPS
-
-    findings, rows = judge(case), run.rows()
-    if not findings and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
-        return None
-    return findings, _not_known(run)
-
-
-def _not_known(run: Run) -> list[str]:
-    """What of the job is not in the run, one line each."""
-    from dpro.detect.hang.words import ranks_in_words
-
-    missing = run.manifest.missing_ranks
-    lines = [warning for warning in run.manifest.warnings if warning.startswith("left out: ")]
-    return [*([f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []), *lines]
 
 
 def _document(run: Run, findings: list[Finding], unknown: list[str]) -> dict[str, Any]:

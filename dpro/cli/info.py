@@ -65,7 +65,7 @@ def contents(run: Run) -> dict[str, Any]:
 
 def describe(run: Run) -> dict[str, Any]:
     """What `info --json` prints."""
-    from dpro.cli.analysis import why_no_window
+    from dpro.analysis.verdict import why_no_window
     from dpro.schema import COUNTERS, STEPS, WORKERS
 
     steps = run.table(STEPS)

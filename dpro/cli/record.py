@@ -1,7 +1,7 @@
 """`dpro record`: run a job, unchanged, and have it recorded.
 
 In: a command. Out: the command's own output and exit code, and a run directory that is whole moments after
-the command has ended. This is where the recorder meets the importers that read what PyTorch wrote.
+the command has ended.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ import click
 
 from dpro.cli.output import share
 from dpro.cli.watch import check_outlets, metrics_option, start_watcher, webhook_option
-from dpro.errors import InputError, UsageError
+from dpro.errors import UsageError
 
 if TYPE_CHECKING:
-    from dpro.collectors.convert import Readers
     from dpro.collectors.launch import Launch
     from dpro.collectors.processes import Process
-    from dpro.ingest.trace import RankTrace
 
 
 def _changes(_context: click.Context, _option: click.Parameter, value: str) -> tuple[dict[str, Any], ...]:
@@ -137,36 +135,10 @@ def record(
     launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, chosen, _sidecar, watcher)
 
 
-def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> None:
-    """Make sure that a run, if `dpro record` made it, is whole: call it before opening one.
-
-    Waits for a sidecar that still writes; does its work where it was killed together with the job.
-
-    Args:
-        run: a run directory, or anything else, which is left alone.
-        timeout_s: how long to wait at most.
-
-    Raises:
-        InputError: the run is still being recorded, takes longer than the timeout, or cannot be finished.
-    """
-    from dpro.collectors.launch import wait_until_finished
-
-    abandoned = wait_until_finished(run, timeout_s)
-    if abandoned:
-        from dpro.collectors.finish import finish
-
-        for recording in abandoned:
-            try:
-                finish(recording, readers(), None, {})
-            except OSError as error:
-                raise InputError(
-                    f"{run}: its tables cannot be written ({error.strerror or error})"
-                ) from error
-
-
 def _sidecar(recording: Launch, job: Process) -> None:
     """What the process beside the job does; polars is imported only after the job."""
     from dpro.collectors.sidecar import attend
+    from dpro.opening import readers
 
     def convert(recording: Launch) -> None:
         from dpro.collectors.finish import convert_waiting
@@ -179,17 +151,3 @@ def _sidecar(recording: Launch, job: Process) -> None:
         finish(recording, readers(), status, statuses)
 
     attend(recording, job, convert, finish)
-
-
-def readers() -> Readers:
-    """How to read what PyTorch writes."""
-    from dpro.collectors.convert import Readers
-    from dpro.ingest.execution_trace import combine, read_execution_trace
-    from dpro.ingest.flight_recorder import read_dump
-    from dpro.ingest.kineto import read_trace
-    from dpro.ingest.nccl.inspector import read_inspector_log
-
-    def add_execution_trace(trace: RankTrace, path: Path, *, rank: int) -> RankTrace:
-        return combine(trace, read_execution_trace(path, rank=rank))
-
-    return Readers(trace=read_trace, dump=read_dump, log=read_inspector_log, execution=add_execution_trace)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.analysis import Analysis, analyse, run_argument
+from dpro.cli.analysis import analyse, run_argument
 from dpro.cli.output import console, json_option, print_json
 from dpro.units import format_duration, ms, us
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from dpro.analysis.analysis import Analysis
     from dpro.replay.align import Clock
 
 PATH_ROWS = 10
@@ -167,14 +168,14 @@ def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, 
         inside = np.zeros(nodes.step.size, np.bool_)
         for window, step in chosen.select("window", "step").iter_rows():
             inside |= (nodes.window == window) & (nodes.step == step)
-        errors = start_errors(analysis.timeline, counted_starts(analysis.timeline) & inside)
+        errors = start_errors(analysis.replayed, counted_starts(analysis.replayed) & inside)
     return {"max" if percent == 100 else f"p{percent}": us(ns) for percent, ns in errors.items()}
 
 
 def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> pl.DataFrame:
     from dpro.replay.timeline import critical_path, critical_path_of_steps
 
-    decisive = analysis.decisive
+    decisive = analysis.timeline
     return critical_path(decisive) if chosen is None else critical_path_of_steps(decisive, chosen)
 
 
@@ -193,7 +194,7 @@ def _communication(analysis: Analysis) -> list[dict[str, Any]]:
             "transfers": line.num_samples,
             "misfit": line.misfit,
         }
-        for (op, group), line in fit_costs(analysis.built.graph, analysis.timeline).items()
+        for (op, group), line in fit_costs(analysis.built.graph, analysis.replayed).items()
     ]
 
 

@@ -75,7 +75,7 @@ def report(run: str, top: int | None, as_json: bool) -> None:
 
     RUN may be a run directory or a folder of traces.
     """
-    from dpro.cli.analysis import why_unanswerable
+    from dpro.analysis.verdict import why_unanswerable
     from dpro.cli.runs import open_or_import
     from dpro.replay import breakdown, bubbles, host
     from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS

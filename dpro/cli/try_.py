@@ -201,7 +201,7 @@ def _recorded(plan: Plan, first: Run) -> tuple[list[Run], list[Run]]:
 
 
 def _record(plan: Plan, name: str, changes: tuple[Change, ...]) -> Run:
-    from dpro.cli.record import ensure_finished
+    from dpro.opening import ensure_finished
     from dpro.trial.job import ensure_applied, record_job
 
     path = plan.folder / name

@@ -66,7 +66,7 @@ def watch(run: Path, webhook: str, metrics: str, look_s: float, alone: bool, as_
     Each finding is told when it begins and when it is over, and kept in RUN. The job has to be recorded by
     `dpro record`; nothing more runs inside it. The command ends when the job does.
     """
-    from dpro.cli.record import readers
+    from dpro.opening import readers
     from dpro.watch.ledger import FindingsFile, Ledger, read_findings
     from dpro.watch.outlets import Webhook
     from dpro.watch.watcher import Watcher, watch

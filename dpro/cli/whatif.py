@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.analysis import Analysis, analyse, run_argument
+from dpro.cli.analysis import analyse, run_argument
 from dpro.cli.output import console, json_option, print_json
 from dpro.errors import UsageError
 from dpro.units import ms
 
 if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
     from dpro.replay.whatif.predict import Prediction, Refusal
     from dpro.replay.whatif.sensitivity import Curve
 

@@ -11,8 +11,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.cli.record import ensure_finished
 from dpro.collectors.launch import ALIAS
+from dpro.opening import ensure_finished
 from dpro.replay.build import build_graph
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run, open_run, write_manifest, write_part

@@ -18,8 +18,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.cli.record import ensure_finished
 from dpro.collectors.launch import MARKERS, RAW, RecordOptions
+from dpro.opening import ensure_finished
 from dpro.schema import BUCKETS, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run, open_run
 

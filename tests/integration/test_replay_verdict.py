@@ -10,7 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.analysis import Analysis, analyse
+from dpro.analysis.analysis import Analysis
+from dpro.cli.analysis import analyse
 from dpro.cli.replay import replay_document
 from dpro.replay.match import Matching, match_collectives
 from dpro.schema import COLLECTIVES, SPANS

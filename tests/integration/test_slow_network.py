@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.cli.diagnose import find
+from dpro.analysis.verdict import find
 from dpro.detect.findings import Finding
 from tests.jobs import RECORD, free_port, opened, script, start
 

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from dpro.analysis.verdict import why_no_window
 from dpro.cli import cli
-from dpro.cli.analysis import why_no_window
 from dpro.cli.info import describe, in_words
 from dpro.errors import InputError
 from dpro.schema import SPANS, STEPS, WORKERS

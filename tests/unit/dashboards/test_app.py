@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 
 import pytest
 
@@ -12,8 +11,8 @@ from dpro.cli.dashboard import load
 from dpro.dashboards import serve
 from dpro.dashboards.app import VIEWS, in_csv, make_app, view_of
 from dpro.dashboards.links import Link, parse_link
-from dpro.dashboards.loaded import Loaded, once
-from dpro.errors import Unanswerable, UsageError
+from dpro.dashboards.loaded import Loaded
+from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
 from dpro.schema import STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
@@ -136,38 +135,6 @@ def test_the_first_page_waits_for_nothing(loaded):
     page = make_app(fresh).server.test_client().get("/_dash-layout", headers=HOST)
     assert page.status_code == 200
     assert fresh.known == {}
-
-
-def test_what_is_asked_for_by_many_is_worked_out_once():
-    began, go_on, calls = threading.Event(), threading.Event(), []
-
-    class Slow(Loaded):
-        @once
-        def answer(self) -> int:
-            calls.append(1)
-            began.set()
-            go_on.wait(10)
-            return 42
-
-        @once
-        def failure(self) -> int:
-            calls.append(2)
-            raise Unanswerable("no spans")
-
-    slow = Slow(None, None, None)
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(slow.answer)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    assert began.wait(10)
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert (found, calls) == ([42] * 4, [1])
-    for _ in range(2):
-        with pytest.raises(Unanswerable, match="no spans"):
-            _ = slow.failure
-    assert calls == [1, 2]
 
 
 def test_another_machine_needs_a_token_that_is_new_each_time(loaded):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dpro.cli.record import readers
 from dpro.collectors.convert import Process
 from dpro.detect.findings import Finding
+from dpro.opening import readers
 from dpro.watch.activity import Activity
 from dpro.watch.tail import Tail
 from dpro.watch.watcher import BUSY_S, LEAST_PATIENCE_S, LONGER, STARTING_S, Watcher

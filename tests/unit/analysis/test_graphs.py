@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpro.cli import graphs
-from dpro.cli.graphs import fingerprint, graph_of
+from dpro.analysis import graphs
+from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.replay.timeline import replay
 from dpro.store import Run, open_run
 from tests.builders import cpu_job

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpro._version import __version__
-from dpro.cli.runs import cache_folder
+from dpro.cache import cache_folder
 
 if TYPE_CHECKING:
     from dpro.replay.accuracy import Trust

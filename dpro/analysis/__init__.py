@@ -1,0 +1,1 @@
+"""All that is asked of one run, each thing worked out once: for commands, views and notebooks."""

@@ -1,0 +1,193 @@
+"""What is asked of a run, each thing worked out once and kept: tables, graph, replay, findings, what-ifs.
+
+In: an opened run. Out: an `Analysis`. Nothing is read or loaded before it is asked for, so that a command
+pays for what it needs; several threads may ask at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from dpro.analysis.once import Knowing, once
+from dpro.errors import DproError
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
+from dpro.store import Run
+from dpro.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from dpro.analysis.verdict import Verdict
+    from dpro.detect.hang.find import Case
+    from dpro.detect.slowdown import Slowdown
+    from dpro.replay.accuracy import Trust
+    from dpro.replay.build import Built
+    from dpro.replay.costs import Line, Sort
+    from dpro.replay.timeline import Timeline
+    from dpro.replay.whatif.predict import Prediction, Refusal
+
+
+class Analysis(Knowing):
+    """A run and what has been worked out of it so far."""
+
+    def __init__(self, run: Run) -> None:
+        """Nothing is read yet."""
+        super().__init__()
+        self.run = run
+
+    @once
+    def steps(self) -> pl.DataFrame:
+        """Table `steps`."""
+        return self.run.table(STEPS)
+
+    @once
+    def spans(self) -> pl.DataFrame:
+        """Table `spans`."""
+        return self.run.table(SPANS)
+
+    @once
+    def collectives(self) -> pl.DataFrame:
+        """Table `collectives`."""
+        return self.run.table(COLLECTIVES)
+
+    @once
+    def counters(self) -> pl.DataFrame:
+        """Table `counters`."""
+        return self.run.table(COUNTERS)
+
+    @once
+    def workers(self) -> pl.DataFrame:
+        """Table `workers`."""
+        return self.run.table(WORKERS)
+
+    @once
+    def waiting(self) -> Case:
+        """Who had come how far, and who waits for whom."""
+        from dpro.detect.hang.find import examine
+        from dpro.detect.hang.records import read_records
+
+        return examine(read_records(self.run))
+
+    @once
+    def judged(self) -> tuple[Built, Trust]:
+        """The graph, and how far to believe it: from the cache, or built."""
+        from dpro.analysis.graphs import graph_of
+        from dpro.analysis.verdict import why_unanswerable
+
+        with why_unanswerable(self.run):
+            return graph_of(self.run)
+
+    @property
+    def built(self) -> Built:
+        """The graph and what it rests on."""
+        return self.judged[0]
+
+    @property
+    def trust(self) -> Trust:
+        """How far to believe its replay."""
+        return self.judged[1]
+
+    @once
+    def replayed(self) -> Timeline:
+        """The replay of the unchanged graph: what is compared with the trace."""
+        from dpro.replay.timeline import replay
+
+        return replay(self.built.graph)
+
+    @once
+    def timeline(self) -> Timeline:
+        """The replay that shows what decides: without waits that only look like late launches.
+
+        Those would stand in for what was waited for. Only runs of whole operations have them.
+        """
+        from dpro.replay.timeline import replay
+
+        return replay(self.built.predictive) if self.built.of_operations else self.replayed
+
+    @once
+    def step_extents(self) -> pl.DataFrame:
+        """When each step began and ended, as measured: `window`, `step`, `begin_ms`, `end_ms`."""
+        from dpro.replay.timeline import step_ends
+
+        graph = self.timeline.graph
+        ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
+        before = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+        ms = {"begin_ms": before / NS_PER_MS, "end_ms": pl.col("finish_ns") / NS_PER_MS}
+        return ends.select("window", "step", **ms)
+
+    @once
+    def slowdown(self) -> Slowdown | None:
+        """The slowdown against evenly fast operations; None where the run does not consist of operations."""
+        from dpro.detect.slowdown import analyse_slowdown
+
+        operations = self.built.of_operations and self.trust.answerable
+        return analyse_slowdown(self.built.graph) if operations else None
+
+    @once
+    def verdict(self) -> Verdict:
+        """What is wrong, costliest first, and what the run cannot show."""
+        from dpro.analysis.verdict import judge
+
+        return judge(self)
+
+    @once
+    def breakdown(self) -> pl.DataFrame:
+        """Where the time of each step and rank went."""
+        from dpro.analysis.verdict import why_unanswerable
+        from dpro.replay.breakdown import step_breakdown
+
+        with why_unanswerable(self.run):
+            return step_breakdown(self.spans, self.collectives, self.steps)
+
+    @once
+    def host(self) -> pl.DataFrame:
+        """What the host did in each step."""
+        from dpro.replay.host import host_facts
+
+        return host_facts(self.steps, self.counters)
+
+    @once
+    def sizes(self) -> pl.DataFrame:
+        """Collectives by operation and size."""
+        from dpro.replay.breakdown import collective_totals
+
+        return collective_totals(self.collectives, self.spans)
+
+    @once
+    def costs(self) -> dict[Sort, Line]:
+        """What communication costs, as fitted."""
+        from dpro.replay.costs import fit_costs
+
+        return fit_costs(self.built.graph)
+
+    @once
+    def clocks(self) -> tuple[dict[str, int], int]:
+        """By how many ns the clock of each host is ahead of the timeline's, and when that begins.
+
+        Without a graph no clock is known to be off, and time begins with the first step or sample.
+        """
+        try:
+            built = self.built
+        except DproError:
+            starts = [self.steps["start_ns"].min(), self.counters["time_ns"].min()]
+            return {}, min((start for start in starts if isinstance(start, int)), default=0)
+        ahead: dict[str, int] = {}
+        aligned = {rank for rank, _ in built.alignment.clocks}
+        for rank, host in self.workers.sort("rank").select("rank", "host").iter_rows():
+            if rank in aligned:
+                ahead.setdefault(host, built.alignment.of(rank).line.offset_ns)
+        return ahead, built.graph.origin_ns
+
+    @once
+    def baseline(self) -> pl.DataFrame:
+        """When the steps of the unchanged graph end."""
+        from dpro.replay.whatif.predict import baseline_steps
+
+        return baseline_steps(self.built.predictive)
+
+    @once
+    def search(self) -> tuple[list[Prediction], list[Refusal]]:
+        """What would help, largest gain first."""
+        from dpro.replay.whatif.search import search
+
+        return search(self.built.predictive, self.trust)

@@ -1,0 +1,166 @@
+"""What is wrong with a run, by all detectors in the order in which they exclude each other, and what is open.
+
+In: a run, or its `Analysis`. Out: findings, and one line for each thing that the run cannot show. Of a job
+that hangs, calls alone tell; of one without deep windows, steps and calls; else the replay.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from dpro.detect.findings import Finding
+from dpro.errors import Unanswerable
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
+
+if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
+    from dpro.detect.hang.find import Case
+    from dpro.detect.one_clock import Always
+    from dpro.store import Run
+
+Verdict = tuple[list[Finding], list[str]]
+
+
+def judge(analysis: Analysis) -> Verdict:
+    """What `dpro diagnose` says of a run: findings, costliest first, and what the run cannot show.
+
+    Raises:
+        Unanswerable: it holds nothing that could tell.
+    """
+    hangs = what_hangs(analysis.run, analysis.waiting)
+    if hangs is not None:
+        return hangs
+    late = without_windows(analysis.run)
+    if late is not None:
+        return late
+    return find(analysis), not_known(analysis)
+
+
+def what_hangs(run: Run, case: Case) -> Verdict | None:
+    """What hangs in a run and what is not known of that; None if nothing does, and the run can tell more."""
+    from dpro.detect.hang.find import judge
+    from dpro.detect.hang.words import ranks_in_words
+
+    findings, rows = judge(case), run.rows()
+    if not findings and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
+        return None
+    missing = run.manifest.missing_ranks
+    lines = [warning for warning in run.manifest.warnings if warning.startswith("left out: ")]
+    return findings, [*([f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []), *lines]
+
+
+def find(analysis: Analysis) -> list[Finding]:
+    """Run all detectors; none on a run whose replay does not fit, since costs would mean nothing."""
+    from dpro.detect.diagnose import diagnose_graph, diagnose_operations
+
+    if analysis.slowdown is not None:
+        return diagnose_operations(analysis.built.graph, analysis.slowdown)
+    slow = diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
+    return [*slow, *_regression(analysis.run)]
+
+
+def without_windows(run: Run) -> Verdict | None:
+    """What the steps and calls of a run show, and what they leave open; None where windows show more."""
+    from dpro.detect.late_ranks import find_late_ranks
+    from dpro.detect.one_clock import on_one_clock
+    from dpro.detect.straggler import FEWEST_STEPS
+
+    rows = run.rows()
+    if not rows[STEPS.name] or not rows[COLLECTIVES.name]:
+        return None
+    windows = run.table(STEPS, ["step", "window"]).filter(pl.col("window") >= 0)
+    if rows[SPANS.name] and windows["step"].n_unique() >= FEWEST_STEPS:
+        return None
+    aligned, apart = on_one_clock(_always_of(run))
+    findings = find_late_ranks(aligned.collectives, aligned.steps, aligned.counters, aligned.workers)
+    findings += _regression(run)
+    reason = why_no_window(run)
+    no_window = [f"what operators and kernels take: {reason}"] if reason else []
+    return findings, [*bad_ends(run), *_not_shown(aligned, apart), *no_window]
+
+
+def _regression(run: Run) -> list[Finding]:
+    from dpro.detect.regression import find_regression
+
+    return find_regression(run.table(STEPS), partial(run.table, COUNTERS), partial(run.table, SPANS))
+
+
+def _always_of(run: Run) -> Always:
+    """What of a run was always recorded."""
+    from dpro.detect.one_clock import Always
+
+    tables = (COLLECTIVES, STEPS, COUNTERS, WORKERS, CLOCK_SAMPLES)
+    return Always(*(run.table(table) for table in tables))
+
+
+def _not_shown(rows: Always, apart: list[int]) -> list[str]:
+    """What the calls leave open, one line each."""
+    from dpro.detect.hang.words import ranks_in_words
+    from dpro.detect.late_ranks import WINDOWS, cannot_show
+
+    reasons = cannot_show(rows.collectives, rows.workers)
+    if apart:
+        reasons.append(f"{ranks_in_words(apart)}: no comparison of their clocks with the others'")
+    if rows.steps["step"].n_unique() <= min(WINDOWS):
+        reasons.append(f"fewer than {min(WINDOWS)} whole steps cannot show that anything persists")
+    return reasons
+
+
+def not_known(analysis: Analysis) -> list[str]:
+    """What keeps a replayed run from showing all that may be wrong, one line each."""
+    from dpro.detect.straggler import FEWEST_STEPS
+
+    reasons = [*bad_ends(analysis.run), *analysis.trust.reasons]
+    steps = analysis.trust.steps.height
+    if 0 < steps < FEWEST_STEPS:
+        reasons.append(f"{steps} step cannot show that anything persists: record at least {FEWEST_STEPS}")
+    return reasons
+
+
+def bad_ends(run: Run) -> list[str]:
+    """How ranks ended, where it was not well; SIGTERM is what launchers send to the rest."""
+    workers = run.table(WORKERS)
+    killed = workers.filter((pl.col("exit_signal") > 0) & (pl.col("exit_signal") != signal.SIGTERM))
+    failed = workers.filter(pl.col("exit_code") > 0)
+    return [
+        *(f"rank {rank} was ended by signal {number}" for rank, number in _pairs(killed, "exit_signal")),
+        *(f"rank {rank} ended with exit code {code}" for rank, code in _pairs(failed, "exit_code")),
+    ]
+
+
+def _pairs(workers: pl.DataFrame, column: str) -> list[tuple[Any, Any]]:
+    return workers.select("rank", column).rows()
+
+
+@contextmanager
+def why_unanswerable(run: Run) -> Iterator[None]:
+    """Where a run lacks what is needed, say why, if that can be told."""
+    try:
+        yield
+    except Unanswerable as error:
+        reason = why_no_window(run)
+        raise Unanswerable(f"{error}; {reason}" if reason else str(error)) from error
+
+
+def why_no_window(run: Run) -> str:
+    """Why a recording has steps and no deep window; empty where it has one, or is no recording."""
+    options = run.manifest.options
+    if run.rows()[SPANS.name] or not {"skip", "window_steps"} <= options.keys():
+        return ""
+    last = run.table(STEPS)["step"].max()
+    if not isinstance(last, int):
+        return ""
+    steps = last + 1
+    first, end = options["skip"], options["skip"] + options["window_steps"]
+    if steps < end:
+        return (
+            f"the job ended after {steps} steps, before its first deep window (steps {first} to {end - 1}) "
+            "was whole: record more steps, or lower --skip"
+        )
+    return "no deep window was kept: another profiler ran, or the process forked, while one was open"

@@ -1,0 +1,124 @@
+"""What a path names, as an opened run: a recording is finished first, traces are imported into a cache.
+
+In: a path: a run directory, or traces. Out: a `Run`. Traces are imported once for as long as the files do not
+change. This is where the recorder meets the importers that read what PyTorch wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpro._version import __version__
+from dpro.cache import cache_folder
+from dpro.errors import DproError, InputError
+
+if TYPE_CHECKING:
+    from dpro.collectors.convert import Readers
+    from dpro.ingest.importer import Progress
+    from dpro.ingest.trace import RankTrace
+    from dpro.store import Run
+
+    Watched = Callable[[], AbstractContextManager[Progress | None]]
+
+
+def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> Run:
+    """Open a run; import what is not one. What to know of it is in its manifest.
+
+    A recording that is still being finished is waited for; one whose recorder was killed is finished here.
+
+    Args:
+        path: a run directory, a folder of traces, or one trace.
+        watched: makes what is told how far an import has come.
+
+    Raises:
+        InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
+    """
+    from dpro.store import holds_tables, is_run, open_run
+
+    source = Path(path)
+    if not source.exists():
+        raise InputError(f"{source}: no such file or folder")
+    if source.is_dir():
+        ensure_finished(source)
+        if is_run(source) or holds_tables(source):
+            return open_run(source)
+    return _open_cached(source, watched)
+
+
+def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> None:
+    """Make sure that a run, if `dpro record` made it, is whole: call it before opening one.
+
+    Waits for a sidecar that still writes; does its work where it was killed together with the job.
+
+    Args:
+        run: a run directory, or anything else, which is left alone.
+        timeout_s: how long to wait at most.
+
+    Raises:
+        InputError: the run is still being recorded, takes longer than the timeout, or cannot be finished.
+    """
+    from dpro.collectors.launch import wait_until_finished
+
+    abandoned = wait_until_finished(run, timeout_s)
+    if abandoned:
+        from dpro.collectors.finish import finish
+
+        for recording in abandoned:
+            try:
+                finish(recording, readers(), None, {})
+            except OSError as error:
+                raise InputError(
+                    f"{run}: its tables cannot be written ({error.strerror or error})"
+                ) from error
+
+
+def readers() -> Readers:
+    """How to read what PyTorch writes."""
+    from dpro.collectors.convert import Readers
+    from dpro.ingest.execution_trace import combine, read_execution_trace
+    from dpro.ingest.flight_recorder import read_dump
+    from dpro.ingest.kineto import read_trace
+    from dpro.ingest.nccl.inspector import read_inspector_log
+
+    def add_execution_trace(trace: RankTrace, path: Path, *, rank: int) -> RankTrace:
+        return combine(trace, read_execution_trace(path, rank=rank))
+
+    return Readers(trace=read_trace, dump=read_dump, log=read_inspector_log, execution=add_execution_trace)
+
+
+def _open_cached(source: Path, watched: Watched) -> Run:
+    from dataclasses import replace
+
+    from dpro.ingest.importer import import_sources
+    from dpro.store import is_run, open_run
+
+    run = cache_folder() / "imports" / _fingerprint(source)
+    if not is_run(run):
+        try:
+            with watched() as progress:
+                import_sources([source], run, progress=progress)
+        except DproError:
+            if not is_run(run):  # else another command has just imported the same files
+                raise
+    return replace(open_run(run), source=source)
+
+
+def _fingerprint(source: Path) -> str:
+    """Changes with any file's path, size or time of change, and with what dpro makes of them."""
+    from dpro.classify import table_version
+    from dpro.ingest.formats import registry
+    from dpro.store import FORMAT_VERSION
+
+    importers = " ".join(importer.name for importer in registry().importers)
+    digest = hashlib.sha256(f"{__version__} {FORMAT_VERSION} {table_version()} {importers}".encode())
+    files = sorted(source.rglob("*")) if source.is_dir() else [source]
+    for file in files:
+        if file.is_file():
+            status = file.stat()
+            digest.update(f"\0{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:32]

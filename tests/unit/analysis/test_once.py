@@ -1,0 +1,42 @@
+"""Things that are worked out once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dpro.analysis.once import Knowing, once
+from dpro.errors import Unanswerable
+
+
+def test_what_is_asked_for_by_many_is_worked_out_once():
+    began, go_on, calls = threading.Event(), threading.Event(), []
+
+    class Slow(Knowing):
+        @once
+        def answer(self) -> int:
+            calls.append(1)
+            began.set()
+            go_on.wait(10)
+            return 42
+
+        @once
+        def failure(self) -> int:
+            calls.append(2)
+            raise Unanswerable("no spans")
+
+    slow = Slow()
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(slow.answer)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert began.wait(10)
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert (found, calls) == ([42] * 4, [1])
+    for _ in range(2):
+        with pytest.raises(Unanswerable, match="no spans"):
+            _ = slow.failure
+    assert calls == [1, 2]
