@@ -51,8 +51,9 @@ def what_hangs(run: Run, case: Case) -> Verdict | None:
     if not findings and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
         return None
     missing = run.manifest.missing_ranks
-    lines = [warning for warning in run.manifest.warnings if warning.startswith("left out: ")]
-    return findings, [*([f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []), *lines]
+    unknown = [f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []
+    unknown += [warning for warning in run.manifest.warnings if warning.startswith("left out: ")]
+    return findings, unknown
 
 
 def find(analysis: Analysis) -> list[Finding]:
