@@ -17,6 +17,7 @@ from flask import Response, abort, request
 from dpro.dashboards import (
     breakdown,
     collectives,
+    difference,
     hang,
     heatmap,
     kernels,
@@ -43,10 +44,13 @@ VIEWS: tuple[View, ...] = (
     workbench.VIEW,
     telemetry.VIEW,
     hang.VIEW,
+    difference.VIEW,
 )
 
+_VIEW_KEYS = "1234567890-="  # as they lie side by side on a keyboard
 _KEYS = (
-    ("1 … 9", "go to a view"),
+    ("1 … 9 0 - =", "go to a view"),
+    ("n p", "the next view, the one before"),
     ("w s a d", "timeline: zoom in and out, go left and right"),
     ("x", "clear the selection"),
     ("t", "dark or light"),
@@ -186,11 +190,11 @@ def _navigation(link: Link, current: str) -> list[Component]:
     """A link to each view that keeps the selection."""
     return [
         dcc.Link(
-            [html.Kbd(str(number)), view.title],
+            [html.Kbd(key), view.title],
             href=link.query(view=view.name, own={}),
             className="current" if view.name == current else "",
         )
-        for number, view in enumerate(VIEWS, start=1)
+        for key, view in zip(_VIEW_KEYS, VIEWS)
     ]
 
 

@@ -5,12 +5,24 @@ from __future__ import annotations
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.once import once
 from dpro.dashboards.segments import Tracks, make_tracks
-from dpro.errors import DproError
+from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
+from dpro.replay.difference import Difference, explain
+from dpro.store import Run
 
 
 class Loaded(Analysis):
     """A run and what has been worked out of it so far."""
+
+    def __init__(self, run: Run, other: Analysis | None = None) -> None:
+        """Nothing is read yet.
+
+        Args:
+            run: the run.
+            other: one to compare it with.
+        """
+        super().__init__(run)
+        self.other = other
 
     def warm(self) -> None:
         """Work out what takes long, in the order in which it is likely to be asked for."""
@@ -24,3 +36,22 @@ class Loaded(Analysis):
     def tracks(self) -> Tracks:
         """What there is to draw of its timeline."""
         return make_tracks(slices(self.timeline), self.timeline.graph.origin_ns)
+
+    @property
+    def compared_with(self) -> Analysis:
+        """The other run.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if self.other is None:
+            raise UsageError(
+                "there is nothing to compare with: `dpro dashboard RUN --against OTHER` shows what "
+                "explains that a step of RUN takes longer than one of OTHER"
+            )
+        return self.other
+
+    @once
+    def difference(self) -> Difference:
+        """What explains that a step takes longer than in the other run."""
+        return explain(self.compared_with.built.predictive, self.built.predictive)

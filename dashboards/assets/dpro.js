@@ -176,7 +176,16 @@
     },
   });
 
+  // The view so many places on, around the ends.
+  function step(by) {
+    const views = [...document.querySelectorAll("nav a")];
+    const at = views.findIndex((link) => link.classList.contains("current"));
+    if (at >= 0) views[(at + by + views.length) % views.length].click();
+  }
+
   const keys = {
+    n: () => step(1),
+    p: () => step(-1),
     t: toggleTheme,
     w: () => look(0.5, 0),
     s: () => look(2, 0),
@@ -191,9 +200,10 @@
     const typing = event.target.closest("input, textarea, select");
     if (event.key === "Escape" && typing) event.target.blur();
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (/^[1-9]$/.test(event.key)) {
-      const link = document.querySelectorAll("nav a")[Number(event.key) - 1];
-      if (link) link.click();
+    const views = [...document.querySelectorAll("nav a")];
+    const named = views.find((link) => link.querySelector("kbd").textContent === event.key);
+    if (named) {
+      named.click();
       return;
     }
     const act = keys[event.key];

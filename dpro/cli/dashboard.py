@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @run_argument
+@click.option(
+    "--against", type=click.Path(), metavar="OTHER", help="A run to compare it with, as `dpro diff` does."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; any free one.")
 @click.option("--browser/--no-browser", default=True, help="Open it in a browser.")
-def dashboard(run: str, host: str, port: int, browser: bool) -> None:
+def dashboard(run: str, against: str | None, host: str, port: int, browser: bool) -> None:
     """Look at a run in a browser: is it healthy, what is slow, what would help.
 
     \b
     dpro dashboard RUN
+    dpro dashboard AFTER --against BEFORE            and what explains the difference
     dpro dashboard RUN --no-browser --port 8050      then: ssh -L 8050:localhost:8050 HOST
     dpro dashboard RUN --host 0.0.0.0                for others: the address it prints holds a token
 
@@ -40,14 +44,21 @@ def dashboard(run: str, host: str, port: int, browser: bool) -> None:
         raise MissingExtra(library, "dashboard") from error
     from dpro.cli.runs import open_or_import
 
-    serve(load(open_or_import(run)), host, port, browser=browser, say=_say)
+    other = None if against is None else open_or_import(against)
+    serve(load(open_or_import(run), other), host, port, browser=browser, say=_say)
 
 
-def load(run: Run) -> Loaded:
-    """The run as the views ask for it."""
+def load(run: Run, against: Run | None = None) -> Loaded:
+    """The run as the views ask for it.
+
+    Args:
+        run: the run.
+        against: one to compare it with.
+    """
+    from dpro.analysis.analysis import Analysis
     from dpro.dashboards.loaded import Loaded
 
-    return Loaded(run)
+    return Loaded(run, None if against is None else Analysis(against))
 
 
 def _say(address: str) -> None:

@@ -24,7 +24,8 @@ HOST = {"Host": "localhost"}
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory) -> Loaded:
-    return load(cpu_job().write(tmp_path_factory.mktemp("run")))
+    run = cpu_job().write(tmp_path_factory.mktemp("run"))
+    return load(run, run)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,201 @@
+"""Two runs: what explains that a step of this one takes longer, or shorter, than one of the other.
+
+In: what each kind of work contributes, as `dpro diff` finds it. Out: a table, and a waterfall that adds up to
+the difference. It is about whole runs, whatever is selected.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+from dash import html
+from dash.development.base_component import Component
+
+from dpro.analysis.analysis import Analysis
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.names import plain
+from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, section, table
+from dpro.dashboards.theme import colour, styled
+from dpro.replay.difference import Difference
+from dpro.units import NS_PER_MS, format_duration, ms
+
+NAME = "difference"
+BARS = 15  # of single kinds of work
+LEAST_SHARE = 0.002  # of the step: what contributes less is taken together
+LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
+_LONGEST = 60  # characters beside a bar
+_ROW = 24  # pixels
+
+
+def difference_info(found: Difference) -> pl.DataFrame:
+    """What contributes to the difference, largest first; it adds up to that.
+
+    Args:
+        found: as from `dpro.replay.difference.explain`, the other run first.
+
+    Returns:
+        `name`, `kind`, `delta_ms` (by how much it makes the step of this run longer), `before_ms` and
+        `after_ms` (how much of it there is per rank and step, null where that cannot be said); the last rows
+        are the rest.
+    """
+    told = [each for each in found.contributors if abs(each.delta_ns) >= LEAST_SHARE * found.a_ns][:BARS]
+    less = sum(each.delta_ns for each in found.contributors) - sum(each.delta_ns for each in told)
+    rows: list[tuple[str, str, float, float | None, float | None]] = [
+        (each.name, each.kind, each.delta_ns, each.a_ns, each.b_ns) for each in told
+    ]
+    rows += [(LESS, "", less, None, None)] if len(told) < len(found.contributors) else []
+    rows += [(UNEXPLAINED, "", found.unexplained_ns, None, None)]
+    numbers = ("delta_ms", "before_ms", "after_ms")
+    schema = {"name": pl.String, "kind": pl.String} | dict.fromkeys(numbers, pl.Float64)
+    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(pl.col(numbers) / NS_PER_MS)
+
+
+def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
+    """A waterfall from the step of the other run to that of this one.
+
+    Args:
+        contributions: as from `difference_info`.
+        theme: light or dark.
+    """
+    labels = [
+        plain(_short(f"{kind} {name}".strip()))
+        for name, kind in contributions.select("name", "kind").iter_rows()
+    ]
+    figure = go.Figure()
+    figure.add_waterfall(
+        orientation="h",
+        y=[*range(len(labels) + 1)],
+        x=[*contributions["delta_ms"], contributions["delta_ms"].sum()],
+        measure=["relative"] * len(labels) + ["total"],
+        increasing={"marker": {"color": colour("bad", theme)}},
+        decreasing={"marker": {"color": colour("good", theme)}},
+        totals={"marker": {"color": colour("idle", theme)}},
+        connector={"line": {"color": colour("soft", theme), "width": 1, "dash": "dot"}},
+        texttemplate="%{delta:+.3~f}",
+        textposition="outside",
+        textfont={"size": 11},
+        cliponaxis=False,
+        customdata=[*map(plain, contributions["name"]), "the whole difference"],
+        hovertemplate="%{customdata}: %{delta:+.4f} ms per step<extra></extra>",
+    )
+    styled(figure, theme, height=90 + _ROW * (len(labels) + 1))
+    figure.update_xaxes(title_text="ms per step more than in the other run", zeroline=True, nticks=12)
+    figure.update_yaxes(
+        tickvals=[*range(len(labels) + 1)],
+        ticktext=[*labels, "in all"],
+        autorange="reversed",
+        showgrid=False,
+        zeroline=False,
+    )
+    return figure.update_layout(showlegend=False, margin_r=70)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
+    """What the work of each rank contributes, taken for itself.
+
+    Args:
+        by_rank: ns per step, by rank.
+        theme: light or dark.
+    """
+    delta = np.array(list(by_rank.values())) / NS_PER_MS
+    ink = [colour("bad" if each > 0 else "good", theme) for each in delta]
+    figure = go.Figure()
+    figure.add_bar(
+        x=list(map(str, by_rank)), y=delta, marker={"color": ink, "line": {"width": 0}},
+        hovertemplate="rank %{x}: %{y:+.4f} ms per step<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(title_text="rank", type="category", showgrid=False)
+    figure.update_yaxes(title_text="ms per step", zeroline=True)
+    return styled(figure, theme, height=260).update_layout(bargap=max(0.15, 1 - 0.08 * delta.size))
+
+
+def _told(loaded: Loaded, _link: Link) -> Any:
+    found, other = loaded.difference, loaded.compared_with
+    delta = found.b_ns - found.a_ns
+    sign = "-" if delta < 0 else "+"
+    rows = [
+        ("this run", f"{format_duration(found.b_ns)} per step: {loaded.run.label}"),
+        ("the other", f"{format_duration(found.a_ns)} per step: {other.run.label}"),
+        ("difference", f"{sign}{format_duration(abs(delta))} ({delta / found.a_ns:+.1%})"),
+        *_medians(loaded, other),
+    ]
+    named = (("this run", loaded), ("the other run", other))
+    doubts = [f"{name}: {reason}" for name, each in named for reason in each.trust.reasons]
+    return [facts(rows), html.Ul([html.Li(doubt) for doubt in doubts], className="unknown")]
+
+
+def _medians(*runs: Analysis) -> list[tuple[str, str]]:
+    """The typical step of each run as measured outside of deep windows, where both have such."""
+    medians = []
+    for each in runs:
+        steps = each.steps.filter((pl.col("duration_ns") > 0) & (pl.col("window") < 0))
+        medians += [float(np.median(steps["duration_ns"].to_numpy()))] if steps.height else []
+    if len(medians) < 2:
+        return []
+    here, there = map(format_duration, medians)
+    return [("measured", f"median step outside deep windows: {here} here, {there} in the other")]
+
+
+def _waterfall(loaded: Loaded, link: Link) -> Any:
+    found = difference_info(loaded.difference)
+    rows = [
+        [
+            row["name"],
+            row["kind"],
+            f"{row['delta_ms']:+.3f}",
+            *(_ms(row[side]) for side in ("before_ms", "after_ms")),
+        ]
+        for row in found.iter_rows(named=True)
+    ]
+    header = ["what", "kind", "contributes, ms", "in the other, ms", "in this run, ms"]
+    return [
+        graph("difference-figure", difference_figure(found, link.theme)),
+        html.Details([html.Summary("As a table"), table(header, rows, 2)]),
+        csv_link(NAME, "contributions", link),
+    ]
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _ranks(loaded: Loaded, link: Link) -> Any:
+    return [
+        graph("difference-ranks-figure", rank_figure(loaded.difference.by_rank, link.theme)),
+        csv_link(NAME, "ranks", link),
+    ]
+
+
+def _contributions(loaded: Loaded, _link: Link) -> pl.DataFrame:
+    return difference_info(loaded.difference)
+
+
+def _rank_table(loaded: Loaded, _link: Link) -> pl.DataFrame:
+    by_rank = loaded.difference.by_rank
+    return pl.DataFrame({"rank": list(by_rank), "delta_ms": [ms(each) for each in by_rank.values()]})
+
+
+def _layout() -> Component:
+    doing = "replaying both runs with each other's work"
+    return grid(
+        panel("This run and the other", section("difference-told", doing), wide=True),
+        panel("What explains it", section("difference-waterfall", doing), wide=True),
+        panel("Work of each rank, taken for itself", section("difference-ranks", doing), wide=True),
+    )
+
+
+VIEW = View(
+    NAME,
+    "Difference",
+    _layout,
+    {"difference-told": _told, "difference-waterfall": _waterfall, "difference-ranks": _ranks},
+    {"contributions": _contributions, "ranks": _rank_table},
+)

@@ -1,0 +1,74 @@
+"""Two runs compared in the browser: the data and the figures, without one."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from dpro.cli import cli
+from dpro.cli.dashboard import load
+from dpro.dashboards.difference import (
+    LESS,
+    UNEXPLAINED,
+    VIEW,
+    difference_figure,
+    difference_info,
+    rank_figure,
+)
+from dpro.dashboards.links import Link
+from dpro.errors import UsageError
+from dpro.replay.difference import Contributor, Difference
+from tests.builders import cpu_job
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory):
+    """A job compared with the same one without its late rank."""
+    before = cpu_job(extra=0).write(tmp_path_factory.mktemp("before"))
+    return load(cpu_job().write(tmp_path_factory.mktemp("after")), before)
+
+
+def test_contributions_add_up_to_the_difference(slower):
+    found = slower.difference
+    table = difference_info(found)
+    assert found.b_ns > found.a_ns
+    assert table["delta_ms"].sum() == pytest.approx((found.b_ns - found.a_ns) / 1e6)
+    assert table["delta_ms"][0] > 0
+    bars = difference_figure(table, "light").data[0]
+    assert list(bars.x)[-1] == pytest.approx(table["delta_ms"].sum())
+    assert bars.measure == ("relative",) * table.height + ("total",)
+
+
+def test_what_contributes_little_is_one_bar_and_nothing_is_lost():
+    little = [Contributor(f"op{n}", "operator", 10.0, 50.0, 60.0) for n in range(40)]
+    large = [Contributor(f"kernel{n}", "kernel", 30_000.0 - n, 1.0, 30_001.0) for n in range(20)]
+    table = difference_info(Difference(1e6, 1.7e6, (*large, *little), 99_410.0, {}))
+    assert table.height == 17
+    assert table["name"].to_list()[-2:] == [LESS, UNEXPLAINED]
+    assert table["delta_ms"].sum() == pytest.approx(0.59981 + 0.0004 + 0.09941, abs=1e-6)
+    assert table["before_ms"].to_list()[-2:] == [None, None]
+
+
+def test_runs_that_are_the_same_differ_by_nothing(slower):
+    same = load(slower.run, slower.run)
+    table = difference_info(same.difference)
+    assert table["delta_ms"].to_list() == [0.0]
+    assert difference_figure(table, "dark").data[0].x == (0.0, 0.0)
+
+
+def test_the_rank_that_became_slow_stands_out(slower):
+    bars = rank_figure(slower.difference.by_rank, "light").data[0]
+    assert max(zip(bars.y, bars.x))[1] == "1"
+
+
+def test_every_part_fills_with_another_run_and_says_how_to_name_one_without(slower):
+    for fill in VIEW.sections.values():
+        assert fill(slower, Link(view="difference"))
+        with pytest.raises(UsageError, match="--against OTHER"):
+            fill(load(slower.run), Link(view="difference"))
+
+
+def test_a_run_to_compare_with_that_does_not_exist_is_an_error(slower, tmp_path):
+    arguments = ["dashboard", str(slower.run.path), "--against", str(tmp_path / "none"), "--no-browser"]
+    done = CliRunner().invoke(cli, arguments)
+    assert "no such file or folder" in str(done.exception or done.output)
