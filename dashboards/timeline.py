@@ -224,7 +224,8 @@ def _shown(loaded: Loaded, link: Link) -> tuple[Rows, tuple[float, float]]:
     return row_info(tracks, link), extent_info(loaded.step_extents, link, everything)
 
 
-def _figure(loaded: Loaded, link: Link) -> tuple[go.Figure, Any]:
+def drawn_timeline(loaded: Loaded, link: Link) -> tuple[go.Figure, Component]:
+    """The figure of a selection, and what is to be said below it."""
     rows, extent = _shown(loaded, link)
     drawn = timeline_info(loaded.tracks, rows, *extent)
     node = spans.chosen_node(link, loaded.timeline.graph)
@@ -295,7 +296,7 @@ def _register(app: Dash, loaded: Loaded) -> None:
     )
     def drawn(search: str | None) -> Any:
         def work(link: Link) -> Any:
-            figure, note = _figure(loaded, link)
+            figure, note = drawn_timeline(loaded, link)
             return figure, {"height": f"{figure.layout.height}px"}, note
 
         return answer(NAME, search, work, lambda text: (go.Figure(), {"display": "none"}, message(text)))

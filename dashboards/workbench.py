@@ -15,6 +15,7 @@ import polars as pl
 from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
+from dpro.analysis.summary import gain_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import (
@@ -30,7 +31,6 @@ from dpro.dashboards.page import (
     table,
 )
 from dpro.dashboards.theme import colour, styled
-from dpro.dashboards.verdict import gain_info
 from dpro.replay.timeline import Timeline, critical_path, durations_of, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.listing import help_rows

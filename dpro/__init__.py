@@ -1,8 +1,35 @@
 """dpro: record a distributed training job, replay it, find what is slow and what would help.
 
-Importing this package loads the standard library only; every command imports what it needs.
+    import dpro
+    run = dpro.open("RUN")
+    run.findings, run.whatif("heal:rank=1"), run.plot.breakdown()
+
+Importing this package loads the standard library only; what is called imports what it needs.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from dpro._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    import os
+
+    from dpro.notebook import OpenedRun
+
+__all__ = ["__version__", "open"]
+
+
+def open(run: str | os.PathLike[str]) -> OpenedRun:
+    """Open a run, for notebooks and scripts.
+
+    Args:
+        run: a run directory, a folder of traces, or one trace; traces are imported into a cache first.
+
+    Raises:
+        InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
+    """
+    from dpro.notebook import open_run
+
+    return open_run(run)

@@ -3,6 +3,9 @@
 The command line prints that line and exits with the error's code; a traceback means a defect in dpro.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DproError(Exception):
     """Something outside dpro is wrong: a file, an argument, the machine. Exit code 1."""
@@ -30,3 +33,19 @@ class MissingExtra(DproError):
     def __init__(self, library: str, extra: str) -> None:
         """Name the library that is missing and the extra that brings it."""
         super().__init__(f'{library} is not installed: run `pip install "dpro-toolkit[{extra}]"`')
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """What is imported inside comes with an extra.
+
+    Raises:
+        MissingExtra: a library is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        library = (error.name or "").partition(".")[0]
+        if library == "dpro":
+            raise
+        raise MissingExtra(library, extra) from error

@@ -8,7 +8,7 @@ import click
 
 from dpro.cli.analysis import run_argument
 from dpro.cli.output import console
-from dpro.errors import MissingExtra
+from dpro.errors import needs_extra
 
 if TYPE_CHECKING:
     from dpro.dashboards.loaded import Loaded
@@ -35,13 +35,8 @@ def dashboard(run: str, against: str | None, host: str, port: int, browser: bool
     All views show the same selection of steps and ranks, and the address in the browser reproduces what is
     seen. It needs no network. Ctrl-C ends it.
     """
-    try:
+    with needs_extra("dashboard"):
         from dpro.dashboards.serve import serve
-    except ImportError as error:
-        library = (error.name or "").partition(".")[0]
-        if library == "dpro":
-            raise
-        raise MissingExtra(library, "dashboard") from error
     from dpro.cli.runs import open_or_import
 
     other = None if against is None else open_or_import(against)

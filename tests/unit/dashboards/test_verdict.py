@@ -8,19 +8,15 @@ import plotly.graph_objects as go
 import polars as pl
 import pytest
 
+from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
 from dpro.cli.dashboard import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.verdict import (
     POINTS,
     VIEW,
-    finding_info,
-    gain_info,
-    health_info,
-    run_info,
     step_figure,
     step_info,
-    trust_info,
 )
 from dpro.schema import STEPS, conform
 from tests.builders import cpu_job

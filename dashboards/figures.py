@@ -1,0 +1,127 @@
+"""The figures of a run outside the browser's views: for reports and notebooks.
+
+In: a run. Out: plotly figures, of selected steps and ranks; an error in words where there is nothing to draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import plotly.graph_objects as go
+import polars as pl
+
+from dpro.dashboards import breakdown, collectives, heatmap, telemetry, timeline, verdict, workbench
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.theme import LIGHT, THEMES
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.timeline import durations_of
+from dpro.replay.whatif.parse import parse_edit
+from dpro.units import ms
+
+
+class Figures:
+    """Figures of a run.
+
+    All take what is selected as keywords: `steps` (a number, or the first and the last), `ranks`, and `theme`
+    (light or dark). All raise `Unanswerable` where there is nothing to draw, and `UsageError` where what is
+    asked for makes no sense.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        """Nothing is drawn yet."""
+        self._run = loaded
+
+    def steps(self, **selected: Any) -> go.Figure:
+        """How long each step took, and how far ranks differ."""
+        link = selection(**selected)
+        return verdict.step_figure(_some(verdict.step_info(self._run.steps, link), "step"), link.theme)
+
+    def heatmap(self, metric: str = "step", **selected: Any) -> go.Figure:
+        """A value of each rank and step; what is selected is outlined.
+
+        Args:
+            metric: step, data, gc, core, cpu, compute, exposed, host or idle.
+            selected: steps, ranks, theme.
+        """
+        if metric not in heatmap.METRICS:
+            raise UsageError(f"no metric {metric!r}; there are {', '.join(heatmap.METRICS)}")
+        values = _some(heatmap.heat_info(self._run, metric), "step")
+        return heatmap.heat_figure(values, heatmap.METRICS[metric].title, selection(**selected))
+
+    def breakdown(self, by: str = "rank", **selected: Any) -> go.Figure:
+        """Where the time of the mean step went, by rank or by step."""
+        if by not in ("rank", "step"):
+            raise UsageError(f"no breakdown by {by!r}: by rank, or by step")
+        link = selection(**selected)
+        parts = breakdown.part_info(self._run.breakdown, by, link)
+        return breakdown.part_figure(_some(parts, "step"), by, link.theme)
+
+    def timeline(self, **selected: Any) -> go.Figure:
+        """All lanes on one clock, as measured, of the first deep window if nothing else is selected.
+
+        Args:
+            selected: steps, ranks, theme, and `time_ms`: from and to, ms since the first span.
+        """
+        figure, _ = timeline.drawn_timeline(self._run, selection(**selected))
+        return figure.update_layout(showlegend=True)
+
+    def collectives(self, **selected: Any) -> go.Figure:
+        """Transfers by size, with the fitted lines of latency and bandwidth."""
+        link = selection(**selected)
+        known = collectives.transfer_info(self._run.built.graph, link)
+        return collectives.transfer_figure(
+            _some(known, "transfer of known size"), self._run.costs, link.theme
+        )
+
+    def waiting(self, **selected: Any) -> go.Figure:
+        """Who comes last to collectives, and how long the others wait."""
+        link = selection(**selected)
+        ranks = collectives.last_info(self._run.built.graph, link)
+        return collectives.last_figure(_some(ranks, "collective of several ranks"), link.theme)
+
+    def telemetry(self, **selected: Any) -> go.Figure:
+        """What was sampled beside the job and changed."""
+        link = selection(**selected)
+        values = telemetry.telemetry_info(self._run.counters, *self._run.clocks, link)
+        return telemetry.telemetry_figure(_some(values, "telemetry"), link.time_ms, link.theme)
+
+    def whatif(self, *edits: str, theme: str = LIGHT) -> go.Figure:
+        """The mean step now and under edits, as `dpro whatif --edit` takes them, with its interval."""
+        base = durations_of(self._run.baseline)["duration_ns"].to_numpy().mean()
+        predicted = workbench.prediction_info(self._run, [parse_edit(edit) for edit in edits])
+        return workbench.prediction_figure(ms(float(base)), predicted, selection(theme=theme).theme)
+
+    def critical_path(self, *edits: str, theme: str = LIGHT) -> go.Figure:
+        """What the critical path consists of, now and under edits."""
+        path = workbench.path_info(self._run, [parse_edit(edit) for edit in edits])
+        return workbench.path_figure(path, selection(theme=theme).theme)
+
+
+def selection(
+    steps: int | tuple[int, int] | None = None,
+    ranks: Iterable[int] = (),
+    theme: str = LIGHT,
+    time_ms: tuple[float, float] | None = None,
+) -> Link:
+    """What is selected, as views have it.
+
+    Raises:
+        UsageError: there is no such theme.
+    """
+    if theme not in THEMES:
+        raise UsageError(f"no theme {theme!r}; there are {', '.join(THEMES)}")
+    chosen = (steps, steps) if isinstance(steps, int) else steps
+    return Link(steps=chosen, ranks=tuple(sorted(set(ranks))), theme=theme, time_ms=time_ms)
+
+
+def _some(frame: pl.DataFrame, what: str) -> pl.DataFrame:
+    """The frame, unless it is empty.
+
+    Raises:
+        Unanswerable: it is.
+    """
+    if frame.is_empty():
+        raise Unanswerable(f"nothing to draw: no {what} of this selection was recorded")
+    return frame

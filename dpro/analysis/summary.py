@@ -1,0 +1,125 @@
+"""A run in a few facts and short tables: is it healthy, what is slow, what would help, how far to believe it.
+
+In: manifest, steps, findings, predictions and the fit of the replay. Out: words and frames. Nothing is drawn,
+and names from traces are as they are: who shows them makes them harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from dpro.detect.findings import Finding
+from dpro.detect.hang.words import HANGS, verdict_in_words
+from dpro.replay.accuracy import Trust
+from dpro.replay.whatif.predict import Prediction
+from dpro.store import Manifest
+from dpro.units import format_duration, ms
+
+_RANKS_NAMED = 8
+
+
+def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
+    """What was recorded, as names and values: step time first."""
+    outside = steps.filter((pl.col("duration_ns") > 0) & (pl.col("window") < 0))
+    known = outside if outside.height else steps.filter(pl.col("duration_ns") > 0)
+    where = "outside deep windows" if outside.height else "in deep windows, which slow steps down"
+    typical = float(np.median(known["duration_ns"].to_numpy())) if known.height else None
+    rows = [
+        ("step time", "no step was recorded" if typical is None else format_duration(typical)),
+        ("", "" if typical is None else f"median, {where}"),
+        ("steps", f"{steps['step'].n_unique():,}"),
+        ("ranks", _ranks(manifest)),
+        ("hosts", ", ".join(manifest.hosts)),
+        ("GPUs", ", ".join(manifest.gpus)),
+        ("command", " ".join(manifest.command)),
+    ]
+    rows += [("warning", warning) for warning in manifest.warnings]
+    return [(name, value) for name, value in rows if value]
+
+
+def _ranks(manifest: Manifest) -> str:
+    missing = manifest.missing_ranks
+    named = ", ".join(map(str, missing[:_RANKS_NAMED])) + (" …" if len(missing) > _RANKS_NAMED else "")
+    return f"{len(manifest.ranks)} of {manifest.world_size}" + (f", missing {named}" if missing else "")
+
+
+def health_info(findings: Sequence[Finding], unknown: Sequence[str], trust: Trust | None) -> tuple[str, str]:
+    """A word for the state of the run (good, bad, unknown) and a sentence.
+
+    Args:
+        findings: what is slow or broken.
+        unknown: what keeps the run from showing it.
+        trust: the fit of the replay; None where findings rest on calls alone.
+    """
+    if findings:
+        worst = findings[0]
+        if worst.class_ in HANGS:
+            more = f"; {len(findings) - 1} more below" if len(findings) > 1 else ""
+            return "bad", f"The job stands still. {verdict_in_words(worst)}{more}"
+        who = f"{worst.component_kind} {worst.component_id}"
+        cost = f" costs {format_duration(worst.cost_ns)} per step, {worst.severity:.0%} of it"
+        return "bad", f"{who}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
+    if trust is not None and not trust.answerable:
+        return "unknown", "Not diagnosed: the replay does not fit the trace"
+    if unknown:
+        return "unknown", "Nothing is wrong that this run can show; it cannot show everything"
+    return "good", "Healthy: no rank and no input pipeline holds the job up"
+
+
+def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
+    """The findings as a table, costliest first."""
+    names = ("class", "component", "ranks", "cost_ms_per_step", "severity", "confidence", "evidence")
+    return pl.DataFrame(
+        {
+            "class": [finding.class_ for finding in findings],
+            "component": [f"{finding.component_kind} {finding.component_id}" for finding in findings],
+            "ranks": [list(finding.ranks) for finding in findings],
+            "cost_ms_per_step": [
+                None if finding.class_ in HANGS else ms(finding.cost_ns) for finding in findings
+            ],
+            "severity": [finding.severity for finding in findings],
+            "confidence": [finding.confidence for finding in findings],
+            "evidence": ["; ".join(finding.evidence) for finding in findings],
+        },
+        schema=dict(zip(names, [pl.String, pl.String, pl.List(pl.Int64), *[pl.Float64] * 3, pl.String])),
+    )
+
+
+def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
+    """Predictions as a table, in their order: what would help most comes first."""
+    names = ("edit", "what", "predicted_ms", "low_ms", "high_ms", "speedup", "how")
+    return pl.DataFrame(
+        {
+            "edit": ["\n".join(map(str, each.edits)) for each in predictions],
+            "what": [" and ".join(edit.describe() for edit in each.edits) for each in predictions],
+            "predicted_ms": [ms(each.predicted_ns) for each in predictions],
+            "low_ms": [ms(each.low_ns) for each in predictions],
+            "high_ms": [ms(each.high_ns) for each in predictions],
+            "speedup": [each.speedup for each in predictions],
+            "how": [each.how() for each in predictions],
+        },
+        schema=dict(zip(names, [pl.String, pl.String, *[pl.Float64] * 4, pl.String])),
+    )
+
+
+def trust_info(trust: Trust) -> list[tuple[str, str]]:
+    """How well the replay fits, as names and values."""
+    p50, p95 = trust.start_error_ns
+    classified = trust.kernels_classified
+    rows = [
+        ("step time off by", f"{trust.error_pct:.2f} % on average"),
+        ("starts off by", f"{format_duration(p50)} (median), {format_duration(p95)} (95th percentile)"),
+        ("collectives found on all ranks", f"{trust.collectives_matched:.1%}"),
+        ("GPU time in known kernels", "no kernels" if classified is None else f"{classified:.1%}"),
+        ("time nothing explains", f"{trust.time_unexplained:.2%}"),
+        ("CPU time in no span", f"{trust.host_gaps:.1%}"),
+        ("starts taken from the trace", f"{trust.starts_anchored:.1%}"),
+    ]
+    if trust.overlap is not None:
+        overlap = trust.overlap
+        beside = f"x{overlap.slowdown:.2f} ({overlap.low:.2f} to {overlap.high:.2f})"
+        rows.append(("kernels beside communication", beside))
+    return rows

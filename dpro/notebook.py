@@ -1,0 +1,108 @@
+"""A run in a notebook: its tables, graph, replay, findings and what-ifs as frames, and figures of them.
+
+In: a path, as commands take it. Out: an `OpenedRun`. What is asked for is worked out then, and once.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from dpro.dashboards.loaded import Loaded
+from dpro.errors import UsageError, needs_extra
+from dpro.opening import open_path
+from dpro.schema import TABLES
+
+if TYPE_CHECKING:
+    from dpro.dashboards.figures import Figures
+    from dpro.replay.graph import Graph
+    from dpro.replay.whatif.predict import Prediction
+
+
+class OpenedRun(Loaded):
+    """A run, and all that can be asked of it.
+
+    Beside what is here: `steps`, `spans`, `collectives`, `counters` and `workers` are its tables, `timeline`
+    is the replay of its graph, `trust` how far to believe it, `breakdown` where the time of each step went.
+    """
+
+    def __repr__(self) -> str:
+        """What was opened."""
+        manifest = self.run.manifest
+        return f"<{self.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks>"
+
+    def table(self, name: str) -> pl.DataFrame:
+        """A table of the run, as `dpro.schema` declares it.
+
+        Raises:
+            UsageError: there is no such table.
+        """
+        if name not in TABLES:
+            raise UsageError(f"no table {name!r}; there are {', '.join(TABLES)}")
+        return self.run.table(TABLES[name])
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of all ranks, CPU threads and GPU streams."""
+        return self.built.graph
+
+    @property
+    def findings(self) -> pl.DataFrame:
+        """What is slow or broken, costliest first, with evidence and cost."""
+        from dpro.analysis.summary import finding_info
+
+        return finding_info(self.verdict[0])
+
+    @property
+    def not_known(self) -> list[str]:
+        """What this run cannot show of what may be wrong."""
+        return self.verdict[1]
+
+    def whatif(self, *edits: str) -> pl.DataFrame:
+        """What edits together would make of the mean step; without any, what would help, best first.
+
+        Args:
+            edits: as `dpro whatif --edit` takes them, such as `heal:rank=1`.
+
+        Raises:
+            UsageError: an edit is not understood.
+            Unanswerable: the run lacks what an edit needs.
+        """
+        from dpro.analysis.summary import gain_info
+
+        return gain_info([self.predict(*edits)] if edits else self.search[0])
+
+    def predict(self, *edits: str) -> Prediction:
+        """What edits together would make of the mean step, as an object.
+
+        Raises:
+            UsageError: an edit is not understood.
+            Unanswerable: the run lacks what an edit needs.
+        """
+        from dpro.replay.whatif.parse import parse_edit
+        from dpro.replay.whatif.predict import predict
+
+        parsed = [parse_edit(edit) for edit in edits]
+        return predict(self.built.predictive, self.baseline, parsed, self.trust)
+
+    @property
+    def plot(self) -> Figures:
+        """Plotly figures of it.
+
+        Raises:
+            MissingExtra: plotly is not installed.
+        """
+        with needs_extra("dashboard"):
+            from dpro.dashboards.figures import Figures
+        return Figures(self)
+
+
+def open_run(run: str | os.PathLike[str]) -> OpenedRun:
+    """Open a run, or traces, which are imported into a cache first.
+
+    Raises:
+        InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
+    """
+    return OpenedRun(open_path(run))

@@ -1,0 +1,103 @@
+"""A run in a notebook: what `dpro.open` gives."""
+
+from __future__ import annotations
+
+import sys
+
+import plotly.graph_objects as go
+import polars as pl
+import pytest
+
+import dpro
+from dpro.cli.whatif import whatif_document
+from dpro.errors import InputError, MissingExtra, Unanswerable, UsageError
+from dpro.notebook import OpenedRun
+from dpro.schema import BUCKETS
+from tests.builders import cpu_job
+from tests.traces import write_rank
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> OpenedRun:
+    folder = tmp_path_factory.mktemp("run")
+    cpu_job().write(folder)
+    return dpro.open(folder)
+
+
+def test_a_run_has_its_tables_graph_replay_and_findings(run):
+    assert run.spans.height == run.run.rows()["spans"]
+    assert run.table("buckets").schema == BUCKETS.dtypes
+    assert run.timeline.graph is run.graph
+    assert run.findings["component"].to_list() == ["rank 1"]
+    assert run.not_known == []
+    assert "3 of 3 ranks" in repr(run)
+
+
+def test_predictions_are_those_of_the_command(run):
+    document, _, _ = whatif_document(str(run.run.path), [])
+    frame = run.whatif()
+    assert frame["edit"].str.split("\n").to_list() == [each["edits"] for each in document["predictions"]]
+    assert frame["predicted_ms"].to_list() == [each["predicted_ms"] for each in document["predictions"]]
+    healed = run.whatif("heal:rank=1").row(0, named=True)
+    assert healed["predicted_ms"] == run.predict("heal:rank=1").predicted_ns / 1e6
+    assert healed["speedup"] > 1
+
+
+def test_a_folder_of_traces_opens_like_a_run(tmp_path):
+    for rank in range(2):
+        write_rank(tmp_path / "in", rank)
+    imported = dpro.open(tmp_path / "in")
+    assert imported.run.source == tmp_path / "in"
+    assert imported.spans["rank"].unique().sort().to_list() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "name", ["steps", "heatmap", "breakdown", "timeline", "collectives", "waiting", "whatif", "critical_path"]
+)
+def test_every_figure_has_something_in_it(run, name):
+    if name == "collectives":  # no size is known there
+        with pytest.raises(Unanswerable, match="nothing to draw"):
+            run.plot.collectives()
+        return
+    arguments = ["heal:rank=1"] if name in ("whatif", "critical_path") else []
+    figure = getattr(run.plot, name)(*arguments, theme="dark")
+    assert isinstance(figure, go.Figure)
+    assert len(figure.data) > 0
+
+
+def test_figures_are_of_what_is_selected(run):
+    bars = run.plot.breakdown(ranks=[2, 0])
+    assert list(bars.data[0].x) == ["0", "2"]
+    assert list(run.plot.breakdown("step", steps=(1, 2)).data[0].x) == ["1", "2"]
+    with pytest.raises(Unanswerable, match="of this selection"):
+        run.plot.steps(steps=77)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda run: run.table("nothing"), "there are spans"),
+        (lambda run: run.plot.steps(theme="pink"), "there are light, dark"),
+        (lambda run: run.plot.heatmap("mood"), "there are step"),
+        (lambda run: run.plot.breakdown("moon"), "by rank, or by step"),
+        (lambda run: run.whatif("heal:rnk=1"), "rank"),
+    ],
+)
+def test_what_does_not_exist_is_answered_with_what_does(run, ask, said):
+    with pytest.raises(UsageError, match=said):
+        ask(run)
+
+
+def test_a_path_that_is_nothing_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no such file or folder"):
+        dpro.open(tmp_path / "nowhere")
+
+
+def test_without_plotly_all_but_the_figures_is_there(run, monkeypatch):
+    for module in [name for name in sys.modules if name.startswith(("dpro.dashboards", "plotly"))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    again = dpro.open(run.run.path)
+    assert isinstance(again.findings, pl.DataFrame)
+    with pytest.raises(MissingExtra, match=r"dpro-toolkit\[dashboard\]"):
+        _ = again.plot
