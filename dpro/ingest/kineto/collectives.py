@@ -16,6 +16,7 @@ from dpro.classify import classify, is_communication, operation
 from dpro.ingest.kineto.events import NO_ARGS, Args
 from dpro.ingest.kineto.messages import Groups, group_columns, payload_columns, peer_of, whole
 from dpro.ingest.launches import enclosed, launched
+from dpro.ingest.values import text
 from dpro.schema import COLLECTIVES
 
 COLUMNS = {
@@ -61,7 +62,7 @@ def _batched(kernels: pl.DataFrame, spans: pl.DataFrame, args: Sequence[Args]) -
     launches = kernels.drop_nulls("launch_ns").select("span_id", "thread", "launch_ns", "record_position")
     own = launches["record_position"].drop_nulls().to_list()
     records = spans.filter((pl.col("name") == "record_param_comms") & ~pl.col("position").is_in(own))
-    told = [operation(args[position].collective or "") in MESSAGES for position in records["position"]]
+    told = [operation(text(args[position].collective)) in MESSAGES for position in records["position"]]
     calls = records.filter(pl.Series(told, dtype=pl.Boolean)).select(
         "position", thread="tid", called_ns=pl.col("start_ns") + pl.col("duration_ns")
     )
@@ -95,7 +96,7 @@ def _row(kernel: Mapping[str, Any], args: Sequence[Args], groups: Groups, rank: 
         NO_ARGS if position is None else args[position]
         for position in map(kernel.get, ("position", "range_position", "record_position", "call_position"))
     )
-    told = own if own.collective else record
+    told = own if text(own.collective) else record
     op = _operation(kernel, told)
     group = group_columns(told, groups)
     ranks = group["group_ranks"]
@@ -119,6 +120,6 @@ def _row(kernel: Mapping[str, Any], args: Sequence[Args], groups: Groups, rank: 
 
 def _operation(kernel: Mapping[str, Any], told: Args) -> str:
     """As told, else as the issuing ranges are called, else by the kernel's own name."""
-    names = (told.collective or "", kernel["range_name"] or "", kernel["call_name"] or "")
+    names = (text(told.collective), kernel["range_name"] or "", kernel["call_name"] or "")
     issued = next(filter(None, map(operation, names)), "")
     return issued or classify(kernel["name"]).op or str(kernel["name"])

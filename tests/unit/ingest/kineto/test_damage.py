@@ -215,6 +215,13 @@ def test_events_of_any_shape_are_read_or_refused(events, facts, tmp_path_factory
     _reads_or_refuses(write(tmp_path_factory.mktemp("odd") / "rank0.json", events, **facts))
 
 
+@pytest.mark.parametrize("told", [[0], True, {}, 7])
+def test_an_operation_that_is_no_text_is_told_by_the_call_instead(told, tmp_path):
+    events = [*EVENTS[:3], kernel(NCCL, 30, 8, 5, **{"Collective name": told, "Seq": 1})]
+    trace = read_trace(write(tmp_path / "rank0.json", events))
+    assert trace.frames["collectives"]["op"].to_list() == ["all_reduce"]
+
+
 @given(
     gzipped=st.booleans(),
     cut=st.floats(0, 1),
