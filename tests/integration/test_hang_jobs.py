@@ -133,6 +133,7 @@ def test_a_rank_of_a_data_parallel_job_without_stages_is_named(tmp_path):
     assert (finding["class"], finding["ranks"]) == ("hang.host", [1])
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_well_hangs_nowhere(tmp_path):
     document = diagnosed(tmp_path, "nothing", "--flat")
     assert [each for each in document["findings"] if not each["class"].startswith("slow")] == []

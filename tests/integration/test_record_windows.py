@@ -53,7 +53,8 @@ def windows_of(run) -> dict[int, dict[int, list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_windows_follow_from_their_cost_and_are_the_same_steps_on_all_ranks(tmp_path, ranks):
     command = [*torchrun(ranks), script(tmp_path, until(4 * ranks))[1]]
     run, done = record(tmp_path, command, "--budget", "20%")

@@ -106,6 +106,7 @@ def test_output_of_the_job_is_beside_the_runs(bucket):
         assert (folder / "runs" / f"{name}.log").read_text().count("trained to the end") == 2
 
 
+@pytest.mark.slow
 def test_a_baseline_that_was_recorded_before_is_taken(bucket):
     folder, _, document, _ = bucket
     again = folder / "again"
