@@ -88,6 +88,21 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[Sort, Line], theme: str
     return styled(figure, theme, height=380)
 
 
+def arrivals(graph: Graph) -> pl.DataFrame:
+    """Every member of a collective that is known of several: `collective`, `rank`, `step`, `wait` (ns)."""
+    nodes = graph.nodes
+    arrive = np.flatnonzero((nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0))
+    came = pl.DataFrame(
+        {
+            "collective": nodes.collective[arrive],
+            "rank": nodes.rank[arrive],
+            "step": nodes.step[arrive],
+            "at": nodes.measured_start[arrive],
+        }
+    ).filter(pl.len().over("collective") > 1)
+    return came.with_columns(wait=(pl.col("at").max() - pl.col("at")).over("collective")).drop("at")
+
+
 def last_info(graph: Graph, link: Link) -> pl.DataFrame:
     """Who comes last to collectives, and what that costs the others.
 
@@ -99,18 +114,8 @@ def last_info(graph: Graph, link: Link) -> pl.DataFrame:
         `rank`, `collectives` (it took part in), `last` (it came last to), `waited_ms` (for others, in all),
         `kept_waiting_ms` (how long others waited for it, all of them together).
     """
-    nodes = graph.nodes
-    arrive = np.flatnonzero((nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0))
-    came = pl.DataFrame(
-        {
-            "collective": nodes.collective[arrive],
-            "rank": nodes.rank[arrive],
-            "step": nodes.step[arrive],
-            "at": nodes.measured_start[arrive],
-        }
-    ).filter(pl.len().over("collective") > 1)
-    wait = (pl.col("at").max() - pl.col("at")).over("collective")
-    came = came.with_columns(wait=wait).with_columns(others=pl.col("wait").sum().over("collective"))
+    came = arrivals(graph)
+    came = came.with_columns(others=pl.col("wait").sum().over("collective"))
     is_last = pl.col("wait") == 0
     return (
         link.chosen(came)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.once import once
 from dpro.dashboards.segments import Tracks, make_tracks
+from dpro.detect.network import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
 from dpro.replay.difference import Difference, explain
@@ -36,6 +39,11 @@ class Loaded(Analysis):
     def tracks(self) -> Tracks:
         """What there is to draw of its timeline."""
         return make_tracks(slices(self.timeline), self.timeline.graph.origin_ns)
+
+    @once
+    def transfers(self) -> pl.DataFrame:
+        """Each collective and message whose members are all recorded."""
+        return transfers_of(self.built.graph)
 
     @property
     def compared_with(self) -> Analysis:

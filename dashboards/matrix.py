@@ -1,0 +1,350 @@
+"""Rank × rank and host × host: how long pairs take to move data, and who waits for whom in collectives.
+
+In: what each pair of ranks takes, as `dpro.detect.delays` tells it, and the arrivals of a graph. Out: squares
+of that. A slow sender is a row, a slow receiver a column, a slow link a cell. Transfers in groups of more
+than two ranks tell of no pair; who came last to them is known all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+from dash import html
+from dash.development.base_component import Component
+
+from dpro.dashboards.collectives import arrivals
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.names import plain, plain_all
+from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, panel, section
+from dpro.dashboards.theme import colour, series, styled
+from dpro.detect.delays import both_ways, delay_matrix, host_matrix
+from dpro.detect.network import SLOW, host_of
+from dpro.replay.costs import ENOUGH, fit_line
+from dpro.units import NS_PER_MS, NS_PER_US
+
+NAME = "matrix"
+MOST_RANKS = 400  # of a square
+SCALE = "Cividis"
+_FEW = 24  # across: so many cells have room for a number
+_LEAST, _MOST, _CELL = 260, 760, 26  # pixels
+_NAMED = 5  # pairs that are named in the figure of bandwidths
+_NO_PAIRS = (
+    "No two ranks of this selection exchange data by themselves: transfers of larger groups tell of no pair. "
+    "`dpro diagnose` compares groups."
+)
+
+
+class Metric(NamedTuple):
+    """What a cell of the square can show.
+
+    Attributes:
+        title: what it is.
+        column: of the pairs.
+        unit: of the numbers.
+        least, most: what the colours span at least; None where that is as the values are.
+    """
+
+    title: str
+    column: str
+    unit: str
+    least: float | None = None
+    most: float | None = None
+
+
+METRICS = {
+    "ratio": Metric("times as long as expected", "ratio", "×", 1.0, 2.0),
+    "time": Metric("time of a transfer", "transfer_us", "us"),
+    "speed": Metric("bandwidth", "payload_gbps", "GB/s"),
+}
+
+
+def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.DataFrame:
+    """What pairs take, both ways.
+
+    Args:
+        transfers: as `dpro.detect.network.transfers_of` gives them.
+        hosts: of the ranks.
+        link: the selection; pairs of two selected ranks.
+
+    Returns:
+        What `delay_matrix` gives, with `transfer_us` and `payload_gbps` (null where the bytes are not known).
+    """
+    steps = transfers if link.steps is None else transfers.filter(pl.col("step").is_between(*link.steps))
+    square = both_ways(delay_matrix(steps, hosts))
+    if link.ranks:
+        square = square.filter(pl.all_horizontal(pl.col("source", "target").is_in(link.ranks)))
+    speed = pl.col("bytes") / pl.col("count") / pl.col("transfer_ns")
+    return square.with_columns(
+        transfer_us=pl.col("transfer_ns") / NS_PER_US,
+        payload_gbps=pl.when(pl.col("bytes") > 0).then(speed),
+    )
+
+
+def pair_figure(pairs: pl.DataFrame, metric: str, theme: str) -> go.Figure:
+    """A square: who sends down, who receives across; what is slow is outlined.
+
+    Args:
+        pairs: as from `pair_info`.
+        metric: key of `METRICS`.
+        theme: light or dark.
+    """
+    ranks = pl.concat([pairs["source"], pairs["target"]]).unique().sort().to_list()
+    place = {rank: number for number, rank in enumerate(ranks)}
+    told = METRICS[metric]
+    cells = pairs.group_by("source", "target", maintain_order=True).agg(pl.col(told.column).mean())
+    figure = square_figure(cells.rows(), ranks, told, theme)
+    for corners in _slow(pairs, place):
+        figure.add_shape(type="rect", line={"color": colour("bad", theme), "width": 2}, **corners)
+    figure.update_xaxes(title_text="receives: rank")
+    return figure.update_yaxes(title_text="sends: rank")
+
+
+def _slow(pairs: pl.DataFrame, place: dict[int, int]) -> list[dict[str, float]]:
+    """Corners around what takes too long: rows of senders, columns of receivers, cells of links."""
+    size = len(place)
+    senders = pairs.filter(pl.col("sender") >= SLOW)["source"].unique().sort()
+    receivers = pairs.filter(pl.col("receiver") >= SLOW)["target"].unique().sort()
+    links = pairs.filter(pl.col("link") >= SLOW).select("source", "target").unique().sort("source", "target")
+    edge, end = -0.5, size - 0.5
+    rows = [{"x0": edge, "x1": end, "y0": place[rank] - 0.5, "y1": place[rank] + 0.5} for rank in senders]
+    columns = [
+        {"y0": edge, "y1": end, "x0": place[rank] - 0.5, "x1": place[rank] + 0.5} for rank in receivers
+    ]
+    cells = [
+        {"x0": place[to] - 0.5, "x1": place[to] + 0.5, "y0": place[source] - 0.5, "y1": place[source] + 0.5}
+        for source, to in links.iter_rows()
+    ]
+    return [*rows, *columns, *cells]
+
+
+def slow_in_words(pairs: pl.DataFrame) -> list[str]:
+    """What is outlined, one line each, slowest first."""
+    kinds = [("sender", ["source"], "rank {} sends"), ("receiver", ["target"], "rank {} receives")]
+    kinds += [("link", ["source", "target"], "rank {} to rank {} takes")]
+    lines = []
+    for column, keys, words in kinds:
+        worst = pairs.filter(pl.col(column) >= SLOW).group_by(keys).agg(pl.col(column).max())
+        for *ends, factor in worst.sort(column, *keys, descending=[True] + [False] * len(keys)).iter_rows():
+            slower = f"{factor:.2f} times as long as expected"
+            lines.append(
+                f"{words.format(*ends)} {slower}" + ("" if column == "link" else ", with all its peers")
+            )
+    return lines
+
+
+def square_figure(
+    cells: Sequence[tuple[Any, Any, float | None]], names: Sequence[Any], told: Metric, theme: str
+) -> go.Figure:
+    """A heatmap of pairs; where nothing is known there is no cell.
+
+    Args:
+        cells: row, column and value.
+        names: of rows and columns.
+        told: what the values are.
+        theme: light or dark.
+    """
+    place = {name: number for number, name in enumerate(names)}
+    values = np.full((len(names), len(names)), np.nan, np.float32)
+    for row, column, value in cells:
+        values[place[row], place[column]] = np.nan if value is None else value
+    labels = plain_all(names)
+    figure = go.Figure()
+    figure.add_heatmap(
+        x=np.arange(len(names)), y=np.arange(len(names)), z=values, colorscale=SCALE, xgap=1, ygap=1,
+        colorbar={"title": {"text": told.unit}, "thickness": 10, "outlinewidth": 0}, hoverongaps=False,
+        zmin=None if told.least is None else min(told.least, float(np.nanmin(values))),
+        zmax=None if told.most is None else max(told.most, float(np.nanmax(values))),
+        texttemplate="%{z:.3~g}" if len(names) <= _FEW else "", customdata=np.array(_ways(labels), object),
+        hovertemplate="%{customdata}: %{z:.4~g} " + told.unit + f"<extra>{told.title}</extra>",
+    )  # fmt: skip
+    styled(figure, theme, height=int(np.clip(_CELL * len(names) + 110, _LEAST, _MOST)))
+    every = 1 + len(names) // _FEW
+    ticks = {"tickvals": list(range(len(names)))[::every], "ticktext": labels[::every]}
+    figure.update_xaxes(**ticks, showgrid=False, zeroline=False, range=[-0.5, len(names) - 0.5])
+    return figure.update_yaxes(**ticks, showgrid=False, zeroline=False, range=[len(names) - 0.5, -0.5])
+
+
+def _ways(labels: Sequence[str]) -> list[list[str]]:
+    return [[f"{row} → {column}" for column in labels] for row in labels]
+
+
+def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:
+    """Who waited for whom in collectives: for the last one to come.
+
+    Args:
+        came: as from `dpro.dashboards.collectives.arrivals`.
+        link: the selection, of those who wait.
+
+    Returns:
+        `rank` (waits), `last` (for whom), `waits` (how often), `waited_ms` (in all).
+    """
+    last = (
+        came.sort("wait", "rank").group_by("collective", maintain_order=True).agg(last=pl.col("rank").first())
+    )
+    waited = came.join(last, on="collective").filter(pl.col("wait") > 0)
+    return (
+        link.chosen(waited)
+        .group_by("rank", "last")
+        .agg(waits=pl.len(), waited_ms=pl.col("wait").sum() / NS_PER_MS)
+        .sort("rank", "last")
+    )
+
+
+def speed_info(transfers: pl.DataFrame) -> pl.DataFrame:
+    """How fast each pair moves each size, and how fast the fitted line says.
+
+    Args:
+        transfers: as `dpro.detect.network.transfers_of` gives them.
+
+    Returns:
+        `sort` (operation, on one host or between hosts), `members`, `bytes`, `payload_gbps`, `line_gbps` (of
+        all pairs that do the same, null where they are too few).
+    """
+    known = transfers.filter((pl.col("num_ranks") == 2) & (pl.col("bytes") > 0))
+    where = pl.when(pl.col("num_hosts") > 1).then(pl.lit(" between hosts")).otherwise(pl.lit(" on one host"))
+    typical = (
+        known.with_columns(sort=pl.col("op") + where)
+        .group_by("sort", "members", "bytes")
+        .agg(pl.col("transfer_ns").median())
+        .sort("sort", "bytes", "members")
+    )
+    parts = []
+    for _, own in typical.group_by("sort", maintain_order=True):
+        size, time = (own[name].cast(pl.Float64).to_numpy() for name in ("bytes", "transfer_ns"))
+        expected = fit_line(size, time).time_ns(size) if own.height >= ENOUGH else np.full(size.size, np.nan)
+        line = pl.Series("line_gbps", size / expected).fill_nan(None)
+        parts.append(own.with_columns(line, payload_gbps=pl.col("bytes") / pl.col("transfer_ns")))
+    columns = ["sort", "members", "bytes", "payload_gbps", "line_gbps"]
+    return pl.concat(parts).select(columns) if parts else pl.DataFrame(schema=columns)
+
+
+def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
+    """Bandwidth against bytes with the fitted lines; pairs that are clearly slower are named.
+
+    Args:
+        speeds: as from `speed_info`.
+        theme: light or dark.
+    """
+    figure = go.Figure()
+    for number, ((sort,), own) in enumerate(speeds.group_by("sort", maintain_order=True)):
+        ink = series(number, theme)
+        behind = own["line_gbps"].fill_null(0.0) / own["payload_gbps"]
+        slow = pl.DataFrame({"at": np.arange(own.height), "behind": behind}).filter(pl.col("behind") >= SLOW)
+        named = set(slow.sort("behind", descending=True)["at"].head(_NAMED).to_list())
+        ways = [members.replace(",", " → ") for members in own["members"]]
+        figure.add_scatter(
+            x=own["bytes"], y=own["payload_gbps"], mode="markers+text", name=plain(sort),
+            text=[way if at in named else "" for at, way in enumerate(ways)], textposition="bottom center",
+            marker={"size": 6, "color": ink, "opacity": 0.7}, customdata=ways,
+            hovertemplate="%{customdata}: %{x:.3s}B at %{y:.3g} GB/s of payload",
+        )  # fmt: skip
+        line = own.drop_nulls("line_gbps").unique("bytes").sort("bytes")
+        if line.height > 1:
+            figure.add_scatter(
+                x=line["bytes"], y=line["line_gbps"], mode="lines", line={"color": ink, "width": 1.5},
+                name="fitted", hoverinfo="skip",
+            )  # fmt: skip
+    figure.update_xaxes(title_text="payload, bytes", type="log", exponentformat="SI")
+    figure.update_yaxes(title_text="payload, GB/s", type="log", exponentformat="none")
+    return styled(figure, theme, height=360)
+
+
+def _pairs_of(loaded: Loaded, link: Link) -> pl.DataFrame:
+    return pair_info(loaded.transfers, host_of(loaded.built.graph), link)
+
+
+def _metric(link: Link) -> str:
+    chosen = link.own.get("metric", "ratio")
+    return chosen if chosen in METRICS else "ratio"
+
+
+def _pairs(loaded: Loaded, link: Link) -> Any:
+    pairs = _pairs_of(loaded, link)
+    ranks = pl.concat([pairs["source"], pairs["target"]]).n_unique()
+    if pairs.is_empty() or ranks > MOST_RANKS:
+        return message(_NO_PAIRS if pairs.is_empty() else _too_many(ranks))
+    metric = _metric(link)
+    slow = slow_in_words(pairs)
+    few = (
+        ""
+        if pairs["ratio"].count()
+        else " What to expect of a pair is told where three do the same: here not."
+    )
+    note = f"Outlined: {SLOW:g} times as long as expected, or more.{few}"
+    return [
+        choices(link, "metric", {name: each.title for name, each in METRICS.items()}, "ratio"),
+        graph("pairs-figure", pair_figure(pairs, metric, link.theme)),
+        html.Ul([html.Li(line) for line in slow[: 2 * _NAMED]]),
+        html.P(note, className="note"),
+        csv_link(NAME, "pairs", link),
+    ]
+
+
+def _too_many(ranks: int) -> str:
+    return f"{ranks} ranks are more than a square of {MOST_RANKS} can show: select some, or take the hosts."
+
+
+def _hosts(loaded: Loaded, link: Link) -> Any:
+    between = _between(loaded, link)
+    names = pl.concat([between["source_host"], between["target_host"]]).unique().sort().to_list()
+    if len(names) < 2:
+        return message("The pairs of this selection are on one host, or on hosts that are not known.")
+    metric = "time" if _metric(link) == "speed" else _metric(link)
+    cells = between.select("source_host", "target_host", METRICS[metric].column).rows()
+    figure = square_figure(cells, names, METRICS[metric], link.theme)
+    return [graph("hosts-figure", figure), csv_link(NAME, "hosts", link)]
+
+
+def _between(loaded: Loaded, link: Link) -> pl.DataFrame:
+    steps = link.chosen(loaded.transfers)
+    between = host_matrix(delay_matrix(steps, host_of(loaded.built.graph)))
+    return between.with_columns(transfer_us=pl.col("transfer_ns") / NS_PER_US)
+
+
+def _late(loaded: Loaded, link: Link) -> Any:
+    late = late_info(arrivals(loaded.built.graph), link)
+    ranks = pl.concat([late["rank"], late["last"]]).unique().sort().to_list()
+    if not ranks or len(ranks) > MOST_RANKS:
+        return message(
+            "Nobody waits in a collective of this selection." if not ranks else _too_many(len(ranks))
+        )
+    told = Metric("waited in all", "waited_ms", "ms")
+    figure = square_figure(late.select("rank", "last", "waited_ms").rows(), ranks, told, link.theme)
+    figure.update_xaxes(title_text="for the last to come: rank").update_yaxes(title_text="waits: rank")
+    return [graph("late-figure", figure), csv_link(NAME, "late", link)]
+
+
+def _speeds(loaded: Loaded, link: Link) -> Any:
+    speeds = speed_info(link.chosen(loaded.transfers))
+    if speeds.is_empty():
+        return message(_NO_PAIRS)
+    return [graph("speeds-figure", speed_figure(speeds, link.theme)), csv_link(NAME, "speeds", link)]
+
+
+def _layout() -> Component:
+    doing = "building the graph"
+    return grid(
+        panel("Transfers, rank × rank", section("matrix-pairs", doing)),
+        panel("Who waits for whom in collectives", section("matrix-late", doing)),
+        panel("Transfers, host × host", section("matrix-hosts", doing)),
+        panel("Bandwidth of pairs against the fitted line", section("matrix-speeds", doing)),
+    )
+
+
+VIEW = View(
+    NAME,
+    "Matrix",
+    _layout,
+    {"matrix-pairs": _pairs, "matrix-late": _late, "matrix-hosts": _hosts, "matrix-speeds": _speeds},
+    {
+        "pairs": _pairs_of,
+        "hosts": _between,
+        "late": lambda loaded, link: late_info(arrivals(loaded.built.graph), link),
+        "speeds": lambda loaded, link: speed_info(link.chosen(loaded.transfers)),
+    },
+)

@@ -1,0 +1,118 @@
+"""Rank × rank: slow senders, receivers and links stand out, and who waited for whom adds up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.cli.dashboard import load
+from dpro.dashboards.collectives import arrivals, last_info
+from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.matrix import (
+    METRICS,
+    VIEW,
+    late_info,
+    pair_figure,
+    pair_info,
+    slow_in_words,
+    speed_figure,
+    speed_info,
+    square_figure,
+)
+from dpro.store import open_run
+from tests.unit.detect.jobs import alike, graph_of
+from tests.unit.detect.test_delays import transfers
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory):
+    """Four ranks on as many hosts, in pairs; the link between 1 and 2 takes twice as long."""
+    rounds = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
+    changes = {"groups": rounds, "transfer": 10.0, "links": {(1, 2): 2.0}, "hosts": ["a", "b", "c", "d"]}
+    folder = tmp_path_factory.mktemp("linked")
+    graph_of(folder, replace(alike(4, 6, 3), **changes))
+    return load(open_run(folder))
+
+
+def outlined(figure):
+    return [(each.x0, each.x1, each.y0, each.y1) for each in figure.layout.shapes]
+
+
+def test_a_slow_sender_is_a_row_and_a_slow_receiver_a_column():
+    slow = transfers(permutations(range(5), 2), lambda a, b: (3 if a == 1 else 1) * (2 if b == 4 else 1))
+    pairs = pair_info(slow, {}, Link())
+    figure = pair_figure(pairs, "ratio", "light")
+    assert outlined(figure) == [(-0.5, 4.5, 0.5, 1.5), (3.5, 4.5, -0.5, 4.5)]
+    assert figure.data[0].z[1][4] == pytest.approx(6, rel=0.01)
+    assert np.isnan(figure.data[0].z[2][2])
+    assert slow_in_words(pairs) == [
+        "rank 1 sends 3.00 times as long as expected, with all its peers",
+        "rank 4 receives 2.00 times as long as expected, with all its peers",
+    ]
+
+
+def test_a_slow_link_is_a_cell_and_nothing_is_outlined_where_all_are_alike():
+    pairs = pair_info(
+        transfers(permutations(range(4), 2), lambda a, b: 4.0 if (a, b) == (2, 1) else 1.0), {}, Link()
+    )
+    assert outlined(pair_figure(pairs, "time", "dark")) == [(0.5, 1.5, 1.5, 2.5)]
+    same = pair_info(transfers(permutations(range(4), 2), lambda a, b: 1.0), {}, Link())
+    assert outlined(pair_figure(same, "ratio", "dark")) == []
+    assert slow_in_words(same) == []
+
+
+def test_pairs_are_those_of_selected_ranks_and_steps():
+    moved = transfers(permutations(range(4), 2), lambda a, b: 1.0)
+    assert pair_info(moved, {}, parse_link("?ranks=0-2")).height == 6
+    assert pair_info(moved, {}, parse_link("?steps=1-2"))["count"].to_list() == [2] * 12
+    assert pair_info(moved, {}, parse_link("?steps=99")).is_empty()
+
+
+def test_the_bandwidth_of_a_pair_is_bytes_over_time():
+    pairs = pair_info(transfers([(0, 1), (1, 0)], lambda a, b: 1.0, base_ns=2e6, size=4_000_000), {}, Link())
+    assert pairs["payload_gbps"].to_list() == pytest.approx([2.0, 2.0], rel=0.01)
+    assert pairs["transfer_us"].to_list() == pytest.approx([2000, 2000], rel=0.01)
+
+
+def test_hosts_are_compared_like_ranks(linked):
+    filled = VIEW.sections["matrix-hosts"](linked, Link(view="matrix"))
+    figure = filled[0].children.figure
+    assert list(figure.layout.xaxis.ticktext) == ["a", "b", "c", "d"]
+    assert figure.data[0].z[1][2] == pytest.approx(2, rel=0.02)
+
+
+def test_pairs_that_are_slower_than_the_line_are_named():
+    pairs = list(permutations(range(4), 2))
+    sizes = [
+        transfers(pairs, lambda a, b: 3.0 if (a, b) == (0, 3) else 1.0, base_ns=s, size=s)
+        for s in (10**5, 10**6)
+    ]
+    speeds = speed_info(pl.concat(sizes))
+    assert speeds.filter(members="1,2")["payload_gbps"].to_list() == pytest.approx([1.0, 1.0], rel=0.01)
+    assert speeds["line_gbps"].to_list() == pytest.approx([1.0] * 24, rel=0.01)
+    points, line = speed_figure(speeds, "light").data
+    assert {text for text in points.text if text} == {"0 → 3"}
+    assert list(line.x) == [10**5, 10**6]
+    assert speed_info(sizes[0].clear()).is_empty()
+
+
+def test_who_waited_for_whom_adds_up_to_what_each_waited(linked):
+    late = late_info(arrivals(linked.built.graph), Link())
+    waited = dict(late.group_by("rank").agg(pl.col("waited_ms").sum()).iter_rows())
+    for row in last_info(linked.built.graph, Link()).iter_rows(named=True):
+        assert waited.get(row["rank"], 0.0) == pytest.approx(row["waited_ms"])
+    assert not (late["rank"] == late["last"]).any()
+    assert late_info(arrivals(linked.built.graph), parse_link("?ranks=0"))["rank"].unique().to_list() in (
+        [0],
+        [],
+    )
+
+
+def test_names_of_hosts_are_never_markup():
+    figure = square_figure([("<b>a</b>", "<i>", 1.0)], ["<b>a</b>", "<i>"], METRICS["time"], "light")
+    assert list(figure.layout.xaxis.ticktext) == ["&lt;b&gt;a&lt;/b&gt;", "&lt;i&gt;"]
+    assert figure.data[0].customdata[0][1] == "&lt;b&gt;a&lt;/b&gt; → &lt;i&gt;"
