@@ -134,7 +134,7 @@ def _passes_of_rank(
     num_parameters: int,
 ) -> list[Pass]:
     nodes = graph.nodes
-    lane = _lane_of(graph, rank, window, spans["span_id"].to_numpy())
+    lane = lane_of(graph, rank, window, spans["span_id"].to_numpy())
     if lane is None:
         return []
     thread = np.flatnonzero((nodes.lane == lane[0]) & (nodes.window == window))
@@ -181,7 +181,7 @@ def _passes_of_rank(
     return found
 
 
-def _lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, int] | None:
+def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, int] | None:
     """The lane on which gradients accumulate, and what to add to recorded times to get the graph's."""
     nodes = graph.nodes
     mine = np.flatnonzero((nodes.rank == rank) & (nodes.window == window) & np.isin(nodes.span, span_ids))

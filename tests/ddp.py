@@ -38,7 +38,8 @@ def ddp_job(
         hook: communication hook that is recorded.
         late: us by which the last rank begins its backward later than the others.
     """
-    run = TinyRun()
+    run, count = TinyRun(), len(sizes_kb)
+    told: dict[str, Any]
     firsts = [0, *(close + 1 for close in closes[:-1])]
     begin = 0.0
     for step in range(num_steps):
@@ -50,7 +51,8 @@ def ddp_job(
         for index in range(len(sizes_kb)):
             for rank in range(num_ranks):
                 ready[rank] += layer
-                run.op("LinearBackward", ready[rank] - layer, ready[rank] - 5, rank)
+                told = {"sequence_number": _sequence(step, count - 1 - index), "forward_thread": 1}
+                run.op("LinearBackward", ready[rank] - layer, ready[rank] - 5, rank, **told)
                 end = ready[rank] + (call + 2 if index in closes else 0)
                 run.op(ACCUMULATE, ready[rank] - 5, end, rank)
                 if index in closes:
@@ -65,11 +67,7 @@ def ddp_job(
             moved = max(together + latency, moved) + us_per_kb * size
             ends.append(moved)
             for rank in range(num_ranks):
-                told: dict[str, Any] = {
-                    "group": "dp",
-                    "group_ranks": list(range(num_ranks)),
-                    "dtype": "float32",
-                }
+                told = {"group": "dp", "group_ranks": list(range(num_ranks)), "dtype": "float32"}
                 told |= {"bytes_in": size * KB, "bytes_out": size * KB}
                 op = run.op("c10d::allreduce_", called[rank], called[rank] + call, rank)
                 thread = WORKER + bucket % 2
@@ -78,7 +76,9 @@ def ddp_job(
                 run.member(ran, launched_by=op, sequence=step * len(closes) + bucket, **told)
         done = max([*ends, *ready.values()]) + copy_out
         for rank in range(num_ranks):
-            run.op("LinearForward", begin, forward, rank)
+            for index in range(count):
+                told = {"sequence_number": _sequence(step, index)}
+                run.op("LinearForward", begin + layer * index, begin + layer * (index + 1), rank, **told)
             run.mark("dpro::backward", forward, done, rank, tid=MAIN)
             run.op("aten::copy_", done - copy_out, done, rank)
             run.mark("Optimizer.step#SGD.step", done, done + 100, rank)
@@ -87,6 +87,11 @@ def ddp_job(
         begin = done + 100
     _tell_buckets(run, sizes_kb, closes, num_ranks, hook)
     return run
+
+
+def _sequence(step: int, layer: int) -> int:
+    """Autograd's number of a layer's forward pass."""
+    return 100 * step + layer
 
 
 def _tell_buckets(
@@ -129,12 +134,13 @@ def gpu_ddp_job(closes: tuple[int, ...] = (3,), *, kernel: float = 1000, us_per_
             number = iter(range(100 * step, 100 * step + 99))
             at, bucket = begin, 0
             correlation = next(number)
-            run.op("forward", at, at + 14, rank)
+            run.op("forward", at, at + 14, rank, sequence_number=step)
             run.call(at, at + 10, correlation, rank)
             run.kernel("forward_gemm", begin + 20, forward_end, correlation, rank)
             at += 14
             for index in range(4):
                 correlation = next(number)
+                run.op("backward", at, at + 10, rank, sequence_number=step, forward_thread=1)
                 run.call(at, at + 10, correlation, rank)
                 run.kernel("backward_gemm", ready[index] - kernel, ready[index], correlation, rank)
                 at += 10

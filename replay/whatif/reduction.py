@@ -46,6 +46,7 @@ class Reduction:
         fixed_ns: time besides, during which others may use the link.
         call_ns: time of the thread that makes the call.
         called_after: the parameter after which it is called; `STEP`: the whole step, which waits for it.
+        needed: where its result is needed; None: where those of the recorded reductions are.
     """
 
     first: int
@@ -55,6 +56,7 @@ class Reduction:
     fixed_ns: float
     call_ns: float
     called_after: int
+    needed: tuple[tuple[int, EdgeKind], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -334,7 +336,8 @@ def _put_in(
     if wanted.called_after == STEP:
         draft.wait(ready, transfer)
         return
-    for target, kind in _needed_at(draft.graph, each, around, wanted, ready):
+    needed = _needed_at(draft.graph, each, around, wanted, ready) if wanted.needed is None else wanted.needed
+    for target, kind in needed:
         draft.link(transfer, target, kind)
 
 
@@ -371,12 +374,29 @@ def _end_of_step(graph: Graph, each: Pass) -> int:
     return int(mine[np.argmax(nodes.measured_start[mine])])
 
 
+def next_of_rank(known: Reduced) -> list[int]:
+    """For each pass the next one of its rank and window, -1 for none."""
+    following, seen = [-1] * len(known.passes), dict[tuple[int, int], int]()
+    for which, each in enumerate(known.passes):
+        before = seen.get((each.rank, each.window))
+        if before is not None:
+            following[before] = which
+        seen[each.rank, each.window] = which
+    return following
+
+
+def on_stream(known: Reduced) -> bool:
+    """Whether reductions run on GPUs, not in threads."""
+    nodes = known.graph.nodes
+    return known.graph.lanes[int(nodes.lane[known.passes[0].transfer[0]])][1].startswith("stream")
+
+
 def _workers(graph: Graph) -> dict[int, int]:
     """How many reductions a rank can run side by side."""
     nodes = graph.nodes
     moving = nodes.kind == NodeKind.TRANSFER
-    on_stream = [what.startswith("stream") for _, what in graph.lanes]
+    of_gpu = [what.startswith("stream") for _, what in graph.lanes]
     return {
-        int(rank): 1 if on_stream[nodes.lane[np.argmax(moving & (nodes.rank == rank))]] else GLOO_WORKERS
+        int(rank): 1 if of_gpu[nodes.lane[np.argmax(moving & (nodes.rank == rank))]] else GLOO_WORKERS
         for rank in np.unique(nodes.rank[moving])
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.bucket import buckets
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.reduction import STEP, Reduced, Reduction, reduced, with_reductions
+from dpro.replay.whatif.reduction import STEP, Reduced, Reduction, next_of_rank, reduced, with_reductions
 
 AVERAGING_PASSES = 3.0  # flatten, divide, copy back
 
@@ -84,7 +84,7 @@ class Overlap(Edit):
         known = reduced(graph)
         plain = [buckets(known, each.closes) for each in known.passes]
         if self.mode == "full":
-            return with_reductions(known, plain, _next_of_rank(known))
+            return with_reductions(known, plain, next_of_rank(known))
         last = known.parameters.num_bytes.size - 1
         return with_reductions(known, [[replace(each, called_after=last) for each in own] for own in plain])
 
@@ -97,14 +97,3 @@ class Overlap(Edit):
         if self.mode == "off":
             return "nothing to do: it shows what overlap gains; DDP does that with one bucket for all"
         return "an optimizer that applies gradients one step late; look after accuracy"
-
-
-def _next_of_rank(known: Reduced) -> list[int]:
-    """For each pass the next one of its rank and window, -1 for none."""
-    following, seen = [-1] * len(known.passes), dict[tuple[int, int], int]()
-    for which, each in enumerate(known.passes):
-        before = seen.get((each.rank, each.window))
-        if before is not None:
-            following[before] = which
-        seen[each.rank, each.window] = which
-    return following
