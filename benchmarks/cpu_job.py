@@ -202,6 +202,12 @@ def fully_sharded(options: argparse.Namespace, rank: int, world: int) -> tuple[n
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    if options.prefetch:
+        model._set_unshard_async_op(True)  # on the CPU a call waits for its result otherwise
+        layers = list(model)
+        for at, layer in enumerate(layers):
+            layer.set_modules_to_forward_prefetch(layers[at + 1 : at + 1 + options.prefetch])
+            layer.set_modules_to_backward_prefetch(layers[max(at - 1 - options.prefetch, 0) : at][::-1])
     return model, lambda batch: model(batch).sum().backward()
 
 
@@ -269,6 +275,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--static-graph", action="store_true")
     parser.add_argument("--hook", default="", choices=("", "fp16", "powersgd"), help="communication hook")
     parser.add_argument("--local-updates", type=int, default=0, help="steps between averages of parameters")
+    parser.add_argument("--prefetch", type=int, default=0, help="layers that FSDP gathers ahead")
     parser.add_argument("--workers", type=int, default=0, help="of the DataLoader")
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adamw", "foreach", "fused"))
     parser.add_argument(

@@ -49,10 +49,11 @@ READING = f"{SLEEPING} --input-ms 40"
 
 @dataclass(frozen=True)
 class Job:
-    """A job: arguments of `cpu_job.py ddp`, and the rate of its link in Mbit/s, 0 for the loopback device."""
+    """A job: arguments of `cpu_job.py`, the rate of its link in Mbit/s (0 for loopback), and its kind."""
 
     arguments: str
     link: int = 0
+    kind: str = "ddp"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def pairs() -> list[Pair]:
         found.append(Pair(f"buckets 1 to 25 MB, {rate} Mbit/s", many, one, ("bucket:mb=25",)))
     slow, fast = Job(SLEEPING, 200), Job(SLEEPING, 500)
     late, many = Job(f"{SLEEPING} --slow-rank 1 --slow-ms 50", 500), Job(f"{SLEEPING} --bucket-mb 1", 500)
+    sharded, ahead, further = (Job(f"{SLEEPING} --prefetch {layers}", 500, "fsdp") for layers in range(3))
     found += [
         Pair("link 200 to 500 Mbit/s", slow, fast, ("network:bandwidth={link}",)),
         Pair("link 500 to 200 Mbit/s", fast, slow, ("network:bandwidth={link}",)),
@@ -110,6 +112,8 @@ def pairs() -> list[Pair]:
             "a DataLoader worker, 500 Mbit/s", Job(READING, 500), Job(f"{READING} --workers 1", 500),
             ("workers:count=1",),
         ),
+        Pair("FSDP gathers a layer ahead, 500 Mbit/s", sharded, ahead, ("prefetch:ahead=1",)),
+        Pair("FSDP gathers two layers ahead, 500 Mbit/s", sharded, further, ("prefetch:ahead=2",)),
         Pair(
             "two changes: link 200 to 500 Mbit/s, buckets 25 to 1 MB", slow, many,
             ("network:bandwidth={link}", "bucket:mb=1"),
@@ -141,7 +145,7 @@ def pairs() -> list[Pair]:
 
 def place(runs: Path, job: Job, number: int) -> Path:
     """Where the recording of a job in a round lies."""
-    name = "".join(letter if letter.isalnum() else "-" for letter in f"{job.link} {job.arguments}")
+    name = "".join(letter if letter.isalnum() else "-" for letter in f"{job.kind} {job.link} {job.arguments}")
     return runs / f"{name}-{number}"
 
 
@@ -150,7 +154,7 @@ def record(folder: Path, job: Job) -> None:
     if (folder / "manifest.json").exists():
         return
     steps = ["--steps", str(SKIP + WINDOW_STEPS + AFTERWARDS)]
-    script = [str(HERE / "cpu_job.py"), "ddp", *job.arguments.split(), *steps]
+    script = [str(HERE / "cpu_job.py"), job.kind, *job.arguments.split(), *steps]
     if job.link:
         command = [
             sys.executable,

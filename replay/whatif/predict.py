@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
-from dpro.replay.folding import as_missing_ranks_may_come
+from dpro.replay.folding import Meetings, as_missing_ranks_may_come
 from dpro.replay.graph import Graph
 from dpro.replay.overlap import Overlap, replays_with_new_overlap
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
@@ -91,7 +91,10 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
         graphs.append(edit.apply(graphs[-1]))
     changed = graphs[-1]
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
-    timelines = [*_replays(changed, trust.overlap), *_with_missing_ranks(graph, changed, trust)]
+    # What is known of nodes of the unchanged graph is of use where they are still the same ones.
+    known = trust if changed.nodes.measured_start is graph.nodes.measured_start else None
+    timelines = _replays(changed, known.overlap if known else None)
+    timelines += _with_missing_ranks(changed, known.meetings if known else None)
     after_ns, *bounds_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns
@@ -131,16 +134,14 @@ def _standard_error(gain: NDArray[np.int64], after_ns: NDArray[np.int64]) -> flo
 
 def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:
     """The replay of a changed graph; where the overlap matters also with its slowdown at both bounds."""
-    if overlap is None or overlap.beside.size != changed.num_nodes:
+    if overlap is None:
         return [replay(changed)]
     return replays_with_new_overlap(changed, overlap.beside, (overlap.slowdown, overlap.low, overlap.high))
 
 
-def _with_missing_ranks(graph: Graph, changed: Graph, trust: Trust) -> list[Timeline]:
+def _with_missing_ranks(changed: Graph, meetings: Meetings | None) -> list[Timeline]:
     """Replays of a changed graph at both ends of what its missing ranks may do."""
-    if trust.meetings is None or changed.num_nodes != graph.num_nodes:
-        return []
-    return as_missing_ranks_may_come(changed, trust.meetings)
+    return [] if meetings is None else as_missing_ranks_may_come(changed, meetings)
 
 
 def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ from dpro.replay.whatif.input import HideInput, Workers
 from dpro.replay.whatif.memory import Accumulate, Recompute
 from dpro.replay.whatif.parallel import Balance, Pipeline
 from dpro.replay.whatif.precision import Precision
+from dpro.replay.whatif.prefetch import Prefetch
 from dpro.replay.whatif.priority import Priority
 from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.rhythm import LocalUpdates, Overlap
@@ -32,7 +33,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Precision": (Precision,),
     "Memory for time": (Accumulate, Recompute),
     "Parallelism": (Balance, Pipeline),
-    "Communication": (Network, NoCommunication, Algorithm),
+    "Communication": (Network, NoCommunication, Algorithm, Prefetch),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}

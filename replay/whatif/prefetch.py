@@ -1,0 +1,203 @@
+"""Parameters gathered earlier: FSDP's all-gathers are issued some layers ahead of their use.
+
+In: a graph with the ranges that FSDP2 records around its all-gathers and the copies of their results. Out:
+the graph in which each all-gather is called behind the copy of one before it, forward and backward passes
+apart, and awaited where its own result is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.draft import Draft
+from dpro.replay.whatif.edit import Edit, key
+
+Ints = NDArray[np.int64]
+
+GATHER, COPY_OUT = "FSDP::all_gather", "FSDP::all_gather_copy_out"
+BACKWARD = ("FSDP::pre_backward", "FSDP::backward_prefetch", "FSDP::post_backward")
+PASS = ["rank", "window", "step", "backward"]
+
+
+@dataclass(frozen=True)
+class Prefetch(Edit):
+    """All-gathers of FSDP are issued earlier, and awaited only where their result is used."""
+
+    name = "prefetch"
+    summary = "FSDP gathers parameters some layers earlier"
+    example = "prefetch:ahead=1"
+    needs = "a job with FSDP2, whose ranges torch.profiler and dpro record"
+    assumes = (
+        "there is memory for the parameters of so many layers more, and copying shards together takes "
+        "what it did"
+    )
+    source = (
+        "FSDP (Zhao et al., VLDB 2023), prefetching forward and backward: the order of calls, the waits of "
+        "copies; collectives of a group move in the order in which they are called"
+    )
+    ahead: int = key("how many all-gathers earlier than now each is issued", 1, least=0)
+    only: str = key("in which pass; both without", "", choices=("forward", "backward"))
+    doubt: float = 0.2
+
+    def apply(self, graph: Graph) -> Graph:
+        """Issue each all-gather where an earlier one of its pass is; workers take them as they are called."""
+        gathers = gathers_of(graph)
+        if self.only:
+            gathers = gathers.filter(pl.col("backward") == (self.only == "backward"))
+        moved = gathers.with_columns(
+            by=pl.min_horizontal(pl.int_range(pl.len()).over(PASS), self.ahead),
+        ).with_columns(
+            earlier=pl.col("arrive").gather(pl.int_range(pl.len()) - pl.col("by")),
+            behind=pl.col("done").gather(pl.int_range(pl.len()) - pl.col("by")),
+        )
+        moved = moved.filter(pl.col("by") > 0)
+        if moved.is_empty():
+            return graph
+        draft = Draft(graph)
+        _issue_earlier(draft, moved)
+        _await_at_copies(draft, moved)
+        _order_workers(draft, moved)
+        return draft.finish()
+
+    def describe(self) -> str:
+        """What is changed."""
+        where = f" in {self.only}" if self.only else ""
+        return f"parameters gathered {self.ahead} layers earlier{where}"
+
+    def how(self) -> str:
+        """How to do it."""
+        calls = [
+            f"set_modules_to_{each}_prefetch" for each in ("forward", "backward") if self.only in ("", each)
+        ]
+        return f"{' and '.join(calls)} of each FSDP module, with the next {self.ahead + 1} modules"
+
+
+def gathers_of(graph: Graph) -> pl.DataFrame:
+    """FSDP's all-gathers in the order of their calls on each rank.
+
+    Returns:
+        `arrive`, `transfer` (nodes), `called` (ns, of the call), `copied` and `done` (the first and last node
+        of the thread that copy the result out), and `PASS`.
+
+    Raises:
+        Unanswerable: there are none.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    around = np.array([*graph.names, ""])[nodes.around]
+    launch = (edges.kind == EdgeKind.LAUNCH) & (nodes.kind[edges.target] == NodeKind.ARRIVE)
+    launch &= np.char.startswith(around[edges.source], f"{GATHER} ") & (nodes.step[edges.source] >= 0)
+    source, arrive = edges.source[launch], edges.target[launch]
+    if arrive.size == 0:
+        raise Unanswerable(f"the run holds no all-gather within a range {GATHER}, as FSDP2 has them")
+    moves = (nodes.kind[edges.source] == NodeKind.ARRIVE) & (nodes.kind[edges.target] == NodeKind.TRANSFER)
+    transfer = dict(zip(edges.source[moves].tolist(), edges.target[moves].tolist()))
+    frame = pl.DataFrame(
+        {
+            "arrive": arrive,
+            "transfer": [transfer[node] for node in arrive.tolist()],
+            "called": nodes.measured_start[source],
+            "layer": np.char.replace(around[source], GATHER, ""),
+            "rank": nodes.rank[source],
+            "window": nodes.window[source],
+            "step": nodes.step[source],
+        }
+    )
+    begins = _nodes_within(graph, around, BACKWARD).group_by(PASS[:3]).agg(begins=pl.col("at").min())
+    return (
+        frame.join(begins, on=PASS[:3], how="left")
+        .with_columns(backward=(pl.col("called") >= pl.col("begins")).fill_null(False))
+        .drop("begins")
+        .join(_copies(graph, around, frame), on="arrive")
+        .sort(*PASS, "called", "arrive")
+    )
+
+
+def _copies(graph: Graph, around: NDArray[np.str_], gathers: pl.DataFrame) -> pl.DataFrame:
+    """For each all-gather (`arrive`) the first and last node that copy its result out: `copied`, `done`."""
+    place = ["rank", "window", "layer"]
+    copying = _nodes_within(graph, around, (f"{COPY_OUT} ",)).with_columns(
+        layer=pl.col("around").str.strip_prefix(COPY_OUT)
+    )
+    return (
+        copying.sort("at", "node")
+        .join_asof(
+            gathers.select(*place, "arrive", "called").sort("called"),
+            left_on="at",
+            right_on="called",
+            by=place,
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .drop_nulls("arrive")
+        .group_by("arrive", maintain_order=True)
+        .agg(copied=pl.col("node").first(), done=pl.col("node").last())
+    )
+
+
+def _nodes_within(graph: Graph, around: NDArray[np.str_], prefixes: tuple[str, ...]) -> pl.DataFrame:
+    """CPU nodes in ranges with such names: `node`, `around`, `at` (ns), `rank`, `window`, `step`."""
+    nodes = graph.nodes
+    fits = np.isin(nodes.kind, CPU_KINDS)
+    fits &= np.any([np.char.startswith(around, prefix) for prefix in prefixes], axis=0)
+    at = np.flatnonzero(fits)
+    columns = {name: getattr(nodes, name)[at] for name in ("rank", "window", "step")}
+    return pl.DataFrame({"node": at, "around": around[at], "at": nodes.measured_start[at], **columns})
+
+
+def _issue_earlier(draft: Draft, moved: pl.DataFrame) -> None:
+    """All-gathers are called once the results of earlier ones are copied, and need of the GPU what those did."""
+    graph, edges = draft.graph, draft.graph.edges
+    for arrive, earlier, behind in moved.select("arrive", "earlier", "behind").iter_rows():
+        for edge in range(graph.indptr[arrive], graph.indptr[arrive + 1]):
+            if edges.kind[edge] == EdgeKind.LAUNCH:
+                draft.link(behind, arrive, EdgeKind.LAUNCH, int(edges.lag[edge]))
+            draft.cut[edge] |= edges.kind[edge] in (EdgeKind.LAUNCH, EdgeKind.EVENT)
+        for edge in range(graph.indptr[earlier], graph.indptr[earlier + 1]):
+            if edges.kind[edge] == EdgeKind.EVENT:
+                draft.link(int(edges.source[edge]), arrive, EdgeKind.EVENT, int(edges.lag[edge]))
+
+
+def _await_at_copies(draft: Draft, moved: pl.DataFrame) -> None:
+    """A thread waits for an all-gather where it copies the result, not where it calls it."""
+    edges = draft.graph.edges
+    waits = np.flatnonzero(
+        (edges.kind == EdgeKind.SYNC) & np.isin(edges.source, moved["transfer"].to_numpy())
+    )
+    copied = dict(moved.select("transfer", "copied").iter_rows())
+    for edge in waits.tolist():
+        draft.cut[edge] = True
+        source = int(edges.source[edge])
+        draft.link(source, int(copied[source]), EdgeKind.SYNC, int(edges.lag[edge]))
+
+
+def _order_workers(draft: Draft, moved: pl.DataFrame) -> None:
+    """On each worker or stream, communication in the order of its calls."""
+    nodes, edges = draft.graph.nodes, draft.graph.edges
+    arrives = (nodes.kind == NodeKind.ARRIVE) & np.isin(nodes.lane, nodes.lane[moved["arrive"].to_numpy()])
+    moves = arrives[edges.source] & (nodes.kind[edges.target] == NodeKind.TRANSFER)
+    transfer = dict(zip(edges.source[moves].tolist(), edges.target[moves].tolist()))
+    launch = (edges.kind == EdgeKind.LAUNCH) & arrives[edges.target]
+    called = dict(zip(edges.target[launch].tolist(), nodes.measured_start[edges.source[launch]].tolist()))
+    begins = {
+        arrive: int(nodes.measured_end[node]) for arrive, node in moved.select("arrive", "behind").iter_rows()
+    }
+    issued = called | begins
+    queued = (edges.kind == EdgeKind.STREAM) & (nodes.kind[edges.source] == NodeKind.TRANSFER)
+    queued &= arrives[edges.target] & (nodes.lane[edges.source] == nodes.lane[edges.target])
+    draft.cut |= queued
+    lag = dict(zip(edges.target[queued].tolist(), edges.lag[queued].tolist()))
+    in_order = sorted(
+        (int(nodes.lane[node]), int(nodes.window[node]), issued[node], called[node], node)
+        for node in transfer
+        if node in called
+    )
+    for before, after in pairwise(in_order):
+        if before[:2] == after[:2]:
+            draft.link(transfer[before[-1]], after[-1], EdgeKind.STREAM, lag.get(after[-1], 0))

@@ -1,0 +1,110 @@
+"""Parameters gathered ahead, by hand: a job with FSDP, layer by layer, on CPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph
+from dpro.replay.timeline import replay, step_times
+from dpro.replay.whatif.parse import parse_edit
+from tests.builders import US, WORKER, TinyRun, cpu_job
+
+LAYERS, LAYER, GATHER, REDUCE, COPY = 4, 1000.0, 600.0, 500.0, 40.0
+
+
+def fsdp_job(num_steps: int = 3) -> TinyRun:
+    """Two ranks gather a layer's parameters before its forward and backward pass, and reduce its gradients."""
+    run = TinyRun()
+    at, number = 0.0, 0
+
+    def communicate(name: str, op: str, what: str, layer: int, lasts: float) -> None:
+        nonlocal at, number
+        for rank in (0, 1):
+            run.mark(f"{name} ({layer})", at, at + 20 + lasts, rank)
+            called = run.op(what, at + 2, at + 20, rank)
+            ran = run.mark(f"gloo:{op}", at + 20, at + 20 + lasts, rank, tid=WORKER + number % 2)
+            told = {"group": "dp", "group_ranks": [0, 1], "bytes_in": 1000, "bytes_out": 1000}
+            run.member(ran, op, launched_by=called, sequence=number, **told)
+        at, number = at + 20 + lasts, number + 1
+
+    def work(name: str, lasts: float) -> None:
+        nonlocal at
+        for rank in (0, 1):
+            run.mark(name, at, at + lasts, rank)
+            run.op("work", at + 1, at + lasts - 1, rank)
+        at += lasts
+
+    for step in range(num_steps):
+        begin = at
+        for layer in range(LAYERS):
+            communicate("FSDP::all_gather", "all_gather", "c10d::_allgather_base_", layer, GATHER)
+            work(f"FSDP::all_gather_copy_out ({layer})", COPY)
+            work("forward", LAYER)
+        for layer in reversed(range(LAYERS)):
+            work(f"FSDP::pre_backward ({layer})", 10)
+            communicate("FSDP::all_gather", "all_gather", "c10d::_allgather_base_", layer, GATHER)
+            work(f"FSDP::all_gather_copy_out ({layer})", COPY)
+            work("backward", LAYER)
+            communicate(
+                "FSDP::post_backward_reduce", "reduce_scatter", "c10d::_reduce_scatter_base_", layer, REDUCE
+            )
+        work("update", 100)
+        for rank in (0, 1):
+            run.step(step, begin, at, rank)
+    return run
+
+
+def step_us(graph: Graph, *edits: str) -> float:
+    for edit in edits:
+        graph = parse_edit(edit).apply(graph)
+    timeline = replay(graph)
+    return step_times(graph, timeline.start, timeline.end)["duration_ns"][1] / US
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return fsdp_job().build(tmp_path_factory.mktemp("fsdp") / "run").graph
+
+
+WHOLE = 2 * LAYERS * (20 + GATHER + COPY + LAYER) + LAYERS * (10 + 20 + REDUCE) + 100
+
+
+def test_the_made_up_job_takes_what_it_should(graph):
+    assert step_us(graph) == pytest.approx(WHOLE)
+
+
+@pytest.mark.parametrize("only", ["forward", "backward"])
+def test_all_but_the_first_gather_of_a_pass_hide_behind_the_layer_before(graph, only):
+    expected = WHOLE - (LAYERS - 1) * GATHER
+    assert step_us(graph, f"prefetch:ahead=1,only={only}") == pytest.approx(expected, abs=1)
+
+
+def test_both_passes_gain(graph):
+    expected = WHOLE - 2 * (LAYERS - 1) * GATHER
+    assert step_us(graph, "prefetch:ahead=1") == pytest.approx(expected, abs=1)
+
+
+def test_a_gather_that_takes_longer_than_a_layer_is_awaited_for_what_is_left(graph):
+    slow = parse_edit("scale:op=all_gather,factor=3").apply(graph)  # 1800 us
+    hidden = LAYER + 20  # a layer, and the next call
+    gained = step_us(slow) - step_us(slow, "prefetch:ahead=1,only=forward")
+    assert gained == pytest.approx((LAYERS - 1) * hidden, abs=3)
+    # Two ahead, two move at a time, on one worker each.
+    assert step_us(slow, "prefetch:ahead=2,only=forward") < step_us(slow, "prefetch:ahead=1,only=forward")
+
+
+def test_nothing_ahead_changes_nothing(graph):
+    assert parse_edit("prefetch:ahead=0").apply(graph) is graph
+
+
+def test_gathering_earlier_lets_no_step_take_longer(graph):
+    times = [step_us(graph, f"prefetch:ahead={ahead}") for ahead in range(LAYERS + 2)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_job_without_fsdp_is_refused(tmp_path: Path):
+    with pytest.raises(Unanswerable, match="no all-gather within a range FSDP::all_gather"):
+        parse_edit("prefetch").apply(cpu_job().build(tmp_path / "run").graph)
