@@ -30,6 +30,8 @@ DRAINING_NS = 450_000
 # A CPU thread goes on within this time of the GPU work it was blocked on.
 WAKE_UP_NS = 200_000
 ROUNDING_NS = 2_000
+# A thread that records nothing for less than this before it reads when events happened need not have waited.
+SILENCE_NS = 500_000
 # What a launching call costs the CPU where a trace holds no other to tell.
 CALL_NS = 5_000
 LONG_AGO = np.iinfo(np.int64).min // 2
@@ -40,6 +42,7 @@ ONE_STREAM = r"^(cuda|hip)(Stream|Event)Synchronize"
 WHOLE_DEVICE = r"^(cuda|hip)(DeviceSynchronize|Free$|FreeHost)|^cuCtxSynchronize"
 ALLOCATING = r"^(cuda|hip)(Malloc|HostAlloc|HostMalloc|MemGetInfo)"
 STREAM_WAIT = r"^(cuda|hip)StreamWaitEvent"
+READS_EVENTS = r"^(cuda|hip)EventElapsedTime"
 
 
 @dataclass(frozen=True)
@@ -294,6 +297,36 @@ def blocked_calls(local: Local, streams: Streams, syncs: pl.DataFrame, names: pl
         last = _last_everywhere(local, streams, call)
         if last and _ends_with(local, call, max(local.end[span] for span in last)):
             blocked.append(_blocked(local, call, int(local.start[call]), last))
+    reading = runtime & names.str.contains(READS_EVENTS).to_numpy()[local.name]
+    return blocked + _silent_waits(local, streams, np.flatnonzero(reading))
+
+
+def _silent_waits(local: Local, streams: Streams, readers: Ints) -> list[Blocked]:
+    """Waits for events that were not recorded, given away by calls that read when events happened.
+
+    That can be read only once they have, and profilers that leave out `cudaEventSynchronize` still record
+    the reading (DDP does both before a forward pass). What is seen of the wait is a thread that does nothing
+    until work on the GPU has just ended.
+
+    Args:
+        local: the rank.
+        streams: its GPU work in order.
+        readers: the calls that read.
+    """
+    work = streams.work[np.argsort(local.end[streams.work], kind="stable")]
+    ends, launched = local.end[work], streams.launched[work]
+    blocked = []
+    for call in readers.tolist():
+        mine = local.on_cpu & (local.tid == local.tid[call])
+        marks = np.concatenate([local.start[mine], local.end[mine]])
+        called = int(local.start[call])
+        silent_from = int(marks[marks < called].max(initial=local.begin))
+        low, high = np.searchsorted(ends, (called - WAKE_UP_NS, called + ROUNDING_NS))
+        asked_for = low + np.flatnonzero(launched[low:high] < silent_from)
+        if asked_for.size and called - silent_from >= SILENCE_NS:
+            awaited = int(work[asked_for[-1]])
+            end = min(called, int(local.end[awaited]))
+            blocked.append(Blocked(call, silent_from, end, [awaited], told=False))
     return blocked
 
 

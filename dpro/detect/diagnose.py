@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpro.detect.findings import Finding
+from dpro.detect.hidden import find_hidden_work
 from dpro.detect.input import find_slow_input
 from dpro.detect.network import find_slow_network
 from dpro.detect.slowdown import Slowdown, find_slow_workers, find_uneven_stages
@@ -18,7 +19,9 @@ def diagnose_graph(graph: Graph) -> list[Finding]:
     """
     stragglers = find_stragglers(graph)
     explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)
-    findings = [*stragglers, *find_slow_input(graph, explained), *find_slow_network(graph)]
+    named = {rank for finding in stragglers for rank in finding.ranks}
+    hidden = find_hidden_work(graph, named)
+    findings = [*stragglers, *hidden, *find_slow_input(graph, explained), *find_slow_network(graph)]
     return sorted(findings, key=lambda finding: -finding.cost_ns)
 
 

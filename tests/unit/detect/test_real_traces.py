@@ -18,6 +18,7 @@ from dpro.store import open_run
 
 MS = 1_000_000
 SLEEPER = "torchrec_v100_4r_sleep1s_rank2"
+SHORT_SLEEPER = "torchrec_v100_4r_a2a_ar"
 
 
 def imported(traces: Path, job: str, folder: Path) -> Path:
@@ -49,6 +50,15 @@ def test_the_rank_that_slept_is_the_only_one_named(traces, tmp_path):
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
     # It slept for about a second per step, around its all-to-alls.
     assert 0.8e9 < finding.cost_ns < 1.1e9
+
+
+def test_the_rank_whose_short_sleep_is_mostly_hidden_is_the_only_one_named(traces, tmp_path):
+    # It sleeps 20 ms in the forward and 20 ms in the backward pass of each step. By the starts of the kernels
+    # that follow, its GPU goes on 8.6 and 10.3 ms later than those of its peers in the last two steps.
+    (finding,) = diagnosed(imported(traces, SHORT_SLEEPER, tmp_path))
+    assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
+    assert 4 * MS < finding.cost_ns < 11 * MS
+    assert "_AlltoAllSingleBackward" in finding.evidence[0]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])

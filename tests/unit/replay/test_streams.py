@@ -169,6 +169,33 @@ def test_a_synchronising_call_makes_the_cpu_wait_for_the_gpu(tmp_path, name):
     assert [seen.graph.nodes.duration[n] / US for n in seen.nodes(name)] == [3]
 
 
+def _reads_events(silence_ends: int) -> TinyRun:
+    """A thread launches `a` and `b`, records nothing more, and then reads when an event happened."""
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.call(5, 10, 2)
+    run.kernel("a", 11, 900, 1)
+    run.kernel("b", 900, 5000, 2)
+    run.call(silence_ends, silence_ends + 5, 3, name="cudaEventElapsedTime")
+    run.call(silence_ends + 5, silence_ends + 10, 4)
+    run.kernel("c", 5000, 5100, 4)
+    return run
+
+
+def test_reading_the_time_of_an_event_after_silence_gives_away_the_wait_for_it(tmp_path):
+    # The profiler left the waiting call out: the thread goes on 40 after `a`, whatever else is queued.
+    seen = _replayed(_reads_events(940), tmp_path)
+    assert seen.misses() == 0
+    assert seen.lasting("a", 400).start("cudaEventElapsedTime") == 1340
+    assert seen.lasting("b", 100).start("cudaEventElapsedTime") == 940
+
+
+@pytest.mark.parametrize("silence_ends", [300, 1400])
+def test_silence_that_is_short_or_ends_with_no_work_is_no_wait(tmp_path, silence_ends):
+    seen = _replayed(_reads_events(silence_ends), tmp_path)
+    assert seen.lasting("a", 100).start("cudaEventElapsedTime") == silence_ends
+
+
 def test_a_long_call_that_waits_for_nothing_is_work_of_the_cpu(tmp_path):
     # The stream is idle from 50; the call returns at 503, long after: it did not wait for the GPU.
     run = TinyRun()

@@ -1,0 +1,120 @@
+"""Ranks whose host works far longer than its peers' between the same collectives, mostly hidden for now.
+
+In: a graph, and the ranks already at fault. Out: findings. While a GPU has work queued, its host may be late
+at no cost, or at one that differs from step to step: the replay alone then does not show that a rank is at
+fault. Its work does, where it is far beyond that of the slowest peer in nearly every step. A rank is named if
+that costs something already; ranks of other pipeline stages are no peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.findings import Finding
+from dpro.detect.straggler import (
+    FEWEST_STEPS,
+    PERSISTENT,
+    Gains,
+    clear_gain,
+    confidence,
+    excess_by_cause,
+    healing_gains,
+)
+from dpro.replay.graph import Graph
+from dpro.replay.timeline import durations_of, replay, step_ends
+from dpro.replay.whatif.heal import ON_CPU, section_work
+from dpro.units import format_duration
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FAR = 1.5  # times the work of the slowest peer
+LEAST_COST = 0.01  # of the step: what is hidden altogether is nobody's concern yet
+FEWEST_PEERS = 2  # of one other rank nobody knows which of the two is usual
+NO_STAGE = -1
+
+
+def find_hidden_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]:
+    """Name ranks whose host is far slower than its peers' and costs something now, costliest first.
+
+    Args:
+        graph: the graph.
+        named: ranks that are at fault anyway.
+    """
+    timeline = replay(graph)
+    base = durations_of(step_ends(graph, timeline.start, timeline.end))["duration_ns"].to_numpy()
+    if base.size < FEWEST_STEPS:
+        return []
+    found = []
+    for rank, longer in _far_longer(graph, base).items():
+        gains = healing_gains(graph, [[rank]]) if rank not in named else None
+        if gains is not None and gains.saved.mean() >= LEAST_COST * base.mean():
+            found.append(_describe(graph, rank, gains, longer))
+    return sorted(found, key=lambda finding: -finding.cost_ns)
+
+
+def _far_longer(graph: Graph, base: Ints) -> dict[int, Floats]:
+    """Ranks that clearly work far longer than the slowest peer: by how much in each step, [T] ns.
+
+    Args:
+        graph: the graph.
+        base: [T] ns, step times.
+    """
+    far = pl.col("work_ns") >= FAR * pl.col("peer")
+    excess = pl.col("work_ns") - pl.col("peer")
+    suspects = (
+        _with_slowest_peer(graph)
+        .group_by("rank", "position")
+        .agg(excess.sort_by("step").alias("excess"), far=far.mean(), steps=pl.len())
+        .filter((pl.col("far") >= PERSISTENT) & (pl.col("steps") == base.size))
+        .sort("rank", "position")
+    )
+    found: dict[int, Floats] = {}
+    for rank, values in suspects.select("rank", "excess").iter_rows():
+        longer = np.array(values, np.float64)
+        if clear_gain(longer, base):
+            found[rank] = found.get(rank, 0.0) + longer
+    return found
+
+
+def _with_slowest_peer(graph: Graph) -> pl.DataFrame:
+    """`rank`, `step`, `position` of a section, `work_ns` of the host there, and that of the slowest `peer`.
+
+    Peers are ranks of one stage whose steps fall into as many sections.
+    """
+    stages = {rank: place.stage for rank, place in graph.places.items()}
+    sort = [pl.col("position").max().over("rank"), pl.col("rank").replace_strict(stages, default=NO_STAGE)]
+    alike = ["step", "position", "sections", "stage"]
+    work = pl.col("work_ns")
+    return (
+        section_work(graph)
+        .filter(pl.col("resource") == ON_CPU)
+        .group_by("rank", "step", "position")
+        .agg(work.sum())
+        .with_columns(sections=sort[0], stage=sort[1])
+        .filter(pl.len().over(alike) > FEWEST_PEERS)
+        .with_columns(first=work.max().over(alike), second=work.top_k(2).min().over(alike))
+        .with_columns(peer=pl.when(work == pl.col("first")).then("second").otherwise("first"))
+        .select("rank", "step", "position", "work_ns", "peer")
+    )
+
+
+def _describe(graph: Graph, rank: int, gains: Gains, longer: Floats) -> Finding:
+    cost, step = float(gains.saved.mean()), float(gains.base.mean())
+    largest = excess_by_cause(graph, rank).filter(pl.col("class") == "slow.host").row(0, named=True)
+    excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
+    evidence = (
+        f"between the same collectives, the host of rank {rank} works {excess} longer per step than the "
+        f"slowest of its peers, {FAR} times as long or more in nearly every step; {largest['cause']}: "
+        f"{largest['example']}",
+        f"replayed with rank {rank} as fast as its peers, the step takes {healed} instead of "
+        f"{format_duration(step)}: work that is queued elsewhere hides the rest for now",
+    )
+    return Finding(
+        "slow.host", "rank", str(rank), (rank,), round(cost / step, 4), confidence(longer, gains.base), cost,
+        evidence, largest["cause"],
+    )  # fmt: skip
