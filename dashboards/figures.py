@@ -12,13 +12,17 @@ import plotly.graph_objects as go
 import polars as pl
 
 from dpro.dashboards import breakdown, collectives, heatmap, telemetry, timeline, verdict, workbench
+from dpro.dashboards.chains import chain_figure, chain_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import LIGHT, THEMES
+from dpro.detect.hang.words import HANGS
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.parse import parse_edit
 from dpro.units import ms
+
+_LEGEND = 50  # pixels
 
 
 class Figures:
@@ -65,7 +69,9 @@ class Figures:
             selected: steps, ranks, theme, and `time_ms`: from and to, ms since the first span.
         """
         figure, _ = timeline.drawn_timeline(self._run, selection(**selected))
-        return figure.update_layout(showlegend=True)
+        legend = {"yref": "container", "y": 0, "yanchor": "bottom"}
+        room = {"height": figure.layout.height + _LEGEND, "margin_b": figure.layout.margin.b + _LEGEND}
+        return figure.update_layout(showlegend=True, legend=legend, **room)
 
     def collectives(self, **selected: Any) -> go.Figure:
         """Transfers by size, with the fitted lines of latency and bandwidth."""
@@ -80,6 +86,14 @@ class Figures:
         link = selection(**selected)
         ranks = collectives.last_info(self._run.built.graph, link)
         return collectives.last_figure(_some(ranks, "collective of several ranks"), link.theme)
+
+    def hang(self, theme: str = LIGHT) -> go.Figure:
+        """Who waits for whom in a job that stands still."""
+        hangs = [finding for finding in self._run.verdict[0] if finding.class_ in HANGS]
+        chains = chain_info(self._run.waiting, sorted({rank for each in hangs for rank in each.ranks}))
+        if not chains.boxes:
+            raise Unanswerable("nothing to draw: nobody has waited for long")
+        return chain_figure(chains, selection(theme=theme).theme)
 
     def telemetry(self, **selected: Any) -> go.Figure:
         """What was sampled beside the job and changed."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from dpro.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,3 +80,16 @@ def share(_context: click.Context, _option: click.Parameter, value: str | None) 
     if not 0 < number < 1:
         raise click.BadParameter(f"{value} is no share: give one such as 1% or 0.01")
     return number
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file, and return where.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+    return path

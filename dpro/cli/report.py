@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.output import console, json_option, print_json
+from dpro.cli.output import console, json_option, print_json, stderr_console, write_text
+from dpro.errors import UsageError, needs_extra
 from dpro.units import NS_PER_MS, format_bytes
 
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import RenderableType
+
+    from dpro.store import Run
+
+STDOUT = Path("-")
+_FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
 DEFAULT_TOP = 15  # rows of a table that a screen holds
 PARTS = {  # column -> header, in two lines so that a table fits 80 columns
@@ -39,13 +47,28 @@ HOST_FACTS = {  # likewise
     metavar="N",
     help=f"Kernels and collectives to list (text: {DEFAULT_TOP}, JSON: all).",
 )
+@click.option("--html", type=_FILE, metavar="FILE", help="Write a report to send: one page, with figures.")
+@click.option(
+    "--markdown",
+    type=_FILE,
+    is_flag=False,
+    flag_value=STDOUT,
+    metavar="[FILE]",
+    help="Write a report for an issue or a pull request; to stdout where no file is named.",
+)
 @json_option
-def report(run: str, top: int | None, as_json: bool) -> None:
+def report(run: str, top: int | None, html: Path | None, markdown: Path | None, as_json: bool) -> None:
     """Where the time of each step went.
 
     \b
     dpro report RUN
     dpro report FOLDER_OF_TRACES --top 20
+    dpro report RUN --html report.html           all that dpro can tell, to send to a colleague
+    dpro report RUN --markdown                   the same without figures, for an issue
+
+    With --html and --markdown: is the run healthy, what is slow and what that costs, what would help and how,
+    where the time went, and how far to believe it. The page needs no network. The same run gives the same
+    bytes.
 
     Every step of every rank is split without remainder into compute, exposed communication, host bound and
     idle. Work counts in the step in whose time it ran.
@@ -81,6 +104,9 @@ def report(run: str, top: int | None, as_json: bool) -> None:
     from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 
     opened = open_or_import(run)
+    if html is not None or markdown is not None:
+        _write(opened, html, markdown, as_json)
+        return
     spans, collectives = opened.table(SPANS), opened.table(COLLECTIVES)
     with why_unanswerable(opened):
         steps = breakdown.step_breakdown(spans, collectives, opened.table(STEPS))
@@ -110,6 +136,33 @@ def report(run: str, top: int | None, as_json: bool) -> None:
         out.print(_collective_table(by_size, top))
     if by_rank.height:
         out.print(_host_table(by_rank))
+
+
+def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) -> None:
+    """Write the reports that were asked for, and say where they are."""
+    from dpro.analysis.markdown import markdown_of
+    from dpro.analysis.report import make_report
+
+    with needs_extra("dashboard") if html else nullcontext():
+        from dpro.dashboards.loaded import Loaded
+
+        if html is not None:
+            from dpro.dashboards.report import html_of
+    if markdown == STDOUT and as_json:
+        raise UsageError("--markdown and --json both write to stdout: name a file, as --markdown FILE")
+    loaded, written = Loaded(run), []
+    with stderr_console().status("Working out what to say …"):
+        told = make_report(loaded)
+        if html is not None:
+            written.append(write_text(html, html_of(loaded, told)))
+        if markdown == STDOUT:
+            click.echo(markdown_of(told), nl=False)
+        elif markdown is not None:
+            written.append(write_text(markdown, markdown_of(told)))
+    if as_json:
+        print_json({"run": run.label, "files": [str(path) for path in written]})
+    for path in () if as_json else written:
+        click.echo(f"{path}: {format_bytes(path.stat().st_size)}", err=markdown == STDOUT)
 
 
 def _in_ms(frame: pl.DataFrame) -> pl.DataFrame:

@@ -60,6 +60,15 @@ def test_every_sample_file_is_shipped(repository, setuptools_table):
     assert sorted(set(data) - shipped) == []
 
 
+def test_every_file_that_pages_are_made_of_is_shipped(repository, setuptools_table):
+    patterns = setuptools_table["package-data"]["dpro.dashboards"]
+    root = repository / "dashboards"
+    files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    data = [path for path in files if path.suffix not in (".py", ".pyc")]
+    assert len(data) >= 3
+    assert [path for path in data if not any(path.match(pattern) for pattern in patterns)] == []
+
+
 def test_import_dpro_loads_the_standard_library_only():
     assert _loaded_by([]) <= {"dpro", *sys.stdlib_module_names}
 

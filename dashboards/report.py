@@ -1,0 +1,132 @@
+"""A report of a run as one HTML file that needs nothing else: no network, no server, no dpro.
+
+In: a run. Out: the page. The same run gives the same bytes. What is in traces is text, whatever it looks
+like: the template escapes it, and figures get their data as JSON that no browser takes for markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.io.json import to_json_plotly
+from plotly.offline import get_plotlyjs
+
+from dpro.analysis.report import Report
+from dpro.dashboards.figures import Figures
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.theme import css_variables
+from dpro.errors import DproError
+from dpro.units import format_bytes
+
+MOST_BYTES = 2_500_000  # of all figures; what draws them takes 2 MB, and all has to stay below 5
+MOST_LANES_OF = 8  # ranks whose lanes are drawn
+MOST_POINTS = 60_000  # of lanes, which a browser draws in some seconds
+_STEPS = 2  # whose lanes are drawn
+
+
+class Drawn(NamedTuple):
+    """A figure in the page: JSON for what draws it, or words in its place."""
+
+    title: str
+    data: Markup
+    height: int
+    said: str = ""
+
+
+def html_of(loaded: Loaded, report: Report) -> str:
+    """The report of a run as one page.
+
+    Args:
+        loaded: the run.
+        report: as from `make_report`.
+    """
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return templates.get_template("report.html").render(
+        report=report,
+        figures=list(_within(MOST_BYTES, _figures(loaded, report))),
+        palette=Markup(css_variables()),
+        plotly=Markup(_packed(get_plotlyjs())),
+    )
+
+
+def _figures(loaded: Loaded, report: Report) -> Iterator[tuple[str, Callable[[], go.Figure]]]:
+    """What is drawn, most telling first; nothing is drawn yet."""
+    draw = Figures(loaded)
+    yield "Who waits for whom", draw.hang
+    yield "Step time", draw.steps
+    yield "Where the mean step of each rank went", draw.breakdown
+    if report.gains:
+        best = report.gains[0]
+        yield f"If {best.what}", lambda: draw.whatif(*best.edits)
+    yield "Step time of each rank", draw.heatmap
+    yield "Who comes last to collectives", draw.waiting
+    yield "Transfers by size, and the fitted lines", draw.collectives
+    lanes = _lanes(loaded)
+    some = " of some ranks" if len(lanes) < len(loaded.run.manifest.ranks) else ""
+    yield f"Timeline{some}; what is on the critical path is underlined", lambda: _timeline(loaded, lanes)
+
+
+def _lanes(loaded: Loaded) -> list[int]:
+    """The ranks whose lanes are drawn: those that findings are about, then the first ones."""
+    ranks = loaded.run.manifest.ranks
+    try:
+        blamed = [rank for finding in loaded.verdict[0] for rank in finding.ranks if rank in ranks]
+    except DproError:
+        blamed = []
+    return sorted(list(dict.fromkeys([*blamed, *ranks]))[:MOST_LANES_OF])
+
+
+def _timeline(loaded: Loaded, ranks: list[int]) -> go.Figure:
+    """Lanes of the last steps of the first deep window: the first one warms up."""
+    steps = loaded.step_extents
+    window = steps.filter(window=steps["window"].min())["step"]
+    chosen = (int(window[-min(_STEPS, window.len())]), int(window[-1])) if window.len() else None
+    figure = Figures(loaded).timeline(ranks=ranks, steps=chosen)
+    if len(ranks) > 1 and sum(len(trace.x) for trace in figure.data) > MOST_POINTS:
+        return _timeline(loaded, ranks[: len(ranks) // 2])
+    return figure
+
+
+def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]]) -> Iterator[Drawn]:
+    """Figures as far as there is room; those that a run has nothing for are not missed."""
+    for title, draw in figures:
+        try:
+            figure = draw()
+        except DproError:
+            continue
+        text = _json(figure)
+        if len(text) > budget:
+            size = format_bytes(len(text))
+            yield Drawn(title, Markup(), 0, f"left out: it takes {size}; `dpro dashboard` shows it")
+            continue
+        budget -= len(text)
+        yield Drawn(title, text, int(figure.layout.height))
+
+
+def _json(figure: go.Figure) -> Markup:
+    """A figure's data as JSON in which no `<` opens a tag; drawn as SVG, which all browsers can."""
+    drawn = figure.to_plotly_json()
+    for trace in drawn["data"]:
+        trace["type"] = trace["type"].removesuffix("gl")
+    text = str(to_json_plotly(drawn))
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _packed(script: str) -> str:
+    """A script, compressed, as a browser unpacks it by itself."""
+    return base64.b64encode(zlib.compress(script.encode(), 9)).decode()

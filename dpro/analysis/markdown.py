@@ -1,0 +1,109 @@
+"""A report as Markdown, for an issue or a pull request.
+
+In: a `Report`. Out: text. Names from traces are shown letter by letter: none of them is a link, a tag, a
+mention or a table of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from dpro.analysis.report import Gain, Report, Table
+
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
+_LONGEST = 100  # characters of a cell
+_MARKS = {"good": "✅", "bad": "🔴", "unknown": "❔"}
+
+
+def markdown_of(report: Report) -> str:
+    """The report, ending in a newline."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"# dpro: {_plain(report.name)}"
+    yield ""
+    yield f"{_MARKS[report.state]} **{_plain(report.verdict)}**"
+    yield from _table(["", ""], report.facts)
+    for told in report.findings:
+        yield from _titled(told.title)
+        yield _plain(told.meaning)
+        yield ""
+        yield from _list([*told.evidence, *([f"do: {told.advice}"] if told.advice else [])])
+    if report.unknown:
+        yield from _titled("Not known")
+        yield from _list(report.unknown)
+    if report.of_step:
+        yield from _titled("What would help")
+        yield from _gains(report.gains, report.of_step)
+    for table in report.tables:
+        yield from _folded(table)
+    yield from _titled("How far to believe it")
+    if report.believed is not None:
+        yield "Predictions can be believed." if report.believed else "Do not predict from this run."
+        yield from _table(["", ""], report.fit)
+    yield ""
+    yield from _list(report.doubts)
+    yield from _folded(Table("How it was measured", ["", ""], report.measured))
+
+
+def _gains(gains: Sequence[Gain], of_step: str) -> Iterator[str]:
+    if not gains:
+        yield "No edit that was tried would shorten the step."
+        return
+    yield f"Of a mean step of {_plain(of_step)} in deep windows, predicted by replay:"
+    rows = [[each.what, each.speedup, each.step, each.interval] for each in gains]
+    yield from _table(["if", "speed-up", "step", "interval"], rows)
+    yield ""
+    for each in gains:
+        edits = " ".join(f"--edit {_code(edit)}" for edit in each.edits)
+        yield f"- {_plain(each.what)} ({edits}): {_plain(each.how)}"
+
+
+def _titled(title: str) -> Iterator[str]:
+    yield ""
+    yield f"## {_plain(title)}"
+    yield ""
+
+
+def _list(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"- {_plain(line)}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield ""
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
+    for row in rows:
+        yield f"| {' | '.join(_plain(_short(cell)) for cell in row)} |"
+
+
+def _folded(table: Table) -> Iterator[str]:
+    """A table that opens when it is clicked."""
+    yield ""
+    yield f"<details><summary>{_plain(table.title)}</summary>"
+    yield from _table(table.header, table.rows)
+    yield ""
+    if table.note:
+        yield _plain(table.note)
+        yield ""
+    yield "</details>"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _plain(text: str) -> str:
+    """Text that shows as it is: no markup, no tag, and nobody is called by an @."""
+    one_line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", one_line).replace("@", "@\u2060")
+
+
+def _code(text: str) -> str:
+    """Text in fixed width, to be copied; a backtick in it ends it no earlier."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    room = " " if text[:1] == "`" or text[-1:] == "`" else ""
+    return f"{fence}{room}{' '.join(text.split())}{room}{fence}"

@@ -1,0 +1,235 @@
+"""What a report says of a run, whatever it is written in.
+
+In: an `Analysis`. Out: a `Report`. The same run gives the same report: nothing in it is of today, of this
+machine, or of where the run lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from dpro._version import __version__
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.summary import health_info, run_info, trust_info
+from dpro.detect.findings import Finding
+from dpro.detect.hang.words import HANGS, advice_in_words, verdict_in_words
+from dpro.errors import DproError
+from dpro.replay.whatif.predict import Prediction
+from dpro.units import format_duration, ms
+
+MOST_PREDICTIONS = 5
+WORTH_SHOWING = 1.005  # speed-up: less is nothing
+MOST_KERNELS = 10
+MOST_RANKS = 16  # rows of a table
+LONGEST_NAME = 160  # characters: names of kernels have hundreds
+
+Pairs = Sequence[tuple[str, str]]
+Rows = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A finding in words."""
+
+    title: str
+    meaning: str
+    evidence: Sequence[str]
+    advice: str
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A prediction in words; `edits` are what `--edit` accepts."""
+
+    what: str
+    speedup: str
+    step: str
+    interval: str
+    edits: Sequence[str]
+    how: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table in words, and what is to be said of it."""
+
+    title: str
+    header: Sequence[str]
+    rows: Rows
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is to be said of a run.
+
+    Attributes:
+        name: what the run is called, without the place where it lies.
+        state: good, bad or unknown.
+        verdict: one sentence.
+        facts: what was recorded.
+        findings: what is slow or broken, costliest first.
+        unknown: what the run cannot show of what may be wrong.
+        gains: what would help, best first.
+        of_step: the step time that they are predicted for; empty where nothing could be predicted.
+        refused: edits that the run cannot answer, and why.
+        tables: where the time went.
+        believed: whether predictions can be relied on; None where nothing was replayed.
+        fit: how well the replay fits.
+        doubts: what limits how far to believe it.
+        measured: how it was measured.
+    """
+
+    name: str
+    state: str
+    verdict: str
+    facts: Pairs
+    findings: Sequence[Told]
+    unknown: Sequence[str]
+    gains: Sequence[Gain]
+    of_step: str
+    refused: Pairs
+    tables: Sequence[Table]
+    believed: bool | None
+    fit: Pairs
+    doubts: Sequence[str]
+    measured: Pairs
+
+
+def make_report(analysis: Analysis) -> Report:
+    """Work out all that a report says; what the run cannot answer is said in its place."""
+    try:
+        findings, unknown = analysis.verdict
+    except DproError as error:
+        findings, unknown = [], [str(error)]
+    try:
+        trust, doubts = analysis.trust, []
+    except DproError as error:
+        trust, doubts = None, [f"nothing was replayed: {error}"]
+    if trust is not None:
+        doubts = [*trust.reasons, *trust.doubts, *trust.assumed]
+    state, verdict = health_info(findings, unknown, trust)
+    gains, of_step, refused = _gains(analysis)
+    return Report(
+        name=Path(analysis.run.label).resolve().name,
+        state=state,
+        verdict=verdict,
+        facts=run_info(analysis.run.manifest, analysis.steps),
+        findings=[_told(finding, analysis) for finding in findings],
+        unknown=unknown,
+        gains=gains,
+        of_step=of_step,
+        refused=refused,
+        tables=[*_breakdown(analysis), *_kernels(analysis)],
+        believed=None if trust is None else trust.answerable,
+        fit=[] if trust is None else trust_info(trust),
+        doubts=doubts,
+        measured=_measured(analysis),
+    )
+
+
+def _told(finding: Finding, analysis: Analysis) -> Told:
+    if finding.class_ in HANGS:
+        meaning, advice = verdict_in_words(finding), advice_in_words(finding, analysis.workers)
+    else:
+        cause = f"by {finding.cause}: " if finding.cause else ""
+        meaning, advice = (
+            f"{cause}{format_duration(finding.cost_ns)} per step, {finding.severity:.0%} of it",
+            "",
+        )
+    title = f"{finding.class_}: {finding.component_kind} {finding.component_id}"
+    return Told(title, f"{meaning}; confidence {finding.confidence:.2f}", finding.evidence, advice)
+
+
+def _gains(analysis: Analysis) -> tuple[list[Gain], str, Pairs]:
+    """What would help, of which step time, and what was refused; nothing of a run that cannot be replayed."""
+    try:
+        predictions, refused = analysis.search
+        steps = analysis.trust.steps["measured_ns"]
+    except DproError:
+        return [], "", []
+    helpful = [_gain(each) for each in predictions if each.speedup >= WORTH_SHOWING]
+    measured = format_duration(float(steps.to_numpy().mean()))
+    return helpful[:MOST_PREDICTIONS], measured, [(each.edit, each.reason) for each in refused]
+
+
+def _gain(prediction: Prediction) -> Gain:
+    return Gain(
+        what=" and ".join(edit.describe() for edit in prediction.edits),
+        speedup=f"x{prediction.speedup:.2f}",
+        step=f"{ms(prediction.predicted_ns):.2f} ms",
+        interval=f"{ms(prediction.low_ns):.2f} to {ms(prediction.high_ns):.2f} ms",
+        edits=[str(edit) for edit in prediction.edits],
+        how=prediction.how(),
+    )
+
+
+def _breakdown(analysis: Analysis) -> list[Table]:
+    """Where the mean step of each rank went, of many ranks those whose steps are longest."""
+    try:
+        steps = analysis.breakdown
+    except DproError:
+        return []
+    mean = steps.group_by("rank").agg(pl.col("^.*_ns$").mean())
+    shown = mean.sort(["duration_ns", "rank"], descending=[True, False]).head(MOST_RANKS).sort("rank")
+    parts = ("compute_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns", "overlapped_comm_ns")
+    rows = [
+        [
+            str(row["rank"]),
+            f"{ms(row['duration_ns']):.2f}",
+            *(f"{row[part] / row['duration_ns']:.1%}" if row["duration_ns"] else "?" for part in parts),
+        ]
+        for row in shown.iter_rows(named=True)
+    ]
+    header = ["rank", "mean step, ms", "compute", "exposed comm", "host bound", "idle", "overlapped comm"]
+    left = mean.height - shown.height
+    note = f"The {shown.height} ranks with the longest steps; {left} more are not listed." if left else ""
+    return [Table("Where the time of steps recorded in depth went", header, rows, note)]
+
+
+def _kernels(analysis: Analysis) -> list[Table]:
+    from dpro.replay.breakdown import kernel_totals
+
+    kernels = kernel_totals(analysis.spans)
+    if kernels.is_empty():
+        return []
+    whole = float(kernels["total_ns"].sum())
+    rows = [
+        [
+            _short(row["name"]),
+            f"{row['count']:,}",
+            f"{ms(row['total_ns']):.2f}",
+            f"{row['total_ns'] / whole:.1%}",
+        ]
+        for row in kernels.head(MOST_KERNELS).iter_rows(named=True)
+    ]
+    on_gpu = bool((analysis.spans["kind"] == "kernel").any())
+    title = "GPU kernels, all ranks" if on_gpu else "CPU operators by their own time, all ranks"
+    left = kernels.height - len(rows)
+    note = f"{left:,} more are not listed." if left else ""
+    return [Table(title, ["name", "count", "total, ms", "share"], rows, note)]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def _measured(analysis: Analysis) -> Pairs:
+    """How it was measured: by what, of what, and with what beside it."""
+    manifest = analysis.run.manifest
+    rows = analysis.run.rows()
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
+    options = ", ".join(f"{name} {value}" for name, value in sorted(manifest.options.items()) if value)
+    pairs = [
+        ("recorded by", manifest.created_by),
+        ("on", versions),
+        ("options", options),
+        ("rows", ", ".join(f"{name} {count:,}" for name, count in sorted(rows.items()) if count)),
+        ("left out", ", ".join(f"{reason}: {count:,}" for reason, count in sorted(manifest.skipped.items()))),
+        ("told by", f"dpro {__version__}"),
+    ]
+    return [(name, value) for name, value in pairs if value]

@@ -1,0 +1,108 @@
+"""What a report says, and that its Markdown says it whatever names are in the trace."""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+import pytest
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.markdown import markdown_of
+from dpro.analysis.report import MOST_KERNELS, MOST_PREDICTIONS, make_report
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, conform
+from dpro.store import Manifest, Run, open_run, write_manifest, write_part
+from tests.builders import TinyRun, cpu_job
+from tests.unit.detect.hanging import OPEN, Job, _frame
+
+EVIL = ["<script>alert(1)</script>", "a | b", "`tick`", "@everyone", "[link](http://x)", "__b__ *c*", "l\nr"]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory) -> Analysis:
+    return Analysis(cpu_job().write(tmp_path_factory.mktemp("slow")))
+
+
+def _stepless(folder) -> Run:
+    rows = pl.DataFrame({"rank": [0, 0], "step": [0, 1], "start_ns": [0, 5], "duration_ns": [5, 6]})
+    write_part(folder, STEPS, "rank0", conform(STEPS, rows.with_columns(window=-1)))
+    write_manifest(folder, Manifest(world_size=1, ranks=[0]))
+    return open_run(folder)
+
+
+def _evil(folder) -> Run:
+    run = TinyRun()
+    for step in range(3):
+        for number, name in enumerate(EVIL):
+            at = 1000 * step + 100 * number
+            run.call(at, at + 5, 100 * step + number)
+            run.kernel(name, at + 10, at + 90, 100 * step + number)
+        run.step(step, 1000 * step, 1000 * step + 990)
+    return run.write(folder)
+
+
+def test_a_report_names_the_slow_rank_its_cost_and_what_would_help(slow):
+    report = make_report(slow)
+    assert report.state == "bad"
+    assert report.verdict.startswith("rank 1: slow.host costs")
+    (told,) = report.findings
+    assert told.title == "slow.host: rank 1"
+    assert list(told.evidence) == list(slow.verdict[0][0].evidence)
+    assert 0 < len(report.gains) <= MOST_PREDICTIONS
+    best = slow.search[0][0]
+    assert report.gains[0].edits == [str(edit) for edit in best.edits]
+    assert report.gains[0].how == best.how()
+    assert report.believed is True
+    assert dict(report.fit)["collectives found on all ranks"] == "100.0%"
+
+
+def test_shares_of_the_breakdown_add_up_to_the_step(slow):
+    table = make_report(slow).tables[0]
+    assert [row[0] for row in table.rows] == ["0", "1", "2"]
+    for row in table.rows:
+        assert sum(float(cell.rstrip("%")) for cell in row[2:6]) == pytest.approx(100, abs=0.2)
+
+
+def test_the_same_run_gives_the_same_report_wherever_it_lies(tmp_path):
+    texts = set()
+    for place in ("here", "there"):
+        run = cpu_job().write(tmp_path / place / "run")
+        texts.add(markdown_of(make_report(Analysis(run))))
+    (text,) = texts
+    assert str(tmp_path) not in text
+
+
+def test_what_a_run_cannot_answer_is_said_in_its_place(tmp_path):
+    report = make_report(Analysis(_stepless(tmp_path)))
+    assert (report.believed, report.of_step, report.tables) == (None, "", [])
+    assert report.state == "unknown"
+    (doubt,) = report.doubts
+    assert "nothing was replayed: the run holds no spans" in doubt
+    assert "holds no spans" in markdown_of(report)
+
+
+def test_a_hang_comes_with_what_to_do(tmp_path):
+    job = Job(3)
+    job.call((0, 1, 2), (0, 1, 2))
+    job.call((0, 1), (0, 1, 2), OPEN)
+    for table, rows in ((COLLECTIVES, job.rows), (PROCESS_GROUPS, job.groups)):
+        write_part(tmp_path, table, "rows", _frame(table, rows))
+    write_manifest(tmp_path, Manifest(world_size=3, ranks=[0, 1, 2]))
+    report = make_report(Analysis(open_run(tmp_path)))
+    assert "The job stands still" in report.verdict
+    assert "py-spy dump" in report.findings[0].advice
+    assert "py-spy dump" in markdown_of(report)
+
+
+def test_names_from_a_trace_are_text_in_markdown(tmp_path):
+    text = markdown_of(make_report(Analysis(_evil(tmp_path))))
+    assert "<script" not in text
+    assert "@everyone" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "3 | 0." in line]
+    assert len(rows) == len(EVIL) <= MOST_KERNELS
+    for row in rows:
+        assert len(re.findall(r"(?<!\\)\|", row)) == 5
+    assert r"a \| b" in text
+    assert r"\[link\](http" in text
+    assert r"\`tick\`" in text
+    assert "| l r |" in text
