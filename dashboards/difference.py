@@ -17,9 +17,9 @@ from dash.development.base_component import Component
 from dpro.analysis.analysis import Analysis
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, section, table
 from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.waterfall import waterfall_figure
 from dpro.replay.difference import Difference
 from dpro.units import NS_PER_MS, format_duration, ms
 
@@ -27,8 +27,6 @@ NAME = "difference"
 BARS = 15  # of single kinds of work
 LEAST_SHARE = 0.002  # of the step: what contributes less is taken together
 LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
-_LONGEST = 60  # characters beside a bar
-_ROW = 24  # pixels
 
 
 def difference_info(found: Difference) -> pl.DataFrame:
@@ -61,41 +59,7 @@ def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
         contributions: as from `difference_info`.
         theme: light or dark.
     """
-    labels = [
-        plain(_short(f"{kind} {name}".strip()))
-        for name, kind in contributions.select("name", "kind").iter_rows()
-    ]
-    figure = go.Figure()
-    figure.add_waterfall(
-        orientation="h",
-        y=[*range(len(labels) + 1)],
-        x=[*contributions["delta_ms"], contributions["delta_ms"].sum()],
-        measure=["relative"] * len(labels) + ["total"],
-        increasing={"marker": {"color": colour("bad", theme)}},
-        decreasing={"marker": {"color": colour("good", theme)}},
-        totals={"marker": {"color": colour("idle", theme)}},
-        connector={"line": {"color": colour("soft", theme), "width": 1, "dash": "dot"}},
-        texttemplate="%{delta:+.3~f}",
-        textposition="outside",
-        textfont={"size": 11},
-        cliponaxis=False,
-        customdata=[*map(plain, contributions["name"]), "the whole difference"],
-        hovertemplate="%{customdata}: %{delta:+.4f} ms per step<extra></extra>",
-    )
-    styled(figure, theme, height=90 + _ROW * (len(labels) + 1))
-    figure.update_xaxes(title_text="ms per step more than in the other run", zeroline=True, nticks=12)
-    figure.update_yaxes(
-        tickvals=[*range(len(labels) + 1)],
-        ticktext=[*labels, "in all"],
-        autorange="reversed",
-        showgrid=False,
-        zeroline=False,
-    )
-    return figure.update_layout(showlegend=False, margin_r=70)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return waterfall_figure(contributions, "ms per step more than in the other run", theme)
 
 
 def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:

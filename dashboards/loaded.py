@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
@@ -11,25 +13,36 @@ from dpro.detect.network import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
 from dpro.replay.difference import Difference, explain
+from dpro.replay.graph import Graph
+from dpro.replay.timeline import critical_path
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.predict import Prediction, apply_all
+from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.store import Run
+
+Tried = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 
 
 class Loaded(Analysis):
     """A run and what has been worked out of it so far."""
 
-    def __init__(self, run: Run, other: Analysis | None = None) -> None:
+    def __init__(
+        self, run: Run, other: Analysis | None = None, as_tried: Tried = lambda found: (list(found), [])
+    ) -> None:
         """Nothing is read yet.
 
         Args:
             run: the run.
             other: one to compare it with.
+            as_tried: what changes that were tried make of predictions, and a line for each that it changed.
         """
         super().__init__(run)
-        self.other = other
+        self.other, self.as_tried = other, as_tried
+        self._changed: tuple[tuple[str, ...], tuple[list[Graph], list[str]]] = (), ([], [])
 
     def warm(self) -> None:
         """Work out what takes long, in the order in which it is likely to be asked for."""
-        for name in ("judged", "verdict", "search", "tracks", "breakdown"):
+        for name in ("judged", "verdict", "search", "tracks", "breakdown", "curves"):
             try:
                 getattr(self, name)
             except DproError:
@@ -39,6 +52,28 @@ class Loaded(Analysis):
     def tracks(self) -> Tracks:
         """What there is to draw of its timeline."""
         return make_tracks(slices(self.timeline), self.timeline.graph.origin_ns)
+
+    @once
+    def path(self) -> pl.DataFrame:
+        """What the critical path of the unchanged graph consists of."""
+        return critical_path(self.timeline)
+
+    @once
+    def curves(self) -> list[Curve]:
+        """How the step follows the speed of each part of the machine."""
+        return sensitivity(self.built.predictive)
+
+    def changed(self, edits: Sequence[Edit]) -> tuple[list[Graph], list[str]]:
+        """The graph as it is after each of some edits, and what is to be said of them; the latest are kept.
+
+        Raises:
+            Unanswerable: the run lacks what an edit needs.
+        """
+        with self.lock_of("changed"):
+            key = ("changed", *map(str, edits))
+            if self._changed[0] != key:
+                self._changed = key, apply_all(self.built.predictive, edits)
+            return self._changed[1]
 
     @once
     def transfers(self) -> pl.DataFrame:

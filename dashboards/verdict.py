@@ -125,7 +125,7 @@ def _finding(finding: Finding, link: Link) -> Component:
 
 
 def _gains(loaded: Loaded, link: Link) -> Any:
-    predictions, _ = loaded.search
+    predictions, _ = loaded.as_tried(loaded.search[0])
     helpful = [each for each in predictions if each.speedup > 1][:BEST]
     if not helpful:
         return message("No edit that was tried would shorten the step.")
@@ -180,6 +180,6 @@ VIEW = View(
     {
         "steps": lambda loaded, link: step_info(loaded.steps, link),
         "findings": lambda loaded, _link: finding_info(loaded.verdict[0]),
-        "gains": lambda loaded, _link: gain_info(loaded.search[0]),
+        "gains": lambda loaded, _link: gain_info(loaded.as_tried(loaded.search[0])[0]),
     },
 )

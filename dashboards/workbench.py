@@ -1,13 +1,12 @@
 """What-if: choose edits, see the step time they would give, with its interval, and what would change.
 
 In: a graph and the edits of a link, one a line, as `dpro whatif --edit` takes them. Out: a prediction, or why
-not, beside what the critical path consists of before and after.
+not, beside what changes on the critical path; what the step is limited by; what was tried so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -16,6 +15,7 @@ from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.summary import gain_info
+from dpro.dashboards.limits import curve_figure, curve_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import (
@@ -31,14 +31,20 @@ from dpro.dashboards.page import (
     table,
 )
 from dpro.dashboards.theme import colour, styled
-from dpro.replay.timeline import Timeline, critical_path, durations_of, replay
+from dpro.dashboards.tries import ledger_info
+from dpro.dashboards.waterfall import waterfall_figure
+from dpro.replay.timeline import critical_path, durations_of, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.predict import Prediction, predict
+from dpro.replay.whatif.predict import Prediction, compare
+from dpro.replay.whatif.sensitivity import in_words
+from dpro.trial.ledger import read
 from dpro.units import NS_PER_MS, ms
 
 NAME = "whatif"
+CHANGES = 10  # that the waterfall shows one by one
+LESS = "all that changes less"
 
 
 def edits_of(link: Link) -> list[Edit]:
@@ -56,7 +62,8 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
     Raises:
         Unanswerable: the run lacks what an edit needs.
     """
-    return predict(loaded.built.predictive, loaded.baseline, edits, loaded.trust)
+    graphs, notes = loaded.changed(edits)
+    return compare(graphs, loaded.baseline, edits, loaded.trust, notes)
 
 
 def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
@@ -65,18 +72,36 @@ def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     Raises:
         Unanswerable: the run lacks what an edit needs.
     """
-    graph = loaded.built.predictive
-    changed = reduce(lambda before, edit: edit.apply(before), edits, graph)
-    steps = max(loaded.baseline.height, 1)
-    before, after = (_kinds(timeline, steps) for timeline in (loaded.timeline, replay(changed)))
-    both = before.join(after, on="kind", how="full", coalesce=True, suffix="_after").fill_null(0.0)
-    both = both.select("kind", before_ms="ms", after_ms="ms_after")
+    both = _paths(loaded, edits).group_by("kind").agg(pl.col("before_ms", "after_ms").sum())
     return both.sort(pl.max_horizontal("before_ms", "after_ms"), "kind", descending=[True, False])
 
 
-def _kinds(timeline: Timeline, steps: int) -> pl.DataFrame:
-    pieces = critical_path(timeline).group_by("kind").agg(pl.col("duration_ns").sum())
-    return pieces.select("kind", ms=pl.col("duration_ns") / NS_PER_MS / steps)
+def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
+    """What comes off the critical path and what onto it, the largest first.
+
+    Returns:
+        `name`, `kind`, `before_ms`, `after_ms`, `delta_ms` per step; what changes least is a last row.
+
+    Raises:
+        Unanswerable: the run lacks what an edit needs.
+    """
+    delta = pl.col("after_ms") - pl.col("before_ms")
+    both = _paths(loaded, edits).with_columns(delta_ms=delta).filter(pl.col("delta_ms") != 0)
+    both = both.sort(pl.col("delta_ms").abs(), "kind", "name", descending=[True, False, False])
+    less = both[CHANGES:].select(
+        name=pl.lit(LESS), kind=pl.lit(""), **{column: pl.col(column).sum() for column in both.columns[2:]}
+    )
+    return pl.concat([both[:CHANGES], *([less] if both.height > CHANGES else [])])
+
+
+def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
+    """`name`, `kind`, `before_ms`, `after_ms` per step of all that is on either critical path."""
+    steps = max(loaded.baseline.height, 1)
+    changed = critical_path(replay(loaded.changed(edits)[0][-1]))
+    ms = pl.col("duration_ns").sum() / NS_PER_MS / steps
+    before, after = (each.group_by("name", "kind").agg(ms=ms) for each in (loaded.path, changed))
+    both = before.join(after, on=["name", "kind"], how="full", coalesce=True, suffix="_after")
+    return both.select("name", "kind", before_ms=pl.col("ms"), after_ms=pl.col("ms_after")).fill_null(0.0)
 
 
 def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.Figure:
@@ -146,26 +171,74 @@ def _answer(loaded: Loaded, link: Link) -> Any:
     base_ms = float(durations_of(loaded.baseline)["duration_ns"].to_numpy().mean()) / NS_PER_MS
     if not edits:
         return message(f"The mean step takes {base_ms:.2f} ms (replayed). Type an edit, or click one below.")
-    prediction = prediction_info(loaded, edits)
+    (prediction,), widened = loaded.as_tried([prediction_info(loaded, edits)])
     told = facts(
         [
             ("speed-up", f"x{prediction.speedup:.3f}"),
             ("step", f"{ms(prediction.predicted_ns):.2f} ms instead of {base_ms:.2f} ms"),
             ("interval", f"{ms(prediction.low_ns):.2f} to {ms(prediction.high_ns):.2f} ms"),
+            *(("", line) for line in widened),
             ("how", prediction.how()),
         ]
     )
-    path = path_info(loaded, edits)
+    changes = change_info(loaded, edits)
+    figure = waterfall_figure(changes, "on the critical path, ms per step more than now", link.theme)
+    drawn = (
+        graph("changes-figure", figure)
+        if changes.height
+        else message("Nothing changes on the critical path.")
+    )
     return [
         told,
         graph("prediction-figure", prediction_figure(base_ms, prediction, link.theme)),
-        graph("path-figure", path_figure(path, link.theme)),
-        csv_link(NAME, "path", link),
+        drawn,
+        csv_link(NAME, "changes", link),
     ]
 
 
+def _path(loaded: Loaded, link: Link) -> Any:
+    path = path_info(loaded, edits_of(link))
+    return [graph("path-figure", path_figure(path, link.theme)), csv_link(NAME, "path", link)]
+
+
+def _limits(loaded: Loaded, link: Link) -> Any:
+    curves = loaded.curves
+    return [
+        graph("limits-figure", curve_figure(curve_info(curves), link.theme)),
+        html.Ul([html.Li(in_words(curve)) for curve in curves]),
+        csv_link(NAME, "limits", link),
+    ]
+
+
+def _tries(_loaded: Loaded, link: Link) -> Any:
+    entries, damaged = read()
+    if not entries:
+        return message("No change was tried on this machine yet: dpro try EDIT... -- COMMAND...")
+    header = ["tried", "on", "of, ms", "predicted, ms", "measured, ms", "off by", "inside its interval"]
+    rows = [
+        [
+            html.Code(row["edits"]),
+            row["time"][:10],
+            f"{row['baseline_ms']:.2f}",
+            _interval(row, "predicted"),
+            _interval(row, "measured"),
+            "" if row["off_by"] is None else f"{row['off_by']:+.1%}",
+            {True: "yes", False: "no", None: ""}[row["inside"]],
+        ]
+        for row in ledger_info(entries).iter_rows(named=True)
+    ]
+    lost = f"{damaged} damaged lines of the ledger are passed over." if damaged else ""
+    return [table(header, rows, 2), html.P(lost, className="note"), csv_link(NAME, "tries", link)]
+
+
+def _interval(row: Mapping[str, Any], side: str) -> str:
+    middle, low, high = (row[f"{side}{end}_ms"] for end in ("", "_low", "_high"))
+    return "not" if middle is None else f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
 def _ranked(loaded: Loaded, link: Link) -> Any:
-    predictions, refused = loaded.search
+    predictions, widened = loaded.as_tried(loaded.search[0])
+    refused = loaded.search[1]
     rows = [
         [
             dcc.Link(row["what"], href=link.with_own(edit=row["edit"]), className="name"),
@@ -178,6 +251,7 @@ def _ranked(loaded: Loaded, link: Link) -> Any:
     refusals = [html.Li([html.Code(each.edit), ": ", each.reason]) for each in refused]
     return [
         table(["if", "speed-up", "step, ms", "interval, ms"], rows),
+        html.Ul([html.Li(line) for line in widened], className="unknown"),
         html.Details([html.Summary(f"{len(refused)} not answered"), html.Ul(refusals, className="unknown")]),
         csv_link(NAME, "ranked", link),
     ]
@@ -188,6 +262,9 @@ def _layout() -> Component:
         panel("Edits", section("whatif-form", "listing edits")),
         panel("Prediction", section("whatif-answer", "building the graph")),
         panel("What would help", section("whatif-ranked", "predicting what would help"), wide=True),
+        panel("What is a faster machine worth?", section("whatif-limits", "making each part faster")),
+        panel("The critical path", section("whatif-path", "building the graph")),
+        panel("What was tried on this machine", section("whatif-tries", "reading the ledger"), wide=True),
     )
 
 
@@ -200,10 +277,20 @@ VIEW = View(
     NAME,
     "What if",
     _layout,
-    {"whatif-form": _form, "whatif-answer": _answer, "whatif-ranked": _ranked},
     {
+        "whatif-form": _form,
+        "whatif-answer": _answer,
+        "whatif-ranked": _ranked,
+        "whatif-limits": _limits,
+        "whatif-path": _path,
+        "whatif-tries": _tries,
+    },
+    {
+        "changes": lambda loaded, link: change_info(loaded, edits_of(link)),
+        "limits": lambda loaded, _link: curve_info(loaded.curves),
+        "tries": lambda _loaded, _link: ledger_info(read()[0]),
         "path": lambda loaded, link: path_info(loaded, edits_of(link)),
-        "ranked": lambda loaded, _link: gain_info(loaded.search[0]),
+        "ranked": lambda loaded, _link: gain_info(loaded.as_tried(loaded.search[0])[0]),
     },
     _register,
 )

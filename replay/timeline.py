@@ -238,11 +238,12 @@ def _pieces(timeline: Timeline, path: Ints, since: int) -> pl.DataFrame:
     """The nodes of a path, and for how much of the time since a moment each is what was waited for."""
     graph = timeline.graph
     before = np.append(timeline.start[path[0]], timeline.end[path[:-1]])
+    kinds = {int(kind): kind.name.lower() for kind in NodeKind}
     return pl.DataFrame(
         {
             "rank": graph.nodes.rank[path],
-            "name": [graph.names[name] for name in graph.nodes.name[path]],
-            "kind": [NodeKind(kind).name.lower() for kind in graph.nodes.kind[path]],
+            "name": pl.Series(graph.names, dtype=pl.String).gather(graph.nodes.name[path]),
+            "kind": pl.Series(graph.nodes.kind[path]).replace_strict(kinds, return_dtype=pl.String),
             "duration_ns": np.maximum(timeline.end[path], since) - np.maximum(before, since),
         }
     )

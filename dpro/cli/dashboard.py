@@ -52,8 +52,9 @@ def load(run: Run, against: Run | None = None) -> Loaded:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.dashboards.loaded import Loaded
+    from dpro.trial.calibrate import as_tried
 
-    return Loaded(run, None if against is None else Analysis(against))
+    return Loaded(run, None if against is None else Analysis(against), as_tried)
 
 
 def _say(address: str) -> None:

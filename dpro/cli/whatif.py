@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 ROWS = 12
 WORTH_SHOWING = 1.005  # of what was searched: less is nothing, and the JSON has it
-PART_WORDS = {
-    "network": "the network",
-    "kernels": "the GPU's kernels",
-    "host": "the host's CPU",
-    "input": "the input pipeline",
-}
 
 
 class _WithEdits(click.Command):
@@ -98,7 +92,7 @@ def whatif(ctx: click.Context, run: str, edits: tuple[str, ...], with_curves: bo
 
 
 def _sensitivity(run: str, as_json: bool) -> None:
-    from dpro.replay.whatif.sensitivity import sensitivity
+    from dpro.replay.whatif.sensitivity import in_words, sensitivity
 
     analysis = analyse(run)
     curves = sensitivity(analysis.built.predictive)
@@ -107,15 +101,9 @@ def _sensitivity(run: str, as_json: bool) -> None:
         return
     out = console()
     for curve in curves:
-        part = PART_WORDS[curve.part]
+        out.print(in_words(curve))
         if curve.break_even is None:
-            out.print(f"{part}: limits nothing; as fast as it may be, the step hardly changes")
             continue
-        most = curve.base_ns / curve.step_ns[-1]
-        out.print(
-            f"{part}: x{most:.2f} at most; {curve.break_even:.1f} times as fast, and the limit is "
-            f"{PART_WORDS[curve.then]}"
-        )
         steps = zip(curve.factors, curve.step_ns)
         out.print("  " + "  ".join(f"x{factor:g} {ms(step):.2f} ms" for factor, step in steps))
 
@@ -141,6 +129,7 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
     from dpro.replay.timeline import durations_of
     from dpro.replay.whatif.predict import Refusal, baseline_steps, predict
     from dpro.replay.whatif.search import search
+    from dpro.trial.calibrate import as_tried
 
     analysis = analyse(run)
     graph, trust = analysis.built.predictive, analysis.trust
@@ -152,7 +141,7 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
             predictions, refused = [], [Refusal(" + ".join(map(str, edits)), str(error))]
     else:
         predictions, refused = search(graph, trust)
-    predictions, widened = _as_tried(predictions)
+    predictions, widened = as_tried(predictions)
     document = {
         "run": analysis.run.label,
         "baseline_ms": ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
@@ -166,21 +155,6 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
         "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in refused],
     }
     return document, predictions, refused
-
-
-def _as_tried(predictions: list[Prediction]) -> tuple[list[Prediction], list[str]]:
-    """Predictions whose intervals what was tried on this machine has widened, and which those are."""
-    from dpro.trial.calibrate import calibrated
-    from dpro.trial.ledger import read
-
-    entries, _ = read()
-    both = [calibrated(prediction, entries) for prediction in predictions]
-    widened = [
-        f"{' + '.join(map(str, prediction.edits))}: interval {calibration}"
-        for prediction, calibration in both
-        if calibration
-    ]
-    return [prediction for prediction, _ in both], widened
 
 
 def _how_to_try(predictions: list[Prediction]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dpro.replay.whatif.predict import Prediction
 from dpro.trial.changes import kind_of_edit
-from dpro.trial.ledger import Entry, joint_kind, usual_error, widened
+from dpro.trial.ledger import Entry, joint_kind, read, usual_error, widened
 
 
 @dataclass(frozen=True)
@@ -49,3 +49,19 @@ def calibrated(prediction: Prediction, entries: Sequence[Entry]) -> tuple[Predic
     if (low, high) == (prediction.low_ns, prediction.high_ns):
         return prediction, None
     return replace(prediction, low_ns=low, high_ns=high), Calibration(kind, math.expm1(error), count)
+
+
+def as_tried(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[str]]:
+    """Predictions whose intervals what was tried on this machine has widened, and a line for each of those.
+
+    Raises:
+        DproError: there is a ledger, and it cannot be read.
+    """
+    entries, _ = read()
+    both = [calibrated(prediction, entries) for prediction in predictions]
+    widened_ones = [
+        f"{' + '.join(map(str, prediction.edits))}: interval {calibration}"
+        for prediction, calibration in both
+        if calibration
+    ]
+    return [prediction for prediction, _ in both], widened_ones

@@ -84,12 +84,37 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     Raises:
         Unanswerable: an edit needs what the run lacks.
     """
+    graphs, notes = apply_all(graph, edits)
+    return compare(graphs, baseline, edits, trust, notes)
+
+
+def apply_all(graph: Graph, edits: Sequence[Edit]) -> tuple[list[Graph], list[str]]:
+    """The graph, and as it is after each edit on top of those before; what is to be said of that.
+
+    Raises:
+        Unanswerable: an edit needs what the run lacks.
+    """
     graphs = [graph]
     notes: list[str] = []
     for edit in edits:
         notes += edit.notes(graphs[-1])
         graphs.append(edit.apply(graphs[-1]))
-    changed = graphs[-1]
+    return graphs, notes
+
+
+def compare(
+    graphs: Sequence[Graph], baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust, notes: Sequence[str]
+) -> Prediction:
+    """What edits that were applied do to the step, against the baseline; as `predict`.
+
+    Args:
+        graphs: as from `apply_all`.
+        baseline: `baseline_steps` of the first.
+        edits: what was changed.
+        trust: how well the unchanged replay fits.
+        notes: what is to be said of the edits.
+    """
+    graph, changed = graphs[0], graphs[-1]
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
     # What is known of nodes of the unchanged graph is of use where they are still the same ones.
     known = trust if changed.nodes.measured_start is graph.nodes.measured_start else None

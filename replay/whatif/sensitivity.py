@@ -73,7 +73,13 @@ def sensitivity(graph: Graph) -> list[Curve]:
     return curves
 
 
-PARTS = ("network", "kernels", "host", "input")
+PART_WORDS = {
+    "network": "the network",
+    "kernels": "the GPU's kernels",
+    "host": "the host's CPU",
+    "input": "the input pipeline",
+}
+PARTS = tuple(PART_WORDS)
 
 
 def edit_of(part: str, factor: float) -> Edit:
@@ -132,3 +138,13 @@ def parts_of(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     part[np.isin(kind, (NodeKind.ARRIVE, NodeKind.RENDEZVOUS, NodeKind.TRANSFER))] = PARTS.index("network")
     part[Selection(within=DATA_LOADING).mask(graph)] = PARTS.index("input")
     return part
+
+
+def in_words(curve: Curve) -> str:
+    """What a curve says, in a sentence."""
+    part = PART_WORDS[curve.part]
+    if curve.break_even is None:
+        return f"{part}: limits nothing; as fast as it may be, the step hardly changes"
+    most = curve.base_ns / curve.step_ns[-1]
+    then = PART_WORDS[curve.then]
+    return f"{part}: x{most:.2f} at most; {curve.break_even:.1f} times as fast, and the limit is {then}"

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from dpro.cli.dashboard import load
 from dpro.dashboards.collectives import last_figure, last_info, transfer_figure, transfer_info
 from dpro.dashboards.kernels import kernel_info
+from dpro.dashboards.limits import curve_figure, curve_info
 from dpro.dashboards.links import Link, parse_link
-from dpro.dashboards.workbench import edits_of, path_figure, path_info, prediction_figure, prediction_info
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.tries import ledger_info
+from dpro.dashboards.waterfall import waterfall_figure
+from dpro.dashboards.workbench import (
+    VIEW,
+    change_info,
+    edits_of,
+    path_figure,
+    path_info,
+    prediction_figure,
+    prediction_info,
+)
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.predict import predict
+from dpro.trial.calibrate import as_tried
+from dpro.trial.ledger import Entry, Ratio, append
 from dpro.units import ms
 from tests.builders import TinyRun, gpu_job
 
@@ -98,6 +115,77 @@ def test_what_an_edit_takes_off_the_critical_path_shows(loaded):
     assert [bar.name for bar in path_figure(path, "light").data] == ["now", "with the edits"]
     same = path_info(loaded, [])
     assert same["before_ms"].to_list() == same["after_ms"].to_list()
+
+
+def test_what_changes_on_the_critical_path_adds_up_to_its_whole_change(loaded):
+    edits = [parse_edit("scale:name=softmax,kind=kernel,factor=0.5")]
+    changes, path = change_info(loaded, edits), path_info(loaded, edits)
+    assert changes["delta_ms"].sum() == pytest.approx((path["after_ms"] - path["before_ms"]).sum())
+    assert (changes["name"][0], changes["kind"][0]) == ("softmax", "kernel")
+    assert changes["delta_ms"][0] < 0
+    assert change_info(loaded, []).is_empty()
+    bars = waterfall_figure(changes, "ms", "dark").data[0]
+    assert bars.x[-1] == pytest.approx(changes["delta_ms"].sum())
+
+
+def test_the_latest_edits_are_applied_once(loaded, monkeypatch):
+    edit, calls = parse_edit("heal:rank=1"), []
+    apply = type(edit).apply
+    monkeypatch.setattr(type(edit), "apply", lambda self, graph: calls.append(1) or apply(self, graph))
+    fresh = load(loaded.run)
+    first = prediction_info(fresh, [edit])
+    path_info(fresh, [edit])
+    assert len(calls) == 1
+    assert prediction_info(fresh, []).speedup == pytest.approx(1.0)
+    assert (
+        prediction_info(fresh, [edit])
+        == first
+        == predict(fresh.built.predictive, fresh.baseline, [edit], fresh.trust)
+    )
+
+
+def test_curves_fall_and_break_even_is_marked_on_them(loaded):
+    points = curve_info(loaded.curves)
+    assert {"kernels", "host"} <= set(points["part"])
+    for _, own in points.group_by("part"):
+        assert own["factor"][0] == 1
+        assert own["step_ms"].to_list() == sorted(own["step_ms"], reverse=True)
+    figure = curve_figure(points, "light")
+    marks = [trace for trace in figure.data if trace.mode == "markers"]
+    lines = {trace.name: trace for trace in figure.data if trace.mode == "lines"}
+    assert marks
+    for mark in marks:
+        assert min(lines[mark.name].y) <= mark.y[0] <= max(lines[mark.name].y)
+
+
+def test_what_was_tried_is_told_with_what_was_predicted(loaded):
+    entry = Entry(
+        "bucket", ["bucket:mb=5"], Ratio(0.9, 0.8, 1.0), Ratio(0.95, 0.94, 0.96), 0.01, 20.0, 3, 9, 2, "2026"
+    )
+    tried = ledger_info([entry, dataclasses.replace(entry, predicted=None, time="2027")])
+    assert tried["predicted_ms"].to_list() == [None, 18.0]
+    assert tried["measured_high_ms"].to_list() == pytest.approx([19.2, 19.2])
+    assert tried["off_by"].to_list() == [None, pytest.approx(0.9 / 0.95 - 1)]
+    assert tried["inside"].to_list() == [None, True]
+    assert ledger_info([]).is_empty()
+
+
+def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    append(Entry("gc", ["gc:every=100"], None, Ratio(1.0, 1.0, 1.0), 0.01, 20.0, 3, 9, 2, "2026"))
+    assert "Code('gc:every=100')" in str(VIEW.sections["whatif-tries"](loaded, Link(view="whatif")))
+
+    def doubled(found):
+        return [dataclasses.replace(each, high_ns=2e6 * each.high_ns) for each in found], [
+            "by bad experience"
+        ]
+
+    assert loaded.as_tried is as_tried
+    doubtful = Loaded(loaded.run, as_tried=doubled)
+    link = Link(view="whatif", own={"edit": "heal:rank=1"})
+    for name in ("whatif-answer", "whatif-ranked"):
+        assert "by bad experience" in str(VIEW.sections[name](doubtful, link))
+        assert "by bad experience" not in str(VIEW.sections[name](loaded, link))
 
 
 def test_what_the_run_cannot_answer_is_refused(loaded):

@@ -1,0 +1,47 @@
+"""What adds up to a difference, bar by bar, each from where the one before it ends."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+import polars as pl
+
+from dpro.dashboards.names import plain
+from dpro.dashboards.theme import colour, styled
+
+_LONGEST = 44  # characters beside a bar
+_ROW = 24  # pixels
+
+
+def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
+    """Parts from top to bottom, what they add up to at last; longer is bad, shorter is good.
+
+    Args:
+        parts: `name`, `kind` and `delta_ms`.
+        title: of the axis.
+        theme: light or dark.
+    """
+    names = [f"{kind} {name}".strip() for name, kind in parts.select("name", "kind").iter_rows()]
+    labels = [plain(name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…") for name in names]
+    rows = list(range(len(labels) + 1))
+    figure = go.Figure()
+    figure.add_waterfall(
+        orientation="h",
+        y=rows,
+        x=[*parts["delta_ms"], parts["delta_ms"].sum()],
+        measure=["relative"] * len(labels) + ["total"],
+        increasing={"marker": {"color": colour("bad", theme)}},
+        decreasing={"marker": {"color": colour("good", theme)}},
+        totals={"marker": {"color": colour("idle", theme)}},
+        connector={"line": {"color": colour("soft", theme), "width": 1, "dash": "dot"}},
+        texttemplate="%{delta:+.3~f}",
+        textposition="outside",
+        textfont={"size": 11},
+        cliponaxis=False,
+        customdata=[*map(plain, names), "in all"],
+        hovertemplate="%{customdata}: %{delta:+.4f} ms per step<extra></extra>",
+    )
+    styled(figure, theme, height=90 + _ROW * len(rows))
+    figure.update_xaxes(title_text=title, zeroline=True, nticks=12)
+    figure.update_yaxes(tickvals=rows, ticktext=[*labels, "in all"], autorange="reversed")
+    figure.update_yaxes(showgrid=False, zeroline=False)
+    return figure.update_layout(showlegend=False, margin_r=70)
