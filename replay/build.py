@@ -135,7 +135,7 @@ def build_graph(run: Run) -> Built:
             syncs_of(local.rank, local.window),
             needs_of(local.rank, local.window),
             names,
-            positions,
+            positions.get(local.rank, {}),
         )
         for local in locals_
     ]

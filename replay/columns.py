@@ -37,7 +37,7 @@ def node_columns(
         local: the rank.
         threads: its CPU threads.
         numbering: its nodes.
-        positions: where in its step each collective stands.
+        positions: where in its step each of its collectives stands.
     """
     lanes: Lanes = []
     blocks = [_pieces(local, threads, numbering, tid, lanes) for tid in numbering.pieces]

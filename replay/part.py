@@ -62,7 +62,7 @@ def build_part(
         syncs: its rows of the `syncs` table, on the aligned clock.
         needs: its pairs of `dpro.replay.dataflow.told_dependencies`.
         names: the graph's names by code.
-        positions: where in its step each collective stands.
+        positions: where in its step each of its collectives stands.
     """
     threads = threads_of(local, names)
     local = ended_when_told(local, threads, names)

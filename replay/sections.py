@@ -15,7 +15,7 @@ from dpro.replay.local import Local
 
 Ints = NDArray[np.int64]
 
-# instance of a collective -> (step, position in it, from 1)
+# instance of a collective -> (step, position among the rank's own in it, from 1)
 Positions = dict[int, tuple[int, int]]
 
 
@@ -27,36 +27,44 @@ def called_at(local: Local) -> tuple[Ints, Ints]:
     return ran[order], called[order]
 
 
-def positions_in_steps(locals_: list[Local]) -> Positions:
-    """Number the collectives of each step that several ranks called.
+def positions_in_steps(locals_: list[Local]) -> dict[int, Positions]:
+    """Number the collectives of each step that several ranks called, for each rank those it called itself.
 
+    What other ranks call among themselves is not counted: in which order that comes is chance.
     A step whose beginning is cut off by the window holds fewer: it is numbered so that its end agrees with
     the steps that are whole.
 
     Args:
         locals_: all ranks and windows.
+
+    Returns:
+        By rank, the step and position of each instance it called.
     """
     steps: dict[int, Counter[int]] = defaultdict(Counter)
-    first_call: dict[int, int] = {}
-    window_of: dict[int, int] = {}
+    orders: list[tuple[Local, list[int]]] = []
     for local in locals_:
         ran, called = called_at(local)
-        for instance, step, time in zip(
-            local.instance[ran].tolist(), local.step_of(called).tolist(), called.tolist()
-        ):
+        orders.append((local, local.instance[ran].tolist()))
+        for instance, step in zip(local.instance[ran].tolist(), local.step_of(called).tolist()):
             steps[instance][step] += 1
-            first_call[instance] = min(time, first_call.get(instance, time))
-            window_of[instance] = local.window
-    by_step: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for instance in sorted(first_call, key=first_call.__getitem__):
-        step = steps[instance].most_common(1)[0][0]
-        if step >= 0 and steps[instance].total() > 1:
-            by_step[window_of[instance], step].append(instance)
-    usual = Counter(len(instances) for instances in by_step.values()).most_common(1)
+    step_of = {each: told.most_common(1)[0][0] for each, told in steps.items() if told.total() > 1}
+    by_rank: dict[int, dict[tuple[int, int], list[int]]] = defaultdict(dict)
+    for local, order in orders:
+        for instance in order:
+            step = step_of.get(instance, -1)
+            if step >= 0:
+                by_rank[local.rank].setdefault((local.window, step), []).append(instance)
+    return {rank: _numbered(by_step) for rank, by_step in by_rank.items()}
+
+
+def _numbered(by_step: dict[tuple[int, int], list[int]]) -> Positions:
+    """The positions of one rank's collectives, given by window and step, in order."""
+    counts = Counter(len(instances) for instances in by_step.values())
+    usual = max(counts, key=lambda count: (counts[count], count))
     first_steps = {window: min(s for w, s in by_step if w == window) for window, _ in by_step}
     positions: Positions = {}
     for (window, step), instances in by_step.items():
-        missing = max(usual[0][0] - len(instances), 0) if step == first_steps[window] else 0
+        missing = max(usual - len(instances), 0) if step == first_steps[window] else 0
         positions |= {instance: (step, missing + i + 1) for i, instance in enumerate(instances)}
     return positions
 
@@ -70,7 +78,7 @@ def sections(local: Local, time: Ints, step: Ints, positions: Positions) -> Ints
         local: the rank.
         time: [N] ns.
         step: [N] step that each belongs to.
-        positions: of all collectives.
+        positions: of the rank's collectives.
     """
     ran, called = called_at(local)
     known = [

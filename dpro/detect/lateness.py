@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 MESSAGES = ("send", "recv")
+LEFT = 0.1  # share of the waits that may be left out before hosts are taken not to wait: clocks have errors
 _CALLS = {
     "rank": pl.Int32,
     "key": pl.String,
@@ -178,6 +179,7 @@ def _gaps(calls: pl.DataFrame) -> pl.DataFrame:
     """From each call to the next of its rank: how long, and how long of it the rank may have waited.
 
     `cycle` is the step of the later call; at a step's last call all that was begun in it is waited for.
+    `left_ns` is by how much the later call came before the wait would have ended.
     """
     following = {name: pl.col(name).shift(-1).over("rank") for name in ("time_ns", "step", "ours_ns")}
     gaps = calls.with_columns(
@@ -190,9 +192,11 @@ def _gaps(calls: pl.DataFrame) -> pl.DataFrame:
     until = pl.when("crosses").then("latest_ns").otherwise("release_ns")
     ours = pl.when("crosses").then("ours").otherwise(0)
     gap = (pl.col("next_ns") - pl.col("time_ns") - ours).clip(lower_bound=0)
+    waiting = (until - pl.col("time_ns")).clip(lower_bound=0)
     return gaps.with_columns(
         gap_ns=gap,
-        wait_ns=pl.min_horizontal(gap, (until - pl.col("time_ns")).clip(lower_bound=0)).fill_null(0),
+        wait_ns=pl.min_horizontal(gap, waiting).fill_null(0),
+        left_ns=(waiting - gap).clip(lower_bound=0).fill_null(0),
         known=pl.col("release_ns").is_not_null() & (pl.col("cycle") - pl.col("step") <= 1),
     )
 
@@ -202,6 +206,7 @@ def _blocking(gaps: pl.DataFrame) -> pl.DataFrame:
 
     If they are, the time to the next call moves from step to step with the wait; then it varies less once the
     wait is taken off. Absolute deviations from each place's median are compared, which outliers do not sway.
+    Where hosts make their next call before the last member has come, they do not wait.
     """
     place = ["rank", "place", "crosses", "signature"]
 
@@ -214,10 +219,13 @@ def _blocking(gaps: pl.DataFrame) -> pl.DataFrame:
     )
     return (
         spreads.group_by("op", "size", "crosses")
-        .agg(pl.col("waiting").sum(), pl.col("going_on").sum())
+        .agg(pl.col("waiting", "going_on", "wait_ns", "left_ns").sum())
         .with_columns(
-            blocks=(pl.col("waiting") < pl.col("going_on"))
-            | (pl.col("crosses") & (pl.col("waiting") == pl.col("going_on")))
+            blocks=(
+                (pl.col("waiting") < pl.col("going_on"))
+                | (pl.col("crosses") & (pl.col("waiting") == pl.col("going_on")))
+            )
+            & (pl.col("left_ns") <= LEFT * (pl.col("wait_ns") + pl.col("left_ns")))
         )
-        .drop("waiting", "going_on")
+        .drop("waiting", "going_on", "wait_ns", "left_ns")
     )

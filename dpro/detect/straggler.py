@@ -2,7 +2,8 @@
 
 In: a graph. Out: findings. A rank that waits shows long collectives, not long work, so work is what is
 compared, section by section between collectives. A rank is at fault if the step becomes shorter when it
-works like its peers: in nearly every step, and by more than noise.
+works like its peers: in nearly every step, and by more than noise; in all that was recorded, or in the latest
+steps.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ LEAST_SHARE = 0.03
 PERSISTENT = 0.8
 EFFECT_SIZE = 1.5
 FEWEST_STEPS = 2  # one step cannot show that anything persists
+FEWEST_LATEST = 4  # steps, of those that a fault that began while the job ran may show in
 # Student's t, 99.9%, for 1, 2, … degrees of freedom: the spread of few steps is itself hardly known, and
 # every rank is one more chance to be wrong.
 T_999 = (318.3, 22.33, 10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30)
@@ -43,11 +45,13 @@ class Gains:
 
     Attributes:
         ranks: [R] which are healed together.
+        steps: [T] which steps.
         base: [T] ns, step times unhealed.
         saved: [T, R] ns per step.
     """
 
     ranks: list[list[int]]
+    steps: Ints
     base: Ints
     saved: Ints
 
@@ -59,21 +63,40 @@ def find_stragglers(graph: Graph) -> list[Finding]:
     named together.
     """
     ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})
-    gains = healing_gains(graph, [[rank] for rank in ranks]) if len(ranks) > 1 else None
+    work = section_work(graph)
+    gains = healing_gains(graph, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
     if gains is None or gains.base.size < FEWEST_STEPS:
         return []
-    found = [
-        _describe(graph, gains, column)
-        for column in range(len(gains.ranks))
-        if clear_gain(gains.saved[:, column], gains.base)
-    ]
-    named = {rank for finding in found for rank in finding.ranks}
-    others = [rank for rank in _working_longer(graph, gains) if rank not in named]
-    if len(others) > 1:
-        together = healing_gains(graph, [others])
-        if together is not None and clear_gain(together.saved[:, 0], together.base):
-            found.append(_describe(graph, together, 0))
+    found = _clear(graph, work, gains)
+    for first in first_of_latest(gains.steps):
+        named = {rank for finding in found for rank in finding.ranks}
+        latest = work.filter(pl.col("step") >= first)
+        others = [rank for rank in _working_longer(latest, gains) if rank not in named]
+        found += _clear(graph, latest, healing_gains(graph, latest, [[rank] for rank in others]))
+        named |= {rank for finding in found for rank in finding.ranks}
+        left = [rank for rank in others if rank not in named]
+        found += _clear(graph, latest, healing_gains(graph, latest, [left])) if len(left) > 1 else []
     return sorted(found, key=lambda finding: -finding.cost_ns)
+
+
+def first_of_latest(steps: Ints) -> list[int]:
+    """The first of all steps, of the latest half, the latest quarter, …: a fault may be recent.
+
+    Args:
+        steps: [T] in order.
+    """
+    sizes = [steps.size]
+    while sizes[-1] // 2 >= FEWEST_LATEST:
+        sizes.append(sizes[-1] // 2)
+    return [int(steps[-size]) for size in sizes]
+
+
+def _clear(graph: Graph, work: pl.DataFrame, gains: Gains | None) -> list[Finding]:
+    """Findings for those whose healing clearly helps."""
+    if gains is None:
+        return []
+    clear = (at for at in range(len(gains.ranks)) if clear_gain(gains.saved[:, at], gains.base))
+    return [_describe(graph, work, gains, at) for at in clear]
 
 
 def clear_gain(saved: Times, base: Times) -> bool:
@@ -84,52 +107,57 @@ def clear_gain(saved: Times, base: Times) -> bool:
     return bool(saved.mean() >= max(LEAST_SHARE * base.mean(), needed) and persistent >= PERSISTENT)
 
 
-def _working_longer(graph: Graph, gains: Gains) -> list[int]:
-    """Ranks that clearly work longer per step than their peers typically do, be it on the CPU or the GPU."""
-    work = section_work(graph).group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
+def _working_longer(work: pl.DataFrame, gains: Gains) -> list[int]:
+    """Ranks that clearly work longer per step than their peers typically do, be it on the CPU or the GPU.
+
+    Args:
+        work: as `section_work` gives it, of the steps that count.
+        gains: of all steps.
+    """
+    whole = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
+    base = gains.base[gains.steps >= work["step"].to_numpy().min()]
     longer = set()
-    for (_, rank), own in work.group_by("resource", "rank"):
-        peers = (
-            work.filter(pl.col("rank") != rank)
-            .group_by("step", "resource")
-            .agg(peer=pl.col("work_ns").median())
-        )
-        both = own.join(peers, on=["step", "resource"]).sort("step")
-        excess = (both["work_ns"] - both["peer"]).to_numpy()
-        if excess.size == gains.base.size and clear_gain(excess, gains.base):
-            longer.add(int(rank))
+    for rank in work["rank"].unique().to_list():
+        of_peers = whole.filter(pl.col("rank").is_in(peers_of(work, rank)))
+        peers = of_peers.group_by("step", "resource").agg(peer=pl.col("work_ns").median())
+        both = whole.filter(pl.col("rank") == rank).join(peers, on=["step", "resource"]).sort("step")
+        for _, own in both.group_by("resource"):
+            excess = (own["work_ns"] - own["peer"]).to_numpy()
+            if excess.size == base.size and clear_gain(excess, base):
+                longer.add(int(rank))
     return sorted(longer)
 
 
-def healing_gains(graph: Graph, sets: list[list[int]]) -> Gains | None:
+def healing_gains(graph: Graph, work: pl.DataFrame, sets: list[list[int]]) -> Gains | None:
     """Replay with each set of ranks healed in turn; None where no two ranks can be compared.
 
     Args:
         graph: the graph.
+        work: as `section_work` gives it, of the steps that count.
         sets: ranks to heal together; those that have no peer are left out.
     """
-    work = section_work(graph)
     with_peers = [[rank for rank in ranks if peers_of(work, rank)] for ranks in sets]
     sets = [ranks for ranks in with_peers if ranks]
     if not sets:
         return None
     timeline = replay(graph)
     baseline = step_ends(graph, timeline.start, timeline.end)
-    base = durations_of(baseline)
-    durations = np.stack([healed_durations(graph, ranks).min(axis=1) for ranks in sets], axis=1)
+    durations = np.stack([healed_durations(graph, ranks, work=work).min(axis=1) for ranks in sets], axis=1)
     ends = replay_durations(graph, durations)
+    base = durations_of(baseline).filter(pl.col("step") >= work["step"].min())
     saved = []
     for column in range(len(sets)):
         end = np.ascontiguousarray(ends[:, column])
         after = changed_step_times(baseline, graph, end - durations[:, column], end)
-        saved.append((base["duration_ns"] - after["duration_ns"]).to_numpy())
-    return Gains(sets, base["duration_ns"].to_numpy(), np.stack(saved, axis=1))
+        saved.append((base["duration_ns"] - after.tail(base.height)["duration_ns"]).to_numpy())
+    return Gains(sets, base["step"].to_numpy(), base["duration_ns"].to_numpy(), np.stack(saved, axis=1))
 
 
-def _describe(graph: Graph, gains: Gains, column: int) -> Finding:
+def _describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Finding:
     ranks, saved = gains.ranks[column], gains.saved[:, column]
     cost, step = float(saved.mean()), float(gains.base.mean())
-    causes = excess_by_cause(graph, ranks[0])
+    since = int(gains.steps[0])
+    causes = excess_by_cause(graph, ranks[0], peers_of(work, ranks[0]), since)
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
     largest = causes.row(0, named=True)
     who = _names(ranks)
@@ -140,6 +168,8 @@ def _describe(graph: Graph, gains: Gains, column: int) -> Finding:
         f"replayed with {who} as fast as its peers, the step takes "
         f"{format_duration(step - cost)} instead of {format_duration(step)}",
     ]
+    if since > int(np.min(graph.nodes.step[graph.nodes.step >= 0])):
+        evidence.append(f"this is so in the latest {gains.steps.size} recorded steps, from step {since} on")
     if len(ranks) > 1:
         evidence[0] = evidence[0].replace(who, _names(ranks[:1]), 1)
         evidence.append("healing one of them alone saves little: the others are as late")
@@ -163,15 +193,15 @@ def confidence(saved: Times, base: Times) -> float:
     return round(float(np.clip(1 - error, 0, 1)) * persistent, 3)
 
 
-def excess_by_cause(graph: Graph, rank: int) -> pl.DataFrame:
-    """Where a rank's extra work is, against the median of the other ranks.
+def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl.DataFrame:
+    """Where a rank's extra work is, against the median of its peers, from a step on.
 
     Returns:
         `cause`, `class`, `excess_ns` per step, `example` (the name that contributes most), largest first.
     """
     nodes = graph.nodes
     cause, class_ = _causes(graph)
-    counted = (nodes.step >= 0) & (cause != "")
+    counted = (nodes.step >= since) & (cause != "")
     names = np.array(graph.names, dtype=object)
     label = np.where(nodes.around >= 0, names[np.maximum(nodes.around, 0)], names[nodes.name])
     label = np.where(nodes.kind == NodeKind.HOST, label, names[nodes.name])
@@ -193,8 +223,8 @@ def excess_by_cause(graph: Graph, rank: int) -> pl.DataFrame:
         .join(steps, on="rank")
         .with_columns(work=pl.col("work") / pl.col("steps"))
     )
-    peers = per_step.filter(pl.col("rank") != rank).group_by(keys).agg(peer=pl.col("work").median())
-    own = per_step.filter(pl.col("rank") == rank).join(peers, on=keys, how="left")
+    others = per_step.filter(pl.col("rank").is_in(peers)).group_by(keys).agg(peer=pl.col("work").median())
+    own = per_step.filter(pl.col("rank") == rank).join(others, on=keys, how="left")
     excess = own.with_columns(excess_ns=pl.col("work") - pl.col("peer").fill_null(0)).sort(
         ["excess_ns", "label"], descending=[True, False]
     )

@@ -80,7 +80,9 @@ def place_text(rank: int | None, host: str, stage: int | None) -> str:
     return f"rank {rank}" if rank is not None else f"host {host}" if host else f"stage {stage}"
 
 
-def healed_durations(graph: Graph, ranks: Sequence[int], apart: Collection[int] = ()) -> Ints:
+def healed_durations(
+    graph: Graph, ranks: Sequence[int], apart: Collection[int] = (), work: pl.DataFrame | None = None
+) -> Ints:
     """Durations with one rank healed at a time.
 
     For each section of a step, and for CPU and GPU work apart, the rank's typical time (median over steps)
@@ -92,6 +94,7 @@ def healed_durations(graph: Graph, ranks: Sequence[int], apart: Collection[int] 
         graph: the graph.
         ranks: which ranks, one scenario each.
         apart: ranks that are nobody's peers.
+        work: as `section_work` gives it, of the steps that tell what is typical; of all where None.
 
     Returns:
         [N, len(ranks)] ns, nowhere longer than in the graph.
@@ -99,9 +102,13 @@ def healed_durations(graph: Graph, ranks: Sequence[int], apart: Collection[int] 
     Raises:
         Unanswerable: a rank is not in the run, or has no peer that went through the same sections.
     """
-    work, keys = section_work(graph), _work_keys(graph)
+    known = section_work(graph) if work is None else work
     return _healed(
-        graph, keys, work, ranks, lambda rank: [peer for peer in peers_of(work, rank) if peer not in apart]
+        graph,
+        _work_keys(graph),
+        known,
+        ranks,
+        lambda rank: [peer for peer in peers_of(known, rank) if peer not in apart],
     )
 
 
@@ -173,15 +180,34 @@ def section_work(graph: Graph) -> pl.DataFrame:
 
     Returns:
         `rank`, `step`, `position` (of the section in its step), `resource` (CPU 0, GPU 1), `name`, `around`
-        (codes of names that are alike), `work_ns`.
+        (codes of names that are alike), `work_ns`, `calls` (a code of what the rank calls in a step).
     """
     keys = _work_keys(graph)
     return (
         keys.with_columns(work_ns=pl.Series(graph.nodes.duration[keys["node"].to_numpy()]))
         .group_by("rank", "step", *LABEL)
         .agg(pl.col("work_ns").sum())
+        .join(_calls(graph), on="rank", how="left")
+        .with_columns(pl.col("calls").fill_null(0))
         .sort("rank", "step", *LABEL)
     )
+
+
+def _calls(graph: Graph) -> pl.DataFrame:
+    """`rank` and `calls`, a code of what it mostly calls in a step: operations, sizes of groups, places.
+
+    Stages of a pipeline may call as often, and still do other work in between.
+    """
+    nodes = graph.nodes
+    here = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0) & (nodes.message >= 0))
+    messages = pl.DataFrame(
+        [(each.op, each.num_ranks) for each in graph.messages],
+        schema={"op": pl.String, "size": pl.Int64}, orient="row",
+    )  # fmt: skip
+    called = pl.DataFrame({"rank": nodes.rank[here], "step": nodes.step[here], "place": nodes.section[here]})
+    called = called.with_columns(messages[nodes.message[here]])
+    of_steps = called.group_by("rank", "step").agg(calls=pl.struct("op", "size", "place").hash().sum())
+    return of_steps.group_by("rank").agg(pl.col("calls").mode().min())
 
 
 def _ratios(work: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
@@ -229,8 +255,8 @@ def _median_of(count: int) -> pl.Expr:
 
 
 def peers_of(work: pl.DataFrame, rank: int) -> list[int]:
-    """Other ranks whose steps fall into as many sections."""
-    sections = work.group_by("rank").agg(pl.col("position").max())
-    own = sections.filter(pl.col("rank") == rank)["position"]
-    same = sections.filter((pl.col("rank") != rank) & pl.col("position").is_in(own.to_list()))
+    """Other ranks whose steps fall into as many sections, between the same calls."""
+    sections = work.group_by("rank").agg(pl.col("position").max(), pl.col("calls").first())
+    own = sections.filter(pl.col("rank") == rank)
+    same = sections.join(own, on=["position", "calls"], how="semi").filter(pl.col("rank") != rank)
     return sorted(same["rank"].to_list())

@@ -49,6 +49,11 @@ def test_own_time_of_a_step_is_its_work_without_the_wait_for_a_slower_rank(block
     assert own == pytest.approx([41, 61, 41], rel=0.03)
 
 
+def test_hosts_that_make_their_next_call_before_the_last_has_come_do_not_wait_for_it():
+    job = slower(noisy(data_parallel(3, 12, buckets=4), 1, 0.01), 1, 2.0)
+    assert np.median(own_ms(job), axis=0) == pytest.approx([41, 81, 41], rel=0.03)
+
+
 def test_rank_that_works_longer_is_named_with_what_the_others_wait_for_it():
     [finding] = find_late_ranks(*tables(slower(noisy(data_parallel(4, 12), 3, 0.01), 2, 1.25)))
     assert (finding.component_kind, finding.component_id, finding.ranks) == ("rank", "2", (2,))

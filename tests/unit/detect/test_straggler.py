@@ -195,3 +195,25 @@ def test_a_slow_rank_of_one_group_is_named_where_ranks_call_in_groups_and_all_to
     work = replace(alike(num_ranks, num_collectives=3), groups=[pairs, pairs, [list(range(num_ranks))]])
     work = noisy(slower(work, "compute", 1, times=1.5), seed=1, sigma=0.02)
     assert blamed(diagnosed(tmp_path, work)) == [("slow.compute", "rank", "1")]
+
+
+def test_ranks_that_make_as_many_calls_in_other_groups_are_no_peers(tmp_path):
+    """Stages of a pipeline, of which one has more to do."""
+    groups = [[[0, 1, 2], [3, 4]]] * 2 + [[range(5)]]
+    uneven = slower(alike(5, num_collectives=3), "compute", [3, 4], times=1.5)
+    assert diagnosed(tmp_path, replace(uneven, groups=groups)) == []
+
+
+def test_rank_that_became_slow_while_the_job_was_recorded_is_named(tmp_path):
+    work = noisy(alike(4, num_steps=12), 4, 0.02)
+    work.compute[2, 6:] *= 1.5
+    (finding,) = diagnosed(tmp_path, work)
+    assert (finding.class_, finding.ranks) == ("slow.compute", (2,))
+    assert finding.cost_ns == pytest.approx(20 * MS, rel=0.25)  # per step since then
+    assert "latest 6 recorded steps" in " ".join(finding.evidence)
+
+
+def test_rank_that_was_slow_for_a_while_and_no_longer_is_blamed_for_nothing(tmp_path):
+    work = noisy(alike(4, num_steps=12), 4, 0.02)
+    work.compute[2, :6] *= 1.5
+    assert diagnosed(tmp_path, work) == []
