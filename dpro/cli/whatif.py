@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.analysis import analyse, run_argument
-from dpro.cli.output import console, json_option, print_json
+from dpro.cli.output import console, json_option, print_json, progress
 from dpro.errors import UsageError
 from dpro.units import ms
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dpro.analysis.analysis import Analysis
+    from dpro.replay.accuracy import Trust
     from dpro.replay.whatif.predict import Prediction, Refusal
+    from dpro.replay.whatif.search import Interaction
     from dpro.replay.whatif.sensitivity import Curve
 
 ROWS = 12
@@ -59,9 +63,21 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     is_flag=True,
     help="How much faster network, kernels, host and input have to be until something else is the limit.",
 )
+@click.option(
+    "--budget",
+    type=click.IntRange(min=1),
+    help="How many predictions to make at most where no edit is given.  [default: 100]",
+)
 @json_option
 @click.pass_context
-def whatif(ctx: click.Context, run: str, edits: tuple[str, ...], with_curves: bool, as_json: bool) -> None:
+def whatif(
+    ctx: click.Context,
+    run: str,
+    edits: tuple[str, ...],
+    with_curves: bool,
+    budget: int | None,
+    as_json: bool,
+) -> None:
     """Predict what a change would do to the mean step time, with an interval.
 
     \b
@@ -80,9 +96,13 @@ def whatif(ctx: click.Context, run: str, edits: tuple[str, ...], with_curves: bo
     if with_curves:
         if parsed:
             raise UsageError("--sensitivity looks at the run as it is: give no --edit with it")
+        if budget is not None:
+            raise UsageError("--budget is for the search, which --sensitivity does not make")
         _sensitivity(run, as_json)
         return
-    document, predictions, refused = whatif_document(run, parsed)
+    if parsed and budget is not None:
+        raise UsageError("--budget is for the search: give no --edit with it")
+    document, predictions, refused = whatif_document(run, parsed, budget)
     if as_json:
         print_json(document)
     else:
@@ -96,16 +116,34 @@ def _sensitivity(run: str, as_json: bool) -> None:
 
     analysis = analyse(run)
     curves = sensitivity(analysis.built.predictive)
+    document = {"run": analysis.run.label, **_trust_document(analysis.trust)}
     if as_json:
-        print_json({"run": analysis.run.label, "sensitivity": [_curve_document(curve) for curve in curves]})
+        print_json({**document, "sensitivity": [_curve_document(curve) for curve in curves]})
         return
     out = console()
+    _print_trust(out, document)
     for curve in curves:
         out.print(in_words(curve))
         if curve.break_even is None:
             continue
         steps = zip(curve.factors, curve.step_ns)
         out.print("  " + "  ".join(f"x{factor:g} {ms(step):.2f} ms" for factor, step in steps))
+
+
+def _trust_document(trust: Trust) -> dict[str, Any]:
+    """How far to believe what follows from the replay."""
+    return {
+        "answerable": trust.answerable,
+        "reasons": list(trust.reasons),
+        "assumed": list(trust.assumed),
+    }
+
+
+def _print_trust(out: Console, document: dict[str, Any]) -> None:
+    if not document["answerable"]:
+        out.print("Do not rely on what follows: the replay does not fit the trace well enough.")
+    for reason in (*document["reasons"], *document["assumed"]):
+        out.print(f"  - {reason}")
 
 
 def _curve_document(curve: Curve) -> dict[str, Any]:
@@ -119,7 +157,9 @@ def _curve_document(curve: Curve) -> dict[str, Any]:
     }
 
 
-def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Prediction], list[Refusal]]:
+def whatif_document(
+    run: str, edits: list[Any], budget: int | None = None
+) -> tuple[dict[str, Any], list[Prediction], list[Refusal]]:
     """Predict the edits together, or search where there are none.
 
     Raises:
@@ -128,7 +168,7 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
     from dpro.errors import Unanswerable
     from dpro.replay.timeline import durations_of
     from dpro.replay.whatif.predict import Refusal, baseline_steps, predict
-    from dpro.replay.whatif.search import search
+    from dpro.replay.whatif.search import BUDGET, Found, explore
     from dpro.trial.calibrate import as_tried
 
     analysis = analyse(run)
@@ -136,25 +176,34 @@ def whatif_document(run: str, edits: list[Any]) -> tuple[dict[str, Any], list[Pr
     baseline = baseline_steps(graph)
     if edits:
         try:
-            predictions, refused = [predict(graph, baseline, edits, trust)], []
+            found = Found([predict(graph, baseline, edits, trust)], [], [], [])
         except Unanswerable as error:
-            predictions, refused = [], [Refusal(" + ".join(map(str, edits)), str(error))]
+            found = Found([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
     else:
-        predictions, refused = search(graph, trust)
-    predictions, widened = as_tried(predictions)
+        with progress("Trying edits") as tell:
+            found = explore(graph, trust, BUDGET if budget is None else budget, tell)
+    predictions, widened = as_tried(found.predictions)
     document = {
         "run": analysis.run.label,
         "baseline_ms": ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
         "measured_ms": ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
         "other_steps_ms": _steps_outside_windows(analysis),
-        "answerable": trust.answerable,
-        "reasons": list(trust.reasons),
-        "assumed": list(trust.assumed),
+        **_trust_document(trust),
         "predictions": [prediction_document(prediction) for prediction in predictions],
         "widened": widened,
-        "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in refused],
+        "interactions": [_interaction_document(interaction) for interaction in found.interactions],
+        "untried": [str(edit) for edit in found.untried],
+        "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in found.refused],
     }
-    return document, predictions, refused
+    return document, predictions, found.refused
+
+
+def _interaction_document(interaction: Interaction) -> dict[str, Any]:
+    return {
+        "edits": [str(edit) for edit in interaction.edits],
+        "together_ms": ms(interaction.together_ns),
+        "apart_ms": ms(interaction.apart_ns),
+    }
 
 
 def _how_to_try(predictions: list[Prediction]) -> str:
@@ -193,10 +242,7 @@ def _print(
     document: dict[str, Any], predictions: list[Prediction], refused: list[Refusal], searched: bool
 ) -> None:
     out = console()
-    if not document["answerable"]:
-        out.print("Do not rely on what follows: the replay does not fit the trace well enough.")
-    for reason in (*document["reasons"], *document["assumed"]):
-        out.print(f"  - {reason}")
+    _print_trust(out, document)
     base, measured = document["baseline_ms"], document["measured_ms"]
     out.print(f"The mean step takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
     other = document["other_steps_ms"]
@@ -217,7 +263,13 @@ def _print(
     trial = _how_to_try(predictions)
     if trial:
         out.print(f"To see what it really does: {trial}")
+    for pair in document["interactions"]:
+        more = "more" if pair["together_ms"] > pair["apart_ms"] else "less"
+        told = f"{pair['together_ms']:.2f} ms) than in sum ({pair['apart_ms']:.2f} ms"
+        out.print(f"  {' and '.join(pair['edits'])} save {more} together ({told})")
     for line in document["widened"]:
         out.print(line)
+    if document["untried"]:
+        out.print(f"not tried, for want of budget: {', '.join(document['untried'])}")
     for refusal in refused:
         out.print(f"not answered: {refusal.edit}: {refusal.reason}")

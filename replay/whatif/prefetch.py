@@ -152,7 +152,7 @@ def _nodes_within(graph: Graph, around: NDArray[np.str_], prefixes: tuple[str, .
 
 
 def _issue_earlier(draft: Draft, moved: pl.DataFrame) -> None:
-    """All-gathers are called once the results of earlier ones are copied, and need of the GPU what those did."""
+    """Call all-gathers once the results of earlier ones are copied; of the GPU they need what those did."""
     graph, edges = draft.graph, draft.graph.edges
     for arrive, earlier, behind in moved.select("arrive", "earlier", "behind").iter_rows():
         for edge in range(graph.indptr[arrive], graph.indptr[arrive + 1]):

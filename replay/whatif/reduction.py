@@ -163,7 +163,7 @@ def with_reductions(
         draft.gone[each.arrive] = draft.gone[each.transfer] = True
         draft.gone[meetings.of(graph.nodes.collective[each.arrive])] = True
         draft.duration[np.concatenate(each.calls)] = 0
-    workers, leaving = _workers(graph), np.flatnonzero(draft.gone[graph.edges.source])
+    workers, leaving = workers_of(graph), np.flatnonzero(draft.gone[graph.edges.source])
     behind: dict[tuple[int, int], list[int]] = defaultdict(list)
     surroundings = [_surroundings(graph, each, draft.gone, leaving) for each in known.passes]
     for which, (each, reductions) in enumerate(zip(known.passes, wanted)):
@@ -391,7 +391,7 @@ def on_stream(known: Reduced) -> bool:
     return known.graph.lanes[int(nodes.lane[known.passes[0].transfer[0]])][1].startswith("stream")
 
 
-def _workers(graph: Graph) -> dict[int, int]:
+def workers_of(graph: Graph) -> dict[int, int]:
     """How many reductions a rank can run side by side."""
     nodes = graph.nodes
     moving = nodes.kind == NodeKind.TRANSFER

@@ -2,31 +2,36 @@
 
 In: a graph. Out: predictions, the largest gain first, and what the run cannot answer. The search is greedy:
 what saves most is taken, then what saves most on top of it, each time by a replay of all that is taken so
-far, since two edits may save the same time, or make room for each other. The same run gives the same answer.
+far, since two edits may save the same time, or make room for each other. Of the best, each two are tried
+together first. Nothing is random: the same run gives the same answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
-import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError, NodeKind
 from dpro.replay.timeline import durations_of, replay, time_on_critical_path
+from dpro.replay.whatif.bucket import Bucket
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.fusing import sizes_worth_replaying
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict
+from dpro.replay.whatif.reduction import reduced
 from dpro.replay.whatif.registry import EDITS
 from dpro.replay.whatif.scale import Scale
 from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
 
-# What can be done to a job without buying anything; several go together.
+# What can be done to a job without buying anything; several go together. Sizes of buckets come on top.
 ACTIONS = (
     "hide-input",
     "no-sync:within=aten::item",
@@ -34,10 +39,8 @@ ACTIONS = (
     "compile",
     "cuda-graph",
     "precision:dtype=bf16",
-    "bucket:mb=1",
-    "bucket:mb=5",
-    "bucket:mb=100",
     "compress:to=bf16",
+    "prefetch:ahead=1",
     "gc:every=100",
 )
 # What no change of the job alone can do: how much there is to gain.
@@ -45,38 +48,123 @@ BOUNDS = ("no-launch", "network:bandwidth=2", "no-comm")
 MOST_RANKS = 8  # that are healed one by one: those that decide most of the critical path
 LARGEST_OPS = 4  # how many kernels (on a CPU job: operators) are tried at half their time
 MOST_TOGETHER = 4
+MOST_PAIRED = 5  # of the best edits each two are tried together
 WORTH = 0.01  # of the step: what an edit has to save on top of those taken before
+INTERACT = 0.01  # of the step: by how much two together differ from their sum to be worth saying
+BUDGET = 100  # predictions
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """Two edits that save more or less together than each for itself.
+
+    Attributes:
+        edits: the two.
+        together_ns, apart_ns: what they save per step together, and in sum.
+    """
+
+    edits: tuple[Edit, Edit]
+    together_ns: float
+    apart_ns: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        predictions: the largest gain first.
+        refused: what the run cannot answer; of edits of one kind that are refused alike, the first.
+        interactions: pairs of the best edits whose gains do not add up.
+        untried: edits that the budget left no room for.
+    """
+
+    predictions: list[Prediction]
+    refused: list[Refusal]
+    interactions: list[Interaction]
+    untried: list[Edit]
 
 
 def search(graph: Graph, trust: Trust) -> tuple[list[Prediction], list[Refusal]]:
+    """Predictions and refusals of `explore`."""
+    found = explore(graph, trust)
+    return found.predictions, found.refused
+
+
+def explore(
+    graph: Graph, trust: Trust, budget: int = BUDGET, tell: Callable[[int, int], None] = lambda *_: None
+) -> Found:
     """Predict every candidate, and the best of them together; largest gain first.
 
     Args:
         graph: the unchanged graph.
         trust: how well its replay fits.
-
-    Returns:
-        Predictions, and what was refused: of edits of one kind that are refused alike, the first.
+        budget: how many predictions to make at most.
+        tell: is told how many predictions were made, and how many there will be at most.
 
     Raises:
         Unanswerable: there is no whole step.
     """
-    baseline = baseline_steps(graph)
+    tries = _Tries(graph, trust, budget, tell)
+    every = candidates(graph)
+    tries.expected = len(every) + MOST_PAIRED * (MOST_PAIRED - 1) // 2 + MOST_TOGETHER
     predictions, refused = [], dict[tuple[str, str], Refusal]()
-    for edit in candidates(graph):
+    for edit in every[:budget]:
         try:
-            predictions.append(predict(graph, baseline, [edit], trust))
+            predictions.append(tries.predict([edit]))
         except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
             refused.setdefault((edit.name, str(error)), Refusal(str(edit), str(error)))
-    predictions += _together(graph, baseline, trust, _by_gain(predictions))
-    return _by_gain(predictions), list(refused.values())
+    usable = _usable(tries, _by_gain(predictions))
+    pairs, interactions = _pairs(tries, usable)
+    predictions += _together(tries, usable, pairs)
+    return Found(_by_gain(predictions), list(refused.values()), interactions, every[budget:])
+
+
+class _Tries:
+    """Predictions on one graph, counted.
+
+    Attributes:
+        base_ns: the mean step as it is.
+        left: how many more there may be.
+        expected: how many there will be at most, to be told.
+    """
+
+    def __init__(self, graph: Graph, trust: Trust, budget: int, tell: Callable[[int, int], None]) -> None:
+        self._graph, self._trust, self._tell = graph, trust, tell
+        self._baseline = baseline_steps(graph)
+        self.base_ns = float(durations_of(self._baseline)["duration_ns"].to_numpy().mean())
+        self.left, self._made, self.expected = budget, 0, budget
+
+    def predict(self, edits: Sequence[Edit]) -> Prediction:
+        """One more."""
+        self.left -= 1
+        self._made += 1
+        self._tell(self._made, min(self.expected, self._made + self.left))
+        return predict(self._graph, self._baseline, edits, self._trust)
+
+    def together(self, edits: Iterable[Edit]) -> Prediction | None:
+        """One of several edits; None where one leaves nothing for another to change, or no budget is left."""
+        if self.left <= 0:
+            return None
+        try:
+            return self.predict(_in_order(edits))
+        except (Unanswerable, GraphError):
+            return None
 
 
 def candidates(graph: Graph) -> list[Edit]:
     """Edits worth trying on any run: what can be done, ranks healed, bounds, and the largest work."""
     known = [parse_edit(text) for text in (*ACTIONS, *BOUNDS)]
     heals = [Heal(rank) for rank in _deciding_ranks(graph)]
-    return [*heals, *known, *_largest_ops(graph)]
+    return [*heals, *_buckets(graph), *known, *_largest_ops(graph)]
+
+
+def _buckets(graph: Graph) -> list[Edit]:
+    """Sizes of buckets that may be best; where nothing is known of them, one to be refused."""
+    try:
+        return [Bucket(size) for size in sizes_worth_replaying(reduced(graph))]
+    except Unanswerable:
+        return [Bucket(1.0)]
 
 
 def _deciding_ranks(graph: Graph) -> list[int]:
@@ -100,30 +188,50 @@ def _largest_ops(graph: Graph) -> list[Edit]:
     return [Scale(Selection(name=graph.names[i], kind=word), 0.5) for i in largest]
 
 
-def _together(
-    graph: Graph, baseline: pl.DataFrame, trust: Trust, singles: list[Prediction]
-) -> list[Prediction]:
-    """What the best edits save together, one more at a time."""
-    base = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
-    doable = [parse_edit(text) for text in ACTIONS]
-    usable = [
+def _usable(tries: _Tries, singles: list[Prediction]) -> list[Prediction]:
+    """Those that can be done to a job, and save enough."""
+    doable = {text.partition(":")[0] for text in ACTIONS} | {Bucket.name, Heal.name}
+    return [
         single
         for single in singles
-        if (single.edits[0] in doable or isinstance(single.edits[0], Heal))
-        and single.predicted_ns <= (1 - WORTH) * base
+        if single.edits[0].name in doable and single.predicted_ns <= (1 - WORTH) * tries.base_ns
     ]
-    found: list[Prediction] = []
-    taken = usable[:1]
-    for single in usable[1:]:
+
+
+def _pairs(
+    tries: _Tries, usable: list[Prediction]
+) -> tuple[dict[frozenset[Edit], Prediction], list[Interaction]]:
+    """Each two of the best together, and those that do not save what they do in sum."""
+    pairs, found = {}, []
+    for one, other in combinations(usable[:MOST_PAIRED], 2):
+        if not _goes_with(other.edits[0], [one]):
+            continue
+        edits = (one.edits[0], other.edits[0])
+        both = tries.together(edits)
+        if both is None:
+            continue
+        pairs[frozenset(edits)] = both
+        together = tries.base_ns - both.predicted_ns
+        apart = 2 * tries.base_ns - one.predicted_ns - other.predicted_ns
+        if abs(together - apart) > INTERACT * tries.base_ns:
+            found.append(Interaction(edits, together, apart))
+    return pairs, found
+
+
+def _together(
+    tries: _Tries, usable: list[Prediction], pairs: dict[frozenset[Edit], Prediction]
+) -> list[Prediction]:
+    """What the best edits save together, one more at a time, from the best two on."""
+    base, found = tries.base_ns, list[Prediction]()
+    ordered = _best_pair_first(usable, pairs)
+    taken = ordered[:1]
+    for single in ordered[1:]:
         if len(taken) == MOST_TOGETHER or not _goes_with(single.edits[0], taken):
             continue
         so_far = found[-1].predicted_ns if found else taken[0].predicted_ns
-        edits = _in_order(edit for each in (*taken, single) for edit in each.edits)
-        try:
-            both = predict(graph, baseline, edits, trust)
-        except (Unanswerable, GraphError):  # what one leaves over is not what the other needs
-            continue
-        if both.predicted_ns <= so_far - WORTH * base:
+        edits = [edit for each in (*taken, single) for edit in each.edits]
+        both = pairs.get(frozenset(edits)) or tries.together(edits)
+        if both is not None and both.predicted_ns <= so_far - WORTH * base:
             taken.append(single)
             apart = sum(base - each.predicted_ns for each in taken)
             note = (
@@ -132,6 +240,16 @@ def _together(
             )
             found.append(dataclasses.replace(both, notes=(note, *both.notes)))
     return found
+
+
+def _best_pair_first(usable: list[Prediction], pairs: dict[frozenset[Edit], Prediction]) -> list[Prediction]:
+    """Single edits, those of the best pair before the others where that beats the best of them."""
+    if not pairs:
+        return usable
+    best = min(pairs, key=lambda pair: (pairs[pair].predicted_ns, sorted(map(str, pair))))
+    if pairs[best].predicted_ns >= usable[0].predicted_ns:
+        return usable
+    return sorted(usable, key=lambda single: single.edits[0] not in best)
 
 
 def _goes_with(edit: Edit, taken: Iterable[Prediction]) -> bool:

@@ -285,6 +285,21 @@ def test_an_edit_that_the_run_cannot_answer_is_refused_with_the_reason(imported)
     assert found["refused"] == [{"edit": "heal:rank=9", "reason": "rank 9 is not in the run"}]
 
 
+def test_search_keeps_to_its_budget_and_curves_say_what_is_doubtful(imported, here):
+    found = one_object(here("whatif", imported, "--budget", "2", "--json"))
+    assert len(found["predictions"]) + len(found["refused"]) == 2
+    assert found["untried"]
+    assert "not tried, for want of budget: " in here("whatif", imported, "--budget", "2").stdout
+    whole, curves = (
+        one_object(here("whatif", imported, *more, "--json")) for more in ([], ["--sensitivity"])
+    )
+    assert whole == one_object(here("whatif", imported, "--json"))
+    for told in ("answerable", "reasons", "assumed"):
+        assert curves[told] == whole[told]
+    for more in (["--sensitivity"], ["-e", "no-comm"]):
+        assert "--budget is for the search" in refused(here("whatif", imported, "--budget", "2", *more), 2)
+
+
 def test_all_edits_are_listed_without_a_run():
     done = dpro("whatif", "--list")
     assert done.returncode == 0

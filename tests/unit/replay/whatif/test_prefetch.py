@@ -16,7 +16,7 @@ LAYERS, LAYER, GATHER, REDUCE, COPY = 4, 1000.0, 600.0, 500.0, 40.0
 
 
 def fsdp_job(num_steps: int = 3) -> TinyRun:
-    """Two ranks gather a layer's parameters before its forward and backward pass, and reduce its gradients."""
+    """Two ranks gather each layer before its forward and backward pass, and reduce its gradients."""
     run = TinyRun()
     at, number = 0.0, 0
 

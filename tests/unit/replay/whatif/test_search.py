@@ -15,10 +15,11 @@ from dpro.replay.timeline import replay, time_on_critical_path
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.input import HideInput
 from dpro.replay.whatif.predict import Refusal
-from dpro.replay.whatif.search import ACTIONS, BOUNDS, MOST_RANKS, candidates, search
+from dpro.replay.whatif.search import ACTIONS, BOUNDS, MOST_RANKS, candidates, explore, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
 from dpro.store import open_run
 from tests.builders import TinyRun
+from tests.ddp import ddp_job
 from tests.unit.detect.jobs import alike, graph_of, slower, write_job
 
 
@@ -43,7 +44,28 @@ def test_edits_that_help_apart_are_tried_together_and_say_what_they_share(job):
 
 def test_search_is_the_same_each_time(job):
     graph, trust = job
-    assert search(graph, trust) == search(graph, trust)
+    assert explore(graph, trust) == explore(graph, trust)
+
+
+def test_gains_that_do_not_add_up_are_told(tmp_path):
+    # Reduced beside backward, or of half the size: what is hidden already saves nothing by being smaller.
+    run = ddp_job(us_per_kb=1, num_steps=3).write(tmp_path / "run")
+    built = build_graph(run)
+    found = explore(built.graph, assess(built, replay(built.graph), run.manifest))
+    (pair,) = [each for each in found.interactions if str(each.edits[1]) == "compress:to=bf16"]
+    assert str(pair.edits[0]).startswith("bucket:mb=") or str(pair.edits[0]) == "compress:to=bf16"
+    assert pair.together_ns < pair.apart_ns
+
+
+def test_search_keeps_to_its_budget_and_says_what_it_left_out(job):
+    graph, trust = job
+    told: list[tuple[int, int]] = []
+    found = explore(graph, trust, budget=3, tell=lambda done, total: told.append((done, total)))
+    every = candidates(graph)
+    assert len(found.predictions) + len(found.refused) == 3
+    assert found.untried == every[3:]
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert explore(graph, trust).untried == []
 
 
 def test_edit_that_breaks_the_graph_is_refused_and_the_others_are_predicted(job, monkeypatch):
