@@ -42,12 +42,22 @@ def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> R
 
     source = Path(path)
     if not source.exists():
-        raise InputError(f"{source}: no such file or folder")
+        raise InputError(f"{source}: no such file or folder{_instead_of(source)}")
     if source.is_dir():
         ensure_finished(source)
         if is_run(source) or holds_tables(source):
             return open_run(source)
     return _open_cached(source, watched)
+
+
+def _instead_of(path: Path) -> str:
+    """What may have been meant by a path that does not exist, and what makes a run."""
+    from difflib import get_close_matches
+
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, beside, n=1)
+    meant = f" (did you mean {path.parent / near[0]}?)" if near else ""
+    return f"{meant}; `dpro record -o RUN -- COMMAND` makes a run, `dpro demo` a small one to look at"
 
 
 def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> None:

@@ -145,8 +145,16 @@ def why_unanswerable(run: Run) -> Iterator[None]:
     try:
         yield
     except Unanswerable as error:
-        reason = why_no_window(run)
+        reason = why_no_window(run) or _what_calls_tell(run)
         raise Unanswerable(f"{error}; {reason}" if reason else str(error)) from error
+
+
+def _what_calls_tell(run: Run) -> str:
+    """What a run without spans can be asked, such as dumps of a flight recorder."""
+    rows = run.rows()
+    if rows[SPANS.name] or not rows[COLLECTIVES.name]:
+        return ""
+    return "what it holds, collective calls, is enough for `dpro diagnose` and `dpro info`"
 
 
 def why_no_window(run: Run) -> str:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from dpro._version import __version__
 from dpro.errors import DproError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # command -> (module, attribute, one line for `dpro --help`). Modules load on use, so help stays fast.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -32,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("dpro.cli.export", "export", "Write the timelines for Perfetto and other viewers."),
     "doctor": ("dpro.cli.doctor", "doctor", "Is this machine ready to record, and what to do if not."),
     "demo": ("dpro.cli.demo", "demo", "See it work: record a small real job and explain it."),
+    "completion": ("dpro.cli.completion", "completion", "Have a shell complete dpro's commands and edits."),
 }
 
 
@@ -50,6 +55,24 @@ class LazyGroup(click.Group):
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant; of one that does not exist, what comes nearest."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{meant}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, none of which is imported for it, and options."""
+        from dpro.cli.completion import commands
+
+        return [*commands(COMMANDS, incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table above, importing none of them."""
@@ -74,7 +97,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; an error a user can act on is one line on stderr and its exit code."""
     try:
-        cli()
+        cli(prog_name="dpro")  # also for `python -m dpro`
     except DproError as error:
         click.echo(f"dpro: {error}", err=True)
         sys.exit(error.exit_code)

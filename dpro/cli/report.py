@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dpro.cli.analysis import run_argument
 from dpro.cli.output import console, json_option, print_json, stderr_console, write_text
 from dpro.errors import UsageError, needs_extra
 from dpro.units import NS_PER_MS, format_bytes
@@ -40,7 +41,7 @@ HOST_FACTS = {  # likewise
 
 
 @click.command()
-@click.argument("run")
+@run_argument
 @click.option(
     "--top",
     type=click.IntRange(min=1),

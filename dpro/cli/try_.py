@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.cli.completion import changes
 from dpro.cli.output import console, json_option, print_json, stderr_console, warn
 from dpro.errors import DproError, InputError, UsageError
 
@@ -75,7 +76,7 @@ class Plan:
 
 
 @click.command("try", cls=_WithJob)
-@click.argument("edits", nargs=-1, required=True, metavar="EDIT...")
+@click.argument("edits", nargs=-1, required=True, metavar="EDIT...", shell_complete=changes)
 @click.option(
     "-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the runs.  [default: dpro-try-YYYYmmdd-HHMMSS]",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.analysis import analyse, run_argument
+from dpro.cli.completion import edits as complete_edits
 from dpro.cli.output import console, json_option, print_json, progress
 from dpro.errors import UsageError
 from dpro.units import ms
@@ -52,6 +53,7 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     "edits",
     multiple=True,
     metavar="EDIT",
+    shell_complete=complete_edits,
     help="An edit to predict; several apply together, in order. Without any, the likely ones are ranked.",
 )
 @click.option(

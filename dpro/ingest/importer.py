@@ -126,9 +126,11 @@ def find_traces(sources: Sequence[Path]) -> Traces:
     known = registry()
     traces = Traces([], Counter[str](), list(known.warnings))
     unopened: list[DproError] = []
+    runs: set[Path] = set()
     for path in sorted({file for source in sources for file in _files(source, traces.passed_over, unopened)}):
         if _is_table(path):
             traces.passed_over["tables of dpro runs"] += 1
+            runs.add(path.parent.parent)
             continue
         try:
             for source, head in heads(path):
@@ -142,6 +144,7 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         names = ", ".join(str(source) for source in sources)
         held = "; ".join(f"{count} {reason}" for reason, count in sorted(traces.passed_over.items()))
         given = f"dpro reads {', '.join(each.name for each in known.importers)} files"
+        given = f"name one of the runs in it, such as {min(runs)}" if runs else given
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)
     return traces

@@ -1,0 +1,78 @@
+"""`dpro completion`: what makes a shell complete commands, options, paths and edits.
+
+In: the name of a shell, or what the user has typed so far of an edit. Out: a script, or what may follow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from dpro.replay.whatif.edit import Edit
+
+VARIABLE = "_DPRO_COMPLETE"  # click's, for a program called dpro
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print a script that completes dpro's commands, options, paths and edits.
+
+    \b
+    eval "$(dpro completion bash)"                       in ~/.bashrc (bash 4.4 or newer)
+    eval "$(dpro completion zsh)"                        in ~/.zshrc
+    dpro completion fish > ~/.config/fish/completions/dpro.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from dpro.cli import cli
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(cli, {}, "dpro", VARIABLE).source())
+
+
+def edits(_context: click.Context, _option: click.Parameter, typed: str) -> list[CompletionItem]:
+    """What may follow in an edit: its name, then keys that are not yet given, then words that a key takes."""
+    from dpro.replay.whatif.edit import keys_of
+    from dpro.replay.whatif.registry import EDITS
+
+    name, colon, given = typed.partition(":")
+    if not colon:
+        named = [(f"{each}:" if keys_of(edit) else each, edit.summary) for each, edit in EDITS.items()]
+        return _that_begin(named, typed)
+    return _that_begin(_of_keys(EDITS[name], typed, given), typed) if name in EDITS else []
+
+
+def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
+    """All that has been typed, with what may follow, and what that means."""
+    from dpro.replay.whatif.edit import keys_of
+
+    keys = keys_of(edit)
+    *before, last = given.split(",")
+    done = typed.removesuffix(last)
+    key, equals, _ = last.partition("=")
+    if equals:
+        return [(f"{done}{key}={word}", "") for word in (keys[key].choices if key in keys else ())]
+    known = {part.partition("=")[0] for part in before}
+    return [(f"{done}{each}=", told.help) for each, told in keys.items() if each not in known]
+
+
+def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Examples of the changes that `dpro try` makes."""
+    from dpro.trial.changes import CHANGES
+
+    return _that_begin([(row.example, row.summary) for row in CHANGES.values()], typed)
+
+
+def _that_begin(known: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
+    return [CompletionItem(text, help=told or None) for text, told in known if text.startswith(typed)]
+
+
+def commands(known: dict[str, Any], typed: str) -> list[CompletionItem]:
+    """Commands, without any of them being loaded."""
+    return _that_begin([(name, line) for name, (_, _, line) in known.items()], typed)

@@ -1,0 +1,85 @@
+"""What a shell is told may follow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from dpro.cli import COMMANDS, cli
+from dpro.cli.completion import SHELLS, VARIABLE
+from dpro.replay.whatif.registry import EDITS
+from dpro.trial.changes import CHANGES
+
+
+def after(*words: str) -> list[str]:
+    """What may stand in place of the last word."""
+    *before, typed = words
+    found = ShellComplete(cli, {}, "dpro", VARIABLE).get_completions(before, typed)
+    return [item.value for item in found]
+
+
+def test_commands_and_their_options_complete():
+    assert after("") == list(COMMANDS)
+    assert after("di") == ["diagnose", "diff"]
+    assert after("report", "--mark") == ["--markdown"]
+
+
+def test_commands_complete_without_being_loaded():
+    code = (
+        "import sys; from click.shell_completion import ShellComplete as S; from dpro.cli import cli\n"
+        "S(cli, {}, 'dpro', 'X').get_completions([], 'di')\n"
+        "assert 'dpro.cli.completion' in sys.modules and 'dpro.cli.diagnose' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", ["info", "report", "replay", "whatif", "diagnose", "dashboard", "export"])
+def test_a_run_completes_as_a_path(command):
+    found = ShellComplete(cli, {}, "dpro", VARIABLE).get_completions([command], "sample")
+    assert [item.type for item in found] == ["file"]
+
+
+def test_edits_complete_by_name_by_key_and_by_word():
+    assert {name.rstrip(":") for name in after("whatif", "RUN", "--edit", "")} == set(EDITS)
+    assert after("whatif", "RUN", "-e", "netw") == ["network:"]
+    assert after("whatif", "RUN", "-e", "hide") == ["hide-input"]
+    assert after("whatif", "RUN", "-e", "network:") == ["network:bandwidth=", "network:latency="]
+    assert after("whatif", "RUN", "-e", "network:bandwidth=2,") == ["network:bandwidth=2,latency="]
+    assert after("whatif", "RUN", "-e", "precision:dtype=b") == ["precision:dtype=bf16"]
+    assert after("whatif", "RUN", "-e", "nothing:") == []
+    assert after("whatif", "RUN", "-e", "network:nothing=") == []
+
+
+def test_changes_of_a_job_complete_by_example():
+    assert set(after("try", "")) == {row.example for row in CHANGES.values()}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_gets_a_script_that_asks_dpro(shell):
+    done = CliRunner().invoke(cli, ["completion", shell])
+    assert done.exit_code == 0
+    assert f"{VARIABLE}={shell}_complete" in done.output
+
+
+def test_bash_completes_with_the_script(tmp_path):
+    """The function that the script defines is called as bash calls it."""
+    script = CliRunner().invoke(cli, ["completion", "bash"]).output
+    dpro = tmp_path / "dpro"
+    dpro.write_text(f'#!/bin/sh\nexec {sys.executable} -m dpro "$@"\n')
+    dpro.chmod(0o755)
+    asked = "COMP_WORDS=(dpro rep); COMP_CWORD=1; _dpro_completion dpro; echo ${COMPREPLY[@]}"
+    done = subprocess.run(
+        ["bash", "-c", f'export PATH="{tmp_path}:$PATH"\n{script}\n{asked}'], capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["report", "replay"], done.stderr
+
+
+def test_a_command_that_does_not_exist_is_answered_with_the_nearest():
+    done = CliRunner().invoke(cli, ["diagnos", "RUN"])
+    assert done.exit_code == 2
+    assert "Did you mean 'diagnose'?" in done.output
+    assert "No such command 'xyzzy'.\n" in CliRunner().invoke(cli, ["xyzzy"]).output
