@@ -1,20 +1,33 @@
-"""Two ranks of a job that talk over a link of a known speed, on one machine: network namespaces and `tc tbf`.
+"""Two ranks of a job that talk over a link of a known speed and delay, on one machine: network namespaces.
 
-python benchmarks/limited_link.py RATE_MBIT -- COMMAND…        (root)
+python benchmarks/limited_link.py RATE_MBIT [--delay-us DELAY] -- COMMAND…        (root)
 
 COMMAND is run twice, as rank 0 and 1, each in a namespace of its own, joined by a virtual cable that lets
-RATE_MBIT through. Both end before this returns; it exits 0 when both do.
+RATE_MBIT through. Both end before this returns; it exits 0 when both do. Without a delay the kernel shapes
+the cable (`tc tbf`). It does not delay without netem, which many kernels lack: with one, packets pass through
+this program, between two TUN devices, each held for as long as the rate and the delay say.
 """
 
 from __future__ import annotations
 
+import argparse
+import fcntl
 import os
+import select
+import struct
 import subprocess
 import sys
+import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from threading import Event, Thread
 
 PORT = 29611
 BURST, LATENCY = "64kb", "100ms"
+MTU = 9000
+HELD = 1 << 20  # bytes on their way before the sender is held up: what a small switch has
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 
 def ip(*words: object) -> None:
@@ -22,19 +35,79 @@ def ip(*words: object) -> None:
     subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
 
 
+def into(space: str, rank: int, end: str) -> None:
+    """Put one end of the cable into its namespace, and turn it on."""
+    ip("link", "set", end, "netns", space)
+    ip("-n", space, "addr", "add", f"10.77.0.{rank + 1}/24", "dev", end)
+    ip("-n", space, "link", "set", end, "up")
+    ip("-n", space, "link", "set", "lo", "up")
+
+
 def lay_cable(spaces: list[str], rate_mbit: int) -> None:
-    """Make the namespaces, and the cable between them; each end sends no faster than the rate."""
-    for space in spaces:
-        ip("netns", "add", space)
+    """Lay a cable between the namespaces; each end sends no faster than the rate."""
     ends = [f"{space}v" for space in spaces]
     ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
     for rank, (space, end) in enumerate(zip(spaces, ends)):
-        ip("link", "set", end, "netns", space)
-        ip("-n", space, "addr", "add", f"10.77.0.{rank + 1}/24", "dev", end)
-        ip("-n", space, "link", "set", end, "up")
-        ip("-n", space, "link", "set", "lo", "up")
+        into(space, rank, end)
         shape = ["root", "tbf", "rate", f"{rate_mbit}mbit", "burst", BURST, "latency", LATENCY]
         subprocess.run(["tc", "-n", space, "qdisc", "replace", "dev", end, *shape], check=True)
+
+
+def lay_slow_cable(spaces: list[str], rate_mbit: int, delay_us: int) -> Callable[[], None]:
+    """Lay a cable that takes time to pass; what is returned takes it away."""
+    sockets = []
+    for rank, space in enumerate(spaces):
+        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", f"{space}v".encode(), IFF_TUN | IFF_NO_PI))
+        ip("link", "set", f"{space}v", "mtu", MTU)
+        into(space, rank, f"{space}v")
+        sockets.append(device)
+    over = Event()
+    carrier = Thread(target=carry, args=(sockets, rate_mbit * 1e6, delay_us * 1e-6, over))
+    carrier.start()
+
+    def take_away() -> None:
+        over.set()
+        carrier.join()
+        for device in sockets:
+            os.close(device)
+
+    return take_away
+
+
+def carry(devices: list[int], rate: float, delay_s: float, over: Event) -> None:
+    """Carry packets between two devices, in both directions at once, until it is over.
+
+    Args:
+        devices: file descriptors of both ends.
+        rate: bits per second, each way.
+        delay_s: what a packet takes besides the time of its bits.
+        over: set when it ends.
+    """
+    with suppress(PermissionError):  # ranks may run before all other programs: their cable has to, too
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
+    on_the_way: list[deque[tuple[float, bytes]]] = [deque(), deque()]
+    held, free_at = [0, 0], [0.0, 0.0]
+    while not over.is_set():
+        due = min((packets[0][0] for packets in on_the_way if packets), default=float("inf"))
+        wait = min(max(due - time.monotonic(), 0.0), 0.1)
+        willing = [device for side, device in enumerate(devices) if held[side] < HELD]
+        readable, _, _ = select.select(willing, [], [], wait)
+        for device in readable:
+            side = devices.index(device)
+            with suppress(BlockingIOError):
+                while held[side] < HELD:
+                    packet = os.read(device, 1 << 16)
+                    free_at[side] = max(free_at[side], time.monotonic()) + 8 * len(packet) / rate
+                    on_the_way[side].append((free_at[side] + delay_s, packet))
+                    held[side] += len(packet)
+        now = time.monotonic()
+        for side, packets in enumerate(on_the_way):
+            while packets and packets[0][0] <= now:
+                packet = packets.popleft()[1]
+                held[side] -= len(packet)
+                with suppress(OSError):  # full, or the other end is not up yet: lost, as on a real cable
+                    os.write(devices[1 - side], packet)
 
 
 def run_ranks(spaces: list[str], command: list[str]) -> int:
@@ -55,14 +128,26 @@ def run_ranks(spaces: list[str], command: list[str]) -> int:
 
 def main() -> None:
     """Lay the cable, run, and take it away again."""
-    rate, separator, *command = sys.argv[1:]
-    if separator != "--" or not command:
-        raise SystemExit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("rate_mbit", type=int)
+    parser.add_argument("--delay-us", type=int, default=0)
+    words = sys.argv[1:]
+    before = words.index("--") if "--" in words else len(words)
+    options, command = parser.parse_args(words[:before]), words[before + 1 :]
+    if not command:
+        parser.error("no command")
     spaces = [f"dp{os.getpid()}{side}" for side in "ab"]
+    take_away: Callable[[], None] = lambda: None  # noqa: E731
     try:
-        lay_cable(spaces, int(rate))
+        for space in spaces:
+            ip("netns", "add", space)
+        if options.delay_us:
+            take_away = lay_slow_cable(spaces, options.rate_mbit, options.delay_us)
+        else:
+            lay_cable(spaces, options.rate_mbit)
         code = run_ranks(spaces, command)
     finally:
+        take_away()
         for space in spaces:
             with suppress(subprocess.CalledProcessError):
                 ip("netns", "del", space)

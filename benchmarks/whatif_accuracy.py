@@ -40,6 +40,7 @@ ROOT = HERE.parent
 SKIP, WINDOW_STEPS, AFTERWARDS = 8, 24, 3
 MS = 1_000_000
 CONTROLLED_MEDIAN, CONTROLLED_WORST, NOISY_MEDIAN, HELD = 3.0, 8.0, 8.0, 0.9
+LARGE, SMALL = 8 << 20, 16 << 10  # bytes of messages that measure a link
 EFFECT = 3.0  # per cent of the step below which a change counts as none
 
 SLEEPING = "--layers 8 --width 512 --layer-ms 8 --first"
@@ -49,11 +50,25 @@ READING = f"{SLEEPING} --input-ms 40"
 
 @dataclass(frozen=True)
 class Job:
-    """A job: arguments of `cpu_job.py`, the rate of its link in Mbit/s (0 for loopback), and its kind."""
+    """A job.
+
+    Attributes:
+        arguments: of `cpu_job.py`.
+        link: rate of its link in Mbit/s; 0 for loopback.
+        kind: of parallelism.
+        delay_us: of its link, each way.
+    """
 
     arguments: str
     link: int = 0
     kind: str = "ddp"
+    delay_us: int = 0
+
+    @property
+    def cable(self) -> tuple[str, ...]:
+        """The command that runs another one over its link."""
+        delay = ["--delay-us", str(self.delay_us)] if self.delay_us else []
+        return sys.executable, str(HERE / "limited_link.py"), str(self.link), *delay, "--"
 
 
 @dataclass(frozen=True)
@@ -63,8 +78,9 @@ class Pair:
     Attributes:
         name: the change.
         before, after: the jobs.
-        edits: what `dpro whatif --edit` is asked; `{link}` is by how much the link is faster, as measured
-            with nothing else on it. None says that nothing should change.
+        edits: what `dpro whatif --edit` is asked; `{link}` is by how much the link is faster and `{added}`
+            by how many us a small message takes longer, as measured with nothing else on it. None says that
+            nothing should change.
         cycle: steps of the job after the change of which one communicates.
     """
 
@@ -90,7 +106,9 @@ def pairs() -> list[Pair]:
     slow, fast = Job(SLEEPING, 200), Job(SLEEPING, 500)
     late, many = Job(f"{SLEEPING} --slow-rank 1 --slow-ms 50", 500), Job(f"{SLEEPING} --bucket-mb 1", 500)
     sharded, ahead, further = (Job(f"{SLEEPING} --prefetch {layers}", 500, "fsdp") for layers in range(3))
+    near, far = (Job(f"{SLEEPING} --bucket-mb 1", 200, delay_us=delay) for delay in (1, 1000))
     found += [
+        Pair("1 ms of delay each way, 200 Mbit/s", near, far, ("network:bandwidth=1,added_us={added}",)),
         Pair("link 200 to 500 Mbit/s", slow, fast, ("network:bandwidth={link}",)),
         Pair("link 500 to 200 Mbit/s", fast, slow, ("network:bandwidth={link}",)),
         Pair("link 200 to 1000 Mbit/s", slow, Job(SLEEPING, 1000), ("network:bandwidth={link}",)),
@@ -145,7 +163,8 @@ def pairs() -> list[Pair]:
 
 def place(runs: Path, job: Job, number: int) -> Path:
     """Where the recording of a job in a round lies."""
-    name = "".join(letter if letter.isalnum() else "-" for letter in f"{job.kind} {job.link} {job.arguments}")
+    told = f"{job.kind} {job.link} {f'{job.delay_us}us ' if job.delay_us else ''}{job.arguments}"
+    name = "".join(letter if letter.isalnum() else "-" for letter in told)
     return runs / f"{name}-{number}"
 
 
@@ -156,14 +175,7 @@ def record(folder: Path, job: Job) -> None:
     steps = ["--steps", str(SKIP + WINDOW_STEPS + AFTERWARDS)]
     script = [str(HERE / "cpu_job.py"), job.kind, *job.arguments.split(), *steps]
     if job.link:
-        command = [
-            sys.executable,
-            str(HERE / "limited_link.py"),
-            str(job.link),
-            "--",
-            sys.executable,
-            *script,
-        ]
+        command = [*job.cable, sys.executable, *script]
     else:
         command = [
             sys.executable,
@@ -188,7 +200,7 @@ import os, time, torch, torch.distributed as dist
 os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-value, times = torch.ones(1 << 21), []
+value, times = torch.ones(NUMBER), []
 for _ in range(12):
     begun = time.perf_counter()
     dist.all_reduce(value)
@@ -199,17 +211,9 @@ if dist.get_rank() == 0:
 
 
 @cache
-def seconds_of(rate_mbit: int) -> float:
-    """Time to reduce 8 MB over a link with nothing else on it: the median of three times."""
-    command = [
-        sys.executable,
-        str(HERE / "limited_link.py"),
-        str(rate_mbit),
-        "--",
-        sys.executable,
-        "-c",
-        SPEED,
-    ]
+def seconds_of(cable: tuple[str, ...], num_bytes: int) -> float:
+    """Time to reduce so many bytes over a link with nothing else on it: the median of three times."""
+    command = [*cable, sys.executable, "-c", SPEED.replace("NUMBER", str(num_bytes // 4))]
     times = []
     for _ in range(3):
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
@@ -219,10 +223,13 @@ def seconds_of(rate_mbit: int) -> float:
 
 def asked(pair: Pair) -> list[str]:
     """The edits as they are asked."""
-    if not any("{link}" in edit for edit in pair.edits):
-        return list(pair.edits)
-    faster = f"{seconds_of(pair.before.link) / seconds_of(pair.after.link):.3g}"
-    return [edit.format(link=faster) for edit in pair.edits]
+    told: dict[str, str] = {}
+    if any("{link}" in edit for edit in pair.edits):
+        told["link"] = f"{seconds_of(pair.before.cable, LARGE) / seconds_of(pair.after.cable, LARGE):.3g}"
+    if any("{added}" in edit for edit in pair.edits):
+        longer = seconds_of(pair.after.cable, SMALL) - seconds_of(pair.before.cable, SMALL)
+        told["added"] = f"{1e6 * longer:.0f}"
+    return [edit.format_map(told) for edit in pair.edits]
 
 
 # Predicting.

@@ -52,7 +52,7 @@ class Network(Edit):
 
     name = "network"
     summary = "another bandwidth and latency of the network"
-    example = "network:bandwidth=2,latency=1"
+    example = "network:bandwidth=2,latency=1,added_us=0"
     needs = "collectives; to tell latency from bandwidth, sizes that vary twofold or more"
     assumes = "all groups share one network; where sizes do not vary, that transfer time is all bandwidth"
     source = (
@@ -61,6 +61,7 @@ class Network(Edit):
     )
     bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MOST_TIMES)
     latency: float = key("multiple of the latency", 1.0, least=0.0)
+    added_us: float = key("what each transfer takes longer, us: of a small one, as measured", 0.0, least=0.0)
     doubt: float = 0.15
 
     def apply(self, graph: Graph) -> Graph:
@@ -71,14 +72,13 @@ class Network(Edit):
         fixed = np.minimum(latencies(graph), nodes.duration)[transfer]
         duration = nodes.duration.copy()
         moving = (duration[transfer] - fixed) / self.bandwidth
-        duration[transfer] = np.rint(self.latency * fixed + moving).astype(np.int64)
+        added = round(1000 * self.added_us)
+        duration[transfer] = np.rint(self.latency * fixed + moving).astype(np.int64) + added
         changed = graph.with_durations(duration)
         overlap = transfer[edges.source] & transfer[edges.target] & (edges.kind == EdgeKind.STREAM)
-        if self.latency == 1 or not overlap.any():
-            return changed
-        return changed.with_lags(
-            np.where(overlap, np.rint(edges.lag * self.latency), edges.lag).astype(np.int64)
-        )
+        overlap &= edges.lag < 0
+        lag = np.where(overlap, np.rint(edges.lag * self.latency) - added, edges.lag).astype(np.int64)
+        return changed if np.array_equal(lag, edges.lag) else changed.with_lags(lag)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What latency is not known of."""
@@ -87,11 +87,12 @@ class Network(Edit):
     def describe(self) -> str:
         """What is changed."""
         words = f"a network {self.bandwidth:g} times as fast"
-        return words if self.latency == 1 else f"{words}, with {self.latency:g} times the latency"
+        words += "" if self.latency == 1 else f", with {self.latency:g} times the latency"
+        return f"{words}, {self.added_us:g} us further" if self.added_us else words
 
     def how(self) -> str:
         """How to do it."""
-        if self.bandwidth < 1 or self.latency > 1:
+        if self.bandwidth < 1 or self.latency > 1 or self.added_us:
             return "nothing to do: it shows what a slower network would cost"
         return "faster links, or fewer bytes (gradient compression, bf16 reduction)"
 

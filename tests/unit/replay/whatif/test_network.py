@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.replay.build import build_graph
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.draft import Draft
 from dpro.replay.whatif.parse import parse_edit
 from dpro.store import open_run
 from tests.builders import US, TinyRun
@@ -47,6 +48,23 @@ def test_bandwidth_changes_the_time_for_bytes_and_latency_the_rest(graph, bandwi
     changed = parse_edit(f"network:bandwidth={bandwidth},latency={latency}").apply(graph)
     expected = [LATENCY_US * latency + US_PER_KB * size / bandwidth for size in SIZES_KB]
     assert _transfers_us(changed) == pytest.approx(expected, abs=0.1)
+
+
+def test_a_longer_way_adds_to_each_transfer(graph):
+    changed = parse_edit("network:bandwidth=2,added_us=70").apply(graph)
+    expected = [LATENCY_US + 70 + US_PER_KB * size / 2 for size in SIZES_KB]
+    assert _transfers_us(changed) == pytest.approx(expected, abs=0.1)
+
+
+def test_transfers_that_overlap_wait_for_a_longer_way_at_once(graph):
+    """What lies on the way at the same time is late once, and not once each."""
+    first, second = np.flatnonzero((graph.nodes.kind == NodeKind.TRANSFER) & (graph.nodes.rank == 0))[:2]
+    draft = Draft(graph)
+    draft.link(int(first), int(second), EdgeKind.STREAM, lag=round(-5 * US))
+    side_by_side = draft.finish()
+    changed = parse_edit("network:bandwidth=1,added_us=70").apply(side_by_side)
+    apart = changed.edges.lag != side_by_side.edges.lag
+    assert changed.edges.lag[apart].tolist() == [-75 * US]
 
 
 def test_a_network_like_this_one_changes_nothing(graph):
