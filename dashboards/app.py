@@ -31,7 +31,8 @@ from dpro.dashboards.guard import guard
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
-from dpro.dashboards.page import Filler, View, answer, in_browser, message
+from dpro.dashboards.page import Filler, View, answer, changes, in_browser, message
+from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import css_variables
 from dpro.errors import DproError, UsageError
 
@@ -49,6 +50,7 @@ VIEWS: tuple[View, ...] = (
     difference.VIEW,
 )
 
+TICK_MS = 1000  # between two questions whether there is more of a run that is being recorded
 _VIEW_KEYS = "1234567890-="  # as they lie side by side on a keyboard
 _KEYS = (
     ("1 … 9 0 - =", "go to a view"),
@@ -75,31 +77,34 @@ _INDEX = """<!DOCTYPE html>
 </html>"""
 
 
-def make_app(loaded: Loaded, token: str | None = None) -> Dash:
+def make_app(run: Loaded | Shown, token: str | None = None) -> Dash:
     """Make the application.
 
     Args:
-        loaded: the run; what takes long is worked out when a view asks for it.
+        run: the run; what takes long is worked out when a view asks for it.
         token: what those who ask must know; None where only this machine can ask.
     """
+    shown = run if isinstance(run, Shown) else Shown(run)
     app = Dash(
         __name__,
         assets_folder=str(Path(__file__).with_name("assets")),
         index_string=_INDEX.replace("PALETTE", css_variables()),
-        title=f"dpro: {loaded.run.label}",
+        title=f"dpro: {shown.loaded.run.label}",
         update_title="",
         suppress_callback_exceptions=True,
         enable_mcp=False,
         add_log_handler=False,
     )
     guard(app.server, token)
-    app.layout = _frame(loaded)
+    app.layout = _frame(shown)
     _register_navigation(app)
     for view in VIEWS:
         for name, fill in view.sections.items():
-            _register_section(app, loaded, view, name, fill)
-        view.register(app, loaded)
-    _serve_tables(app, loaded)
+            _register_section(app, shown, view, name, fill)
+        view.register(app, shown)
+    _serve_tables(app, shown)
+    if shown.lives:
+        _register_refresh(app, shown)
     return app
 
 
@@ -115,7 +120,7 @@ def view_of(link: Link) -> View:
     raise UsageError(f"no view {link.view!r}; there are {', '.join(view.name for view in VIEWS)}")
 
 
-def _frame(loaded: Loaded) -> Component:
+def _frame(shown: Shown) -> Component:
     """What all views have in common."""
     selection = [
         html.Label(["steps", _entry("steps", "all, or 3-8")]),
@@ -124,12 +129,14 @@ def _frame(loaded: Loaded) -> Component:
         html.Button("◐", id="theme", title="Dark or light (t)"),
         html.Button("?", id="help", title="Keys (?)"),
     ]
-    label = loaded.run.label
+    label = shown.loaded.run.label
     brand = [html.Strong("dpro"), html.Span(Path(label).name or label, title=label)]
+    brand += [html.Span("recording", id="live", className="live")] if shown.lives else []
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="shown"),
+            *([dcc.Interval(id="tick", interval=TICK_MS), dcc.Store(id="version")] if shown.lives else []),
             html.Header(
                 [
                     html.Div(brand, className="brand"),
@@ -200,20 +207,36 @@ def _navigation(link: Link, current: str) -> list[Component]:
     ]
 
 
-def _register_section(app: Dash, loaded: Loaded, view: View, name: str, fill: Filler) -> None:
-    @app.callback(Output(name, "children"), Input("url", "search"))
-    def filled(search: str | None) -> Any:
-        return answer(view.name, search, lambda link: fill(loaded, link), message)
+def _register_section(app: Dash, shown: Shown, view: View, name: str, fill: Filler) -> None:
+    @app.callback(Output(name, "children"), *changes(shown))
+    def filled(search: str | None, *_: Any) -> Any:
+        return answer(view.name, search, lambda link: fill(shown.loaded, link), message)
 
 
-def _serve_tables(app: Dash, loaded: Loaded) -> None:
+def _register_refresh(app: Dash, shown: Shown) -> None:
+    """While a run is recorded the browser asks, again and again, whether there is more of it."""
+
+    @app.callback(
+        Output("version", "data"),
+        Output("live", "children"),
+        Output("tick", "disabled"),
+        Input("tick", "n_intervals"),
+        State("version", "data"),
+    )
+    def refresh(_ticks: int | None, known: int | None) -> tuple[Any, ...]:
+        lives, version = shown.lives, shown.version  # in this order: the last version is not missed
+        new = no_update if version == (known or 0) else version
+        return new, "recording" if lives else "recorded", not lives
+
+
+def _serve_tables(app: Dash, shown: Shown) -> None:
     tables = {(view.name, name): make for view in VIEWS for name, make in view.tables.items()}
 
     @app.server.route("/csv/<view>/<name>")  # type: ignore[untyped-decorator]
     def csv(view: str, name: str) -> Response:
         make = tables.get((view, name)) or abort(404)
         try:
-            frame = make(loaded, parse_link(request.query_string.decode()))
+            frame = make(shown.loaded, parse_link(request.query_string.decode()))
         except DproError as error:
             return Response(f"{error}\n", 400, mimetype="text/plain")
         text = in_csv(frame)

@@ -16,6 +16,7 @@ from dash.development.base_component import Component
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
+from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled
 from dpro.units import NS_PER_MS
 
@@ -96,7 +97,7 @@ def _layout() -> Component:
     )
 
 
-def _register(app: Dash, _loaded: Loaded) -> None:
+def _register(app: Dash, _shown: Shown) -> None:
     for by in ("rank", "step"):
         name = f"breakdown-{by}-figure"
         in_browser(app, "bar", Input(name, "clickData"), State(name, "figure"))

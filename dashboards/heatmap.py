@@ -18,6 +18,7 @@ from dash.development.base_component import Component
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
+from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS
@@ -168,7 +169,7 @@ def _layout() -> Component:
     return panel("Steps × ranks", section("heatmap-values", "reading the steps"))
 
 
-def _register(app: Dash, _loaded: Loaded) -> None:
+def _register(app: Dash, _shown: Shown) -> None:
     figure = State("heat-figure", "figure")
     in_browser(app, "cell", Input("heat-figure", "clickData"), figure)
     in_browser(app, "cells", Input("heat-figure", "relayoutData"), figure)

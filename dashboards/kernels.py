@@ -15,6 +15,7 @@ from dpro.classify import classify
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, in_browser, message, panel, section, table
+from dpro.dashboards.shown import Shown
 from dpro.replay.breakdown import kernel_totals
 from dpro.units import NS_PER_MS, NS_PER_US
 
@@ -137,7 +138,7 @@ def _layout() -> Component:
     )
 
 
-def _register(app: Dash, _loaded: Loaded) -> None:
+def _register(app: Dash, _shown: Shown) -> None:
     in_browser(app, "filter", Input("filter", "value"))
 
 

@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.graphs import make_graph
 from dpro.analysis.once import once
+from dpro.analysis.verdict import why_unanswerable
 from dpro.dashboards.segments import Tracks, make_tracks
 from dpro.detect.network import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
+from dpro.replay.accuracy import Trust
+from dpro.replay.build import Built
 from dpro.replay.difference import Difference, explain
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import critical_path
@@ -98,3 +102,13 @@ class Loaded(Analysis):
     def difference(self) -> Difference:
         """What explains that a step takes longer than in the other run."""
         return explain(self.compared_with.built.predictive, self.built.predictive)
+
+
+class Passing(Loaded):
+    """A state of a run that another will soon replace: its graph gets no place in the cache."""
+
+    @once
+    def judged(self) -> tuple[Built, Trust]:
+        """The graph, and how far to believe it."""
+        with why_unanswerable(self.run):
+            return make_graph(self.run)

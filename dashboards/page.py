@@ -19,6 +19,7 @@ from dash.exceptions import PreventUpdate
 
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.shown import Shown
 from dpro.errors import DproError
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ Filler = Callable[[Loaded, Link], Any]
 Tabler = Callable[[Loaded, Link], pl.DataFrame]
 
 
-def _nothing_more(_app: Dash, _loaded: Loaded) -> None:
+def _nothing_more(_app: Dash, _shown: Shown) -> None:
     """Most views have no callbacks but those of their sections."""
 
 
@@ -49,7 +50,12 @@ class View:
     layout: Callable[[], Component]
     sections: Mapping[str, Filler]
     tables: Mapping[str, Tabler] = field(default_factory=dict)
-    register: Callable[[Dash, Loaded], None] = _nothing_more
+    register: Callable[[Dash, Shown], None] = _nothing_more
+
+
+def changes(shown: Shown) -> list[Input]:
+    """What makes a section fill again: the link and, while a run is recorded, that there is more of it."""
+    return [Input("url", "search"), *([Input("version", "data")] if shown.lives else [])]
 
 
 def panel(title: str, *content: Any, wide: bool = False) -> Component:

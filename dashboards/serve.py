@@ -17,14 +17,15 @@ from werkzeug.serving import BaseWSGIServer, make_server
 from dpro.dashboards.app import make_app
 from dpro.dashboards.guard import LOOPBACK
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.shown import Shown
 from dpro.errors import UsageError
 
 
-def serve(loaded: Loaded, host: str, port: int, *, browser: bool, say: Callable[[str], None]) -> None:
+def serve(run: Loaded | Shown, host: str, port: int, *, browser: bool, say: Callable[[str], None]) -> None:
     """Serve a run's dashboard.
 
     Args:
-        loaded: the run.
+        run: the run.
         host: address to listen on.
         port: port to listen on, 0 for any that is free.
         browser: open it in a browser.
@@ -34,9 +35,11 @@ def serve(loaded: Loaded, host: str, port: int, *, browser: bool, say: Callable[
         UsageError: nothing can listen there.
     """
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request is of no use
-    server, address = listen(loaded, host, port)
+    shown = run if isinstance(run, Shown) else Shown(run)
+    server, address = listen(shown, host, port)
     say(address)
-    threading.Thread(target=loaded.warm, daemon=True).start()
+    for work in (shown.follow,) if shown.lives else (shown.loaded.warm,):
+        threading.Thread(target=work, daemon=True).start()
     if browser:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     try:
@@ -47,19 +50,19 @@ def serve(loaded: Loaded, host: str, port: int, *, browser: bool, say: Callable[
         server.server_close()
 
 
-def listen(loaded: Loaded, host: str, port: int) -> tuple[BaseWSGIServer, str]:
+def listen(run: Loaded | Shown, host: str, port: int) -> tuple[BaseWSGIServer, str]:
     """A server that listens, and the address to open.
 
     Raises:
         UsageError: nothing can listen there.
     """
     token = None if host in LOOPBACK else secrets.token_urlsafe(24)
-    app = make_app(loaded, token)
+    app = make_app(run, token)
     try:
         server = make_server(host, port, app.server, threaded=True)
     except (OSError, SystemExit) as error:  # it ends the program where a port is taken
         raise UsageError(
             f"cannot listen on {host} port {port}: choose others with --host and --port"
         ) from error
-    shown = f"[{host}]" if ":" in host else host
-    return server, f"http://{shown}:{server.server_port}/" + (f"?token={token}" if token else "")
+    named = f"[{host}]" if ":" in host else host
+    return server, f"http://{named}:{server.server_port}/" + (f"?token={token}" if token else "")

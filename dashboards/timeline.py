@@ -22,8 +22,20 @@ from dpro.dashboards import spans
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
-from dpro.dashboards.page import View, answer, choices, csv_link, graph, in_browser, message, panel, section
+from dpro.dashboards.page import (
+    View,
+    answer,
+    changes,
+    choices,
+    csv_link,
+    graph,
+    in_browser,
+    message,
+    panel,
+    section,
+)
 from dpro.dashboards.segments import KINDS, Segments, Tracks, segments
+from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled
 from dpro.errors import DproError
 from dpro.export.slices import CRITICAL, MEASURED, REPLAYED
@@ -287,16 +299,16 @@ def _layout() -> Component:
     )
 
 
-def _register(app: Dash, loaded: Loaded) -> None:
+def _register(app: Dash, now: Shown) -> None:
     @app.callback(
         Output("timeline-figure", "figure"),
         Output("timeline-figure", "style"),
         Output("timeline-note", "children"),
-        Input("url", "search"),
+        *changes(now),
     )
-    def drawn(search: str | None) -> Any:
+    def drawn(search: str | None, *_: Any) -> Any:
         def work(link: Link) -> Any:
-            figure, note = drawn_timeline(loaded, link)
+            figure, note = drawn_timeline(now.loaded, link)
             return figure, {"height": f"{figure.layout.height}px"}, note
 
         return answer(NAME, search, work, lambda text: (go.Figure(), {"display": "none"}, message(text)))
@@ -307,7 +319,7 @@ def _register(app: Dash, loaded: Loaded) -> None:
     def span() -> Response:
         """What is at a place of the figure: for the pointer, and for a click."""
         try:
-            link = parse_link(request.query_string.decode())
+            link, loaded = parse_link(request.query_string.decode()), now.loaded
             rows, _ = _shown(loaded, link)
             place = {name: float(request.args[name]) for name in ("x", "y", "near")}
             found = spans.at(loaded.timeline, loaded.tracks, rows.tracks, rows.height, **place)

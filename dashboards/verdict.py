@@ -14,6 +14,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
+from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
@@ -106,7 +107,9 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     replayed = loaded.run.rows()[SPANS.name] > 0
     state = _health(*health_info(findings, unknown, loaded.trust if replayed else None))
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
+    earlier = told_in_words(told_while_it_ran(loaded.run))
     told = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]
+    told += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     return [state, *told, csv_link(NAME, "findings", link)]
 
 

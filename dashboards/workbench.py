@@ -30,6 +30,7 @@ from dpro.dashboards.page import (
     section,
     table,
 )
+from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.tries import ledger_info
 from dpro.dashboards.waterfall import waterfall_figure
@@ -268,7 +269,7 @@ def _layout() -> Component:
     )
 
 
-def _register(app: Dash, _loaded: Loaded) -> None:
+def _register(app: Dash, _shown: Shown) -> None:
     in_browser(app, "predict", Input("predict", "n_clicks"), State("edits", "value"))
     in_browser(app, "unedited", Input("no-edits", "n_clicks"))
 

@@ -31,10 +31,7 @@ def graph_of(run: Run) -> tuple[Built, Trust]:
     Raises:
         Unanswerable: the run holds no spans.
     """
-    from dpro.replay.accuracy import assess
-    from dpro.replay.build import build_graph
     from dpro.replay.saved import load, save
-    from dpro.replay.timeline import replay
 
     file = cache_folder() / "graphs" / f"{fingerprint(run)}.npz"
     known = load(file, run)
@@ -42,13 +39,26 @@ def graph_of(run: Run) -> tuple[Built, Trust]:
         with suppress(OSError):
             file.touch()  # used just now
         return known
-    built = build_graph(run)
-    trust = assess(built, replay(built.graph), run.manifest)
+    built, trust = make_graph(run)
     if built.graph.num_nodes >= WORTH_SAVING:
         with suppress(OSError):  # no home, a full disk: the graph is there all the same
             save(file, built, trust)
             _forget_all_but_latest(file.parent)
     return built, trust
+
+
+def make_graph(run: Run) -> tuple[Built, Trust]:
+    """The same without the cache.
+
+    Raises:
+        Unanswerable: the run holds no spans.
+    """
+    from dpro.replay.accuracy import assess
+    from dpro.replay.build import build_graph
+    from dpro.replay.timeline import replay
+
+    built = build_graph(run)
+    return built, assess(built, replay(built.graph), run.manifest)
 
 
 def fingerprint(run: Run) -> str:

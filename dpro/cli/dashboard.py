@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dpro.cli.analysis import run_argument
-from dpro.cli.output import console
+from dpro.cli.output import console, stderr_console
 from dpro.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def dashboard(run: str, against: str | None, host: str, port: int, browser: bool
     \b
     dpro dashboard RUN
     dpro dashboard AFTER --against BEFORE            and what explains the difference
+    dpro dashboard RUN                               while RUN is being recorded: it refreshes itself
     dpro dashboard RUN --no-browser --port 8050      then: ssh -L 8050:localhost:8050 HOST
     dpro dashboard RUN --host 0.0.0.0                for others: the address it prints holds a token
 
@@ -37,24 +39,34 @@ def dashboard(run: str, against: str | None, host: str, port: int, browser: bool
     """
     with needs_extra("dashboard"):
         from dpro.dashboards.serve import serve
+    from dpro.cli.live import copies, is_live
     from dpro.cli.runs import open_or_import
+    from dpro.dashboards.loaded import Passing
+    from dpro.dashboards.shown import Shown
 
     other = None if against is None else open_or_import(against)
-    serve(load(open_or_import(run), other), host, port, browser=browser, say=_say)
+    if is_live(Path(run)):
+        states = (load(copy, other, Passing) for copy in copies(Path(run)))
+        with stderr_console().status("Waiting for something to be recorded …"):
+            shown = Shown(next(states), states)
+    else:
+        shown = Shown(load(open_or_import(run), other))
+    serve(shown, host, port, browser=browser, say=_say)
 
 
-def load(run: Run, against: Run | None = None) -> Loaded:
+def load(run: Run, against: Run | None = None, kind: type[Loaded] | None = None) -> Loaded:
     """The run as the views ask for it.
 
     Args:
         run: the run.
         against: one to compare it with.
+        kind: of what is made.
     """
     from dpro.analysis.analysis import Analysis
     from dpro.dashboards.loaded import Loaded
     from dpro.trial.calibrate import as_tried
 
-    return Loaded(run, None if against is None else Analysis(against), as_tried)
+    return (kind or Loaded)(run, None if against is None else Analysis(against), as_tried)
 
 
 def _say(address: str) -> None:

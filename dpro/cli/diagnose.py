@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.cli.analysis import run_argument, with_graph
 from dpro.cli.hangs import say_what_hangs
 from dpro.cli.lateness import say_who_is_late
 from dpro.cli.output import console, finding_document, json_option, print_json
 from dpro.cli.runs import open_or_import
-from dpro.cli.watch import told_in_words, told_while_it_ran
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:

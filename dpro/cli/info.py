@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.cli.output import console, json_option, print_json
 from dpro.cli.telemetry import in_words as telemetry_in_words
 from dpro.cli.telemetry import summarize
-from dpro.cli.watch import told_in_words, told_while_it_ran
 from dpro.errors import InputError
 from dpro.units import us
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dpro.analysis.told import told_while_it_ran
 from dpro.cli.output import console, finding_document, print_json
-from dpro.cli.watch import told_while_it_ran
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from dpro.units import format_duration
 
 if TYPE_CHECKING:
     from dpro.collectors.launch import Launch
-    from dpro.store import Run
     from dpro.watch.ledger import FindingsFile, Notice
     from dpro.watch.outlets import Metrics, Webhook
     from dpro.watch.watcher import Watcher
@@ -66,8 +65,9 @@ def watch(run: Path, webhook: str, metrics: str, look_s: float, alone: bool, as_
     Each finding is told when it begins and when it is over, and kept in RUN. The job has to be recorded by
     `dpro record`; nothing more runs inside it. The command ends when the job does.
     """
+    from dpro.analysis.told import read_findings
     from dpro.opening import readers
-    from dpro.watch.ledger import FindingsFile, Ledger, read_findings
+    from dpro.watch.ledger import FindingsFile, Ledger
     from dpro.watch.outlets import Webhook
     from dpro.watch.watcher import Watcher, watch
 
@@ -199,8 +199,10 @@ def _scraped(server: Metrics | None) -> Callable[[Watcher], None]:
 
 def in_words(notice: Notice) -> list[str]:
     """A notice for people: what it is about, and its evidence."""
+    from dpro.analysis.told import clock
+
     found = notice.finding
-    at = _clock(notice.time_ns)
+    at = clock(notice.time_ns)
     who = f"{found.component_kind} {found.component_id}"
     cause = f" ({found.cause})" if found.cause else ""
     if notice.why:
@@ -210,31 +212,3 @@ def in_words(notice: Notice) -> list[str]:
         cost = f" costs {format_duration(found.cost_ns)} per step ({found.severity:.0%})"
     head = f"dpro: {at} {found.class_}: {who}{cause}{cost}; confidence {found.confidence:.2f}"
     return [head, *(f"dpro:   - {line}" for line in found.evidence)]
-
-
-def told_while_it_ran(run: Run) -> list[dict[str, Any]]:
-    """What `dpro watch` found while a run was recorded: each finding once, with when and why it was over."""
-    from dpro.watch.ledger import BEGINS, read_findings
-
-    found: dict[int, dict[str, Any]] = {}
-    for notice in read_findings(run.path):
-        if notice["event"] == BEGINS:
-            found[notice["number"]] = {**notice, "over_ns": -1}
-        elif notice["number"] in found:
-            found[notice["number"]] |= {"over_ns": notice["time_ns"], "why": notice["why"]}
-    return [{key: each[key] for key in each if key != "event"} for each in found.values()]
-
-
-def told_in_words(told: list[dict[str, Any]]) -> list[str]:
-    """The same for people, one line each."""
-    lines = []
-    for each in told:
-        when = _clock(each["time_ns"])
-        until = f", over at {_clock(each['over_ns'])}: {each['why']}" if each["over_ns"] > 0 else ""
-        component = f"{each['component']['kind']} {each['component']['id']}"
-        lines.append(f"at {when}, step {each['step']}: {each['class']}: {component}{until}")
-    return lines
-
-
-def _clock(time_ns: int) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(time_ns / 1e9))

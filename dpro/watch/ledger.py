@@ -8,17 +8,14 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from dpro.analysis.told import BEGINS, ENDS, FILE, FOLDER
 from dpro.detect.findings import Finding
 from dpro.units import ms
-
-FOLDER = "findings"
-FILE = "findings.jsonl"
-BEGINS, ENDS = "begins", "ends"
 
 Key = tuple[str, str, str]
 
@@ -154,15 +151,3 @@ class FindingsFile:
         if self._file is not None:
             self._file.write(json.dumps(notice.document(), allow_nan=False) + "\n")
             self._file.flush()
-
-
-def read_findings(run: Path) -> list[Mapping[str, Any]]:
-    """What was found while a job ran, in the order told; lines that are not whole are left out."""
-    path = run / FOLDER / FILE
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found

@@ -22,6 +22,7 @@ from typing import Any
 
 import polars as pl
 
+from dpro.analysis.told import BEGINS
 from dpro.collectors.attach import stacks
 from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import Process, Readers, processes
@@ -34,7 +35,7 @@ from dpro.errors import DproError
 from dpro.units import NS_PER_S
 from dpro.watch.activity import Activity
 from dpro.watch.late import Lateness
-from dpro.watch.ledger import BEGINS, Ledger, Notice
+from dpro.watch.ledger import Ledger, Notice
 from dpro.watch.snapshot import latest_dumps, snapshot
 from dpro.watch.tail import Tail
 

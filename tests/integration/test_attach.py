@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dpro.cli.live import copies, is_live
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
 from tests.jobs import RECORD, TORCHRUN, complete, opened, script, start, wait_for
@@ -73,6 +74,17 @@ def test_window_on_request_is_the_same_steps_on_all_ranks_and_can_be_read_while_
     assert seen.select("rank", "group", "sequence").is_unique().all()
     assert not (job / "copy" / ".raw").exists()
     assert not (job / "run" / "manifest.json").exists()
+
+
+def test_a_dashboard_gets_copies_of_a_run_that_is_being_recorded_and_they_grow(job):
+    assert is_live(job / "run")
+    states = copies(job / "run", least_s=0.1)
+    steps = []
+    for state in (next(states), next(states)):
+        assert state.label == str(job / "run")
+        steps.append(state.table(STEPS).height)
+    states.close()
+    assert 0 < steps[0] < steps[1]
 
 
 def test_reading_a_run_that_is_being_recorded_says_how(job):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+from dpro.analysis.told import BEGINS, ENDS, FILE, read_findings
 from dpro.detect.findings import Finding
-from dpro.watch.ledger import BEGINS, ENDS, FILE, FindingsFile, Ledger, Notice, read_findings
+from dpro.watch.ledger import FindingsFile, Ledger, Notice
 
 
 def slow(rank: int, class_: str = "slow.host") -> Finding:

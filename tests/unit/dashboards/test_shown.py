@@ -1,0 +1,111 @@
+"""A run that is still being recorded: later states replace earlier ones, and the browser asks for them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dpro.analysis.told import FILE, FOLDER
+from dpro.cli.dashboard import load
+from dpro.cli.live import copies, is_live
+from dpro.dashboards.app import make_app
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded, Passing
+from dpro.dashboards.shown import Shown
+from dpro.dashboards.verdict import VIEW
+from tests.builders import cpu_job
+
+HOST = {"Host": "localhost"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return cpu_job().write(tmp_path_factory.mktemp("run"))
+
+
+def refreshed(app, known):
+    body = {
+        "output": "..version.data...live.children...tick.disabled..",
+        "outputs": [
+            {"id": "version", "property": "data"},
+            {"id": "live", "property": "children"},
+            {"id": "tick", "property": "disabled"},
+        ],
+        "inputs": [{"id": "tick", "property": "n_intervals", "value": 3}],
+        "state": [{"id": "version", "property": "data", "value": known}],
+        "changedPropIds": ["tick.n_intervals"],
+    }
+    answer = app.server.test_client().post("/_dash-update-component", json=body, headers=HOST)
+    told = answer.json["response"]
+    return told.get("version", {}).get("data"), told["live"]["children"], told["tick"]["disabled"]
+
+
+def layout_and_wires(app):
+    client = app.server.test_client()
+    return [client.get(f"/_dash-{what}", headers=HOST).text for what in ("layout", "dependencies")]
+
+
+def test_the_browser_asks_again_only_while_a_run_is_recorded(run):
+    still, live = make_app(Loaded(run)), make_app(Shown(Loaded(run), iter(())))
+    for text in layout_and_wires(still):
+        assert "n_intervals" not in text
+        assert '"version"' not in text
+    layout, wires = layout_and_wires(live)
+    assert '"interval"' in layout
+    sections = [each for each in json.loads(wires) if each["output"] == "verdict-run.children"]
+    assert [each["id"] for each in sections[0]["inputs"]] == ["url", "version"]
+
+
+def test_a_later_state_is_shown_once_it_is_there_and_the_last_one_ends_it(run):
+    first, second, last = (Loaded(run) for _ in range(3))
+    arrivals = []
+
+    def later():
+        for state in (second, last):
+            arrivals.append((shown.loaded, shown.version, shown.lives))
+            yield state
+
+    shown = Shown(first, later())
+    app = make_app(shown)
+    assert refreshed(app, None) == (None, "recording", False)
+    shown.follow()
+    assert arrivals == [(first, 0, True), (second, 1, True)]
+    assert shown.loaded is last
+    assert refreshed(app, 1) == (2, "recorded", True)
+    assert refreshed(app, 2) == (None, "recorded", True)
+
+
+def test_sections_and_tables_are_of_the_latest_state(run, tmp_path_factory):
+    shown = Shown(Loaded(run), iter([Loaded(cpu_job(num_steps=2).write(tmp_path_factory.mktemp("later")))]))
+    client = make_app(shown).server.test_client()
+    before = client.get("/csv/verdict/steps", headers=HOST).text
+    shown.follow()
+    assert client.get("/csv/verdict/steps", headers=HOST).text != before
+
+
+def test_a_run_whose_job_is_over_has_one_state_and_is_not_live(run):
+    assert not is_live(run.path)
+    (state,) = copies(run.path)
+    assert state == run
+
+
+def test_the_graph_of_a_passing_state_gets_no_place_in_the_cache(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPRO_CACHE", str(tmp_path))
+    monkeypatch.setattr("dpro.analysis.graphs.WORTH_SAVING", 0)
+    passing = load(run, kind=Passing)
+    assert passing.built.graph.num_nodes > 0
+    assert not list(tmp_path.iterdir())
+    assert load(run).built.graph.num_nodes == passing.built.graph.num_nodes
+    assert list(tmp_path.rglob("*.npz"))
+
+
+def test_what_was_found_while_it_ran_is_told_in_the_first_view(tmp_path):
+    run = cpu_job().write(tmp_path)
+    (tmp_path / FOLDER).mkdir()
+    finding = {"event": "begins", "number": 1, "time_ns": 10**18, "step": 7, "class": "slow.host"}
+    finding["component"] = {"kind": "rank", "id": "1"}
+    (tmp_path / FOLDER / FILE).write_text(json.dumps(finding) + "\n")
+    told = str(VIEW.sections["verdict-findings"](load(run), Link()))
+    assert "while it ran" in told
+    assert "step 7: slow.host: rank 1" in told
