@@ -11,13 +11,14 @@ from dpro.cli.analysis import analyse, run_argument
 from dpro.cli.completion import edits as complete_edits
 from dpro.cli.output import console, json_option, print_json, progress
 from dpro.errors import UsageError
-from dpro.units import ms
+from dpro.units import format_bytes, ms
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dpro.analysis.analysis import Analysis
     from dpro.replay.accuracy import Trust
+    from dpro.replay.whatif.pareto import Point
     from dpro.replay.whatif.predict import Prediction, Refusal
     from dpro.replay.whatif.search import Interaction
     from dpro.replay.whatif.sensitivity import Curve
@@ -66,6 +67,12 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     help="How much faster network, kernels, host and input have to be until something else is the limit.",
 )
 @click.option(
+    "--pareto",
+    "with_memory",
+    is_flag=True,
+    help="Time against memory, of larger batches and recomputed activations (needs `dpro record --memory`).",
+)
+@click.option(
     "--budget",
     type=click.IntRange(min=1),
     help="How many predictions to make at most where no edit is given.  [default: 100]",
@@ -77,6 +84,7 @@ def whatif(
     run: str,
     edits: tuple[str, ...],
     with_curves: bool,
+    with_memory: bool,
     budget: int | None,
     as_json: bool,
 ) -> None:
@@ -85,6 +93,7 @@ def whatif(
     \b
     dpro whatif RUN                             what would help, alone and together
     dpro whatif RUN --sensitivity               is a faster network worth it?
+    dpro whatif RUN --pareto                    time against memory
     dpro whatif RUN --edit heal:rank=1 --edit network:bandwidth=2
     dpro whatif RUN --edit 'scale:name=*gemm*,kind=kernel,factor=0.5'
 
@@ -101,6 +110,11 @@ def whatif(
         if budget is not None:
             raise UsageError("--budget is for the search, which --sensitivity does not make")
         _sensitivity(run, as_json)
+        return
+    if with_memory:
+        if parsed or budget is not None:
+            raise UsageError("--pareto has edits of its own: give no --edit and no --budget with it")
+        _pareto(run, as_json)
         return
     if parsed and budget is not None:
         raise UsageError("--budget is for the search: give no --edit with it")
@@ -130,6 +144,37 @@ def _sensitivity(run: str, as_json: bool) -> None:
             continue
         steps = zip(curve.factors, curve.step_ns)
         out.print("  " + "  ".join(f"x{factor:g} {ms(step):.2f} ms" for factor, step in steps))
+
+
+def _pareto(run: str, as_json: bool) -> None:
+    from dpro.replay.whatif.pareto import pareto
+
+    analysis = analyse(run)
+    points = pareto(analysis.built.predictive, analysis.trust)
+    document = {"run": analysis.run.label, **_trust_document(analysis.trust)}
+    if as_json:
+        print_json({**document, "pareto": [_point_document(point) for point in points]})
+        return
+    out = console()
+    _print_trust(out, document)
+    out.print("Time for a batch of today's size, and what a step allocates; * where nothing else beats both.")
+    for point in points:
+        what = " and ".join(edit.describe() for edit in point.edits) or "as it is"
+        room = "" if point.fits is not False else ", for which there is no room"
+        memory = format_bytes(point.within_step_bytes)
+        out.print(
+            f"{'*' if point.best else ' '} {ms(point.ns_per_batch):10.2f} ms {memory:>12}  {what}{room}"
+        )
+
+
+def _point_document(point: Point) -> dict[str, Any]:
+    return {
+        "edits": [str(edit) for edit in point.edits],
+        "ms_per_batch": ms(point.ns_per_batch),
+        "within_step_bytes": point.within_step_bytes,
+        "fits": point.fits,
+        "best": point.best,
+    }
 
 
 def _trust_document(trust: Trust) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class Accumulate(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Put the further passes before each step."""
-        _refuse_operations(graph)
-        light = without(graph, _gradient_reductions(graph, self.group) | _optimizing(graph))
+        refuse_operations(graph)
+        light = without(graph, _gradient_reductions(graph, self.group) | optimizing(graph))
         return with_copies(graph, light, self.steps - 1)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
@@ -58,7 +58,12 @@ class Accumulate(Edit):
         )
 
 
-def _refuse_operations(graph: Graph) -> None:
+def refuse_operations(graph: Graph) -> None:
+    """Refuse a graph of whole operations.
+
+    Raises:
+        Unanswerable: it is one.
+    """
     if not (np.isin(graph.nodes.kind, CPU_KINDS) & (graph.nodes.rank >= 0)).any():
         raise Unanswerable("the run consists of whole operations, whose steps have micro-batches already")
 
@@ -85,7 +90,7 @@ def _gradient_reductions(graph: Graph, group: str) -> Bools:
     return found
 
 
-def _optimizing(graph: Graph) -> Bools:
+def optimizing(graph: Graph) -> Bools:
     """[N] what the optimizer does; nothing where its range was not recorded."""
     try:
         return inside_modules(graph, f"{OPTIMIZER}*")

@@ -7,6 +7,7 @@ and `docs/whatif.md` follow.
 from __future__ import annotations
 
 from dpro.replay.whatif.algorithm import Algorithm
+from dpro.replay.whatif.batch import Batch
 from dpro.replay.whatif.bucket import Bucket
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.compress import Compress
@@ -31,7 +32,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Host": (NoLaunch, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
     "Fusion": (Optimizer, Compile),
     "Precision": (Precision,),
-    "Memory for time": (Accumulate, Recompute),
+    "Memory for time": (Accumulate, Recompute, Batch),
     "Parallelism": (Balance, Pipeline),
     "Communication": (Network, NoCommunication, Algorithm, Prefetch),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
