@@ -108,7 +108,7 @@ def pairs() -> list[Pair]:
     sharded, ahead, further = (Job(f"{SLEEPING} --prefetch {layers}", 500, "fsdp") for layers in range(3))
     near, far = (Job(f"{SLEEPING} --bucket-mb 1", 200, delay_us=delay) for delay in (1, 1000))
     found += [
-        Pair("1 ms of delay each way, 200 Mbit/s", near, far, ("network:bandwidth=1,added_us={added}",)),
+        Pair("1 ms of delay each way, 200 Mbit/s", near, far, ("delay:us={added}",)),
         Pair("link 200 to 500 Mbit/s", slow, fast, ("network:bandwidth={link}",)),
         Pair("link 500 to 200 Mbit/s", fast, slow, ("network:bandwidth={link}",)),
         Pair("link 200 to 1000 Mbit/s", slow, Job(SLEEPING, 1000), ("network:bandwidth={link}",)),

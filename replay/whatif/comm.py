@@ -52,7 +52,7 @@ class Network(Edit):
 
     name = "network"
     summary = "another bandwidth and latency of the network"
-    example = "network:bandwidth=2,latency=1,added_us=0"
+    example = "network:bandwidth=2,latency=1"
     needs = "collectives; to tell latency from bandwidth, sizes that vary twofold or more"
     assumes = "all groups share one network; where sizes do not vary, that transfer time is all bandwidth"
     source = (
@@ -61,24 +61,20 @@ class Network(Edit):
     )
     bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MOST_TIMES)
     latency: float = key("multiple of the latency", 1.0, least=0.0)
-    added_us: float = key("what each transfer takes longer, us: of a small one, as measured", 0.0, least=0.0)
     doubt: float = 0.15
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the two parts of each transfer, and the time by which transfers of one link may overlap."""
         require_communication(graph)
-        nodes, edges = graph.nodes, graph.edges
+        nodes = graph.nodes
         transfer = nodes.kind == NodeKind.TRANSFER
         fixed = np.minimum(latencies(graph), nodes.duration)[transfer]
         duration = nodes.duration.copy()
         moving = (duration[transfer] - fixed) / self.bandwidth
-        added = round(1000 * self.added_us)
-        duration[transfer] = np.rint(self.latency * fixed + moving).astype(np.int64) + added
-        changed = graph.with_durations(duration)
-        overlap = transfer[edges.source] & transfer[edges.target] & (edges.kind == EdgeKind.STREAM)
-        overlap &= edges.lag < 0
-        lag = np.where(overlap, np.rint(edges.lag * self.latency) - added, edges.lag).astype(np.int64)
-        return changed if np.array_equal(lag, edges.lag) else changed.with_lags(lag)
+        duration[transfer] = np.rint(self.latency * fixed + moving).astype(np.int64)
+        overlap = _side_by_side(graph)
+        lag = np.where(overlap, np.rint(graph.edges.lag * self.latency), graph.edges.lag)
+        return graph.with_durations(duration).with_lags(lag.astype(np.int64))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What latency is not known of."""
@@ -87,14 +83,54 @@ class Network(Edit):
     def describe(self) -> str:
         """What is changed."""
         words = f"a network {self.bandwidth:g} times as fast"
-        words += "" if self.latency == 1 else f", with {self.latency:g} times the latency"
-        return f"{words}, {self.added_us:g} us further" if self.added_us else words
+        return words if self.latency == 1 else f"{words}, with {self.latency:g} times the latency"
 
     def how(self) -> str:
         """How to do it."""
-        if self.bandwidth < 1 or self.latency > 1 or self.added_us:
+        if self.bandwidth < 1 or self.latency > 1:
             return "nothing to do: it shows what a slower network would cost"
         return "faster links, or fewer bytes (gradient compression, bf16 reduction)"
+
+
+@dataclass(frozen=True)
+class Delay(Edit):
+    """Collectives and messages take longer, whatever their size: a longer way."""
+
+    name = "delay"
+    summary = "a longer way: each transfer takes longer, whatever its size"
+    example = "delay:us=500"
+    needs = "collectives"
+    assumes = (
+        "large transfers take as much longer as small ones, where an algorithm that sends them in pieces may "
+        "hide a part of the way"
+    )
+    source = "Hockney 1994: time = latency + bytes / bandwidth, with more latency"
+    us: float = key("what a small transfer takes longer, microseconds", least=0.0)
+    doubt: float = 0.5
+
+    def apply(self, graph: Graph) -> Graph:
+        """Lengthen each transfer; those of one link are on their way at the same time."""
+        require_communication(graph)
+        added = round(1000 * self.us)
+        duration = np.where(graph.nodes.kind == NodeKind.TRANSFER, added, 0) + graph.nodes.duration
+        lag = np.where(_side_by_side(graph), graph.edges.lag - added, graph.edges.lag)
+        return graph.with_durations(duration).with_lags(lag)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"each transfer takes {self.us:g} us longer"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "nothing to do: it shows what hosts further apart would cost"
+
+
+def _side_by_side(graph: Graph) -> NDArray[np.bool_]:
+    """[E] edges that say by how much a transfer may begin before the one ahead of it on its link ends."""
+    nodes, edges = graph.nodes, graph.edges
+    transfer = nodes.kind == NodeKind.TRANSFER
+    between = transfer[edges.source] & transfer[edges.target] & (edges.kind == EdgeKind.STREAM)
+    return np.asarray(between & (edges.lag < 0))
 
 
 def latencies(graph: Graph) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dpro.replay.whatif.algorithm import Algorithm
 from dpro.replay.whatif.batch import Batch
 from dpro.replay.whatif.bucket import Bucket
-from dpro.replay.whatif.comm import Network, NoCommunication
+from dpro.replay.whatif.comm import Delay, Network, NoCommunication
 from dpro.replay.whatif.compress import Compress
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.fusion import Compile, Optimizer
@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Precision": (Precision,),
     "Memory for time": (Accumulate, Recompute, Batch),
     "Parallelism": (Balance, Pipeline),
-    "Communication": (Network, NoCommunication, Algorithm, Prefetch),
+    "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}

@@ -21,7 +21,7 @@ from tests.pipelines import Job, written
 # Edits that change nothing at this strength, wherever they can be answered.
 ZERO = [
     *("scale:factor=1", "scale:name=*,factor=1", "hurt:rank=0,factor=1", "hurt:rank=1,ms=0", "cpu:factor=1"),
-    *("network:bandwidth=1,latency=1,added_us=0", "accumulate:steps=1", "pipeline", "balance:over=stages"),
+    *("network:bandwidth=1,latency=1", "delay:us=0", "accumulate:steps=1", "pipeline", "balance:over=stages"),
     *("workers:count=0", "optimizer:impl=foreach", "precision:dtype=fp8,speedup=1"),
 ]
 # Edits that take work or waiting away.

@@ -51,8 +51,8 @@ def test_bandwidth_changes_the_time_for_bytes_and_latency_the_rest(graph, bandwi
 
 
 def test_a_longer_way_adds_to_each_transfer(graph):
-    changed = parse_edit("network:bandwidth=2,added_us=70").apply(graph)
-    expected = [LATENCY_US + 70 + US_PER_KB * size / 2 for size in SIZES_KB]
+    changed = parse_edit("delay:us=70").apply(graph)
+    expected = [LATENCY_US + 70 + US_PER_KB * size for size in SIZES_KB]
     assert _transfers_us(changed) == pytest.approx(expected, abs=0.1)
 
 
@@ -62,7 +62,7 @@ def test_transfers_that_overlap_wait_for_a_longer_way_at_once(graph):
     draft = Draft(graph)
     draft.link(int(first), int(second), EdgeKind.STREAM, lag=round(-5 * US))
     side_by_side = draft.finish()
-    changed = parse_edit("network:bandwidth=1,added_us=70").apply(side_by_side)
+    changed = parse_edit("delay:us=70").apply(side_by_side)
     apart = changed.edges.lag != side_by_side.edges.lag
     assert changed.edges.lag[apart].tolist() == [-75 * US]
 
