@@ -60,7 +60,7 @@ def pareto(graph: Graph, trust: Trust) -> list[Point]:
     footprint = footprint_of(graph.run)
     baseline = baseline_steps(graph)
     base = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
-    found = [((), base, footprint.within_step_bytes)]
+    found: list[tuple[tuple[Edit, ...], float, int]] = [((), base, footprint.within_step_bytes)]
     for edits, batches, within in _ways(graph, footprint.within_step_bytes):
         with suppress(Unanswerable):  # what it needs besides is not in this run
             predicted = predict(graph, baseline, edits, trust).predicted_ns
