@@ -42,7 +42,8 @@ def loads(data: bytes) -> Any:
         for opcode, place, _ in pickletools.genops(data):
             if opcode.name in _REMEMBER and isinstance(place, int) and place > len(data):
                 raise pickle.UnpicklingError(f"it wants to remember {place} values")
-    return _PlainUnpickler(io.BytesIO(data)).load()
+    # From a file that lets it look ahead the unpickler reads blocks, from another a few bytes at a time.
+    return _PlainUnpickler(io.BufferedReader(io.BytesIO(data))).load()
 
 
 def _is_harmless(data: bytes) -> bool:
