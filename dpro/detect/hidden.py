@@ -26,7 +26,7 @@ from dpro.detect.straggler import (
 )
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import durations_of, replay, step_ends
-from dpro.replay.whatif.heal import ON_CPU, section_work
+from dpro.replay.whatif.heal import ON_CPU, peers_of, section_work
 from dpro.units import format_duration
 
 Floats = NDArray[np.float64]
@@ -49,25 +49,27 @@ def find_hidden_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]
     base = durations_of(step_ends(graph, timeline.start, timeline.end))["duration_ns"].to_numpy()
     if base.size < FEWEST_STEPS:
         return []
+    work = section_work(graph)
     found = []
-    for rank, longer in _far_longer(graph, base).items():
-        gains = healing_gains(graph, [[rank]]) if rank not in named else None
+    for rank, longer in _far_longer(graph, work, base).items():
+        gains = healing_gains(graph, work, [[rank]]) if rank not in named else None
         if gains is not None and gains.saved.mean() >= LEAST_COST * base.mean():
-            found.append(_describe(graph, rank, gains, longer))
+            found.append(_describe(graph, work, rank, gains, longer))
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
 
-def _far_longer(graph: Graph, base: Ints) -> dict[int, Floats]:
+def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Floats]:
     """Ranks that clearly work far longer than the slowest peer: by how much in each step, [T] ns.
 
     Args:
         graph: the graph.
+        work: its `section_work`.
         base: [T] ns, step times.
     """
     far = pl.col("work_ns") >= FAR * pl.col("peer")
     excess = pl.col("work_ns") - pl.col("peer")
     suspects = (
-        _with_slowest_peer(graph)
+        _with_slowest_peer(graph, work)
         .group_by("rank", "position")
         .agg(excess.sort_by("step").alias("excess"), far=far.mean(), steps=pl.len())
         .filter((pl.col("far") >= PERSISTENT) & (pl.col("steps") == base.size))
@@ -81,7 +83,7 @@ def _far_longer(graph: Graph, base: Ints) -> dict[int, Floats]:
     return found
 
 
-def _with_slowest_peer(graph: Graph) -> pl.DataFrame:
+def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
     """`rank`, `step`, `position` of a section, `work_ns` of the host there, and that of the slowest `peer`.
 
     Peers are ranks of one stage whose steps fall into as many sections.
@@ -89,23 +91,23 @@ def _with_slowest_peer(graph: Graph) -> pl.DataFrame:
     stages = {rank: place.stage for rank, place in graph.places.items()}
     sort = [pl.col("position").max().over("rank"), pl.col("rank").replace_strict(stages, default=NO_STAGE)]
     alike = ["step", "position", "sections", "stage"]
-    work = pl.col("work_ns")
+    worked = pl.col("work_ns")
     return (
-        section_work(graph)
-        .filter(pl.col("resource") == ON_CPU)
+        work.filter(pl.col("resource") == ON_CPU)
         .group_by("rank", "step", "position")
-        .agg(work.sum())
+        .agg(worked.sum())
         .with_columns(sections=sort[0], stage=sort[1])
         .filter(pl.len().over(alike) > FEWEST_PEERS)
-        .with_columns(first=work.max().over(alike), second=work.top_k(2).min().over(alike))
-        .with_columns(peer=pl.when(work == pl.col("first")).then("second").otherwise("first"))
+        .with_columns(first=worked.max().over(alike), second=worked.top_k(2).min().over(alike))
+        .with_columns(peer=pl.when(worked == pl.col("first")).then("second").otherwise("first"))
         .select("rank", "step", "position", "work_ns", "peer")
     )
 
 
-def _describe(graph: Graph, rank: int, gains: Gains, longer: Floats) -> Finding:
+def _describe(graph: Graph, work: pl.DataFrame, rank: int, gains: Gains, longer: Floats) -> Finding:
     cost, step = float(gains.saved.mean()), float(gains.base.mean())
-    largest = excess_by_cause(graph, rank).filter(pl.col("class") == "slow.host").row(0, named=True)
+    causes = excess_by_cause(graph, rank, peers_of(work, rank), int(gains.steps.min()))
+    largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
     excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
     evidence = (
         f"between the same collectives, the host of rank {rank} works {excess} longer per step than the "
