@@ -7,6 +7,8 @@ just work.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -232,16 +234,16 @@ def _register_refresh(app: Dash, shown: Shown) -> None:
 def _serve_tables(app: Dash, shown: Shown) -> None:
     tables = {(view.name, name): make for view in VIEWS for name, make in view.tables.items()}
 
-    @app.server.route("/csv/<view>/<name>")  # type: ignore[untyped-decorator]
-    def csv(view: str, name: str) -> Response:
+    @app.server.route("/<any(csv, parquet):kind>/<view>/<name>")  # type: ignore[untyped-decorator]
+    def download(kind: str, view: str, name: str) -> Response:
+        write, mimetype = _DOWNLOADS[kind]
         make = tables.get((view, name)) or abort(404)
         try:
             frame = make(shown.loaded, parse_link(request.query_string.decode()))
         except DproError as error:
             return Response(f"{error}\n", 400, mimetype="text/plain")
-        text = in_csv(frame)
-        disposition = {"Content-Disposition": f'attachment; filename="dpro-{view}-{name}.csv"'}
-        return Response(text, mimetype="text/csv", headers=disposition)
+        disposition = {"Content-Disposition": f'attachment; filename="dpro-{view}-{name}.{kind}"'}
+        return Response(write(frame), mimetype=mimetype, headers=disposition)
 
 
 def in_csv(frame: Any) -> str:
@@ -255,3 +257,16 @@ def in_csv(frame: Any) -> str:
     text = plain.with_columns(cells).write_csv()
     assert isinstance(text, str)
     return text
+
+
+def in_parquet(frame: Any) -> bytes:
+    """A frame as Parquet, types and lists as they are."""
+    content = BytesIO()
+    frame.write_parquet(content)
+    return content.getvalue()
+
+
+_DOWNLOADS: Mapping[str, tuple[Callable[[Any], str | bytes], str]] = {
+    "csv": (in_csv, "text/csv"),
+    "parquet": (in_parquet, "application/vnd.apache.parquet"),
+}

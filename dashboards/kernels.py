@@ -1,6 +1,7 @@
 """Kernels, or operators where no GPU was used: which take the time.
 
-In: spans of the selected ranks and steps. Out: totals by name, ordered and filtered as the link says.
+In: spans of the selected ranks and steps. Out: totals by name, ordered and filtered as the link says, and
+what matmuls reach of what the GPU can do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dash.development.base_component import Component
 from dpro.classify import classify
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, csv_link, in_browser, message, panel, section, table
+from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
+from dpro.dashboards.roofline import gpu_of, roofline_figure, roofline_info
 from dpro.dashboards.shown import Shown
 from dpro.replay.breakdown import kernel_totals
 from dpro.units import NS_PER_MS, NS_PER_US
@@ -119,6 +121,28 @@ def _header(link: Link, column: str, title: str) -> Component:
     return dcc.Link(title + mark, href=link.with_own(sort="" if flipped == _ORDER else flipped))
 
 
+def _roofline(loaded: Loaded, link: Link) -> Any:
+    reached, gpu = _reached(loaded, link), gpu_of(loaded.built.predictive)
+    if reached.is_empty():
+        return message("No matmul of this selection has shapes: `dpro record --shapes` records them.")
+    compute = pl.col("limit") == "compute"
+    share = reached.select(pl.col("total_ms").filter(compute).sum() / pl.col("total_ms").sum()).item()
+    mean = reached.select((pl.col("of_limit") * pl.col("total_ms")).sum() / pl.col("total_ms").sum()).item()
+    note = (
+        f"Arithmetic limits {share:.0%} of this time, memory the rest; {mean:.0%} of the limits is reached."
+    )
+    return [
+        graph("roofline-figure", roofline_figure(reached, gpu, link.theme)),
+        html.P(note, className="note"),
+        csv_link(NAME, "roofline", link),
+    ]
+
+
+def _reached(loaded: Loaded, link: Link) -> pl.DataFrame:
+    whole = loaded.built.predictive
+    return roofline_info(whole, gpu_of(whole), link)
+
+
 def _filter(_loaded: Loaded, link: Link) -> Any:
     return dcc.Input(
         id="filter",
@@ -131,10 +155,18 @@ def _filter(_loaded: Loaded, link: Link) -> Any:
 
 
 def _layout() -> Component:
-    return panel(
-        "Kernels; operators by their own time where no GPU was used",
-        section("kernels-filter", "filter"),
-        section("kernels-table", "adding up"),
+    return html.Div(
+        [
+            panel(
+                "Kernels; operators by their own time where no GPU was used",
+                section("kernels-filter", "filter"),
+                section("kernels-table", "adding up"),
+            ),
+            panel(
+                "Matmuls and convolutions below the roof", section("kernels-roofline", "building the graph")
+            ),
+        ],
+        className="stack",
     )
 
 
@@ -146,7 +178,7 @@ VIEW = View(
     NAME,
     "Kernels",
     _layout,
-    {"kernels-filter": _filter, "kernels-table": _table},
-    {"kernels": lambda loaded, link: kernel_info(loaded.spans, loaded.steps, link)},
+    {"kernels-filter": _filter, "kernels-table": _table, "kernels-roofline": _roofline},
+    {"roofline": _reached, "kernels": lambda loaded, link: kernel_info(loaded.spans, loaded.steps, link)},
     _register,
 )

@@ -79,8 +79,16 @@ def message(text: str) -> Component:
 
 
 def csv_link(view: str, table: str, link: Link) -> Component:
-    """Downloads the data of what is shown."""
-    return html.A("CSV", href=f"csv/{view}/{table}{link.query()}", className="csv", title="Download the data")
+    """Downloads the data of what is shown, as CSV or Parquet."""
+    kinds = (("CSV", "csv"), ("Parquet", "parquet"))
+    address = f"{view}/{table}{link.query()}"
+    return html.Span(
+        [
+            html.A(label, href=f"{kind}/{address}", title=f"Download the data as {label}")
+            for label, kind in kinds
+        ],
+        className="csv",
+    )
 
 
 def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> Component:

@@ -1,0 +1,127 @@
+"""Roofline of matmuls and convolutions: what they reach of what their GPU can do at most.
+
+In: a graph whose operators have shapes, of a GPU that is known. Out: one row per operator, shapes and
+element type, and a figure of them below the roof. The model: Williams, Waterman and Patterson, CACM 2009;
+peaks are the makers'.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+
+from dpro.dashboards.links import Link
+from dpro.dashboards.names import plain
+from dpro.dashboards.theme import colour, series, styled
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.whatif.inside import operators_of_kernels
+from dpro.replay.whatif.roofline import BYTES, MATMULS, Gpu, gpu_named, matmul_of, stored_as
+
+MOST_POINTS = 300
+_BEYOND = 2.0  # the roof is drawn so far beyond what is below it
+_SCHEMA = {
+    "name": pl.String(),
+    "shapes": pl.String(),
+    "dtype": pl.String(),
+    "count": pl.Int64(),
+    "total_ms": pl.Float64(),
+    "intensity": pl.Float64(),
+    "tflops": pl.Float64(),
+    "of_limit": pl.Float64(),
+    "limit": pl.String(),
+}
+
+
+def roofline_info(graph: Graph, gpu: Gpu, link: Link) -> pl.DataFrame:
+    """What matmuls reach, those that take longest first.
+
+    Args:
+        graph: the graph.
+        gpu: its GPUs.
+        link: the selection.
+
+    Returns:
+        `name`, `shapes`, `dtype` (as the kernel's name tells it), `count`, `total_ms`, `intensity`
+        (operations per byte that has to be moved), `tflops` (1e12 operations per second), `of_limit` (share
+        of what the roof allows) and `limit` (compute or memory). Operators of unknown type or odd shapes are
+        left out, and those above the roof: they do less than their shapes say, as convolutions with a stride.
+    """
+    nodes = graph.nodes
+    kernels = nodes.kind == NodeKind.KERNEL
+    operators = operators_of_kernels(graph, kernels, MATMULS).filter(pl.col("shapes") != "")
+    at = operators["node"].to_numpy()
+    measured = nodes.measured_end[at] - nodes.measured_start[at]
+    timed = link.chosen(operators.with_columns(ns=pl.Series(measured), step=pl.Series(nodes.step[at])))
+    names = pl.Series(graph.names, dtype=pl.String).gather(nodes.name[timed["node"].to_numpy()])
+    longest = pl.col("kernel").sort_by("ns").last()
+    calls = (
+        timed.with_columns(kernel=names)
+        .group_by("rank", "span_id", "name", "shapes")
+        .agg(pl.col("ns").sum(), kernel=longest)
+    )
+    kinds = calls.with_columns(dtype=pl.col("kernel").map_elements(stored_as, return_dtype=pl.String))
+    rows = []
+    grouped = kinds.group_by("name", "shapes", "dtype").agg(pl.len(), pl.col("ns").sum())
+    for name, shapes, dtype, count, total_ns in grouped.iter_rows():
+        asked = matmul_of(name, shapes)
+        mean_ns = total_ns / count
+        if asked is None or dtype not in gpu.tflops or mean_ns < asked.least_ns(gpu, dtype):
+            continue
+        least_ns = asked.least_ns(gpu, dtype)
+        limit = "compute" if asked.compute_ns(gpu, dtype) >= least_ns else "memory"
+        intensity = asked.operations / ((asked.read + asked.written) * BYTES[dtype])
+        reached = asked.operations / mean_ns / 1e3
+        rows.append(
+            (name, shapes, dtype, count, total_ns / 1e6, intensity, reached, least_ns / mean_ns, limit)
+        )
+    frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+    return frame.sort(["total_ms", "name", "shapes"], descending=[True, False, False])
+
+
+def gpu_of(graph: Graph) -> Gpu:
+    """The model of a run's GPUs.
+
+    Raises:
+        Unanswerable: it is not known, or there are several.
+    """
+    if graph.run is None or not graph.run.manifest.gpus:
+        raise Unanswerable("no GPU was used, or its model is not known")
+    return gpu_named(graph.run.manifest.gpus)
+
+
+def roofline_figure(reached: pl.DataFrame, gpu: Gpu, theme: str) -> go.Figure:
+    """Operations per second against operations per byte, below the roof of each element type.
+
+    Args:
+        reached: as from `roofline_info`.
+        gpu: whose roof it is.
+        theme: light or dark.
+    """
+    shown = reached.head(MOST_POINTS)
+    figure = go.Figure()
+    intensity, total_ms = shown["intensity"].to_numpy(), shown["total_ms"].to_numpy()
+    low, high = intensity.min() / _BEYOND, intensity.max() * _BEYOND
+    for number, ((dtype,), own) in enumerate(shown.group_by("dtype", maintain_order=True)):
+        ink, peak = series(number, theme), gpu.tflops[str(dtype)]
+        ridge = peak / gpu.gbps * 1e3
+        x = np.unique([low, np.clip(ridge, low, high), high])
+        figure.add_scatter(
+            x=x, y=np.minimum(peak, x * gpu.gbps / 1e3), mode="lines", line={"color": ink, "width": 1.5},
+            name=f"roof of {dtype}", hoverinfo="skip",
+        )  # fmt: skip
+        columns = ("name", "shapes", "count", "total_ms", "of_limit", "limit")
+        told = [
+            f"{plain(name)} {plain(shapes)}<br>{count:,} calls, {ms:.3f} ms; {share:.0%} of its {limit} limit"
+            for name, shapes, count, ms, share, limit in own.select(columns).iter_rows()
+        ]
+        size = 6 + 16 * np.sqrt(own["total_ms"].to_numpy() / total_ms.max())
+        figure.add_scatter(
+            x=own["intensity"], y=own["tflops"], mode="markers", name=str(dtype), customdata=told,
+            marker={"size": size, "color": ink, "opacity": 0.6, "line": {"color": colour("panel", theme)}},
+            hovertemplate="%{customdata}<br>%{y:.3g} TFLOP/s at %{x:.3g} FLOP per byte<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text="operations per byte", type="log", exponentformat="none")
+    figure.update_yaxes(title_text="1e12 operations per second", type="log", exponentformat="none")
+    return styled(figure, theme, height=380)
