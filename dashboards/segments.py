@@ -1,13 +1,15 @@
 """What of a timeline a screen can show: spans as wide as a pixel or wider, and the rest merged per lane.
 
 In: slices, a stretch of time, and how many pixels it has. Out: segments. Wherever one looks there are at most
-as many as a browser draws at once; a closer look at a shorter stretch shows what was merged.
+as many as a browser draws at once; a closer look at a shorter stretch shows what was merged. What a look at
+all of a run needs is worked out once, from coarse to fine, so that it does not take longer than a close look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -18,7 +20,29 @@ Ints = NDArray[np.int64]
 # Kinds of slices, as `dpro.export.slices` has them; what else there may be is drawn like operators.
 KINDS = ("cpu", "runtime", "host", "gap", "kernel", "copy", "transfer", "wait", "delay")
 MOST_SEGMENTS = 16_000
-_HAIRLINE = 3  # spans of so many pixels keep a gap before the next one
+PIXELS = 1600  # of the width of a large window
+FINER = 4  # grains to a pixel, at least: so exact is what is seen of a coarser level
+COARSEST = 10  # grains to a pixel of a look at all: shorter looks can still do with them
+COARSER, LEVELS = 8, 3  # grains of a level to one of the next coarser; how many levels beside all slices
+_HAIRLINE, _GAP = 3, 0.5  # spans of so many pixels keep a gap before the next one; how much of a pixel
+
+
+@dataclass(frozen=True)
+class Level:
+    """Slices of all tracks, those that are narrower than a grain merged per track; none overlap.
+
+    Attributes:
+        grain_ns: what is shorter is merged; 0 where nothing is.
+        first, start, end, kind: as of `Tracks`.
+        count: [N] how many slices each stands for.
+    """
+
+    grain_ns: float
+    first: Ints
+    start: Ints
+    end: Ints
+    kind: Ints
+    count: Ints
 
 
 @dataclass(frozen=True)
@@ -32,6 +56,7 @@ class Tracks:
         kind: [N] index into `KINDS`.
         node: [N] node of the graph.
         critical: [N] on the critical path.
+        whole, path: all slices, and those on the critical path, the coarsest level first.
     """
 
     tracks: pl.DataFrame
@@ -41,14 +66,17 @@ class Tracks:
     kind: Ints
     node: Ints
     critical: NDArray[np.bool_]
+    whole: Sequence[Level] = ()
+    path: Sequence[Level] = ()
 
     def seen(self, track: int, begin: int, end: int) -> slice:
         """Which slices of a track touch a stretch of time."""
-        low, high = int(self.first[track]), int(self.first[track + 1])
-        return slice(
-            low + int(np.searchsorted(self.end[low:high], begin, "right")),
-            low + int(np.searchsorted(self.start[low:high], end, "left")),
-        )
+        return _seen(self.first, self.start, self.end, track, begin, end)
+
+    @cached_property
+    def kinds(self) -> list[int]:
+        """Which kinds there are."""
+        return [int(kind) for kind in np.unique(self.kind)]
 
     def at(self, track: int, time: int, near: int) -> int:
         """The slice of a track at a time, else the nearest one that is near, else -1."""
@@ -69,6 +97,7 @@ class Segments:
         row: [S] index into the rows that were asked for.
         start, end: [S] ns.
         kind: [S] index into `KINDS`; of merged slices the one that takes most of their time.
+        count: [S] how many slices each stands for.
         merged: how many slices are not drawn by themselves.
     """
 
@@ -76,7 +105,16 @@ class Segments:
     start: Ints
     end: Ints
     kind: Ints
+    count: Ints
     merged: int
+
+
+def _seen(first: Ints, start: Ints, end: Ints, track: int, begin: int, stop: int) -> slice:
+    low, high = int(first[track]), int(first[track + 1])
+    return slice(
+        low + int(np.searchsorted(end[low:high], begin, "right")),
+        low + int(np.searchsorted(start[low:high], stop, "left")),
+    )
 
 
 def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
@@ -89,15 +127,39 @@ def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
     tracks = rows.group_by("group", "track", maintain_order=True).agg(pl.col("rank").first(), pl.len())
     first = np.concatenate([[0], np.cumsum(tracks["len"].to_numpy())]).astype(np.int64)
     kind = pl.col("kind").replace_strict(KINDS, range(len(KINDS)), default=0, return_dtype=pl.Int64)
-    return Tracks(
-        tracks.drop("len"),
-        first,
-        rows["start_ns"].to_numpy() - origin_ns,
-        rows["end_ns"].to_numpy() - origin_ns,
-        rows.select(kind).to_series().to_numpy(),
-        rows["node"].to_numpy(),
-        rows["critical"].to_numpy(),
-    )
+    start, end = (rows[name].to_numpy() - origin_ns for name in ("start_ns", "end_ns"))
+    kinds, critical = rows.select(kind).to_series().to_numpy(), rows["critical"].to_numpy()
+    all_of_them = Level(0.0, first, start, end, kinds, np.ones(start.size, np.int64))
+    node = rows["node"].to_numpy()
+    whole, path = levels(all_of_them), levels(_chosen(all_of_them, critical))
+    return Tracks(tracks.drop("len"), first, start, end, kinds, node, critical, whole, path)
+
+
+def _chosen(level: Level, chosen: NDArray[np.bool_]) -> Level:
+    """Some slices of a level."""
+    before = np.concatenate([[0], np.cumsum(chosen)]).astype(np.int64)
+    kept = (each[chosen] for each in (level.start, level.end, level.kind, level.count))
+    return Level(level.grain_ns, before[level.first], *kept)
+
+
+def levels(finest: Level) -> list[Level]:
+    """Ever coarser levels, the coarsest first; only such as have far fewer slices than the next finer one."""
+    found = [finest]
+    length = int(finest.end.max() - finest.start.min()) if finest.start.size else 0
+    for grain_ns in (length / PIXELS / COARSEST / COARSER**power for power in range(LEVELS - 1, -1, -1)):
+        level = _coarser(found[0], grain_ns) if grain_ns >= 1 else finest
+        if 2 * level.start.size < found[0].start.size:
+            found.insert(0, level)
+    return found
+
+
+def _coarser(level: Level, grain_ns: float) -> Level:
+    row = np.repeat(np.arange(level.first.size - 1), np.diff(level.first))
+    drawn = _at_scale(row, level.start, level.end, level.kind, level.count, 0, grain_ns, 0.0)
+    order = np.lexsort((drawn.start, drawn.row))
+    first = np.concatenate([[0], np.cumsum(np.bincount(drawn.row, minlength=level.first.size - 1))])
+    columns = (each[order] for each in (drawn.start, drawn.end, drawn.kind, drawn.count))
+    return Level(grain_ns, first.astype(np.int64), *columns)
 
 
 def segments(
@@ -120,37 +182,44 @@ def segments(
         critical: only what is on the critical path.
         most: segments; where there are more, pixels are taken to be larger.
     """
-    seen = [tracks.seen(track, begin, end) for track in rows]
+    known = tracks.path if critical else tracks.whole
+    level = next((each for each in known if each.grain_ns * FINER <= pixel_ns), known[-1])
+    seen = [_seen(level.first, level.start, level.end, track, begin, end) for track in rows]
     row = np.repeat(np.arange(len(rows)), [each.stop - each.start for each in seen])
-    chosen = np.concatenate([np.arange(each.start, each.stop) for each in seen] or [np.empty(0, np.int64)])
-    if critical:
-        on_path = tracks.critical[chosen]
-        row, chosen = row[on_path], chosen[on_path]
-    start, stop, kind = tracks.start[chosen], tracks.end[chosen], tracks.kind[chosen]
+    start, stop, kind, count = (
+        np.concatenate([of[each] for each in seen] or [np.empty(0, np.int64)])
+        for of in (level.start, level.end, level.kind, level.count)
+    )
     while True:
-        drawn = _at_scale(row, start, stop, kind, begin, pixel_ns)
+        drawn = _at_scale(row, start, stop, kind, count, begin, pixel_ns, _GAP)
         if drawn.row.size <= most:
             return drawn
         pixel_ns *= 2
 
 
-def _at_scale(row: Ints, start: Ints, end: Ints, kind: Ints, begin: int, pixel_ns: float) -> Segments:
+def _at_scale(
+    row: Ints, start: Ints, end: Ints, kind: Ints, count: Ints, begin: int, pixel_ns: float, gap: float
+) -> Segments:
+    """What is as wide as a pixel, less a gap where there is room for one, and the rest merged."""
     wide = end - start >= pixel_ns
-    shown_end = np.where(end - start >= _HAIRLINE * pixel_ns, end - pixel_ns / 2, end).astype(np.int64)
-    small = _merged(row[~wide], start[~wide], end[~wide], kind[~wide], begin, pixel_ns)
+    shown_end = np.where(end - start >= _HAIRLINE * pixel_ns, end - gap * pixel_ns, end).astype(np.int64)
+    small = _merged(row[~wide], start[~wide], end[~wide], kind[~wide], count[~wide], begin, pixel_ns)
     return Segments(
         np.concatenate([row[wide], small.row]),
         np.concatenate([start[wide], small.start]),
         np.concatenate([shown_end[wide], small.end]),
         np.concatenate([kind[wide], small.kind]),
-        small.merged,
+        np.concatenate([count[wide], small.count]),
+        small.merged + int(count[wide & (count > 1)].sum()),
     )
 
 
-def _merged(row: Ints, start: Ints, end: Ints, kind: Ints, begin: int, pixel_ns: float) -> Segments:
+def _merged(
+    row: Ints, start: Ints, end: Ints, kind: Ints, count: Ints, begin: int, pixel_ns: float
+) -> Segments:
     """Slices that begin on the same pixel of a row as one, and neighbouring pixels of one kind as one."""
     if not row.size:
-        return Segments(row, start, end, kind, 0)
+        return Segments(row, start, end, kind, count, 0)
     pixel = ((start - begin) // pixel_ns).astype(np.int64)
     new = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (np.diff(pixel) != 0)])
     length = end - start
@@ -162,4 +231,5 @@ def _merged(row: Ints, start: Ints, end: Ints, kind: Ints, begin: int, pixel_ns:
     last = np.r_[joined[1:], row.size] - 1
     begins = start[joined]
     ends = np.maximum(end[last], begins + int(pixel_ns))  # what is there shows
-    return Segments(row[joined], begins, ends, most[joined], int(length.size))
+    counts = np.add.reduceat(count, new[joined])
+    return Segments(row[joined], begins, ends, most[joined], counts, int(count.sum()))

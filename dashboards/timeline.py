@@ -34,7 +34,7 @@ from dpro.dashboards.page import (
     panel,
     section,
 )
-from dpro.dashboards.segments import KINDS, Segments, Tracks, segments
+from dpro.dashboards.segments import KINDS, PIXELS, Segments, Tracks, segments
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled
 from dpro.errors import DproError
@@ -43,7 +43,6 @@ from dpro.units import NS_PER_MS
 
 NAME = "timeline"
 SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}
-PIXELS = 1600  # of the width of a large window
 BESIDE = 0.3  # of what is seen is drawn on each side of it, for panning
 MOST_ROWS = 160  # at once
 _STEP_LABELS = 60
@@ -220,14 +219,15 @@ def _mark_steps(figure: go.Figure, steps: pl.DataFrame, extent: tuple[float, flo
     if seen.height > _STEP_LABELS:
         return
     edge = {"color": colour("soft", theme), "width": 1, "dash": "dot"}
+    lines: list[dict[str, Any]] = []
+    labels: list[dict[str, Any]] = []
     for _, step, begin, end in seen.select("window", "step", "begin_ms", "end_ms").iter_rows():
-        for at in (begin, end):
-            figure.add_shape(type="line", x0=at, x1=at, yref="paper", y0=0, y1=1, line=edge, layer="below")
+        line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": edge, "layer": "below"}
+        lines += [line | {"x0": at, "x1": at} for at in (begin, end)]
         middle = (max(begin, extent[0]) + min(end, extent[1])) / 2
-        figure.add_annotation(
-            x=middle, yref="paper", y=1, yanchor="bottom", text=f"step {step}", showarrow=False,
-            font={"size": 11, "color": colour("soft", theme)},
-        )  # fmt: skip
+        above = {"x": middle, "yref": "paper", "y": 1, "yanchor": "bottom", "text": f"step {step}"}
+        labels.append(above | {"showarrow": False, "font": {"size": 11, "color": edge["color"]}})
+    figure.update_layout(shapes=lines, annotations=labels)  # at once: one by one each would copy the others
 
 
 def _shown(loaded: Loaded, link: Link) -> tuple[Rows, tuple[float, float]]:
@@ -264,7 +264,7 @@ def _frame(loaded: Loaded, link: Link) -> Any:
     """What belongs to the figure and not into it; once the graph is there, so is the figure."""
     if not loaded.tracks.start.size:
         return message("The run holds no spans.")
-    there = {KINDS[kind] for kind in np.unique(loaded.tracks.kind)}
+    there = {KINDS[kind] for kind in loaded.tracks.kinds}
     legend = [
         html.Span([html.I(style={"background": f"var(--{what.replace('_', '-')})"}), title])
         for kind, (what, title) in _LOOKS.items()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import numpy as np
 import polars as pl
 import pytest
@@ -86,9 +89,63 @@ def test_the_span_at_a_place_is_the_one_there_or_the_nearest(time, near, found):
 def test_a_million_spans_of_one_kind_are_a_handful_of_segments():
     start = np.arange(1_000_000, dtype=np.int64) * 10
     nothing = np.zeros(start.size, np.int64)
-    frame = pl.DataFrame({"group": ["g"], "track": ["t"], "rank": [0]})
-    first = np.array([0, start.size])
-    tracks = Tracks(frame, first, start, start + 9, nothing, nothing, nothing.astype(bool))
+    rows = {"start_ns": start, "end_ns": start + 9, "node": nothing, "critical": nothing.astype(bool)}
+    words = {"group": pl.lit("g"), "track": pl.lit("t"), "rank": pl.lit(0), "kind": pl.lit("kernel")}
+    tracks = make_tracks(pl.DataFrame(rows).with_columns(**words), 0)
     drawn = segments(tracks, [0], 0, 10_000_000, 10_000)
     assert drawn.row.size == 1
-    assert (drawn.start[0], drawn.end[0], drawn.merged) == (0, 9_999_999, 1_000_000)
+    assert (drawn.start[0], drawn.merged) == (0, 1_000_000)
+    assert 9_990_000 <= drawn.end[0] < 10_000_000
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """Two tracks of short slices of all kinds."""
+    chance, frames = np.random.default_rng(4), []
+    for track, size in (("0", 120_000), ("1", 30_000)):
+        gap, length = chance.integers(0, 40, size), chance.geometric(0.02, size)
+        end = np.cumsum(gap + length)
+        rows = {"start_ns": end - length, "end_ns": end, "kind": chance.choice(KINDS, size)}
+        frames.append(pl.DataFrame(rows).with_columns(track=pl.lit(track)))
+    both = pl.concat(frames).with_row_index("node").with_columns(pl.col("node").cast(pl.Int64))
+    words = {"group": pl.lit("g"), "rank": pl.lit(0), "critical": pl.col("node") % 2 == 0}
+    return make_tracks(both.with_columns(**words), 0)
+
+
+def test_coarser_levels_stand_for_all_slices_and_are_far_fewer(dense):
+    for of_all, total in ((dense.whole, 150_000), (dense.path, 75_000)):
+        assert len(of_all) > 1
+        assert of_all[-1].grain_ns == 0
+        for coarse, fine in itertools.pairwise(of_all):
+            assert coarse.grain_ns > fine.grain_ns
+            assert 2 * coarse.start.size < fine.start.size
+        for level in of_all:
+            assert level.count.sum() == total
+            assert level.first[-1] == level.start.size
+            for begin, end in itertools.pairwise(level.first):
+                assert (np.diff(level.start[begin:end]) > 0).all()
+
+
+def test_what_is_drawn_of_a_coarse_level_is_what_all_slices_give_within_a_pixel(dense):
+    exact = dataclasses.replace(dense, whole=dense.whole[-1:], path=dense.path[-1:])
+    length = int(dense.end.max())
+    for begin, end in ((0, length), (length // 3, length // 2)):
+        pixel = (end - begin) / 1600
+        drawn, wanted = (segments(each, [0, 1], begin, end, pixel) for each in (dense, exact))
+        assert drawn.merged == pytest.approx(wanted.merged, rel=0.01)
+        covered = [_covered(each, begin, end, pixel) for each in (drawn, wanted)]
+        assert np.abs(covered[0] - covered[1]).mean() < 0.03
+
+
+def _covered(drawn, begin, end, pixel):
+    """[rows, pixels] share of each pixel that is drawn, smoothed over three pixels."""
+    edges = begin + pixel * np.arange(1601)
+    rows = []
+    for row in (0, 1):
+        mine = drawn.row == row
+        order = np.argsort(drawn.start[mine])
+        start = drawn.start[mine][order]
+        total = np.concatenate([[0], np.cumsum(drawn.end[mine][order] - start)])
+        ends = np.interp(edges, np.r_[start, edges[-1] + pixel], total)
+        rows.append(np.convolve(np.diff(ends) / pixel, np.ones(3) / 3, "same"))
+    return np.clip(np.array(rows), 0, 1)
