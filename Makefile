@@ -14,7 +14,7 @@ TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-ur
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint typecheck imports build samples clean
+.PHONY: help demo test test-slow lint typecheck imports build docs samples clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ imports: $(VENV)/dev.stamp  ## who may import whom
 
 build: $(VENV)/dev.stamp  ## wheel and sdist, into dist/
 	$(BIN)/python -m build --no-isolation
+
+docs: $(VENV)/docs.stamp  ## the site of docs/, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 RECORD_SAMPLE = $(BIN)/dpro record -o sample_traces/$(1) --every 25 --window-steps 3 -- \
   torchrun --nproc-per-node 2 sample_traces/train.py --steps 60 $(2) && $(BIN)/dpro info sample_traces/$(1)
@@ -73,3 +76,7 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing dpro, PyTorch and the tools into $(VENV): once, some minutes (300 MB)"
 	@$(INSTALL) -e '.[dev]' torch
 	@touch $@ $(VENV)/demo.stamp
+
+$(VENV)/docs.stamp: pyproject.toml | $(VENV)/bin/pip
+	@$(INSTALL) -e '.[docs]'
+	@touch $@

@@ -6,9 +6,9 @@ machine, or of where the run lies.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
@@ -115,7 +115,7 @@ def make_report(analysis: Analysis) -> Report:
     state, verdict = health_info(findings, unknown, trust)
     gains, of_step, refused = _gains(analysis)
     return Report(
-        name=Path(analysis.run.label).resolve().name,
+        name=os.path.basename(os.path.abspath(analysis.run.label)),
         state=state,
         verdict=verdict,
         facts=run_info(analysis.run.manifest, analysis.steps),
