@@ -65,13 +65,7 @@ def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
 
 
 def link_of(line: Line, spent: Cost) -> Link:
-    """The link on which a collective of this cost takes what its line says.
-
-    Raises:
-        Unanswerable: the line does not tell latency from bandwidth.
-    """
-    if line.bandwidth_only:
-        raise Unanswerable("sizes are too alike to tell what a message costs from what its bytes do")
+    """The link on which a collective of this cost takes what its line says."""
     return Link(line.latency_ns / spent.messages, line.ns_per_byte / spent.share)
 
 

@@ -77,8 +77,9 @@ def ddp_job(
         done = max([*ends, *ready.values()]) + copy_out
         for rank in range(num_ranks):
             for index in range(count):
-                told = {"sequence_number": _sequence(step, index)}
-                run.op("LinearForward", begin + layer * index, begin + layer * (index + 1), rank, **told)
+                at, told = begin + layer * index, {"sequence_number": _sequence(step, index)}
+                run.mark(f"nn.Module: layers.{index}", at, at + layer, rank)
+                run.op("LinearForward", at, at + layer, rank, **told)
             run.mark("dpro::backward", forward, done, rank, tid=MAIN)
             run.op("aten::copy_", done - copy_out, done, rank)
             run.mark("Optimizer.step#SGD.step", done, done + 100, rank)

@@ -97,6 +97,8 @@ class Algorithm(Edit):
             raise Unanswerable("too few transfers of known size with all their ranks to tell what one costs")
         if message.num_ranks < 2:
             raise Unanswerable("how many ranks are in it is not known")
+        if lines[sort].bandwidth_only:
+            raise Unanswerable("sizes are too alike to tell what a message costs from what its bytes do")
         if now == self.to:
             return np.ones(num_bytes.size)
         spent = cost(message.op, now, message.num_ranks)

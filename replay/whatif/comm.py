@@ -72,9 +72,12 @@ class Network(Edit):
         duration = nodes.duration.copy()
         moving = (duration[transfer] - fixed) / self.bandwidth
         duration[transfer] = np.rint(self.latency * fixed + moving).astype(np.int64)
+        changed = graph.with_durations(duration)
+        if self.latency == 1:
+            return changed
         overlap = _side_by_side(graph)
         lag = np.where(overlap, np.rint(graph.edges.lag * self.latency), graph.edges.lag)
-        return graph.with_durations(duration).with_lags(lag.astype(np.int64))
+        return changed.with_lags(lag.astype(np.int64))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What latency is not known of."""

@@ -69,6 +69,10 @@ class Edit(ABC):
         """What the edit found in the graph that it is applied to, a line each."""
         return ()
 
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """Other graphs that the changed job may be, at both ends of what the edit leaves open."""
+        return ()
+
     @abstractmethod
     def describe(self) -> str:
         """What is changed, in a few words."""

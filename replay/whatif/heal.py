@@ -16,12 +16,47 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
-from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edit import Edit, check, key
 from dpro.replay.whatif.select import ranks_at
 
 Ints = NDArray[np.int64]
 
 ON_CPU, ON_GPU = 0, 1
+
+
+@dataclass(frozen=True)
+class RanksAt:
+    """A rank, all ranks of a host, or those of a pipeline stage; one of them must be given."""
+
+    rank: int | None = key("which rank", None, least=0)
+    host: str = key("which host, a pattern", "")
+    stage: int | None = key("which pipeline stage; its peers are the others", None, least=0)
+
+    def __post_init__(self) -> None:
+        """Refuse ranks and stages below 0."""
+        check(self, "ranks")
+
+    def require_one(self, label: str) -> None:
+        """Refuse none or several of rank, host and stage."""
+        if sum([self.rank is not None, self.host != "", self.stage is not None]) != 1:
+            raise UsageError(f"{label} needs one of rank=, host= and stage=, as in {label}:rank=1")
+
+    def ranks(self, graph: Graph) -> list[int]:
+        """Which they are.
+
+        Raises:
+            Unanswerable: there are none, or the run does not tell.
+        """
+        found = ranks_at(graph, self.rank, self.host, self.stage)
+        if not found:
+            raise Unanswerable(f"{self.describe()} is not in the run")
+        return found
+
+    def describe(self) -> str:
+        """The one that is given, in words."""
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        return f"host {self.host}" if self.host else f"stage {self.stage}"
 
 
 @dataclass(frozen=True)
@@ -34,50 +69,29 @@ class Heal(Edit):
     needs = "ranks that call the same collectives; for a host, others; for a stage, other stages"
     assumes = "its peers do the same work (stages: that layers can be moved to make it so)"
     source = "ours: per section between collectives the median over steps, against the median of the peers'"
-    rank: int | None = key("which rank", None, least=0)
-    host: str = key("which host, a pattern", "")
-    stage: int | None = key("which pipeline stage, whose peers are the others", None, least=0)
+    at: RanksAt
     doubt: float = 0.1
 
     def __post_init__(self) -> None:
         """Refuse none or several of rank, host and stage."""
         super().__post_init__()
-        require_one_place(self.name, self.rank, self.host, self.stage)
+        self.at.require_one(self.name)
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the work, section by section, down to the peers' median; never up."""
-        ranks = the_ranks_at(graph, self.rank, self.host, self.stage)
-        healed = healed_against_stages if self.stage is not None else healed_durations
+        ranks = self.at.ranks(graph)
+        healed = healed_against_stages if self.at.stage is not None else healed_durations
         return graph.with_durations(healed(graph, ranks, apart=ranks).min(axis=1))
 
     def describe(self) -> str:
         """What is changed."""
-        return f"{place_text(self.rank, self.host, self.stage)} is as fast as its peers"
+        return f"{self.at.describe()} is as fast as its peers"
 
     def how(self) -> str:
         """How to do it."""
-        if self.stage is not None:
-            return f"give stage {self.stage} fewer layers, or split it: as much work as the others have"
-        return f"`dpro diagnose` says what holds {place_text(self.rank, self.host, self.stage)} up"
-
-
-def require_one_place(label: str, rank: int | None, host: str, stage: int | None) -> None:
-    """Refuse none or several of rank, host and stage."""
-    if sum([rank is not None, host != "", stage is not None]) != 1:
-        raise UsageError(f"{label} needs one of rank=, host= and stage=, as in {label}:rank=1")
-
-
-def the_ranks_at(graph: Graph, rank: int | None, host: str, stage: int | None) -> list[int]:
-    """`ranks_at`, of which there is one."""
-    ranks = ranks_at(graph, rank, host, stage)
-    if not ranks:
-        raise Unanswerable(f"{place_text(rank, host, stage)} is not in the run")
-    return ranks
-
-
-def place_text(rank: int | None, host: str, stage: int | None) -> str:
-    """The one that is given, in words."""
-    return f"rank {rank}" if rank is not None else f"host {host}" if host else f"stage {stage}"
+        if self.at.stage is not None:
+            return f"give stage {self.at.stage} fewer layers, or split it: as much work as the others have"
+        return f"`dpro diagnose` says what holds {self.at.describe()} up"
 
 
 def healed_durations(

@@ -120,6 +120,7 @@ def compare(
     known = trust if changed.nodes.measured_start is graph.nodes.measured_start else None
     timelines = _replays(changed, known.overlap if known else None)
     timelines += _with_missing_ranks(changed, known.meetings if known else None)
+    timelines += _at_bounds(graphs, edits)
     after_ns, *bounds_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns
@@ -162,6 +163,18 @@ def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:
     if overlap is None:
         return [replay(changed)]
     return replays_with_new_overlap(changed, overlap.beside, (overlap.slowdown, overlap.low, overlap.high))
+
+
+def _at_bounds(graphs: Sequence[Graph], edits: Sequence[Edit]) -> list[Timeline]:
+    """Replays at both ends of what each edit leaves open, the edits after it applied on top."""
+    found = []
+    for at, edit in enumerate(edits):
+        for bound in edit.bounds(graphs[at]):
+            changed = bound
+            for later in edits[at + 1 :]:
+                changed = later.apply(changed)
+            found.append(replay(changed))
+    return found
 
 
 def _with_missing_ranks(changed: Graph, meetings: Meetings | None) -> list[Timeline]:

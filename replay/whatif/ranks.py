@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.heal import place_text, require_one_place, the_ranks_at
+from dpro.replay.whatif.heal import RanksAt
 from dpro.replay.whatif.scale import scaled
 from dpro.replay.whatif.select import ranks_at
 from dpro.units import NS_PER_MS
@@ -30,9 +30,7 @@ class Hurt(Edit):
     needs = "the ranks"
     assumes = "all its work slows down alike, and the network does not"
     source = "duration * factor of CPU and GPU work; ms at the beginning of each step"
-    rank: int | None = key("which rank", None, least=0)
-    host: str = key("which host, a pattern", "")
-    stage: int | None = key("which pipeline stage", None, least=0)
+    at: RanksAt
     factor: float | None = key("multiple of the time of its CPU and GPU work", None, least=0)
     ms: float | None = key("what it loses at the beginning of each step, ms", None, least=0)
     doubt: float = 0.1
@@ -40,13 +38,13 @@ class Hurt(Edit):
     def __post_init__(self) -> None:
         """Refuse none or several of rank, host and stage, and neither factor nor ms."""
         super().__post_init__()
-        require_one_place(self.name, self.rank, self.host, self.stage)
+        self.at.require_one(self.name)
         if self.factor is None and self.ms is None:
             raise UsageError(f"hurt needs factor= or ms=, as in {self.example}")
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the ranks' work, and make the first work of each step longer."""
-        ranks = the_ranks_at(graph, self.rank, self.host, self.stage)
+        ranks = self.at.ranks(graph)
         mine = np.isin(graph.nodes.rank, ranks) & np.isin(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
         duration = scaled(graph, mine, 1.0 if self.factor is None else self.factor)
         duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
@@ -56,7 +54,7 @@ class Hurt(Edit):
         """What is changed."""
         by = [f"takes {self.factor:g} times as long"] if self.factor is not None else []
         by += [f"loses {self.ms:g} ms per step"] if self.ms is not None else []
-        return f"{place_text(self.rank, self.host, self.stage)} {' and '.join(by)}"
+        return f"{self.at.describe()} {' and '.join(by)}"
 
     def how(self) -> str:
         """How to do it."""

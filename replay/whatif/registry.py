@@ -25,6 +25,7 @@ from dpro.replay.whatif.priority import Priority
 from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.rhythm import LocalUpdates, Overlap
 from dpro.replay.whatif.scale import Remove, Replace, Scale
+from dpro.replay.whatif.width import Width
 
 FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Selected work": (Scale, Remove, Replace),
@@ -33,7 +34,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Fusion": (Optimizer, Compile),
     "Precision": (Precision,),
     "Memory for time": (Accumulate, Recompute, Batch),
-    "Parallelism": (Balance, Pipeline),
+    "Parallelism": (Width, Balance, Pipeline),
     "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
 }

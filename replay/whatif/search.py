@@ -22,7 +22,7 @@ from dpro.replay.timeline import durations_of, replay, time_on_critical_path
 from dpro.replay.whatif.bucket import Bucket
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.fusing import sizes_worth_replaying
-from dpro.replay.whatif.heal import Heal
+from dpro.replay.whatif.heal import Heal, RanksAt
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict
 from dpro.replay.whatif.reduction import reduced
@@ -155,7 +155,7 @@ class _Tries:
 def candidates(graph: Graph) -> list[Edit]:
     """Edits worth trying on any run: what can be done, ranks healed, bounds, and the largest work."""
     known = [parse_edit(text) for text in (*ACTIONS, *BOUNDS)]
-    heals = [Heal(rank) for rank in _deciding_ranks(graph)]
+    heals = [Heal(RanksAt(rank)) for rank in _deciding_ranks(graph)]
     return [*heals, *_buckets(graph), *known, *_largest_ops(graph)]
 
 

@@ -18,7 +18,7 @@ from dpro.replay.clocks import Line
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.match import Matching, match_collectives
 from dpro.replay.timeline import Timeline, critical_nodes, measured_step_times, replay, step_times
-from dpro.replay.whatif.heal import Heal
+from dpro.replay.whatif.heal import Heal, RanksAt
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.search import search
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
@@ -427,7 +427,7 @@ def test_healing_any_rank_of_a_real_job_lets_nothing_end_later(jobs, name):
     graph, timeline = jobs[name].graph, jobs[name].timeline
     # A single step may last longer, where the one before it ends sooner by more than it does itself.
     for rank in jobs[name].run.manifest.ranks:
-        healed = replay(Heal(rank).apply(graph))
+        healed = replay(Heal(RanksAt(rank)).apply(graph))
         assert (healed.end <= timeline.end).all()
         steps = step_times(graph, healed.start, healed.end)["duration_ns"]
         assert steps.sum() <= step_times(graph, timeline.start, timeline.end)["duration_ns"].sum()
@@ -436,7 +436,7 @@ def test_healing_any_rank_of_a_real_job_lets_nothing_end_later(jobs, name):
 def test_healing_the_rank_that_sleeps_is_worth_most_of_its_sleep_and_healing_others_nothing(jobs):
     graph = jobs[SLEEP_1S].graph
     before = _steps_ms(graph).mean()
-    gains = [before - _steps_ms(Heal(rank).apply(graph)).mean() for rank in range(4)]
+    gains = [before - _steps_ms(Heal(RanksAt(rank)).apply(graph)).mean() for rank in range(4)]
     assert gains[2] > 900
     assert max(gains[0], gains[1], gains[3]) < 5
 
@@ -445,7 +445,7 @@ def test_healing_the_rank_that_sleeps_is_as_good_as_taking_the_sleep_out(jobs):
     # Seen: 207 and 203 ms for the later steps, where without the sleep they last 151 and 143.
     graph = jobs[SLEEP_1S].graph
     awake = _steps_ms(_sleeping(graph, 1.0012, 0.0))
-    assert _steps_ms(Heal(2).apply(graph)).mean() == pytest.approx(awake.mean(), rel=0.1)
+    assert _steps_ms(Heal(RanksAt(2)).apply(graph)).mean() == pytest.approx(awake.mean(), rel=0.1)
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -67,11 +67,6 @@ def test_the_link_of_a_line_gives_the_line_back(algorithm, num_ranks, latency, p
     assert time_ns(spent, link_of(line, spent), sizes) == pytest.approx(line.time_ns(sizes))
 
 
-def test_a_line_without_latency_tells_no_link():
-    with pytest.raises(Unanswerable, match="too alike"):
-        link_of(Line(0, 1, 0, 0, 9, 0, True), cost("all_reduce", "ring", 4))
-
-
 @given(st.integers(2, 40), st.integers(2, 16))
 def test_on_two_levels_the_port_of_a_host_moves_what_one_rank_for_all_of_it_would(hosts, per_host):
     size, outside = np.array([1e6]), Link(1000.0, 2.0)

@@ -11,6 +11,8 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.parse import parse_edit
 from tests.builders import US, TinyRun
+from tests.ddp import ddp_job
+from tests.edits import changed
 
 ALPHA, BETA = 10.0, 0.002  # us of a message and of a byte
 INSIDE = 0.0005  # us of a byte within a host
@@ -49,10 +51,6 @@ def times_us(graph: Graph, group: str = "all") -> list[float]:
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory) -> Graph:
     return four_ranks(tmp_path_factory.mktemp("four"))
-
-
-def changed(graph: Graph, edit: str) -> Graph:
-    return parse_edit(edit).apply(graph)
 
 
 def test_a_tree_has_four_messages_where_a_ring_of_four_has_six(graph):
@@ -104,3 +102,9 @@ def test_without_hosts_no_hierarchy_is_known(tmp_path):
 def test_a_group_that_is_not_in_the_run_is_refused(graph):
     with pytest.raises(Unanswerable, match="no group in the run fits 'tp'"):
         changed(graph, "algorithm:to=tree,group=tp")
+
+
+def test_sizes_that_are_all_alike_do_not_tell_what_a_message_costs(tmp_path):
+    graph = ddp_job().build(tmp_path / "run").graph
+    with pytest.raises(Unanswerable, match="too alike to tell what a message costs"):
+        changed(graph, "algorithm:to=tree")

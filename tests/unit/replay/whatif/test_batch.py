@@ -21,15 +21,6 @@ LAYERS, LAYER, KEPT, INSIDE = 4, 1000.0, 1000, 300
 MB = 1 << 20
 
 
-def with_modules(run: TinyRun) -> TinyRun:
-    """Each layer is a module."""
-    for row in run.rows["steps"]:
-        for layer in range(LAYERS):
-            at = row["start_ns"] / US + LAYER * layer
-            run.mark(f"nn.Module: layers.{layer}", at, at + LAYER, row["rank"])
-    return run
-
-
 def remembered(run: TinyRun, *, device: str = "", stays: int = 5000, free: int | None = None) -> TinyRun:
     """What a job's allocator said: each layer keeps something until its backward pass, and one uses more."""
     for row in run.rows["steps"]:
@@ -66,7 +57,7 @@ def test_a_step_takes_what_it_has_at_most_beyond_what_it_found(tmp_path):
 
 
 def test_of_recomputed_layers_one_at_a_time_keeps_its_activations(tmp_path):
-    run = with_modules(remembered(ddp_job())).write(tmp_path / "run")
+    run = remembered(ddp_job()).write(tmp_path / "run")
     assert freed_by_recomputing(run, [f"layers.{layer}" for layer in range(LAYERS)]) == (LAYERS - 1) * KEPT
     assert freed_by_recomputing(run, ["layers.0"]) == 0
     assert blocks_of_run(run) == {"layers.*": [f"layers.{layer}" for layer in range(LAYERS)]}
@@ -106,7 +97,7 @@ def test_a_batch_for_which_there_is_no_memory_is_refused(tmp_path):
 
 
 def test_of_time_against_memory_that_is_best_which_nothing_beats_in_both(tmp_path):
-    made = with_modules(remembered(ddp_job(), free=5000)).write(tmp_path / "run")
+    made = remembered(ddp_job(), free=5000).write(tmp_path / "run")
     whole = build_graph(made)
     points = pareto(whole.graph, assess(whole, replay(whole.graph), made.manifest))
     by_text = {" ".join(map(str, point.edits)): point for point in points}

@@ -13,25 +13,18 @@ from dpro.errors import Unanswerable
 from dpro.replay.build import build_graph
 from dpro.replay.gradients import MB, passes_of
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.bucket import closing
 from dpro.replay.whatif.draft import Draft
 from dpro.replay.whatif.parse import parse_edit
 from dpro.store import open_run
-from tests.builders import US, TinyRun
+from tests.builders import TinyRun
 from tests.ddp import ddp_job, gpu_ddp_job
+from tests.edits import steps_us
 
 
 def built(run: TinyRun, folder: Path) -> Graph:
     run.write(folder / "run")
     return build_graph(open_run(folder / "run")).graph
-
-
-def steps_us(graph: Graph, *edits: str) -> list[float]:
-    for edit in edits:
-        graph = parse_edit(edit).apply(graph)
-    timeline = replay(graph)
-    return (step_times(graph, timeline.start, timeline.end)["duration_ns"] / US).to_list()
 
 
 # Four gradients of 1 MB. A step: forward 4 x 1000 us, backward 4 x 1000 us, the call 10 us, 50 us to copy
@@ -189,5 +182,5 @@ def test_each_window_of_a_run_is_changed_alike(tmp_path, edit):
             {name: value + later[name] if name in later else value for name, value in row.items()}
             for row in rows
         ]
-    alone = steps_us(built(one, tmp_path / "one"), edit)
-    assert steps_us(built(two, tmp_path / "two"), edit) == [*alone, *alone]
+    alone = steps_us(built(one, tmp_path / "one"), edit).tolist()
+    assert steps_us(built(two, tmp_path / "two"), edit).tolist() == [*alone, *alone]

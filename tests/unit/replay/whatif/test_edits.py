@@ -16,7 +16,7 @@ from dpro.replay.build import build_graph
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import durations_of, replay, replay_durations, step_times
 from dpro.replay.whatif.comm import Network, NoCommunication
-from dpro.replay.whatif.heal import Heal, healed_durations
+from dpro.replay.whatif.heal import Heal, RanksAt, healed_durations
 from dpro.replay.whatif.host import NoLaunch
 from dpro.replay.whatif.input import HideInput
 from dpro.replay.whatif.parse import parse_edit
@@ -108,7 +108,7 @@ def test_removing_dependencies_lets_nothing_start_later(jobs, job, data):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_healing_never_lengthens_any_step_nor_any_node(jobs, job, rank):
     graph, _ = jobs[job]
-    healed = Heal(rank).apply(graph)
+    healed = Heal(RanksAt(rank)).apply(graph)
     assert (healed.nodes.duration <= graph.nodes.duration).all()
     assert (healed.nodes.duration == graph.nodes.duration)[graph.nodes.rank != rank].all()
     assert all(after <= before for after, before in zip(_steps(healed), _steps(graph)))
@@ -118,8 +118,8 @@ def test_healing_the_slow_rank_takes_its_slowness_away_and_healing_another_does_
     graph, _ = jobs["cpu"]
     before = np.mean(_steps(graph))
     # Rank 1's input takes 400 longer than its peers', give or take the noise of 30 per piece.
-    assert before - np.mean(_steps(Heal(1).apply(graph))) == pytest.approx(400 * US, abs=45 * US)
-    assert before - np.mean(_steps(Heal(0).apply(graph))) < 15 * US
+    assert before - np.mean(_steps(Heal(RanksAt(1)).apply(graph))) == pytest.approx(400 * US, abs=45 * US)
+    assert before - np.mean(_steps(Heal(RanksAt(0)).apply(graph))) < 15 * US
 
 
 def test_healing_leaves_the_noise_of_single_steps_alone(tmp_path):
@@ -136,19 +136,19 @@ def test_healing_leaves_the_noise_of_single_steps_alone(tmp_path):
             run.step(step, begin, moved + 20, rank)
         begin = moved + 20
     graph = run.build(tmp_path / "r").graph
-    assert _steps(Heal(1).apply(graph)) == _steps(graph)
+    assert _steps(Heal(RanksAt(1)).apply(graph)) == _steps(graph)
 
 
 def test_healing_many_ranks_at_once_gives_each_as_by_itself(jobs):
     graph, _ = jobs["cpu"]
     together = healed_durations(graph, [0, 1, 2])
     for column, rank in enumerate([0, 1, 2]):
-        assert (together[:, column] == Heal(rank).apply(graph).nodes.duration).all()
+        assert (together[:, column] == Heal(RanksAt(rank)).apply(graph).nodes.duration).all()
 
 
 def test_a_rank_that_is_not_there_cannot_be_healed(jobs):
     with pytest.raises(Unanswerable, match="rank 17 is not in the run"):
-        Heal(17).apply(jobs["cpu"][0])
+        Heal(RanksAt(17)).apply(jobs["cpu"][0])
 
 
 def test_a_rank_without_peers_cannot_be_healed(tmp_path):
@@ -156,7 +156,7 @@ def test_a_rank_without_peers_cannot_be_healed(tmp_path):
     run.step(0, 0, 100)
     run.op("alone", 0, 100)
     with pytest.raises(Unanswerable, match="no peer"):
-        Heal(0).apply(run.build(tmp_path / "r").graph)
+        Heal(RanksAt(0)).apply(run.build(tmp_path / "r").graph)
 
 
 def test_twice_the_bandwidth_halves_transfers_and_touches_nothing_else(jobs):
@@ -241,7 +241,7 @@ def test_hiding_the_input_makes_the_step_start_with_forward(jobs):
 def test_an_edit_never_changes_the_graph_it_is_given(jobs):
     for graph, _ in jobs.values():
         before = replay(graph)
-        for edit in (Heal(1), Network(4.0), NoCommunication(), Scale(Selection(), 0.1)):
+        for edit in (Heal(RanksAt(1)), Network(4.0), NoCommunication(), Scale(Selection(), 0.1)):
             edit.apply(graph)
         assert (replay(graph).end == before.end).all()
 
@@ -292,7 +292,7 @@ def test_the_interval_contains_the_prediction(jobs, job, edits, error_pct):
 
 def test_a_poorer_fit_widens_the_interval(jobs):
     graph, trust = jobs["cpu"]
-    baseline, edit = baseline_steps(graph), [Heal(1)]
+    baseline, edit = baseline_steps(graph), [Heal(RanksAt(1))]
     sure = predict(graph, baseline, edit, dataclasses.replace(trust, error_pct=0.0))
     unsure = predict(graph, baseline, edit, dataclasses.replace(trust, error_pct=10.0))
     assert unsure.predicted_ns == sure.predicted_ns
@@ -305,18 +305,18 @@ def test_what_an_edit_assumes_widens_the_interval(jobs):
     baseline = baseline_steps(graph)
     widths = []
     for doubt in (0.0, 0.5):
-        prediction = predict(graph, baseline, [Heal(1, doubt=doubt)], trust)
+        prediction = predict(graph, baseline, [Heal(RanksAt(1), doubt=doubt)], trust)
         widths.append(prediction.high_ns - prediction.low_ns)
-    gain = np.mean(_steps(graph)) - np.mean(_steps(Heal(1).apply(graph)))
+    gain = np.mean(_steps(graph)) - np.mean(_steps(Heal(RanksAt(1)).apply(graph)))
     assert widths[1] - widths[0] == pytest.approx(2 * 0.5 * gain)
 
 
 def test_edits_compose_in_the_order_given(jobs):
     graph, trust = jobs["cpu"]
-    both = predict(graph, baseline_steps(graph), [Heal(1), Network(2.0)], trust)
-    by_hand = np.mean(_steps(Network(2.0).apply(Heal(1).apply(graph))))
+    both = predict(graph, baseline_steps(graph), [Heal(RanksAt(1)), Network(2.0)], trust)
+    by_hand = np.mean(_steps(Network(2.0).apply(Heal(RanksAt(1)).apply(graph))))
     assert both.predicted_ns == by_hand
-    assert both.edits == (Heal(1), Network(2.0))
+    assert both.edits == (Heal(RanksAt(1)), Network(2.0))
     assert both.speedup == pytest.approx(np.mean(_steps(graph)) / by_hand)
 
 
@@ -359,7 +359,7 @@ def test_batched_healing_predicts_the_same_step_times_as_one_replay_each(jobs):
     ends = replay_durations(graph, durations)
     for column, rank in enumerate([0, 1, 2]):
         frame = step_times(graph, ends[:, column] - durations[:, column], ends[:, column])
-        assert frame.equals(pl.DataFrame(step_times(graph, *_times(Heal(rank).apply(graph)))))
+        assert frame.equals(pl.DataFrame(step_times(graph, *_times(Heal(RanksAt(rank)).apply(graph)))))
 
 
 def _times(graph: Graph) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,9 @@
-"""What must hold of each edit there is, on jobs of every sort and on a real trace."""
+"""What must hold of each edit there is, on jobs of every sort and on a real trace.
+
+A new edit must be in the tables here: with a strength at which it changes nothing, or as one that twice is
+once; as one that takes time away or adds some; and with what it may be applied before or after alike. What
+the tables hold must be answered by some job.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +21,113 @@ from dpro.replay.timeline import replay
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.registry import EDITS
 from tests.builders import cpu_job, gpu_job
+from tests.ddp import ddp_job
 from tests.pipelines import Job, written
+from tests.unit.replay.whatif.test_algorithm import four_ranks
+from tests.unit.replay.whatif.test_batch import remembered
+from tests.unit.replay.whatif.test_fusion import ADD, GEMM, pointwise
+from tests.unit.replay.whatif.test_host import collecting, loading
+from tests.unit.replay.whatif.test_prefetch import fsdp_job
 
 # Edits that change nothing at this strength, wherever they can be answered.
 ZERO = [
     *("scale:factor=1", "scale:name=*,factor=1", "hurt:rank=0,factor=1", "hurt:rank=1,ms=0", "cpu:factor=1"),
     *("network:bandwidth=1,latency=1", "delay:us=0", "accumulate:steps=1", "pipeline", "balance:over=stages"),
-    *("workers:count=0", "optimizer:impl=foreach", "precision:dtype=fp8,speedup=1"),
+    *("workers:count=0", "optimizer:impl=foreach", "precision:dtype=fp8,speedup=1", "algorithm:to=ring"),
+    *("prefetch:ahead=0", "batch:factor=1", "width:dp=4", "bucket:mb=100", "local-updates:every=1"),
 ]
+ZERO_ONLY = {"balance:over=stages": "pipeline", "width:dp=4": "rings"}  # even work, four ranks: of these jobs
+# Edits that leave nothing for themselves to change.
+ONCE = [
+    *("remove:kind=kernel", "replace:name=aten::mm,us=30", "drop:rank=1", "no-launch"),
+    *("cuda-graph", "no-sync", "hide-input", "no-comm", "optimizer:impl=fused", "bucket:mb=1"),
+]
+NEITHER = {
+    "gc": "pauses are those of the run as it was recorded",
+    "compile": "where there is nothing to fuse, it is refused",
+    "overlap": "gradients are called for beside backward as they were, or not at all",
+    "heal": "medians are taken again of what is left, whose noise is that of single steps",
+    "compress": "compressing has a cost of its own, and twice is refused",
+    "priority": "pieces are cut and updates deferred at any size; each time from what was recorded",
+    "recompute": "there is no such thing as half of a forward pass",
+}
 # Edits that take work or waiting away.
 LESS = [
     *("scale:factor=0.5", "remove:kind=kernel", "remove:name=*", "heal:rank=0", "heal:rank=1", "drop:rank=1"),
     *("no-launch", "cuda-graph", "cpu:factor=2", "no-sync", "hide-input", "gc:every=0", "compile", "no-comm"),
-    *("network:bandwidth=2", "optimizer:impl=fused", "precision:dtype=fp8,speedup=2"),
+    *("network:bandwidth=2", "optimizer:impl=fused", "precision:dtype=fp8,speedup=2", "prefetch:ahead=1"),
+    *("algorithm:to=halving", "replace:name=aten::mm,us=1", "bucket:mb=1", "compress:to=bf16"),
+    *(
+        "priority:mb=1",
+        "local-updates:every=4",
+        "overlap:mode=full",
+        "workers:count=2",
+        "balance:over=stages",
+    ),
 ]
-REAL = "real"
+# Edits that add some.
+MORE = [
+    *("scale:factor=2", "hurt:rank=1,factor=2", "hurt:rank=0,ms=1", "accumulate:steps=2", "cpu:factor=0.5"),
+    *("network:bandwidth=0.5", "recompute:module=layers.*", "batch:factor=2", "width:dp=16"),
+    *("overlap:mode=off", "pipeline:schedule=gpipe", "delay:us=500"),
+]
+# Edits of different things: what each changes, the other neither reads nor writes.
+APART = [
+    ("scale:kind=kernel,factor=0.3", "cpu:factor=3"),
+    ("hurt:rank=0,ms=3", "network:bandwidth=2"),
+    ("no-sync", "scale:kind=kernel,factor=2"),
+    ("cuda-graph", "scale:kind=kernel,factor=0.3"),
+    ("no-launch", "scale:kind=kernel,factor=0.3"),
+    ("remove:kind=kernel", "hide-input"),
+    ("drop:rank=1", "hurt:rank=0,factor=2"),
+    ("gc:every=0", "network:bandwidth=3"),
+    ("delay:us=500", "scale:kind=cpu,factor=0.5"),
+    ("heal:rank=1", "scale:kind=collective,factor=0.5"),
+    ("replace:name=aten::mm,us=30", "no-comm"),
+    ("optimizer:impl=fused", "scale:kind=collective,factor=0.5"),
+    ("compile", "cpu:factor=2"),
+    ("precision:dtype=fp8,speedup=2", "cpu:factor=2"),
+    ("accumulate:steps=2", "scale:kind=cpu,factor=0.5"),
+    ("recompute:module=layers.*", "scale:kind=collective,factor=0.5"),
+    ("batch:factor=2", "scale:kind=collective,factor=0.5"),
+    ("width:dp=8", "hurt:rank=0,ms=1"),
+    ("algorithm:to=halving", "scale:kind=cpu,factor=0.5"),
+    ("prefetch:ahead=1", "scale:name=work,factor=2"),
+    ("bucket:mb=1", "scale:name=LinearForward,factor=2"),
+    ("compress:to=bf16", "scale:name=LinearForward,factor=2"),
+    ("local-updates:every=4", "scale:name=LinearForward,factor=2"),
+    ("overlap:mode=off", "scale:name=LinearForward,factor=2"),
+    ("priority:mb=1", "scale:name=LinearForward,factor=2"),
+]
+NOT_APART = {
+    "workers": "how much of reading is hidden depends on how long all else takes",
+    "balance": "the mean of all work is of all that others change, too",
+    "pipeline": "the order of work depends on how long it takes",
+}
+TABLES = {
+    "nothing": [*ZERO, *ONCE],
+    "direction": [*LESS, *MORE],
+    "order": [text for pair in APART for text in pair],
+}
+EXCUSED = {"nothing": NEITHER, "direction": {}, "order": NOT_APART}
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> Callable[[str], Graph]:
     """Graphs by name, each made once."""
     folder = tmp_path_factory.mktemp("jobs")
-    made = {
-        "cpu": cpu_job().build(folder / "cpu").graph,
-        "gpu": gpu_job().build(folder / "gpu").graph,
-        "pipeline": build_graph(written(Job(num_steps=2).run(), folder / "pipeline")).predictive,
+    runs = {
+        "cpu": cpu_job(),
+        "gpu": gpu_job(),
+        "ddp": remembered(ddp_job(), free=1 << 30),
+        "fsdp": fsdp_job(),
+        "input": loading(per_batch=300),
+        "garbage": collecting(),
+        "pointwise": pointwise([(ADD, 90), (ADD, 90), (GEMM, 50)]),
     }
+    made = {name: run.build(folder / name).graph for name, run in runs.items()}
+    made["rings"] = four_ranks(folder / "rings")
+    made["pipeline"] = build_graph(written(Job(num_steps=2).run(), folder / "pipeline")).predictive
     return made.__getitem__
 
 
@@ -51,7 +137,8 @@ def real(traces) -> Graph:
     return build_graph(open_quietly(traces / "multirank" / "torchrec_v100_2r_kjt")).predictive
 
 
-names = st.sampled_from(["cpu", "gpu", "pipeline"])
+NAMES = ("cpu", "gpu", "ddp", "fsdp", "input", "garbage", "pointwise", "rings", "pipeline")
+names = st.sampled_from(NAMES)
 
 
 def _applied(graph: Graph, *edits: str) -> Graph | None:
@@ -89,8 +176,34 @@ def test_an_edit_is_refused_in_one_line_or_makes_a_graph_that_replays_and_leaves
 @given(names, st.sampled_from(ZERO))
 def test_an_edit_of_strength_zero_changes_no_nanosecond(job, name, edit):
     changed = _applied(job(name), edit)
-    if changed is not None and not (edit.startswith("balance") and name != "pipeline"):
+    if changed is not None and ZERO_ONLY.get(edit, name) == name:
         assert _alike(changed, job(name))
+
+
+@given(names, st.sampled_from(ONCE))
+def test_an_edit_that_was_made_leaves_itself_nothing_to_change(job, name, edit):
+    once, twice = _applied(job(name), edit), _applied(job(name), edit, edit)
+    if once is not None and twice is not None:
+        assert _alike(twice, once)
+
+
+@given(names, st.sampled_from(MORE))
+def test_adding_lets_no_job_end_earlier(job, name, edit):
+    changed = _applied(job(name), edit)
+    if changed is not None:
+        assert replay(changed).end.max() >= replay(job(name)).end.max()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_edit_there_is_is_in_each_of_the_tables_here(table):
+    listed = {text.partition(":")[0] for text in TABLES[table]}
+    assert listed | EXCUSED[table].keys() == EDITS.keys()
+    assert not listed & EXCUSED[table].keys()
+
+
+@pytest.mark.parametrize("text", sorted({text for texts in TABLES.values() for text in texts}))
+def test_what_the_tables_hold_is_answered_by_some_job(job, text):
+    assert any(_applied(job(name), text) is not None for name in NAMES)
 
 
 @given(names, st.sampled_from(LESS))
@@ -98,19 +211,6 @@ def test_taking_away_lets_no_job_end_later(job, name, edit):
     changed = _applied(job(name), edit)
     if changed is not None:
         assert replay(changed).end.max() <= replay(job(name)).end.max()
-
-
-# Edits of different things: what each changes, the other neither reads nor writes.
-APART = [
-    ("scale:kind=kernel,factor=0.3", "cpu:factor=3"),
-    ("hurt:rank=0,ms=3", "network:bandwidth=2"),
-    ("no-sync", "scale:kind=kernel,factor=2"),
-    ("cuda-graph", "scale:kind=kernel,factor=0.3"),
-    ("remove:kind=kernel", "hide-input"),
-    ("drop:rank=1", "hurt:rank=0,factor=2"),
-    ("gc:every=0", "network:bandwidth=3"),
-    ("heal:rank=1", "scale:kind=collective,factor=0.5"),
-]
 
 
 @given(names, st.sampled_from(APART))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.timeline import replay
 from tests.builders import US, TinyRun, cpu_job
+from tests.edits import changed, steps_us
 
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
 GEMM = "sm90_xmma_gemm_f32f32"
@@ -60,17 +60,6 @@ def updating(optimizer: str, ops: list[str], num_parameters: int = 10, gpu: bool
     return run
 
 
-def _changed(graph: Graph, *edits: str) -> Graph:
-    for edit in edits:
-        graph = parse_edit(edit).apply(graph)
-    return graph
-
-
-def _steps(graph: Graph) -> np.ndarray:
-    timeline = replay(graph)
-    return step_times(graph, timeline.start, timeline.end)["duration_ns"].to_numpy() / US
-
-
 def _kernels(graph: Graph) -> list[float]:
     """How long the kernels take, us, in their order."""
     at = np.flatnonzero(graph.nodes.kind == NodeKind.KERNEL)
@@ -80,18 +69,18 @@ def _kernels(graph: Graph) -> list[float]:
 def test_three_kernels_behind_one_another_become_one_without_their_intermediate_results(tmp_path):
     graph = pointwise([(ADD, 90), (ADD, 90), (ADD, 90), (GEMM, 50), (ADD, 60)], 1).build(tmp_path / "r").graph
     # Two results of 30 are neither written nor read again; the last kernel has no other beside it.
-    assert _kernels(_changed(graph, "compile")) == pytest.approx([270 - 4 * 30, 0, 0, 50, 60])
+    assert _kernels(changed(graph, "compile")) == pytest.approx([270 - 4 * 30, 0, 0, 50, 60])
 
 
 def test_a_fused_kernel_takes_no_less_than_its_longest_part(tmp_path):
     graph = pointwise([(ADD, 3), (ADD, 300), (ADD, 3)], 1).build(tmp_path / "r").graph
-    assert _kernels(_changed(graph, "compile")) == pytest.approx([300, 0, 0])
+    assert _kernels(changed(graph, "compile")) == pytest.approx([300, 0, 0])
 
 
 def test_the_operators_of_fused_kernels_go_with_their_launches(tmp_path):
     # Kernels of 1 behind launches every 20: the CPU is the limit, of five operators two are left.
     graph = pointwise([(ADD, 1), (ADD, 1), (ADD, 1), (ADD, 1), (GEMM, 1)]).build(tmp_path / "r").graph
-    before, after = _steps(graph), _steps(_changed(graph, "compile"))
+    before, after = steps_us(graph), steps_us(changed(graph, "compile"))
     assert before - after == pytest.approx([60] * 2, abs=3)
 
 
@@ -101,16 +90,16 @@ def test_fusing_never_lengthens_the_job_nor_shortens_it_below_its_longest_kernel
     names = [name for name, _ in kernels]
     if not any(pair == (ADD, ADD) for pair in pairwise(names)):
         with pytest.raises(Unanswerable, match="nothing to fuse"):
-            _changed(graph, "compile")
+            changed(graph, "compile")
         return
-    fused = _changed(graph, "compile")
+    fused = changed(graph, "compile")
     assert replay(fused).end.max() <= replay(graph).end.max()
     assert sum(_kernels(fused)) >= max(length for _, length in kernels)
 
 
 def test_kernels_of_a_part_are_fused_alone(tmp_path):
     graph = pointwise([(ADD, 90), (ADD, 90)], 2).build(tmp_path / "r").graph
-    assert _kernels(_changed(graph, "compile:step=1")) == pytest.approx([90, 90, 120, 0])
+    assert _kernels(changed(graph, "compile:step=1")) == pytest.approx([90, 90, 120, 0])
 
 
 ADAMW = [
@@ -122,52 +111,52 @@ ADAMW += ["aten::addcdiv_"]
 
 def test_a_fused_optimizer_moves_each_tensor_once_and_launches_once(tmp_path):
     graph = updating("AdamW", ADAMW).build(tmp_path / "r").graph
-    fused = _changed(graph, "optimizer:impl=fused")
+    fused = changed(graph, "optimizer:impl=fused")
     assert sum(_kernels(fused)) == pytest.approx(sum(_kernels(graph)) / 3)
     # The first call returns at 9, kernels of 270 / 3 follow, then the rest of 45.
-    assert _steps(fused) == pytest.approx([9 + 90 + 45] * 2, abs=3)
+    assert steps_us(fused) == pytest.approx([9 + 90 + 45] * 2, abs=3)
 
 
 def test_a_foreach_optimizer_saves_launches_and_no_traffic(tmp_path):
     graph = updating("AdamW", ADAMW).build(tmp_path / "r").graph
-    foreach = _changed(graph, "optimizer:impl=foreach")
+    foreach = changed(graph, "optimizer:impl=foreach")
     assert _kernels(foreach) == _kernels(graph)
-    assert (_steps(foreach) < 0.6 * _steps(graph)).all()
+    assert (steps_us(foreach) < 0.6 * steps_us(graph)).all()
 
 
 def test_on_a_cpu_fused_saves_traffic_and_python_and_foreach_nothing(tmp_path):
     graph = updating("AdamW", ADAMW, gpu=False).build(tmp_path / "r").graph
     # 90 operators of 8 to a third, Python of 180 to a ninth.
-    assert _steps(_changed(graph, "optimizer:impl=fused")) == pytest.approx([240 + 20 + 50] * 2, abs=3)
-    assert _changed(graph, "optimizer:impl=foreach") is graph
+    assert steps_us(changed(graph, "optimizer:impl=fused")) == pytest.approx([240 + 20 + 50] * 2, abs=3)
+    assert changed(graph, "optimizer:impl=foreach") is graph
 
 
 @pytest.mark.parametrize("impl", ["foreach", "fused"])
 def test_an_optimizer_that_is_what_is_asked_for_stays_as_it_is(impl, tmp_path):
     graph = updating("Adam", [f"aten::_{impl}_adam_"], 1).build(tmp_path / "r").graph
-    assert _changed(graph, f"optimizer:impl={impl}") is graph
+    assert changed(graph, f"optimizer:impl={impl}") is graph
 
 
 def test_an_optimizer_of_unknown_traffic_is_refused_and_so_is_unfusing(tmp_path):
     other = updating("Lion", ["aten::mul_"]).build(tmp_path / "other").graph
     with pytest.raises(Unanswerable, match="what Lion moves is not known: there are AdamW"):
-        _changed(other, "optimizer")
+        changed(other, "optimizer")
     fused = updating("Adam", ["aten::_fused_adam_"]).build(tmp_path / "fused").graph
     with pytest.raises(Unanswerable, match="the optimizer is fused"):
-        _changed(fused, "optimizer:impl=foreach")
+        changed(fused, "optimizer:impl=foreach")
 
 
 def test_plain_gradient_descent_has_nothing_to_fuse_but_launches(tmp_path):
     graph = updating("SGD", ["aten::add_"]).build(tmp_path / "r").graph
-    assert _kernels(_changed(graph, "optimizer")) == _kernels(graph)
+    assert _kernels(changed(graph, "optimizer")) == _kernels(graph)
 
 
 def test_a_job_without_an_optimizers_range_or_without_kernels_is_refused(tmp_path):
     graph = cpu_job().build(tmp_path / "r").graph
     with pytest.raises(Unanswerable, match="no GPU kernels"):
-        _changed(graph, "compile")
+        changed(graph, "compile")
     run = TinyRun()
     run.op("aten::mm", 0, 10)
     run.step(0, 0, 10)
     with pytest.raises(Unanswerable, match=r"no range 'Optimizer.step#\*'"):
-        _changed(run.build(tmp_path / "bare").graph, "optimizer")
+        changed(run.build(tmp_path / "bare").graph, "optimizer")

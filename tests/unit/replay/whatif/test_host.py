@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.replay.build import build_graph
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph
-from dpro.replay.timeline import replay, step_times
+from dpro.replay.timeline import replay
 from dpro.replay.whatif.input import HideInput
-from dpro.replay.whatif.parse import parse_edit
 from tests.builders import US, TinyRun, cpu_job, gpu_job
+from tests.edits import changed, steps_us
 from tests.pipelines import Job, written
 
 
@@ -58,28 +58,17 @@ def loading(per_batch: float = 100, num_steps: int = 6, workers: str = "_SingleP
     return run
 
 
-def _changed(graph: Graph, *edits: str) -> Graph:
-    for edit in edits:
-        graph = parse_edit(edit).apply(graph)
-    return graph
-
-
-def _steps(graph: Graph, *edits: str) -> np.ndarray:
-    timeline = replay(_changed(graph, *edits))
-    return step_times(timeline.graph, timeline.start, timeline.end)["duration_ns"].to_numpy() / US
-
-
 names = st.sampled_from(["cpu", "gpu", "bound"])
 
 
 @given(names)
 def test_a_cpu_as_fast_as_it_was_changes_nothing(jobs, job):
-    assert (_changed(jobs[job], "cpu:factor=1").nodes.duration == jobs[job].nodes.duration).all()
+    assert (changed(jobs[job], "cpu:factor=1").nodes.duration == jobs[job].nodes.duration).all()
 
 
 @given(names, st.floats(1, 50))
 def test_a_faster_cpu_lets_nothing_end_later_and_touches_only_the_cpu(jobs, job, factor):
-    graph, faster = jobs[job], _changed(jobs[job], f"cpu:factor={factor}")
+    graph, faster = jobs[job], changed(jobs[job], f"cpu:factor={factor}")
     assert (replay(faster).end <= replay(graph).end).all()
     touched = faster.nodes.duration != graph.nodes.duration
     assert np.isin(graph.nodes.kind[touched], CPU_KINDS).all()
@@ -87,20 +76,20 @@ def test_a_faster_cpu_lets_nothing_end_later_and_touches_only_the_cpu(jobs, job,
 
 def test_a_launch_bound_job_gains_what_its_cpu_gains(jobs):
     # Of each step of 240 the CPU works 223, and waits 15 for a kernel that it must launch first.
-    assert _steps(jobs["bound"]) == pytest.approx([240] * 3, abs=2)
-    assert _steps(jobs["bound"], "cpu:factor=2") == pytest.approx([240 / 2 + 8] * 3, abs=4)
+    assert steps_us(jobs["bound"]) == pytest.approx([240] * 3, abs=2)
+    assert steps_us(jobs["bound"], "cpu:factor=2") == pytest.approx([240 / 2 + 8] * 3, abs=4)
 
 
 def test_between_two_waits_a_graph_is_launched_once(jobs):
     graph = jobs["bound"]
-    captured = _changed(graph, "cuda-graph")
+    captured = changed(graph, "cuda-graph")
     kept = captured.nodes.duration != 0
     for step in range(3):
         calls = [graph.names[n] == "cudaLaunchKernel" for n in graph.nodes.name]
         # One launch of a graph per stretch: the last operator of a step comes before its wait.
         assert (kept & calls & (graph.nodes.step == step)).sum() == 1
     # Left: 5 before the first launch, the launch, 11 kernels behind one another, and what follows the wait.
-    assert _steps(graph, "cuda-graph") == pytest.approx([5 + 10 + 50 + 15 + 7 + 3] * 3, abs=4)
+    assert steps_us(graph, "cuda-graph") == pytest.approx([5 + 10 + 50 + 15 + 7 + 3] * 3, abs=4)
 
 
 def test_what_the_host_does_other_than_launching_is_no_part_of_a_cuda_graph(tmp_path):
@@ -113,54 +102,54 @@ def test_what_the_host_does_other_than_launching_is_no_part_of_a_cuda_graph(tmp_
         run.op("aten::item", begin + 5_040, begin + 5_060)
         run.step(step, begin, begin + 10_000)
     graph = run.build(tmp_path / "r").graph  # 4.96 ms in no operator between the second and the third launch
-    assert _steps(_changed(graph, "cuda-graph"))[0] > 4_960
+    assert steps_us(changed(graph, "cuda-graph"))[0] > 4_960
 
 
 def test_a_cuda_graph_never_slows_and_launches_for_free_gain_at_least_what_its_launches_do(jobs):
     for job in ("gpu", "bound"):
-        ends = replay(_changed(jobs[job], "cuda-graph")).end
+        ends = replay(changed(jobs[job], "cuda-graph")).end
         assert (ends <= replay(jobs[job]).end).all()
-        again = _changed(jobs[job], "cuda-graph", "cuda-graph")
+        again = changed(jobs[job], "cuda-graph", "cuda-graph")
         assert (replay(again).end == ends).all()
 
 
 def test_a_cuda_graph_of_a_part_leaves_the_rest(jobs):
-    part = _changed(jobs["bound"], "cuda-graph:step=1")
+    part = changed(jobs["bound"], "cuda-graph:step=1")
     touched = part.nodes.duration != jobs["bound"].nodes.duration
     assert set(part.nodes.step[touched]) == {1}
 
 
 def test_input_and_cpu_jobs_have_no_cuda_graphs(jobs, tmp_path):
     with pytest.raises(Unanswerable, match="no-launch"):
-        _changed(jobs["cpu"], "cuda-graph")
+        changed(jobs["cpu"], "cuda-graph")
     with pytest.raises(Unanswerable, match="no-launch"):
-        _changed(build_graph(written(Job().run(), tmp_path)).graph, "cuda-graph")
+        changed(build_graph(written(Job().run(), tmp_path)).graph, "cuda-graph")
 
 
 @pytest.mark.parametrize("where", ["aten::item", "cudaStreamSynchronize", "aten::_local*"])
 def test_a_call_that_does_not_wait_lets_the_cpu_run_ahead(jobs, where):
     graph = jobs["bound"]
-    changed = _changed(graph, f"no-sync:within={where}")
-    assert (changed.edges.kind == EdgeKind.SYNC).sum() == (graph.edges.kind == EdgeKind.SYNC).sum() - 3
-    assert (replay(changed).end <= replay(graph).end).all()
+    free = changed(graph, f"no-sync:within={where}")
+    assert (free.edges.kind == EdgeKind.SYNC).sum() == (graph.edges.kind == EdgeKind.SYNC).sum() - 3
+    assert (replay(free).end <= replay(graph).end).all()
     # The CPU no longer loses the 15 of the last kernel.
-    assert _steps(changed)[1:] == pytest.approx([225] * 2, abs=4)
+    assert steps_us(free)[1:] == pytest.approx([225] * 2, abs=4)
 
 
 def test_waits_that_are_not_there_are_refused_with_the_nearest_call(jobs):
     with pytest.raises(Unanswerable, match="nowhere in 'aten::mm'"):
-        _changed(jobs["bound"], "no-sync:within=aten::mm")
+        changed(jobs["bound"], "no-sync:within=aten::mm")
     with pytest.raises(Unanswerable, match="did you mean 'cudaStreamSynchronize'"):
-        _changed(jobs["bound"], "no-sync:within=cudaStreamSynchronise")
+        changed(jobs["bound"], "no-sync:within=cudaStreamSynchronise")
     with pytest.raises(Unanswerable, match="in no call"):
-        _changed(jobs["cpu"], "no-sync")
+        changed(jobs["cpu"], "no-sync")
 
 
 @given(names, st.sampled_from(["no-sync", "cpu:factor=3", "cuda-graph", "no-launch"]), st.data())
 def test_what_makes_the_host_faster_lets_nothing_end_later_in_any_order(jobs, job, edit, data):
     other = data.draw(st.sampled_from(["cpu:factor=3", "no-sync", "scale:kind=kernel,factor=0.5"]))
     try:
-        one, two = _changed(jobs[job], edit, other), _changed(jobs[job], other, edit)
+        one, two = changed(jobs[job], edit, other), changed(jobs[job], other, edit)
     except Unanswerable:
         return
     assert (replay(one).end <= replay(jobs[job]).end).all()
@@ -174,17 +163,17 @@ def input_bound(tmp_path_factory) -> Graph:
 
 
 def test_a_loader_without_workers_stays_as_it_is(input_bound):
-    assert (_changed(input_bound, "workers:count=0").nodes.duration == input_bound.nodes.duration).all()
+    assert (changed(input_bound, "workers:count=0").nodes.duration == input_bound.nodes.duration).all()
 
 
 @pytest.mark.parametrize(("count", "step"), [(1, 300), (2, 150), (3, 100), (8, 100)])
 def test_workers_load_side_by_side_and_beside_the_step(input_bound, count, step):
     # A batch takes 300, the step without it 100.
-    assert _steps(input_bound, f"workers:count={count}") == pytest.approx([step] * 6, abs=1)
+    assert steps_us(input_bound, f"workers:count={count}") == pytest.approx([step] * 6, abs=1)
 
 
 def test_enough_workers_are_as_good_as_input_that_is_always_ready(input_bound):
-    assert (_steps(input_bound, "workers:count=9") == _steps(input_bound, str(HideInput()))).all()
+    assert (steps_us(input_bound, "workers:count=9") == steps_us(input_bound, str(HideInput()))).all()
 
 
 def test_workers_that_cannot_keep_up_tell_what_a_batch_takes(tmp_path):
@@ -193,15 +182,15 @@ def test_workers_that_cannot_keep_up_tell_what_a_batch_takes(tmp_path):
         run.counter("data_wait_ns", 300 * step, 200 * US, device=f"DataLoader worker {step % 2}")
     graph = run.build(tmp_path / "r").graph
     # Two workers make a step of 300, so a batch takes 600.
-    assert (_changed(graph, "workers:count=2").nodes.duration == graph.nodes.duration).all()
-    assert _steps(graph, "workers:count=4") == pytest.approx([150] * 6, abs=1)
-    assert _steps(graph, "workers:count=6") == pytest.approx([100] * 6, abs=1)
+    assert (changed(graph, "workers:count=2").nodes.duration == graph.nodes.duration).all()
+    assert steps_us(graph, "workers:count=4") == pytest.approx([150] * 6, abs=1)
+    assert steps_us(graph, "workers:count=6") == pytest.approx([100] * 6, abs=1)
 
 
 def test_workers_that_keep_up_do_not_tell_what_a_batch_takes(tmp_path):
     graph = loading(per_batch=2, workers="_MultiProcessing").build(tmp_path / "r").graph
     with pytest.raises(Unanswerable, match="num_workers=0"):
-        _changed(graph, "workers:count=1")
+        changed(graph, "workers:count=1")
 
 
 def collecting(pause: float = 2000) -> TinyRun:
@@ -229,27 +218,27 @@ def collecting(pause: float = 2000) -> TinyRun:
 
 def test_without_collections_their_pauses_are_gone(tmp_path):
     graph = collecting().build(tmp_path / "r").graph
-    assert _steps(graph) == pytest.approx([3150, 5150, 5150, 3150], abs=10)
-    assert _steps(graph, "gc:every=0") == pytest.approx([3150] * 4, abs=10)
-    assert (replay(_changed(graph, "gc:every=0")).end <= replay(graph).end).all()
+    assert steps_us(graph) == pytest.approx([3150, 5150, 5150, 3150], abs=10)
+    assert steps_us(graph, "gc:every=0") == pytest.approx([3150] * 4, abs=10)
+    assert (replay(changed(graph, "gc:every=0")).end <= replay(graph).end).all()
 
 
 def test_a_planned_collection_costs_all_ranks_at_once(tmp_path):
     graph = collecting().build(tmp_path / "r").graph
     # 2000 in every fourth step: 500 on average, where unplanned each of two ranks costs the job 2000 of four.
-    assert _steps(graph, "gc:every=4") == pytest.approx([3650] * 4, abs=10)
+    assert steps_us(graph, "gc:every=4") == pytest.approx([3650] * 4, abs=10)
 
 
 def test_operations_that_collect_garbage_are_known_by_name(tmp_path):
     graph = build_graph(written(Job(num_steps=2).run(), tmp_path)).graph
     with pytest.raises(Unanswerable, match="no garbage collection"):
-        _changed(graph, "gc")
+        changed(graph, "gc")
 
 
 def test_no_collection_in_a_window_is_refused_with_what_is_known_of_all_steps(jobs, tmp_path):
     with pytest.raises(Unanswerable, match="`dpro record` notes them"):
-        _changed(jobs["cpu"], "gc")
+        changed(jobs["cpu"], "gc")
     run = cpu_job()
     run.counter("step_gc_ns", 0, 3_000_000)
     with pytest.raises(Unanswerable, match=r"3.*ms per step: record more"):
-        _changed(run.build(tmp_path / "r").graph, "gc")
+        changed(run.build(tmp_path / "r").graph, "gc")

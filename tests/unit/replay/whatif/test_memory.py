@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.build import build_graph
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.timeline import replay, step_times
+from dpro.replay.timeline import replay
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.repeat import with_copies
 from tests.builders import US, TinyRun, cpu_job, gpu_job, tiny_graph
+from tests.edits import changed, steps_us
 from tests.pipelines import Job, written
 
 
@@ -25,40 +26,29 @@ def jobs(tmp_path_factory) -> dict[str, Graph]:
     return {name: job.build(tmp_path_factory.mktemp(name) / "run").graph for name, job in made.items()}
 
 
-def _changed(graph: Graph, *edits: str) -> Graph:
-    for edit in edits:
-        graph = parse_edit(edit).apply(graph)
-    return graph
-
-
-def _steps(graph: Graph, *edits: str) -> np.ndarray:
-    timeline = replay(_changed(graph, *edits))
-    return step_times(timeline.graph, timeline.start, timeline.end)["duration_ns"].to_numpy() / US
-
-
 @pytest.mark.parametrize("job", ["cpu", "uneven", "gpu"])
 def test_one_pass_per_step_is_the_job_as_it_is(jobs, job):
-    assert _changed(jobs[job], "accumulate:steps=1") is jobs[job]
+    assert changed(jobs[job], "accumulate:steps=1") is jobs[job]
 
 
 def test_further_passes_neither_reduce_nor_update(jobs):
     # A step is input, forward and the two parts of backward of 50, 200, 100, 150; the reduction ends 150
     # after that, and the update takes 60. Passes without both last 500 and the noise of their parts.
     graph = jobs["cpu"]
-    further = _steps(graph, "accumulate:steps=2") - _steps(graph)
+    further = steps_us(graph, "accumulate:steps=2") - steps_us(graph)
     assert further == pytest.approx([500 + 4 * 15] * 4, abs=60)
 
 
 @given(st.sampled_from(["cpu", "uneven", "gpu"]), st.integers(2, 4))
 def test_each_further_pass_takes_as_long(jobs, job, steps):
     graph = jobs[job]
-    total = [_steps(graph, f"accumulate:steps={count}").sum() for count in (steps, steps + 1, steps + 2)]
+    total = [steps_us(graph, f"accumulate:steps={count}").sum() for count in (steps, steps + 1, steps + 2)]
     assert total[2] - total[1] == pytest.approx(total[1] - total[0], rel=0.05)
 
 
 def test_a_slow_rank_holds_the_others_up_once_per_step_by_all_its_passes(jobs):
     # Rank 1's input takes 400 longer in each pass.
-    even, uneven = (_steps(jobs[job], "accumulate:steps=3").mean() for job in ("cpu", "uneven"))
+    even, uneven = (steps_us(jobs[job], "accumulate:steps=3").mean() for job in ("cpu", "uneven"))
     assert uneven - even == pytest.approx(3 * 400, abs=100)
 
 
@@ -86,11 +76,11 @@ def test_reductions_of_several_groups_need_to_be_told_apart(jobs):
         graph, messages=sorts, nodes=dataclasses.replace(graph.nodes, message=message)
     )
     with pytest.raises(Unanswerable, match=r"which of data\[0, 1, 2\], tensor has the gradients \(group=\)"):
-        _changed(graph, "accumulate")
+        changed(graph, "accumulate")
     for group in ("data", "tensor"):
-        assert (_steps(graph, f"accumulate:group={group}") > _steps(graph)).all()
+        assert (steps_us(graph, f"accumulate:group={group}") > steps_us(graph)).all()
     with pytest.raises(Unanswerable, match="in group 'other'"):
-        _changed(graph, "accumulate:group=other")
+        changed(graph, "accumulate:group=other")
 
 
 def test_jobs_without_reductions_and_whole_operations_are_refused(tmp_path):
@@ -98,9 +88,9 @@ def test_jobs_without_reductions_and_whole_operations_are_refused(tmp_path):
     run.op("aten::mm", 0, 10)
     run.step(0, 0, 10)
     with pytest.raises(Unanswerable, match="no reduction of gradients"):
-        _changed(run.build(tmp_path / "a").graph, "accumulate")
+        changed(run.build(tmp_path / "a").graph, "accumulate")
     with pytest.raises(Unanswerable, match="micro-batches already"):
-        _changed(build_graph(written(Job().run(), tmp_path / "b")).graph, "accumulate")
+        changed(build_graph(written(Job().run(), tmp_path / "b")).graph, "accumulate")
     with pytest.raises(UsageError, match="steps must be 1 or more"):
         parse_edit("accumulate:steps=0")
 
@@ -140,42 +130,42 @@ def _kernels(graph: Graph, name: str) -> list[float]:
 
 def test_backward_of_each_block_grows_by_its_forward_on_cpu_and_gpu(tmp_path):
     graph = blocks(1).build(tmp_path / "r").graph
-    again = _changed(graph, "recompute:module=layers.?")
+    again = changed(graph, "recompute:module=layers.?")
     assert _kernels(again, "MmBackward0 kernel") == [10 + 9 + 11, 10, 10 + 5 + 7, 10]
     assert _kernels(again, "aten::mm kernel") == _kernels(graph, "aten::mm kernel")
-    assert _steps(again) - _steps(graph) == pytest.approx([80], abs=3)
+    assert steps_us(again) - steps_us(graph) == pytest.approx([80], abs=3)
 
 
 def test_only_the_outermost_modules_that_fit_are_blocks(tmp_path):
     graph = blocks(1).build(tmp_path / "r").graph
-    assert _kernels(_changed(graph, "recompute:module=layers*"), "MmBackward0 kernel") == [
+    assert _kernels(changed(graph, "recompute:module=layers*"), "MmBackward0 kernel") == [
         10 + 32,
         10,
         10,
         10,
     ]
-    one = _changed(graph, "recompute:module=layers.0")
+    one = changed(graph, "recompute:module=layers.0")
     assert _kernels(one, "MmBackward0 kernel") == [10, 10, 22, 10]
 
 
 def test_recomputing_two_blocks_in_either_order_is_recomputing_both(tmp_path):
     graph = blocks().build(tmp_path / "r").graph
     one, other = "recompute:module=layers.0", "recompute:module=layers.1"
-    both = _changed(graph, "recompute:module=layers.?").nodes.duration
-    assert (_changed(graph, one, other).nodes.duration == both).all()
-    assert (_changed(graph, other, one).nodes.duration == both).all()
+    both = changed(graph, "recompute:module=layers.?").nodes.duration
+    assert (changed(graph, one, other).nodes.duration == both).all()
+    assert (changed(graph, other, one).nodes.duration == both).all()
     assert (both >= graph.nodes.duration).all()
 
 
 def test_modules_that_are_not_there_or_have_no_backward_are_refused(tmp_path, jobs):
     graph = blocks(1).build(tmp_path / "r").graph
     with pytest.raises(Unanswerable, match=r"did you mean 'layers.0'.*--modules"):
-        _changed(graph, "recompute:module=layer.0")
+        changed(graph, "recompute:module=layer.0")
     with pytest.raises(Unanswerable, match="no module in the run"):
-        _changed(jobs["gpu"], "recompute:module=*")
+        changed(jobs["gpu"], "recompute:module=*")
     run = TinyRun()
     run.mark("nn.Module: layers.0", 0, 10)
     run.op("aten::mm", 1, 9)
     run.step(0, 0, 10)
     with pytest.raises(Unanswerable, match="no backward pass"):
-        _changed(run.build(tmp_path / "forward").graph, "recompute:module=layers.0")
+        changed(run.build(tmp_path / "forward").graph, "recompute:module=layers.0")

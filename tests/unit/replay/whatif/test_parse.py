@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dpro.errors import UsageError
 from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.heal import Heal
+from dpro.replay.whatif.heal import Heal, RanksAt
 from dpro.replay.whatif.host import NoLaunch
 from dpro.replay.whatif.input import HideInput
 from dpro.replay.whatif.parse import parse_edit
@@ -34,8 +34,13 @@ short_factors = st.integers(0, 400).map(lambda n: n / 100)
         st.builds(Scale, selections, short_factors),
         st.builds(Remove, selections),
         st.builds(Replace, selections, short_factors),
-        st.builds(Heal, st.integers(0, 100_000)),
-        st.builds(Hurt, host=patterns.filter(bool), factor=st.none() | short_factors, ms=short_factors),
+        st.builds(Heal, st.builds(RanksAt, st.integers(0, 100_000))),
+        st.builds(
+            Hurt,
+            st.builds(RanksAt, host=patterns.filter(bool)),
+            factor=st.none() | short_factors,
+            ms=short_factors,
+        ),
         st.builds(Drop, dp=st.integers(0, 64)),
         st.builds(Network, short_factors.filter(bool)),
         st.sampled_from([NoCommunication(), NoLaunch(), HideInput()]),
@@ -59,7 +64,7 @@ def test_a_kernel_name_with_a_comma_in_it_can_be_typed():
 @pytest.mark.parametrize(
     ("text", "edit"),
     [
-        ("heal:rank=1", Heal(1)),
+        ("heal:rank=1", Heal(RanksAt(1))),
         ("network:bandwidth=2", Network(2.0)),
         ("network", Network(2.0)),
         ("scale:name=aten::mm,factor=0.5", Scale(Selection(name="aten::mm"), 0.5)),

@@ -8,21 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.timeline import replay, step_times
+from dpro.replay.graph import NodeKind
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.priority import by_priority
-from tests.builders import US
 from tests.ddp import KB, ddp_job, gpu_ddp_job
+from tests.edits import steps_us
 
 MOVE = 4 * KB  # us for a gradient of 1 MB
-
-
-def steps_us(graph: Graph, *edits: str) -> list[float]:
-    for edit in edits:
-        graph = parse_edit(edit).apply(graph)
-    timeline = replay(graph)
-    return (step_times(graph, timeline.start, timeline.end)["duration_ns"] / US).to_list()
 
 
 @pytest.mark.parametrize("closes", [(3,), (0, 1, 2, 3)])

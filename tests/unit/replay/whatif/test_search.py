@@ -86,7 +86,7 @@ def test_refusals_that_are_alike_are_one(job):
 
 def test_of_many_ranks_those_are_healed_that_most_of_the_critical_path_runs_over(tmp_path):
     work = slower(alike(12, 3), "compute", [7, 11], times=1.5)
-    healed = [edit.rank for edit in candidates(graph_of(tmp_path, work)) if isinstance(edit, Heal)]
+    healed = [edit.at.rank for edit in candidates(graph_of(tmp_path, work)) if isinstance(edit, Heal)]
     assert len(healed) == MOST_RANKS
     assert {7, 11} & set(healed)
 
