@@ -14,10 +14,10 @@ TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-ur
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint typecheck imports build docs samples clean
+.PHONY: help demo test test-slow lint typecheck imports build docs screenshots samples clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/demo.stamp  ## see dpro work: record a small real job on the CPU and explain it
 	$(BIN)/dpro demo
@@ -43,6 +43,9 @@ build: $(VENV)/dev.stamp  ## wheel and sdist, into dist/
 
 docs: $(VENV)/docs.stamp  ## the site of docs/, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+screenshots: $(VENV)/dev.stamp  ## the pictures of README and docs/, by a headless Chromium
+	$(BIN)/python -m tests.screenshots docs/images
 
 RECORD_SAMPLE = $(BIN)/dpro record -o sample_traces/$(1) --every 25 --window-steps 3 -- \
   torchrun --nproc-per-node 2 sample_traces/train.py --steps 60 $(2) && $(BIN)/dpro info sample_traces/$(1)

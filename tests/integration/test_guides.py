@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shlex
 import signal
@@ -27,7 +26,7 @@ from click.testing import CliRunner
 from dpro.cli import cli
 from dpro.errors import DproError
 from tests.jobs import ROOT, TINY, TORCHRUN, complete, environment, start
-from tests.reference.hanging_jobs import Dumping, run_job, write_dumps
+from tests.reference.hanging_jobs import dumps_of_a_stuck_host
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 WITH_A_JOB = ("record", "attach", "try")  # commands that run one, or look into one that runs
@@ -102,20 +101,10 @@ def places(tmp_path_factory) -> dict[Path, Path]:
         for comment in re.findall(r"<!-- (.*?) -->", guide.read_text()):
             for name, what in re.findall(r"(\w+) is (\w+)", comment):
                 if what == "dumps":
-                    _dumps(folder / name)
+                    dumps_of_a_stuck_host(folder / name)
                 elif what != "hanging":
                     (folder / name).symlink_to(ROOT / "sample_traces" / what)
     return made
-
-
-def _dumps(folder: Path) -> None:
-    """What a flight recorder leaves behind of a job of pipelines in which a rank's host gets stuck."""
-    folder.mkdir()
-    chance = random.Random(11)
-    dumping = Dumping(
-        "2.9", as_json=False, active_only=False, ring=2000, timing=False, early={}, stamped=False
-    )
-    write_dumps(chance, run_job(chance, "tp_pp", 8, "host"), dumping, folder, missing=())
 
 
 def _pattern(line: str) -> str:

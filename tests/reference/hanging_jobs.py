@@ -682,3 +682,14 @@ def _entry(
         "timeout_ms": 180000,
         "is_p2p": work.p2p,
     }
+
+
+def dumps_of_a_stuck_host(folder: Path) -> Path:
+    """What a flight recorder leaves behind of a job of pipelines in which one rank's host gets stuck."""
+    folder.mkdir(exist_ok=True)
+    chance = random.Random(11)
+    dumping = Dumping(
+        "2.9", as_json=False, active_only=False, ring=2000, timing=False, early={}, stamped=False
+    )
+    write_dumps(chance, run_job(chance, "tp_pp", 8, "host"), dumping, folder, missing=())
+    return folder

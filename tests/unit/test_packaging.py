@@ -69,6 +69,14 @@ def test_every_file_that_pages_are_made_of_is_shipped(repository, setuptools_tab
     assert [path for path in data if not any(path.match(pattern) for pattern in patterns)] == []
 
 
+def test_pictures_of_the_documentation_are_small_and_all_are_shown(repository):
+    pictures = {path.name: path for path in (repository / "docs" / "images").iterdir()}
+    pages = [repository / "README.md", *(repository / "docs").rglob("*.md")]
+    shown = {name for page in pages for name in re.findall(r"images/([\w.]+)\)", page.read_text("utf-8"))}
+    assert shown == set(pictures)
+    assert all(path.stat().st_size <= 150_000 for path in pictures.values())
+
+
 def test_import_dpro_loads_the_standard_library_only():
     assert _loaded_by([]) <= {"dpro", *sys.stdlib_module_names}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from io import BytesIO
 
 import polars as pl
@@ -19,7 +18,7 @@ from dpro.ingest.importer import import_sources
 from dpro.schema import STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.builders import cpu_job
-from tests.reference.hanging_jobs import Dumping, run_job, write_dumps
+from tests.reference.hanging_jobs import dumps_of_a_stuck_host
 
 HOST = {"Host": "localhost"}
 
@@ -48,11 +47,7 @@ def stepless(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory):
     """Dumps of a flight recorder of a job that hangs: calls, and nothing else."""
-    folder, chance = tmp_path_factory.mktemp("hung"), random.Random(11)
-    dumping = Dumping(
-        "2.9", as_json=False, active_only=False, ring=2000, timing=False, early={}, stamped=False
-    )
-    write_dumps(chance, run_job(chance, "tp_pp", 8, "host"), dumping, folder, missing=())
+    folder = dumps_of_a_stuck_host(tmp_path_factory.mktemp("hung"))
     import_sources([folder], folder / "run")
     return make_app(load(open_run(folder / "run")))
 
