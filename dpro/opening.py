@@ -10,12 +10,14 @@ import hashlib
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpro._version import __version__
 from dpro.cache import cache_folder
 from dpro.errors import DproError, InputError
+from dpro.remote import is_url, local_copy
 
 if TYPE_CHECKING:
     from dpro.collectors.convert import Readers
@@ -32,7 +34,7 @@ def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> R
     A recording that is still being finished is waited for; one whose recorder was killed is finished here.
 
     Args:
-        path: a run directory, a folder of traces, or one trace.
+        path: a run directory, a folder of traces, or one trace; or the URL of one, which is copied first.
         watched: makes what is told how far an import has come.
 
     Raises:
@@ -40,6 +42,9 @@ def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> R
     """
     from dpro.store import holds_tables, is_run, open_run
 
+    if is_url(path):
+        copy = open_path(local_copy(str(path)), watched)
+        return replace(copy, source=str(path))
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder{_instead_of(source)}")
@@ -102,8 +107,6 @@ def readers() -> Readers:
 
 
 def _open_cached(source: Path, watched: Watched) -> Run:
-    from dataclasses import replace
-
     from dpro.ingest.importer import import_sources
     from dpro.store import is_run, open_run
 

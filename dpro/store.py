@@ -69,12 +69,12 @@ class Run:
     Attributes:
         path: the directory.
         manifest: what is true of the run as a whole.
-        source: the traces that the user named, where they were imported into a cache; else None.
+        source: the traces or the URL that the user named, where they were brought into a cache; else None.
     """
 
     path: Path
     manifest: Manifest
-    source: Path | None = None
+    source: Path | str | None = None
 
     @property
     def label(self) -> str:

@@ -1,0 +1,108 @@
+"""Runs and traces that lie elsewhere, as any URL that fsspec understands: copied into the cache, once.
+
+In: a URL. Out: a path in the cache. It is copied again when size, time or tag of any of its files changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from dpro.cache import cache_folder
+from dpro.errors import DproError, InputError, UsageError, needs_extra
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_CHANGES = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names something elsewhere, or here as `file://`."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def local_copy(url: str) -> Path:
+    """Where the files of a URL are here; those of `file://` are where they were.
+
+    Args:
+        url: of a folder or a file, such as `s3://bucket/runs/today`.
+
+    Raises:
+        MissingExtra: fsspec is not installed.
+        UsageError: it does not know such URLs.
+        InputError: there is nothing, or it cannot be read.
+    """
+    parts = urlsplit(url)
+    if parts.scheme.lower() == "file":
+        return Path(unquote(parts.path))
+    files, root, store = _listed(url)
+    copy = cache_folder() / "remote" / _fingerprint(url, files) / (PurePosixPath(root).name or "root")
+    if copy.exists():
+        return copy
+    place = copy.parent.with_name(f".{copy.parent.name}.{os.getpid()}.tmp")
+    try:
+        _copy(store, files, place / copy.name)
+        try:
+            os.replace(place, copy.parent)
+        except OSError:
+            if not copy.exists():  # else another command has just copied the same files
+                raise
+    except DproError:
+        raise
+    except Exception as error:  # whatever the store's library raises
+        raise InputError(f"{url}: cannot be copied to {copy.parent} ({_first_line(error)})") from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return copy
+
+
+def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
+    """The files of a URL: place below it -> what its store tells of it; its root; the store."""
+    with needs_extra("remote"):
+        import fsspec
+    try:
+        store, root = fsspec.core.url_to_fs(url)
+    except ImportError as error:  # fsspec is there; what it needs for this sort of store is not
+        raise InputError(f"{url}: {_first_line(error)} with pip") from error
+    except ValueError as error:
+        raise UsageError(f"{url}: {_first_line(error)}; see fsspec for those there are") from error
+    try:
+        found = store.find(root, detail=True)
+    except Exception as error:  # whatever the store's library raises
+        raise InputError(f"{url}: cannot be listed ({_first_line(error)})") from error
+    if not found:
+        raise InputError(f"{url}: no such file or folder")
+    return {_below(name, root, url): facts for name, facts in found.items()}, root, store
+
+
+def _below(name: str, root: str, url: str) -> str:
+    """The place of a file below the root; the root itself, if it is one file, is ''."""
+    place = PurePosixPath(name.strip("/")).relative_to(PurePosixPath(root.strip("/")))
+    if ".." in place.parts:
+        raise InputError(f"{url}: {name} leads out of it; copy what is needed by hand")
+    return "" if place == PurePosixPath(".") else str(place)
+
+
+def _fingerprint(url: str, files: Mapping[str, Mapping[str, Any]]) -> str:
+    """Changes with the URL, and with any file's place, size, and what its store tells of its last change."""
+    digest = hashlib.sha256(url.encode())
+    for place, facts in sorted(files.items()):
+        told = [str(facts[key]) for key in ("size", *_CHANGES) if key in facts]
+        digest.update("\0".join(["", place, *told]).encode())
+    return digest.hexdigest()[:32]
+
+
+def _copy(store: Any, files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
+    here = [to / place if place else to for place in files]
+    for folder in {path.parent for path in here}:
+        folder.mkdir(parents=True, exist_ok=True)
+    store.get([facts["name"] for facts in files.values()], list(map(str, here)))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
