@@ -40,19 +40,39 @@ def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> R
     Raises:
         InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
     """
-    from dpro.store import holds_tables, is_run, open_run
+    from dpro.store import open_run
 
     if is_url(path):
         copy = open_path(local_copy(str(path)), watched)
         return replace(copy, source=str(path))
     source = Path(path)
+    return open_run(source) if names_a_run(source) else _open_cached(source, watched)
+
+
+def names_a_run(path: str | os.PathLike[str]) -> bool:
+    """Whether a path, which is no URL, is a run directory (finished if need be) and not traces.
+
+    Raises:
+        InputError: there is no such path, or it is still being recorded.
+    """
+    from dpro.store import holds_tables, is_run
+
+    source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder{_instead_of(source)}")
-    if source.is_dir():
-        ensure_finished(source)
-        if is_run(source) or holds_tables(source):
-            return open_run(source)
-    return _open_cached(source, watched)
+    if not source.is_dir():
+        return False
+    ensure_finished(source)
+    return is_run(source) or holds_tables(source)
+
+
+def holds_traces(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder on this machine that is no run directory.
+
+    Raises:
+        InputError: as `names_a_run`.
+    """
+    return not is_url(path) and not names_a_run(path) and Path(path).is_dir()
 
 
 def _instead_of(path: Path) -> str:

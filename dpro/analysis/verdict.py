@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.detect.hang.find import Case
     from dpro.detect.one_clock import Always
-    from dpro.store import Run
+    from dpro.store import Manifest, Run
 
 Verdict = tuple[list[Finding], list[str]]
 
@@ -45,15 +45,20 @@ def judge(analysis: Analysis) -> Verdict:
 def what_hangs(run: Run, case: Case) -> Verdict | None:
     """What hangs in a run and what is not known of that; None if nothing does, and the run can tell more."""
     from dpro.detect.hang.find import judge
-    from dpro.detect.hang.words import ranks_in_words
 
     findings, rows = judge(case), run.rows()
     if not findings and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
         return None
-    missing = run.manifest.missing_ranks
+    return findings, not_read(run.manifest)
+
+
+def not_read(manifest: Manifest) -> list[str]:
+    """What of a job that hangs was not read, one line each."""
+    from dpro.detect.hang.words import ranks_in_words
+
+    missing = manifest.missing_ranks
     unknown = [f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []
-    unknown += [warning for warning in run.manifest.warnings if warning.startswith("left out: ")]
-    return findings, unknown
+    return unknown + [warning for warning in manifest.warnings if warning.startswith("left out: ")]
 
 
 def find(analysis: Analysis) -> list[Finding]:

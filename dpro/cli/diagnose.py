@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.cli.analysis import run_argument, with_graph
-from dpro.cli.hangs import say_what_hangs
+from dpro.cli.hangs import say_what_dumps_tell, say_what_hangs
 from dpro.cli.lateness import say_who_is_late
 from dpro.cli.output import console, finding_document, json_option, print_json
 from dpro.cli.runs import open_or_import
+from dpro.opening import holds_traces
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ def diagnose(run: str, as_json: bool) -> None:
     """
     from dpro.analysis.verdict import find
 
+    if holds_traces(run) and say_what_dumps_tell(Path(run), as_json):
+        return
     opened = open_or_import(run)
     for line in () if as_json else told_in_words(told_while_it_ran(opened)):
         console().print(f"while it ran, {line}")

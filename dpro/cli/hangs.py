@@ -1,18 +1,59 @@
 """The part of `dpro diagnose` that is about jobs that stand still: the verdict, how it came, what to do.
 
-In: a run. Out: text or JSON about what hangs; nothing, where the run is to be searched for what is slow.
+In: a run, or a folder of dumps. Out: text or JSON about what hangs; nothing, where the run is to be searched
+for what is slow.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpro.analysis.told import told_while_it_ran
-from dpro.cli.output import console, finding_document, print_json
+from dpro.cli.output import console, finding_document, print_json, warn
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from dpro.detect.findings import Finding
     from dpro.store import Run
+
+
+class _Told(NamedTuple):
+    """What is said of a job, whatever it was read from."""
+
+    label: str
+    findings: list[Finding]
+    unknown: list[str]
+    workers: pl.DataFrame
+    while_it_ran: list[dict[str, Any]]
+
+
+def say_what_dumps_tell(folder: Path, as_json: bool) -> bool:
+    """Print what hangs, from a folder of flight recorder dumps and nothing else: no run is made of them.
+
+    Args:
+        folder: a folder that is no run.
+        as_json: print one object.
+
+    Returns:
+        Whether anything was printed.
+    """
+    from dpro.analysis.verdict import not_read
+    from dpro.detect.hang.find import find_hangs
+    from dpro.detect.hang.records import records_of
+    from dpro.ingest.dumps import read_dumps
+    from dpro.schema import WORKERS
+
+    dumps = read_dumps(folder)
+    if dumps is None:
+        return False
+    for warning in dumps.manifest.warnings:
+        warn(warning)
+    findings = find_hangs(records_of(dumps.frames, dumps.manifest.world_size))
+    unknown = not_read(dumps.manifest)
+    _say(_Told(str(folder), findings, unknown, dumps.frames[WORKERS.name], []), as_json)
+    return True
 
 
 def say_what_hangs(run: Run, as_json: bool) -> bool:
@@ -28,41 +69,44 @@ def say_what_hangs(run: Run, as_json: bool) -> bool:
     from dpro.analysis.verdict import what_hangs
     from dpro.detect.hang.find import examine
     from dpro.detect.hang.records import read_records
+    from dpro.schema import WORKERS
 
     told = what_hangs(run, examine(read_records(run)))
     if told is None:
         return False
-    findings, unknown = told
-    if as_json:
-        print_json(_document(run, findings, unknown))
-    else:
-        _print(run, findings, unknown)
+    _say(_Told(run.label, *told, run.table(WORKERS), told_while_it_ran(run)), as_json)
     return True
 
 
-def _document(run: Run, findings: list[Finding], unknown: list[str]) -> dict[str, Any]:
+def _say(told: _Told, as_json: bool) -> None:
+    if as_json:
+        print_json(_document(told))
+    else:
+        _print(told)
+
+
+def _document(told: _Told) -> dict[str, Any]:
     return {
-        "run": run.label,
-        "findings": [finding_document(finding, None) for finding in findings],
-        "healthy": not findings and not unknown,
+        "run": told.label,
+        "findings": [finding_document(finding, None) for finding in told.findings],
+        "healthy": not told.findings and not told.unknown,
         "answerable": True,
-        "reasons": unknown,
-        "while_it_ran": told_while_it_ran(run),
+        "reasons": told.unknown,
+        "while_it_ran": told.while_it_ran,
     }
 
 
-def _print(run: Run, findings: list[Finding], unknown: list[str]) -> None:
+def _print(told: _Told) -> None:
     from dpro.detect.hang.words import advice_in_words, verdict_in_words
-    from dpro.schema import WORKERS
 
-    out, workers = console(), run.table(WORKERS)
-    if not findings:
+    out = console()
+    if not told.findings:
         out.print("Nothing hangs that these calls can show; what is slow they do not tell.")
-    for finding in findings:
+    for finding in told.findings:
         verdict = verdict_in_words(finding)
         out.print(f"{finding.class_}: {verdict} (confidence {finding.confidence:.2f})")
         for line in finding.evidence:
             out.print(f"  - {line}")
-        out.print(f"  do: {advice_in_words(finding, workers)}")
-    for reason in unknown:
+        out.print(f"  do: {advice_in_words(finding, told.workers)}")
+    for reason in told.unknown:
         out.print(f"  not known: {reason}")

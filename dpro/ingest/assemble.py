@@ -197,7 +197,7 @@ def _manifest(
         skipped=merge_counts([*(share.skipped for share in shares), *(remark.skipped for remark in remarks)]),
     )
     if manifest.missing_ranks:
-        manifest.warnings.append(_missing_in_words(manifest.missing_ranks, world_size))
+        manifest.warnings.append(missing_in_words(manifest.missing_ranks, world_size))
     return manifest
 
 
@@ -215,7 +215,8 @@ def _sources(pieces: Sequence[Piece]) -> dict[str, str]:
     return {name: ", ".join(sorted(formats[name])) for name in sorted(formats)}
 
 
-def _missing_in_words(missing: Sequence[int], world_size: int) -> str:
+def missing_in_words(missing: Sequence[int], world_size: int) -> str:
+    """One line on ranks of which there is nothing."""
     named = ", ".join(map(str, missing[:_MOST_RANKS_NAMED]))
     more = " …" if len(missing) > _MOST_RANKS_NAMED else ""
     return f"{len(missing)} of {world_size} ranks are missing: {named}{more}"

@@ -191,13 +191,10 @@ def coalesced_calls(entries: Sequence[Entry], status: Mapping[str, Any]) -> dict
     last = {text(str(entry.get("pg_id"))): entry for entry in messages}
     done = {group: _messages_done(mapping(status.get(group)), entry) for group, entry in last.items()}
     told = {call: finished for call, count in counts.items() if count > 1 or call[2] <= done[call[0]]}
-    ends = {call_of(entry): entry for entry in entries if _ends_call(text(entry.get("profiling_name")))}
-    return told | ends
-
-
-@cache
-def _ends_call(name: str) -> bool:
-    return _COALESCED.search(name) is not None
+    names = {name for entry in entries if isinstance(name := entry.get("profiling_name"), str)}
+    ending = {name for name in names if _COALESCED.search(name)}
+    ends = (entry for entry in entries if ending and text(entry.get("profiling_name")) in ending)
+    return told | {call_of(entry): entry for entry in ends}
 
 
 def _messages_done(status: Mapping[str, Any], last: Entry) -> int:

@@ -138,8 +138,8 @@ def _names_of_ids(
     Entries have both. A process makes its groups in the order of their names, where those are numbers: if
     there are as many names as ids, they pair up in order, unless an entry knows better.
     """
-    latest = {text(str(entry.get("pg_id"))): entry for entry in entries if "pg_id" in entry}
-    told = {number: group_names(entry) for number, entry in latest.items()}
+    latest = {number: entry for entry in entries if isinstance(number := entry.get("pg_id"), int | str)}
+    told = {text(str(number)): group_names(entry) for number, entry in latest.items()}
     if len(described) != len(numbers) or not all(each.isdecimal() for each in (*described, *numbers)):
         return told
     paired = dict(zip(sorted(numbers, key=int), sorted(described, key=int), strict=True))

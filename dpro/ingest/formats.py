@@ -22,6 +22,8 @@ GROUP = "dpro.importers"
 
 KINETO = "kineto"
 EXECUTION_TRACE = "execution trace"
+FLIGHT_RECORDER = "flight recorder"
+NCCL_RAS = "NCCL RAS"
 
 
 class Importer(Protocol):
@@ -98,7 +100,7 @@ FORMATS: tuple[Importer, ...] = (
     Format("nsys", "dpro.ingest.nsys", "read_nsys", (b"SQLite format 3\0",), "is_nsys"),
     Format("op-level parquet", "dpro.ingest.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
     Format(
-        "flight recorder",
+        FLIGHT_RECORDER,
         "dpro.ingest.flight_recorder",
         "read_dump",
         (b"pg_config", b"pg_status", b"entries"),
@@ -111,7 +113,7 @@ FORMATS: tuple[Importer, ...] = (
         (b"coll_perf", b"p2p_perf", b"dump_stats", b"proxy_trace"),
         "is_inspector_log",
     ),
-    Format("NCCL RAS", "dpro.ingest.nccl.ras", "read_ras_report", (b"communicators",), "is_ras_report"),
+    Format(NCCL_RAS, "dpro.ingest.nccl.ras", "read_ras_report", (b"communicators",), "is_ras_report"),
     Format(
         EXECUTION_TRACE,
         "dpro.ingest.execution_trace",

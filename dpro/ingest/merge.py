@@ -14,13 +14,23 @@ from pathlib import Path
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest.formats import EXECUTION_TRACE, KINETO
+from dpro.ingest.formats import EXECUTION_TRACE, FLIGHT_RECORDER, KINETO
+from dpro.ingest.repeated import in_words, newest
 from dpro.ingest.staging import Share, part_name
 from dpro.ingest.trace import RankTrace
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, TABLES, WORKERS, conform
+from dpro.schema import (
+    CLOCK_SAMPLES,
+    COLLECTIVES,
+    COUNTERS,
+    PROCESS_GROUPS,
+    SPANS,
+    TABLES,
+    WORKERS,
+    conform,
+)
 from dpro.store import merge_counts, write_part
 
-_ADDED = frozenset(table.name for table in (COLLECTIVES, COUNTERS, CLOCK_SAMPLES))
+_ADDED = frozenset(table.name for table in (COLLECTIVES, PROCESS_GROUPS, COUNTERS, CLOCK_SAMPLES))
 _FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
 _IDS_OF_A_FILE = 1 << 32  # `collective_id` of the second file of a rank starts here, and so on
 LEFT_OUT = "left out: "
@@ -46,7 +56,10 @@ class Remarks:
 
 
 def useful(pieces: Sequence[Piece]) -> tuple[list[Piece], Remarks]:
-    """Leave out execution traces that add nothing: all but one beside Kineto, those without times alone.
+    """Leave out files that add nothing to others.
+
+    These are execution traces (all but one beside Kineto, those without times alone), and flight recorder
+    dumps for which newer ones stand.
 
     Args:
         pieces: the files of one rank.
@@ -65,8 +78,21 @@ def useful(pieces: Sequence[Piece]) -> tuple[list[Piece], Remarks]:
         lacks = [_lack_of_times(piece) for piece in traces]
         remarks.warnings.extend(LEFT_OUT + lack for lack in lacks if lack)
         traces = [piece for piece, lack in zip(traces, lacks, strict=True) if not lack]
+    others = _newest_dumps(others, remarks)
     ordered = sorted([*others, *traces], key=lambda piece: SPANS.name not in piece.share.tables)
     return sorted(ordered, key=lambda piece: piece.format != KINETO), remarks
+
+
+def _newest_dumps(pieces: Sequence[Piece], remarks: Remarks) -> list[Piece]:
+    dumps = [piece for piece in pieces if piece.format == FLIGHT_RECORDER]
+    if len(dumps) < 2:
+        return list(pieces)
+    kept = [dumps[at] for at in newest([_trace(piece).frames for piece in dumps])]
+    left = [piece for piece in dumps if piece not in kept]
+    if left:
+        paths = [[piece.path for piece in each] for each in (kept, left)]
+        remarks.warnings.append(in_words(dumps[0].share.rank, *paths))
+    return [piece for piece in pieces if piece not in left]
 
 
 def _lack_of_times(piece: Piece) -> str:
@@ -98,7 +124,8 @@ def refuse_clashes(pieces: Sequence[Piece]) -> None:
     """
     for number, second in enumerate(pieces):
         for first in pieces[:number]:
-            if what := clash(first, second):
+            both_dumps = first.format == second.format == FLIGHT_RECORDER  # of groups that are not the same
+            if (what := clash(first, second)) and not both_dumps:
                 also = "" if first.format == second.format else f" and tell its {what}"
                 rank = second.share.rank
                 raise InputError(
@@ -117,7 +144,7 @@ def merge_rank(rank: int, pieces: Sequence[Piece], run: Path) -> Remarks:
     Raises:
         InputError: a staged part cannot be read.
     """
-    traces = _combined({piece.format: _trace(piece) for piece in pieces})
+    traces = _combined([(piece.format, _trace(piece)) for piece in pieces])
     for name, table in TABLES.items():
         frames = [conform(table, trace.frames[name]) for trace in traces if name in trace.frames]
         if not frames:
@@ -135,14 +162,16 @@ def merge_rank(rank: int, pieces: Sequence[Piece], run: Path) -> Remarks:
     )
 
 
-def _combined(traces: dict[str, RankTrace]) -> list[RankTrace]:
-    """The traces by format; Kineto's and the execution trace of the same process are one."""
-    execution_trace = traces.pop(EXECUTION_TRACE, None) if KINETO in traces else None
-    if execution_trace is not None:
-        from dpro.ingest.execution_trace import combine
+def _combined(traces: Sequence[tuple[str, RankTrace]]) -> list[RankTrace]:
+    """The traces; Kineto's and the execution trace of the same process are one."""
+    by_format = dict(traces)
+    if KINETO not in by_format or EXECUTION_TRACE not in by_format:
+        return [trace for _, trace in traces]
+    from dpro.ingest.execution_trace import combine
 
-        traces[KINETO] = combine(traces[KINETO], execution_trace)
-    return list(traces.values())
+    whole = combine(by_format[KINETO], by_format[EXECUTION_TRACE])
+    rest = [trace for name, trace in traces if name not in (KINETO, EXECUTION_TRACE)]
+    return [whole, *rest]
 
 
 def _trace(piece: Piece) -> RankTrace:

@@ -5,10 +5,13 @@ In: bytes. Out: the values; nothing that would import a class, and nothing that 
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import pickletools
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _REMEMBER = ("PUT", "BINPUT", "LONG_BINPUT")
@@ -43,7 +46,21 @@ def loads(data: bytes) -> Any:
             if opcode.name in _REMEMBER and isinstance(place, int) and place > len(data):
                 raise pickle.UnpicklingError(f"it wants to remember {place} values")
     # From a file that lets it look ahead the unpickler reads blocks, from another a few bytes at a time.
-    return _PlainUnpickler(io.BufferedReader(io.BytesIO(data))).load()
+    unpickler = _PlainUnpickler(io.BufferedReader(io.BytesIO(data)))
+    with _no_collection():
+        return unpickler.load()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let garbage lie: to look for it whenever so many containers were made takes longer than they do."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _is_harmless(data: bytes) -> bool:

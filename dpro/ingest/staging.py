@@ -169,7 +169,7 @@ def _made_whole(task: Task) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _read(importer: Importer, task: Task) -> Iterator[RankTrace]:
+def read_task(importer: Importer, task: Task) -> Iterator[RankTrace]:
     """What an importer makes of a file, rank by rank; a defect of the importer is laid at its door.
 
     Raises:
@@ -219,12 +219,12 @@ def _read_path(importer: Importer, path: Path, task: Task) -> RankTrace | list[R
 
 def _with_rank(importer: Importer, task: Task) -> tuple[list[RankTrace], int | None]:
     """What a file tells, and the rank that it is taken as, None where it tells its own."""
-    traces = list(_read(importer, task))
+    traces = list(read_task(importer, task))
     if task.rank is not None or all(trace.rank >= 0 for trace in traces):
         return traces, task.rank
     rank = task.number  # what it is given in the end, where no file tells its own
     if any(_peers_follow_from_rank(trace.frames.items()) for trace in traces):
-        return list(_read(importer, replace(task, rank=rank))), rank
+        return list(read_task(importer, replace(task, rank=rank))), rank
     return [trace if trace.rank >= 0 else _taken_as(rank, trace) for trace in traces], rank
 
 

@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -61,6 +62,19 @@ def read_records(run: Run) -> Records:
         none = pl.lit([], dtype=COLLECTIVES.dtypes[_RANKS_OF_GROUP])
         calls = calls.with_columns(none.alias(_RANKS_OF_GROUP))
     return make_records(calls, groups, workers, steps, clock_samples, run.manifest.world_size)
+
+
+def records_of(tables: Mapping[str, pl.DataFrame], world_size: int) -> Records:
+    """The same from tables in memory.
+
+    Args:
+        tables: by name, all that there are.
+        world_size: number of ranks of the job.
+    """
+    calls, groups, workers, steps, clock_samples = (
+        tables[table.name] for table in (COLLECTIVES, PROCESS_GROUPS, WORKERS, STEPS, CLOCK_SAMPLES)
+    )
+    return make_records(calls, groups, workers, steps, clock_samples, world_size)
 
 
 def make_records(
@@ -121,18 +135,25 @@ def _keyed(frame: pl.DataFrame, process_groups: pl.DataFrame, world_size: int) -
     )
     single = told.filter(pl.len().over("group") == 1).rename({"group_ranks": "told"})
     whole = pl.lit(list(range(world_size)), dtype=pl.List(pl.Int32))
-    joined = frame.join(single, on="group", how="left", maintain_order="left").with_columns(
-        group_ranks=pl.when(pl.col("group_ranks").list.len() > 0)
-        .then("group_ranks")
-        .when(pl.col("told").is_not_null())
-        .then("told")
-        .when(pl.col("group") == DEFAULT_GROUP)
-        .then(whole)
-        .otherwise("group_ranks")
-        .list.sort()
+    sorts = (  # few, while rows may be millions
+        frame.select("group", recorded="group_ranks")
+        .unique()
+        .join(single, on="group", how="left")
+        .with_columns(
+            group_ranks=pl.when(pl.col("recorded").list.len() > 0)
+            .then("recorded")
+            .when(pl.col("told").is_not_null())
+            .then("told")
+            .when(pl.col("group") == DEFAULT_GROUP)
+            .then(whole)
+            .otherwise("recorded")
+            .list.sort()
+        )
     )
     text = pl.col("group_ranks").cast(pl.List(pl.String)).list.join(",")
-    return joined.drop("told").with_columns(key=pl.col("group") + "|" + text)
+    sorts = sorts.with_columns(key=pl.col("group") + "|" + text).drop("told")
+    named = frame.rename({"group_ranks": "recorded"})
+    return named.join(sorts, on=["group", "recorded"], how="left", maintain_order="left").drop("recorded")
 
 
 def _members(calls: pl.DataFrame, said: pl.DataFrame) -> pl.DataFrame:

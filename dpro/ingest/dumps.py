@@ -1,0 +1,183 @@
+"""Flight recorder dumps of a job as tables in memory: what a search for a hang needs, without making a run.
+
+In: a folder. Out: its tables, or None where it holds anything but dumps (and reports of NCCL's RAS), or dumps
+that do not tell their rank: those are imported. Of several dumps of one rank the newest counts, and any that
+tells of other groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from dpro.errors import DproError
+from dpro.ingest.assemble import missing_in_words
+from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, registry
+from dpro.ingest.importer import find_traces, spread_over
+from dpro.ingest.merge import LEFT_OUT
+from dpro.ingest.repeated import in_words, newest
+from dpro.ingest.staging import Task, read_task
+from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, conform
+from dpro.store import Manifest
+
+_AT_A_TIME = 32  # dumps that a process reads before it hands over what they told
+_TABLES = (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS)
+_GROUP_RANKS = "group_ranks"
+
+
+@dataclass(frozen=True)
+class Dumps:
+    """What a folder of dumps tells.
+
+    Attributes:
+        frames: rows by table name; the ranks of groups are in `process_groups` alone, where those tell.
+        manifest: ranks, those missing, and what is to be said.
+    """
+
+    frames: Mapping[str, pl.DataFrame]
+    manifest: Manifest
+
+
+class _File(NamedTuple):
+    """One file, read: which, the ranks it told of, and what kept it from being read."""
+
+    number: int
+    path: str
+    ranks: list[int]
+    world_size: int
+    warnings: list[str]
+    failure: str = ""
+
+
+class _Batch(NamedTuple):
+    files: list[_File]
+    frames: dict[str, pl.DataFrame]
+
+
+def read_dumps(folder: Path) -> Dumps | None:
+    """Read all dumps of a folder, in parallel where they are many.
+
+    Raises:
+        InputError: there is no trace in the folder.
+    """
+    traces = find_traces([folder])
+    if {name for _, name in traces.files} - {FLIGHT_RECORDER, NCCL_RAS} or not any(
+        name == FLIGHT_RECORDER for _, name in traces.files
+    ):
+        return None
+    tasks = traces.tasks(folder)
+    if any(task.source.member for task in tasks):
+        return None
+    spread = spread_over(tasks, None, None)
+    batches = list(
+        spread(_read, [tasks[at : at + _AT_A_TIME] for at in range(0, len(tasks), _AT_A_TIME)], _lost)
+    )
+    files = sorted(file for batch in batches for file in batch.files)
+    frames = _joined([batch.frames for batch in batches])
+    dumps = {task.number for task in tasks if task.format == FLIGHT_RECORDER}
+    if not any(file.ranks for file in files if file.number in dumps) or not _is_clear(files, frames):
+        return None
+    left, said = _superseded([file for file in files if file.number in dumps], frames)
+    counted = {name: rows.filter(~pl.col("file").is_in(left)).drop("file") for name, rows in frames.items()}
+    if WORKERS.name in counted:
+        counted[WORKERS.name] = _one_row_each(counted[WORKERS.name])
+    tables = {name: conform(table, counted.get(name, table.empty())) for name, table in TABLES.items()}
+    return Dumps(tables, _manifest(files, dumps, [*traces.warnings, *said]))
+
+
+def _read(tasks: Sequence[Task]) -> _Batch:
+    """Read some files; rows get the number of their file."""
+    files, frames = [], []
+    for task in tasks:
+        label = task.source.label
+        try:
+            traces = list(read_task(registry().named(task.format), task))
+        except DproError as error:
+            files.append(_File(task.number, label, [], -1, [], str(error)))
+            continue
+        ranks, size = [trace.rank for trace in traces], max(trace.world_size for trace in traces)
+        said = [line for trace in traces for line in trace.warnings]
+        files.append(_File(task.number, label, ranks, size, said))
+        number = pl.lit(task.number).alias("file")
+        frames += [
+            {name: rows.with_columns(number) for name, rows in trace.frames.items()} for trace in traces
+        ]
+    return _Batch(files, _joined(frames))
+
+
+def _lost(tasks: Sequence[Task], why: str) -> _Batch:
+    labels = [(task.number, task.source.label) for task in tasks]
+    return _Batch([_File(number, label, [], -1, [], f"{label}: {why}") for number, label in labels], {})
+
+
+def _joined(frames: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    """The rows of each table together; groups' ranks, which are with every call, only where need be."""
+    found = {}
+    for table in _TABLES:
+        parts = [each[table.name] for each in frames if table.name in each and each[table.name].height]
+        if parts:
+            found[table.name] = pl.concat(parts, how="diagonal_relaxed")
+    calls = found.get(COLLECTIVES.name)
+    if calls is not None and calls["group"].unique().is_in(_told(found).implode()).all():
+        found[COLLECTIVES.name] = calls.drop(_GROUP_RANKS, strict=False)
+    return found
+
+
+def _told(frames: Mapping[str, pl.DataFrame]) -> pl.Series:
+    """Names of groups whose ranks are told, once for each set of ranks."""
+    groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())
+    return groups.filter(pl.col(_GROUP_RANKS).list.len() > 0).unique(["group", _GROUP_RANKS])["group"]
+
+
+def _is_clear(files: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> bool:
+    """Whether all files tell their ranks, and each name of a group stands for one set of ranks."""
+    return min(rank for file in files for rank in file.ranks) >= 0 and not _told(frames).is_duplicated().any()
+
+
+def _superseded(dumps: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> tuple[list[int], list[str]]:
+    """Numbers of the files that newer ones of the same rank stand for, and what to say of them."""
+    by_rank: dict[int, list[_File]] = {}
+    for file in dumps:
+        for rank in file.ranks:
+            by_rank.setdefault(rank, []).append(file)
+    left: list[int] = []
+    said: list[str] = []
+    for rank, files in sorted(by_rank.items()):
+        if len(files) < 2:
+            continue
+        tables = [
+            {name: rows.filter(pl.col("file") == file.number) for name, rows in frames.items()}
+            for file in files
+        ]
+        kept = newest(tables)
+        others = [file for at, file in enumerate(files) if at not in kept]
+        left += [file.number for file in others]
+        if others:
+            said.append(in_words(rank, [files[at].path for at in kept], [file.path for file in others]))
+    return left, said
+
+
+def _one_row_each(workers: pl.DataFrame) -> pl.DataFrame:
+    """Facts of each rank, from the first file that knows them."""
+    defaults = {name: WORKERS.columns[name].default for name in workers.columns}
+    known = (
+        pl.col(n).filter(pl.col(n).ne(default)).first() for n, default in defaults.items() if n != "rank"
+    )
+    first = workers.group_by("rank", maintain_order=True).agg(known)
+    return first.with_columns(pl.col(name).fill_null(defaults[name]) for name in first.columns)
+
+
+def _manifest(files: Sequence[_File], dumps: Collection[int], said: Sequence[str]) -> Manifest:
+    """What was read; a rank that only a report on others knows is missing."""
+    ranks = sorted({rank for file in files if file.number in dumps for rank in file.ranks})
+    world_size = max([*(file.world_size for file in files), ranks[-1] + 1])
+    told = [warning for file in files for warning in file.warnings]
+    failed = [LEFT_OUT + file.failure for file in files if file.failure]
+    manifest = Manifest(world_size=world_size, ranks=ranks, warnings=[*said, *told, *failed])
+    if manifest.missing_ranks:
+        manifest.warnings.append(missing_in_words(manifest.missing_ranks, world_size))
+    return manifest
