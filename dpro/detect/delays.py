@@ -14,7 +14,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.detect.network import FEWEST_GROUPS, LIKE, MESSAGE
+from dpro.detect.fabric import LIKE
+from dpro.detect.network import FEWEST_GROUPS, MESSAGE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.detect.fabric import LIKE, Block, find_blocks
 from dpro.detect.findings import Finding
 from dpro.detect.straggler import FEWEST_STEPS, LEAST_SHARE, PERSISTENT, clear_gain, confidence
 from dpro.errors import Unanswerable
@@ -34,7 +35,6 @@ LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.674
 FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
 LINES = 3  # of evidence
 MESSAGE = "message"
-LIKE = ["op", "bytes", "num_ranks", "num_hosts"]
 
 
 class Suspect(NamedTuple):
@@ -59,11 +59,16 @@ class Suspect(NamedTuple):
 
 def find_slow_network(graph: Graph) -> list[Finding]:
     """Name the links and ports whose transfers take clearly longer than those of their like."""
-    transfers = transfers_of(graph)
-    groups = compare_groups(transfers)
-    slow = groups.filter("slow")
+    transfers, hosts = transfers_of(graph), host_of(graph)
     found = []
-    for suspects, members in blame(groups, host_of(graph)):
+    told: set[str] = set()
+    for block in find_blocks(transfers, hosts):
+        finding = _describe_block(graph, block, transfers)
+        found += [finding] if finding else []
+        told.update(block.slow["members"])
+    groups = compare_groups(transfers).filter(~pl.col("members").is_in(sorted(told)))
+    slow = groups.filter("slow")
+    for suspects, members in blame(groups, hosts):
         mine = slow.filter(pl.col("members").is_in(sorted(members)))
         finding = _describe(graph, suspects, mine, transfers)
         found += [finding] if finding else []
@@ -281,6 +286,27 @@ def _describe(
         suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4), sure / len(suspects), cost,
         tuple(evidence),
     )  # fmt: skip
+
+
+def _describe_block(graph: Graph, block: Block, transfers: pl.DataFrame) -> Finding | None:
+    """The finding about parts of the network, None where the step does not wait for what is between them."""
+    saved, base = _healed(graph, block.slow, transfers)
+    if not clear_gain(saved, base):
+        return None
+    cost, step = float(saved.mean()), float(base.mean())
+    ranks = sorted({int(rank) for members in block.slow["members"] for rank in members.split(",")})
+    parts = " and ".join(f"hosts {', '.join(part)}" for part in block.parts)
+    evidence = (
+        *_slowest(block.slow),
+        f"all that crosses between {parts} is slow, and nothing within them: what connects them is broken or "
+        "crowded, or was built slower",
+        f"replayed with these transfers as fast as those within, the step takes "
+        f"{format_duration(step - cost)} instead of {format_duration(step)}",
+    )
+    sure = confidence(saved, base) / 2  # one run does not tell a fault from a design
+    return Finding(
+        "slow.fabric", "hosts", block.name, tuple(ranks), round(cost / step, 4), sure, cost, evidence
+    )
 
 
 def _words(suspect: Suspect) -> str:
