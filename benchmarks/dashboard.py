@@ -1,12 +1,14 @@
 """How fast the dashboard is: the first page, and a zoom of the timeline, in a real headless browser.
 
-    python benchmarks/dashboard.py [--ranks 8] [--spans 500000] [--zooms 30]
+    python benchmarks/dashboard.py [--ranks 8] [--spans 500000] [--zooms 30] [--rounds 6]
 
 Makes a run of that many spans, serves it from this process, and opens it in Chromium. The first page is timed
 from asking for the address until the view's panels are there, with nothing worked out before. A zoom is timed
 in the browser from the change of the link until the figure is drawn, and on the server by the CPU time of an
 answer: on a busy machine the first is mostly waiting for a core. The median and the 95th percentile are
-printed, with the size of the answers.
+printed, with the size of the answers. A what-if is timed on the server, from its edits to what changes on the
+critical path, for edits that were not asked for before. Memory is that of the server and, after collecting
+garbage, of the page's JavaScript, after each round of all views and some zooms.
 """
 
 from __future__ import annotations
@@ -25,15 +27,18 @@ import polars as pl
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dpro.cli.dashboard import load
-from dpro.dashboards.app import make_app
+from dpro.dashboards import workbench
+from dpro.dashboards.app import VIEWS, make_app
+from dpro.dashboards.links import Link
 from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
-from tests.browser import served, start_browser, wait
+from tests.browser import served, settle, start_browser, wait
 
 STEPS_OF_RUN = 10
 OP_NS, GAP_NS, KERNEL_NS = 8_000, 2_000, 9_000
 PAGE = "return document.querySelectorAll('#content .panel').length"
 PLOT = "document.querySelector('#timeline-figure .js-plotly-plot')"
+WHOLE = f"const gd = {PLOT}; gd.benchmark = gd._fullLayout.xaxis.range.slice()"
 ZOOM = """
 const [share, at, done] = [arguments[0], arguments[1], arguments[2]];
 const gd = document.querySelector('#timeline-figure .js-plotly-plot');
@@ -133,7 +138,7 @@ def pages(run: Path, zooms: int) -> tuple[list[float], list[float]]:
                 loaded.warm()
             browser.get(f"{address}?view=timeline")
             wait(browser, f"const gd = {PLOT}; return gd && gd.data && gd.data.length > 2")
-            browser.execute_script(f"const gd = {PLOT}; gd.benchmark = gd._fullLayout.xaxis.range.slice()")
+            browser.execute_script(WHOLE)
             chance = np.random.default_rng(2)
             zoomed = [
                 browser.execute_async_script(ZOOM, float(share), float(chance.random()))
@@ -144,12 +149,58 @@ def pages(run: Path, zooms: int) -> tuple[list[float], list[float]]:
     return first, zoomed
 
 
+def whatifs(run: Path) -> list[float]:
+    """ms on the server from edits to an answer, for edits that were not asked for before."""
+    loaded = load(open_run(run))
+    loaded.warm()
+    fill = workbench.VIEW.sections["whatif-answer"]
+    texts = ("heal:rank=1", "network:bandwidth=2", "no-launch", "scale:name=gemm,kind=kernel,factor=0.5")
+    texts += ("heal:rank=2\nnetwork:bandwidth=4", "scale:name=gemm,kind=kernel,factor=0.9\nheal:rank=3")
+    fill(loaded, Link(view="whatif", own={"edit": "no-comm"}))
+    taken = []
+    for text in texts:
+        began = time.perf_counter()
+        fill(loaded, Link(view="whatif", own={"edit": text}))
+        taken.append(1000 * (time.perf_counter() - began))
+    return taken
+
+
+def memory(run: Path, rounds: int) -> list[tuple[float, float]]:
+    """MB of the server, and of the page's JavaScript, after each round of all views and some zooms."""
+    browser = start_browser()
+    browser.set_script_timeout(120)
+    found = []
+    try:
+        loaded = load(open_run(run))
+        loaded.warm()
+        with served(loaded) as address:
+            browser.get(address)
+            chance = np.random.default_rng(3)
+            for _ in range(rounds):
+                for view in VIEWS:  # within one page, as people do
+                    browser.execute_script(f"dpro.go({{view: '{view.name}', time: null}})")
+                    settle(browser)
+                browser.execute_script("dpro.go({view: 'timeline'})")
+                wait(browser, f"const gd = {PLOT}; return gd && gd.data && gd.data.length > 2")
+                browser.execute_script(WHOLE)
+                for share in np.geomspace(0.9, 1e-3, 15):
+                    browser.execute_async_script(ZOOM, float(share), float(chance.random()))
+                browser.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
+                heap = browser.execute_cdp_cmd("Runtime.getHeapUsage", {})["usedSize"]
+                pages = int(Path("/proc/self/statm").read_text().split()[1])
+                found.append((pages * os.sysconf("SC_PAGE_SIZE") / 1e6, heap / 1e6))
+    finally:
+        browser.quit()
+    return found
+
+
 def main() -> None:
     """Make a run, measure, print."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--ranks", type=int, default=8)
     options.add_argument("--spans", type=int, default=500_000)
     options.add_argument("--zooms", type=int, default=30)
+    options.add_argument("--rounds", type=int, default=6)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -160,6 +211,10 @@ def main() -> None:
         first, zoomed = pages(run, given.zooms)
         print(f"first page, ms: {', '.join(f'{ms:.0f}' for ms in first)}")
         print(f"zoom in the browser, ms: median {np.median(zoomed):.0f}, p95 {np.percentile(zoomed, 95):.0f}")
+        taken = whatifs(run)
+        print(f"what-if on the server, ms: median {np.median(taken):.0f}, slowest {max(taken):.0f}")
+        for server, page in memory(run, given.rounds):
+            print(f"memory after a round, MB: server {server:.0f}, page {page:.1f}")
         print(f"load of the machine meanwhile: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 

@@ -7,7 +7,7 @@ than two ranks tell of no pair; who came last to them is known all the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -258,9 +258,10 @@ def _pairs_of(loaded: Loaded, link: Link) -> pl.DataFrame:
     return pair_info(loaded.transfers, host_of(loaded.built.graph), link)
 
 
-def _metric(link: Link) -> str:
-    chosen = link.own.get("metric", "ratio")
-    return chosen if chosen in METRICS else "ratio"
+def _metric(link: Link, there: Iterable[str]) -> str:
+    """What a square shows: what the link says, else the first that there are values of."""
+    chosen, known = link.own.get("metric", ""), list(there)
+    return chosen if chosen in known else known[0]
 
 
 def _pairs(loaded: Loaded, link: Link) -> Any:
@@ -268,7 +269,8 @@ def _pairs(loaded: Loaded, link: Link) -> Any:
     ranks = pl.concat([pairs["source"], pairs["target"]]).n_unique()
     if pairs.is_empty() or ranks > MOST_RANKS:
         return message(_NO_PAIRS if pairs.is_empty() else _too_many(ranks))
-    metric = _metric(link)
+    there = {name: each.title for name, each in METRICS.items() if pairs[each.column].count()}
+    metric = _metric(link, there)
     slow = slow_in_words(pairs)
     few = (
         ""
@@ -277,7 +279,7 @@ def _pairs(loaded: Loaded, link: Link) -> Any:
     )
     note = f"Outlined: {SLOW:g} times as long as expected, or more.{few}"
     return [
-        choices(link, "metric", {name: each.title for name, each in METRICS.items()}, "ratio"),
+        choices(link, "metric", there, next(iter(there))),
         graph("pairs-figure", pair_figure(pairs, metric, link.theme)),
         html.Ul([html.Li(line) for line in slow[: 2 * _NAMED]]),
         html.P(note, className="note"),
@@ -294,7 +296,7 @@ def _hosts(loaded: Loaded, link: Link) -> Any:
     names = pl.concat([between["source_host"], between["target_host"]]).unique().sort().to_list()
     if len(names) < 2:
         return message("The pairs of this selection are on one host, or on hosts that are not known.")
-    metric = "time" if _metric(link) == "speed" else _metric(link)
+    metric = _metric(link, [name for name in ("ratio", "time") if between[METRICS[name].column].count()])
     cells = between.select("source_host", "target_host", METRICS[metric].column).rows()
     figure = square_figure(cells, names, METRICS[metric], link.theme)
     return [graph("hosts-figure", figure), csv_link(NAME, "hosts", link)]

@@ -12,6 +12,7 @@ import pytest
 
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.serve import listen
+from dpro.dashboards.shown import Shown
 
 PATIENCE_S = 60
 _SETTLED = """
@@ -44,7 +45,7 @@ def start_browser() -> Any:
 
 
 @contextmanager
-def served(loaded: Loaded, host: str = "127.0.0.1") -> Iterator[str]:
+def served(loaded: Loaded | Shown, host: str = "127.0.0.1") -> Iterator[str]:
     """The address of a dashboard that runs meanwhile."""
     server, address = listen(loaded, host, 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 
@@ -14,12 +15,14 @@ import pytest
 
 from dpro.cli.dashboard import load
 from dpro.dashboards.app import VIEWS
+from dpro.dashboards.shown import Shown
 from dpro.ingest.importer import import_sources
 from dpro.store import open_run
 from tests.browser import complaints, served, settle, start_browser, wait
 from tests.builders import TinyRun
 
 EVIL = "<img src=x onerror=window.pwned=1>"
+SOMETHING = "return document.querySelector('#content :is(.js-plotly-plot, .message, table)')"
 FIGURE = "document.querySelector('#timeline-figure .js-plotly-plot')"
 
 
@@ -162,7 +165,71 @@ def test_every_view_fills_on_a_real_job_of_eight_gpus(browser, traces, tmp_path)
         for view in VIEWS:
             browser.get(f"{address}?view={view.name}&theme=dark")
             settle(browser)
+            wait(browser, SOMETHING)
             assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_every_view_fills_on_dumps_of_a_job_that_hangs_and_the_chain_is_drawn(browser, traces, tmp_path):
+    run = tmp_path / "run"
+    import_sources([traces / "flight_recorder" / "lock_gil_1st"], run)
+    with served(load(open_run(run))) as address:
+        for view in VIEWS:
+            browser.get(f"{address}?view={view.name}")
+            settle(browser)
+            assert complaints(browser) == []
+        browser.get(f"{address}?view=hang")
+        settle(browser)
+        assert "rank 9: its host code is stuck" in browser.find_element("id", "hang-verdict").text
+        wait(browser, "return document.querySelectorAll('#chain-figure .annotation-arrow-g').length > 5")
+
+
+@pytest.mark.slow
+def test_what_explains_the_difference_of_two_runs_is_drawn(browser, repository):
+    slow, healthy = (open_run(repository / "sample_traces" / name) for name in ("slow_rank", "healthy"))
+    with served(load(slow, healthy)) as address:
+        browser.get(f"{address}?view=difference")
+        settle(browser)
+        wait(browser, "return document.querySelectorAll('#difference-figure .point').length > 3")
+        assert "median step outside deep windows" in browser.find_element("id", "difference-told").text
+        assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_the_page_follows_a_run_that_is_being_recorded_until_it_is_over(browser, repository):
+    first, last = (open_run(repository / "sample_traces" / name) for name in ("healthy", "slow_rank"))
+    go_on = threading.Event()
+
+    def later():
+        go_on.wait(60)
+        yield load(last)
+
+    shown = Shown(load(first), later())
+    threading.Thread(target=shown.follow, daemon=True).start()
+    with served(shown) as address:
+        browser.get(address)
+        settle(browser)
+        assert browser.find_element("id", "live").text == "recording"
+        assert not browser.find_elements("css selector", ".health.bad")
+        go_on.set()
+        wait(browser, "return document.querySelector('.health.bad')")
+        wait(browser, "return document.getElementById('live').textContent === 'recorded'")
+        assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_keys_reach_every_view(browser, sample):
+    browser.get(sample)
+    settle(browser)
+    body = browser.find_element("css selector", "body")
+    for key, view in zip("1234567890-", VIEWS, strict=True):
+        body.send_keys(key)
+        wait(browser, f"return document.querySelector('nav a.current').textContent.endsWith({view.title!r})")
+    body.send_keys("n")
+    wait(browser, f"return document.querySelector('nav a.current').textContent.endsWith({VIEWS[0].title!r})")
+    body.send_keys("p")
+    wait(browser, f"return document.querySelector('nav a.current').textContent.endsWith({VIEWS[-1].title!r})")
+    assert complaints(browser) == []
 
 
 def test_the_command_prints_an_address_and_ends_on_interrupt(repository, tmp_path):

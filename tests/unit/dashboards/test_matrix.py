@@ -78,6 +78,14 @@ def test_the_bandwidth_of_a_pair_is_bytes_over_time():
     assert pairs["transfer_us"].to_list() == pytest.approx([2000, 2000], rel=0.01)
 
 
+def test_where_nothing_can_be_expected_of_a_pair_its_time_is_shown(tmp_path):
+    graph_of(tmp_path, alike(2, 6, 2))
+    filled = VIEW.sections["matrix-pairs"](load(open_run(tmp_path)), parse_link("?view=matrix&metric=ratio"))
+    assert [each.children for each in filled[0].children] == ["time of a transfer", "bandwidth"]
+    assert np.isfinite(filled[1].children.figure.data[0].z[0][1])
+    assert "here not" in str(filled[3])
+
+
 def test_hosts_are_compared_like_ranks(linked):
     filled = VIEW.sections["matrix-hosts"](linked, Link(view="matrix"))
     figure = filled[0].children.figure
