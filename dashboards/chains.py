@@ -19,10 +19,11 @@ from dpro.dashboards.theme import colour, styled
 from dpro.detect.hang.find import Case
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to
-from dpro.detect.hang.words import attendance, numbers_in_words, ranks_in_words
+from dpro.detect.hang.words import attendance, ranks_in_words
 
 MOST_BOXES = 60
 _TOLD = 3  # operations of a box that are told one by one
+_LABEL, _FACT = 24, 300  # characters of ranks in a label, and in facts
 _COLUMN_CHARACTERS = 150  # of a label, in all columns together
 _ROW = 62  # pixels
 
@@ -146,8 +147,10 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
     gone = [rank for rank in numbers if rank in case.deaths]
     said = ["at fault" if blamed else "waiting, at fault in nothing"]
     said += [f"{ranks_in_words(gone)}: the process is gone"] if gone else []
-    label = f"rank{'s' if len(numbers) > 1 else ''} {numbers_in_words(numbers)}"
-    return Box(kind, numbers, blamed, x, y, label, (ranks_in_words(numbers), *said))
+    named = ranks_in_words(numbers)
+    label = named if len(named) <= _LABEL else f"{len(numbers)} ranks"
+    told = named if len(named) <= _FACT else f"{named[: _FACT - 1]}…"
+    return Box(kind, numbers, blamed, x, y, label, (told, *said))
 
 
 def _short_name(operation: Operation) -> str:

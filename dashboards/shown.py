@@ -6,9 +6,13 @@ Whoever asks in the middle of a change gets one state or the other, never a mixt
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from dpro.dashboards.loaded import Loaded
+from dpro.errors import DproError
+
+log = logging.getLogger(__name__)
 
 
 class Shown:
@@ -31,8 +35,12 @@ class Shown:
         self._later = iter(()) if later is None else later
 
     def follow(self) -> None:
-        """Wait for later states and show each, until the last is there."""
-        for state in self._later:
-            self.loaded = state
-            self.version += 1
-        self.lives = False
+        """Wait for later states and show each, until the last is there, or what remains cannot be read."""
+        try:
+            for state in self._later:
+                self.loaded = state
+                self.version += 1
+        except DproError as error:
+            log.error("dpro dashboard: the latest copy stays: %s", error)
+        finally:
+            self.lives = False

@@ -71,6 +71,14 @@ def test_of_a_large_job_the_nearest_boxes_are_shown_and_the_rest_counted():
     assert all(end < MOST_BOXES for _, end in chains.arrows)
 
 
+def test_many_ranks_that_wait_for_one_are_a_number_in_one_box():
+    job = Job(200)
+    job.call([rank for rank in range(200) if rank % 3 == 1], (*range(1, 200, 3), 0), OPEN)
+    many = next(box for box in chain_info(job.case(), (0,)).boxes if len(box.members) > 1)
+    assert many.label == "67 ranks"
+    assert len(many.facts[0]) <= 300
+
+
 def test_nobody_waits_in_a_job_that_moves():
     job = Job(2)
     job.call((0, 1), (0, 1))

@@ -14,6 +14,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, Passing
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.verdict import VIEW
+from dpro.errors import InputError
 from tests.builders import cpu_job
 
 HOST = {"Host": "localhost"}
@@ -74,6 +75,19 @@ def test_a_later_state_is_shown_once_it_is_there_and_the_last_one_ends_it(run):
     assert shown.loaded is last
     assert refreshed(app, 1) == (2, "recorded", True)
     assert refreshed(app, 2) == (None, "recorded", True)
+
+
+def test_a_run_that_cannot_be_opened_at_last_leaves_its_latest_copy(run, caplog):
+    first, copy = Loaded(run), Loaded(run)
+
+    def later():
+        yield copy
+        raise InputError("run: its tables cannot be written")
+
+    shown = Shown(first, later())
+    shown.follow()
+    assert (shown.loaded, shown.version, shown.lives) == (copy, 1, False)
+    assert "its tables cannot be written" in caplog.text
 
 
 def test_sections_and_tables_are_of_the_latest_state(run, tmp_path_factory):
