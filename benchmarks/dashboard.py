@@ -26,10 +26,12 @@ import polars as pl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dpro.analysis.report import make_report
 from dpro.cli.dashboard import load
 from dpro.dashboards import workbench
 from dpro.dashboards.app import VIEWS, make_app
 from dpro.dashboards.links import Link
+from dpro.dashboards.report import html_of
 from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.browser import served, settle, start_browser, wait
@@ -194,6 +196,14 @@ def memory(run: Path, rounds: int) -> list[tuple[float, float]]:
     return found
 
 
+def report(run: Path) -> tuple[float, float]:
+    """Size of the report as one page, in MB, and the CPU time that it takes, s."""
+    begin = time.process_time()
+    loaded = load(open_run(run))
+    page = html_of(loaded, make_report(loaded))
+    return len(page.encode()) / 1e6, time.process_time() - begin
+
+
 def main() -> None:
     """Make a run, measure, print."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -208,6 +218,8 @@ def main() -> None:
         cpu, sizes = answers(run, given.zooms)
         told = f"median {np.median(cpu):.0f}, p95 {np.percentile(cpu, 95):.0f}"
         print(f"zoom, CPU of the server, ms: {told}; largest answer {sizes.max() / 1e6:.2f} MB")
+        megabytes, seconds = report(run)
+        print(f"report as one page: {megabytes:.1f} MB, {seconds:.1f} s of CPU with all that it tells")
         first, zoomed = pages(run, given.zooms)
         print(f"first page, ms: {', '.join(f'{ms:.0f}' for ms in first)}")
         print(f"zoom in the browser, ms: median {np.median(zoomed):.0f}, p95 {np.percentile(zoomed, 95):.0f}")
