@@ -166,14 +166,23 @@ def fit_line(num_bytes: Floats, time_ns: Floats) -> Line:
 
 def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
     """Intercept and slope."""
-    design = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
+    one, other = 1 / y, x / y  # the line through them should be 1 everywhere
     weight: Floats = np.ones_like(x)
-    best: Floats = np.zeros(2)
-    design /= (unit := np.linalg.norm(design, axis=0))
+    intercept = slope = 0.0
     for _ in range(ROUNDS):
-        best = np.linalg.lstsq(design * weight[:, None], weight, rcond=None)[0].astype(np.float64)
-        weight = 1 / np.sqrt(np.maximum(np.abs(design @ best - 1), LEAST_RESIDUAL))
-    return float(best[0] / unit[0]), float(best[1] / unit[1])
+        intercept, slope = _least_squares(one * weight, other * weight, weight)
+        distance = np.abs(intercept * one + slope * other - 1)
+        weight = 1 / np.sqrt(np.maximum(distance, LEAST_RESIDUAL))
+    return intercept, slope
+
+
+def _least_squares(one: Floats, other: Floats, target: Floats) -> tuple[float, float]:
+    """The factors of two columns whose sum comes nearest to a third, by Gram and Schmidt."""
+    length = float(one @ one)
+    shared = float(one @ other) / length
+    rest = other - shared * one
+    factor = float(rest @ target) / float(rest @ rest)
+    return float(one @ target) / length - shared * factor, factor
 
 
 def _through_origin(x: Floats, y: Floats) -> float:

@@ -103,10 +103,12 @@ def _by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats
         raise Unanswerable(f"the run's GPU does not multiply in {dtype}")
     found: list[tuple[int, float, str]] = []
     by = ["rank", "span_id", "name", "shapes", "backward"]
-    for (_, _, name, shapes, backward), parts in operators.group_by(by, maintain_order=True):
-        asked, at = matmul_of(str(name), str(shapes)), parts["node"].to_numpy()
+    kernels_of = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
+    asks = {told: matmul_of(*told) for told in kernels_of.select("name", "shapes").unique().iter_rows()}
+    for name, shapes, backward, at in kernels_of.select("name", "shapes", "backward", "node").iter_rows():
+        asked = asks[name, shapes]
         if asked is not None:
-            found += _cast(graph, at, asked, gpu, dtype, bool(backward))
+            found += _cast(graph, np.array(at, np.int64), asked, gpu, dtype, backward)
     if not found:
         raise Unanswerable(f"no matmul in the run has more bits than {dtype}, by the names of its kernels")
     nodes, new, limits = zip(*found)

@@ -50,16 +50,25 @@ class Width(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the transfers, and let each begin later by what the slowest of so many is later."""
-        return self._changed(graph, 1.0)
+        (changed,) = self._with_noise(graph, 1.0)
+        return changed
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """With no more noise than now, and with twice what is expected."""
-        return self._changed(graph, 0.0), self._changed(graph, 2.0)
+        return self._with_noise(graph, 0.0, 2.0)
 
-    def _changed(self, graph: Graph, noise: float) -> Graph:
+    def _with_noise(self, graph: Graph, *times: float) -> tuple[Graph, ...]:
+        """The wider job with multiples of the noise that is expected."""
         ranks = _one_group(graph)
         if ranks == self.dp:
-            return graph
+            return (graph,) * len(times)
+        scaled = graph.with_durations(self._transfers(graph, ranks))
+        later = (largest_of(self.dp) - largest_of(ranks)) * _noise_before(graph)
+        lag = graph.edges.lag
+        return tuple(scaled.with_lags(lag + np.rint(each * later).astype(np.int64)) for each in times)
+
+    def _transfers(self, graph: Graph, ranks: int) -> NDArray[np.int64]:
+        """[N] ns, with transfers that take what they do among so many ranks."""
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
         algorithm = self.now or RING
         for sort, messages in sorts(graph).items():
@@ -71,9 +80,7 @@ class Width(Edit):
             after = time_ns(cost(sort[0], algorithm, self.dp), link, num_bytes)
             ratio = after / np.maximum(time_ns(spent, link, num_bytes), 1e-9)
             duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
-        later = largest_of(self.dp) - largest_of(ranks)
-        lag = graph.edges.lag + np.rint(noise * later * _noise_before(graph)).astype(np.int64)
-        return graph.with_durations(duration).with_lags(lag)
+        return duration
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What latency is not known of."""

@@ -1,0 +1,51 @@
+"""What predicting one edit costs on a run whose graph is at hand, CPU time.
+
+python benchmarks/edits.py RUN [--rounds 5] [--edit EDIT …]
+
+Without --edit, the example of each edit there is; those that the run cannot answer are timed until they are
+refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+from dpro.cli.runs import open_quietly
+from dpro.errors import Unanswerable
+from dpro.replay.accuracy import assess
+from dpro.replay.build import build_graph
+from dpro.replay.timeline import replay
+from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.replay.whatif.registry import EDITS
+
+
+def main() -> None:
+    """Build the graph once, predict each edit some times, and print medians."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--edit", nargs="+", default=[edit.example for edit in EDITS.values()])
+    options = parser.parse_args()
+    run = open_quietly(options.run)
+    built = build_graph(run)
+    graph, trust = built.predictive, assess(built, replay(built.graph), run.manifest)
+    baseline = baseline_steps(graph)
+    print(f"{graph.num_nodes} nodes, {graph.edges.source.size} edges")
+    for text in options.edit:
+        edit, spent, said = parse_edit(text), list[float](), ""
+        for _ in range(options.rounds):
+            begun = time.process_time()
+            try:
+                predict(graph, baseline, [edit], trust)
+            except Unanswerable as error:
+                said = f"refused: {error}"
+            spent.append(1e3 * (time.process_time() - begun))
+        print(f"{statistics.median(spent):8.0f} ms  {text}  {said[:80]}")
+
+
+if __name__ == "__main__":
+    main()
