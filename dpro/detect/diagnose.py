@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dpro.detect.bandwidth import find_slower_transfers
 from dpro.detect.findings import Finding
 from dpro.detect.hidden import find_hidden_work
 from dpro.detect.input import find_slow_input
@@ -21,7 +22,13 @@ def diagnose_graph(graph: Graph) -> list[Finding]:
     explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)
     named = {rank for finding in stragglers for rank in finding.ranks}
     hidden = find_hidden_work(graph, named)
-    findings = [*stragglers, *hidden, *find_slow_input(graph, explained), *find_slow_network(graph)]
+    network = find_slow_network(graph)
+    slower = [
+        finding
+        for finding in find_slower_transfers(graph)
+        if not any(set(finding.ranks) <= set(other.ranks) for other in network)
+    ]
+    findings = [*stragglers, *hidden, *find_slow_input(graph, explained), *network, *slower]
     return sorted(findings, key=lambda finding: -finding.cost_ns)
 
 

@@ -266,9 +266,9 @@ def _describe(
         return None
     cost = max(float(saved.mean()), 0.0)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
-    kind, name, who = suspects[0].kind, suspects[0].id, _words(suspects[0])
+    kind, name, who = suspects[0].kind, suspects[0].id, words_of(suspects[0])
     if len(suspects) > 1:
-        kind, name = "one of", ", ".join(_words(suspect) for suspect in suspects)
+        kind, name = "one of", ", ".join(words_of(suspect) for suspect in suspects)
         who = f"one of these ({name})"
     evidence = [*_slowest(slow), f"all of them have {who} in common, and no other group of their kind has"]
     if len(suspects) > 1:
@@ -309,7 +309,8 @@ def _describe_block(graph: Graph, block: Block, transfers: pl.DataFrame) -> Find
     )
 
 
-def _words(suspect: Suspect) -> str:
+def words_of(suspect: Suspect) -> str:
+    """What it is called in a sentence."""
     words = {
         "nic": f"{suspect.id}'s way out of its host",
         "sender": f"{suspect.id} as a sender",
@@ -338,9 +339,24 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
 def _healed(graph: Graph, slow: pl.DataFrame, transfers: pl.DataFrame) -> tuple[Floats, Floats]:
     """[T] ns that each step would save with the slow groups' transfers as fast as others'; [T] the steps."""
     keys = [*LIKE, "members"]
-    factor = transfers.join(slow.select(*keys, "excess"), on=keys).select(
-        "instance", times=(-pl.col("excess")).exp()
+    return replayed_with(
+        graph,
+        transfers.join(slow.select(*keys, "excess"), on=keys).select(
+            "instance", times=(-pl.col("excess")).exp()
+        ),
     )
+
+
+def replayed_with(graph: Graph, factor: pl.DataFrame) -> tuple[Floats, Floats]:
+    """Replay with other transfers.
+
+    Args:
+        graph: the graph.
+        factor: `instance` of collectives, and how many `times` as long their transfers take.
+
+    Returns:
+        [T] ns that each step would save; [T] ns, the steps.
+    """
     scale = np.ones(int(graph.nodes.collective.max()) + 2)
     scale[factor["instance"].to_numpy()] = factor["times"].to_numpy()
     nodes = graph.nodes
