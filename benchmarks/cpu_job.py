@@ -137,6 +137,7 @@ class Samples(Dataset[Tensor]):
 def layers_of(options: argparse.Namespace, rank: int) -> nn.Sequential:
     """The model; the first layer of every rank has a place where one of them is late."""
     layers = [Layer(options, i) for i in range(options.layers)]
+    layers[0].times += options.slow_products if rank == options.slow_rank else 0
     layers[0].late_s = (options.slow_ms / 1e3 if rank == options.slow_rank else 0.0, 0.0)
     return nn.Sequential(*layers)
 
@@ -268,6 +269,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--products", type=int, default=0, help="matrix products per layer and direction")
     parser.add_argument("--slow-rank", type=int, default=-1, help="sleeps in its first layer, forward")
     parser.add_argument("--slow-ms", type=float, default=0.0)
+    parser.add_argument(
+        "--slow-products", type=int, default=0, help="matrix products that the slow rank has more"
+    )
     parser.add_argument("--input-ms", type=float, default=0.0, help="to read a batch")
     parser.add_argument("--update-ms", type=float, default=0.0, help="the optimizer sleeps")
     parser.add_argument("--uneven-ms", type=float, default=10.0, help="unit of uneven work")

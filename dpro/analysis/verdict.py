@@ -62,18 +62,36 @@ def not_read(manifest: Manifest) -> list[str]:
 
 
 def find(analysis: Analysis) -> list[Finding]:
-    """Run all detectors; none on a run whose replay does not fit, since costs would mean nothing."""
+    """Run all detectors; those that replay only where the replay fits, since costs would mean nothing else.
+
+    Deep windows have few steps; the steps between them tell of what is too small, or too recent, for those.
+    """
     from dpro.detect.diagnose import diagnose_graph, diagnose_operations
 
     if analysis.slowdown is not None:
         return diagnose_operations(analysis.built.graph, analysis.slowdown)
     slow = diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
-    return [*slow, *_regression(analysis.run)]
+    return [*slow, *_between_windows(analysis.run, slow), *_regression(analysis.run)]
+
+
+def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
+    """What the steps that are always recorded show, and windows did not."""
+    from dpro.detect.late_ranks import WINDOWS
+    from dpro.detect.one_clock import on_one_clock
+    from dpro.detect.straggler import INPUT_PIPELINE
+
+    always = run.table(STEPS, ["step", "window"]).filter(pl.col("window") < 0)
+    if always["step"].n_unique() < min(WINDOWS):
+        return []
+    aligned, _ = on_one_clock(_always_of(run))
+    ranks = {rank for each in found if each.component_kind != "job" for rank in each.ranks}
+    known = any(INPUT_PIPELINE in (each.component_id, each.cause) for each in found)
+    late = [each for each in _late(aligned) if not ranks & {*each.ranks}]
+    return [*late, *([] if known else _waiting(run, aligned))]
 
 
 def without_windows(run: Run) -> Verdict | None:
     """What the steps and calls of a run show, and what they leave open; None where windows show more."""
-    from dpro.detect.late_ranks import find_late_ranks
     from dpro.detect.one_clock import on_one_clock
     from dpro.detect.straggler import FEWEST_STEPS
 
@@ -84,11 +102,23 @@ def without_windows(run: Run) -> Verdict | None:
     if rows[SPANS.name] and windows["step"].n_unique() >= FEWEST_STEPS:
         return None
     aligned, apart = on_one_clock(_always_of(run))
-    findings = find_late_ranks(aligned.collectives, aligned.steps, aligned.counters, aligned.workers)
-    findings += _regression(run)
+    findings = [*_late(aligned), *_waiting(run, aligned), *_regression(run)]
     reason = why_no_window(run)
     no_window = [f"what operators and kernels take: {reason}"] if reason else []
     return findings, [*bad_ends(run), *_not_shown(aligned, apart), *no_window]
+
+
+def _late(rows: Always) -> list[Finding]:
+    from dpro.detect.late_ranks import find_late_ranks
+
+    return find_late_ranks(rows.collectives, rows.steps, rows.counters, rows.workers)
+
+
+def _waiting(run: Run, rows: Always) -> list[Finding]:
+    from dpro.detect.late_ranks import on_gpus
+    from dpro.detect.waiting import find_waiting_for_data
+
+    return find_waiting_for_data(run.table(STEPS), run.table(COUNTERS), on_gpus=on_gpus(rows.workers))
 
 
 def _regression(run: Run) -> list[Finding]:

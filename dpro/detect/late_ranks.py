@@ -14,16 +14,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.detect.causes import EXPLAINED, HOST_CAUSES, counted_more, host_cause
 from dpro.detect.findings import Finding
 from dpro.detect.lateness import MESSAGES, calls_of, own_time, teams
 from dpro.units import format_duration
 
 Floats = NDArray[np.float64]
 
-WINDOWS = (10, 40)  # steps that are judged, the latest of: a large effect shows in few
+WINDOWS = (10, 20, 40)  # steps that are judged, the latest of: a large effect shows in few
 HISTORY = 240  # steps that tell how much is noise
-LEAST_RATIO = 0.05  # of the peers' own time: less is everywhere
-LEAST_SHARE = 0.03  # of the step
+LEAST_RATIO = 0.035  # of the peers' own time: less is everywhere
+LEAST_SHARE = 0.02  # of the step
+BROKEN = 1.5  # times the peers' own time: from here on worth a finding even if the step hardly waits for it
+AS_LARGE = 0.9  # of the largest effect: of windows that show as much, the one with the most steps tells
 PERSISTENT = 0.8  # of the steps a rank must be slower in
 # Standard errors that the median must reach, beside all else. Every look is one more chance to be wrong, and
 # a job of a week is looked at 100,000 times.
@@ -33,13 +36,6 @@ SCARCE = (
     8.0  # with few steps the noise is hardly known: its estimate is raised by this many over their number
 )
 MAD_TO_SIGMA = 1.4826
-EXPLAINED = 0.4  # share of the excess that a counter must show to be its cause
-
-_HOST_CAUSES = {
-    "step_data_wait_ns": ("the input pipeline", "waits for its data"),
-    "step_run_queue_ns": ("CPU contention", "is ready to run and has no core"),
-    "step_gc_ns": ("garbage collection", "collects garbage"),
-}
 _CPU = "step_training_thread_cpu_ns"
 MESSAGES_UNSEEN = (
     "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
@@ -115,20 +111,25 @@ def judge(
         doubtful: whether ranks may also have waited for what calls do not show.
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
-    found: list[tuple[int, Finding]] = []
+    found: list[tuple[int, Excess, Finding]] = []
     for number, ranks in enumerate(teams(calls, own, stages)):
         team = team_of(own, ranks)
-        found += [(number, _finding(team, excess, counters, workers)) for excess in late_columns(team)]
-    findings = [finding for _, finding in found if finding.severity >= LEAST_SHARE]
-    doubtful = doubtful or len({number for number, _ in found}) > 1
+        late = late_columns(team)
+        found += [(number, excess, _finding(team, excess, counters, workers)) for excess in late]
+    findings = [finding for _, excess, finding in found if _matters(excess, finding)]
+    doubtful = doubtful or len({number for number, *_ in found}) > 1
     told = [_doubted(finding) if doubtful else finding for finding in findings]
     return sorted(told, key=lambda finding: -finding.cost_ns)
+
+
+def _matters(excess: Excess, finding: Finding) -> bool:
+    return finding.severity >= LEAST_SHARE or excess.median >= np.log(BROKEN)
 
 
 def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     """What the times of calls leave open in this run, one line each."""
     reasons = [MESSAGES_UNSEEN] if messages_unseen(collectives, workers) else []
-    return reasons + ([HOSTS_ONLY] if _on_gpus(workers) else [])
+    return reasons + ([HOSTS_ONLY] if on_gpus(workers) else [])
 
 
 def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
@@ -154,7 +155,8 @@ def late_columns(team: Team) -> list[Excess]:
         judged = (_judge(excess[:, column], column, size) for size in WINDOWS if size <= len(excess))
         clear = [each for each in judged if each is not None]
         if clear:
-            found.append(clear[-1])
+            enough = AS_LARGE * max(each.median for each in clear)
+            found.append([each for each in clear if each.median >= enough][-1])
     return found
 
 
@@ -244,17 +246,10 @@ def _cause(
 ) -> tuple[str, str, str, float]:
     """Class, cause within the rank, evidence of it, and by how much less sure that makes."""
     more = _counted(team, excess, counters)
-    told = {name: value for name, value in more.items() if name in _HOST_CAUSES}
-    largest = max(told, key=lambda name: told[name], default="")
-    if largest and told[largest] >= EXPLAINED * longer:
-        cause, does = _HOST_CAUSES[largest]
-        return (
-            "slow.host",
-            cause,
-            f"it {does} {format_duration(told[largest])} longer per step than they",
-            1.0,
-        )
-    if _on_gpus(workers):
+    told = host_cause(more, longer)
+    if told is not None:
+        return "slow.host", told.cause, told.evidence, 1.0
+    if on_gpus(workers):
         how = (
             "not known: whether its host or its GPU; no counter of its host explains it, and calls "
             "are the host's"
@@ -284,16 +279,8 @@ def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, fl
             "step": np.repeat(team.steps[latest], size),
         }
     )
-    rows = counters.filter(pl.col("counter").is_in([*_HOST_CAUSES, _CPU])).join(
-        places, on=["rank", "time_ns"]
-    )
-    per_rank = rows.group_by("counter", "rank").agg(pl.col("value").median())
-    mine = pl.col("rank") == team.ranks[excess.column]
-    both = per_rank.group_by("counter").agg(
-        own=pl.col("value").filter(mine).first(), theirs=pl.col("value").filter(~mine).median()
-    )
-    more = both.drop_nulls("own").select("counter", pl.col("own") - pl.col("theirs").fill_null(0.0))
-    return dict(more.iter_rows())
+    rows = counters.filter(pl.col("counter").is_in([*HOST_CAUSES, _CPU])).join(places, on=["rank", "time_ns"])
+    return counted_more(rows, team.ranks[excess.column])
 
 
 def _doubted(finding: Finding) -> Finding:
@@ -307,5 +294,6 @@ def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
     return bool(collectives["op"].is_in(MESSAGES).any()) or bool((workers["pp"] >= 0).any())
 
 
-def _on_gpus(workers: pl.DataFrame) -> bool:
+def on_gpus(workers: pl.DataFrame) -> bool:
+    """Whether the job computes on GPUs."""
     return bool((workers["gpu_uuid"] != "").any() or (workers["gpu_name"] != "").any())

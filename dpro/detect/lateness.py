@@ -41,15 +41,17 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
         & (pl.col("group") != "")
         & (pl.col("group_ranks").list.len() != 1)
     )
+    known = known.with_columns(members=pl.col("group_ranks").hash())  # the lists of large jobs are long
     ranks = pl.col("group_ranks").list.sort().cast(pl.List(pl.String)).list.join(",")
     size = pl.col("group_ranks").list.len().cast(pl.Int64)
-    rows = known.select(
-        "rank",
-        "sequence",
-        "op",
+    groups = known.unique(["group", "members"]).select(
+        "group",
+        "members",
         key=pl.col("group") + "|" + ranks,
         size=pl.when(size > 0).then(size).otherwise(-1),
-        time_ns="enqueued_ns",
+    )
+    rows = known.select("rank", "sequence", "op", "group", "members", time_ns="enqueued_ns").join(
+        groups, on=["group", "members"]
     )
     first = rows.group_by("rank", "key", "sequence").agg(
         pl.col("op").first(), pl.col("size").first(), pl.col("time_ns").min()
@@ -135,9 +137,14 @@ def _members(calls: pl.DataFrame) -> Iterable[list[int]]:
 
 
 def _released(calls: pl.DataFrame) -> pl.DataFrame:
-    """Add when the last member came; null where not all members' calls are there."""
+    """Add when the last member came; null where not all members' calls are there.
+
+    Of a group in which all are that were recorded at all, these count: whom else they waited for is not
+    known, but they did so together, and are compared with each other alone.
+    """
     callers = calls.group_by("key").agg(callers=pl.col("rank").n_unique())
-    size = pl.when(pl.col("size") > 0).then("size").otherwise("callers")
+    all_there = pl.col("callers") == calls["rank"].n_unique()
+    size = pl.when((pl.col("size") > 0) & ~all_there).then("size").otherwise("callers")
     return (
         calls.join(callers, on="key")
         .with_columns(size=size.cast(pl.Int64))

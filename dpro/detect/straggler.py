@@ -14,12 +14,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.detect.causes import HOST_CAUSES, HostCause, counted_more, host_cause
 from dpro.detect.findings import Finding
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay, replay_durations, step_ends
 from dpro.replay.whatif.heal import healed_durations, peers_of, section_work
 from dpro.replay.whatif.input import DATA_LOADING
 from dpro.replay.whatif.select import Selection
+from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
 
 Ints = NDArray[np.int64]
@@ -160,10 +162,13 @@ def _describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Fi
     causes = excess_by_cause(graph, ranks[0], peers_of(work, ranks[0]), since)
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
     largest = causes.row(0, named=True)
+    counted = _counted_cause(graph, work, ranks[0], since, total)
+    class_, cause = ("slow.host", counted.cause) if counted else (largest["class"], largest["cause"])
     who = _names(ranks)
     evidence = [
         f"{who} works {format_duration(total)} longer per step than its peers on the same work, "
         f"{format_duration(largest['excess_ns'])} of it in {largest['cause']}: {largest['example']}",
+        *([counted.evidence] if counted else []),
         *(_lateness(graph, rank) for rank in ranks),
         f"replayed with {who} as fast as its peers, the step takes "
         f"{format_duration(step - cost)} instead of {format_duration(step)}",
@@ -177,9 +182,23 @@ def _describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Fi
         evidence.append("other ranks are nearly as late: healing this one alone saves less than it lost")
     kind, name = ("rank", str(ranks[0])) if len(ranks) == 1 else ("ranks", ", ".join(map(str, ranks)))
     return Finding(
-        largest["class"], kind, name, tuple(ranks), round(cost / step, 4), confidence(saved, gains.base),
-        cost, tuple(evidence), largest["cause"],
+        class_, kind, name, tuple(ranks), round(cost / step, 4), confidence(saved, gains.base),
+        cost, tuple(evidence), cause,
     )  # fmt: skip
+
+
+def _counted_cause(
+    graph: Graph, work: pl.DataFrame, rank: int, since: int, longer_ns: float
+) -> HostCause | None:
+    """What the counters of the steps in deep windows say of why the rank takes longer."""
+    if graph.run is None:
+        return None
+    steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
+    compared = pl.col("rank").is_in([rank, *peers_of(work, rank)])
+    inside = steps.filter(compared & (pl.col("window") >= 0) & (pl.col("step") >= since))
+    places = inside.select("rank", time_ns="start_ns")
+    rows = counters.filter(pl.col("counter").is_in(list(HOST_CAUSES))).join(places, on=["rank", "time_ns"])
+    return host_cause(counted_more(rows, rank), longer_ns)
 
 
 def _names(ranks: list[int]) -> str:

@@ -226,3 +226,29 @@ def test_runs_without_calls_or_steps_tell_nothing():
     collectives, steps, counters, workers = tables(data_parallel(2, 12))
     assert find_late_ranks(collectives.clear(), steps, counters, workers) == []
     assert find_late_ranks(collectives, steps.clear(), counters, workers) == []
+
+
+def without(job: Job, rank: int) -> list[str]:
+    """Who is named where nothing of a rank was recorded."""
+    rows = [table.filter(pl.col("rank") != rank) for table in tables(job)]
+    return [finding.component_id for finding in find_late_ranks(*rows)]
+
+
+def test_slow_rank_is_named_where_another_was_not_recorded_at_all():
+    assert without(slower(noisy(data_parallel(4, 14), 3, 0.01), 2, 1.3), rank=0) == ["2"]
+
+
+@pytest.mark.parametrize("job", [data_parallel(4, 14), tensor_and_data_parallel(14)])
+def test_nobody_is_blamed_for_a_slow_rank_that_was_not_recorded(job):
+    for rank in range(4):
+        assert without(slower(noisy(job, 3, 0.01), rank, 1.5), rank) == []
+
+
+def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
+    job = noisy(data_parallel(5, 40, buckets=1), 1, 0.01)
+    for step, busy in enumerate(np.random.default_rng(4).choice([0, 2, 3, 4], 40)):
+        job.factors[busy, step] *= 2.5  # in each step somebody else has much to do
+    (finding,) = find_late_ranks(*tables(slower(job, 1, 1.8)))
+    assert finding.component_id == "1"
+    assert finding.severity < LEAST_SHARE
+    assert "nearly as late" in finding.evidence[-1]

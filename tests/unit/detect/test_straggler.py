@@ -6,11 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dpro.detect.diagnose import diagnose_graph
 from dpro.detect.findings import Finding
-from tests.unit.detect.jobs import MS, Work, alike, graph_of, mean_step_ns, noisy, slower
+from dpro.replay.build import build_graph
+from dpro.schema import COUNTERS, STEPS
+from dpro.store import open_run, write_part
+from tests.unit.detect.jobs import MS, Work, alike, graph_of, mean_step_ns, noisy, slower, write_job
 
 EVERYONE = pytest.mark.parametrize("num_ranks", [2, 4, 8])
 PARTS = pytest.mark.parametrize(
@@ -217,3 +221,15 @@ def test_rank_that_was_slow_for_a_while_and_no_longer_is_blamed_for_nothing(tmp_
     work = noisy(alike(4, num_steps=12), 4, 0.02)
     work.compute[2, :6] *= 1.5
     assert diagnosed(tmp_path, work) == []
+
+
+def test_rank_whose_operators_wait_for_a_core_is_slow_by_its_host(tmp_path):
+    run = write_job(tmp_path / "run", slower(noisy(alike(3), 1, 0.01), "compute", 1, times=1.5))
+    steps = open_run(run).table(STEPS)
+    queued = steps.select("rank", time_ns="start_ns", counter=pl.lit("step_run_queue_ns")).with_columns(
+        value=pl.when(pl.col("rank") == 1).then(18.0 * MS).otherwise(1.0 * MS)
+    )
+    write_part(run, COUNTERS, "rows", queued)
+    (finding,) = diagnose_graph(build_graph(open_run(run)).graph)
+    assert (finding.class_, finding.cause, finding.ranks) == ("slow.host", "CPU contention", (1,))
+    assert "has no core" in finding.evidence[1]

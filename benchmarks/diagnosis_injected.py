@@ -1,0 +1,95 @@
+"""Real jobs on gloo in which a rank sleeps or computes longer, recorded and judged by the commands.
+
+The job is `cpu_job.py`: its layers sleep, so that more ranks than cores take the time they should. How much
+longer a step of the slow rank takes is what the job's options say; matrix products are as long as the
+machine makes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS, LAYERS, LAYER_MS = 44, 4, 10
+STEP_MS = 2 * LAYERS * LAYER_MS
+PRODUCT_MS = 0.2
+JOBS = (("ddp", 2), ("ddp", 4), ("fsdp", 2))
+SLOW = (("", 1.0), ("sleep", 1.2), ("sleep", 1.5), ("sleep", 2.0), ("compute", 1.5), ("compute", 2.0))
+
+
+def injected(repeats: int) -> Iterator[dict[str, Any]]:
+    """Record and judge each kind of job, healthy and with each fault."""
+    for repeat in range(repeats):
+        for kind, num_ranks in JOBS:
+            for how, times in SLOW:
+                victim = (repeat + 1) % num_ranks if how else -1
+                found = _judged(kind, num_ranks, how, times, victim)
+                yield {"kind": kind, "ranks": num_ranks, "how": how, "times": times, "victim": victim} | found
+
+
+def _judged(kind: str, num_ranks: int, how: str, times: float, victim: int) -> dict[str, Any]:
+    extra = (times - 1) * STEP_MS
+    fault = ["--slow-ms", extra] if how == "sleep" else ["--slow-products", round(extra / PRODUCT_MS / 2)]
+    job = [
+        ROOT / "benchmarks" / "cpu_job.py",
+        kind,
+        "--steps",
+        STEPS,
+        "--layers",
+        LAYERS,
+        "--layer-ms",
+        LAYER_MS,
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        num_ranks,
+        *job,
+    ]
+    command += ["--slow-rank", victim, *fault] if how else []
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        done = _dpro("record", "-o", run, "--every", 8, "--", *command)
+        if done.returncode:
+            return {"error": done.stderr[-300:], "findings": []}
+        asked = _dpro("diagnose", run, "--json")
+        document = json.loads(asked.stdout) if asked.returncode == 0 else {"findings": []}
+        return {"error": asked.stderr[-300:] if asked.returncode else "", "findings": document["findings"]}
+
+
+def _dpro(*arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dpro", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+
+
+def injected_table(rows: list[dict[str, Any]], wilson: Any, table: Any) -> str:
+    """Named right, another named and silent, by fault."""
+    body = []
+    for key in dict.fromkeys((row["how"], row["times"]) for row in rows):
+        mine = [row for row in rows if (row["how"], row["times"]) == key]
+        named = [_ranks(row) for row in mine]
+        right = sum(ranks == {row["victim"]} for ranks, row in zip(named, mine))
+        other = sum(bool(ranks - {row["victim"]}) for ranks, row in zip(named, mine))
+        silent = sum(not ranks for ranks in named)
+        wanted = {"sleep": "slow.host", "compute": "slow.compute"}.get(key[0], "")
+        class_ = sum(any(each["class"] == wanted for each in row["findings"]) for row in mine)
+        what = f"{key[0]} x{key[1]}" if key[0] else "healthy"
+        body.append([what, len(mine), wilson(right, len(mine)) if key[0] else "-", class_ if key[0] else "-",
+                     other, silent])  # fmt: skip
+    return table(["injected", "jobs", "exactly the rank", "its class", "another rank", "silent"], body)
+
+
+def _ranks(row: dict[str, Any]) -> set[int]:
+    of_ranks = [each for each in row["findings"] if each["component"]["kind"] in ("rank", "ranks")]
+    return {rank for each in of_ranks for rank in each["ranks"]}
