@@ -33,7 +33,7 @@ from dpro.units import NS_PER_S, format_duration
 SHORTEST_NS = 4 * NS_PER_S  # what is unfinished for less may be under way; the recorder saves calls after 5 s
 LONGEST_LIST = 2  # operations told of each finding: what waits for one rank waits in many places
 
-_SURE, _LIKELY, _OPEN = 0.98, 0.9, 0.5
+_SURE, _LIKELY, _TOLD, _OPEN = 0.98, 0.9, 0.75, 0.5  # told: by NCCL's RAS, where dumps leave it open
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _died_at_work(death: Death, root: Root) -> bool:
 def _host_finding(root: Root, case: Case) -> Finding:
     rank = root.ranks[0]
     facts = [f"rank {rank} has nothing unfinished of its own{_last_call(rank, root, case)}"]
-    facts += [*_heartbeat(rank, case), *_stack(rank, case)]
+    facts += [*_heartbeat(rank, case), *_stack(rank, case), *case.records.ras.in_words(rank)]
     confidence = _LIKELY if _missing(case) else _SURE
     return _finding("hang.host", "rank", root, case, confidence, facts)
 
@@ -223,6 +223,11 @@ def _out_of_order(root: Root) -> tuple[int, ...]:
 
 
 def _unknown_finding(root: Root, case: Case) -> Finding:
+    ras = case.records.ras
+    if suspects := ras.suspects(root.ranks):
+        root = replace(root, ranks=tuple(suspects))
+    if len(root.ranks) == 1 and root.ranks[0] in ras.dead:
+        return _finding("dead.rank", "rank", root, case, _LIKELY, ras.in_words(root.ranks[0]))
     named = one_of(root.ranks)
     facts, confidence = [], _OPEN / len(root.ranks)
     frozen = [line for rank in root.ranks for line in _heartbeat(rank, case)]
@@ -238,7 +243,10 @@ def _unknown_finding(root: Root, case: Case) -> Finding:
     )
     if len(root.ranks) == 1 and frozen and _is_frozen(root.ranks[0], case):
         confidence = _LIKELY
-    return _finding("hang.host", "rank", root, case, confidence, [*facts, *frozen])
+    elif len(root.ranks) == 1 and suspects:
+        confidence = _TOLD
+    told = [line for rank in root.ranks for line in ras.in_words(rank)]
+    return _finding("hang.host", "rank", root, case, confidence, [*facts, *frozen, *told])
 
 
 def _has_dump(rank: int, case: Case) -> bool:

@@ -8,11 +8,12 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS
+from dpro.detect.hang.ras import SOURCE, Ras, read_ras
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PROCESS_GROUPS, STEPS, WORKERS
 from dpro.store import Run
 
 UNFINISHED = ("scheduled", "started")
@@ -35,6 +36,7 @@ class Records:
             that it had finished all it had begun), `last_step_ns`, `heartbeat_ns`, `ended_ns`,
             `exit_code`, `exit_signal`.
         world_size: number of ranks of the job.
+        ras: what NCCL's RAS said.
     """
 
     calls: pl.DataFrame
@@ -42,6 +44,7 @@ class Records:
     status: pl.DataFrame
     ranks: pl.DataFrame
     world_size: int
+    ras: Ras = field(default_factory=Ras)
 
 
 def read_records(run: Run) -> Records:
@@ -61,7 +64,9 @@ def read_records(run: Run) -> Records:
     else:
         none = pl.lit([], dtype=COLLECTIVES.dtypes[_RANKS_OF_GROUP])
         calls = calls.with_columns(none.alias(_RANKS_OF_GROUP))
-    return make_records(calls, groups, workers, steps, clock_samples, run.manifest.world_size)
+    records = make_records(calls, groups, workers, steps, clock_samples, run.manifest.world_size)
+    asked = SOURCE in run.manifest.sources.get(COUNTERS.name, "")  # telemetry is much to read
+    return replace(records, ras=read_ras(run.table(COUNTERS))) if asked else records
 
 
 def records_of(tables: Mapping[str, pl.DataFrame], world_size: int) -> Records:
@@ -74,7 +79,8 @@ def records_of(tables: Mapping[str, pl.DataFrame], world_size: int) -> Records:
     calls, groups, workers, steps, clock_samples = (
         tables[table.name] for table in (COLLECTIVES, PROCESS_GROUPS, WORKERS, STEPS, CLOCK_SAMPLES)
     )
-    return make_records(calls, groups, workers, steps, clock_samples, world_size)
+    records = make_records(calls, groups, workers, steps, clock_samples, world_size)
+    return replace(records, ras=read_ras(tables[COUNTERS.name]))
 
 
 def make_records(

@@ -1,8 +1,9 @@
 """What NCCL's RAS says of a job (`ncclras -f json`): which processes there are, and which are in trouble.
 
-In: one report on all communicators. Out: a row of `workers` per rank, and warnings: ranks that do not answer,
-that failed or were aborted, communicators whose ranks have called an operation a different number of times.
-It holds no times and no collectives.
+In: one report on all communicators. Out: a row of `workers` per rank; rows of `counters`: which ranks do not
+answer or are considered dead, and how often each has called what in which communicator; and warnings: ranks
+that do not answer, that failed or were aborted, communicators whose ranks differ in how often they called an
+operation. It holds no times but that of the file, and no collectives.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dpro.ingest.values import int32, int64, mapping, sequence, text
 SOURCE = "NCCL RAS"
 _MOST_NAMED = 8
 _IN_PROGRESS = 7  # ncclInProgress
+_SILENT, _DEAD = "does not answer", "is considered dead"
+_COUNTED = {_SILENT: "ras_unresponsive", _DEAD: "ras_considered_dead"}
 # NCCL 2.28 leaves out the comma after the last number of a missing rank.
 _NO_COMMA = re.compile(rb'([\d"el])(\s*\n\s*)("[^"\n]*"\s*:)')
 
@@ -82,8 +85,11 @@ def read_ras_report(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         members = {rank: next(iter(members.values()))}
     version = text(document.get("nccl_version"))
     states = _states(communicators)
+    counts = _counters(communicators, path.stat().st_mtime_ns)
     traces = [
-        _trace(number, member, whole.size, states.get(member.where, []), version)
+        _trace(
+            number, member, whole.size, states.get(member.where, []), counts.get(member.where, []), version
+        )
         for number, member in sorted(members.items())
     ]
     if not traces:
@@ -132,9 +138,9 @@ def _member(entry: Mapping[str, Any]) -> _Member:
 def _state(status: Mapping[str, Any]) -> str:
     """What is wrong with a rank, empty for nothing. A rank that RAS misses has a status of its own."""
     if status.get("considered_dead") is True:
-        return "is considered dead"
+        return _DEAD
     if status.get("unresponsive") is True:
-        return "does not answer"
+        return _SILENT
     if "unresponsive" in status:
         return "answers, but does not know the communicator"
     if status.get("abort_flag") is True:
@@ -161,7 +167,31 @@ def _states(communicators: Sequence[_Communicator]) -> dict[tuple[str, int, int]
     }
 
 
-def _trace(rank: int, member: _Member, world_size: int, states: list[str], version: str) -> RankTrace:
+_Where = tuple[str, int, int]
+
+
+def _counters(communicators: Sequence[_Communicator], time_ns: int) -> dict[_Where, list[dict[str, Any]]]:
+    """Rows of `counters` of each worker, all but its rank."""
+    rows: dict[_Where, list[dict[str, Any]]] = {}
+    for communicator in communicators:
+        for member in communicator.members:
+            told = {f"ras_calls {op}": float(count) for op, count in member.counts.items() if count >= 0}
+            told |= {_COUNTED[member.state]: 1.0} if member.state in _COUNTED else {}
+            of_all = {"host": member.host, "device": communicator.name, "time_ns": time_ns}
+            rows.setdefault(member.where, []).extend(
+                of_all | {"counter": name, "value": value} for name, value in told.items()
+            )
+    return rows
+
+
+def _trace(
+    rank: int,
+    member: _Member,
+    world_size: int,
+    states: list[str],
+    counts: list[dict[str, Any]],
+    version: str,
+) -> RankTrace:
     worker = {
         "rank": rank,
         "local_rank": member.gpu,
@@ -174,7 +204,10 @@ def _trace(rank: int, member: _Member, world_size: int, states: list[str], versi
     return RankTrace(
         rank=rank,
         world_size=world_size,
-        frames={"workers": pl.DataFrame([worker])},
+        frames={
+            "workers": pl.DataFrame([worker]),
+            **({"counters": pl.DataFrame([{"rank": rank, **row} for row in counts])} if counts else {}),
+        },
         host=member.host,
         versions={"nccl": version} if version else {},
         warnings=[f"RAS: rank {rank} ({where}) {state}" for state in states],
