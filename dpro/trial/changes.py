@@ -105,9 +105,18 @@ def _renamed(**names: str) -> Callable[[Values], Values]:
     return lambda values: {names.get(key, key): value for key, value in values.items()}
 
 
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise ValueError("must be a number above 0, at most 1")
+    return share
+
+
 def _compression(values: Values) -> Values:
     if len(values) > 1:
-        raise UsageError("compress: to and powersgd_rank exclude each other")
+        raise UsageError("compress: to, powersgd_rank and topk exclude each other")
+    if "topk" in values:
+        return {"share": values["topk"], "to": "topk"}
     return {"rank": values["powersgd_rank"], "to": "powersgd"} if "powersgd_rank" in values else values
 
 
@@ -135,7 +144,7 @@ CHANGES: dict[str, Row] = {
     ),
     "compress": Row(
         "gradients are compressed before they are reduced",
-        "reduction", {"to": _one_of("fp16", "bf16"), "powersgd_rank": _count(1)},
+        "reduction", {"to": _one_of("fp16", "bf16"), "powersgd_rank": _count(1), "topk": _share},
         "compress:to=bf16", _compression,
     ),
     "local-updates": Row(

@@ -111,7 +111,7 @@ class Compress(Edit):
         if self.to:
             return f"model.register_comm_hook(None, default_hooks.{self.to}_compress_hook)"
         if self.topk is not None:
-            return "a communication hook that gathers the largest gradients and keeps the others for later"
+            return "a hook that gathers the largest gradients and keeps the others, as `dpro try` makes it"
         state = f"PowerSGDState(None, matrix_approximation_rank={self.powersgd_rank})"
         return f"model.register_comm_hook({state}, powerSGD_hook); look after accuracy"
 

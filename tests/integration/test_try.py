@@ -255,7 +255,12 @@ def test_with_local_updates_ranks_differ_between_averages_and_agree_after_each(t
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "repeats"),
-    [("compress:to=fp16", 2), ("compress:to=bf16", 1), ("compress:powersgd_rank=2", 1)],
+    [
+        ("compress:to=fp16", 2),
+        ("compress:to=bf16", 1),
+        ("compress:powersgd_rank=2", 1),
+        ("compress:topk=0.25", 1),
+    ],
 )
 def test_ranks_stay_alike_under_compression(tmp_path, edit, repeats):
     job = DDP + CHECKED + "main(check=check)"

@@ -46,6 +46,8 @@ def test_where_an_edit_has_the_name_of_a_change_it_takes_the_same_text(example):
         ("bucket:mb=1,mb=2", "given twice"),
         ("compress:to=fb16", "fp16, bf16 (did you mean 'fp16'?)"),
         ("compress:to=fp16,powersgd_rank=2", "exclude each other"),
+        ("compress:topk=0", "above 0, at most 1"),
+        ("compress:topk=0.1,to=bf16", "exclude each other"),
         ("ddp:static_graph=yes", "true or false"),
         ("local-updates:every=1", "whole number from 2"),
         ("optimizer:impl=fuse", "did you mean 'fused'"),
@@ -67,6 +69,7 @@ def test_what_is_wrong_is_one_line_with_what_would_be_right(text, message):
     [
         ("bucket:mb=2.5", "bucket:mb"),
         ("compress:powersgd_rank=4", "compress:powersgd_rank"),
+        ("compress:topk=0.25", "compress:topk"),
         ("ddp:static_graph=true", "ddp:static_graph=true"),
         ("compile", "compile"),
         ("compile:mode=default", "compile"),
