@@ -23,9 +23,9 @@ from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, panel, section
 from dpro.dashboards.theme import colour, series, styled
 from dpro.detect.delays import both_ways, delay_matrix, host_matrix
-from dpro.detect.network import SLOW, host_of
+from dpro.detect.network import FEWEST_GROUPS, SLOW, host_of
 from dpro.replay.costs import ENOUGH, fit_line
-from dpro.units import NS_PER_MS, NS_PER_US
+from dpro.units import NS_PER_MS
 
 NAME = "matrix"
 MOST_RANKS = 400  # of a square
@@ -58,7 +58,7 @@ class Metric(NamedTuple):
 
 METRICS = {
     "ratio": Metric("times as long as expected", "ratio", "×", 1.0, 2.0),
-    "time": Metric("time of a transfer", "transfer_us", "us"),
+    "time": Metric("time of a transfer", "transfer_ms", "ms"),
     "speed": Metric("bandwidth", "payload_gbps", "GB/s"),
 }
 
@@ -72,7 +72,7 @@ def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.
         link: the selection; pairs of two selected ranks.
 
     Returns:
-        What `delay_matrix` gives, with `transfer_us` and `payload_gbps` (null where the bytes are not known).
+        What `delay_matrix` gives, with `transfer_ms` and `payload_gbps` (null where the bytes are not known).
     """
     steps = transfers if link.steps is None else transfers.filter(pl.col("step").is_between(*link.steps))
     square = both_ways(delay_matrix(steps, hosts))
@@ -80,7 +80,7 @@ def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.
         square = square.filter(pl.all_horizontal(pl.col("source", "target").is_in(link.ranks)))
     speed = pl.col("bytes") / pl.col("count") / pl.col("transfer_ns")
     return square.with_columns(
-        transfer_us=pl.col("transfer_ns") / NS_PER_US,
+        transfer_ms=pl.col("transfer_ns") / NS_PER_MS,
         payload_gbps=pl.when(pl.col("bytes") > 0).then(speed),
     )
 
@@ -234,7 +234,10 @@ def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
     for number, ((sort,), own) in enumerate(speeds.group_by("sort", maintain_order=True)):
         ink = series(number, theme)
         behind = own["line_gbps"].fill_null(0.0) / own["payload_gbps"]
-        slow = pl.DataFrame({"at": np.arange(own.height), "behind": behind}).filter(pl.col("behind") >= SLOW)
+        alike = own["members"].n_unique() >= FEWEST_GROUPS  # of fewer pairs nobody knows which is slow
+        slow = pl.DataFrame({"at": np.arange(own.height), "behind": behind}).filter(
+            alike & (pl.col("behind") >= SLOW)
+        )
         named = set(slow.sort("behind", descending=True)["at"].head(_NAMED).to_list())
         ways = [members.replace(",", " → ") for members in own["members"]]
         figure.add_scatter(
@@ -305,7 +308,7 @@ def _hosts(loaded: Loaded, link: Link) -> Any:
 def _between(loaded: Loaded, link: Link) -> pl.DataFrame:
     steps = link.chosen(loaded.transfers)
     between = host_matrix(delay_matrix(steps, host_of(loaded.built.graph)))
-    return between.with_columns(transfer_us=pl.col("transfer_ns") / NS_PER_US)
+    return between.with_columns(transfer_ms=pl.col("transfer_ns") / NS_PER_MS)
 
 
 def _late(loaded: Loaded, link: Link) -> Any:

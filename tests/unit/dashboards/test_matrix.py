@@ -75,7 +75,7 @@ def test_pairs_are_those_of_selected_ranks_and_steps():
 def test_the_bandwidth_of_a_pair_is_bytes_over_time():
     pairs = pair_info(transfers([(0, 1), (1, 0)], lambda a, b: 1.0, base_ns=2e6, size=4_000_000), {}, Link())
     assert pairs["payload_gbps"].to_list() == pytest.approx([2.0, 2.0], rel=0.01)
-    assert pairs["transfer_us"].to_list() == pytest.approx([2000, 2000], rel=0.01)
+    assert pairs["transfer_ms"].to_list() == pytest.approx([2, 2], rel=0.01)
 
 
 def test_where_nothing_can_be_expected_of_a_pair_its_time_is_shown(tmp_path):
@@ -106,6 +106,17 @@ def test_pairs_that_are_slower_than_the_line_are_named():
     assert {text for text in points.text if text} == {"0 → 3"}
     assert list(line.x) == [10**5, 10**6]
     assert speed_info(sizes[0].clear()).is_empty()
+
+
+def test_of_fewer_pairs_than_three_none_is_named_as_slow():
+    times = (1.0, 1.0, 3.0, 1.0, 1.0)
+    sizes = [
+        transfers([(0, 1)], lambda a, b, t=t: t, base_ns=(n + 1) * 1e5, size=(n + 1) * 10**5)
+        for n, t in enumerate(times)
+    ]
+    points = speed_figure(speed_info(pl.concat(sizes)), "light").data[0]
+    assert len(points.x) == 5
+    assert not any(points.text)
 
 
 def test_who_waited_for_whom_adds_up_to_what_each_waited(linked):
