@@ -7,12 +7,17 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from dpro.analysis.analysis import Analysis
 from dpro.analysis.verdict import find
+from dpro.detect.delays import delay_matrix
 from dpro.detect.findings import Finding
+from dpro.detect.network import host_of, transfers_of
 from tests.jobs import RECORD, free_port, opened, script, start
 
 pytest.importorskip("torch")
@@ -96,7 +101,8 @@ def namespaces() -> None:
         pytest.skip(f"no network of namespaces here: {error.stderr.decode().strip()}")
 
 
-def findings(folder: Path, rates: list[int]) -> list[Finding]:
+def recorded(folder: Path, rates: list[int]) -> Analysis:
+    """The job, recorded on ports of these rates."""
     from dpro.cli.analysis import analyse
 
     command = [
@@ -127,7 +133,7 @@ def findings(folder: Path, rates: list[int]) -> list[Finding]:
             _, stderr = job.communicate(timeout=240)
             assert job.returncode == 0, stderr
     opened(folder / "run")
-    return find(analyse(str(folder / "run")))
+    return analyse(str(folder / "run"))
 
 
 def of_the_network(found: list[Finding]) -> list[Finding]:
@@ -135,11 +141,16 @@ def of_the_network(found: list[Finding]) -> list[Finding]:
 
 
 def test_slow_port_of_one_rank_is_named_in_a_real_job(tmp_path):
-    found = [
-        finding for finding in findings(tmp_path, [FAST, FAST, SLOW, FAST]) if "slow.nic" in finding.class_
-    ]
+    analysis = recorded(tmp_path, [FAST, FAST, SLOW, FAST])
+    found = [finding for finding in find(analysis) if "slow.nic" in finding.class_]
     assert [(finding.component_kind, finding.component_id) for finding in found] == [("rank", "2")]
+    # Its pairs, a row and a column of the matrix of delays, are four times as slow by the rates of the ports.
+    matrix = delay_matrix(transfers_of(analysis.built.graph), host_of(analysis.built.graph))
+    slow = (pl.col("source") == 2) | (pl.col("target") == 2)
+    assert sorted(matrix.select("source", "target").rows()) == list(combinations(range(RANKS), 2))
+    assert matrix.filter(slow)["ratio"].min() > 2.5
+    assert matrix.filter(~slow)["ratio"].max() < 1.5
 
 
 def test_network_of_equal_ports_is_left_alone(tmp_path):
-    assert of_the_network(findings(tmp_path, [FAST] * RANKS)) == []
+    assert of_the_network(find(recorded(tmp_path, [FAST] * RANKS))) == []
