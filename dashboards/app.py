@@ -125,8 +125,8 @@ def view_of(link: Link) -> View:
 def _frame(shown: Shown) -> Component:
     """What all views have in common."""
     selection = [
-        html.Label(["steps", _entry("steps", "all, or 3-8")]),
-        html.Label(["ranks", _entry("ranks", "all, or 0,2-3")]),
+        html.Label(["steps", _entry("steps", "as 3-8")]),
+        html.Label(["ranks", _entry("ranks", "as 0,2-3")]),
         html.Button("clear", id="clear", title="Clear the selection (x)"),
         html.Button("◐", id="theme", title="Dark or light (t)"),
         html.Button("?", id="help", title="Keys (?)"),
