@@ -15,7 +15,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, Nodes
+from dpro.replay.whatif.comm import latencies
 from dpro.replay.whatif.draft import Draft
 from dpro.replay.whatif.edit import Edit, key
 
@@ -35,7 +36,7 @@ class Prefetch(Edit):
     example = "prefetch:ahead=1"
     needs = "a job with FSDP2, whose ranges torch.profiler and dpro record"
     assumes = (
-        "there is memory for the parameters of so many layers more, and copying shards together takes "
+        "there is memory for so many layers more, what a rank moves queues on its link, and copying takes "
         "what it did"
     )
     source = (
@@ -185,7 +186,7 @@ def _await_at_copies(draft: Draft, moved: pl.DataFrame) -> None:
 def _order_workers(draft: Draft, moved: pl.DataFrame) -> None:
     """On each worker or stream, communication in the order of its calls."""
     nodes, edges = draft.graph.nodes, draft.graph.edges
-    arrives = (nodes.kind == NodeKind.ARRIVE) & np.isin(nodes.lane, nodes.lane[moved["arrive"].to_numpy()])
+    arrives = (nodes.kind == NodeKind.ARRIVE) & np.isin(nodes.rank, moved["rank"].to_numpy())
     moves = arrives[edges.source] & (nodes.kind[edges.target] == NodeKind.TRANSFER)
     transfer = dict(zip(edges.source[moves].tolist(), edges.target[moves].tolist()))
     launch = (edges.kind == EdgeKind.LAUNCH) & arrives[edges.target]
@@ -206,3 +207,28 @@ def _order_workers(draft: Draft, moved: pl.DataFrame) -> None:
     for before, after in pairwise(in_order):
         if before[:2] == after[:2]:
             draft.link(transfer[before[-1]], after[-1], EdgeKind.STREAM, lag.get(after[-1], 0))
+    _share_links(draft, [(issued[node], called[node], node) for *_, node in in_order], transfer)
+
+
+def _share_links(draft: Draft, calls: list[tuple[int, int, int]], transfer: dict[int, int]) -> None:
+    """What a rank moves queues on its link; what was recorded side by side took its share of it into account.
+
+    Args:
+        draft: the graph in the making.
+        calls: of each arrival when it is called now, when it was, and its node.
+        transfer: of each arrival.
+    """
+    nodes = draft.graph.nodes
+    fixed = latencies(draft.graph)
+    last: dict[tuple[int, int], int] = {}
+    for *_, arrive in sorted(calls):
+        place, moves = (int(nodes.rank[arrive]), int(nodes.window[arrive])), transfer[arrive]
+        before = last.get(place)
+        if before is not None and not _side_by_side(nodes, before, moves):
+            draft.link(before, moves, EdgeKind.STREAM, -min(int(fixed[moves]), int(nodes.duration[moves])))
+        last[place] = moves
+
+
+def _side_by_side(nodes: Nodes, one: int, other: int) -> bool:
+    begins = max(nodes.measured_start[one], nodes.measured_start[other])
+    return bool(begins < min(nodes.measured_end[one], nodes.measured_end[other]))

@@ -101,8 +101,17 @@ def test_nothing_ahead_changes_nothing(graph):
 
 
 def test_gathering_earlier_lets_no_step_take_longer(graph):
-    times = [step_us(graph, f"prefetch:ahead={ahead}") for ahead in range(LAYERS + 2)]
-    assert times == sorted(times, reverse=True)
+    now, *times = (step_us(graph, f"prefetch:ahead={ahead}") for ahead in range(LAYERS + 2))
+    assert max(times) < now
+
+
+def test_what_is_gathered_ahead_shares_the_link_with_what_is_reduced(graph):
+    slow = parse_edit("scale:op=all_gather,factor=3").apply(graph)
+    forward = LAYERS * (20 + 3 * GATHER + COPY + LAYER)
+    moved = LAYERS * (3 * GATHER + REDUCE)  # in backward, one after the other
+    ahead = step_us(slow, "prefetch:ahead=1,only=backward")
+    assert ahead >= forward + moved + 100
+    assert ahead < step_us(slow)
 
 
 def test_a_job_without_fsdp_is_refused(tmp_path: Path):
