@@ -129,9 +129,9 @@ def _peers(job: Job, recording: Recording) -> list[int]:
 
 def _comparable(job: Job, recording: Recording, rank: int) -> bool:
     """Whether a rank's clock is known, and all whom it waits for but where all ranks wait for the same."""
-    leader = rank // hosts_apart(job.num_ranks) * hosts_apart(job.num_ranks)  # compared the host's clock
-    if recording.skew == "compared" and leader and leader in recording.lost:
-        return False
+    leader = rank // hosts_apart(job.num_ranks) * hosts_apart(job.num_ranks)
+    if recording.skew == "compared" and leader and {0, leader} & {*recording.lost}:
+        return False  # the one that compared the host's clock, or with whose clock
     groups = mesh_of(job.layout, job.num_ranks).groups.values()
     mine = [row for kind in groups for row in kind if rank in row and row.size < job.num_ranks]
     return not any(np.isin(row, recording.lost).any() for row in mine)
