@@ -330,7 +330,8 @@ class Machine:
         ready = np.maximum(self.device[sender] + LAG_MS if self.job.gpu else 0.0, self.host[sender])
         sent = self.host[sender].copy()
         self.host[sender] += CALL_MS
-        begin_send = np.maximum(ready + CALL_MS, self.sends[sender])
+        queued = self.sends[sender] if self.job.gpu else 0.0  # sends of gloo do not wait for each other
+        begin_send = np.maximum(ready + CALL_MS, queued)
         called = self.host[receiver].copy()
         begin = np.maximum(called + CALL_MS, self.device[receiver] + LAG_MS if self.job.gpu else 0.0)
         pairs = np.stack([sender, receiver], axis=1)
