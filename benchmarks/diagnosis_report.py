@@ -17,7 +17,7 @@ def wilson(right: int, total: int) -> str:
         return "-"
     z, p = 1.96, right / total
     middle, half = p + z * z / (2 * total), z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
-    low, high = ((middle + sign * half) / (1 + z * z / total) for sign in (-1, 1))
+    low, high = (abs(middle + sign * half) / (1 + z * z / total) for sign in (-1, 1))  # 0 may come out as -0
     return f"{right}/{total} ({100 * low:.1f}-{100 * high:.1f}%)"
 
 

@@ -19,7 +19,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
 from dpro.dashboards.shown import Shown
-from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.theme import colour, styled, whole_ticks
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS
 
@@ -117,8 +117,9 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
     )
     for corners in _outline(link, every):
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
-    figure.update_xaxes(title_text="step" if every == 1 else f"step ({every} to a column)", showgrid=False)
-    figure.update_yaxes(title_text="rank", showgrid=False, tickformat="d", **_few(ranks.size))
+    title = "step" if every == 1 else f"step ({every} to a column)"
+    figure.update_xaxes(title_text=title, showgrid=False, **whole_ticks(cells.shape[1]))
+    figure.update_yaxes(title_text="rank", showgrid=False, tickformat="d", **whole_ticks(ranks.size))
     height = int(np.clip(_ROW * ranks.size + 100, _LEAST_HEIGHT, _MOST_HEIGHT))
     styled(figure, link.theme, height=height)
     return figure.update_layout(
@@ -127,11 +128,6 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
         selectionrevision=link.query(),
         clickmode="event",
     )
-
-
-def _few(ranks: int) -> dict[str, Any]:
-    """A tick per rank, while they are few."""
-    return {"dtick": 1} if ranks <= 20 else {}
 
 
 def _outline(link: Link, every: int) -> Iterator[dict[str, Any]]:

@@ -8,11 +8,13 @@ outside figures agree with those inside.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import plotly.graph_objects as go
 
 LIGHT, DARK = "light", "dark"
 THEMES = (LIGHT, DARK)
+FEW_TICKS = 20
 
 _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light page, on a dark page
     "ink": ("#1c2430", "#dfe5ec"),
@@ -53,6 +55,11 @@ def css_variables() -> str:
         values = "".join(f"--{name.replace('_', '-')}:{colour(name, theme)};" for name in _PALETTE)
         rules.append(f':root[data-theme="{theme}"]{{color-scheme:{theme};{values}}}')
     return ":root{--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}" + "".join(rules)
+
+
+def whole_ticks(count: int) -> dict[str, Any]:
+    """How to mark an axis of whole numbers (ranks, steps): each, while they are few."""
+    return {"dtick": 1} if count <= FEW_TICKS else {}
 
 
 def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:

@@ -18,7 +18,7 @@ from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
-from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.theme import colour, styled, whole_ticks
 from dpro.detect.findings import Finding
 from dpro.detect.hang.words import HANGS
 from dpro.schema import SPANS
@@ -88,7 +88,7 @@ def step_figure(steps: pl.DataFrame, theme: str) -> go.Figure:
         name="recorded in depth",
         hovertemplate="step %{x}: %{y:.3f} ms, recorded in depth<extra></extra>",
     )
-    figure.update_xaxes(title_text="step")
+    figure.update_xaxes(title_text="step", **whole_ticks(steps["step"].n_unique()))
     figure.update_yaxes(title_text="step time, ms", rangemode="tozero")
     return styled(figure, theme, height=230)
 

@@ -83,7 +83,7 @@ class Workers(Edit):
     def describe(self) -> str:
         """What is changed."""
         return (
-            f"{self.count} DataLoader workers per rank"
+            f"{self.count} DataLoader worker{'s' * (self.count > 1)} per rank"
             if self.count
             else "the training process loads its data"
         )
