@@ -29,7 +29,8 @@ def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) 
 
     \b
     Measured and replayed timelines are separate groups, one track per thread and stream; a collective is
-    taken apart into waiting and moving. The critical path is a group of its own.
+    taken apart into waiting and moving. The critical path is a group of its own; what `dpro
+    diagnose` finds is another, step by step.
 
     \b
     dpro export RUN --perfetto run.pftrace      open it in https://ui.perfetto.dev
@@ -55,7 +56,7 @@ def drawn(analysis: Analysis) -> pl.DataFrame:
     """What viewers are shown of a run."""
     from dpro.export.slices import slices
 
-    return slices(analysis.timeline)
+    return slices(analysis.timeline, analysis.verdict[0])
 
 
 def write_timelines(analysis: Analysis, path: Path) -> None:

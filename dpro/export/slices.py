@@ -1,37 +1,44 @@
-"""What a viewer of timelines is shown: measured, replayed, and the critical path, as one frame of slices.
+"""What a viewer of timelines is shown, as one frame of slices: measured, replayed, critical path, findings.
 
-In: a replayed graph. Out: one row per slice, on one aligned clock. A lane's slices never overlap: what ran at
-the same time on one lane (collectives of several groups, say) is spread over as many tracks as it takes.
+In: a replayed graph, and what is wrong with the run. Out: one row per slice, on one aligned clock. A lane's
+slices never overlap: what ran at the same time on one lane (collectives of several groups, say) is spread
+over as many tracks as it takes.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 
+from dpro.detect.findings import Finding
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import Bools, Graph, Ints, NodeKind
-from dpro.replay.timeline import Timeline, critical_nodes, slack_of
+from dpro.replay.timeline import Timeline, critical_nodes, slack_of, step_ends
+from dpro.units import format_duration
 
-MEASURED, REPLAYED, CRITICAL = "measured", "replayed", "critical path"
+MEASURED, REPLAYED, CRITICAL, FINDINGS = "measured", "replayed", "critical path", "findings"
+FIRST = {FINDINGS: -2, CRITICAL: -1}  # above the ranks
 WAIT = "wait"
 _INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
 
 
-def slices(timeline: Timeline) -> pl.DataFrame:
+def slices(timeline: Timeline, findings: Sequence[Finding] = ()) -> pl.DataFrame:
     """Everything there is to draw.
 
     Args:
         timeline: the replayed graph.
+        findings: each marks the steps, as measured, that it costs something.
 
     Returns:
-        `group` (measured or replayed timeline of a rank, or the critical path of all), `track` (in its group:
-        a lane, numbered where it takes several), `rank`, `lane`, `name`, `kind` (of node, or wait), `step`,
-        `start_ns` and `end_ns` (on the aligned clock), `node`, `critical`, `waited_for`: the node whose end
-        the replay had it wait for, -1 for none, `slack_ns`: how much longer it may last at no cost. Sorted by
-        group, track and start; groups and tracks in the order in which a viewer should show them.
+        `group` (measured or replayed timeline of a rank, the critical path of all, or findings), `track` (in
+        its group: a lane, numbered where it takes several), `rank`, `lane`, `name`, `kind` (of node, or
+        wait), `step`, `start_ns` and `end_ns` (on the aligned clock), `node` (-1 for a finding), `critical`,
+        `waited_for`: the node whose end the replay had it wait for, -1 for none, `slack_ns`: how much longer
+        it may last at no cost. Sorted by group, track and start; groups and tracks in the order in which a
+        viewer should show them.
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
     critical = np.unique(
@@ -58,7 +65,28 @@ def slices(timeline: Timeline) -> pl.DataFrame:
     frames.append(path.with_columns(group=pl.lit(CRITICAL), track=pl.lit(CRITICAL)))
     lasting = pl.concat(frames).filter(pl.col("end_ns") > pl.col("start_ns"))
     slack = pl.Series(slack_of(timeline)[lasting["node"].to_numpy()])
-    return _on_tracks(lasting.with_columns(slack_ns=slack), graph)
+    marks = [_marks(timeline, finding, lasting.schema) for finding in findings]
+    return _on_tracks(pl.concat([lasting.with_columns(slack_ns=slack), *marks]), graph)
+
+
+def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFrame:
+    """A slice for each step, with a track of its own."""
+    graph = timeline.graph
+    ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
+    begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+    what = f"{finding.class_}: {finding.component_kind} {finding.component_id}"
+    facts = {
+        "rank": finding.ranks[0] if finding.ranks else -1,
+        "name": f"{what} costs {format_duration(finding.cost_ns)} per step",
+        **dict.fromkeys(("lane", "track"), what),
+        **dict.fromkeys(("kind", "group"), FINDINGS),
+        **dict.fromkeys(("node", "waited_for"), -1),
+        "critical": False,
+    }
+    columns = [pl.lit(value, schema[name]).alias(name) for name, value in facts.items()]
+    times = {"start_ns": begin + graph.origin_ns, "end_ns": pl.col("finish_ns") + graph.origin_ns}
+    rows = ends.with_columns(**times).with_columns(*columns, pl.col("step").cast(schema["step"]))
+    return rows.select(*schema.names()).with_columns(slack_ns=pl.lit(0, pl.Int64))
 
 
 def _rows(
@@ -120,7 +148,7 @@ def _on_tracks(rows: pl.DataFrame, graph: Graph) -> pl.DataFrame:
     return (
         rows.with_columns(
             number=pl.Series(number),
-            group_order=pl.when(pl.col("group") == CRITICAL).then(-1).otherwise("rank"),
+            group_order=pl.col("group").replace_strict(FIRST, default=pl.col("rank")),
             lane_order=pl.col("track").replace_strict(order, default=-1, return_dtype=pl.Int64),
         )
         .sort("group_order", "group", "lane_order", "number", "start_ns", "end_ns", "node")

@@ -10,12 +10,13 @@ import pytest
 from dpro.cli.analysis import analyse
 from dpro.cli.export import drawn
 from dpro.cli.replay import replay_document
+from dpro.detect.findings import Finding
 from dpro.errors import UsageError
 from dpro.export.chrome import write_chrome
 from dpro.export.perfetto import write_perfetto
-from dpro.export.slices import CRITICAL, slices
+from dpro.export.slices import CRITICAL, FINDINGS, slices
 from dpro.replay.graph import NodeKind
-from dpro.replay.timeline import replay
+from dpro.replay.timeline import replay, step_ends
 from tests.builders import cpu_job, gpu_job, tiny_graph
 from tests.pipelines import Job, written
 
@@ -53,6 +54,19 @@ def test_waiting_for_a_collective_lasts_from_arrival_to_transfer(tmp_path):
         assert each.height == 4
         assert (each["end_ns"] - each["start_ns"]).is_between(300_000, 520_000).all()
     assert waits.filter((pl.col("rank") == 1) & (pl.col("end_ns") - pl.col("start_ns") > 100_000)).is_empty()
+
+
+def test_a_finding_marks_each_step_above_everything_else(timeline):
+    finding = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 3e6, ("late",))
+    rows = slices(timeline, [finding])
+    marks = rows.filter(pl.col("group") == FINDINGS)
+    graph = timeline.graph
+    ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
+    assert marks["name"].unique().to_list() == ["slow.host: rank 1 costs 3 ms per step"]
+    assert marks["step"].to_list() == ends["step"].to_list()
+    assert (marks["end_ns"] - graph.origin_ns).to_list() == ends["finish_ns"].to_list()
+    assert rows["group"].unique(maintain_order=True).to_list()[:2] == [FINDINGS, CRITICAL]
+    assert rows.filter(pl.col("group") != FINDINGS).equals(slices(timeline))
 
 
 def test_critical_path_is_a_group_of_its_own_that_ends_with_the_run(timeline):
