@@ -309,7 +309,11 @@ def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
 
 def launches(run: Path) -> list[Launch]:
     """The recordings of a run that are not over."""
-    return [Launch(run, marker.stem) for marker in sorted((run / MARKERS).glob("*.json"))]
+    try:
+        names = sorted(os.listdir(run / MARKERS))
+    except (FileNotFoundError, NotADirectoryError):  # over, perhaps only just now
+        return []
+    return [Launch(run, name.removesuffix(".json")) for name in names if name.endswith(".json")]
 
 
 def is_locked(recording: Launch) -> bool:

@@ -141,7 +141,7 @@ def test_a_shard_that_failed_is_run_again_and_reads_only_what_is_missing(
 ):
     run = tmp_path / "run"
     _shards(source, run, 2, [1])
-    real, reads = staging._read, []
+    real, reads = staging.read_task, []
 
     def read(importer, task):
         reads.append(task.source.name)
@@ -149,7 +149,7 @@ def test_a_shard_that_failed_is_run_again_and_reads_only_what_is_missing(
             raise KeyboardInterrupt
         return real(importer, task)
 
-    monkeypatch.setattr(staging, "_read", read)
+    monkeypatch.setattr(staging, "read_task", read)
     with pytest.raises(KeyboardInterrupt):
         _shards(source, run, 2, [0])
     assert not run.exists()

@@ -2,7 +2,7 @@ import fcntl
 import json
 import os
 import socket
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -57,6 +57,19 @@ def test_run_without_a_recording_is_finished(tmp_path):
 
 def test_abandoned_recording_is_handed_back(recording):
     assert wait_until_finished(recording.run) == [recording]
+
+
+def test_recording_that_ends_while_it_is_looked_for_is_over(recording, monkeypatch):
+    real = os.scandir
+
+    def late(path):
+        with suppress(FileNotFoundError):
+            recording.marker.parent.rename(recording.run / "gone")
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", late)
+    monkeypatch.setattr(os, "scandir", late)
+    assert wait_until_finished(recording.run) == []
 
 
 def test_sidecar_that_takes_too_long_is_an_error(alive):
