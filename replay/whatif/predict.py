@@ -25,6 +25,9 @@ from dpro.replay.timeline import Timeline, changed_step_times, durations_of, rep
 from dpro.replay.whatif.edit import Edit
 
 STANDARD_ERRORS = 2.0
+# By how much recordings of one and the same job differ, in standard deviations of their steps: noise
+# lasts, and more steps do not average it away (median of 30 pairs of recordings in docs/accuracy.md).
+RUN_TO_RUN = 0.6
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,8 @@ def compare(
     after_ns, *bounds_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns
-    spread = STANDARD_ERRORS * _standard_error(gain, after_ns)
+    between_runs = RUN_TO_RUN * _deviation(before_ns) / base * predicted if base else 0.0
+    spread = STANDARD_ERRORS * float(np.hypot(_standard_error(gain, after_ns), between_runs))
     measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
     between = [float(_steps_of(replay(each), baseline).mean()) for each in graphs[1:-1]]
@@ -151,11 +155,14 @@ def _doubt(edits: Sequence[Edit], steps: Sequence[float]) -> float:
     return sum(edit.doubt * abs(after - before) for edit, (before, after) in zip(edits, pairwise(steps)))
 
 
+def _deviation(steps_ns: NDArray[np.int64]) -> float:
+    """The standard deviation of steps; 0 of a single one."""
+    return float(steps_ns.std(ddof=1)) if steps_ns.size > 1 else 0.0
+
+
 def _standard_error(gain: NDArray[np.int64], after_ns: NDArray[np.int64]) -> float:
     """Of the mean step that a run of the changed job would show: its own steps vary, and so do the gains."""
-    if gain.size < 2:
-        return 0.0
-    return float(np.hypot(gain.std(ddof=1), after_ns.std(ddof=1)) / np.sqrt(gain.size))
+    return float(np.hypot(_deviation(gain), _deviation(after_ns)) / np.sqrt(gain.size))
 
 
 def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:

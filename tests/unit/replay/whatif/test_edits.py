@@ -299,6 +299,17 @@ def test_a_poorer_fit_widens_the_interval(jobs):
     assert unsure.high_ns - unsure.low_ns > sure.high_ns - sure.low_ns
 
 
+def test_another_recording_may_differ_by_more_where_steps_do(jobs):
+    graph, trust = jobs["cpu"]
+    unchanged = predict(graph, baseline_steps(graph), [], dataclasses.replace(trust, error_pct=0.0))
+    steps = np.array(_steps(graph), np.float64)
+    deviation = steps.std(ddof=1)
+    assert deviation > 0
+    half = 2 * np.hypot(deviation / np.sqrt(steps.size), 0.6 * deviation)
+    fit = abs(unchanged.predicted_ns / float(trust.steps["measured_ns"].mean()) - 1) * unchanged.predicted_ns
+    assert unchanged.high_ns - unchanged.predicted_ns == pytest.approx(half + fit)
+
+
 def test_what_an_edit_assumes_widens_the_interval(jobs):
     graph, trust = jobs["cpu"]
     trust = dataclasses.replace(trust, error_pct=0.0)
