@@ -140,6 +140,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_rank_whose_interpreter_is_held_by_a_call_in_c_is_asked_by_a_signal(tmp_path):
     process = start([*RECORD, "-o", "run", "--", *TORCHRUN, script(tmp_path, HANGS)[1]], tmp_path)
     wait_for(tmp_path / "held")

@@ -53,6 +53,7 @@ def test_only_calls_within_windows_have_durations_on_gloo(run):
     assert (collectives.filter(window=-1)["duration_ns"] == -1).all()
 
 
+@pytest.mark.slow
 def test_calls_that_outran_the_recorder_are_counted(tmp_path):
     body = """
     import torch.distributed as dist

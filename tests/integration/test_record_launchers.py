@@ -329,6 +329,7 @@ def test_reason_why_nothing_was_recorded_is_a_warning(tmp_path):
 # Where the run goes.
 
 
+@pytest.mark.slow
 def test_run_with_spaces_and_letters_of_all_kinds_in_its_path_is_made(tmp_path):
     folder = tmp_path / "ein Ordner – 実行"
     folder.mkdir()

@@ -129,6 +129,7 @@ for _ in range(300):  # the thread that was told has to pass it on
 """
 
 
+@pytest.mark.slow
 def test_rank_that_learns_too_late_goes_without_and_this_is_said(tmp_path):
     late = "\n".join(f"    {line}" for line in LATE.splitlines())
     body = until(3).replace("enough =", f"if dist.get_rank() == 1:{late}\nenough =", 1)

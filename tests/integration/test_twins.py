@@ -37,7 +37,7 @@ def named(twins: ModuleType, name: str):
 @pytest.mark.parametrize(
     "name",
     [
-        "straggler healed (DDP)",
+        pytest.param("straggler healed (DDP)", marks=pytest.mark.slow),  # make demo holds it, too
         pytest.param("one stage faster (pipeline)", marks=pytest.mark.slow),
         pytest.param("straggler healed (tensor parallel)", marks=pytest.mark.slow),
     ],
