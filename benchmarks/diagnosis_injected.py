@@ -8,15 +8,13 @@ machine makes them.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from recording import cpu_job, dpro
+
 STEPS, LAYERS, LAYER_MS = 44, 4, 10
 STEP_MS = 2 * LAYERS * LAYER_MS
 PRODUCT_MS = 0.2
@@ -37,40 +35,17 @@ def injected(repeats: int) -> Iterator[dict[str, Any]]:
 def _judged(kind: str, num_ranks: int, how: str, times: float, victim: int) -> dict[str, Any]:
     extra = (times - 1) * STEP_MS
     fault = ["--slow-ms", extra] if how == "sleep" else ["--slow-products", round(extra / PRODUCT_MS / 2)]
-    job = [
-        ROOT / "benchmarks" / "cpu_job.py",
-        kind,
-        "--steps",
-        STEPS,
-        "--layers",
-        LAYERS,
-        "--layer-ms",
-        LAYER_MS,
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        num_ranks,
-        *job,
-    ]
-    command += ["--slow-rank", victim, *fault] if how else []
+    slow = ["--slow-rank", victim, *fault] if how else []
+    job = [kind, "--steps", STEPS, "--layers", LAYERS, "--layer-ms", LAYER_MS, *slow]
+    command = cpu_job(job, num_ranks)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        done = _dpro("record", "-o", run, "--every", 8, "--", *command)
+        done = dpro("record", "-o", run, "--every", 8, "--", *command)
         if done.returncode:
             return {"error": done.stderr[-300:], "findings": []}
-        asked = _dpro("diagnose", run, "--json")
+        asked = dpro("diagnose", run, "--json")
         document = json.loads(asked.stdout) if asked.returncode == 0 else {"findings": []}
         return {"error": asked.stderr[-300:] if asked.returncode else "", "findings": document["findings"]}
-
-
-def _dpro(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "dpro", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
 
 
 def injected_table(rows: list[dict[str, Any]], wilson: Any, table: Any) -> str:

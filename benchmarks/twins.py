@@ -17,7 +17,6 @@ import dataclasses
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from recording import cable, cpu_job, record_window
 
 from dpro.opening import ensure_finished
 from dpro.replay.accuracy import Trust, assess
@@ -38,8 +38,6 @@ from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.select import Selection
 from dpro.store import open_run
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 SKIP, WINDOW_STEPS, AFTERWARDS = 8, 16, 3
 MS, US = 1_000_000, 1_000
 
@@ -250,18 +248,9 @@ def record(folder: Path, twin: Twin, arguments: str, rate_mbit: int) -> None:
     """Record one job with one deep window."""
     steps = ["--steps", str(SKIP + WINDOW_STEPS + AFTERWARDS)]
     first = [] if os.geteuid() else ["--first"]
-    job = [str(HERE / "cpu_job.py"), *twin.job.split(), *arguments.split(), *steps, *first]
-    if rate_mbit:
-        command = [sys.executable, str(HERE / "limited_link.py"), str(rate_mbit), "--", sys.executable, *job]
-    else:
-        processes = ["--standalone", "--nproc-per-node", str(twin.ranks)]
-        command = [sys.executable, "-m", "torch.distributed.run", *processes, *job]
-    window = ["--skip", str(SKIP), "--every", str(10**6), "--window-steps", str(WINDOW_STEPS)]
-    recorded = [sys.executable, "-m", "dpro", "record", "-o", str(folder), *window, "--", *command]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(recorded, env=environment, capture_output=True, text=True, timeout=180)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    job = [*twin.job.split(), *arguments.split(), *steps, *first]
+    command = cpu_job(job, twin.ranks, cable(rate_mbit) if rate_mbit else ())
+    record_window(folder, command, SKIP, WINDOW_STEPS)
 
 
 @cache

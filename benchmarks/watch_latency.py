@@ -19,9 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from recording import ENVIRONMENT, ROOT, TORCHRUN
+
 DPRO = [sys.executable, "-m", "dpro"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 # What is tried: name, number of ranks, program and its arguments; MARK is where it notes the moment.
 SINCE = 20
 CASES: dict[str, tuple[int, list[str]]] = {
@@ -71,7 +71,7 @@ def start(folder: str, command: list[str]) -> tuple[subprocess.Popen[bytes], sub
     """Start a job, recorded without deep windows, and its watcher."""
     facts: dict[str, Any] = {
         "cwd": folder,
-        "env": os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        "env": ENVIRONMENT,
     }
     record = [*DPRO, "record", "-o", "run", "--every", "100000", "--skip", "90000", "--", *command]
     nowhere = subprocess.DEVNULL

@@ -26,6 +26,8 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 
+from recording import cable, cpu_job, record_window
+
 from dpro.errors import DproError
 from dpro.opening import ensure_finished
 from dpro.replay.accuracy import assess
@@ -35,8 +37,6 @@ from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.store import open_run
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 SKIP, WINDOW_STEPS, AFTERWARDS = 8, 24, 3
 MS = 1_000_000
 CONTROLLED_MEDIAN, CONTROLLED_WORST, NOISY_MEDIAN, HELD = 3.0, 8.0, 8.0, 0.9
@@ -67,8 +67,7 @@ class Job:
     @property
     def cable(self) -> tuple[str, ...]:
         """The command that runs another one over its link."""
-        delay = ["--delay-us", str(self.delay_us)] if self.delay_us else []
-        return sys.executable, str(HERE / "limited_link.py"), str(self.link), *delay, "--"
+        return cable(self.link, self.delay_us)
 
 
 @dataclass(frozen=True)
@@ -173,25 +172,8 @@ def record(folder: Path, job: Job) -> None:
     if (folder / "manifest.json").exists():
         return
     steps = ["--steps", str(SKIP + WINDOW_STEPS + AFTERWARDS)]
-    script = [str(HERE / "cpu_job.py"), job.kind, *job.arguments.split(), *steps]
-    if job.link:
-        command = [*job.cable, sys.executable, *script]
-    else:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            *script,
-        ]
-    window = ["--skip", str(SKIP), "--every", str(10**6), "--window-steps", str(WINDOW_STEPS)]
-    recorded = [sys.executable, "-m", "dpro", "record", "-o", str(folder), *window, "--", *command]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(recorded, env=environment, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    command = cpu_job([job.kind, *job.arguments.split(), *steps], over=job.cable if job.link else ())
+    record_window(folder, command, SKIP, WINDOW_STEPS)
     ensure_finished(folder)
 
 

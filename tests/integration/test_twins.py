@@ -22,10 +22,12 @@ TOLERANCE = 0.10
 
 @pytest.fixture(scope="module")
 def twins() -> ModuleType:
+    sys.path.insert(0, str(BENCHMARK.parent))  # where its neighbours are
     spec = importlib.util.spec_from_file_location("twins", BENCHMARK)
     module = importlib.util.module_from_spec(spec)
     sys.modules["twins"] = module  # dataclasses look for it there
     spec.loader.exec_module(module)
+    sys.path.remove(str(BENCHMARK.parent))
     return module
 
 
