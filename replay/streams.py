@@ -315,12 +315,14 @@ def _silent_waits(local: Local, streams: Streams, readers: Ints) -> list[Blocked
     """
     work = streams.work[np.argsort(local.end[streams.work], kind="stable")]
     ends, launched = local.end[work], streams.launched[work]
+    marks = {}
+    for tid in np.unique(local.tid[readers]).tolist():
+        mine = local.on_cpu & (local.tid == tid)
+        marks[tid] = np.sort(np.concatenate([[local.begin], local.start[mine], local.end[mine]]))
     blocked = []
     for call in readers.tolist():
-        mine = local.on_cpu & (local.tid == local.tid[call])
-        marks = np.concatenate([local.start[mine], local.end[mine]])
-        called = int(local.start[call])
-        silent_from = int(marks[marks < called].max(initial=local.begin))
+        own, called = marks[int(local.tid[call])], int(local.start[call])
+        silent_from = max(int(own[max(int(np.searchsorted(own, called)) - 1, 0)]), local.begin)
         low, high = np.searchsorted(ends, (called - WAKE_UP_NS, called + ROUNDING_NS))
         asked_for = low + np.flatnonzero(launched[low:high] < silent_from)
         if asked_for.size and called - silent_from >= SILENCE_NS:

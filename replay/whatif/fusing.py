@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from dpro.replay.costs import Line
 from dpro.replay.gradients import MB
-from dpro.replay.timeline import replay
 from dpro.replay.whatif.bucket import closing
 from dpro.replay.whatif.reduction import Reduced, workers_of
 
@@ -77,7 +76,7 @@ def sizes_worth_replaying(known: Reduced) -> list[float]:
 
 def gradients_of(known: Reduced) -> Gradients:
     """What the theorem asks of a graph's gradients."""
-    end = replay(known.graph).end
+    end = known.timeline.end
     lowest = [int(end[each.ready].min()) for each in known.passes]
     ready = np.array([end[each.ready] - begin for each, begin in zip(known.passes, lowest)])
     return Gradients(

@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
+from dpro.replay.footprint import MODULE
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.threads import merge_intervals
 from dpro.replay.whatif.edit import nearest
@@ -22,7 +23,6 @@ from dpro.store import Run
 
 Bools = NDArray[np.bool_]
 
-MODULE = "nn.Module: "
 RANGES = ("annotation", "python")
 ON_CPU = ("cpu_op", "runtime", "annotation", "python")
 COLUMNS = [

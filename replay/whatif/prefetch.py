@@ -19,6 +19,7 @@ from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, Nodes
 from dpro.replay.whatif.comm import latencies
 from dpro.replay.whatif.draft import Draft
 from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.select import fitting
 
 Ints = NDArray[np.int64]
 
@@ -91,9 +92,8 @@ def gathers_of(graph: Graph) -> pl.DataFrame:
         Unanswerable: there are none.
     """
     nodes, edges = graph.nodes, graph.edges
-    names = np.array([*graph.names, ""])  # what is in no range has -1, the last
     launch = (edges.kind == EdgeKind.LAUNCH) & (nodes.kind[edges.target] == NodeKind.ARRIVE)
-    launch &= _starting(names, f"{GATHER} ")[nodes.around[edges.source]] & (nodes.step[edges.source] >= 0)
+    launch &= _within(graph, f"{GATHER} ")[edges.source] & (nodes.step[edges.source] >= 0)
     source, arrive = edges.source[launch], edges.target[launch]
     if arrive.size == 0:
         raise Unanswerable(f"the run holds no all-gather within a range {GATHER}, as FSDP2 has them")
@@ -104,26 +104,26 @@ def gathers_of(graph: Graph) -> pl.DataFrame:
             "arrive": arrive,
             "transfer": [transfer[node] for node in arrive.tolist()],
             "called": nodes.measured_start[source],
-            "layer": [name.removeprefix(GATHER) for name in names[nodes.around[source]].tolist()],
+            "layer": [graph.names[i].removeprefix(GATHER) for i in nodes.around[source].tolist()],
             "rank": nodes.rank[source],
             "window": nodes.window[source],
             "step": nodes.step[source],
         }
     )
-    begins = _nodes_within(graph, names, BACKWARD).group_by(PASS[:3]).agg(begins=pl.col("at").min())
+    begins = _nodes_within(graph, BACKWARD).group_by(PASS[:3]).agg(begins=pl.col("at").min())
     return (
         frame.join(begins, on=PASS[:3], how="left")
         .with_columns(backward=(pl.col("called") >= pl.col("begins")).fill_null(False))
         .drop("begins")
-        .join(_copies(graph, names, frame), on="arrive")
+        .join(_copies(graph, frame), on="arrive")
         .sort(*PASS, "called", "arrive")
     )
 
 
-def _copies(graph: Graph, names: NDArray[np.str_], gathers: pl.DataFrame) -> pl.DataFrame:
+def _copies(graph: Graph, gathers: pl.DataFrame) -> pl.DataFrame:
     """For each all-gather (`arrive`) the first and last node that copy its result out: `copied`, `done`."""
     place = ["rank", "window", "layer"]
-    copying = _nodes_within(graph, names, (f"{COPY_OUT} ",)).with_columns(
+    copying = _nodes_within(graph, (f"{COPY_OUT} ",)).with_columns(
         layer=pl.col("around").str.strip_prefix(COPY_OUT)
     )
     return (
@@ -142,19 +142,22 @@ def _copies(graph: Graph, names: NDArray[np.str_], gathers: pl.DataFrame) -> pl.
     )
 
 
-def _nodes_within(graph: Graph, names: NDArray[np.str_], prefixes: tuple[str, ...]) -> pl.DataFrame:
+def _nodes_within(graph: Graph, prefixes: tuple[str, ...]) -> pl.DataFrame:
     """CPU nodes in ranges with such names: `node`, `around`, `at` (ns), `rank`, `window`, `step`."""
     nodes = graph.nodes
     fits = np.isin(nodes.kind, CPU_KINDS)
-    fits &= np.any([_starting(names, prefix) for prefix in prefixes], axis=0)[nodes.around]
+    fits &= np.any([_within(graph, prefix) for prefix in prefixes], axis=0)
     at = np.flatnonzero(fits)
+    names = pl.Series(graph.names, dtype=pl.String)
     columns = {name: getattr(nodes, name)[at] for name in ("rank", "window", "step")}
-    told = {"node": at, "around": names[nodes.around[at]], "at": nodes.measured_start[at]}
+    told = {"node": at, "around": names.gather(nodes.around[at]), "at": nodes.measured_start[at]}
     return pl.DataFrame({**told, **columns})
 
 
-def _starting(names: NDArray[np.str_], prefix: str) -> NDArray[np.bool_]:
-    return np.array([name.startswith(prefix) for name in names.tolist()], np.bool_)
+def _within(graph: Graph, prefix: str) -> NDArray[np.bool_]:
+    """[N] whether a node is in a range whose name begins so."""
+    fits = np.append(fitting(graph.names, f"{prefix}*"), False)  # what is in no range has -1, the last
+    return np.asarray(fits[graph.nodes.around])
 
 
 def _issue_earlier(draft: Draft, moved: pl.DataFrame) -> None:

@@ -18,7 +18,6 @@ from dpro.replay.costs import untold
 from dpro.replay.forwards import first_uses
 from dpro.replay.gradients import MB
 from dpro.replay.graph import EdgeKind, Graph
-from dpro.replay.timeline import replay
 from dpro.replay.whatif.bucket import buckets, closing
 from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
 from dpro.replay.whatif.reduction import Reduced, Reduction, next_of_rank, on_stream, reduced, with_reductions
@@ -96,7 +95,7 @@ def cut(known: Reduced, size: int) -> list[Reduction]:
 
 def _orders(known: Reduced, pieces: list[Reduction], uses: list[Ints]) -> list[list[int]]:
     """For each pass its pieces in the order in which they move, alike on all ranks of a pass."""
-    timeline = replay(known.graph)
+    timeline = known.timeline
     start = known.graph.nodes.measured_start
     last = np.array([each.last for each in pieces])
     together: dict[tuple[int, int], list[int]] = defaultdict(list)

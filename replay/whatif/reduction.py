@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.costs import Line, fit_costs
+from dpro.replay.forwards import MAIN_THREAD
 from dpro.replay.gradients import Parameters, Pass, parameters_of, passes_of
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
 from dpro.replay.intervals import union
@@ -30,7 +31,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 STEP = -1
-MAIN_THREAD = "main thread"
 COPIES = ("aten::mul", "aten::copy_", "aten::div_")  # by which DDP fills its buckets
 GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options say otherwise
 
@@ -65,6 +65,7 @@ class Reduced:
 
     Attributes:
         graph: the graph.
+        timeline: its replay.
         parameters: what is reduced.
         passes: backward passes of all ranks.
         message: what sort of communication a reduction is.
@@ -76,6 +77,7 @@ class Reduced:
     """
 
     graph: Graph
+    timeline: Timeline
     parameters: Parameters
     passes: list[Pass]
     message: Message
@@ -112,6 +114,7 @@ def reduced(graph: Graph) -> Reduced:
     calls = [float(graph.nodes.duration[pieces].sum()) for each in passes for pieces in each.calls]
     return Reduced(
         graph,
+        timeline,
         parameters,
         passes,
         message,

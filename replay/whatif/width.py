@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.algorithms import FLAT, RING, cost, link_of, time_ns
-from dpro.replay.costs import fit_costs, sorts, untold
+from dpro.replay.costs import MAD_TO_DEVIATION, fit_costs, sorts, untold
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.comm import require_communication
 from dpro.replay.whatif.edit import Edit, key
@@ -23,7 +23,6 @@ from dpro.replay.whatif.heal import ON_GPU, section_work
 
 Floats = NDArray[np.float64]
 
-MAD_TO_DEVIATION = 1.4826
 FEWEST = 4  # durations that noise is taken from
 
 
