@@ -224,7 +224,8 @@ def at_fault(row: dict[str, Any], finding: dict[str, Any]) -> bool:
     if fault == "imbalance":
         return finding["class"].startswith("imbalance.")
     if fault == "network":
-        return finding["class"] in RIGHT_CLASS[fault] and row["victim"] in finding["ranks"]
+        classes = (*RIGHT_CLASS[fault], "slow.fabric")  # of a single group only that it is the network
+        return finding["class"] in classes and row["victim"] in finding["ranks"]
     return bool(fault) and finding["ranks"] == [row["victim"]]
 
 

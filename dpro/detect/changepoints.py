@@ -15,20 +15,25 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 
 CHANCE = 1e-4  # of a change somewhere in a series that has none
+MAD_TO_SIGMA = 1.4826
 SHORTEST = 12  # values; fewer in a row are no level of their own
 
 
-def change_points(values: Values, least: float) -> list[int]:
+def change_points(values: Values, least: float, chance: float = CHANCE, clear: float = math.inf) -> list[int]:
     """The places where the level changes.
 
     The series is cut where the values before and after differ most by the rank-sum statistic, if that is
     beyond chance and the medians on both sides differ enough; and then each part likewise (Pettitt, "A non-
     parametric approach to the change-point problem", Applied Statistics 28, 1979; here in units of the
-    statistic's standard deviation, so that changes near an end are found, too).
+    statistic's standard deviation, so that changes near an end are found, too). Ranks of few values cannot be
+    beyond chance, however far apart they lie: levels may also count as two by their distance.
 
     Args:
         values: [N], positive.
         least: share by which medians must differ.
+        chance: of a change in a series that has none; less where many series are looked at.
+        clear: deviations of single values from their median (robust, logarithms) by which levels that are so
+            far apart need no other proof.
 
     Returns:
         Index of the first value of each level but the first, ascending.
@@ -37,14 +42,14 @@ def change_points(values: Values, least: float) -> list[int]:
     waiting = [(0, values.size)]
     while waiting:
         begin, end = waiting.pop()
-        cut = _cut(values[begin:end], least)
+        cut = _cut(values[begin:end], least, chance, clear)
         if cut:
             found.append(begin + cut)
             waiting += [(begin, begin + cut), (begin + cut, end)]
     return sorted(found)
 
 
-def _cut(values: Values, least: float) -> int:
+def _cut(values: Values, least: float, most: float, clear: float) -> int:
     """Where one change is, 0 for none."""
     count = values.size
     if count < 2 * SHORTEST:
@@ -60,9 +65,20 @@ def _cut(values: Values, least: float) -> int:
     low, high = sorted((float(np.median(values[:cut])), float(np.median(values[cut:]))))
     if high < (1 + least) * low:
         return 0
+    if _apart(np.log(values), cut) >= clear:
+        return cut
     score_of_independent = float(score[cut - 1]) * math.sqrt(_independent(rank, cut))
     chance = count * math.erfc(score_of_independent / math.sqrt(2))  # Bonferroni: any place could be the one
-    return cut if chance < CHANCE else 0
+    return cut if chance < most else 0
+
+
+def _apart(values: Values, cut: int) -> float:
+    """Distance of the medians on both sides, in standard deviations of a value (from absolute deviations)."""
+    before, after = values[:cut], values[cut:]
+    rest = np.concatenate([part - np.median(part) for part in (before, after)])
+    deviation = MAD_TO_SIGMA * float(np.median(np.abs(rest)))
+    distance = abs(float(np.median(after) - np.median(before)))
+    return distance / deviation if deviation else math.inf
 
 
 def _independent(rank: Values, cut: int) -> float:

@@ -27,6 +27,7 @@ from dpro.units import format_bytes, format_duration
 Floats = NDArray[np.float64]
 
 FEWEST_GROUPS = 3  # alike: of two that differ nobody knows which is wrong
+UNSURE = 0.5  # the most that is believed of the slower of two: they may have been built so
 SLOW = 1.15  # times the transfer of the other groups
 BROKEN = 1.5  # from here on worth a finding even if the step does not wait for it
 DEVIATIONS = 5.0  # of the other groups, robust, from their median
@@ -82,6 +83,14 @@ def transfers_of(graph: Graph) -> pl.DataFrame:
         `instance`, `op`, `bytes`, `num_ranks`, `num_hosts`, `members` (ranks as text, the sender of a message
         first), `step`, `transfer_ns` (of the member that took the least: the others' may be waiting).
     """
+    return recorded_transfers(graph).filter("whole").drop("whole")
+
+
+def recorded_transfers(graph: Graph) -> pl.DataFrame:
+    """The same of all collectives of which at least two members are recorded, and whether `whole`.
+
+    Where some are not, the time holds what the recorded ones waited for the others.
+    """
     nodes, edges = graph.nodes, graph.edges
     met = np.zeros(graph.num_nodes, np.bool_)
     met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
@@ -120,8 +129,7 @@ def transfers_of(graph: Graph) -> pl.DataFrame:
             transfer_ns=pl.col("transfer_ns").min(),
             whole=(pl.len() == pl.col("size").max()) | is_message,
         )
-        .filter((pl.col("num_ranks") > 1) & (pl.col("transfer_ns") > 0) & pl.col("whole"))
-        .drop("whole")
+        .filter((pl.col("num_ranks") > 1) & (pl.col("transfer_ns") > 0))
         .sort("instance")
     )
 
@@ -144,24 +152,32 @@ def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
         transfers: as `transfers_of` gives them.
 
     Returns:
-        `LIKE` columns, `members`, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`, and whether
-        it is `slow`; of groups that have enough of their like.
+        `LIKE` columns, `members`, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`, `num_alike`
+        (groups), and whether it is `slow`; of groups that have others of their like.
     """
     per_group = transfers.group_by(*LIKE, "members").agg(pl.col("transfer_ns").median(), count=pl.len())
     compared = []
     for _, alike in per_group.sort(*LIKE, "members").group_by(LIKE, maintain_order=True):
-        if alike.height < FEWEST_GROUPS:
+        if alike.height < 2:
             continue
+        least = SLOW if alike.height >= FEWEST_GROUPS else BROKEN
         times = np.log(alike["transfer_ns"].to_numpy())
         others = [shortest_half(np.delete(times, at)) for at in range(times.size)]
         middle, spread = np.array(others).T
         excess = times - middle
         far = excess >= DEVIATIONS * np.maximum(spread, LEAST_DEVIATION)
         compared.append(
-            alike.with_columns(excess=excess, typical_ns=np.exp(middle), slow=far & (excess >= np.log(SLOW)))
+            alike.with_columns(
+                excess=excess,
+                typical_ns=np.exp(middle),
+                num_alike=pl.len(),
+                slow=far & (excess >= np.log(least)),
+            )
         )
     if not compared:
-        return per_group.head(0).with_columns(excess=pl.lit(0.0), typical_ns=pl.lit(0.0), slow=pl.lit(False))
+        return per_group.head(0).with_columns(
+            excess=pl.lit(0.0), typical_ns=pl.lit(0.0), num_alike=pl.lit(0), slow=pl.lit(False)
+        )
     groups = pl.concat(compared)
     return groups.with_columns(slow=pl.col("slow") & _persistent(transfers, groups))
 
@@ -260,9 +276,10 @@ def _describe(
 ) -> Finding | None:
     """The finding, with what healing would save; None where neither the step nor the transfer tells much."""
     saved, base = _healed(graph, slow, transfers)
+    sure_which = bool((slow["num_alike"] >= FEWEST_GROUPS).any())
     times = float(np.exp(slow["excess"].to_numpy().max()))
     gains = clear_gain(saved, base)
-    if not gains and times < BROKEN:
+    if not gains and (times < BROKEN or not sure_which):
         return None
     cost = max(float(saved.mean()), 0.0)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
@@ -281,7 +298,10 @@ def _describe(
         )
     else:
         evidence.append("the step hardly waits for it: other work hides it")
+    if not sure_which:
+        evidence.append("two groups alike do not tell whether the slower one is broken, or was built slower")
     sure = confidence(saved, base) if gains else 0.5
+    sure = sure if sure_which else min(sure, UNSURE)
     return Finding(
         suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4), sure / len(suspects), cost,
         tuple(evidence),

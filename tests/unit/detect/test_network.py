@@ -76,9 +76,22 @@ def test_rings_that_share_no_rank_cannot_tell_which_of_their_parts_is_slow(tmp_p
     assert "no group is recorded that has one of these without the others" in finding.evidence
 
 
-def test_two_groups_that_differ_say_nothing(tmp_path):
-    work = replace(alike(4, 6), groups=[[(0, 1), (2, 3)]] * 2, transfer=10.0, links={(0, 1): 3.0})
-    assert named(tmp_path, work) == []
+def two_groups(**changes: object) -> Work:
+    """Four ranks in two groups of two, which are all that is alike."""
+    work = replace(alike(4, 6), groups=[[(0, 1), (2, 3)]] * 2, transfer=10.0, transfer_sigma=0.03)
+    return replace(work, **changes)
+
+
+def test_slower_of_two_groups_is_one_of_three_things_and_doubtful(tmp_path):
+    (finding,) = find_slow_network(graph_of(tmp_path, two_groups(links={(0, 1): 3.0})))
+    assert finding.component_id == "rank 0, rank 1, link 0 - 1"
+    assert finding.confidence <= 0.5 / 3
+    assert any("two groups alike do not tell" in line for line in finding.evidence)
+
+
+def test_two_groups_that_differ_little_or_at_no_cost_say_nothing(tmp_path):
+    assert named(tmp_path / "little", two_groups(links={(0, 1): 1.3})) == []
+    assert named(tmp_path / "free", two_groups(transfer=0.1, links={(0, 1): 3.0})) == []
 
 
 def test_groups_across_hosts_are_not_compared_with_groups_within(tmp_path):
