@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dpro.detect.one_clock import Always
     from dpro.store import Manifest, Run
 
+NETWORK = ("slow.link", "slow.nic", "slow.fabric")
+
 Verdict = tuple[list[Finding], list[str]]
 
 
@@ -83,11 +85,13 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
     always = run.table(STEPS, ["step", "window"]).filter(pl.col("window") < 0)
     if always["step"].n_unique() < min(WINDOWS):
         return []
-    aligned, _ = on_one_clock(_always_of(run))
+    aligned, apart = on_one_clock(_always_of(run))
     ranks = {rank for each in found if each.component_kind != "job" for rank in each.ranks}
     known = any(INPUT_PIPELINE in (each.component_id, each.cause) for each in found)
-    late = [each for each in _late(aligned) if not ranks & {*each.ranks}]
-    return [*late, *([] if known else _waiting(run, aligned))]
+    late, network = _late(aligned, apart)
+    late = [each for each in late if not ranks & {*each.ranks}]
+    told = any(each.class_ in NETWORK for each in found)
+    return [*late, *([] if told or ranks else network), *([] if known else _waiting(run, aligned))]
 
 
 def without_windows(run: Run) -> Verdict | None:
@@ -102,16 +106,29 @@ def without_windows(run: Run) -> Verdict | None:
     if rows[SPANS.name] and windows["step"].n_unique() >= FEWEST_STEPS:
         return None
     aligned, apart = on_one_clock(_always_of(run))
-    findings = [*_late(aligned), *_waiting(run, aligned), *_regression(run)]
+    late, network = _late(aligned, apart)
+    findings = [*late, *network, *_waiting(run, aligned), *_regression(run)]
     reason = why_no_window(run)
     no_window = [f"what operators and kernels take: {reason}"] if reason else []
     return findings, [*bad_ends(run), *_not_shown(aligned, apart), *no_window]
 
 
-def _late(rows: Always) -> list[Finding]:
-    from dpro.detect.late_ranks import find_late_ranks
+def _late(rows: Always, apart: list[int]) -> tuple[list[Finding], list[Finding]]:
+    """Ranks that the others wait for; where there are none, hosts that all began to wait."""
+    from dpro.detect.idle_hosts import find_idle_hosts
+    from dpro.detect.late_ranks import judge as judge_lateness
+    from dpro.detect.late_ranks import messages_unseen, on_gpus
+    from dpro.detect.lateness import calls_of, own_time
 
-    return find_late_ranks(rows.collectives, rows.steps, rows.counters, rows.workers)
+    calls = calls_of(rows.collectives)
+    if calls.is_empty() or rows.steps.is_empty():
+        return [], []
+    own = own_time(calls, rows.steps)
+    unseen = messages_unseen(rows.collectives, rows.workers)
+    late = judge_lateness(own, calls, rows.counters, rows.workers, doubtful=unseen)
+    if late or unseen or on_gpus(rows.workers):
+        return late, []
+    return [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
 
 
 def _waiting(run: Run, rows: Always) -> list[Finding]:
