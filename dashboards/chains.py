@@ -20,6 +20,7 @@ from dpro.detect.hang.find import Case
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to
 from dpro.detect.hang.words import attendance, ranks_in_words
+from dpro.words import shortened
 
 MOST_BOXES = 60
 _TOLD = 3  # operations of a box that are told one by one
@@ -149,7 +150,7 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
     said += [f"{ranks_in_words(gone)}: the process is gone"] if gone else []
     named = ranks_in_words(numbers)
     label = named if len(named) <= _LABEL else f"{len(numbers)} ranks"
-    told = named if len(named) <= _FACT else f"{named[: _FACT - 1]}…"
+    told = shortened(named, _FACT)
     return Box(kind, numbers, blamed, x, y, label, (told, *said))
 
 
@@ -200,7 +201,7 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
 
 
 def _within(text: str, room: int) -> str:
-    return plain(text if len(text) <= room else text[: room - 1] + "…")
+    return plain(shortened(text, room))
 
 
 def _wrapped(text: str, width: int = 90) -> str:

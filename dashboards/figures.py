@@ -12,11 +12,11 @@ import plotly.graph_objects as go
 import polars as pl
 
 from dpro.dashboards import breakdown, collectives, heatmap, telemetry, timeline, verdict, workbench
-from dpro.dashboards.chains import chain_figure, chain_info
+from dpro.dashboards.chains import chain_figure
+from dpro.dashboards.hang import chains_of
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import LIGHT, THEMES
-from dpro.detect.hang.words import HANGS
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.parse import parse_edit
@@ -89,8 +89,7 @@ class Figures:
 
     def hang(self, theme: str = LIGHT) -> go.Figure:
         """Who waits for whom in a job that stands still."""
-        hangs = [finding for finding in self._run.verdict[0] if finding.class_ in HANGS]
-        chains = chain_info(self._run.waiting, sorted({rank for each in hangs for rank in each.ranks}))
+        chains = chains_of(self._run)
         if not chains.boxes:
             raise Unanswerable("nothing to draw: nobody has waited for long")
         return chain_figure(chains, selection(theme=theme).theme)

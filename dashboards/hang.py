@@ -17,7 +17,7 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from dpro.dashboards.chains import chain_figure, chain_info
+from dpro.dashboards.chains import Chains, chain_figure, chain_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain, plain_all
@@ -35,10 +35,12 @@ from dpro.detect.hang.words import (
     time_in_words,
     verdict_in_words,
 )
+from dpro.words import shortened
 
 NAME = "hang"
 MOST_GROUPS = 60  # rows of the figure
 MOST_RANKS = 300  # rows of the table
+MOST_OF_NAME = 48  # characters
 FEW = 40  # cells across that have room for a number
 _ROW = 19  # pixels
 _NO_CALLS = (
@@ -150,14 +152,10 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
         range=[-0.5, len(ranks) - 0.5], zeroline=False,
     )  # fmt: skip
     figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=[plain(_short(row)) for row in rows], showgrid=False,
-        range=[len(rows) - 0.5, -0.5], zeroline=False,
+        tickvals=list(range(len(rows))), ticktext=[plain(shortened(row, MOST_OF_NAME)) for row in rows],
+        showgrid=False, range=[len(rows) - 0.5, -0.5], zeroline=False,
     )  # fmt: skip
     return figure.update_layout(hovermode="closest")
-
-
-def _short(row: str, most: int = 48) -> str:
-    return row if len(row) <= most else row[: most - 1] + "…"
 
 
 def _cell_in_words(row: Mapping[str, Any]) -> str:
@@ -267,9 +265,14 @@ def _finding(finding: Finding, workers: pl.DataFrame) -> list[Component]:
     ]
 
 
-def _chains(loaded: Loaded, link: Link) -> Any:
+def chains_of(loaded: Loaded) -> Chains:
+    """Who waits for whom in a run, with those at fault."""
     blamed = sorted({rank for finding in _hangs(loaded) for rank in finding.ranks})
-    chains = chain_info(loaded.waiting, blamed)
+    return chain_info(loaded.waiting, blamed)
+
+
+def _chains(loaded: Loaded, link: Link) -> Any:
+    chains = chains_of(loaded)
     if not chains.boxes:
         return message("Nobody has waited for long.")
     more = f" {chains.left_out} more, further away, are not shown." if chains.left_out else ""

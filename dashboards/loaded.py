@@ -18,7 +18,7 @@ from dpro.replay.accuracy import Trust
 from dpro.replay.build import Built
 from dpro.replay.difference import Difference, explain
 from dpro.replay.graph import Graph
-from dpro.replay.timeline import critical_path
+from dpro.replay.timeline import critical_path, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import Prediction, apply_all
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
@@ -43,6 +43,7 @@ class Loaded(Analysis):
         super().__init__(run)
         self.other, self.as_tried = other, as_tried
         self._changed: tuple[tuple[str, ...], tuple[list[Graph], list[str]]] = (), ([], [])
+        self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
 
     def warm(self) -> None:
         """Work out what takes long, in the order in which it is likely to be asked for."""
@@ -78,6 +79,21 @@ class Loaded(Analysis):
             if self._changed[0] != key:
                 self._changed = key, apply_all(self.built.predictive, edits)
             return self._changed[1]
+
+    def path_after(self, edits: Sequence[Edit]) -> pl.DataFrame:
+        """What the critical path consists of after some edits; the latest is kept.
+
+        Raises:
+            Unanswerable: the run lacks what an edit needs.
+        """
+        if not edits:
+            return self.path
+        graphs, _ = self.changed(edits)
+        with self.lock_of("changed_path"):
+            key = tuple(map(str, edits))
+            if self._changed_path[0] != key:
+                self._changed_path = key, critical_path(replay(graphs[-1]))
+            return self._changed_path[1]
 
     @once
     def transfers(self) -> pl.DataFrame:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dpro.words import shortened
+
 LONGEST = 90  # characters of a name that a figure shows
 
 
 def plain(name: object) -> str:
     """A name that a figure shows letter by letter."""
-    text = str(name)
-    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return shortened(str(name), LONGEST).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def plain_all(names: Iterable[object]) -> list[str]:

@@ -38,8 +38,8 @@ def serve(run: Loaded | Shown, host: str, port: int, *, browser: bool, say: Call
     shown = run if isinstance(run, Shown) else Shown(run)
     server, address = listen(shown, host, port)
     say(address)
-    for work in (shown.follow,) if shown.lives else (shown.loaded.warm,):
-        threading.Thread(target=work, daemon=True).start()
+    work = shown.follow if shown.lives else shown.loaded.warm
+    threading.Thread(target=work, daemon=True).start()
     if browser:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     try:

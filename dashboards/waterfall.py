@@ -7,6 +7,7 @@ import polars as pl
 
 from dpro.dashboards.names import plain
 from dpro.dashboards.theme import colour, styled
+from dpro.words import shortened
 
 _LONGEST = 44  # characters beside a bar
 _ROW = 24  # pixels
@@ -21,7 +22,7 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
         theme: light or dark.
     """
     names = [f"{kind} {name}".strip() for name, kind in parts.select("name", "kind").iter_rows()]
-    labels = [plain(name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…") for name in names]
+    labels = [plain(shortened(name, _LONGEST)) for name in names]
     rows = list(range(len(labels) + 1))
     figure = go.Figure()
     figure.add_waterfall(

@@ -34,7 +34,7 @@ from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.tries import ledger_info
 from dpro.dashboards.waterfall import waterfall_figure
-from dpro.replay.timeline import critical_path, durations_of, replay
+from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.parse import parse_edit
@@ -98,9 +98,10 @@ def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     """`name`, `kind`, `before_ms`, `after_ms` per step of all that is on either critical path."""
     steps = max(loaded.baseline.height, 1)
-    changed = critical_path(replay(loaded.changed(edits)[0][-1]))
     ms = pl.col("duration_ns").sum() / NS_PER_MS / steps
-    before, after = (each.group_by("name", "kind").agg(ms=ms) for each in (loaded.path, changed))
+    before, after = (
+        each.group_by("name", "kind").agg(ms=ms) for each in (loaded.path, loaded.path_after(edits))
+    )
     both = before.join(after, on=["name", "kind"], how="full", coalesce=True, suffix="_after")
     return both.select("name", "kind", before_ms=pl.col("ms"), after_ms=pl.col("ms_after")).fill_null(0.0)
 

@@ -21,6 +21,7 @@ from dpro.replay.graph import Graph, Ints, NodeKind
 from dpro.replay.match import POINT_TO_POINT
 from dpro.replay.timeline import Timeline, measured_step_times, replay, step_times
 from dpro.store import Manifest
+from dpro.words import few
 
 # Of communication that lasts longer than its fastest by no more than this, nobody was waited for.
 WAITED_NS = 10_000
@@ -72,7 +73,7 @@ def fold(built: Built, manifest: Manifest) -> Folding:
         f"cannot be told from slow communication{bound}; record all ranks"
     )
     of_whom, nobody = _stood_for(built, sorted(set(manifest.ranks)))
-    given = ", ".join(map(str, manifest.ranks[:8])) + (" …" if len(manifest.ranks) > 8 else "")
+    given = few(manifest.ranks, 8)
     assumed = (
         f"{of_whom} are taken to do what {'ranks' if len(manifest.ranks) > 1 else 'rank'} {given} "
         f"{'do' if len(manifest.ranks) > 1 else 'does'}, and an edit of a rank to be one of all it stands for"

@@ -158,7 +158,7 @@ class Analysis(Knowing):
         """What communication costs, as fitted."""
         from dpro.replay.costs import fit_costs
 
-        return fit_costs(self.built.graph)
+        return fit_costs(self.built.graph, self.replayed)
 
     @once
     def clocks(self) -> tuple[dict[str, int], int]:
@@ -183,7 +183,7 @@ class Analysis(Knowing):
         """When the steps of the unchanged graph end."""
         from dpro.replay.whatif.predict import baseline_steps
 
-        return baseline_steps(self.built.predictive)
+        return baseline_steps(self.built.predictive, self.timeline)
 
     @once
     def search(self) -> tuple[list[Prediction], list[Refusal]]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from dpro.analysis.report import Gain, Report, Table
+from dpro.words import shortened
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 _LONGEST = 100  # characters of a cell
@@ -77,7 +78,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
     for row in rows:
-        yield f"| {' | '.join(_plain(_short(cell)) for cell in row)} |"
+        yield f"| {' | '.join(_plain(shortened(cell, _LONGEST)) for cell in row)} |"
 
 
 def _folded(table: Table) -> Iterator[str]:
@@ -90,10 +91,6 @@ def _folded(table: Table) -> Iterator[str]:
         yield _plain(table.note)
         yield ""
     yield "</details>"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _plain(text: str) -> str:

@@ -20,6 +20,7 @@ from dpro.detect.hang.words import HANGS, advice_in_words, verdict_in_words
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
+from dpro.words import shortened
 
 MOST_PREDICTIONS = 5
 WORTH_SHOWING = 1.005  # speed-up: less is nothing
@@ -159,7 +160,7 @@ def _gains(analysis: Analysis) -> tuple[list[Gain], str, Pairs]:
 
 def _gain(prediction: Prediction) -> Gain:
     return Gain(
-        what=" and ".join(edit.describe() for edit in prediction.edits),
+        what=prediction.what(),
         speedup=f"x{prediction.speedup:.2f}",
         step=f"{ms(prediction.predicted_ns):.2f} ms",
         interval=f"{ms(prediction.low_ns):.2f} to {ms(prediction.high_ns):.2f} ms",
@@ -200,7 +201,7 @@ def _kernels(analysis: Analysis) -> list[Table]:
     whole = float(kernels["total_ns"].sum())
     rows = [
         [
-            _short(row["name"]),
+            shortened(row["name"], LONGEST_NAME),
             f"{row['count']:,}",
             f"{ms(row['total_ns']):.2f}",
             f"{row['total_ns'] / whole:.1%}",
@@ -212,10 +213,6 @@ def _kernels(analysis: Analysis) -> list[Table]:
     left = kernels.height - len(rows)
     note = f"{left:,} more are not listed." if left else ""
     return [Table(title, ["name", "count", "total, ms", "share"], rows, note)]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def _measured(analysis: Analysis) -> Pairs:

@@ -17,6 +17,7 @@ from dpro.replay.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
 from dpro.units import format_duration, ms
+from dpro.words import few
 
 _RANKS_NAMED = 8
 
@@ -42,7 +43,7 @@ def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
 
 def _ranks(manifest: Manifest) -> str:
     missing = manifest.missing_ranks
-    named = ", ".join(map(str, missing[:_RANKS_NAMED])) + (" …" if len(missing) > _RANKS_NAMED else "")
+    named = few(missing, _RANKS_NAMED)
     return f"{len(manifest.ranks)} of {manifest.world_size}" + (f", missing {named}" if missing else "")
 
 
@@ -94,7 +95,7 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "edit": ["\n".join(map(str, each.edits)) for each in predictions],
-            "what": [" and ".join(edit.describe() for edit in each.edits) for each in predictions],
+            "what": [each.what() for each in predictions],
             "predicted_ms": [ms(each.predicted_ns) for each in predictions],
             "low_ms": [ms(each.low_ns) for each in predictions],
             "high_ms": [ms(each.high_ns) for each in predictions],

@@ -9,9 +9,10 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpro.store import Run
+if TYPE_CHECKING:
+    from dpro.store import Run
 
 FOLDER = "findings"
 FILE = "findings.jsonl"

@@ -187,7 +187,7 @@ def _section(title: str) -> None:
 
 def _print_prediction(prediction: Prediction, run: Path) -> None:
     edits = " ".join(f"--edit '{edit}'" for edit in prediction.edits)
-    what = " and ".join(edit.describe() for edit in prediction.edits)
+    what = prediction.what()
     click.echo(
         f"  x{prediction.speedup:.2f}  {ms(prediction.predicted_ns):.1f} ms per step "
         f"({ms(prediction.low_ns):.1f} to {ms(prediction.high_ns):.1f}) if {what}"

@@ -9,6 +9,7 @@ import click
 from dpro.cli.analysis import analyse
 from dpro.cli.output import console, json_option, print_json, share
 from dpro.units import format_duration, ms
+from dpro.words import shortened
 
 if TYPE_CHECKING:
     from dpro.replay.difference import Difference
@@ -92,7 +93,7 @@ def _print(found: Difference, doubts: list[str]) -> None:
     shown = [each for each in found.contributors if abs(each.delta_ns) >= LEAST_SHARE * found.a_ns][:ROWS]
     for each in shown:
         out.print(
-            f"  {_signed(each.delta_ns):>10}  {each.kind} {_short(each.name)}: "
+            f"  {_signed(each.delta_ns):>10}  {each.kind} {shortened(each.name, LONGEST_NAME + 1)}: "
             f"{format_duration(each.a_ns)} per rank and step in A, {format_duration(each.b_ns)} in B"
         )
     less = sum(each.delta_ns for each in found.contributors if each not in shown)
@@ -106,10 +107,6 @@ def _print(found: Difference, doubts: list[str]) -> None:
         out.print(f"Work of single ranks, each taken for itself: {ranks}")
     for doubt in doubts:
         out.print(f"  - {doubt}")
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
 
 
 def _signed(ns: float) -> str:

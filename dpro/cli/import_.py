@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.output import console, json_option, print_json, warn
+from dpro.words import few
 
 if TYPE_CHECKING:
     from dpro.ingest.shards import Waiting
@@ -101,5 +102,5 @@ def _say_what_is_missing(run: Path, waiting: Waiting, as_json: bool) -> None:
     if as_json:
         print_json({"run": str(run), "complete": False, "missing_shards": waiting.missing})
         return
-    out = ", ".join(map(str, waiting.missing[:8])) + (" …" if len(waiting.missing) > 8 else "")
+    out = few(waiting.missing, 8)
     console().print(f"{run}: not whole yet; {len(waiting.missing)} shards are still out: {out}")

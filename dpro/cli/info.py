@@ -15,6 +15,7 @@ from dpro.cli.telemetry import in_words as telemetry_in_words
 from dpro.cli.telemetry import summarize
 from dpro.errors import InputError
 from dpro.units import us
+from dpro.words import few
 
 if TYPE_CHECKING:
     import polars as pl
@@ -237,7 +238,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
 def ranks_in_words(document: Mapping[str, Any]) -> str:
     """How many ranks there are and which are missing: `6 of 8, missing 3, 5`."""
     missing = document["missing_ranks"]
-    named = ", ".join(map(str, missing[:_RANKS_NAMED])) + (" …" if len(missing) > _RANKS_NAMED else "")
+    named = few(missing, _RANKS_NAMED)
     return f"{len(document['ranks'])} of {document['world_size']}" + (f", missing {named}" if missing else "")
 
 
@@ -256,7 +257,7 @@ def _ended_in_words(document: Mapping[str, Any]) -> list[str]:
 
 
 def _ranks_of(ranks: list[int]) -> str:
-    named = ", ".join(map(str, ranks[:_RANKS_NAMED])) + (" …" if len(ranks) > _RANKS_NAMED else "")
+    named = few(ranks, _RANKS_NAMED)
     return f"rank {named}" if len(ranks) == 1 else f"{len(ranks)} ranks ({named})"
 
 

@@ -236,7 +236,7 @@ def _guess(changes: Sequence[Change], run: Run) -> Guess:
     from dpro.cli.analysis import analyse
     from dpro.replay.timeline import durations_of
     from dpro.replay.whatif.parse import parse_edit
-    from dpro.replay.whatif.predict import baseline_steps, predict
+    from dpro.replay.whatif.predict import predict
     from dpro.trial.calibrate import calibrated
     from dpro.trial.ledger import read
 
@@ -247,7 +247,7 @@ def _guess(changes: Sequence[Change], run: Run) -> Guess:
     try:
         analysis = analyse(str(run.path))
         graph = analysis.built.predictive
-        baseline = baseline_steps(graph)
+        baseline = analysis.baseline
         prediction = predict(graph, baseline, edits, analysis.trust)
     except DproError as error:  # what cannot be predicted can be measured
         return Guess(reason=str(error))

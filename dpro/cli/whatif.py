@@ -214,13 +214,13 @@ def whatif_document(
     """
     from dpro.errors import Unanswerable
     from dpro.replay.timeline import durations_of
-    from dpro.replay.whatif.predict import Refusal, baseline_steps, predict
+    from dpro.replay.whatif.predict import Refusal, predict
     from dpro.replay.whatif.search import BUDGET, Found, explore
     from dpro.trial.calibrate import as_tried
 
     analysis = analyse(run)
     graph, trust = analysis.built.predictive, analysis.trust
-    baseline = baseline_steps(graph)
+    baseline = analysis.baseline
     if edits:
         try:
             found = Found([predict(graph, baseline, edits, trust)], [], [], [])
@@ -297,9 +297,8 @@ def _print(
         out.print(f"Steps outside deep windows, which recording in depth slows down, take {other:.2f} ms.")
     shown = [row for row in predictions if not searched or row.speedup >= WORTH_SHOWING][:ROWS]
     for row in shown:
-        what = " and ".join(edit.describe() for edit in row.edits)
         interval = f"({ms(row.low_ns):.2f} to {ms(row.high_ns):.2f})"
-        out.print(f"  x{row.speedup:.2f}  {ms(row.predicted_ns):.2f} ms {interval} if {what}")
+        out.print(f"  x{row.speedup:.2f}  {ms(row.predicted_ns):.2f} ms {interval} if {row.what()}")
         out.print("         " + " ".join(f"--edit '{edit}'" for edit in row.edits))
     if len(shown) < len(predictions):
         out.print(f"{len(predictions) - len(shown)} more would change little or nothing (--json has them)")

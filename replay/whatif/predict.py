@@ -49,6 +49,10 @@ class Prediction:
     high_ns: float
     notes: tuple[str, ...] = ()
 
+    def what(self) -> str:
+        """What would be different, in words."""
+        return " and ".join(edit.describe() for edit in self.edits)
+
     def how(self) -> str:
         """How to do it for real, and what is assumed."""
         return "; ".join(f"{edit.how()} (assumes that {edit.assumes})" for edit in self.edits)
@@ -62,13 +66,17 @@ class Refusal:
     reason: str
 
 
-def baseline_steps(graph: Graph) -> pl.DataFrame:
+def baseline_steps(graph: Graph, timeline: Timeline | None = None) -> pl.DataFrame:
     """When the replayed steps of the unchanged graph end, as `step_ends`.
+
+    Args:
+        graph: the graph.
+        timeline: its replay, if it is at hand.
 
     Raises:
         Unanswerable: there is no whole step.
     """
-    timeline = replay(graph)
+    timeline = timeline or replay(graph)
     steps = step_ends(graph, timeline.start, timeline.end)
     if steps.height == 0:
         raise Unanswerable("no whole step in the run: record at least two steps")

@@ -21,6 +21,7 @@ from dpro.errors import InputError
 from dpro.ingest.files import read_bytes
 from dpro.ingest.trace import RankTrace
 from dpro.ingest.values import int32, int64, mapping, sequence, text
+from dpro.words import few
 
 SOURCE = "NCCL RAS"
 _MOST_NAMED = 8
@@ -162,7 +163,7 @@ def _states(communicators: Sequence[_Communicator]) -> dict[tuple[str, int, int]
             if member.state:
                 found.setdefault(member.where, {}).setdefault(member.state, []).append(communicator.name)
     return {
-        where: [f"{state} (communicator {_few(names)})" for state, names in states.items()]
+        where: [f"{state} (communicator {few(names, _MOST_NAMED)})" for state, names in states.items()]
         for where, states in found.items()
     }
 
@@ -223,10 +224,8 @@ def _mismatches(communicator: _Communicator) -> list[str]:
             if op in member.counts:
                 ranks.setdefault(member.counts[op], []).append(member.rank)
         if len(ranks) > 1:
-            told = "; ".join(f"{count} by {_few(sorted(ranks[count]))}" for count in sorted(ranks))
+            told = "; ".join(
+                f"{count} by {few(sorted(ranks[count]), _MOST_NAMED)}" for count in sorted(ranks)
+            )
             lines.append(f"RAS: communicator {communicator.name}: ranks differ in calls of {op}: {told}")
     return lines
-
-
-def _few(names: Sequence[object]) -> str:
-    return ", ".join(map(str, names[:_MOST_NAMED])) + (" …" if len(names) > _MOST_NAMED else "")
