@@ -100,7 +100,7 @@ def passes_of(graph: Graph, num_parameters: int) -> list[Pass]:
     spans = graph.run.table(SPANS, ["span_id", "rank", "window", "name", "start_ns", "duration_ns", "tid"])
     issued = spans.filter(pl.col("name").str.starts_with("c10d::"))
     spans = spans.filter(pl.col("name") == ACCUMULATE).sort("rank", "window", "start_ns")
-    launches = _Launches(graph)
+    launches = Launches(graph)
     found = []
     for (rank, window), own in spans.group_by("rank", "window", maintain_order=True):
         calls = issued.filter((pl.col("rank") == rank) & (pl.col("window") == window))
@@ -110,10 +110,16 @@ def passes_of(graph: Graph, num_parameters: int) -> list[Pass]:
     return found
 
 
-class _Launches:
-    """Calls of collectives in a graph: by node of the thread, the arrivals and transfers."""
+class Launches:
+    """Calls of collectives in a graph.
+
+    Attributes:
+        source, arrive: [C] nodes of the thread that calls, and the arrivals at the rendezvous.
+        transfer: [C] their transfers, -1 where there is none.
+    """
 
     def __init__(self, graph: Graph) -> None:
+        """Read from its edges."""
         nodes, edges = graph.nodes, graph.edges
         launch = (edges.kind == EdgeKind.LAUNCH) & (nodes.kind[edges.target] == NodeKind.ARRIVE)
         moves = (nodes.kind[edges.source] == NodeKind.ARRIVE) & (
@@ -126,7 +132,7 @@ class _Launches:
 
 def _passes_of_rank(
     graph: Graph,
-    launches: _Launches,
+    launches: Launches,
     rank: int,
     window: int,
     spans: pl.DataFrame,

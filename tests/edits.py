@@ -23,3 +23,8 @@ def steps_us(graph: Graph, *edits: str) -> NDArray[np.float64]:
     timeline = replay(changed(graph, *edits))
     lasted = step_times(timeline.graph, timeline.start, timeline.end)["duration_ns"].to_numpy()
     return lasted / US
+
+
+def step_us(graph: Graph, *edits: str) -> float:
+    """How long the second step takes with edits, us: the first one that follows another."""
+    return float(steps_us(graph, *edits)[1])

@@ -111,7 +111,7 @@ class Algorithm(Edit):
         return two_level_ns(message.op, hosts, per_host, link, inside, num_bytes) / before
 
     def _ran(self, graph: Graph, op: str) -> str:
-        return _recorded_algorithm(graph, op) or self.now or RING
+        return recorded_algorithm(graph, op) or self.now or RING
 
     def _inside(self, graph: Graph, lines: dict[Sort, Line]) -> Link:
         """What communication within a host costs, as given, or as a group within one host tells.
@@ -140,7 +140,7 @@ class Algorithm(Edit):
         return "reduce-scatter, all-reduce and all-gather over a two-dimensional init_device_mesh"
 
 
-def _recorded_algorithm(graph: Graph, op: str) -> str:
+def recorded_algorithm(graph: Graph, op: str) -> str:
     """The algorithm that all collectives of an operation ran; empty where the run does not tell."""
     if graph.run is None:
         return ""

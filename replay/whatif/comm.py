@@ -11,6 +11,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.costs import fit_costs, sorts, untold
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.units import NS_PER_US
 
 
 def require_communication(graph: Graph) -> None:
@@ -114,7 +115,7 @@ class Delay(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Lengthen each transfer; those of one link are on their way at the same time."""
         require_communication(graph)
-        added = round(1000 * self.us)
+        added = round(NS_PER_US * self.us)
         duration = np.where(graph.nodes.kind == NodeKind.TRANSFER, added, 0) + graph.nodes.duration
         lag = np.where(_side_by_side(graph), graph.edges.lag - added, graph.edges.lag)
         return graph.with_durations(duration).with_lags(lag)

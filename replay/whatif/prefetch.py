@@ -15,6 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
+from dpro.replay.gradients import Launches
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, Nodes
 from dpro.replay.whatif.comm import latencies
 from dpro.replay.whatif.draft import Draft
@@ -91,18 +92,15 @@ def gathers_of(graph: Graph) -> pl.DataFrame:
     Raises:
         Unanswerable: there are none.
     """
-    nodes, edges = graph.nodes, graph.edges
-    launch = (edges.kind == EdgeKind.LAUNCH) & (nodes.kind[edges.target] == NodeKind.ARRIVE)
-    launch &= _within(graph, f"{GATHER} ")[edges.source] & (nodes.step[edges.source] >= 0)
-    source, arrive = edges.source[launch], edges.target[launch]
+    nodes, launches = graph.nodes, Launches(graph)
+    gathers = _within(graph, f"{GATHER} ")[launches.source] & (nodes.step[launches.source] >= 0)
+    source, arrive = launches.source[gathers], launches.arrive[gathers]
     if arrive.size == 0:
         raise Unanswerable(f"the run holds no all-gather within a range {GATHER}, as FSDP2 has them")
-    moves = (nodes.kind[edges.source] == NodeKind.ARRIVE) & (nodes.kind[edges.target] == NodeKind.TRANSFER)
-    transfer = dict(zip(edges.source[moves].tolist(), edges.target[moves].tolist()))
     frame = pl.DataFrame(
         {
             "arrive": arrive,
-            "transfer": [transfer[node] for node in arrive.tolist()],
+            "transfer": launches.transfer[gathers],
             "called": nodes.measured_start[source],
             "layer": [graph.names[i].removeprefix(GATHER) for i in nodes.around[source].tolist()],
             "rank": nodes.rank[source],

@@ -17,6 +17,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.algorithms import FLAT, RING, cost, link_of, time_ns
 from dpro.replay.costs import MAD_TO_DEVIATION, fit_costs, sorts, untold
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.algorithm import recorded_algorithm
 from dpro.replay.whatif.comm import require_communication
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.heal import ON_GPU, section_work
@@ -69,11 +70,11 @@ class Width(Edit):
     def _transfers(self, graph: Graph, ranks: int) -> NDArray[np.int64]:
         """[N] ns, with transfers that take what they do among so many ranks."""
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
-        algorithm = self.now or RING
         for sort, messages in sorts(graph).items():
             if sort not in lines:
                 raise Unanswerable(f"too few transfers of known size to tell what {sort[0]} costs")
             mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
+            algorithm = recorded_algorithm(graph, sort[0]) or self.now or RING
             spent = cost(sort[0], algorithm, ranks)
             link, num_bytes = link_of(lines[sort], spent), nodes.bytes[mine].astype(np.float64)
             after = time_ns(cost(sort[0], algorithm, self.dp), link, num_bytes)

@@ -10,12 +10,12 @@ from dpro.errors import Unanswerable
 from dpro.replay.accuracy import assess
 from dpro.replay.build import Built, build_graph
 from dpro.replay.footprint import ALLOCATED, footprint_of, freed_by_recomputing
-from dpro.replay.graph import Graph
-from dpro.replay.timeline import replay, step_times
+from dpro.replay.timeline import replay
 from dpro.replay.whatif.pareto import blocks_of_run, pareto
 from dpro.replay.whatif.parse import parse_edit
 from tests.builders import US, TinyRun
 from tests.ddp import ddp_job, gpu_ddp_job
+from tests.edits import step_us
 
 LAYERS, LAYER, KEPT, INSIDE = 4, 1000.0, 1000, 300
 MB = 1 << 20
@@ -40,11 +40,6 @@ def remembered(run: TinyRun, *, device: str = "", stays: int = 5000, free: int |
 
 def built(run: TinyRun, folder: Path) -> Built:
     return build_graph(run.write(folder / "run"))
-
-
-def step_us(graph: Graph) -> float:
-    timeline = replay(graph)
-    return step_times(graph, timeline.start, timeline.end)["duration_ns"][1] / US
 
 
 def test_a_step_takes_what_it_has_at_most_beyond_what_it_found(tmp_path):

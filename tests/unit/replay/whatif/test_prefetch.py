@@ -8,9 +8,9 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.parse import parse_edit
-from tests.builders import US, WORKER, TinyRun, cpu_job
+from tests.builders import WORKER, TinyRun, cpu_job
+from tests.edits import step_us
 
 LAYERS, LAYER, GATHER, REDUCE, COPY = 4, 1000.0, 600.0, 500.0, 40.0
 
@@ -55,13 +55,6 @@ def fsdp_job(num_steps: int = 3) -> TinyRun:
         for rank in (0, 1):
             run.step(step, begin, at, rank)
     return run
-
-
-def step_us(graph: Graph, *edits: str) -> float:
-    for edit in edits:
-        graph = parse_edit(edit).apply(graph)
-    timeline = replay(graph)
-    return step_times(graph, timeline.start, timeline.end)["duration_ns"][1] / US
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,15 @@ def test_transfers_cost_what_a_ring_of_so_many_does(tmp_path):
     assert times_us(graph) == pytest.approx(expected, rel=0.01)
 
 
+def test_what_the_run_says_ran_counts_more_than_a_ring(tmp_path):
+    told = parse_edit("width:dp=8").apply(four_ranks(tmp_path / "told", algorithm="TREE"))
+    supposed = parse_edit("width:dp=8,now=tree").apply(four_ranks(tmp_path / "supposed"))
+    assert times_us(told) == times_us(supposed)
+    assert times_us(told) != pytest.approx(
+        times_us(parse_edit("width:dp=8").apply(four_ranks(tmp_path / "r")))
+    )
+
+
 def test_as_many_ranks_as_there_are_change_nothing(tmp_path):
     graph = four_ranks(tmp_path)
     assert parse_edit("width:dp=4").apply(graph) is graph
