@@ -34,8 +34,10 @@ from diagnosis_rules import named_by_hta, own_work, relative, twice, write_kinet
 from dpro.cli.diagnose import diagnose
 from dpro.store import open_run
 from tests.reference.training_jobs import (
+    BATCHES,
     FAULTS,
     HOST_FAULTS,
+    IMBALANCES,
     LAYOUTS,
     NOISES,
     Job,
@@ -86,11 +88,15 @@ def draw(seed: int, fault: str) -> Case:
     steps = STEPS if size <= 64 else 50
     windows = tuple((first, WINDOW_STEPS) for first in range(FIRST_WINDOW, steps, WINDOW_EVERY))
     since = rng.choice((0, 0, steps // 3, steps // 2))
+    apart = random.Random(f"batches {seed}")
+    batches, uneven = apart.choice(("sized", *BATCHES)), apart.choice(IMBALANCES)
     job = Job(
-        layout, size, steps, gpu, rng.choice(NOISES), seed, windows=windows if seen == "windows" else ()
+        layout, size, steps, gpu, rng.choice(NOISES), seed, windows=windows if seen == "windows" else (),
+        batches=batches,
     )  # fmt: skip
     missing, skew, victim = rng.choice(MISSING), rng.choice(SKEWS), rng.randrange(size)
-    how = {"host": rng.choice(HOST_FAULTS), "network": rng.choice(("nic", "rank"))}.get(fault, "")
+    hows = {"host": rng.choice(HOST_FAULTS), "network": rng.choice(("nic", "rank")), "imbalance": uneven}
+    how = hows.get(fault, "")
     severity = rng.choice(SEVERITIES)
     lost = tuple(rank for rank in range(size) if rng.random() < missing and rank != victim)[: size - 2]
     if fault:
@@ -104,8 +110,10 @@ def draw(seed: int, fault: str) -> Case:
 
 def told(job: Job, recording: Recording, seen: str) -> bool:
     """Whether what is recorded holds the fault at all."""
-    if job.fault in ("regression", "imbalance", ""):
+    if job.fault in ("regression", ""):
         return True
+    if job.fault == "imbalance":
+        return _uneven_told(job, recording, seen)
     if job.fault == "network":
         return seen == "windows" and _like_groups(job, recording) >= 3
     if job.fault == "input":
@@ -118,6 +126,19 @@ def told(job: Job, recording: Recording, seen: str) -> bool:
     return _comparable(job, recording, job.victim) and any(
         _comparable(job, recording, peer) for peer in peers
     )
+
+
+def _uneven_told(job: Job, recording: Recording, seen: str) -> bool:
+    """Whether it can be seen that work is uneven: how much there is, or whole stages that take longer."""
+    here = [rank for rank in range(job.num_ranks) if rank not in recording.lost]
+    if job.layout == "tp_pp":
+        return seen == "windows" and np.unique(mesh_of(job.layout, job.num_ranks).pp[here]).size > 1
+    if job.batches != "sized":
+        return False
+    if seen == "windows":
+        return len(here) > 1
+    clocks = recording.skew != "unknown" and not job.gpu
+    return clocks and sum(_comparable(job, recording, rank) for rank in here) > 1
 
 
 def _peers(job: Job, recording: Recording) -> list[int]:

@@ -21,6 +21,7 @@ from dpro.schema import COUNTERS
 _TOTALS = {  # kind of record -> what its values after the time are
     records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
     records.WORK: ("step_backward_calls", "step_gc_ns", "step_data_wait_ns"),
+    records.INPUT: ("step_input_elements",),
 }
 _SCHEMA = {name: COUNTERS.dtypes[name] for name in ("device", "counter", "time_ns", "value")}
 

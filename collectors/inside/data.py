@@ -1,7 +1,8 @@
-"""Waiting for data: the time the training loop spends in its DataLoader.
+"""Waiting for data: the time the training loop spends in its DataLoader, and how much it is handed there.
 
-In: the calls of a loader's `__next__`. Out: the total so far, which `host` samples at the end of each step; a
-record for each long wait, with the worker process whose batch it was.
+In: the calls of a loader's `__next__`. Out: the totals so far, which `host` samples at the end of each step;
+a record for each long wait, with the worker process whose batch it was. Of a batch the sizes of its tensors
+are looked at, never what is in them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from . import records
+from . import batches, records
 from .recorder import Recorder
 
 LONG_NS = 1_000_000
@@ -41,8 +42,8 @@ class Data:
             self._waiting, self._worker = iterator, _worker(iterator)
             self._begun_ns = time.time_ns()
 
-    def on_batch(self, iterator: Any) -> None:
-        """The batch is there, or there are no more."""
+    def on_batch(self, iterator: Any, batch: Any) -> None:
+        """The batch is there, or there are no more: None."""
         if self._waiting is not iterator:
             return
         self._waiting = None
@@ -50,6 +51,9 @@ class Data:
         self._recorder.data_wait_ns = max(self._recorder.data_wait_ns, 0) + duration_ns
         if duration_ns >= LONG_NS and self._recorder.records is not None:
             self._recorder.records.write(records.LOADED, self._begun_ns, duration_ns, self._worker)
+        elements = batches.count_elements(batch)
+        if elements > 0:
+            self._recorder.input_elements = max(self._recorder.input_elements, 0) + elements
 
 
 def install(recorder: Recorder) -> None:
@@ -61,10 +65,12 @@ def install(recorder: Recorder) -> None:
     @functools.wraps(original)
     def patched(iterator: Any) -> Any:
         recorder.call(data.on_wait, iterator)
+        batch = None
         try:
-            return original(iterator)
+            batch = original(iterator)
+            return batch
         finally:
-            recorder.call(data.on_batch, iterator)
+            recorder.call(data.on_batch, iterator, batch)
 
     _BaseDataLoaderIter.__next__ = patched
 

@@ -1,8 +1,8 @@
 """What the host does to a training process: garbage collection, CPU time, waiting for a core.
 
-In: the ends of steps, collections. Out: per step two records of everything so far, and one
-of its own for each long collection. Long work of ours between two steps is measured, so that it counts for
-neither.
+In: the ends of steps, collections. Out: per step two records of everything so far, a third where a DataLoader
+hands over batches, and one of its own for each long collection. Long work of ours between two steps is
+measured, so that it counts for neither.
 """
 
 from __future__ import annotations
@@ -71,9 +71,12 @@ class Host:
         if now_ns - self._queued_at_ns >= SHORT_NS and self._schedstat >= 0:  # a third of what a sample costs
             queued_ns, self._queued_at_ns = int(os.pread(self._schedstat, 64, 0).split()[1]), now_ns
         thread_ns = time.clock_gettime_ns(self._clock)
-        waited_ns = self._recorder.data_wait_ns if self._recorder.works(data.__name__) else -1
+        loads = self._recorder.works(data.__name__)
+        waited_ns = self._recorder.data_wait_ns if loads else -1
         own.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
         own.write(records.WORK, now_ns, self._recorder.num_backward, self._collected_ns, waited_ns)
+        if loads and self._recorder.input_elements >= 0:
+            own.write(records.INPUT, now_ns, self._recorder.input_elements)
 
     def _follow(self, thread: int) -> None:
         """Measure another thread from now on.

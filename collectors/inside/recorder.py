@@ -73,6 +73,7 @@ class Recorder:
         last_step_s: when a step last ended, on the monotonic clock.
         store: the job's own store, for questions of probes.
         data_wait_ns: time spent waiting for a DataLoader so far; -1 where there was none.
+        input_elements: elements of the batches that it handed over so far; -1 where none could be counted.
         training_thread: the thread that asks for gradients; 0 before it has.
     """
 
@@ -98,7 +99,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._exiting = threading.Event()
         self.training_thread = 0
-        self.data_wait_ns = -1
+        self.data_wait_ns = self.input_elements = -1
         self.num_updates = self.num_backward = 0
         self.postponed: list[Any] = []
         self._sources: list[int] = []  # of what ends steps, by its number

@@ -27,6 +27,7 @@ WORK = (
 )
 LOADED = 10  # a long wait for the DataLoader: its start, its duration, the worker (-1: the process itself)
 COLLECTED = 11  # a long garbage collection: its start, its duration, its generation
+INPUT = 12  # at the end of a step: time, elements of all batches that DataLoaders handed over
 OPENED = 16  # index of a deep window that has begun, its start, the steps before it
 DROPPED = 17  # index of a deep window that was opened and is not kept
 MISSED = (

@@ -88,8 +88,13 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
     aligned, apart = on_one_clock(_always_of(run))
     ranks = {rank for each in found if each.component_kind != "job" for rank in each.ranks}
     known = any(INPUT_PIPELINE in (each.component_id, each.cause) for each in found)
+    jobs = {each.class_ for each in found if each.component_kind == "job"}
     late, network = _late(aligned, apart)
-    late = [each for each in late if not ranks & {*each.ranks}]
+    late = [
+        each
+        for each in late
+        if (each.class_ not in jobs if each.component_kind == "job" else not ranks & {*each.ranks})
+    ]
     told = any(each.class_ in NETWORK for each in found)
     return [*late, *([] if told or ranks else network), *([] if known else _waiting(run, aligned))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpro.detect.bandwidth import find_slower_transfers
 from dpro.detect.findings import Finding
+from dpro.detect.handed_out import Even, hand_out_evenly
 from dpro.detect.hidden import find_hidden_work
 from dpro.detect.input import find_slow_input
 from dpro.detect.network import find_slow_network
@@ -18,17 +19,20 @@ def diagnose_graph(graph: Graph) -> list[Finding]:
     Args:
         graph: the run's graph.
     """
-    stragglers = find_stragglers(graph)
+    even = hand_out_evenly(graph)
+    if not even.told and not find_stragglers(graph):
+        even = Even(graph, [], True, {})
+    stragglers = even.leaves(find_stragglers(even.graph))
     explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)
     named = {rank for finding in stragglers for rank in finding.ranks}
-    hidden = find_hidden_work(graph, named)
+    hidden = even.leaves(find_hidden_work(even.graph, named))
     network = find_slow_network(graph)
     slower = [
         finding
         for finding in find_slower_transfers(graph)
         if not any(set(finding.ranks) <= set(other.ranks) for other in network)
     ]
-    findings = [*stragglers, *hidden, *find_slow_input(graph, explained), *network, *slower]
+    findings = [*even.findings, *stragglers, *hidden, *find_slow_input(graph, explained), *network, *slower]
     return sorted(findings, key=lambda finding: -finding.cost_ns)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dpro.detect.causes import EXPLAINED, HOST_CAUSES, counted_more, host_cause
 from dpro.detect.findings import Finding
 from dpro.detect.lateness import MESSAGES, calls_of, own_time, teams
+from dpro.detect.uneven import LATEST, REST, Uneven, amounts_of, explain, find_uneven_work
 from dpro.units import format_duration
 
 Floats = NDArray[np.float64]
@@ -112,14 +113,38 @@ def judge(
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     found: list[tuple[int, Excess, Finding]] = []
+    uneven_work: list[Finding] = []
     for number, ranks in enumerate(teams(calls, own, stages)):
         team = team_of(own, ranks)
+        uneven = explain(team.own, amounts_of(counters, ranks, team.start), team.steps)
         late = late_columns(team)
+        if uneven is not None and (late or uneven.relation.clear):
+            uneven_work += _uneven(team, uneven)
+            team = replace(team, own=uneven.equal)
+            late = [each for each in late_columns(team) if _is_more(each, uneven)]
         found += [(number, excess, _finding(team, excess, counters, workers)) for excess in late]
     findings = [finding for _, excess, finding in found if _matters(excess, finding)]
+    findings += sorted(uneven_work, key=lambda finding: -finding.cost_ns)[
+        :1
+    ]  # of stages the one that waits most
     doubtful = doubtful or len({number for number, *_ in found}) > 1
     told = [_doubted(finding) if doubtful else finding for finding in findings]
     return sorted(told, key=lambda finding: -finding.cost_ns)
+
+
+def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
+    """What uneven work costs: no more than ranks waited for each other."""
+    latest = slice(-LATEST, None)
+    own, waited = team.own[latest], team.waited[latest]
+    saved = float((own.max(axis=1) - uneven.equal[latest].max(axis=1)).mean())
+    cost = min(saved, float(waited.mean()))
+    return find_uneven_work(uneven, cost, float(np.median((own + waited).mean(axis=1))), team.ranks)
+
+
+def _is_more(excess: Excess, uneven: Uneven) -> bool:
+    """Whether a rank is slower by more than what its amounts may be wrong about."""
+    more = excess.median * float(np.median(uneven.equal[-excess.num_steps :, excess.column]))
+    return more >= REST * float(uneven.explained[excess.column])
 
 
 def _matters(excess: Excess, finding: Finding) -> bool:

@@ -23,6 +23,8 @@ LAYOUTS = ("dp", "fsdp", "tp_pp", "moe")
 NOISES = ("1%", "5%", "10%", "heavy", "periodic")
 FAULTS = ("compute", "host", "imbalance", "network", "regression", "input")
 HOST_FAULTS = ("data", "gc", "contention", "sleep")
+IMBALANCES = ("varying", "persistent")
+BATCHES = ("sized", "idle", "none")
 LAUNCH_MS = 0.08  # a kernel, its operator around it
 LAG_MS = 0.006  # from a launch to its kernel
 CALL_MS = 0.05  # to hand over a collective
@@ -48,9 +50,11 @@ class Job:
         severity: how many times as long the faulty part takes; of host faults and input the step.
         victim: the rank, or the first of a pair.
         since: the first step with the fault.
-        how: which host fault.
+        how: which host fault; of uneven work, whether the victim's data-parallel rank always has more.
         windows: steps that are recorded in depth: first and number of each.
         step_noise: whether whole steps of a rank vary, beside each piece of its work.
+        batches: what loaders hand over: batches whose size tells how much work they are, some that vary in
+            what costs nothing, or nothing that has a size.
     """
 
     layout: str
@@ -66,6 +70,7 @@ class Job:
     how: str = ""
     windows: tuple[tuple[int, int], ...] = ()
     step_noise: bool = True
+    batches: str = "none"
 
 
 @dataclass(frozen=True)
@@ -89,12 +94,14 @@ class Log:
         spans: `kind`, `name`, `lane`, `rank`, `begin`, `end`, `correlation`.
         steps: `step`, `rank`, `begin`, `end`, `window`.
         counters: by name [T, R] ms.
+        elements: [T, R] of the batches that were loaded; empty where they have no size.
     """
 
     calls: list[dict[str, Any]] = field(default_factory=list)
     spans: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     counters: dict[str, list[Floats]] = field(default_factory=dict)
+    elements: list[Floats] = field(default_factory=list)
 
 
 def mesh_of(layout: str, num_ranks: int) -> Mesh:
@@ -143,6 +150,8 @@ class Machine:
         self.comm = {kind: self.host.copy() for kind in self.mesh.groups}  # each group has a queue of its own
         self.sends = self.host.copy()
         self.all = np.arange(size)
+        self.lengths = np.random.default_rng([job.seed, 7])  # apart, so that all else is drawn alike
+        self.quadratic = float(self.lengths.uniform(0, 0.5))  # of the work: attention
         self.pause_every = draw.integers(17, 32, size)
         self.pause_phase = draw.integers(0, 32, size)
         self.numbers: dict[str, int] = {}
@@ -156,14 +165,17 @@ class Machine:
 
     def step(self, number: int) -> None:
         """Carry out one step, and write it down."""
-        size = self.job.num_ranks
+        job, size = self.job, self.job.num_ranks
         self.number = number
         self.window = next((w for w, (f, n) in enumerate(self.job.windows) if f <= number < f + n), -1)
         self.deep = self.window >= 0
         self.faulty = bool(self.job.fault) and number >= self.job.since
         self.spent = {name: np.zeros(size) for name in ("data", "gc", "queue", "cpu")}
         self.of_step = self._noise(size) if self.job.step_noise else np.ones(size)
-        self.of_step = self.of_step * self._uneven(size)
+        uneven = self._uneven(size)
+        self.of_step = self.of_step * uneven
+        if job.batches != "none":
+            self.log.elements.append(self._elements(uneven))
         began = self.host.copy()
         self._load()
         self._stall()
@@ -187,9 +199,19 @@ class Machine:
         """[size] factors of work of the step: sequences that are longer for some ranks, others each time."""
         if self.faulty and self.job.fault == "imbalance" and self.job.layout != "tp_pp":
             spread = np.log(self.job.severity)
+            if self.job.how == "persistent":
+                return np.where(self.mesh.dp == self.mesh.dp[self.job.victim], self.job.severity, 1.0)
             per_copy = np.exp(self.random.uniform(0, spread, self.mesh.dp.max() + 1))
             return per_copy[self.mesh.dp]
         return np.ones(size)
+
+    def _elements(self, work: Floats) -> Floats:
+        """[size] elements of padded batches that take so much work, a part of which grows quadratically."""
+        if self.job.batches == "idle":
+            work = np.exp(self.lengths.normal(0, 0.2, work.size))
+        q = self.quadratic
+        length = (np.sqrt((1 - q) ** 2 + 4 * q * work) - (1 - q)) / (2 * q)
+        return 2 * 8 * np.rint(512 * length)
 
     @property
     def step_ms(self) -> float:

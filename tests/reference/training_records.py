@@ -186,6 +186,11 @@ def _counters(log: Log, clock: np.ndarray, missing: float, random: np.random.Gen
         ).with_columns(counter=pl.lit(counter))
         for name, counter in COUNTED.items()
     ]
+    if log.elements:
+        elements = frames[0].with_columns(
+            value=np.concatenate(log.elements), counter=pl.lit("step_input_elements")
+        )
+        frames.append(elements)
     rows = pl.concat(frames)
     return rows.filter(pl.Series(random.random(rows.height) >= missing))
 

@@ -72,3 +72,10 @@ def test_long_intervals_are_rows_of_their_own():
         ("", "data_wait_ns", 220, 40.0),
         ("generation 2", "gc_pause_ns", 500, 7.0),
     ]
+
+
+def test_elements_of_batches_are_counted_per_step_from_the_first_that_a_loader_hands_over():
+    handed = [Record(101, 64, 0, 0, records.INPUT), Record(203, 160, 0, 0, records.INPUT)]
+    recorded = [work(101, 4), handed[0], work(203, 8), handed[1], work(301, 13)]
+    assert values(recorded, "step_input_elements") == {110: 96}
+    assert values([work(101, 4), work(203, 8)], "step_input_elements") == {}

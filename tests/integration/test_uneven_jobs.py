@@ -1,0 +1,118 @@
+"""Real two-rank jobs whose ranks are handed batches of different sizes: who is blamed for it, and who not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from dpro.schema import COUNTERS
+from dpro.store import open_run
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+BATCH, LENGTH, STEPS_RUN = 4, 60, 26
+
+# Work sleeps for as long as the batch is: other work on the machine then matters little. Sequences are padded
+# to the longest of a batch, as usual; the last sample of each batch is its longest.
+JOB = f"""
+import sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+KIND = sys.argv[1]
+dist.init_process_group("gloo")
+RANK = dist.get_rank()
+
+class Text(Dataset):
+    def __len__(self):
+        return {BATCH * STEPS_RUN}
+
+    def __getitem__(self, index):
+        step, sample = divmod(index, {BATCH})
+        draw = torch.Generator().manual_seed(100 * RANK + step)
+        longest = {LENGTH}
+        if KIND == "varying":
+            longest = int({LENGTH} * (1 + 2 * torch.rand((), generator=draw)))
+        if KIND == "persistent" and RANK == 1:
+            longest = 2 * {LENGTH}
+        return torch.ones(longest if sample == {BATCH - 1} else longest // 2)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self, batch):
+        time.sleep(0.0005 * batch.shape[1] * (2 if KIND == "slow" and RANK == 1 else 1))
+        return self.linear(batch.mean().reshape(1, 1))
+
+model = nn.parallel.DistributedDataParallel(Model())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+pad = lambda samples: nn.utils.rnn.pad_sequence(samples, batch_first=True)
+for batch in DataLoader(Text(), batch_size={BATCH}, collate_fn=pad):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def record(folder: Path, kind: str) -> Path:
+    (folder / "job.py").write_text(JOB)
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    command = [sys.executable, "-m", "dpro", "record", "-o", str(folder / "run"), "--skip", "1000", "--"]
+    done = subprocess.run(
+        [*command, *TORCHRUN, str(folder / "job.py"), kind],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def found(run: Path) -> dict[str, dict[str, Any]]:
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    command = [sys.executable, "-m", "dpro", "diagnose", str(run), "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return {each["class"]: each for each in json.loads(done.stdout)["findings"]}
+
+
+def test_rank_that_always_has_longer_sequences_is_not_blamed(tmp_path):
+    run = record(tmp_path, "persistent")
+    findings = found(run)
+    counted = open_run(run).table(COUNTERS).filter(pl.col("counter") == "step_input_elements")
+    assert counted.height > 2 * (STEPS_RUN - 4)
+    per_rank = {rank: set(rows["value"]) for (rank,), rows in counted.group_by("rank")}
+    assert per_rank == {0: {BATCH * LENGTH}, 1: {BATCH * 2 * LENGTH}}
+    assert findings["imbalance.data"]["ranks"] == [0, 1]
+    assert not {"slow.compute", "slow.host"} & findings.keys()
+
+
+@pytest.mark.slow
+def test_sequences_that_vary_from_step_to_step_are_uneven_work(tmp_path):
+    findings = found(record(tmp_path, "varying"))
+    assert findings["imbalance.data"]["component"] == {"kind": "job", "id": "the ranks' batches"}
+    assert findings["imbalance.data"]["severity"] > 0.05
+    assert not {"slow.compute", "slow.host"} & findings.keys()
+
+
+@pytest.mark.slow
+def test_slow_rank_with_sequences_as_long_as_the_others_is_blamed(tmp_path):
+    findings = found(record(tmp_path, "slow"))
+    assert findings.keys() == {"slow.host"}
+    assert findings["slow.host"]["ranks"] == [1]
+
+
+@pytest.mark.slow
+def test_equal_work_is_no_finding(tmp_path):
+    assert "imbalance.data" not in found(record(tmp_path, "equal"))
