@@ -78,7 +78,7 @@ def find(analysis: Analysis) -> list[Finding]:
 
 def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
     """What the steps that are always recorded show, and windows did not."""
-    from dpro.detect.late_ranks import WINDOWS
+    from dpro.detect.excess import WINDOWS
     from dpro.detect.one_clock import on_one_clock
     from dpro.detect.straggler import INPUT_PIPELINE
 
@@ -159,8 +159,9 @@ def _always_of(run: Run) -> Always:
 
 def _not_shown(rows: Always, apart: list[int]) -> list[str]:
     """What the calls leave open, one line each."""
+    from dpro.detect.excess import WINDOWS
     from dpro.detect.hang.words import ranks_in_words
-    from dpro.detect.late_ranks import WINDOWS, cannot_show
+    from dpro.detect.late_ranks import cannot_show
 
     reasons = cannot_show(rows.collectives, rows.workers)
     if apart:

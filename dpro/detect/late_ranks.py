@@ -1,42 +1,26 @@
 """Ranks that the others wait for, persistently, told from the calls that are always recorded.
 
-In: calls, steps, counters and workers on one clock. Out: findings, and what they cannot show. What is judged
-is each rank's own time per step against that of its peers, in log-ratios: by its median over the latest
-steps, in units of what that varies by from step to step. Heavy tails and periodic work (a checkpoint) do not
-move a median.
+In: calls, steps, counters and workers on one clock. Out: findings, and what they cannot show. Who is clearly
+slower than its peers, or than it was, is told by `excess.py`; here, what the others wait for it, and why.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from dpro.detect.causes import EXPLAINED, HOST_CAUSES, counted_more, host_cause
+from dpro.detect.excess import Excess, Team, late_columns
 from dpro.detect.findings import Finding
 from dpro.detect.lateness import MESSAGES, calls_of, own_time, teams
 from dpro.detect.uneven import LATEST, REST, Uneven, amounts_of, explain, find_uneven_work
 from dpro.units import format_duration
 
-Floats = NDArray[np.float64]
-
-WINDOWS = (10, 20, 40)  # steps that are judged, the latest of: a large effect shows in few
 HISTORY = 240  # steps that tell how much is noise
-LEAST_RATIO = 0.035  # of the peers' own time: less is everywhere
 LEAST_SHARE = 0.02  # of the step
 BROKEN = 1.5  # times the peers' own time: from here on worth a finding even if the step hardly waits for it
-AS_LARGE = 0.9  # of the largest effect: of windows that show as much, the one with the most steps tells
-PERSISTENT = 0.8  # of the steps a rank must be slower in
-# Standard errors that the median must reach, beside all else. Every look is one more chance to be wrong, and
-# a job of a week is looked at 100,000 times.
-CLEAR = 4.5
-LEAST_NOISE = 0.01  # noise is never believed to be less
-SCARCE = (
-    8.0  # with few steps the noise is hardly known: its estimate is raised by this many over their number
-)
-MAD_TO_SIGMA = 1.4826
 _CPU = "step_training_thread_cpu_ns"
 MESSAGES_UNSEEN = (
     "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
@@ -45,44 +29,6 @@ HOSTS_ONLY = (
     "a GPU that computes slowly shows in the times of calls only where the host waits for it: deep "
     "windows, or NCCL's Inspector, would tell"
 )
-
-
-@dataclass(frozen=True)
-class Team:
-    """Ranks that do alike work, and what they did in the steps that all of them have.
-
-    Attributes:
-        ranks: [R] who.
-        steps: [T] which.
-        own: [T, R] ns of work.
-        waited: [T, R] ns of waiting for others.
-        start: [T, R] ns, when the steps began.
-    """
-
-    ranks: list[int]
-    steps: NDArray[np.int64]
-    own: Floats
-    waited: Floats
-    start: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Excess:
-    """How much slower one rank of a team is.
-
-    Attributes:
-        column: of the team.
-        num_steps: how many of the latest steps show it.
-        median: of the log-ratio to its peers.
-        error: standard error of that.
-        persistent: share of the steps in which the rank is slower.
-    """
-
-    column: int
-    num_steps: int
-    median: float
-    error: float
-    persistent: float
 
 
 def find_late_ranks(
@@ -123,10 +69,9 @@ def judge(
             team = replace(team, own=uneven.equal)
             late = [each for each in late_columns(team) if _is_more(each, uneven)]
         found += [(number, excess, _finding(team, excess, counters, workers)) for excess in late]
-    findings = [finding for _, excess, finding in found if _matters(excess, finding)]
-    findings += sorted(uneven_work, key=lambda finding: -finding.cost_ns)[
-        :1
-    ]  # of stages the one that waits most
+    findings = _once([finding for _, excess, finding in found if _matters(excess, finding)])
+    # of stages the one that waits most
+    findings += sorted(uneven_work, key=lambda finding: -finding.cost_ns)[:1]
     doubtful = doubtful or len({number for number, *_ in found}) > 1
     told = [_doubted(finding) if doubtful else finding for finding in findings]
     return sorted(told, key=lambda finding: -finding.cost_ns)
@@ -143,12 +88,18 @@ def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
 
 def _is_more(excess: Excess, uneven: Uneven) -> bool:
     """Whether a rank is slower by more than what its amounts may be wrong about."""
-    more = excess.median * float(np.median(uneven.equal[-excess.num_steps :, excess.column]))
+    more = excess.effect * float(np.median(uneven.equal[-excess.num_steps :, excess.column]))
     return more >= REST * float(uneven.explained[excess.column])
 
 
 def _matters(excess: Excess, finding: Finding) -> bool:
-    return finding.severity >= LEAST_SHARE or excess.median >= np.log(BROKEN)
+    """Devices differ, which is nobody's concern where it costs nothing; that one became slower is, always."""
+    return finding.severity >= LEAST_SHARE or excess.level >= np.log(BROKEN) or excess.against_past
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """The first of each rank."""
+    return list({finding.ranks: finding for finding in reversed(findings)}.values())[::-1]
 
 
 def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
@@ -169,74 +120,6 @@ def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
     return Team(ranks, step[:, 0], own_ns.astype(float), waited.astype(float), start)
 
 
-def late_columns(team: Team) -> list[Excess]:
-    """The ranks of a team that are clearly and persistently slower than the rest."""
-    found = []
-    if len(team.steps) < min(WINDOWS):
-        return []
-    logs = np.log(np.maximum(team.own, 1.0))
-    excess = logs - median_of_others(logs)
-    for column in range(len(team.ranks)):
-        judged = (_judge(excess[:, column], column, size) for size in WINDOWS if size <= len(excess))
-        clear = [each for each in judged if each is not None]
-        if clear:
-            enough = AS_LARGE * max(each.median for each in clear)
-            found.append([each for each in clear if each.median >= enough][-1])
-    return found
-
-
-def median_of_others(values: Floats) -> Floats:
-    """[T, R] the median over all columns but the own."""
-    size = values.shape[1]
-    order = np.argsort(values, axis=1)
-    place = np.argsort(order, axis=1)
-    ordered = np.take_along_axis(values, order, axis=1)
-
-    def without(index: int) -> Floats:
-        after = ordered[:, min(index + 1, size - 1), None]
-        return np.where(place > index, ordered[:, index, None], after)
-
-    low, high = (size - 2) // 2, (size - 1) // 2
-    return (without(low) + without(high)) / 2
-
-
-def _judge(excess: Floats, column: int, size: int) -> Excess | None:
-    """Whether the latest steps show a rank as slower.
-
-    Args:
-        excess: [T] log-ratio of its own time to that of its peers.
-        column: of the rank.
-        size: how many of the latest steps are judged.
-    """
-    latest = excess[-size:]
-    median, persistent = float(np.median(latest)), float((latest > 0).mean())
-    if median < LEAST_RATIO or persistent < PERSISTENT:
-        return None
-    error = _error(excess, size)
-    return Excess(column, size, median, error, persistent) if median >= CLEAR * error else None
-
-
-def _error(excess: Floats, size: int) -> float:
-    """Standard error of a median of some successive steps.
-
-    Noise is taken from differences of neighbours, which a lasting change does not touch; where there are
-    enough steps, also from those of the medians of successive blocks, which tells noise that lasts for
-    several steps. The median of N normal values varies by sqrt(pi / 2 / N) of what one of them does.
-    """
-    error = max(_sigma(np.diff(excess)), LEAST_NOISE) * np.sqrt(np.pi / 2 / size)
-    blocks = len(excess) // size
-    if blocks > 4:
-        medians = np.median(excess[len(excess) - blocks * size :].reshape(blocks, size), axis=1)
-        error = max(error, _sigma(np.diff(medians)))
-    return float(error * (1 + SCARCE / len(excess)))
-
-
-def _sigma(differences: Floats) -> float:
-    """Standard deviation of one value, from differences of two, by their median absolute deviation."""
-    spread = np.median(np.abs(differences - np.median(differences)))
-    return float(MAD_TO_SIGMA * spread / np.sqrt(2))
-
-
 def _finding(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.DataFrame) -> Finding:
     column, latest = excess.column, slice(-excess.num_steps, None)
     own, waited = team.own[latest], team.waited[latest]
@@ -248,10 +131,7 @@ def _finding(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.Dat
     rank = team.ranks[column]
     class_, cause, how, sure = _cause(team, excess, longer, counters, workers)
     evidence = [
-        f"rank {rank} takes {format_duration(longer)} ({np.expm1(excess.median):.0%}) more of its own time "
-        "per step "
-        f"than its peers, in {excess.persistent:.0%} of {excess.num_steps} steps (up to step "
-        f"{team.steps[-1]})",
+        *_slower(team, excess, longer),
         f"the others wait {format_duration(float(np.median(waits)))} per step in collectives, "
         f"{format_duration(cost)} of it for rank {rank} alone; it waits "
         f"{format_duration(float(np.median(waited[:, column])))}",
@@ -259,11 +139,32 @@ def _finding(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.Dat
     ]
     if cost < longer / 2:
         evidence.append("other ranks are nearly as late: healing this one alone saves less than it lost")
-    confidence = excess.persistent * (1 - excess.error / excess.median) * sure
+    confidence = excess.persistent * (1 - excess.error / excess.effect) * sure
     severity = round(cost / cycle, 4) if cycle else 0.0
     return Finding(
         class_, "rank", str(rank), (rank,), severity, round(confidence, 3), cost, tuple(evidence), cause
     )  # fmt: skip
+
+
+def _slower(team: Team, excess: Excess, longer: float) -> list[str]:
+    """How much slower the rank is, and than what."""
+    rank, often, last = team.ranks[excess.column], f"{excess.persistent:.0%}", team.steps[-1]
+    more = (
+        f"rank {rank} takes {format_duration(longer)} ({_percent(excess.level)}) more of its own time "
+        "per step than its peers"
+    )
+    if not excess.against_past:
+        return [f"{more}, in {often} of {excess.num_steps} steps (up to step {last})"]
+    before = f"{_percent(excess.before)} {'longer' if excess.before > 0 else 'less long'}"
+    return [
+        f"{more}, in the latest {excess.num_steps} steps (up to step {last})",
+        f"it became slower: before, it took {before} than they, less than in {often} of these steps",
+    ]
+
+
+def _percent(log_ratio: float) -> str:
+    ratio = float(abs(np.expm1(log_ratio)))
+    return f"{ratio:.0%}" if ratio >= 0.1 else f"{ratio:.1%}"
 
 
 def _cause(

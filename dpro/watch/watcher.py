@@ -172,7 +172,7 @@ class Watcher:
     def _look_for_late(self) -> list[Notice]:
         begun_s, self._fresh = time.monotonic(), False
         found = self._lateness.look(list(self.tails.values()))
-        notices = self.ledger.observe(LATE, found, self.step, OVER_AFTER, "its peers wait for it no more")
+        notices = self.ledger.observe(LATE, found, self.step, OVER_AFTER, "its peers hardly wait for it now")
         now_s = time.monotonic()
         self._late_due_s = now_s + (now_s - begun_s) / SHARE
         return notices

@@ -6,15 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.late_ranks import (
-    HOSTS_ONLY,
-    LEAST_SHARE,
-    cannot_show,
-    find_late_ranks,
-    late_columns,
-    median_of_others,
-    team_of,
-)
+from dpro.detect.excess import late_columns
+from dpro.detect.late_ranks import HOSTS_ONLY, LEAST_SHARE, cannot_show, find_late_ranks, team_of
 from dpro.detect.lateness import calls_of, own_time, teams
 from dpro.detect.one_clock import Always, on_one_clock
 from dpro.schema import CLOCK_SAMPLES, conform
@@ -137,13 +130,6 @@ def test_calls_of_which_a_member_is_missing_tell_nothing_of_their_steps():
     assert {3, 5} <= set(own["step"].to_list())
 
 
-def test_median_of_the_others_leaves_out_the_own():
-    values = np.random.default_rng(0).normal(size=(5, 7))
-    expected = [[np.median(np.delete(row, at)) for at in range(7)] for row in values]
-    assert median_of_others(values) == pytest.approx(np.array(expected))
-    assert median_of_others(values[:, :6])[0, 2] == pytest.approx(np.median(np.delete(values[0, :6], 2)))
-
-
 NOISES = {
     "1%": {"sigma": 0.01},
     "5%": {"sigma": 0.05},
@@ -252,3 +238,12 @@ def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
     assert finding.component_id == "1"
     assert finding.severity < LEAST_SHARE
     assert "nearly as late" in finding.evidence[-1]
+
+
+def test_rank_that_became_a_little_slower_is_named_even_if_the_step_hardly_waits_for_it():
+    job = noisy(data_parallel(8, 100, buckets=1), 3, 0.03)
+    (finding,) = find_late_ranks(*tables(slower(job, 2, 1.05, since=80)))
+    assert finding.component_id == "2"
+    assert finding.severity < LEAST_SHARE
+    assert "it became slower: before, it took" in finding.evidence[1]
+    assert find_late_ranks(*tables(slower(job, 2, 1.05))) == []  # as slow, but always was
