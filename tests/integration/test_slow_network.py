@@ -14,11 +14,11 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.verdict import find
+from dpro.analysis.verdict import find, without_windows
 from dpro.detect.delays import delay_matrix
 from dpro.detect.findings import Finding
 from dpro.detect.network import host_of, transfers_of
-from tests.jobs import RECORD, free_port, opened, script, start
+from tests.jobs import RECORD, free_port, opened, script, start, wait_until
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -46,9 +46,35 @@ for step in range(14):
 dist.destroy_process_group()
 """
 
+# Two ranks, no deep window; in the middle all wait until the network was changed.
+CHANGING = """
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+data = torch.ones(1 << 17)  # 0.5 MiB
+for step in range(70):
+    time.sleep(0.005)
+    train_step()
+    for _ in range(2):
+        dist.all_reduce(data)
+    if step == 35:
+        open(f"halfway{rank}", "w").close()
+        while not os.path.exists("go"):
+            time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
 
 def run(*words: object) -> None:
     subprocess.run(list(map(str, words)), check=True, capture_output=True)
+
+
+def set_rate(space: str, rank: int, rate: int) -> None:
+    """Let so many Mbit/s through a rank's port of the switch, both ways."""
+    shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "64kb", "latency", "100ms")
+    run("tc", "-n", space, "qdisc", "replace", "dev", "net", *shape)
+    run("tc", "-n", space.rpartition("-")[0], "qdisc", "replace", "dev", f"p{rank}", *shape)
 
 
 @contextmanager
@@ -81,9 +107,7 @@ def switch(rates: list[int]) -> Iterator[list[str]]:
             run("ip", "-n", space, "addr", "add", f"10.78.0.{rank + 1}/24", "dev", "net")
             run("ip", "-n", space, "link", "set", "net", "up")
             run("ip", "-n", space, "link", "set", "lo", "up")
-            shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "64kb", "latency", "100ms")
-            run("tc", "-n", space, "qdisc", "replace", "dev", "net", *shape)
-            run("tc", "-n", name, "qdisc", "replace", "dev", f"p{rank}", *shape)
+            set_rate(space, rank, rate)
         yield spaces
     finally:
         for space in [name, *spaces]:
@@ -101,39 +125,48 @@ def namespaces() -> None:
         pytest.skip(f"no network of namespaces here: {error.stderr.decode().strip()}")
 
 
+def started(folder: Path, spaces: list[str], job: str, *options: str) -> list[subprocess.Popen[bytes]]:
+    """The job, being recorded, each rank in a namespace of its own."""
+    command = [*RECORD, "-o", "run", *options, "--", *script(folder, job)]
+    place = {
+        "MASTER_ADDR": "10.78.0.1",
+        "MASTER_PORT": free_port(),
+        "WORLD_SIZE": len(spaces),
+        "GLOO_SOCKET_IFNAME": "net",
+    }
+    return [
+        start(["ip", "netns", "exec", space, *command], folder, RANK=rank, LOCAL_RANK=0, **place)
+        for rank, space in enumerate(spaces)
+    ]
+
+
+def ended(jobs: list[subprocess.Popen[bytes]]) -> None:
+    for job in jobs:
+        _, stderr = job.communicate(timeout=240)
+        assert job.returncode == 0, stderr
+
+
 def recorded(folder: Path, rates: list[int]) -> Analysis:
     """The job, recorded on ports of these rates."""
     from dpro.cli.analysis import analyse
 
-    command = [
-        *RECORD,
-        "-o",
-        "run",
-        "--every",
-        "9",
-        "--window-steps",
-        "4",
-        "--skip",
-        "4",
-        "--",
-        *script(folder, JOB),
-    ]
-    place = {
-        "MASTER_ADDR": "10.78.0.1",
-        "MASTER_PORT": free_port(),
-        "WORLD_SIZE": RANKS,
-        "GLOO_SOCKET_IFNAME": "net",
-    }
     with switch(rates) as spaces:
-        jobs = [
-            start(["ip", "netns", "exec", space, *command], folder, RANK=rank, LOCAL_RANK=0, **place)
-            for rank, space in enumerate(spaces)
-        ]
-        for job in jobs:
-            _, stderr = job.communicate(timeout=240)
-            assert job.returncode == 0, stderr
+        ended(started(folder, spaces, JOB, "--every", "9", "--window-steps", "4", "--skip", "4"))
     opened(folder / "run")
     return analyse(str(folder / "run"))
+
+
+def changed(folder: Path, rate: int) -> list[Finding]:
+    """What is found in the job in the middle of which the port of rank 1 gets another rate."""
+    with switch([FAST, FAST]) as spaces:
+        jobs = started(folder, spaces, CHANGING, "--skip", "1000")
+        wait_until(lambda: len(list(folder.glob("halfway*"))) == 2, "the job never came halfway")
+        set_rate(spaces[1], 1, rate)
+        (folder / "go").touch()
+        ended(jobs)
+    verdict = without_windows(opened(folder / "run"))
+    assert verdict is not None
+    return of_the_network(verdict[0])
 
 
 def of_the_network(found: list[Finding]) -> list[Finding]:
@@ -154,3 +187,15 @@ def test_slow_port_of_one_rank_is_named_in_a_real_job(tmp_path):
 
 def test_network_of_equal_ports_is_left_alone(tmp_path):
     assert of_the_network(find(recorded(tmp_path, [FAST] * RANKS))) == []
+
+
+def test_network_that_became_slow_is_told_without_deep_windows(tmp_path):
+    (finding,) = changed(tmp_path, SLOW)
+    assert finding.component_id.startswith("the network between ranks 0-1, ")
+    since = int(finding.evidence[0].split()[2])
+    assert 34 <= since <= 38
+    assert finding.cost_ns > 10e6  # 1 MiB and more each way, at 400 and at 100 Mbit/s
+
+
+def test_network_that_stays_as_it_was_raises_nothing_without_deep_windows(tmp_path):
+    assert changed(tmp_path, FAST) == []
