@@ -11,7 +11,7 @@ from dpro.analysis.graphs import make_graph
 from dpro.analysis.once import once
 from dpro.analysis.verdict import why_unanswerable
 from dpro.dashboards.segments import Tracks, make_tracks
-from dpro.detect.network import transfers_of
+from dpro.detect.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
 from dpro.replay.accuracy import Trust

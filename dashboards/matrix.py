@@ -23,7 +23,8 @@ from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, panel, section
 from dpro.dashboards.theme import colour, series, styled
 from dpro.detect.delays import both_ways, delay_matrix, host_matrix
-from dpro.detect.network import FEWEST_GROUPS, SLOW, host_of
+from dpro.detect.network import FEWEST_GROUPS, SLOW
+from dpro.detect.traffic import host_of
 from dpro.replay.costs import ENOUGH, fit_line
 from dpro.units import NS_PER_MS
 
@@ -67,7 +68,7 @@ def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.
     """What pairs take, both ways.
 
     Args:
-        transfers: as `dpro.detect.network.transfers_of` gives them.
+        transfers: as `dpro.detect.traffic.transfers_of` gives them.
         hosts: of the ranks.
         link: the selection; pairs of two selected ranks.
 
@@ -199,7 +200,7 @@ def speed_info(transfers: pl.DataFrame) -> pl.DataFrame:
     """How fast each pair moves each size, and how fast the fitted line says.
 
     Args:
-        transfers: as `dpro.detect.network.transfers_of` gives them.
+        transfers: as `dpro.detect.traffic.transfers_of` gives them.
 
     Returns:
         `sort` (operation, on one host or between hosts), `members`, `bytes`, `payload_gbps`, `line_gbps` (of

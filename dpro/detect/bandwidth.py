@@ -1,6 +1,6 @@
 """Transfers that became slower than they were: the network against its own history.
 
-In: a graph whose windows reach over many steps. Out: a finding for transfers between hosts, and one for those
+In: a job's traffic over many steps. Out: a finding for transfers between hosts, and one for those
 within: since when, by how much, and what the groups that became slower have in common. A group is compared
 with itself, so what befell all alike is found, too. Waiting is no part of transfers.
 """
@@ -17,18 +17,9 @@ from numpy.typing import NDArray
 from dpro.detect.changepoints import CHANCE, SHORTEST, change_points
 from dpro.detect.fabric import LIKE
 from dpro.detect.findings import Finding
-from dpro.detect.network import (
-    DEVIATIONS,
-    UNSURE,
-    Suspect,
-    blame,
-    host_of,
-    recorded_transfers,
-    replayed_with,
-    words_of,
-)
+from dpro.detect.network import DEVIATIONS, UNSURE, Suspect, blame, words_of
 from dpro.detect.straggler import FEWEST_LATEST, PERSISTENT
-from dpro.replay.graph import Graph
+from dpro.detect.traffic import Traffic
 from dpro.units import format_bytes, format_duration
 
 Floats = NDArray[np.float64]
@@ -57,11 +48,10 @@ class Change(NamedTuple):
     groups: pl.DataFrame
 
 
-def find_slower_transfers(graph: Graph) -> list[Finding]:
+def find_slower_transfers(traffic: Traffic) -> list[Finding]:
     """Say so if transfers take clearly longer since some step, and the steps wait for it."""
-    transfers = recorded_transfers(graph)
-    changes = [change for side in SIDES if (change := change_of(transfers, between=side))]
-    found = (_describe(graph, transfers, change, host_of(graph)) for change in changes)
+    changes = [change for side in SIDES if (change := change_of(traffic.transfers, between=side))]
+    found = (_describe(traffic, change) for change in changes)
     return [finding for finding in found if finding]
 
 
@@ -175,20 +165,20 @@ def sides_of(transfers: pl.DataFrame, since: int) -> pl.DataFrame:
     )
 
 
-def _describe(
-    graph: Graph, transfers: pl.DataFrame, change: Change, hosts: Mapping[int, str]
-) -> Finding | None:
+def _describe(traffic: Traffic, change: Change) -> Finding | None:
     """The finding, None where the steps since then hardly wait for it."""
+    transfers = traffic.transfers
     slow = change.groups.filter("slow")
     faster = slow.select(*KEYS, times=pl.col("before_ns") / pl.col("after_ns"))
     since = transfers.filter(pl.col("step") >= change.since)
-    saved, base = replayed_with(graph, since.join(faster, on=KEYS))
-    late = [at for at, step in enumerate(sorted(set(_steps(graph)))) if step >= change.since]
+    steps, saved, base = traffic.healed(since.join(faster, on=KEYS))
+    late = steps >= change.since
+    grown = np.inf if traffic.replayed else np.median(base[late]) - np.median(base[~late])
     saved, base = saved[late], base[late]
-    cost = float(saved.mean())
+    cost = min(float(saved.mean()), float(grown))  # what steps did not grow by, they do not wait for
     if cost < LEAST_SHARE * base.mean():
         return None
-    class_, kind, name, sure = _component(change, hosts)
+    class_, kind, name, sure = _component(change, traffic.hosts)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
     step = float(base.mean())
     evidence = [
@@ -196,8 +186,7 @@ def _describe(
         f"as before, {slow.height} of {change.groups.height} groups that call the same on both sides of it",
         *_slowest(slow),
         _other_side(transfers, change),
-        f"replayed with these transfers as fast as before, the steps since then take "
-        f"{format_duration(step - cost)} instead of {format_duration(step)}",
+        traffic.gain_in_words("before", "the steps since then take", cost, step),
     ]
     if slow["members"].n_unique() == 1 and kind == "network":
         evidence.append(
@@ -210,10 +199,6 @@ def _describe(
         )
     sure = round(sure * float((saved > 0).mean()), 3)
     return Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
-
-
-def _steps(graph: Graph) -> list[int]:
-    return [int(step) for step in np.unique(graph.nodes.step[graph.nodes.step >= 0])]
 
 
 def _component(change: Change, hosts: Mapping[int, str]) -> tuple[str, str, str, float]:

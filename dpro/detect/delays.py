@@ -15,7 +15,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.detect.fabric import LIKE
-from dpro.detect.network import FEWEST_GROUPS, MESSAGE
+from dpro.detect.network import FEWEST_GROUPS
+from dpro.detect.traffic import MESSAGE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -49,8 +50,8 @@ def delay_matrix(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFr
     What is expected is what most of them take, once what slow ranks add to theirs is taken off.
 
     Args:
-        transfers: as `dpro.detect.network.transfers_of` gives them.
-        hosts: which host each rank is on, as far as known (`dpro.detect.network.host_of`).
+        transfers: as `dpro.detect.traffic.transfers_of` gives them.
+        hosts: which host each rank is on, as far as known (`dpro.detect.traffic.host_of`).
 
     Returns:
         Columns of `SCHEMA`, one row for each pair and, of messages, direction, sorted by source and target.

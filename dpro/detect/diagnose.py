@@ -10,6 +10,7 @@ from dpro.detect.input import find_slow_input
 from dpro.detect.network import find_slow_network
 from dpro.detect.slowdown import Slowdown, find_slow_workers, find_uneven_stages
 from dpro.detect.straggler import INPUT_PIPELINE, find_stragglers
+from dpro.detect.traffic import Traffic, traffic_of
 from dpro.replay.graph import Graph
 
 
@@ -26,14 +27,21 @@ def diagnose_graph(graph: Graph) -> list[Finding]:
     explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)
     named = {rank for finding in stragglers for rank in finding.ranks}
     hidden = even.leaves(find_hidden_work(even.graph, named))
-    network = find_slow_network(graph)
-    slower = [
-        finding
-        for finding in find_slower_transfers(graph)
-        if not any(set(finding.ranks) <= set(other.ranks) for other in network)
-    ]
-    findings = [*even.findings, *stragglers, *hidden, *find_slow_input(graph, explained), *network, *slower]
+    network = diagnose_traffic(traffic_of(graph))
+    findings = [*even.findings, *stragglers, *hidden, *find_slow_input(graph, explained), *network]
     return sorted(findings, key=lambda finding: -finding.cost_ns)
+
+
+def diagnose_traffic(traffic: Traffic) -> list[Finding]:
+    """What is slow in the network: against its like, and against what it was where that tells more.
+
+    Args:
+        traffic: of the job.
+    """
+    slow = find_slow_network(traffic)
+    slower = find_slower_transfers(traffic)
+    told = [set(finding.ranks) for finding in slow]
+    return [*slow, *(each for each in slower if not any(set(each.ranks) <= ranks for ranks in told))]
 
 
 def diagnose_operations(graph: Graph, slowdown: Slowdown) -> list[Finding]:

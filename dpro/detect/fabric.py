@@ -42,7 +42,7 @@ def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[Block
     """Parts of the network between which all is slow; none unless that holds for every group there is.
 
     Args:
-        transfers: as `dpro.detect.network.transfers_of` gives them.
+        transfers: as `dpro.detect.traffic.transfers_of` gives them.
         hosts: which host each rank is on.
     """
     typical = (

@@ -1,9 +1,9 @@
 """Links, network ports and hosts that move data slower than their like.
 
-In: a graph. Out: findings. Transfers of the same operation, size and kind of group are compared between
-groups; waiting for a late rank is no part of them. What all the slow groups have in common, and no fast one
-has, is at fault; where several things fit equally well, that is said. A job in which one group does all there
-is gives nothing to compare with.
+In: a job's traffic. Out: findings. Transfers of the same operation, size and kind of group are compared
+between groups; waiting for a late rank is no part of them. What all the slow groups have in common, and no
+fast one has, is at fault; where several things fit equally well, that is said. A job in which one group does
+all there is gives nothing to compare with.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 from dpro.detect.fabric import LIKE, Block, find_blocks
 from dpro.detect.findings import Finding
 from dpro.detect.straggler import FEWEST_STEPS, LEAST_SHARE, PERSISTENT, clear_gain, confidence
-from dpro.errors import Unanswerable
-from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.timeline import steps_before_and_after
-from dpro.replay.whatif.select import hosts_of
+from dpro.detect.traffic import MESSAGE, Traffic
 from dpro.units import format_bytes, format_duration
 
 Floats = NDArray[np.float64]
@@ -35,7 +32,6 @@ LEAST_DEVIATION = 0.02  # of a logarithm: groups are never more alike than this
 LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
 FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
 LINES = 3  # of evidence
-MESSAGE = "message"
 
 
 class Suspect(NamedTuple):
@@ -58,88 +54,22 @@ class Suspect(NamedTuple):
         return "slow.link" if self.kind in ("link", "hosts", "group") else "slow.nic"
 
 
-def find_slow_network(graph: Graph) -> list[Finding]:
+def find_slow_network(traffic: Traffic) -> list[Finding]:
     """Name the links and ports whose transfers take clearly longer than those of their like."""
-    transfers, hosts = transfers_of(graph), host_of(graph)
+    transfers, hosts = traffic.transfers.filter("whole"), traffic.hosts
     found = []
     told: set[str] = set()
     for block in find_blocks(transfers, hosts):
-        finding = _describe_block(graph, block, transfers)
+        finding = _describe_block(traffic, block)
         found += [finding] if finding else []
         told.update(block.slow["members"])
     groups = compare_groups(transfers).filter(~pl.col("members").is_in(sorted(told)))
     slow = groups.filter("slow")
     for suspects, members in blame(groups, hosts):
         mine = slow.filter(pl.col("members").is_in(sorted(members)))
-        finding = _describe(graph, suspects, mine, transfers)
+        finding = _describe(traffic, suspects, mine)
         found += [finding] if finding else []
     return sorted(found, key=lambda finding: -finding.cost_ns)
-
-
-def transfers_of(graph: Graph) -> pl.DataFrame:
-    """Each collective whose members are all recorded, in steps.
-
-    Returns:
-        `instance`, `op`, `bytes`, `num_ranks`, `num_hosts`, `members` (ranks as text, the sender of a message
-        first), `step`, `transfer_ns` (of the member that took the least: the others' may be waiting).
-    """
-    return recorded_transfers(graph).filter("whole").drop("whole")
-
-
-def recorded_transfers(graph: Graph) -> pl.DataFrame:
-    """The same of all collectives of which at least two members are recorded, and whether `whole`.
-
-    Where some are not, the time holds what the recorded ones waited for the others.
-    """
-    nodes, edges = graph.nodes, graph.edges
-    met = np.zeros(graph.num_nodes, np.bool_)
-    met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
-    chosen = np.flatnonzero(
-        (nodes.kind == NodeKind.TRANSFER) & met & (nodes.message >= 0) & (nodes.step >= 0)
-    )
-    message = nodes.message[chosen]
-    op = pl.Series([each.op for each in graph.messages], dtype=pl.String).gather(message)
-    size = pl.Series([each.num_ranks for each in graph.messages], dtype=pl.Int64).gather(message)
-    hosts = host_of(graph)
-    host = pl.Series(nodes.rank[chosen]).replace_strict(hosts, default="", return_dtype=pl.String)
-    rows = pl.DataFrame(
-        {
-            "instance": nodes.collective[chosen],
-            "rank": nodes.rank[chosen],
-            "host": host,
-            "receives": op.str.starts_with("recv"),
-            "op": op.replace({"send": MESSAGE, "recv": MESSAGE}),
-            "size": size,
-            "bytes": nodes.bytes[chosen],
-            "step": nodes.step[chosen],
-            "transfer_ns": nodes.duration[chosen],
-        }
-    )
-    ordered = pl.col("rank").sort_by("receives", "rank").cast(pl.String).str.join(",")
-    is_message = pl.col("op").first() == MESSAGE
-    return (
-        rows.group_by("instance")
-        .agg(
-            pl.col("op").first(),
-            pl.col("bytes").max(),
-            num_ranks=pl.len().cast(pl.Int64),
-            num_hosts=pl.col("host").n_unique().cast(pl.Int64),
-            members=ordered,
-            step=pl.col("step").min(),
-            transfer_ns=pl.col("transfer_ns").min(),
-            whole=(pl.len() == pl.col("size").max()) | is_message,
-        )
-        .filter((pl.col("num_ranks") > 1) & (pl.col("transfer_ns") > 0))
-        .sort("instance")
-    )
-
-
-def host_of(graph: Graph) -> dict[int, str]:
-    """Which host each rank is on, as far as the run tells."""
-    try:
-        return hosts_of(graph)
-    except Unanswerable:
-        return {}
 
 
 def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
@@ -271,11 +201,9 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
         left -= explained
 
 
-def _describe(
-    graph: Graph, suspects: list[Suspect], slow: pl.DataFrame, transfers: pl.DataFrame
-) -> Finding | None:
+def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> Finding | None:
     """The finding, with what healing would save; None where neither the step nor the transfer tells much."""
-    saved, base = _healed(graph, slow, transfers)
+    saved, base = _healed(traffic, slow)
     sure_which = bool((slow["num_alike"] >= FEWEST_GROUPS).any())
     times = float(np.exp(slow["excess"].to_numpy().max()))
     gains = clear_gain(saved, base)
@@ -292,10 +220,7 @@ def _describe(
         evidence.append("no group is recorded that has one of these without the others")
     step = float(base.mean())
     if cost >= LEAST_SHARE * step:
-        evidence.append(
-            f"replayed with these transfers as fast as the others', the step takes "
-            f"{format_duration(step - cost)} instead of {format_duration(step)}"
-        )
+        evidence.append(traffic.gain_in_words("the others'", "the step takes", cost, step))
     else:
         evidence.append("the step hardly waits for it: other work hides it")
     if not sure_which:
@@ -308,9 +233,9 @@ def _describe(
     )  # fmt: skip
 
 
-def _describe_block(graph: Graph, block: Block, transfers: pl.DataFrame) -> Finding | None:
+def _describe_block(traffic: Traffic, block: Block) -> Finding | None:
     """The finding about parts of the network, None where the step does not wait for what is between them."""
-    saved, base = _healed(graph, block.slow, transfers)
+    saved, base = _healed(traffic, block.slow)
     if not clear_gain(saved, base):
         return None
     cost, step = float(saved.mean()), float(base.mean())
@@ -320,8 +245,7 @@ def _describe_block(graph: Graph, block: Block, transfers: pl.DataFrame) -> Find
         *_slowest(block.slow),
         f"all that crosses between {parts} is slow, and nothing within them: what connects them is broken or "
         "crowded, or was built slower",
-        f"replayed with these transfers as fast as those within, the step takes "
-        f"{format_duration(step - cost)} instead of {format_duration(step)}",
+        traffic.gain_in_words("those within", "the step takes", cost, step),
     )
     sure = confidence(saved, base) / 2  # one run does not tell a fault from a design
     return Finding(
@@ -356,31 +280,10 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
     return [*lines, *([f"and {rest} more like these"] if rest else [])]
 
 
-def _healed(graph: Graph, slow: pl.DataFrame, transfers: pl.DataFrame) -> tuple[Floats, Floats]:
+def _healed(traffic: Traffic, slow: pl.DataFrame) -> tuple[Floats, Floats]:
     """[T] ns that each step would save with the slow groups' transfers as fast as others'; [T] the steps."""
     keys = [*LIKE, "members"]
-    return replayed_with(
-        graph,
-        transfers.join(slow.select(*keys, "excess"), on=keys).select(
-            "instance", times=(-pl.col("excess")).exp()
-        ),
-    )
-
-
-def replayed_with(graph: Graph, factor: pl.DataFrame) -> tuple[Floats, Floats]:
-    """Replay with other transfers.
-
-    Args:
-        graph: the graph.
-        factor: `instance` of collectives, and how many `times` as long their transfers take.
-
-    Returns:
-        [T] ns that each step would save; [T] ns, the steps.
-    """
-    scale = np.ones(int(graph.nodes.collective.max()) + 2)
-    scale[factor["instance"].to_numpy()] = factor["times"].to_numpy()
-    nodes = graph.nodes
-    moved = (nodes.kind == NodeKind.TRANSFER) & (nodes.collective >= 0)
-    duration = np.where(moved, np.rint(nodes.duration * scale[nodes.collective]), nodes.duration)
-    base, changed = steps_before_and_after(graph, graph.with_durations(duration.astype(np.int64)))
-    return (base - changed).astype(np.float64), base.astype(np.float64)
+    times = (-pl.col("excess")).exp()
+    mine = traffic.transfers.join(slow.select(*keys, "excess"), on=keys).select("instance", times=times)
+    _, saved, base = traffic.healed(mine)
+    return saved, base

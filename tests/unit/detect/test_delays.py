@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from dpro.detect.delays import SCHEMA, both_ways, delay_matrix, host_matrix
-from dpro.detect.network import host_of, transfers_of
+from dpro.detect.traffic import host_of, transfers_of
 from tests.unit.detect.jobs import MS, alike, graph_of
 
 Times = Callable[[int, int], float]
