@@ -104,7 +104,8 @@ def draw(seed: int, fault: str) -> Case:
         job = dataclasses.replace(
             job, fault=fault, severity=severity, victim=victim, since=since, how=how
         )  # fmt: skip
-    recording = Recording(skew, lost if missing else (), missing, seed)
+    timed = seen == "calls" and gpu and rng.random() < 0.5
+    recording = Recording(skew, lost if missing else (), missing, seed, timed)
     return Case(job, recording, seen, told(job, recording, seen))
 
 
@@ -115,7 +116,7 @@ def told(job: Job, recording: Recording, seen: str) -> bool:
     if job.fault == "imbalance":
         return _uneven_told(job, recording, seen)
     if job.fault == "network":
-        return seen == "windows" and _like_groups(job, recording) >= 3
+        return _shows_network(job, recording, seen)
     if job.fault == "input":
         return True
     peers = _peers(job, recording)
@@ -139,6 +140,14 @@ def _uneven_told(job: Job, recording: Recording, seen: str) -> bool:
         return len(here) > 1
     clocks = recording.skew != "unknown" and not job.gpu
     return clocks and sum(_comparable(job, recording, rank) for rank in here) > 1
+
+
+def _shows_network(job: Job, recording: Recording, seen: str) -> bool:
+    """Whether groups alike are there to compare with, or what was before; timed, or in hosts that wait."""
+    if seen == "windows" or recording.timed:
+        return job.since > 0 or _like_groups(job, recording) >= 2
+    hosts_tell = not job.gpu and job.layout != "tp_pp" and recording.skew != "unknown"
+    return job.since > 0 and hosts_tell
 
 
 def _peers(job: Job, recording: Recording) -> list[int]:

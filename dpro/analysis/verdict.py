@@ -82,11 +82,13 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
     from dpro.detect.one_clock import on_one_clock
     from dpro.detect.straggler import INPUT_PIPELINE
 
-    always = run.table(STEPS, ["step", "window"]).filter(pl.col("window") < 0)
-    if always["step"].n_unique() < min(WINDOWS):
+    outside = run.table(STEPS, ["step", "window"]).filter(pl.col("window") < 0)
+    if outside["step"].n_unique() < min(WINDOWS):
         return []
-    aligned, apart = on_one_clock(_always_of(run))
-    ranks = {rank for each in found if each.component_kind != "job" for rank in each.ranks}
+    always = _always_of(run)
+    aligned, apart = on_one_clock(always)
+    of_ranks = [each for each in found if each.component_kind != "job" and each.class_ != "slow.fabric"]
+    ranks = {rank for each in of_ranks for rank in each.ranks}
     known = any(INPUT_PIPELINE in (each.component_id, each.cause) for each in found)
     jobs = {each.class_ for each in found if each.component_kind == "job"}
     late, network = _late(aligned, apart)
@@ -95,8 +97,11 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
         for each in late
         if (each.class_ not in jobs if each.component_kind == "job" else not ranks & {*each.ranks})
     ]
-    told = any(each.class_ in NETWORK for each in found)
-    return [*late, *([] if told or ranks else network), *([] if known else _waiting(run, aligned))]
+    if any(each.class_ in NETWORK for each in found):
+        network = []
+    else:
+        network = _timed(run, always) or ([] if ranks else network)
+    return [*late, *network, *([] if known else _waiting(run, aligned))]
 
 
 def without_windows(run: Run) -> Verdict | None:
@@ -110,9 +115,10 @@ def without_windows(run: Run) -> Verdict | None:
     windows = run.table(STEPS, ["step", "window"]).filter(pl.col("window") >= 0)
     if rows[SPANS.name] and windows["step"].n_unique() >= FEWEST_STEPS:
         return None
-    aligned, apart = on_one_clock(_always_of(run))
+    always = _always_of(run)
+    aligned, apart = on_one_clock(always)
     late, network = _late(aligned, apart)
-    findings = [*late, *network, *_waiting(run, aligned), *_regression(run)]
+    findings = [*late, *(_timed(run, always) or network), *_waiting(run, aligned), *_regression(run)]
     reason = why_no_window(run)
     no_window = [f"what operators and kernels take: {reason}"] if reason else []
     return findings, [*bad_ends(run), *_not_shown(aligned, apart), *no_window]
@@ -134,6 +140,15 @@ def _late(rows: Always, apart: list[int]) -> tuple[list[Finding], list[Finding]]
     if late or unseen or on_gpus(rows.workers):
         return late, []
     return [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
+
+
+def _timed(run: Run, rows: Always) -> list[Finding]:
+    """What is slow in the network by calls that were timed without a deep window."""
+    from dpro.detect.diagnose import diagnose_traffic
+    from dpro.detect.timed_calls import traffic_of_calls
+
+    traffic = traffic_of_calls(rows.collectives, rows.steps, rows.workers, run.manifest.world_size)
+    return diagnose_traffic(traffic) if traffic.transfers.height else []
 
 
 def _waiting(run: Run, rows: Always) -> list[Finding]:

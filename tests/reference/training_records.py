@@ -46,12 +46,14 @@ class Recording:
         lost: the ranks of which nothing is there.
         missing: share of the samples of counters that are missing.
         seed: of what is drawn.
+        timed: whether calls outside of deep windows were timed, as NCCL's Inspector does.
     """
 
     skew: str = "none"
     lost: tuple[int, ...] = ()
     missing: float = 0.0
     seed: int = 0
+    timed: bool = False
 
 
 def write_run(folder: Path, job: Job, log: Log, recording: Recording) -> Path:
@@ -69,7 +71,7 @@ def frames_of(job: Job, log: Log, recording: Recording) -> dict[str, pl.DataFram
     hosts = np.arange(job.num_ranks) // hosts_apart(job.num_ranks)
     clock = _clocks(int(hosts.max()) + 1, recording.skew, random)[hosts]
     frames = {
-        COLLECTIVES.name: _collectives(job, log, clock),
+        COLLECTIVES.name: _collectives(job, log, clock, recording.timed),
         STEPS.name: _steps(log, clock),
         COUNTERS.name: _counters(log, clock, recording.missing, random),
         WORKERS.name: _workers(job, hosts, recording.skew),
@@ -110,7 +112,7 @@ def _text(batches: list[dict], *names: str) -> pl.Series:
     return pl.Series(kinds, dtype=pl.String).gather(codes)
 
 
-def _collectives(job: Job, log: Log, clock: np.ndarray) -> pl.DataFrame:
+def _collectives(job: Job, log: Log, clock: np.ndarray, timed: bool) -> pl.DataFrame:
     calls = log.calls
     rank = _column(calls, "rank")
     begin, end = (_ns(_column(calls, name), clock[rank]) for name in ("begin", "end"))
@@ -128,8 +130,8 @@ def _collectives(job: Job, log: Log, clock: np.ndarray) -> pl.DataFrame:
             "bytes_out": _column(calls, "bytes"),
             "peer": _column(calls, "peer").astype(np.int32),
             "enqueued_ns": _ns(_column(calls, "called"), clock[rank]),
-            "start_ns": np.where(deep, begin, -1),
-            "duration_ns": np.where(deep, end - begin, -1),
+            "start_ns": np.where(deep | timed, begin, -1),
+            "duration_ns": np.where(deep | timed, end - begin, -1),
             "correlation": np.where(deep, _column(calls, "correlation"), -1),
             "dtype": ["bfloat16"] * rank.size,
         }
