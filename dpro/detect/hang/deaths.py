@@ -17,6 +17,13 @@ from dpro.units import NS_PER_S
 TOGETHER_NS = NS_PER_S // 2  # ranks that end within this time of each other may have been ended by one hand
 # What launchers, schedulers and users send to a job that is to end.
 _ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_MEANS = {
+    signal.SIGABRT: "a library gave up, as gloo does where a peer sends more than is expected: "
+    "what the rank wrote last says why",
+    signal.SIGKILL: "killed from outside: by the kernel where memory ran out, by a scheduler, or by somebody",
+    signal.SIGSEGV: "native code touched memory that is not its own",
+    signal.SIGBUS: "mapped memory or shared memory (/dev/shm) ran out, or a mapped file became shorter",
+}
 
 
 @dataclass(frozen=True)
@@ -27,12 +34,14 @@ class Death:
         rank: the rank.
         ended_ns: when it was seen to be gone.
         how: what ended it, in words.
+        means: what usually ends processes so; empty where nothing can be said.
         first: whether it ended clearly before every other rank that did not end well.
     """
 
     rank: int
     ended_ns: int
     how: str
+    means: str
     first: bool
 
 
@@ -50,7 +59,7 @@ def find_deaths(records: Records) -> list[Death]:
         alike = others.filter(~outside)["ended_ns"]
         first = all(int(other) > ended_ns + TOGETHER_NS for other in alike)
         how = f"signal {number} ({_signal_name(number)})" if number > 0 else f"exit code {code}"
-        deaths.append(Death(rank, ended_ns, how, first))
+        deaths.append(Death(rank, ended_ns, how, _MEANS.get(number, ""), first))
     return deaths
 
 

@@ -283,7 +283,8 @@ def _is_frozen(rank: int, case: Case) -> bool:
 
 
 def _death_in_words(death: Death) -> str:
-    return f"rank {death.rank} was ended by {death.how}, seen at {time_in_words(death.ended_ns)}"
+    means = f" ({death.means})" if death.means else ""
+    return f"rank {death.rank} was ended by {death.how}, seen at {time_in_words(death.ended_ns)}{means}"
 
 
 def _death_finding(death: Death, case: Case) -> Finding:

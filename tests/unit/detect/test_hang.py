@@ -265,6 +265,20 @@ def test_a_rank_that_died_while_others_waited_is_dead(job):
     assert "SIGKILL" in told(finding)
 
 
+@pytest.mark.parametrize(
+    ("number", "means"),
+    [(6, "a library gave up"), (9, "memory ran out"), (7, "/dev/shm"), (4, "(SIGILL), seen")],
+)
+def test_what_usually_ends_a_process_by_such_a_signal_is_said(job, number, means):
+    job.call([0, 1, 3], WORLD, OPEN)
+    for rank in (0, 1, 3):
+        job.dump(rank, saved_s=60)
+    job.lose(2)
+    job.ended(2, 0, number=number)
+    (finding,) = job.findings()
+    assert means in told(finding)
+
+
 def test_a_rank_that_was_stuck_until_all_were_killed_did_not_die_of_itself(job):
     job.call([0, 1, 3], WORLD, OPEN)
     for rank in WORLD:

@@ -1,0 +1,66 @@
+"""Real jobs that hang: recorded, ended when their ranks have saved what they wait for, and diagnosed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.jobs import ROOT, TORCHRUN, environment
+
+JOB = ROOT / "tests" / "hanging.py"
+LONGEST_S = 150
+
+
+def launcher(num_ranks: int) -> list[str]:
+    return [*TORCHRUN[:-1], str(num_ranks), "--standalone", str(JOB)]
+
+
+def diagnosed(
+    folder: Path, fault: str, *options: str, num_ranks: int = 4, spawn: bool = False
+) -> dict[str, Any]:
+    """Record a job with a fault, end it when it hangs, and diagnose the recording."""
+    run, mark = folder / "run", folder / "went-wrong"
+    job = [sys.executable, str(JOB), "--spawn", str(num_ranks)] if spawn else launcher(num_ranks)
+    command = [sys.executable, "-m", "dpro", "record", "-o", str(run), "--", *job, fault, str(mark), *options]
+    port = {"MASTER_PORT": str(20000 + os.getpid() % 20000)} if spawn else {}
+    recording = subprocess.Popen(
+        command, env=environment(**port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until_ended_or_saved(recording, run, mark)
+    finally:
+        end(run)
+        recording.wait(30)
+    done = subprocess.run(
+        [sys.executable, "-m", "dpro", "diagnose", str(run), "--json"],
+        env=environment(), capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def wait_until_ended_or_saved(recording: subprocess.Popen[bytes], run: Path, mark: Path) -> None:
+    """Until the job is over, or two of its ranks have saved what they wait for, well after the fault."""
+    deadline = time.monotonic() + LONGEST_S
+    while recording.poll() is None and time.monotonic() < deadline:
+        saved = [path.stat().st_mtime for path in run.glob(".raw/*/*/stall.json")]
+        if mark.exists() and sum(each > mark.stat().st_mtime + 10 for each in saved) >= 2:
+            return
+        time.sleep(0.2)
+    assert recording.poll() is not None, "the job neither ended nor hung"
+
+
+def end(run: Path) -> None:
+    """Kill the ranks, and nothing else: their launcher then ends by itself."""
+    for path in run.glob(".raw/*/*/facts.json"):
+        try:
+            os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+        except (OSError, ValueError):
+            continue
