@@ -21,6 +21,8 @@ from typing import Any
 
 from recording import ENVIRONMENT, ROOT, TORCHRUN
 
+from dpro.collectors.launch import wait_until_finished
+
 DPRO = [sys.executable, "-m", "dpro"]
 # What is tried: name, number of ranks, program and its arguments; MARK is where it notes the moment.
 SINCE = 20
@@ -57,6 +59,7 @@ def latency(ranks: int, job: list[str]) -> str:
         kill(Path(folder) / "run")
         recording.wait()
         watcher.communicate()
+        wait_until_finished(Path(folder) / "run")  # its tables are still written when the job has ended
         if not document:
             return "nothing was told"
         if not mark.exists():

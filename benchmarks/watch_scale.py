@@ -1,0 +1,298 @@
+"""What `dpro watch` takes, and how soon it names a fault, by the number of ranks.
+
+    python benchmarks/watch_scale.py [--ranks 64 256 1024] [--cases healthy straggler hang] [--calls 20]
+
+A job is played in real time: each rank's folder grows as the recorder would let it, through the recorder's own
+code (its records, its answers to who watches, its dumps while nothing moves); only PyTorch's ring of calls is
+made up. Hosts have eight ranks and a clock of their own that was compared with others. Beside it runs the
+command, as a user would run it. Measured are its processor time (since it first looked) and memory, and the
+time from the fault to the finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+import numpy as np
+from recording import ENVIRONMENT
+
+from dpro.collectors.inside import control, records
+from dpro.collectors.inside.flight import Flight, Ring
+from dpro.collectors.launch import Launch, RecordOptions, _prepare
+
+RANKS_PER_HOST = 8
+VICTIM = 5
+COMPARED_EVERY_S = 60.0
+FAULT_AT = 40  # the step
+STEPS = {"healthy": 90, "straggler": 80, "hang": FAULT_AT}
+HANGS_S = 60.0  # how long a job that hangs is watched at most
+TICKS = os.sysconf("SC_CLK_TCK")
+_ENTRY = (
+    '{{"collective_seq_id":{number},"input_dtypes":["Float"],"input_sizes":[[65536]],"is_p2p":false,'
+    '"op_id":{number},"output_dtypes":["Float"],"output_sizes":[[65536]],"p2p_seq_id":0,"pg_id":0,'
+    '"process_group":["0","default_pg"],"profiling_name":"gloo:all_reduce","record_id":{number},'
+    '"retired":%s,"state":"scheduled","thread_id":"140546694278016","thread_name":"python",'
+    '"time_created_ns":%d,"time_discovered_completed_ns":0,"time_discovered_started_ns":0,'
+    '"timeout_ms":1800000}}'
+)
+
+
+@dataclass
+class Call:
+    """One collective: its text in dumps, when each rank called it (-1: never), whether it has ended."""
+
+    entry: str
+    called_ns: np.ndarray
+    ended: bool = True
+
+
+@dataclass
+class Rank:
+    """One process of the job, as the recorder's probes see it: they think that this is the recorder.
+
+    Attributes:
+        rank: which.
+        launch: the folder of its launch.
+        folder: its own.
+        ahead_ns: of its clock.
+        last_step_s: when a step last ended.
+        calls: of the job, the latest.
+    """
+
+    rank: int
+    num_ranks: int
+    launch: Path
+    ahead_ns: int
+    calls: list[Call]
+    last_step_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        """Begin to record."""
+        host = self.rank // RANKS_PER_HOST
+        self.folder = self.launch / f"node{host}-{1000 + self.rank}"
+        self.folder.mkdir()
+        self.records = records.RecordWriter(self.folder / "records.bin")
+        facts = {
+            "rank": self.rank, "world_size": self.num_ranks, "local_rank": self.rank % RANKS_PER_HOST,
+            "host": f"node{host}", "clock": f"boot{host}", "pid": 1000 + self.rank,
+            "started_ns": time.time_ns(), "attempt": "", "environment": {}, "versions": {},
+            "gpu_name": "", "gpu_uuid": "",
+        }  # fmt: skip
+        self.write_file("facts.json", json.dumps(facts).encode())
+        self.write_file("groups.json", json.dumps({"0": list(range(self.num_ranks))}).encode())
+        self.records.write(records.ANCHOR, 0, 0, 0, 0)
+        self.flight, self.control = Flight(self), control.Control(self)  # type: ignore[arg-type]
+        ring = Ring("fr", ".json", self.dump, lambda: len(self.calls))
+        self.flight._rings, self.flight._levels = [ring], {"fr": self.flight._levels["fr"]}
+
+    def write_file(self, name: str, content: bytes) -> None:
+        """As the recorder does it."""
+        temporary = self.folder / f"{name}.tmp"
+        temporary.write_bytes(content)
+        temporary.replace(self.folder / name)
+
+    def on_request(self, request: dict[str, Any]) -> None:
+        """Tell a stack."""
+        threads = [{"name": "MainThread", "frames": [{"file": "job.py", "line": 1, "function": "step"}]}]
+        answer = json.dumps({"rank": self.rank, "threads": threads}).encode()
+        self.write_file(f"reply-{request['id']}.json", answer)
+
+    def dump(self) -> bytes:
+        """The ring."""
+        entries = [
+            call.entry % ("true" if call.ended else "false", call.called_ns[self.rank] + self.ahead_ns)
+            for call in self.calls
+            if call.called_ns[self.rank] >= 0
+        ]
+        ranks = list(range(self.num_ranks))
+        tail = f'"nccl_comm_state":{{}},"pg_config":{{"0":{{"desc":"default_pg","name":"0","ranks":"{ranks}"}}}}'
+        text = f'{{"comm_lib_version":"","entries":[{",".join(entries)}],{tail},"pg_status":{{}},"version":"2.10"}}'
+        return text.encode()
+
+    def end_step(self, step: int, at_ns: int, worked_ns: int) -> None:
+        """What the recorder writes at the end of a step."""
+        self.last_step_s = time.monotonic()
+        now = at_ns + self.ahead_ns
+        write = self.records.write
+        write(records.UPDATE, 0, step + 1, now, now + 1000)
+        write(records.CPU, now, worked_ns, worked_ns, 0)
+        write(records.WORK, now, step + 1, 0, 0)
+
+    def second(self) -> None:
+        """What its thread does each second."""
+        self.records.write(records.CLOCK, time.time_ns() + self.ahead_ns, time.monotonic_ns())
+        self.flight.on_second()
+        self.control.on_second()
+
+
+class Played:
+    """A data-parallel job whose ranks wait for each other in each of a step's calls."""
+
+    def __init__(self, run: Path, num_ranks: int, num_calls: int, step_s: float, ring: int) -> None:
+        """All ranks begin to record."""
+        draw = np.random.default_rng(num_ranks)
+        self.num_calls, self.step_ns, self.ring, self.draw = num_calls, int(step_s * 1e9), ring, draw
+        self.calls: list[Call] = []
+        self.speed = draw.lognormal(0, 0.01, num_ranks)
+        num_hosts = -(-num_ranks // RANKS_PER_HOST)
+        ahead = np.rint(draw.normal(0, 5e6, num_hosts)).astype(np.int64)
+        ahead[0] = 0
+        self.launches = [Launch(run, f"node{host}-1-abc") for host in range(num_hosts)]
+        self.markers: list[IO[str]] = [_prepare(each, ["job"], RecordOptions()) for each in self.launches]
+        self.ranks = [
+            Rank(rank, num_ranks, self.launches[host].raw, int(ahead[host]), self.calls)
+            for rank in range(num_ranks)
+            for host in [rank // RANKS_PER_HOST]
+        ]
+        self.worked_ns = np.zeros(num_ranks)
+        self.at_ns = time.time_ns()
+        self.seconds = self.step = 0
+
+    def make_step(self, slower: float, hangs: bool) -> None:
+        """Make a step, in real time; of one that hangs, the victim does not come to the last call."""
+        num = len(self.ranks)
+        usual = self.step_ns / self.num_calls
+        free = np.full(num, float(self.at_ns))
+        for place in range(self.num_calls):
+            work = usual * self.speed * self.draw.lognormal(0, 0.05, num)
+            work[VICTIM] *= slower
+            self.worked_ns += work
+            came = np.rint(free + work).astype(np.int64)
+            last = hangs and place == self.num_calls - 1
+            if last:
+                came[VICTIM] = -1
+            number = self.step * self.num_calls + place
+            self.calls.append(Call(_ENTRY.format(number=number), came, not last))
+            free = np.full(num, float(came.max()) + 1e5)
+        del self.calls[: -self.ring]
+        end = int(free[0]) + 1000
+        self.wait_until(end)
+        if hangs:
+            return
+        for each in self.ranks:
+            each.end_step(self.step, end, int(self.worked_ns[each.rank]))
+        self.at_ns, self.step = max(end, time.time_ns() - self.step_ns), self.step + 1
+
+    def wait_until(self, at_ns: int) -> None:
+        """Let time pass, and the ranks do what they do each second."""
+        while True:
+            if time.time_ns() // 10**9 > self.seconds:
+                self.seconds = time.time_ns() // 10**9
+                if self.seconds % COMPARED_EVERY_S == 0 or self.step < 3:
+                    self.compare_clocks()
+                for each in self.ranks:
+                    each.second()
+            left_s = (at_ns - time.time_ns()) / 1e9
+            if left_s <= 0:
+                return
+            time.sleep(min(left_s, 0.1))
+
+    def compare_clocks(self) -> None:
+        """Each host compares its clock with that of a host of lower number."""
+        for host in range(1, len(self.launches)):
+            first = self.ranks[host * RANKS_PER_HOST]
+            other = self.ranks[(host - 1) // 8 * RANKS_PER_HOST]
+            error = int(self.draw.normal(0, 20e3))
+            offset = first.ahead_ns - other.ahead_ns + error
+            first.records.write(records.PEER, time.time_ns() + first.ahead_ns, other.rank, offset, 60_000)
+
+    def end(self) -> None:
+        """The recording is over."""
+        for each, marker in zip(self.launches, self.markers, strict=True):
+            each.remove_marker()
+            marker.close()
+
+
+class Watched:
+    """The command beside the job."""
+
+    def __init__(self, run: Path) -> None:
+        """Start it."""
+        command = [sys.executable, "-m", "dpro", "watch", str(run), "--json"]
+        environment = ENVIRONMENT | {"POLARS_MAX_THREADS": "1"}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        self.told: list[dict[str, Any]] = []
+        self.peak_mib = 0.0
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told.append(json.loads(line))
+
+    def cpu_s(self) -> float:
+        """Its processor time so far; its memory is noted, too."""
+        folder = Path(f"/proc/{self.process.pid}")
+        status = (folder / "status").read_text().partition("VmHWM:")[2]
+        self.peak_mib = int(status.split()[0]) / 1024
+        words = (folder / "stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, words[11:15])) / TICKS
+
+
+def play(case: str, num_ranks: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Play and watch one job."""
+    with TemporaryDirectory(prefix="dpro-scale-") as folder:
+        run = Path(folder) / "run"
+        run.mkdir()
+        job = Played(run, num_ranks, options.calls, options.step_s, options.ring)
+        watched = Watched(run)
+        try:
+            for _ in range(5):  # it starts
+                job.make_step(1.0, False)
+            begun_s, begun_cpu_s = time.monotonic(), watched.cpu_s()
+            for step in range(5, STEPS[case]):
+                if watched.told:
+                    break
+                slow = case == "straggler" and step >= FAULT_AT
+                job.make_step(options.severity if slow else 1.0, False)
+                if step == FAULT_AT:
+                    since_ns = job.at_ns - job.step_ns
+            if case == "hang":
+                since_ns = job.at_ns
+                job.make_step(1.0, True)
+                deadline = time.monotonic() + HANGS_S
+                while not watched.told and time.monotonic() < deadline:
+                    job.wait_until(time.time_ns() + 10**8)
+            elapsed_s, cpu_s = time.monotonic() - begun_s, watched.cpu_s() - begun_cpu_s
+        finally:
+            job.end()
+            watched.process.wait(60)
+        row = {"case": case, "ranks": num_ranks, "start_cpu_s": round(begun_cpu_s, 1)}
+        row |= {"cores": round(cpu_s / elapsed_s, 3), "peak_mib": round(watched.peak_mib)}
+        row |= {"steps": job.step, "load": round(os.getloadavg()[0], 1)}
+        if watched.told:
+            first = watched.told[0]
+            row |= {"told": first["class"], "named": first["ranks"]}
+            if case != "healthy" and job.step >= FAULT_AT:
+                row["after_s"] = round((first["time_ns"] - since_ns) / 1e9, 1)
+                row["after_steps"] = first["step"] + 1 - FAULT_AT
+        return row
+
+
+def main() -> None:
+    """Play the cases."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--cases", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--calls", type=int, default=20, help="per step")
+    parser.add_argument("--step-s", type=float, default=1.0)
+    parser.add_argument("--ring", type=int, default=200, help="calls that PyTorch remembers")
+    parser.add_argument("--severity", type=float, default=1.5, help="of the straggler")
+    options = parser.parse_args()
+    for num_ranks, case in itertools.product(options.ranks, options.cases):
+        print(json.dumps(play(case, num_ranks, options)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
