@@ -9,17 +9,18 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.late_ranks import HISTORY
+from dpro.detect.late_ranks import HISTORY, messages_unseen
+from dpro.detect.lateness import calls_of
 from dpro.detect.regression import find_regression
 from dpro.detect.waiting import find_waiting_for_data
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
-from dpro.watch.late import AGAIN, Lateness
+from dpro.watch.late import AGAIN, Lateness, Latest, since_of
 from tests.reference.training_jobs import LAYOUTS, NOISES, Job, Log, Machine
 from tests.reference.training_records import Recording, frames_of
 
@@ -32,21 +33,15 @@ class Stream:
     """A job as the watcher sees it: what is new, and what it keeps of what it saw."""
 
     machine: Machine
-    calls: deque[pl.DataFrame]
+    calls: deque[pl.DataFrame]  # as `dpro.watch.calls` keeps them
     rest: deque[Frames]
     watcher: Lateness
     past: list[pl.DataFrame]
+    messages: bool = False
 
-    @property
-    def collectives(self) -> pl.DataFrame:
-        """Calls of the latest steps."""
-        return pl.concat(self.calls)
-
-    def frames(self) -> Frames:
-        """All else of the latest steps."""
-        tables = (STEPS, COUNTERS)
-        known = {table.name: pl.concat([each[table.name] for each in self.rest]) for table in tables}
-        return known | {WORKERS.name: self.rest[-1][WORKERS.name], CLOCK_SAMPLES.name: CLOCK_SAMPLES.empty()}
+    def counters(self) -> pl.DataFrame:
+        """Those of the latest steps."""
+        return pl.concat([each[COUNTERS.name] for each in self.rest])
 
     def advance(self, first: int, count: int) -> None:
         """Let the job make some steps."""
@@ -54,13 +49,23 @@ class Stream:
         for step in range(first, first + count):
             self.machine.step(step)
         new = frames_of(self.machine.job, self.machine.log, Recording())
-        self.calls.append(new[COLLECTIVES.name])
+        self.calls.append(calls_of(new[COLLECTIVES.name]).rename({"time_ns": "enqueued_ns"}))
+        self.messages = self.messages or messages_unseen(new[COLLECTIVES.name], new[WORKERS.name])
         self.rest.append(new)
         self.past.append(new[STEPS.name])
 
     def look(self) -> list[Finding]:
         """Who is late by now."""
-        return self.watcher.look([self])  # type: ignore[list-item]
+        steps = pl.concat([each[STEPS.name] for each in self.rest])
+        known = pl.concat(self.calls)
+        calls = known.join(since_of(steps, known), on="rank")
+        calls = calls.filter(pl.col("enqueued_ns") >= pl.col("since_ns")).drop("since_ns")
+        workers, none = self.rest[-1][WORKERS.name], CLOCK_SAMPLES.empty()
+
+        def counters(ranks: Sequence[int]) -> pl.DataFrame:
+            return self.counters().filter(pl.col("rank").is_in(ranks))
+
+        return self.watcher.look(Latest(calls, steps, workers, none, self.messages, counters))
 
 
 def begin(job: Job, chunk: int) -> Stream:
@@ -101,7 +106,7 @@ def healthy(seed: int, num_steps: int) -> dict[str, Any]:
             alarms.append({"step": first + CHUNK, "ranks": found[0].ranks, "evidence": found[0].evidence[0]})
         told = bool(found)
     steps = pl.concat(stream.past)
-    counters = stream.frames()[COUNTERS.name]
+    counters = stream.counters()
     at_last = find_regression(steps, lambda: counters, lambda: SPANS.empty())
     at_last += find_waiting_for_data(steps.tail(50_000), counters, on_gpus=False)
     alarms += [{"step": num_steps, "ranks": each.ranks, "evidence": each.evidence[0]} for each in at_last]

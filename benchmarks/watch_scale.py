@@ -2,9 +2,9 @@
 
     python benchmarks/watch_scale.py [--ranks 64 256 1024] [--cases healthy straggler hang] [--calls 20]
 
-A job is played in real time: each rank's folder grows as the recorder would let it, through the recorder's own
-code (its records, its answers to who watches, its dumps while nothing moves); only PyTorch's ring of calls is
-made up. Hosts have eight ranks and a clock of their own that was compared with others. Beside it runs the
+A job is played in real time: each rank's folder grows as the recorder would let it, through the recorder's
+own code (its records, its answers to who watches, its dumps of a job that hangs); only the ring of calls
+is made up. Hosts have eight ranks and a clock of their own that was compared with others. Beside it runs the
 command, as a user would run it. Measured are its processor time (since it first looked) and memory, and the
 time from the fault to the finding.
 """
@@ -116,9 +116,11 @@ class Rank:
             if call.called_ns[self.rank] >= 0
         ]
         ranks = list(range(self.num_ranks))
-        tail = f'"nccl_comm_state":{{}},"pg_config":{{"0":{{"desc":"default_pg","name":"0","ranks":"{ranks}"}}}}'
-        text = f'{{"comm_lib_version":"","entries":[{",".join(entries)}],{tail},"pg_status":{{}},"version":"2.10"}}'
-        return text.encode()
+        tail = (
+            f'"nccl_comm_state":{{}},"pg_config":{{"0":{{"desc":"default_pg","name":"0","ranks":"{ranks}"}}}}'
+        )
+        text = f'{{"comm_lib_version":"","entries":[{",".join(entries)}],{tail},'
+        return f'{text}"pg_status":{{}},"version":"2.10"}}'.encode()
 
     def end_step(self, step: int, at_ns: int, worked_ns: int) -> None:
         """What the recorder writes at the end of a step."""

@@ -333,6 +333,12 @@ def _buckets(process: Process) -> pl.DataFrame:
 
 
 def _worker(process: Process, recorded: Sequence[records.Record], status: int | None) -> pl.DataFrame:
+    row = worker_row(process, recorded, status)
+    return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})
+
+
+def worker_row(process: Process, recorded: Sequence[records.Record], status: int | None) -> dict[str, Any]:
+    """The row of `workers` of a process; arguments as those of `frames_of`."""
     facts = process.facts
     ended = ending(process.folder, recorded, status)
     # UPDATE and WINDOW records end with a time, CLOCK and ENDING records begin with one.
@@ -349,5 +355,4 @@ def _worker(process: Process, recorded: Sequence[records.Record], status: int | 
     row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
     row |= mesh_coordinates(process.folder / "mesh.json")
     row |= {"stack": stack_of(process.folder)}
-    row |= {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
-    return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})
+    return row | {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}

@@ -89,18 +89,27 @@ def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
 def process_groups(folder: Path, rank: int) -> pl.DataFrame:
     """What the latest dumps said of groups, with the ranks of groups that they do not tell."""
     frames = [pl.read_parquet(path) for path in sorted(folder.glob("said-*.parquet"))]
-    path = folder / "groups.json"
-    named: Mapping[str, list[int]] = json.loads(path.read_text()) if path.is_file() else {}
     if not frames:
         return PROCESS_GROUPS.empty()
-    said = pl.concat(frames)
+    return with_told_ranks(pl.concat(frames), folder).with_columns(rank=pl.lit(rank, pl.Int32))
+
+
+def with_told_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
+    """Rows of `process_groups` with the ranks that the process itself tells, and when it last looked.
+
+    Args:
+        said: what its dumps said.
+        folder: where it writes.
+    """
+    path = folder / "groups.json"
+    named: Mapping[str, list[int]] = json.loads(path.read_text()) if path.is_file() else {}
     path = folder / "checked"
     checked_ns = int(path.read_text()) if path.is_file() else -1
     ranks = [named.get(group.split(" ")[0], []) for group in said["group"]]
     told = pl.Series("told", ranks, dtype=PROCESS_GROUPS.dtypes["group_ranks"])
     filled = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(told)
     saved_ns = pl.max_horizontal("saved_ns", pl.lit(checked_ns))
-    return said.with_columns(group_ranks=filled, rank=pl.lit(rank, pl.Int32), saved_ns=saved_ns)
+    return said.with_columns(group_ranks=filled, saved_ns=saved_ns)
 
 
 def forgotten(entries: pl.DataFrame) -> pl.DataFrame:

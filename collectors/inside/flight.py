@@ -3,7 +3,8 @@
 In: the ring of the latest calls, which PyTorch keeps. Out: `flight-BACKEND-NNNN.*`, dumps that overlap so
 that no call is lost between them, and `groups.json` with the ranks of each process group, which gloo's dumps
 do not tell. A thread of ours dumps whenever half of the ring may be new. Who watches from outside touches
-`wanted.json` beside the folders of the launches: then `calls-BACKEND.*` have the latest.
+`wanted.json` beside the folders of the launches: then `calls-BACKEND.*` have what came since the last request
+but one, and all that is unfinished.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ STALL_S = 5.0  # after this long without a step the calls are saved: the job may
 IDLE_S = 60.0  # calls are saved at least so often, so that a kill loses little
 SHORTEST_S, LONGEST_S = 0.02, 1.0  # between two looks at how far the ring has got
 RING = 2000  # what PyTorch remembers unless told otherwise
+LATEST = 300  # calls that are shown at least of a job that does not move, and the first time
 WAITING = 64  # dumps that nobody has converted yet: from then on the latest takes the place of the one before
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _RECORD = '"record_id":'
+_ENTRIES, _UNFINISHED = b'"entries":[', b'"retired":false'
 
 
 class Ring(NamedTuple):
@@ -88,6 +91,7 @@ class Flight:
         self._counts: dict[str, int] = {}
         self._groups: dict[str, list[int]] = {}
         self._shown = stamp_of(self._wanted)
+        self._told: dict[str, tuple[int, int]] = {}  # the last call at the last request but one, and the last
         self._stalled_s = STALL_S
         self._lock = threading.Lock()
         self._held = False
@@ -152,12 +156,21 @@ class Flight:
             self._recorder.write_file("checked", str(time.time_ns()).encode())
 
     def show(self) -> None:
-        """Dump the rings for who watches; what is dumped for the record, and when, does not change by it."""
+        """Dump the rings for who watches; what is dumped for the record, and when, does not change by it.
+
+        There may be a thousand of us: only what is new is written.
+        """
+        still = time.monotonic() - self._recorder.last_step_s >= STALL_S
         with self._lock:
             self._save_groups()
             for ring in self._rings:
+                content = ring.dump()
+                last = last_record(content)
+                before, latest = self._told.get(ring.name, (last - LATEST, last - LATEST))
+                self._told[ring.name] = latest, last
+                since = min(before, last - LATEST) if still else before
                 with suppress(OSError):  # on a full disk only who watches misses something
-                    self._recorder.write_file(f"{SHOWN}{ring.name}{ring.suffix}", ring.dump())
+                    self._recorder.write_file(f"{SHOWN}{ring.name}{ring.suffix}", shortened(content, since))
 
     def _drain(self) -> None:
         me = threading.current_thread()
@@ -302,6 +315,22 @@ def last_record(dump: bytes) -> int:
     place = dump.rfind(_RECORD.encode())
     digits = dump[place + len(_RECORD) : place + len(_RECORD) + 20].split(b",")[0].split(b"}")[0]
     return int(digits) if place >= 0 and digits.strip().isdigit() else -1
+
+
+def shortened(dump: bytes, last: int) -> bytes:
+    """A dump in JSON without the calls up to a number, but the last one and those from an unfinished one on.
+
+    It is cut as text: reading 2,000 calls would hold up the job's own threads for some 20 ms.
+    """
+    begin = dump.find(_ENTRIES) + len(_ENTRIES)
+    first = dump[begin : dump.find(b":", begin) + 1]  # how each entry begins: keys are sorted
+    if begin < len(_ENTRIES) or not first.startswith(b"{"):
+        return dump
+    number = dump.find(f"{_RECORD}{min(last + 1, last_record(dump))},".encode(), begin)
+    unfinished = dump.find(_UNFINISHED, begin)
+    kept = min((place for place in (number, unfinished) if place >= 0), default=-1)
+    cut = dump.rfind(first, begin, kept) if kept >= 0 else -1
+    return dump[:begin] + dump[cut:] if cut >= 0 else dump
 
 
 def _ring_size() -> int:

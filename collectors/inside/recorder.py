@@ -284,12 +284,16 @@ class Recorder:
     def write_file(self, name: str, content: bytes) -> None:
         """Write a file of this process, under a name that only a whole file gets.
 
+        Its time stamp is by this host's clock, as all else that is recorded: a file server's may differ.
+
         Raises:
             OSError: it cannot be written.
         """
         assert self.folder is not None
         temporary = self.folder / f"{name}.tmp"
         temporary.write_bytes(content)
+        with suppress(OSError):
+            os.utime(temporary, ns=(time.time_ns(), time.time_ns()))
         os.replace(temporary, self.folder / name)
 
     def _open(self) -> None:

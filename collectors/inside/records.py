@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,7 @@ MISSED = (
 )
 
 _RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
+SIZE = _RECORD.size
 _CHUNK = 15 << 16  # a whole number of records, and of pages wherever pages have at most 64 KiB
 
 
@@ -92,4 +94,14 @@ def read_records(path: Path) -> list[Record]:
         return []
     content = path.read_bytes()
     whole = len(content) - len(content) % _RECORD.size
-    return [Record(*values) for values in _RECORD.iter_unpack(content[:whole]) if values[-1]]
+    return [Record(*values) for values in unpacked(content[:whole]) if values[-1]]
+
+
+def packed(record: Record) -> bytes:
+    """One record as it is in a file."""
+    return _RECORD.pack(*record)
+
+
+def unpacked(content: bytes | bytearray) -> Iterator[tuple[int, int, int, int, int]]:
+    """The values of whole records, those that nobody wrote among them."""
+    return _RECORD.iter_unpack(content)

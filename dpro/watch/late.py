@@ -1,23 +1,45 @@
 """Who the others wait for, of a job that runs.
 
 In: the latest calls, steps and counters of its processes. Out: findings. Own times of steps are computed once
-and remembered; only the latest steps' calls are looked at again.
+and remembered; only the latest steps' calls are looked at again, and of large jobs fewer of them: what a call
+waits for is told from many ranks there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.late_ranks import HISTORY, judge, messages_unseen
-from dpro.detect.lateness import calls_of, own_time
+from dpro.detect.late_ranks import HISTORY, judge
+from dpro.detect.lateness import own_time
 from dpro.detect.one_clock import Always, on_one_clock
-from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS
-from dpro.watch.tail import Tail
+from dpro.schema import COUNTERS
 
-AGAIN = 40  # steps whose calls are looked at again: what a call waits for is told from several
+AGAIN, FEWEST = 40, 5  # steps whose calls are looked at again: what a call waits for is told from several
+ROWS = 100_000  # calls that are looked at again, where that is enough for the fewest steps
+PEERS = 32  # ranks whose counters are compared with those of one that is late
+
+
+@dataclass(frozen=True)
+class Latest:
+    """What is known of a job now, times on each host's own clock.
+
+    Attributes:
+        calls: as `dpro.watch.calls.Calls` keeps them.
+        steps, workers, clock_samples: rows of these tables.
+        messages: whether ranks also wait for messages, which calls do not show.
+        counters: gives the rows of `counters` of some ranks, which are needed of few.
+    """
+
+    calls: pl.DataFrame
+    steps: pl.DataFrame
+    workers: pl.DataFrame
+    clock_samples: pl.DataFrame
+    messages: bool
+    counters: Callable[[Sequence[int]], pl.DataFrame]
 
 
 class Lateness:
@@ -27,42 +49,66 @@ class Lateness:
         """None is known."""
         self._own: pl.DataFrame | None = None
 
-    def look(self, tails: Sequence[Tail]) -> list[Finding]:
+    def look(self, now: Latest) -> list[Finding]:
         """Who is late now; what has been read of the processes is taken in.
 
         Args:
-            tails: the processes of the job.
+            now: the latest of the job.
         """
-        rows, _ = on_one_clock(_always(tails))
-        if rows.steps.is_empty() or rows.collectives.is_empty():
+        if now.steps.is_empty() or now.calls.is_empty():
             return []
-        calls = calls_of(rows.collectives)
-        self._own = self._joined(own_time(calls, rows.steps), rows.steps)
-        doubtful = messages_unseen(rows.collectives, rows.workers)
-        return judge(self._own, calls, rows.counters, rows.workers, doubtful=doubtful)
+        steps = now.steps.filter(pl.col("step") > pl.col("step").max() - AGAIN)
+        rows = Always(now.calls, steps, COUNTERS.empty(), now.workers, now.clock_samples)
+        aligned, _ = on_one_clock(rows)
+        calls = aligned.collectives.rename({"enqueued_ns": "time_ns"})
+        if calls.is_empty():
+            return []
+        # Steps and counters of a rank are joined by when they began, on its own clock.
+        new = own_time(calls, aligned.steps).drop("start_ns").join(
+            steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
+        )  # fmt: skip
+        self._own = new if self._own is None else _joined(self._own, new)
+        told = judge(self._own, calls, COUNTERS.empty(), now.workers, doubtful=now.messages)
+        if not told:
+            return []
+        late = [rank for finding in told for rank in finding.ranks]
+        counters = now.counters(_with_peers(late, self._own["rank"].unique().sort().to_list()))
+        return judge(self._own, calls, counters, now.workers, doubtful=now.messages)
 
-    def _joined(self, new: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-        """The own times of the latest steps; where a step was known before, as it is seen now."""
-        known = new if self._own is None else pl.concat([self._own, new])
-        known = known.unique(["rank", "step"], keep="last", maintain_order=True)
-        known = known.filter(pl.col("step") > pl.col("step").max() - HISTORY)
-        starts = steps.select("rank", "step", now_ns="start_ns")  # as the clocks are known now
-        moved = known.join(starts, on=["rank", "step"], how="left", maintain_order="left")
-        return moved.with_columns(start_ns=pl.coalesce("now_ns", "start_ns")).drop("now_ns")
+
+def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """From when on calls are looked at again: `rank`, `since_ns`.
+
+    Args:
+        steps: the latest steps.
+        calls: the calls that are known.
+    """
+    last = steps["step"].max()
+    if not isinstance(last, int):
+        return pl.DataFrame(schema={"rank": pl.Int32, "since_ns": pl.Int64})
+    latest = steps.filter(pl.col("step") > last - again(steps, calls))
+    return latest.group_by("rank").agg(since_ns=pl.col("start_ns").min())
 
 
-def _always(tails: Sequence[Tail]) -> Always:
-    """The latest rows of what is always recorded."""
-    frames = [tail.frames() for tail in tails]
-    steps = pl.concat([each[STEPS.name] for each in frames])
-    steps = steps.filter(pl.col("step") > pl.col("step").max().over("rank") - HISTORY)
-    again = steps.filter(pl.col("step") > pl.col("step").max() - AGAIN).group_by("rank")
-    since = again.agg(since=pl.col("start_ns").min())
-    calls = pl.concat([tail.collectives for tail in tails]).join(since, on="rank")
-    return Always(
-        calls.filter(pl.col("enqueued_ns") >= pl.col("since")).drop("since"),
-        steps,
-        pl.concat([each[COUNTERS.name] for each in frames]),
-        pl.concat([each[WORKERS.name] for each in frames]),
-        pl.concat([each[CLOCK_SAMPLES.name] for each in frames]),
-    )
+def again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
+    """How many steps' calls are looked at again."""
+    times = calls["enqueued_ns"]
+    first, last, usual = times.min(), times.max(), steps["duration_ns"].median()
+    if not isinstance(first, int) or not isinstance(last, int) or not isinstance(usual, float):
+        return AGAIN
+    covered = max((last - first) / max(usual, 1.0), 1.0)
+    return max(FEWEST, min(AGAIN, int(ROWS * covered / calls.height)))
+
+
+def _joined(known: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
+    """The own times of the latest steps; where a step was known before, as it is seen now."""
+    before = known.join(new.select("rank", "step"), on=["rank", "step"], how="anti")
+    rows = pl.concat([before, new.select(before.columns)])
+    return rows.filter(pl.col("step") > pl.col("step").max() - HISTORY).sort("step", "rank")
+
+
+def _with_peers(late: Sequence[int], ranks: Sequence[int]) -> list[int]:
+    """Ranks that are late and some others, spread over the job."""
+    others = [rank for rank in ranks if rank not in late]
+    every = max(len(others) // PEERS, 1)
+    return sorted({*late, *others[::every]})

@@ -1,33 +1,43 @@
 """What one process of a job has recorded since the last look.
 
-In: its folder, which it writes to. Out: its latest records and calls, in memory and bounded. Nothing is read
-twice but dumps of the flight recorder, which overlap; of them only entries that are new are kept.
+In: the file of records that it appends to. Out: its latest steps and records, in memory and bounded. Nothing
+is read twice. Of a job of a thousand ranks each look reads a thousand such files, so what is kept is numbers
+in a row, and frames are made by those who need them.
 """
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
-from dpro.collectors.calls import BACKENDS, with_group_ranks
-from dpro.collectors.convert import Process, frames_of
+from dpro.collectors.convert import Process, frames_of, worker_row
 from dpro.collectors.inside import records
-from dpro.errors import InputError
-from dpro.ingest.flight_recorder import read_dump
-from dpro.schema import COLLECTIVES, conform
+from dpro.collectors.inside.records import Record
+from dpro.collectors.inside.stepping import Boundary, number_steps
+from dpro.schema import CLOCK_SAMPLES, STEPS, WORKERS, conform
 
-RECENT = 8000  # records that are remembered: some 2,000 steps
+RECENT = 2000  # records that are remembered at least: a few hundred steps
+KEPT_STEPS = 240  # steps that are remembered at least
 RARE = (records.ANCHOR, records.PEER)  # are wanted from the beginning on
-CALLS = 4000  # that are remembered
-DUMPS = ("flight-*.json", "flight-*.pickle", "flight-*.parquet", "calls-*.json", "calls-*.pickle")
-_RECORD = struct.Struct("<5q")
-BLOCK = 1000 * _RECORD.size  # that are read at a time
+WINDOWS = 4  # the latest deep windows are remembered
+FIRST = 4096  # bytes that are read at a look; more if that is not all
+BLOCK = 1000 * records.SIZE
+_FIELDS = 3  # of a step: its number, start and duration
+_OPEN_NS = (1 << 63) - 1
+
+
+class Anchor(NamedTuple):
+    """What ends steps: an optimizer, what to add to its updates to get their number, the first it numbers."""
+
+    optimizer: int
+    base: int
+    first: int
 
 
 class Tail:
@@ -37,7 +47,9 @@ class Tail:
         process: whose.
         num_updates: signs of steps' ends so far: the job moves while they grow.
         last_update_ns: when the latest was, on that host's clock; -1 before the first.
-        collectives: rows of that table, the latest calls.
+        heartbeat: the latest record of its clock; None before the first.
+        compared: comparisons of its host's clock with another's.
+        windows: the latest deep windows: number, beginning, end (for ever if open).
     """
 
     def __init__(self, process: Process) -> None:
@@ -45,92 +57,167 @@ class Tail:
         self.process = process
         self.num_updates = 0
         self.last_update_ns = -1
-        self.collectives = COLLECTIVES.empty()
+        self.heartbeat: Record | None = None
+        self.compared: list[Record] = []
+        self.windows: deque[tuple[int, int, int]] = deque(maxlen=WINDOWS)
+        self._path = str(process.folder / "records.bin")
         self._offset, self._hole = 0, -1
-        self._rare: list[records.Record] = []
-        self._recent: deque[records.Record] = deque(maxlen=RECENT)
-        self._stamps: dict[Path, int] = {}
-        self._last = dict.fromkeys(BACKENDS, -1)
+        self._rare: list[Record] = []
+        self._recent = bytearray()
+        self._anchor: Anchor | None = None
+        self._before: tuple[int, int] = (-1, 0)  # the latest step, and when the next began
+        self._steps = array("q")
 
     @property
-    def recorded(self) -> list[records.Record]:
+    def recorded(self) -> list[Record]:
         """Its latest records, and the rare ones from the beginning on."""
-        return [*self._rare, *self._recent]
+        return [*self._rare, *_unpacked(self._recent)]
+
+    @property
+    def steps(self) -> np.ndarray:
+        """[N, 3] int64: number, start and duration (ns) of its latest steps."""
+        return np.array(self._steps, np.int64).reshape(-1, _FIELDS)
 
     def read_records(self) -> bool:
         """Read on in its records; whether there were any."""
-        new = list(self._new_records())
+        new = self._new_records()
         for record in new:
-            (self._rare if record.kind in RARE else self._recent).append(record)
-            if record.kind == records.UPDATE:
-                self.num_updates += 1
-                self.last_update_ns = record.c
+            self._take(record)
         return bool(new)
-
-    def read_calls(self) -> bool:
-        """Read the entries of its dumps that are new; whether there were any."""
-        found = [frame for path in self._new_dumps() if (frame := self._entries(path)).height]
-        if found:
-            self.collectives = pl.concat([self.collectives, *found]).tail(CALLS)
-        return bool(found)
 
     def frames(self) -> Mapping[str, pl.DataFrame]:
         """Its latest `steps`, `counters` and `clock_samples`, and its row of `workers`."""
         return frames_of(self.process, self.recorded, None)
 
-    def _new_records(self) -> Iterator[records.Record]:
+    def _take(self, record: Record) -> None:
+        if record.kind in RARE:
+            self._rare.append(record)
+        else:
+            self._remember(record)
+        if record.kind == records.UPDATE:
+            self.num_updates += 1
+            self.last_update_ns = record.c
+            self._end_step(record)
+        elif record.kind == records.ANCHOR:
+            self._anchor = Anchor(record.a, record.b, record.c)
+            self._number_again()
+        elif record.kind == records.CLOCK:
+            self.heartbeat = record
+        elif record.kind == records.PEER:
+            self.compared.append(record)
+        elif record.kind == records.OPENED:
+            self.windows.append((record.a, record.b, _OPEN_NS))
+        elif record.kind == records.WINDOW:
+            self._close_window(record)
+
+    def _remember(self, record: Record) -> None:
+        self._recent += records.packed(record)
+        if len(self._recent) >= 2 * RECENT * records.SIZE:
+            del self._recent[: RECENT * records.SIZE]
+
+    def _end_step(self, record: Record) -> None:
+        """Note the step that an update ends, if it is the anchor's."""
+        if self._anchor is None:
+            return
+        optimizer, base, first = self._anchor
+        if record.a == optimizer and base + record.b > first:
+            self._add_step(base + record.b - 1, record.c, record.d)
+
+    def _add_step(self, step: int, end_ns: int, resume_ns: int) -> None:
+        before, start_ns = self._before
+        if before == step - 1 and before >= 0:
+            self._steps.extend((step, start_ns, end_ns - start_ns))
+            if len(self._steps) >= 2 * KEPT_STEPS * _FIELDS:
+                del self._steps[: KEPT_STEPS * _FIELDS]
+        self._before = step, resume_ns
+
+    def _number_again(self) -> None:
+        """Number all steps that are remembered: what ends them is known only now, or is another thing."""
+        recorded = self.recorded
+        updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
+        anchors = [(r.a, r.b, r.c) for r in self._rare if r.kind == records.ANCHOR]
+        del self._steps[:]
+        self._before = -1, 0
+        for step, (_, boundary) in number_steps(updates, anchors).items():
+            self._add_step(step, boundary.end_ns, boundary.resume_ns)
+
+    def _close_window(self, record: Record) -> None:
+        number, begin_ns, end_ns = record.a, record.b, record.c
+        known = [each for each in self.windows if each[0] != number]
+        self.windows = deque([*known, (number, begin_ns, end_ns)], maxlen=WINDOWS)
+
+    def _new_records(self) -> list[Record]:
         """Records up to the first place that nobody has written yet.
 
         Threads write side by side: a place that is still empty while later ones are not is waited for once.
         """
-        with suppress(OSError), (self.process.folder / "records.bin").open("rb") as file:
-            file.seek(self._offset)
-            while found := _written(file.read(BLOCK)):
+        taken: list[Record] = []
+        with suppress(OSError), open(self._path, "rb", buffering=0) as file:
+            size = FIRST
+            while True:
+                file.seek(self._offset)
+                found = _unpacked(_written(file.read(size)))
                 for each in found:
                     if not each.kind and self._hole != self._offset:
                         self._hole = self._offset
-                        return
-                    self._offset += _RECORD.size
+                        return taken
+                    self._offset += records.SIZE
                     if each.kind:
-                        yield each
-                file.seek(self._offset)
-
-    def _new_dumps(self) -> list[Path]:
-        """Dumps that were not there at the last look, oldest first."""
-        stamps: dict[Path, int] = {}
-        for pattern in DUMPS:
-            for path in self.process.folder.glob(pattern):
-                with suppress(OSError):  # converted meanwhile
-                    stamps[path] = path.stat().st_mtime_ns
-        new = [path for path, stamp in stamps.items() if self._stamps.get(path) != stamp]
-        self._stamps = stamps
-        return sorted(new, key=lambda path: stamps[path])
-
-    def _entries(self, path: Path) -> pl.DataFrame:
-        """New entries of one dump, numbered as the tables number them; none where it is damaged or gone."""
-        backend = path.stem.split("-")[1]
-        place, last = BACKENDS.index(backend), self._last[backend]
-        try:
-            frame = self._frame(path, last, place)
-        except (OSError, InputError, pl.exceptions.PolarsError):
-            return COLLECTIVES.empty()
-        new = frame.filter(pl.col("collective_id") // 2 > last)
-        self._last[backend] = max(last, int(_largest(new["collective_id"]) // 2)) if new.height else last
-        return with_group_ranks(new, self.process.folder / "groups.json")
-
-    def _frame(self, path: Path, last: int, place: int) -> pl.DataFrame:
-        if path.suffix == ".parquet":  # was converted before this look
-            return pl.read_parquet(path).select(COLLECTIVES.columns)
-        dump = read_dump(path, rank=self.process.rank, after=last).frames[COLLECTIVES.name]
-        return conform(COLLECTIVES, dump).with_columns(pl.col("collective_id") * 2 + place)
+                        taken.append(each)
+                if len(found) < size // records.SIZE:
+                    return taken
+                size = BLOCK
+        return taken
 
 
-def _written(content: bytes) -> list[records.Record]:
-    """Records up to the last that is written; none where all are empty."""
-    whole = len(content) - len(content) % _RECORD.size
-    found = [records.Record(*values) for values in _RECORD.iter_unpack(content[:whole])]
-    return found[: max((place for place, each in enumerate(found, 1) if each.kind), default=0)]
+def steps_of(tails: Iterable[Tail]) -> pl.DataFrame:
+    """The latest steps of processes: columns of table `steps`, times on each host's own clock."""
+    tails = list(tails)
+    parts = [tail.steps for tail in tails]
+    windows = [_windows_of(tail, part) for tail, part in zip(tails, parts, strict=True)]
+    rows = np.concatenate([np.empty((0, _FIELDS), np.int64), *parts])
+    ranks = np.repeat([tail.process.rank for tail in tails], [len(part) for part in parts])
+    columns = {
+        "rank": ranks,
+        "step": rows[:, 0],
+        "window": np.concatenate([np.empty(0, np.int64), *windows]),
+        "start_ns": rows[:, 1],
+        "duration_ns": rows[:, 2],
+    }
+    return pl.DataFrame(columns, schema={name: STEPS.dtypes[name] for name in columns}, strict=False)
 
 
-def _largest(numbers: pl.Series) -> Any:
-    return numbers.max()
+def workers_of(tails: Iterable[Tail]) -> pl.DataFrame:
+    """What processes are: rows of table `workers`."""
+    rows = [worker_row(tail.process, tail.recorded, None) for tail in tails]
+    schema = {name: WORKERS.dtypes[name] for row in rows for name in row}
+    return conform(WORKERS, pl.DataFrame(rows, schema=schema, orient="row"))
+
+
+def clock_samples_of(tails: Iterable[Tail]) -> pl.DataFrame:
+    """Comparisons of clocks, and where each clock stood last: rows of table `clock_samples`."""
+    rows = []
+    for tail in tails:
+        rank, own = tail.process.rank, tail.heartbeat
+        rows += [(rank, own.a, own.b, -1, 0, 0)] if own is not None else []
+        rows += [(rank, r.a, -1, r.b, r.c, r.d) for r in tail.compared]
+    return pl.DataFrame(rows, schema=CLOCK_SAMPLES.dtypes, orient="row")
+
+
+def _windows_of(tail: Tail, steps: np.ndarray) -> np.ndarray:
+    """[N] the deep window that each step is in, -1 for none; one that is still open counts."""
+    found = np.full(len(steps), -1, np.int64)
+    start, end = steps[:, 1], steps[:, 1] + steps[:, 2]
+    for number, begin_ns, end_ns in tail.windows:
+        found[(start >= begin_ns) & (end <= end_ns)] = number
+    return found
+
+
+def _written(content: bytes) -> bytes:
+    """Content up to the last record that is written: their kind, which comes last, is not 0."""
+    length = -(-len(content.rstrip(b"\0")) // records.SIZE) * records.SIZE
+    return content[: min(length, len(content) // records.SIZE * records.SIZE)]
+
+
+def _unpacked(content: bytes | bytearray) -> list[Record]:
+    return [Record(*values) for values in records.unpacked(content)]

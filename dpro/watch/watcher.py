@@ -1,23 +1,22 @@
 """Watching a job: what is new is read, and detectors look at it when there is something to see.
 
 In: a run that is being recorded. Out: notices of what begins and ends to be wrong. Nothing of this runs
-inside the
-job: it is only asked, by a file, for its latest calls.
+inside the job: it is only asked, by a file, for its latest calls.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
@@ -25,22 +24,26 @@ import polars as pl
 from dpro.analysis.told import BEGINS
 from dpro.collectors.attach import stacks
 from dpro.collectors.attempts import attempts
-from dpro.collectors.convert import Process, Readers, processes
+from dpro.collectors.convert import Process, Readers
 from dpro.collectors.inside.names import WANTED
 from dpro.collectors.launch import RAW, Launch, is_locked, job_lives, launches
 from dpro.detect.findings import Finding
 from dpro.detect.hang.find import find_hangs
-from dpro.detect.hang.records import read_records
 from dpro.errors import DproError
+from dpro.schema import COUNTERS
 from dpro.units import NS_PER_S
 from dpro.watch.activity import Activity
-from dpro.watch.late import Lateness
+from dpro.watch.calls import Calls
+from dpro.watch.late import Lateness, Latest, since_of
 from dpro.watch.ledger import Ledger, Notice
-from dpro.watch.snapshot import latest_dumps, snapshot
-from dpro.watch.tail import Tail
+from dpro.watch.processes import Processes
+from dpro.watch.snapshot import Snapshot, latest_dumps
+from dpro.watch.tail import Tail, clock_samples_of, steps_of, workers_of
 
 ASK_S = 2.0  # between two requests for the latest calls: a dump costs the job some 20 ms of CPU
-SHARE = 0.1  # of its time that a look at lateness may take
+ANSWER_S = 1.2  # until all have answered: each looks for requests once a second
+SHARE = 0.1  # of its time that looks at lateness may take
+HANG_SHARE = 0.5  # the same of looks at a job that stands still
 STILL_S = 5.0  # without a step: the latest calls are asked for, and looked at for a hang
 LEAST_PATIENCE_S = 7.5  # without a step before a hang is told
 STARTING_S = 60.0  # the same before the second step: programs are compiled then, and data loaded
@@ -76,10 +79,12 @@ class Watcher:
         self.looks = 0
         self._heard_s = time.monotonic()
         self._pauses: deque[float] = deque(maxlen=PAUSES)
-        self._lateness = Lateness()
-        self._late_due_s = self._asked_s = self._looked_s = 0.0
-        self._asked_at = self._updates = 0
-        self._fresh = False
+        self._processes = Processes(self.run)
+        self._workers: pl.DataFrame | None = None
+        self._late_due_s = self._asked_s = self._hang_due_s = 0.0
+        self._asked_at = 0
+        self._asking = False
+        self._begin()
         self._unproven: list[int] = []  # hangs that were told and whose evidence is still to be kept
         self._activity = Activity()
 
@@ -114,13 +119,9 @@ class Watcher:
             notices += self.ledger.close(HANGS, self.step, "the job moves on")
         if not self.tails:
             return notices
-        self._ask(moves)
-        new = [tail.read_calls() for tail in self.tails.values()]
-        self._fresh = self._fresh or any(new)
-        if moves and self._fresh and time.monotonic() >= self._late_due_s:
+        if moves:
             notices += self._look_for_late()
-        elif not moves and time.monotonic() - self._looked_s >= ASK_S:
-            self._looked_s = time.monotonic()
+        else:
             notices += self._look_for_hangs()
         return notices
 
@@ -130,19 +131,32 @@ class Watcher:
 
     def _meet(self) -> list[Notice]:
         """Follow the processes that train now; a restarted job is another one."""
-        found: list[list[Process]] = []
-        with suppress(OSError, ValueError):
-            found = attempts([each for recording in launches(self.run) for each in processes(recording)])
+        if not self._processes.look():
+            return []
+        found = attempts(self._processes.found)
         current = {process.folder: process for process in (found[-1] if found else [])}
-        if not current or current.keys() == self.tails.keys():
+        if not current:
             return []
         again = bool(self.tails) and not self.tails.keys() <= current.keys()
         notices = self.ledger.close(None, self.step, "the job began again") if again else []
         if again:
-            self._lateness, self._updates = Lateness(), 0
-        self.tails = {folder: self.tails.get(folder) or Tail(each) for folder, each in current.items()}
-        self.moved_s = time.monotonic()
+            self._begin()
+        joined = current.keys() - self.tails.keys()
+        self.tails = {folder: self._followed(each) for folder, each in current.items()}
+        self._workers = None
+        if joined:
+            self.moved_s = time.monotonic()
         return notices
+
+    def _begin(self) -> None:
+        """Nothing is known of how the job moves."""
+        self._lateness, self._calls, self._snapshot = Lateness(), Calls(), Snapshot(self.readers)
+        self._updates = 0
+
+    def _followed(self, process: Process) -> Tail:
+        tail = self.tails.get(process.folder) or Tail(process)
+        tail.process = process  # what it says of itself may have changed
+        return tail
 
     def _read(self) -> None:
         """Read on in all records, and note whether steps have ended."""
@@ -157,12 +171,9 @@ class Watcher:
                 self._pauses.append((self.tails[first].last_update_ns - before[first]) / NS_PER_S)
             self._updates, self.moved_s = updates, time.monotonic()
 
-    def _ask(self, moves: bool) -> None:
-        """Ask all processes for their latest calls, if there may be something to see in them."""
-        now_s = time.monotonic()
-        if now_s - self._asked_s < ASK_S or (moves and self._updates == self._asked_at):
-            return
-        self._asked_s, self._asked_at = now_s, self._updates
+    def _ask(self) -> None:
+        """Ask all processes for their latest calls."""
+        self._asked_s, self._asked_at = time.monotonic(), self._updates
         wanted = self.run / RAW / WANTED
         with suppress(OSError):  # the disk is full, or the recording over
             temporary = wanted.with_suffix(".tmp")
@@ -170,20 +181,57 @@ class Watcher:
             temporary.replace(wanted)
 
     def _look_for_late(self) -> list[Notice]:
-        begun_s, self._fresh = time.monotonic(), False
-        found = self._lateness.look(list(self.tails.values()))
-        notices = self.ledger.observe(LATE, found, self.step, OVER_AFTER, "its peers hardly wait for it now")
+        """Ask, give the processes the time to answer, and see who is late; a part of the time is for that."""
         now_s = time.monotonic()
-        self._late_due_s = now_s + (now_s - begun_s) / SHARE
-        return notices
+        if now_s < self._late_due_s:
+            return []
+        if not self._asking:
+            if self._updates > self._asked_at:
+                self._asking = True
+                self._ask()
+            return []
+        if now_s < self._asked_s + ANSWER_S:
+            return []
+        self._asking, begun_s = False, time.thread_time()
+        tails = list(self.tails.values())
+        found = None
+        if self._calls.read(tails):
+            found = self._lateness.look(self._latest(tails))
+        took_s = time.thread_time() - begun_s
+        self._late_due_s = max(self._asked_s + ASK_S, now_s - ANSWER_S + took_s / SHARE)
+        if found is None:
+            return []
+        return self.ledger.observe(LATE, found, self.step, OVER_AFTER, "its peers hardly wait for it now")
+
+    def _latest(self, tails: Sequence[Tail]) -> Latest:
+        """What is known of the job; calls of steps that are not looked at again are forgotten."""
+        steps = steps_of(tails)
+        self._calls.forget_before(since_of(steps, self._calls.frame))
+        if self._workers is None:
+            self._workers = workers_of(tails)
+        samples = clock_samples_of(tails)
+        by_rank = {tail.process.rank: tail for tail in tails}
+
+        def counters(ranks: Sequence[int]) -> pl.DataFrame:
+            return pl.concat([by_rank[rank].frames()[COUNTERS.name] for rank in ranks])
+
+        calls = self._calls
+        return Latest(calls.frame, steps, self._workers, samples, calls.messages, counters)
 
     def _look_for_hangs(self) -> list[Notice]:
+        now_s = time.monotonic()
+        if now_s < self._hang_due_s:
+            return []
         self._activity.sample(self.tails.values())
+        if now_s - self._asked_s >= ASK_S:
+            self._ask()
+        begun_s = time.thread_time()
+        tails = list(self.tails.values())
+        self._snapshot.read(tails)  # while patience lasts, so that it is quick to tell then
         if self.still_s < self._patience_s():
             return []
-        with TemporaryDirectory(prefix="dpro-watch-") as folder:
-            small = snapshot(self.run, list(self.tails.values()), Path(folder) / "run", self.readers)
-            found = find_hangs(read_records(small))
+        found = find_hangs(self._snapshot.records(tails))
+        self._hang_due_s = time.monotonic() + max(ASK_S, (time.thread_time() - begun_s) / HANG_SHARE)
         found = [each for each in found if not self._may_go_on(each)]
         notices = self.ledger.observe(HANGS, found, self.step, OVER_AFTER, "nothing waits for it any more")
         self._unproven += [notice.number for notice in notices if notice.event == BEGINS]
@@ -214,11 +262,19 @@ class Watcher:
             for tail in self.tails.values():
                 for backend, dump in latest_dumps(tail.process.folder).items():
                     if dump.suffix != ".parquet":
-                        shutil.copy2(dump, dumps / f"{backend}-rank{tail.process.rank:05d}{dump.suffix}")
+                        _keep(dump, dumps / f"{backend}-rank{tail.process.rank:05d}{dump.suffix}")
             answers = stacks(self.run, STACKS_S)
             told = [answers.given[rank] for rank in sorted(answers.given)]
             document = {"ranks": told, "silent_ranks": answers.silent}
             (to / "stacks.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def _keep(path: Path, to: Path) -> None:
+    """Keep what a file has now: others never write into it, they put another in its place."""
+    try:
+        os.link(path, to)
+    except OSError:  # some file systems cannot
+        shutil.copy2(path, to)
 
 
 def watch(

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import pytest
 
-from dpro.collectors.convert import Process
-from dpro.collectors.inside.records import _RECORD, ANCHOR, CLOCK, UPDATE, RecordWriter
+from dpro.collectors.convert import Process, frames_of
+from dpro.collectors.inside.records import (
+    _RECORD,
+    ANCHOR,
+    CLOCK,
+    OPENED,
+    UPDATE,
+    WINDOW,
+    RecordWriter,
+    read_records,
+)
 from dpro.schema import STEPS
-from dpro.watch.tail import RECENT, Tail
+from dpro.watch.tail import KEPT_STEPS, RECENT, Tail, steps_of
 
 
 @pytest.fixture
 def tail(tmp_path: Path) -> Tail:
     facts = {"rank": 3, "pid": 7, "host": "here", "local_rank": 3, "world_size": 4, "gpu_uuid": ""}
     return Tail(Process(tmp_path, facts | {"gpu_name": "", "started_ns": 5}))
-
-
-def dump(folder: Path, name: str, numbers: range, stamp: int) -> None:
-    entry = {"profiling_name": "gloo:all_reduce", "process_group": ["0", "default_pg"], "is_p2p": False}
-    entries = [
-        entry | {"record_id": n, "collective_seq_id": n, "time_created_ns": 1000 + n, "state": "scheduled"}
-        for n in numbers
-    ]
-    (folder / name).write_text(json.dumps({"entries": entries, "pg_config": {}}))
-    os.utime(folder / name, ns=(stamp, stamp))
 
 
 def test_records_are_read_once_and_steps_follow_from_them(tail):
@@ -41,9 +38,41 @@ def test_records_are_read_once_and_steps_follow_from_them(tail):
     own.write(UPDATE, 0, 4, 400, 410)
     assert tail.read_records()
     assert (tail.num_updates, tail.last_update_ns) == (4, 400)
-    assert tail.frames()[STEPS.name].select("step", "start_ns", "duration_ns").rows() == [
-        (1, 110, 90), (2, 210, 90), (3, 310, 90)
-    ]  # fmt: skip
+    expected = [(1, 110, 90), (2, 210, 90), (3, 310, 90)]
+    for steps in (tail.frames()[STEPS.name], steps_of([tail])):
+        assert steps.select("step", "start_ns", "duration_ns").rows() == expected
+
+
+def test_steps_are_those_of_a_whole_recording_whatever_ends_them_and_in_whatever_pieces_they_are_read(tail):
+    own = RecordWriter(tail.process.folder / "records.bin")
+    pieces = [
+        [(UPDATE, 0, 1, 100, 110), (UPDATE, 1, 1, 150, 150)],
+        [(UPDATE, 0, 2, 200, 210), (ANCHOR, 0, 0, 0, 0), (UPDATE, 0, 3, 300, 310)],
+        [
+            (OPENED, 0, 305, 3, 0),
+            (UPDATE, 0, 4, 400, 410),
+            (WINDOW, 0, 306, 495, 0),
+            (UPDATE, 0, 5, 500, 510),
+        ],
+        [(ANCHOR, 1, 3, 4, 0), (UPDATE, 1, 2, 600, 610), (UPDATE, 1, 3, 700, 710)],
+    ]
+    for piece in pieces:
+        for record in piece:
+            own.write(*record)
+        tail.read_records()
+    recorded = read_records(tail.process.folder / "records.bin")
+    whole = frames_of(tail.process, recorded, None)[STEPS.name]
+    assert steps_of([tail]).rows() == whole.select("rank", "step", "window", "start_ns", "duration_ns").rows()
+
+
+def test_a_step_in_a_window_that_is_still_open_counts_as_one_of_it(tail):
+    own = RecordWriter(tail.process.folder / "records.bin")
+    own.write(ANCHOR, 0, 0, 0, 0)
+    own.write(UPDATE, 0, 1, 100, 110)
+    own.write(OPENED, 7, 105, 0, 0)
+    own.write(UPDATE, 0, 2, 200, 210)
+    tail.read_records()
+    assert steps_of([tail])["window"].to_list() == [7]
 
 
 def test_a_place_that_another_thread_is_about_to_write_is_waited_for_once(tail):
@@ -72,25 +101,6 @@ def test_memory_is_bounded_and_what_numbers_steps_is_kept(tail):
     for count in range(1, 3 * RECENT):
         own.write(UPDATE, 0, count, count * 100, count * 100)
     tail.read_records()
-    assert len(tail.recorded) == RECENT + 1
-    assert tail.frames()[STEPS.name]["step"].max() == 3 * RECENT - 2
-
-
-def test_each_call_is_taken_once_from_overlapping_dumps(tail):
-    folder = tail.process.folder
-    dump(folder, "flight-fr-000001.json", range(0, 6), 10)
-    assert tail.read_calls()
-    assert not tail.read_calls()
-    dump(folder, "calls-fr.json", range(3, 9), 20)
-    assert tail.read_calls()
-    dump(folder, "calls-fr.json", range(5, 12), 30)
-    assert tail.read_calls()
-    assert (tail.collectives["collective_id"] // 2).to_list() == list(range(12))
-    assert tail.collectives["rank"].unique().to_list() == [3]
-
-
-def test_a_damaged_dump_is_passed_over(tail):
-    (tail.process.folder / "calls-fr.json").write_text('{"entries": [')
-    assert not tail.read_calls()
-    dump(tail.process.folder, "calls-fr.json", range(2), 30)
-    assert tail.read_calls()
+    assert RECENT < len(tail.recorded) <= 2 * RECENT + 1
+    assert KEPT_STEPS <= len(tail.steps) <= 2 * KEPT_STEPS
+    assert tail.steps[-1, 0] == tail.frames()[STEPS.name]["step"].max() == 3 * RECENT - 2
