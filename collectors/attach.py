@@ -106,8 +106,9 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
     temporary.write_text(json.dumps({"id": name, "kind": kind, **facts}))
     os.replace(temporary, control)
     deadline = time.monotonic() + timeout_s
+    answers = Answers({}, [])
     while True:
-        answers = _answers(asked, name)
+        answers = _answers(asked, name, answers.given)
         waiting = any(_lives(process) for process in asked if process.rank in answers.silent)
         if not answers.silent or done(answers) or not waiting or time.monotonic() > deadline:
             return answers
@@ -196,9 +197,12 @@ def _lives(process: Process) -> bool:
     return process.facts["host"] != socket.gethostname() or start_ticks(int(process.facts["pid"])) >= 0
 
 
-def _answers(asked: Sequence[Process], name: str) -> Answers:
-    given: dict[int, Answer] = {}
+def _answers(asked: Sequence[Process], name: str, known: Mapping[int, Answer]) -> Answers:
+    """The answers that are known, and those that have come since."""
+    given = dict(known)
     for process in asked:
+        if process.rank in given:
+            continue
         with suppress(FileNotFoundError):
             given[process.rank] = json.loads((process.folder / f"reply-{name}.json").read_bytes())
     return Answers(given, [process.rank for process in asked if process.rank not in given])

@@ -92,6 +92,7 @@ class Flight:
         self._groups: dict[str, list[int]] = {}
         self._shown = stamp_of(self._wanted)
         self._told: dict[str, tuple[int, int]] = {}  # the last call at the last request but one, and the last
+        self._said: dict[str, int] = {}
         self._stalled_s = STALL_S
         self._lock = threading.Lock()
         self._held = False
@@ -170,7 +171,21 @@ class Flight:
                 self._told[ring.name] = latest, last
                 since = min(before, last - LATEST) if still else before
                 with suppress(OSError):  # on a full disk only who watches misses something
-                    self._recorder.write_file(f"{SHOWN}{ring.name}{ring.suffix}", shortened(content, since))
+                    self._show(f"{SHOWN}{ring.name}{ring.suffix}", shortened(content, since))
+
+    def _show(self, name: str, content: bytes) -> None:
+        """Write a dump for who watches; where it says what the one before said, only when that was.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        folder, said = self._recorder.folder, hash(content)
+        if folder is not None and self._said.get(name) == said and (folder / name).exists():
+            now_ns = time.time_ns()
+            os.utime(folder / name, ns=(now_ns, now_ns))
+            return
+        self._recorder.write_file(name, content)
+        self._said[name] = said
 
     def _drain(self) -> None:
         me = threading.current_thread()
@@ -327,9 +342,10 @@ def shortened(dump: bytes, last: int) -> bytes:
     if begin < len(_ENTRIES) or not first.startswith(b"{"):
         return dump
     number = dump.find(f"{_RECORD}{min(last + 1, last_record(dump))},".encode(), begin)
-    unfinished = dump.find(_UNFINISHED, begin)
-    kept = min((place for place in (number, unfinished) if place >= 0), default=-1)
-    cut = dump.rfind(first, begin, kept) if kept >= 0 else -1
+    if number < 0:  # the ring has lost it, or never had it
+        return dump
+    unfinished = dump.find(_UNFINISHED, begin, number)
+    cut = dump.rfind(first, begin, number if unfinished < 0 else unfinished)
     return dump[:begin] + dump[cut:] if cut >= 0 else dump
 
 

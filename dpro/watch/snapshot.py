@@ -8,11 +8,13 @@ are kept once for each process and not with each call.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from dpro.collectors.calls import BACKENDS, with_group_ranks
@@ -20,7 +22,7 @@ from dpro.collectors.convert import Readers
 from dpro.collectors.stall import message_rows, with_told_ranks
 from dpro.detect.hang.records import Records, make_records
 from dpro.errors import InputError
-from dpro.schema import COLLECTIVES, PROCESS_GROUPS, Table, conform
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.watch.tail import Tail, clock_samples_of, steps_of, workers_of
 
 _NO_RANKS = pl.lit([], dtype=COLLECTIVES.dtypes["group_ranks"])
@@ -31,6 +33,7 @@ class _Said:
     """What one dump says: calls without the ranks of their groups where `groups` tells them, and groups."""
 
     stamp: tuple[int, int]
+    place: int  # of the backend
     calls: pl.DataFrame
     groups: pl.DataFrame
 
@@ -46,12 +49,12 @@ class Snapshot:
         """
         self._readers = readers
         self._said: dict[Path, _Said] = {}
+        self._saved_ns: dict[Path, int] = {}
+        self._before: dict[Path, int] = {}
 
-    def read(self, tails: Sequence[Tail]) -> int:
-        """Read dumps that are new; how many there were."""
-        before = {path: said.stamp for path, said in self._said.items()}
-        found: dict[Path, _Said] = {}
-        num_new = 0
+    def read(self, tails: Sequence[Tail]) -> None:
+        """Read dumps that are new."""
+        before, self._said, self._saved_ns = self._said, {}, {}
         for tail in tails:
             for backend, path in latest_dumps(tail.process.folder).items():
                 with suppress(OSError, InputError, pl.exceptions.PolarsError):
@@ -60,13 +63,19 @@ class Snapshot:
                         status.st_ino,
                         status.st_size,
                     )  # the time alone says that nothing changed until then
-                    if before.get(path) != stamp:
-                        self._said[path] = self._read(tail, backend, path, stamp)
-                        num_new += 1
-                    checked_ns = _checked_ns(tail.process.folder)
-                    found[path] = _saved_at(self._said[path], max(status.st_mtime_ns, checked_ns))
-        self._said = found
-        return num_new
+                    known = before.get(path)
+                    if known is None or known.stamp != stamp:
+                        known = self._read(tail, backend, path, stamp)
+                    self._said[path] = known
+                    self._saved_ns[path] = max(status.st_mtime_ns, _checked_ns(tail.process.folder))
+
+    def begin(self) -> None:
+        """Processes are asked now: what they have saved so far is no answer."""
+        self._before = self._saved_ns
+
+    def answered(self) -> set[Path]:
+        """Folders of the processes that have saved their calls since they were asked."""
+        return {path.parent for path, at_ns in self._saved_ns.items() if self._before.get(path) != at_ns}
 
     def records(self, tails: Sequence[Tail]) -> Records:
         """What the latest dumps and records tell.
@@ -74,10 +83,9 @@ class Snapshot:
         Args:
             tails: the processes; their dumps have been read.
         """
-        said = list(self._said.values())
         messages = [message_rows(t.process.folder, t.process.rank) for t in tails if _has_messages(t)]
-        groups = _all(PROCESS_GROUPS, [each.groups for each in said])
-        calls = _all(COLLECTIVES, [*(each.calls for each in said), *messages])
+        groups = self._groups()
+        calls = pl.concat([self._calls(), *(conform(COLLECTIVES, each) for each in messages)])
         return make_records(
             _with_ambiguous(calls, groups),
             groups,
@@ -88,36 +96,48 @@ class Snapshot:
         )
 
     def _read(self, tail: Tail, backend: str, path: Path, stamp: tuple[int, int]) -> _Said:
-        dump = self._readers.dump(path, rank=tail.process.rank).frames
-        identifier = pl.col("collective_id") * 2 + BACKENDS.index(backend)
-        calls = conform(COLLECTIVES, dump[COLLECTIVES.name]).with_columns(collective_id=identifier)
-        groups = conform(PROCESS_GROUPS, dump.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty()))
-        groups = with_told_ranks(groups, tail.process.folder).with_columns(
-            rank=pl.lit(tail.process.rank, pl.Int32)
-        )
+        frames = self._readers.dump(path, rank=tail.process.rank).frames
+        calls = frames[COLLECTIVES.name]
+        groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())
+        if not (groups["group_ranks"].list.len() > 0).all():
+            groups = with_told_ranks(conform(PROCESS_GROUPS, groups), tail.process.folder)
         told = groups.filter(pl.col("group_ranks").list.len() > 0)["group"]
-        if calls["group"].is_in(told.implode()).all():
-            return _Said(stamp, calls.with_columns(group_ranks=_NO_RANKS), groups)
-        return _Said(stamp, with_group_ranks(calls, tail.process.folder / "groups.json"), groups)
+        if calls["group"].unique().is_in(told.implode()).all():
+            calls = calls.drop("group_ranks", strict=False)
+        else:
+            calls = with_group_ranks(conform(COLLECTIVES, calls), tail.process.folder / "groups.json")
+        return _Said(stamp, BACKENDS.index(backend), calls, groups)
+
+    def _calls(self) -> pl.DataFrame:
+        held = [said for said in self._said.values() if said.calls.height]
+        if not held:
+            return COLLECTIVES.empty()
+        rows = pl.concat([said.calls for said in held], how="diagonal_relaxed")
+        place = np.repeat([said.place for said in held], [said.calls.height for said in held])
+        return conform(COLLECTIVES, rows.with_columns(collective_id=pl.col("collective_id") * 2 + place))
+
+    def _groups(self) -> pl.DataFrame:
+        held = [(said, self._saved_ns[path]) for path, said in self._said.items() if said.groups.height]
+        if not held:
+            return PROCESS_GROUPS.empty()
+        rows = pl.concat([said.groups for said, _ in held], how="diagonal_relaxed")
+        saved_ns = np.repeat([at_ns for _, at_ns in held], [said.groups.height for said, _ in held])
+        return conform(PROCESS_GROUPS, rows.with_columns(saved_ns=pl.Series(saved_ns)))
 
 
 def latest_dumps(folder: Path) -> dict[str, Path]:
     """The latest dump of each backend of a process that PyTorch wrote, by backend."""
-    found = {}
-    for backend in BACKENDS:
-        dumps = [*folder.glob(f"flight-{backend}-*.*"), *folder.glob(f"calls-{backend}.*")]
-        times = {}
-        for dump in dumps:
+    found: dict[str, tuple[int, Path]] = {}
+    with suppress(OSError), os.scandir(folder) as files:
+        for file in files:
+            what, _, rest = file.name.partition("-")
+            if what not in ("flight", "calls") or not rest.endswith((".json", ".pickle")):
+                continue
+            backend = rest.partition(".")[0].partition("-")[0]
             with suppress(OSError):  # converted meanwhile
-                if dump.suffix in (".json", ".pickle"):
-                    times[dump] = dump.stat().st_mtime_ns
-        if times:
-            found[backend] = max(times, key=lambda dump: times[dump])
-    return found
-
-
-def _saved_at(said: _Said, saved_ns: int) -> _Said:
-    return _Said(said.stamp, said.calls, said.groups.with_columns(saved_ns=pl.lit(saved_ns, pl.Int64)))
+                dump = file.stat().st_mtime_ns, Path(file.path)
+                found[backend] = max(found.get(backend, dump), dump)
+    return {backend: found[backend][1] for backend in BACKENDS if backend in found}
 
 
 def _checked_ns(folder: Path) -> int:
@@ -132,11 +152,6 @@ def _has_messages(tail: Tail) -> bool:
         stall: Mapping[str, object] = json.loads((tail.process.folder / "stall.json").read_bytes())
         return bool(stall.get("messages"))
     return False
-
-
-def _all(table: Table, frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    held = [conform(table, each) for each in frames if each.height]
-    return pl.concat(held) if held else table.empty()
 
 
 def _with_ambiguous(calls: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:

@@ -7,6 +7,7 @@ in a row, and frames are made by those who need them.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -48,6 +49,7 @@ class Tail:
         num_updates: signs of steps' ends so far: the job moves while they grow.
         last_update_ns: when the latest was, on that host's clock; -1 before the first.
         heartbeat: the latest record of its clock; None before the first.
+        heard_s: when that was read, on this host's monotonic clock.
         compared: comparisons of its host's clock with another's.
         windows: the latest deep windows: number, beginning, end (for ever if open).
     """
@@ -58,6 +60,7 @@ class Tail:
         self.num_updates = 0
         self.last_update_ns = -1
         self.heartbeat: Record | None = None
+        self.heard_s = 0.0
         self.compared: list[Record] = []
         self.windows: deque[tuple[int, int, int]] = deque(maxlen=WINDOWS)
         self._path = str(process.folder / "records.bin")
@@ -102,7 +105,7 @@ class Tail:
             self._anchor = Anchor(record.a, record.b, record.c)
             self._number_again()
         elif record.kind == records.CLOCK:
-            self.heartbeat = record
+            self.heartbeat, self.heard_s = record, time.monotonic()
         elif record.kind == records.PEER:
             self.compared.append(record)
         elif record.kind == records.OPENED:

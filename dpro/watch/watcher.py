@@ -42,6 +42,9 @@ from dpro.watch.tail import Tail, clock_samples_of, steps_of, workers_of
 
 ASK_S = 2.0  # between two requests for the latest calls: a dump costs the job some 20 ms of CPU
 ANSWER_S = 1.2  # until all have answered: each looks for requests once a second
+LONGEST_ANSWER_S = 4.0  # until nobody is waited for any more
+SILENT_BEATS_S = 3.0  # a process whose clock has not been heard for so long is stopped, or holds the GIL
+AHEAD_S = 2.5  # of the end of patience processes are asked
 SHARE = 0.1  # of its time that looks at lateness may take
 HANG_SHARE = 0.5  # the same of looks at a job that stands still
 STILL_S = 5.0  # without a step: the latest calls are asked for, and looked at for a hang
@@ -83,7 +86,7 @@ class Watcher:
         self._workers: pl.DataFrame | None = None
         self._late_due_s = self._asked_s = self._hang_due_s = 0.0
         self._asked_at = 0
-        self._asking = False
+        self._asking = self._questioned = False
         self._begin()
         self._unproven: list[int] = []  # hangs that were told and whose evidence is still to be kept
         self._activity = Activity()
@@ -117,6 +120,7 @@ class Watcher:
         moves = self.still_s < STILL_S
         if moves:
             notices += self.ledger.close(HANGS, self.step, "the job moves on")
+            self._questioned, self._hang_due_s = False, 0.0
         if not self.tails:
             return notices
         if moves:
@@ -219,23 +223,37 @@ class Watcher:
         return Latest(calls.frame, steps, self._workers, samples, calls.messages, counters)
 
     def _look_for_hangs(self) -> list[Notice]:
-        now_s = time.monotonic()
-        if now_s < self._hang_due_s:
+        """Ask once patience is about to end, and tell when all who can have answered."""
+        now_s, patience_s, tails = time.monotonic(), self._patience_s(), list(self.tails.values())
+        self._activity.sample(tails)
+        if now_s < self._hang_due_s or self.still_s < patience_s - AHEAD_S:
             return []
-        self._activity.sample(self.tails.values())
-        if now_s - self._asked_s >= ASK_S:
-            self._ask()
         begun_s = time.thread_time()
-        tails = list(self.tails.values())
-        self._snapshot.read(tails)  # while patience lasts, so that it is quick to tell then
-        if self.still_s < self._patience_s():
+        self._snapshot.read(tails)
+        if not self._questioned:
+            self._questioned = True
+            self._snapshot.begin()
+            self._ask()
             return []
+        if self.still_s < patience_s or self._some_may_answer():
+            return []
+        self._questioned = False
         found = find_hangs(self._snapshot.records(tails))
-        self._hang_due_s = time.monotonic() + max(ASK_S, (time.thread_time() - begun_s) / HANG_SHARE)
+        self._hang_due_s = now_s + max(ASK_S, (time.thread_time() - begun_s) / HANG_SHARE)
         found = [each for each in found if not self._may_go_on(each)]
         notices = self.ledger.observe(HANGS, found, self.step, OVER_AFTER, "nothing waits for it any more")
         self._unproven += [notice.number for notice in notices if notice.event == BEGINS]
         return notices
+
+    def _some_may_answer(self) -> bool:
+        """Whether a process that was asked for its calls has still to say them, and may."""
+        now_s, answered = time.monotonic(), self._snapshot.answered()
+        if now_s - self._asked_s > LONGEST_ANSWER_S:
+            return False
+        return any(
+            now_s - tail.heard_s < SILENT_BEATS_S and tail.process.folder not in answered
+            for tail in self.tails.values()
+        )
 
     def _patience_s(self) -> float:
         """How long a job like this one may stand still."""

@@ -37,6 +37,7 @@ def test_only_calls_after_a_number_are_shown_and_always_the_last_one():
 def test_what_is_unfinished_is_shown_however_old_with_all_that_follows():
     assert shown(dump(10, 30, unfinished=15), 25) == list(range(15, 31))
     assert shown(dump(10, 30, unfinished=30), 25) == list(range(26, 31))
+    assert shown(dump(10, 30, unfinished=30), 2) == list(range(10, 31))
 
 
 def test_a_dump_that_is_not_as_usual_is_shown_as_it_is():
