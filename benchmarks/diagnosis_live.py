@@ -18,6 +18,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.late_ranks import HISTORY, messages_unseen
 from dpro.detect.lateness import calls_of
 from dpro.detect.regression import find_regression
+from dpro.detect.uneven import AMOUNT
 from dpro.detect.waiting import find_waiting_for_data
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.watch.late import AGAIN, Lateness, Latest, since_of
@@ -65,7 +66,8 @@ class Stream:
         def counters(ranks: Sequence[int]) -> pl.DataFrame:
             return self.counters().filter(pl.col("rank").is_in(ranks))
 
-        return self.watcher.look(Latest(calls, steps, workers, none, self.messages, counters))
+        amounts = self.counters().filter(pl.col("counter") == AMOUNT)
+        return self.watcher.look(Latest(calls, steps, workers, none, amounts, self.messages, counters))
 
 
 def begin(job: Job, chunk: int) -> Stream:

@@ -16,6 +16,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.late_ranks import HISTORY, judge
 from dpro.detect.lateness import own_time
 from dpro.detect.one_clock import Always, on_one_clock
+from dpro.detect.uneven import AMOUNT
 from dpro.schema import COUNTERS
 
 AGAIN, FEWEST = 40, 5  # steps whose calls are looked at again: what a call waits for is told from several
@@ -30,6 +31,7 @@ class Latest:
     Attributes:
         calls: as `dpro.watch.calls.Calls` keeps them.
         steps, workers, clock_samples: rows of these tables.
+        amounts: rows of `counters` that tell how much work steps were handed.
         messages: whether ranks also wait for messages, which calls do not show.
         counters: gives the rows of `counters` of some ranks, which are needed of few.
     """
@@ -38,6 +40,7 @@ class Latest:
     steps: pl.DataFrame
     workers: pl.DataFrame
     clock_samples: pl.DataFrame
+    amounts: pl.DataFrame
     messages: bool
     counters: Callable[[Sequence[int]], pl.DataFrame]
 
@@ -68,11 +71,12 @@ class Lateness:
             steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
         )  # fmt: skip
         self._own = new if self._own is None else _joined(self._own, new)
-        told = judge(self._own, calls, COUNTERS.empty(), now.workers, doubtful=now.messages)
-        if not told:
-            return []
-        late = [rank for finding in told for rank in finding.ranks]
-        counters = now.counters(_with_peers(late, self._own["rank"].unique().sort().to_list()))
+        told = judge(self._own, calls, now.amounts, now.workers, doubtful=now.messages)
+        late = [rank for finding in told if finding.component_kind == "rank" for rank in finding.ranks]
+        if not late:
+            return told
+        causes = now.counters(_with_peers(late, self._own["rank"].unique().sort().to_list()))
+        counters = pl.concat([now.amounts, causes.filter(pl.col("counter") != AMOUNT)])
         return judge(self._own, calls, counters, now.workers, doubtful=now.messages)
 
 

@@ -21,7 +21,8 @@ from dpro.collectors.convert import Process, frames_of, worker_row
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record
 from dpro.collectors.inside.stepping import Boundary, number_steps
-from dpro.schema import CLOCK_SAMPLES, STEPS, WORKERS, conform
+from dpro.detect.uneven import AMOUNT
+from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 
 RECENT = 2000  # records that are remembered at least: a few hundred steps
 KEPT_STEPS = 240  # steps that are remembered at least
@@ -29,7 +30,7 @@ RARE = (records.ANCHOR, records.PEER)  # are wanted from the beginning on
 WINDOWS = 4  # the latest deep windows are remembered
 FIRST = 4096  # bytes that are read at a look; more if that is not all
 BLOCK = 1000 * records.SIZE
-_FIELDS = 3  # of a step: its number, start and duration
+_FIELDS = 4  # of a step: its number, start, duration, and elements of its batches
 _OPEN_NS = (1 << 63) - 1
 
 
@@ -70,6 +71,8 @@ class Tail:
         self._anchor: Anchor | None = None
         self._before: tuple[int, int] = (-1, 0)  # the latest step, and when the next began
         self._steps = array("q")
+        self._inputs: list[int] = []  # elements so far, as told since the latest step
+        self._input_before = -1  # as told last before
 
     @property
     def recorded(self) -> list[Record]:
@@ -78,7 +81,7 @@ class Tail:
 
     @property
     def steps(self) -> np.ndarray:
-        """[N, 3] int64: number, start and duration (ns) of its latest steps."""
+        """[N, 4] int64: number, start, duration (ns), elements of batches (-1 unknown) of the latest."""
         return np.array(self._steps, np.int64).reshape(-1, _FIELDS)
 
     def read_records(self) -> bool:
@@ -104,6 +107,8 @@ class Tail:
         elif record.kind == records.ANCHOR:
             self._anchor = Anchor(record.a, record.b, record.c)
             self._number_again()
+        elif record.kind == records.INPUT:
+            self._inputs.append(record.b)
         elif record.kind == records.CLOCK:
             self.heartbeat, self.heard_s = record, time.monotonic()
         elif record.kind == records.PEER:
@@ -128,8 +133,13 @@ class Tail:
 
     def _add_step(self, step: int, end_ns: int, resume_ns: int) -> None:
         before, start_ns = self._before
+        elements = -1
+        if self._inputs:  # the first was told at the step's end, another once our own work was done
+            elements = self._inputs[0] - self._input_before if self._input_before >= 0 else -1
+            self._input_before = self._inputs[-1]
+            self._inputs.clear()
         if before == step - 1 and before >= 0:
-            self._steps.extend((step, start_ns, end_ns - start_ns))
+            self._steps.extend((step, start_ns, end_ns - start_ns, elements))
             if len(self._steps) >= 2 * KEPT_STEPS * _FIELDS:
                 del self._steps[: KEPT_STEPS * _FIELDS]
         self._before = step, resume_ns
@@ -140,7 +150,8 @@ class Tail:
         updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
         anchors = [(r.a, r.b, r.c) for r in self._rare if r.kind == records.ANCHOR]
         del self._steps[:]
-        self._before = -1, 0
+        self._inputs.clear()
+        self._before, self._input_before = (-1, 0), -1
         for step, (_, boundary) in number_steps(updates, anchors).items():
             self._add_step(step, boundary.end_ns, boundary.resume_ns)
 
@@ -188,6 +199,21 @@ def steps_of(tails: Iterable[Tail]) -> pl.DataFrame:
         "duration_ns": rows[:, 2],
     }
     return pl.DataFrame(columns, schema={name: STEPS.dtypes[name] for name in columns}, strict=False)
+
+
+def amounts_of(tails: Iterable[Tail]) -> pl.DataFrame:
+    """How much work steps were handed: rows of table `counters`, where that is known."""
+    frames = []
+    for tail in tails:
+        steps = tail.steps
+        known = steps[steps[:, 3] >= 0]
+        if len(known):
+            rank = np.full(len(known), tail.process.rank)
+            frames.append(np.column_stack([rank, known[:, 1], known[:, 3]]))
+    rows = np.concatenate(frames) if frames else np.empty((0, 3), np.int64)
+    columns = {"rank": rows[:, 0], "time_ns": rows[:, 1], "value": rows[:, 2].astype(float)}
+    frame = pl.DataFrame(columns, schema={name: COUNTERS.dtypes[name] for name in columns}, strict=False)
+    return conform(COUNTERS, frame.with_columns(counter=pl.lit(AMOUNT)))
 
 
 def workers_of(tails: Iterable[Tail]) -> pl.DataFrame:

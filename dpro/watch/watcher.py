@@ -38,7 +38,7 @@ from dpro.watch.late import Lateness, Latest, since_of
 from dpro.watch.ledger import Ledger, Notice
 from dpro.watch.processes import Processes
 from dpro.watch.snapshot import Snapshot, latest_dumps
-from dpro.watch.tail import Tail, clock_samples_of, steps_of, workers_of
+from dpro.watch.tail import Tail, amounts_of, clock_samples_of, steps_of, workers_of
 
 ASK_S = 2.0  # between two requests for the latest calls: a dump costs the job some 20 ms of CPU
 ANSWER_S = 1.2  # until all have answered: each looks for requests once a second
@@ -220,7 +220,8 @@ class Watcher:
             return pl.concat([by_rank[rank].frames()[COUNTERS.name] for rank in ranks])
 
         calls = self._calls
-        return Latest(calls.frame, steps, self._workers, samples, calls.messages, counters)
+        amounts = amounts_of(tails)
+        return Latest(calls.frame, steps, self._workers, samples, amounts, calls.messages, counters)
 
     def _look_for_hangs(self) -> list[Notice]:
         """Ask once patience is about to end, and tell when all who can have answered."""

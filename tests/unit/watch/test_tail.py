@@ -11,14 +11,15 @@ from dpro.collectors.inside.records import (
     _RECORD,
     ANCHOR,
     CLOCK,
+    INPUT,
     OPENED,
     UPDATE,
     WINDOW,
     RecordWriter,
     read_records,
 )
-from dpro.schema import STEPS
-from dpro.watch.tail import KEPT_STEPS, RECENT, Tail, steps_of
+from dpro.schema import COUNTERS, STEPS
+from dpro.watch.tail import KEPT_STEPS, RECENT, Tail, amounts_of, steps_of
 
 
 @pytest.fixture
@@ -63,6 +64,22 @@ def test_steps_are_those_of_a_whole_recording_whatever_ends_them_and_in_whatever
     recorded = read_records(tail.process.folder / "records.bin")
     whole = frames_of(tail.process, recorded, None)[STEPS.name]
     assert steps_of([tail]).rows() == whole.select("rank", "step", "window", "start_ns", "duration_ns").rows()
+
+
+def test_amounts_of_work_are_those_of_a_whole_recording(tail):
+    own = RecordWriter(tail.process.folder / "records.bin")
+    own.write(ANCHOR, 0, 0, 0, 0)
+    for count, told in enumerate(([100], [250, 300], [301], [400]), start=1):
+        for elements in told:  # a second time where our own work took long
+            own.write(INPUT, count * 100 + (elements == 300) * 5, elements)
+        own.write(UPDATE, 0, count, count * 100, count * 100 + 10)
+        tail.read_records()
+    recorded = read_records(tail.process.folder / "records.bin")
+    whole = frames_of(tail.process, recorded, None)[COUNTERS.name].select(
+        "rank", "time_ns", "counter", "value"
+    )
+    assert amounts_of([tail]).select(whole.columns).rows() == whole.rows()
+    assert whole["value"].to_list() == [150.0, 1.0, 99.0]
 
 
 def test_a_step_in_a_window_that_is_still_open_counts_as_one_of_it(tail):
