@@ -1,8 +1,8 @@
 """What NCCL's Inspector measured, into the tables of a run.
 
 In: the folder of its logs, and a function that reads one. Out: rows of `collectives` with durations, of those
-that no deep window saw. They are rows of their own beside the calls that the flight recorder saw: NCCL counts
-per communicator and operation, PyTorch per process group.
+that no deep window saw, and of `sends`, if it traced NCCL's proxies. The first are rows of their own beside
+the calls that the flight recorder saw: NCCL counts per communicator and operation, PyTorch per process group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpro.collectors.inside import records
 from dpro.collectors.inspector import LOGS
 from dpro.collectors.launch import Launch
 from dpro.errors import DproError
-from dpro.schema import COLLECTIVES, conform
+from dpro.schema import COLLECTIVES, SENDS, conform
 from dpro.store import write_part
 
 NOTHING = (
@@ -47,6 +47,7 @@ def convert_logs(launch: Launch, processes: Sequence[Process], read: LogReader) 
     versions: dict[str, str] = {}
     by_pid = {(process.facts["host"], process.facts["pid"]): process for process in processes}
     frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
+    sends: dict[tuple[str, int], list[pl.DataFrame]] = {}
     for path in paths:
         try:
             traces = read(path)
@@ -56,15 +57,20 @@ def convert_logs(launch: Launch, processes: Sequence[Process], read: LogReader) 
         for trace in traces:
             (whose,) = trace.frames["workers"].select("host", "pid").rows()
             rows = trace.frames[COLLECTIVES.name]
+            sent = trace.frames.get(SENDS.name, SENDS.empty())
             versions |= trace.versions
             skipped.append(trace.skipped)
             if whose in by_pid:
                 frames.setdefault(whose, []).append(rows)
+                sends.setdefault(whose, []).append(conform(SENDS, sent))
             else:
                 skipped.append({"collectives of NCCL's Inspector in processes without a rank": rows.height})
     for whose, found in frames.items():
         process = by_pid[whose]
         write_part(launch.run, COLLECTIVES, f"{process.part}-nccl", _rows(process, found))
+        sent = pl.concat(sends[whose]).with_columns(rank=pl.lit(process.rank, pl.Int32))
+        if sent.height:
+            write_part(launch.run, SENDS, f"{process.part}-nccl", sent)
     return {"warnings": warnings, "skipped": skipped, "versions": versions}
 
 

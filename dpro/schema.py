@@ -137,6 +137,30 @@ COLLECTIVES = Table(
     ("rank", "window", "start_ns", "collective_id"),
 )
 
+SENDS = Table(
+    "sends",
+    "What NCCL's proxy thread of one rank sent to one peer over one channel for one call.",
+    {
+        "rank": _RANK,
+        "group": Column(pl.String, "Communicator, as in `collectives`.", ""),
+        "member": Column(pl.Int32, "The rank's number in it."),
+        "peer_member": Column(pl.Int32, "The number of whom it sent to."),
+        "sequence": Column(pl.Int64, "Number of the call in the communicator."),
+        "channel": Column(pl.Int32, "Which of NCCL's channels."),
+        "operation": Column(pl.Int64, "Number of the proxy's operation in the communicator."),
+        "time_ns": Column(pl.Int64, "When the first piece was handed to the network; -1 unknown."),
+        "steps": Column(pl.Int64, "Pieces that it was sent in."),
+        "bytes": Column(pl.Int64, "Size of all of them."),
+        "wire_ns": Column(
+            pl.Int64,
+            "From handing a piece to the network until that had done with it, the sum over the pieces: "
+            "waiting for the GPU or for room at the peer is no part of it.",
+        ),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("rank", "time_ns", "group", "operation"),
+)
+
 PROCESS_GROUPS = Table(
     "process_groups",
     "What one rank's flight recorder said of one process group when it was saved.",
@@ -301,6 +325,7 @@ TABLES: Mapping[str, Table] = {
     for table in (
         SPANS,
         COLLECTIVES,
+        SENDS,
         PROCESS_GROUPS,
         SYNCS,
         DEPENDENCIES,

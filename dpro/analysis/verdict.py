@@ -16,7 +16,7 @@ import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SENDS, SPANS, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -143,12 +143,17 @@ def _late(rows: Always, apart: list[int]) -> tuple[list[Finding], list[Finding]]
 
 
 def _timed(run: Run, rows: Always) -> list[Finding]:
-    """What is slow in the network by calls that were timed without a deep window."""
+    """What is slow in the network by what was timed without a deep window: wires tell more than calls."""
     from dpro.detect.diagnose import diagnose_traffic
     from dpro.detect.timed_calls import traffic_of_calls
+    from dpro.detect.wires import traffic_of_sends
 
-    traffic = traffic_of_calls(rows.collectives, rows.steps, rows.workers, run.manifest.world_size)
-    return diagnose_traffic(traffic) if traffic.transfers.height else []
+    wires = traffic_of_sends(run.table(SENDS), rows.steps, rows.workers)
+    found = diagnose_traffic(wires) if wires.transfers.height else []
+    if found:
+        return found
+    calls = traffic_of_calls(rows.collectives, rows.steps, rows.workers, run.manifest.world_size)
+    return diagnose_traffic(calls) if calls.transfers.height else []
 
 
 def _waiting(run: Run, rows: Always) -> list[Finding]:

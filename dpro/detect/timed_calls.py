@@ -42,7 +42,7 @@ def traffic_of_calls(
     )
     transfers = transfers.sort("step", *LIKE, "members").with_row_index("instance")
     transfers = transfers.with_columns(pl.col("instance").cast(pl.Int64))
-    return Traffic(transfers, hosts, partial(_at_most, transfers, job_steps(outside)), replayed=False)
+    return Traffic(transfers, hosts, partial(at_most, transfers, job_steps(outside)), replayed=False)
 
 
 def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
@@ -149,7 +149,7 @@ _NOTHING = pl.DataFrame(
 )
 
 
-def _at_most(transfers: pl.DataFrame, steps: pl.DataFrame, factor: pl.DataFrame) -> Healed:
+def at_most(transfers: pl.DataFrame, steps: pl.DataFrame, factor: pl.DataFrame) -> Healed:
     """The most that steps would save: what transfers lose on the rank that loses the most.
 
     Args:

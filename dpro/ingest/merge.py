@@ -23,6 +23,7 @@ from dpro.schema import (
     COLLECTIVES,
     COUNTERS,
     PROCESS_GROUPS,
+    SENDS,
     SPANS,
     TABLES,
     WORKERS,
@@ -30,7 +31,7 @@ from dpro.schema import (
 )
 from dpro.store import merge_counts, write_part
 
-_ADDED = frozenset(table.name for table in (COLLECTIVES, PROCESS_GROUPS, COUNTERS, CLOCK_SAMPLES))
+_ADDED = frozenset(table.name for table in (COLLECTIVES, SENDS, PROCESS_GROUPS, COUNTERS, CLOCK_SAMPLES))
 _FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
 _IDS_OF_A_FILE = 1 << 32  # `collective_id` of the second file of a rank starts here, and so on
 LEFT_OUT = "left out: "

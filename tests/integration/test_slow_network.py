@@ -160,7 +160,11 @@ def changed(folder: Path, rate: int) -> list[Finding]:
     """What is found in the job in the middle of which the port of rank 1 gets another rate."""
     with switch([FAST, FAST]) as spaces:
         jobs = started(folder, spaces, CHANGING, "--skip", "1000")
-        wait_until(lambda: len(list(folder.glob("halfway*"))) == 2, "the job never came halfway")
+        wait_until(
+            lambda: len(list(folder.glob("halfway*"))) == 2 or any(job.poll() is not None for job in jobs),
+            "the job never came halfway",
+            timeout_s=240,
+        )
         set_rate(spaces[1], 1, rate)
         (folder / "go").touch()
         ended(jobs)

@@ -2,8 +2,9 @@
 
 In: a log of format 4.0 to 5.0, RCCL's too. Out: rows of `collectives` with durations. Some formats say in
 every line whose it is, others once per dump, in a `dump_stats` line that holds for all that follow. Processes
-are killed while they write: lines that are cut short or garbled are counted, not refused. Steps of NCCL's
-proxy threads are not read. Which global ranks a communicator has is not told: its rows on all ranks say.
+are killed while they write: lines that are cut short or garbled are counted, not refused. What NCCL's proxy
+threads sent becomes rows of `sends`. Which global ranks a communicator has is not told: its rows on all ranks
+say.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import polars as pl
 from dpro.classify import operation
 from dpro.errors import InputError
 from dpro.ingest.files import read_bytes
+from dpro.ingest.nccl.proxy import sends_of
 from dpro.ingest.trace import RankTrace
 from dpro.ingest.values import int32, int64, mapping, rounded, sequence, text
 from dpro.schema import COLLECTIVES
 from dpro.units import NS_PER_US
 
 SOURCE = "NCCL Inspector"
-_KINDS = {"coll_perf": "coll", "p2p_perf": "p2p"}
+_KINDS = {"coll_perf": "coll", "p2p_perf": "p2p", "proxy_trace": "proxy"}
+_PROXY = "proxy"
 _RECORD = re.compile(rb'"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:\s*\{')
 _COLUMNS = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if name not in ("window", "state")}
 
@@ -104,8 +107,6 @@ def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
             current = _communicator(document)
         if dropped := _dropped(mapping(document.get("dump_stats"))):
             skipped["collectives that the Inspector dropped"] += dropped
-        if "proxy_trace" in document:
-            skipped["steps of NCCL's proxy"] += 1
         for key, kind in _KINDS.items():
             facts = mapping(document.get(key))
             if facts and current:
@@ -135,7 +136,8 @@ def _communicator(document: Mapping[str, Any]) -> _Communicator | None:
 
 def _dropped(stats: Mapping[str, Any]) -> int:
     """Operations that were measured and thrown away since the last dump, for want of space."""
-    return sum(max(int64(stats.get(f"{kind}_dropped_since_last_dump")), 0) for kind in _KINDS.values())
+    kinds = (kind for kind in _KINDS.values() if kind != _PROXY)
+    return sum(max(int64(stats.get(f"{kind}_dropped_since_last_dump")), 0) for kind in kinds)
 
 
 def _traces(records: list[_Record], rank: int | None, skipped: Counter[str]) -> Iterator[RankTrace]:
@@ -145,15 +147,18 @@ def _traces(records: list[_Record], rank: int | None, skipped: Counter[str]) -> 
     ranks = sorted({record.of.rank for record in records if record.of.group == whole})
     for own in ranks:
         mine = [r for r in records if len(ranks) == 1 or (r.of.group == whole and r.of.rank == own)]
-        yield _trace(mine, own if rank is None else rank, world)
+        yield _trace(mine, own if rank is None else rank, world, skipped)
     if len(ranks) > 1 and (unknown := sum(record.of.group != whole for record in records)):
         skipped["records of a process with several ranks"] += unknown
 
 
-def _trace(records: list[_Record], rank: int, world_size: int) -> RankTrace:
+def _trace(records: list[_Record], rank: int, world_size: int, skipped: Counter[str]) -> RankTrace:
     first = records[0].of
-    rows = [{"collective_id": i, "rank": rank, **_row(r, world_size)} for i, r in enumerate(records)]
-    schema = {name: dtype for name, dtype in _COLUMNS.items() if name in rows[0]}
+    calls = [record for record in records if record.kind != _PROXY]
+    rows = [{"collective_id": i, "rank": rank, **_row(r, world_size)} for i, r in enumerate(calls)]
+    schema = {name: dtype for name, dtype in _COLUMNS.items() if not rows or name in rows[0]}
+    proxy = (((r.of.group, r.of.rank), r.facts) for r in records if r.kind == _PROXY)
+    sends = sends_of(proxy, rank, skipped).with_columns(source=pl.lit(SOURCE))
     worker = {"rank": rank, "world_size": world_size, "host": first.host, "pid": first.pid, "source": SOURCE}
     return RankTrace(
         rank=rank,
@@ -163,6 +168,7 @@ def _trace(records: list[_Record], rank: int, world_size: int) -> RankTrace:
                 window=pl.lit(-1, dtype=pl.Int32)
             ),
             "workers": pl.DataFrame([worker]),
+            **({"sends": sends} if sends.height else {}),
         },
         host=first.host,
         versions={"NCCL Inspector format": first.version} if first.version else {},

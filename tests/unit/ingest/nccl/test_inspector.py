@@ -225,7 +225,7 @@ def test_what_is_not_taken_is_counted(tmp_path):
     assert trace.skipped == {
         "records of no communicator": 2,
         "collectives that the Inspector dropped": 5,
-        "steps of NCCL's proxy": 1,
+        "records of NCCL's proxy that are of no send": 1,
         "malformed lines": 2,
     }
 
