@@ -242,6 +242,8 @@ def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[P
     late = work[local.start[work] - ready[work] > COINCIDENCE_NS]
     by_end = work[np.argsort(local.end[work], kind="stable")]
     ends = local.end[by_end]
+    # Communication leaves the device room for more of it; waits for it that are made up may be circular.
+    computes = local.instance < 0
     coincident, draining = [], []
     around = local.start[late][:, None] + np.array([-COINCIDENCE_NS, ROUNDING_NS // 2, DRAINING_NS])
     for span, (low, now, high) in zip(late.tolist(), np.searchsorted(ends, around, side="right").tolist()):
@@ -250,8 +252,8 @@ def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[P
         found = low + np.flatnonzero(elsewhere & earlier)
         if (ended := found[found < now]).size:
             coincident.append((int(by_end[ended[-1]]), span))
-        elif found.size:
-            draining.append((int(by_end[found[0]]), span))
+        elif found.size and (filling := found[(local.instance[by_end[found]] < 0) | computes[span]]).size:
+            draining.append((int(by_end[filling[0]]), span))
     return coincident, draining
 
 

@@ -9,6 +9,7 @@ from dpro.detect.hidden import find_hidden_work
 from dpro.detect.input import find_slow_input
 from dpro.detect.network import find_slow_network
 from dpro.detect.slowdown import Slowdown, find_slow_workers, find_uneven_stages
+from dpro.detect.stages import find_uneven_work_of_stages, with_doubt
 from dpro.detect.straggler import INPUT_PIPELINE, find_stragglers
 from dpro.detect.traffic import Traffic, traffic_of
 from dpro.replay.graph import Graph
@@ -23,13 +24,14 @@ def diagnose_graph(graph: Graph) -> list[Finding]:
     even = hand_out_evenly(graph)
     if not even.told and not find_stragglers(graph):
         even = Even(graph, [], True, {})
-    stragglers = even.leaves(find_stragglers(even.graph))
+    stages = find_uneven_work_of_stages(even.graph)
+    stragglers = with_doubt(even.leaves(find_stragglers(even.graph)), stages)
     explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)
     named = {rank for finding in stragglers for rank in finding.ranks}
     hidden = even.leaves(find_hidden_work(even.graph, named))
     network = diagnose_traffic(traffic_of(graph))
-    findings = [*even.findings, *stragglers, *hidden, *find_slow_input(graph, explained), *network]
-    return sorted(findings, key=lambda finding: -finding.cost_ns)
+    slow = [*stragglers, *hidden, *find_slow_input(graph, explained)]
+    return sorted([*even.findings, *stages, *slow, *network], key=lambda finding: -finding.cost_ns)
 
 
 def diagnose_traffic(traffic: Traffic) -> list[Finding]:

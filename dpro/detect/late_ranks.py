@@ -69,9 +69,8 @@ def judge(
             team = replace(team, own=uneven.equal)
             late = [each for each in late_columns(team) if _is_more(each, uneven)]
         found += [(number, excess, _finding(team, excess, counters, workers)) for excess in late]
-    findings = _once([finding for _, excess, finding in found if _matters(excess, finding)])
-    # of stages the one that waits most
-    findings += sorted(uneven_work, key=lambda finding: -finding.cost_ns)[:1]
+    costliest = sorted(uneven_work, key=lambda finding: -finding.cost_ns)[:1]  # of several stages' ranks
+    findings = [*costliest, *_once([each for _, excess, each in found if _matters(excess, each)])]
     doubtful = doubtful or len({number for number, *_ in found}) > 1
     told = [_doubted(finding) if doubtful else finding for finding in findings]
     return sorted(told, key=lambda finding: -finding.cost_ns)

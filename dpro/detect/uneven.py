@@ -35,7 +35,7 @@ FEWEST_DIFFERENCES = 6  # degrees of freedom, likewise
 LEAST_SHARE = 0.02  # of the step
 NEAREST = 3  # known amounts of a rank that stand for one that is not
 LATEST = 40  # steps that a finding is about
-OUTLYING = 6.0  # standard deviations beyond which a time says no more than one there
+OUTLYING = 6.0  # standard deviations beyond which what is left unexplained says no more than one there
 ALWAYS = 0.8  # of the steps in which the same rank has the most
 MAD_TO_SIGMA = 1.4826
 REST = 0.1  # of what work explains of a rank's time: how that grows with the work is not known better
@@ -161,13 +161,14 @@ def _from_steps(logs: Floats, relative: Floats, known: Bools) -> tuple[float, fl
     None where that does not tell: amounts differ too little, and time does not clearly follow them.
     """
     freedom = (int(known.any(axis=1).sum()) - 1) * (int(known.any(axis=0).sum()) - 1)
-    times = _without_outliers(_centred(logs, known), known)
+    times = _centred(logs, known)
     growth = _centred(np.log(relative), known)
     if freedom < FEWEST_DIFFERENCES or not growth.any():
         return None
     share, power = _share(times, relative, known, of_ranks=True)
     takes = _centred(_log_time(relative, share, power), known)
-    left = times - takes
+    left = _without_outliers(times - takes, known)
+    times = takes + left
     clear = _clear(takes, left, times, freedom) if share else 0.0
     if clear < CLEAR and _clear(growth, left, growth, freedom) < TELLING:
         return None
@@ -221,10 +222,10 @@ def _centred(values: Floats, known: Bools, of_ranks: bool = True) -> Floats:
     return left
 
 
-def _without_outliers(times: Floats, known: Bools) -> Floats:
+def _without_outliers(left: Floats, known: Bools) -> Floats:
     """[T, R] the same, with what is far off drawn in."""
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(times[known])))
-    return _centred(times.clip(-OUTLYING * spread, OUTLYING * spread), known)
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(left[known])))
+    return left.clip(-OUTLYING * spread, OUTLYING * spread)
 
 
 def find_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[int]) -> list[Finding]:

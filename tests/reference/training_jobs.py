@@ -149,6 +149,7 @@ class Machine:
         self.device = self.host.copy()
         self.comm = {kind: self.host.copy() for kind in self.mesh.groups}  # each group has a queue of its own
         self.sends = self.host.copy()
+        self.sent: dict[tuple[int, int], list[tuple[Floats, Floats, int]]] = {}  # and not yet received
         self.all = np.arange(size)
         self.lengths = np.random.default_rng([job.seed, 7])  # apart, so that all else is drawn alike
         self.quadratic = float(self.lengths.uniform(0, 0.5))  # of the work: attention
@@ -345,31 +346,43 @@ class Machine:
         """What follows waits for all collectives."""
         self._hold(self.all, np.max([*self.comm.values()], axis=0))
 
-    def send(self, stage: int, to: int, ms: float) -> None:
-        """Each rank of a stage sends to the same rank of another, where the next work waits for it."""
+    def send(self, stage: int, to: int) -> None:
+        """Each rank of a stage begins to send to the same rank of another, and goes on."""
         sender = self.all[self.mesh.pp == stage]
-        receiver = self.all[self.mesh.pp == to]
         ready = np.maximum(self.device[sender] + LAG_MS if self.job.gpu else 0.0, self.host[sender])
-        sent = self.host[sender].copy()
-        self.host[sender] += CALL_MS
+        called = self._issue("send", sender)
+        self.sent.setdefault((stage, to), []).append((called, ready + CALL_MS, self.correlation))
+
+    def receive(self, stage: int, to: int, ms: float) -> None:
+        """Each rank of a stage receives what was sent to it first, and the work that follows waits for it."""
+        sender, receiver = (self.all[self.mesh.pp == each] for each in (stage, to))
+        sent, ready, correlation = self.sent[stage, to].pop(0)
         queued = self.sends[sender] if self.job.gpu else 0.0  # sends of gloo do not wait for each other
-        begin_send = np.maximum(ready + CALL_MS, queued)
-        called = self.host[receiver].copy()
-        begin = np.maximum(called + CALL_MS, self.device[receiver] + LAG_MS if self.job.gpu else 0.0)
+        begin_send = np.maximum(ready, queued)
+        begin = np.maximum(
+            self.host[receiver] + CALL_MS, self.device[receiver] + LAG_MS if self.job.gpu else 0.0
+        )
+        called = self._issue("recv", receiver)
         pairs = np.stack([sender, receiver], axis=1)
         moving = ms * self._noise(sender.size) * self._fault_of_transfer(pairs)
         end = np.maximum(begin_send, begin) + moving
         self.sends[sender] = end
-        self.host[receiver] += CALL_MS
-        for op, ranks, peers, at, since in (
-            ("send", sender, receiver, sent, begin_send), ("recv", receiver, sender, called, begin)
-        ):  # fmt: skip
-            self.correlation += 1
-            self._span("cpu_op", f"c10d::{op}", ranks, at, at + CALL_MS, issues=True)
-            self._span("runtime", "cudaLaunchKernelExC", ranks, at + 0.01, at + 0.03, link=True, gpu=True)
+        for op, ranks, peers, at, since, number in (
+            ("send", sender, receiver, sent, begin_send, correlation),
+            ("recv", receiver, sender, called, begin, self.correlation),
+        ):
             self._called(op, f"p2p {stage} {to}", ranks, self.mesh.dp[ranks] * 64 + self.mesh.tp[ranks],
-                         at, since, end, ms, peers)  # fmt: skip
+                         at, since, end, ms, peers, number)  # fmt: skip
         self._hold(receiver, end)
+
+    def _issue(self, op: str, ranks: Ints) -> Floats:
+        """Some ranks call for a message; when."""
+        called = self.host[ranks].copy()
+        self.host[ranks] += CALL_MS
+        self.correlation += 1
+        self._span("cpu_op", f"c10d::{op}", ranks, called, called + CALL_MS, issues=True)
+        self._span("runtime", "cudaLaunchKernelExC", ranks, called + 0.01, called + 0.03, link=True, gpu=True)
+        return called
 
     def _fault_of_transfer(self, groups: Ints) -> Floats | float:
         """[G] factors: the slow way out of a host of one rank."""
@@ -399,7 +412,7 @@ class Machine:
 
     def _called(
         self, op: str, kind: str, ranks: Ints, group: Ints, called: Floats, begin: Floats, end: Floats,
-        ms: float, peer: Ints | int,
+        ms: float, peer: Ints | int, correlation: int = -1,
     ) -> None:  # fmt: skip
         name = f"{kind} {op}" if op in ("send", "recv") else kind
         stages = "".join(map(str, np.unique(self.mesh.pp[ranks]))) if kind in ("tp", "dp") else ""
@@ -413,7 +426,8 @@ class Machine:
             "called": called,
         }
         row |= {"begin": begin, "end": end, "bytes": int(ms * 1e6), "peer": peer, "window": self.window}
-        self.log.calls.append(row | {"correlation": self.correlation, "step": self.number})
+        known = correlation if correlation >= 0 else self.correlation
+        self.log.calls.append(row | {"correlation": known, "step": self.number})
 
     # --- programs: what a step is, by layout
 
@@ -451,13 +465,14 @@ class Machine:
         for way, stage in schedule(last + 1, MICRO_BATCHES):
             back = way == "backward"
             ms = self.scale / MICRO_BATCHES * (2 if back else 1)
+            before, after = (stage + 1, stage - 1) if back else (stage - 1, stage + 1)
+            if 0 <= before <= last:
+                yield "receive", (before, stage, 0.05 * ms)
             for layer in range(self.layer):
                 yield "work", (f"{way}_{layer}", stages[stage], ms)
                 yield "collective", ("all_reduce", "tp", 0.1 * ms, True, stage)
-            if back and stage > 0:
-                yield "send", (stage, stage - 1, 0.05 * ms)
-            if not back and stage < last:
-                yield "send", (stage, stage + 1, 0.05 * ms)
+            if 0 <= after <= last:
+                yield "send", (stage, after)
         for stage in range(last + 1):
             yield "collective", ("all_reduce", "dp", 0.4 * self.scale, False, stage)
 

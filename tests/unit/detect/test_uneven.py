@@ -78,6 +78,13 @@ def test_a_rank_that_always_has_more_is_not_blamed():
     assert named(handed(healthy(), always_more(), quadratic=0.5)) == [ALL]
 
 
+def test_of_many_ranks_the_one_that_began_to_have_more_is_not_blamed():
+    amounts = np.full((16, NUM_STEPS), USUAL)
+    amounts[5, 20:] *= 2
+    job = handed(noisy(data_parallel(16, NUM_STEPS), 1, 0.01), amounts)
+    assert [each.class_ for each in findings(job)] == ["imbalance.data"]
+
+
 def test_what_a_rank_is_slow_beyond_its_work_is_its_own():
     more = varying()
     more[2] *= 1.5
