@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
 from dpro.errors import DproError
 from dpro.ingest.assemble import missing_in_words
-from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, registry
+from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, Format, Importer, registry
 from dpro.ingest.importer import find_traces, spread_over
 from dpro.ingest.merge import LEFT_OUT
 from dpro.ingest.repeated import in_words, newest
@@ -27,6 +28,7 @@ from dpro.store import Manifest
 _AT_A_TIME = 32  # dumps that a process reads before it hands over what they told
 _TABLES = (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS)
 _GROUP_RANKS = "group_ranks"
+_DUMPS = Format(FLIGHT_RECORDER, "dpro.ingest.flight_recorder", "read_calls", ())
 
 
 @dataclass(frozen=True)
@@ -91,22 +93,34 @@ def read_dumps(folder: Path) -> Dumps | None:
 
 def _read(tasks: Sequence[Task]) -> _Batch:
     """Read some files; rows get the number of their file."""
-    files, frames = [], []
+    files: list[_File] = []
+    found: dict[str, list[tuple[int, pl.DataFrame]]] = {}
     for task in tasks:
         label = task.source.label
         try:
-            traces = list(read_task(registry().named(task.format), task))
+            traces = list(read_task(_reader(task), task))
         except DproError as error:
             files.append(_File(task.number, label, [], -1, [], str(error)))
             continue
         ranks, size = [trace.rank for trace in traces], max(trace.world_size for trace in traces)
         said = [line for trace in traces for line in trace.warnings]
         files.append(_File(task.number, label, ranks, size, said))
-        number = pl.lit(task.number).alias("file")
-        frames += [
-            {name: rows.with_columns(number) for name, rows in trace.frames.items()} for trace in traces
-        ]
-    return _Batch(files, _joined(frames))
+        for trace in traces:
+            for name, rows in trace.frames.items():
+                found.setdefault(name, []).append((task.number, rows))
+    return _Batch(files, {name: _numbered(parts) for name, parts in found.items()})
+
+
+def _reader(task: Task) -> Importer:
+    """Who reads a file: dumps are read without what `process_groups` tells once."""
+    return _DUMPS if task.format == FLIGHT_RECORDER else registry().named(task.format)
+
+
+def _numbered(parts: Sequence[tuple[int, pl.DataFrame]]) -> pl.DataFrame:
+    """Rows of several files with the number of each; texts, which are few, as what is small to hand over."""
+    rows = pl.concat([rows for _, rows in parts], how="diagonal_relaxed")
+    numbers = np.repeat([number for number, _ in parts], [rows.height for _, rows in parts])
+    return rows.with_columns(pl.col(pl.String).cast(pl.Categorical), file=pl.Series(numbers))
 
 
 def _lost(tasks: Sequence[Task], why: str) -> _Batch:
@@ -120,10 +134,13 @@ def _joined(frames: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFr
     for table in _TABLES:
         parts = [each[table.name] for each in frames if table.name in each and each[table.name].height]
         if parts:
-            found[table.name] = pl.concat(parts, how="diagonal_relaxed")
+            rows = pl.concat(parts, how="diagonal_relaxed")
+            found[table.name] = rows.with_columns(pl.col(pl.Categorical).cast(pl.String))
     calls = found.get(COLLECTIVES.name)
     if calls is not None and calls["group"].unique().is_in(_told(found).implode()).all():
         found[COLLECTIVES.name] = calls.drop(_GROUP_RANKS, strict=False)
+    elif calls is not None and _GROUP_RANKS in calls.columns:
+        found[COLLECTIVES.name] = calls.with_columns(pl.col(_GROUP_RANKS).fill_null([]))
     return found
 
 

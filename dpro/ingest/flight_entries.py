@@ -11,9 +11,12 @@ import marshal
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Any, TypeAlias
+from itertools import compress, repeat
+from operator import contains, is_, itemgetter
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import polars as pl
@@ -27,8 +30,10 @@ from dpro.units import NS_PER_MS
 
 SOURCE = "flight recorder"
 Entry: TypeAlias = Mapping[str, Any]
+Result = TypeVar("Result")
 
 _COALESCED = re.compile(r":\w*coalesced$")  # the end of a coalesced call
+_GROUP_RANKS = "group_ranks"
 _STATES = ("scheduled", "started", "completed")
 # What the kind of a call follows from. The first dumps had the group's name alone, older ones `pg_name`.
 _TELLING = (
@@ -37,12 +42,32 @@ _TELLING = (
 )  # fmt: skip
 
 
-def rows_of(
+class Calls(NamedTuple):
+    """Calls as rows of `collectives`, without the ranks of their groups: much where those are large.
+
+    Attributes:
+        rows: one row per call.
+        kinds: all that calls of a kind share.
+        of_kind: [N] the kind of each call.
+    """
+
+    rows: pl.DataFrame
+    kinds: Sequence[Mapping[str, Any]]
+    of_kind: np.ndarray[Any, np.dtype[np.int64]]
+
+    def with_group_ranks(self) -> pl.DataFrame:
+        """The rows with the ranks of their groups."""
+        ranks = [kind[_GROUP_RANKS] for kind in self.kinds]
+        told = pl.Series(_GROUP_RANKS, ranks, COLLECTIVES.dtypes[_GROUP_RANKS])
+        return self.rows.with_columns(told[self.of_kind])
+
+
+def calls_of(
     entries: Sequence[Entry],
-    groups: Mapping[str, list[int]],
+    groups: Mapping[str, Sequence[int]],
     rank: int,
     stand_ins: Mapping[Call, Entry],
-) -> pl.DataFrame:
+) -> Calls:
     """Calls as rows of `collectives`.
 
     Args:
@@ -52,31 +77,64 @@ def rows_of(
         stand_ins: as `coalesced_calls` gives them.
     """
     if not entries:
-        return COLLECTIVES.empty()
-    numbers: dict[bytes, int] = {}
-    examples: list[Entry] = []
-    of_kind = []
-    for entry in entries:
-        number = numbers.setdefault(_telling(entry), len(examples))
-        if number == len(examples):
-            examples.append(entry)
-        of_kind.append(number)
+        return Calls(COLLECTIVES.empty().drop(_GROUP_RANKS), [], np.empty(0, np.int64))
+    examples, of_kind = _sorts(entries)
     kinds = [_kind(example, groups, rank) for example in examples]
-    whole = {name: COLLECTIVES.dtypes.get(name, pl.Boolean) for name in kinds[0]}
-    rows = pl.DataFrame(kinds, schema=whole, orient="row")[of_kind]
-    states = _states(entries, rows["retires"].to_list(), stand_ins)
-    created = _whole_numbers([entry.get("time_created_ns") for entry in entries])
-    return rows.drop("retires", "is_p2p").with_columns(
-        collective_id=pl.Series(_whole_numbers([entry.get("record_id") for entry in entries])),
-        rank=pl.lit(rank, pl.Int32),
-        window=pl.lit(-1, pl.Int32),
-        sequence=pl.Series(_sequences(entries, rows["is_p2p"].to_numpy())),
-        enqueued_ns=pl.Series(np.where(created == 0, -1, created)),  # JSON writes an unknown time as 0
-        start_ns=pl.lit(-1, pl.Int64),
-        duration_ns=pl.Series(_durations([entry.get("duration_ms") for entry in entries])),
-        state=pl.Series(states, dtype=pl.String),
-        source=pl.lit(SOURCE),
+    names = [name for name in kinds[0] if name in COLLECTIVES.dtypes and name != _GROUP_RANKS]
+    shared = pl.DataFrame(
+        [pl.Series(name, [kind[name] for kind in kinds], COLLECTIVES.dtypes[name]) for name in names]
     )
+    is_p2p, retires = (np.array([kind[name] for kind in kinds])[of_kind] for name in ("is_p2p", "retires"))
+    created = _whole_numbers(column(entries, "time_created_ns"))
+    own: dict[str, Sequence[Any] | np.ndarray[Any, Any]] = {
+        "collective_id": _whole_numbers(column(entries, "record_id")),
+        "sequence": _sequences(entries, is_p2p),
+        "enqueued_ns": np.where(created == 0, -1, created),  # JSON writes an unknown time as 0
+        "duration_ns": _durations(column(entries, "duration_ms")),
+        "state": _states(entries, retires, stand_ins),
+    }
+    rows = shared[of_kind].hstack([pl.Series(name, values) for name, values in own.items()])
+    return Calls(rows, kinds, of_kind)
+
+
+def column(entries: Sequence[Entry], name: str) -> list[Any]:
+    """A value of each entry, None where it has none; nearly always all have it or none."""
+    try:
+        return list(map(itemgetter(name), entries))
+    except KeyError:
+        return [entry.get(name) for entry in entries] if _any_has(entries, name) else [None] * len(entries)
+
+
+def _any_has(entries: Sequence[Entry], name: str) -> bool:
+    return any(map(contains, entries, repeat(name)))
+
+
+def each_once(values: Sequence[Any], function: Callable[[Any], Result]) -> list[Result]:
+    """A function of each value, worked out once for those that are equal."""
+    if set(map(type, values)) in ({int}, {str}):  # others may be equal and yet not the same, or have no hash
+        known = {value: function(value) for value in set(values)}
+        return list(map(known.__getitem__, values))
+    return list(map(function, values))
+
+
+def _sorts(entries: Sequence[Entry]) -> tuple[list[Entry], np.ndarray[Any, np.dtype[np.int64]]]:
+    """An example of each kind, in order of the first of each; and [N] the kind of each entry."""
+    told = _all_telling(entries)
+    first = dict(zip(reversed(told), reversed(range(len(told))), strict=True))
+    places = sorted(first.values())
+    numbers = {told[place]: number for number, place in enumerate(places)}
+    of_kind = np.fromiter(map(numbers.__getitem__, told), np.int64, len(told))
+    return [entries[place] for place in places], of_kind
+
+
+def _all_telling(entries: Sequence[Entry]) -> list[bytes]:
+    """`_telling` of each entry; at once, where all have the same of what tells."""
+    there = [name for name in _TELLING if name in entries[0]]
+    absent = [name for name in _TELLING if name not in entries[0]]
+    if len(there) > 1 and not any(_any_has(entries, name) for name in absent):
+        with suppress(KeyError, ValueError):
+            return list(map(marshal.dumps, map(itemgetter(*there), entries)))
+    return [_telling(entry) for entry in entries]
 
 
 def _telling(entry: Entry) -> bytes:
@@ -91,7 +149,7 @@ def _telling(entry: Entry) -> bytes:
         return str(id(entry)).encode()
 
 
-def _kind(entry: Entry, groups: Mapping[str, list[int]], rank: int) -> dict[str, Any]:
+def _kind(entry: Entry, groups: Mapping[str, Sequence[int]], rank: int) -> dict[str, Any]:
     """What all calls of a kind share: columns of `collectives`, `is_p2p`, whether `retires` tells ends."""
     name = text(entry.get("profiling_name"))
     group, description = group_names(entry)
@@ -104,6 +162,10 @@ def _kind(entry: Entry, groups: Mapping[str, list[int]], rank: int) -> dict[str,
         _total_bytes(entry.get("output_sizes"), entry.get("output_dtypes")),
     )
     return {
+        "rank": rank,
+        "window": -1,
+        "start_ns": -1,
+        "source": SOURCE,
         "op": op,
         "group": label(group, description),
         "group_ranks": ranks,
@@ -128,7 +190,7 @@ def _whole_numbers(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int64]]
 
 def _durations(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """[N] ns of measured ms; -1 where none was measured, as is the rule."""
-    if all(value is None for value in values):
+    if values.count(None) == len(values):
         return np.full(len(values), -1, np.int64)
     return np.array([rounded(value, NS_PER_MS) for value in values], np.int64)
 
@@ -137,24 +199,39 @@ def _sequences(
     entries: Sequence[Entry], is_p2p: np.ndarray[Any, np.dtype[np.bool_]]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """[N] numbers of calls. Messages have a count of their own; dumps before 2.1 had one for everything."""
-    counts = ("collective_seq_id", "p2p_seq_id")
-    return np.where(
-        is_p2p, *(_whole_numbers([e.get(name, e.get("seq_id")) for e in entries]) for name in counts[::-1])
-    )
+    collectives = _whole_numbers(_numbers(entries, "collective_seq_id"))
+    if not is_p2p.any():
+        return collectives
+    return np.where(is_p2p, _whole_numbers(_numbers(entries, "p2p_seq_id")), collectives)
 
 
-def _states(entries: Sequence[Entry], retires: Sequence[bool], stand_ins: Mapping[Call, Entry]) -> list[str]:
+def _numbers(entries: Sequence[Entry], name: str) -> list[Any]:
+    try:
+        return list(map(itemgetter(name), entries))
+    except KeyError:
+        return [entry.get(name, entry.get("seq_id")) for entry in entries]
+
+
+def _states(
+    entries: Sequence[Entry],
+    retires: np.ndarray[Any, np.dtype[np.bool_]],
+    stand_ins: Mapping[Call, Entry],
+) -> list[str]:
     """How far each entry got.
 
     Gloo never moves an entry on from `scheduled` but retires it when its work has ended. NCCL also retires
     entries that were aborted, so there only the state itself counts.
     """
-    told = [stand_ins.get(call_of(entry), entry) for entry in entries] if stand_ins else entries
-    found = [
-        "completed" if retiring and entry.get("retired") is True else entry.get("state")
-        for entry, retiring in zip(told, retires, strict=True)
-    ]
-    return [state if isinstance(state, str) and state in _STATES else "" for state in found]
+    told = list(map(stand_ins.get, calls_by_name(entries), entries)) if stand_ins else entries
+    states = each_once(column(told, "state"), _state)
+    if retires.any():
+        ended = list(map(is_, column(told, "retired"), repeat(True)))
+        return ["completed" if over else state for over, state in zip(retires & ended, states, strict=True)]
+    return states
+
+
+def _state(recorded: Any) -> str:
+    return recorded if isinstance(recorded, str) and recorded in _STATES else ""
 
 
 def group_names(entry: Entry) -> tuple[str, str]:
@@ -172,11 +249,14 @@ def label(group: str, description: str) -> str:
 Call: TypeAlias = tuple[str, bool, int]
 
 
-def call_of(entry: Entry) -> Call:
-    """What the parts of one coalesced call have in common."""
-    is_p2p = entry.get("is_p2p") is True
-    number = int64(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
-    return text(str(entry.get("pg_id"))), is_p2p, number
+def calls_by_name(entries: Sequence[Entry]) -> list[Call]:
+    """What the parts of one coalesced call have in common, for each entry."""
+    groups = each_once(column(entries, "pg_id"), lambda number: text(str(number)))
+    is_p2p = list(map(is_, column(entries, "is_p2p"), repeat(True)))
+    numbers = _whole_numbers(column(entries, "collective_seq_id"))
+    if any(is_p2p):
+        numbers = np.where(is_p2p, _whole_numbers(column(entries, "p2p_seq_id")), numbers)
+    return list(zip(groups, is_p2p, numbers.tolist(), strict=True))
 
 
 def coalesced_calls(entries: Sequence[Entry], status: Mapping[str, Any]) -> dict[Call, Entry]:
@@ -185,16 +265,21 @@ def coalesced_calls(entries: Sequence[Entry], status: Mapping[str, Any]) -> dict
     A dump of active entries only leaves out the end when it is finished, but not the parts. Then several
     parts of one number tell it, or that the group as a whole is further.
     """
+    names = each_once(column(entries, "profiling_name"), _ends_coalesced)
+    is_p2p = list(map(is_, column(entries, "is_p2p"), repeat(True)))
     finished = {"state": "completed", "retired": True}
-    messages = [entry for entry in entries if entry.get("is_p2p") is True]
-    counts = Counter(map(call_of, messages))
-    last = {text(str(entry.get("pg_id"))): entry for entry in messages}
+    messages = list(compress(entries, is_p2p))
+    calls = calls_by_name(messages)
+    counts = Counter(calls)
+    last = {call[0]: entry for call, entry in zip(calls, messages, strict=True)}
     done = {group: _messages_done(mapping(status.get(group)), entry) for group, entry in last.items()}
     told = {call: finished for call, count in counts.items() if count > 1 or call[2] <= done[call[0]]}
-    names = {name for entry in entries if isinstance(name := entry.get("profiling_name"), str)}
-    ending = {name for name in names if _COALESCED.search(name)}
-    ends = (entry for entry in entries if ending and text(entry.get("profiling_name")) in ending)
-    return told | {call_of(entry): entry for entry in ends}
+    ends = list(compress(entries, names))
+    return told | dict(zip(calls_by_name(ends), ends, strict=True))
+
+
+def _ends_coalesced(name: Any) -> bool:
+    return isinstance(name, str) and _COALESCED.search(name) is not None
 
 
 def _messages_done(status: Mapping[str, Any], last: Entry) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,18 @@ import polars as pl
 from dpro.errors import InputError
 from dpro.ingest import plain_pickle
 from dpro.ingest.files import read_bytes
-from dpro.ingest.flight_entries import SOURCE, coalesced_calls, group_names, label, rows_of
+from dpro.ingest.flight_entries import (
+    SOURCE,
+    Calls,
+    calls_of,
+    coalesced_calls,
+    column,
+    group_names,
+    label,
+)
 from dpro.ingest.trace import RankTrace
 from dpro.ingest.values import int32, int64, mapping, sequence, text
-from dpro.schema import PROCESS_GROUPS
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, WORKERS
 
 _PICKLE = b"\x80"
 _OWN_KEYS = (b'"pg_status"', b'"time_created_ns"', b'"profiling_name"')
@@ -51,24 +61,43 @@ def read_dump(path: Path, *, rank: int | None = None, after: int = -1) -> RankTr
     Raises:
         InputError: the file is damaged, is not a dump, or wants to run code.
     """
+    with plain_pickle.without_collection():
+        trace, calls = _read(path, rank, after)
+    frames = {COLLECTIVES.name: calls.with_group_ranks(), **trace.frames}
+    return replace(trace, frames=frames)
+
+
+def read_calls(path: Path, *, rank: int | None = None) -> RankTrace:
+    """The same, but calls of groups that `process_groups` tells the ranks of do not tell them again.
+
+    Raises:
+        InputError: as for `read_dump`.
+    """
+    with plain_pickle.without_collection():
+        trace, calls = _read(path, rank, -1)
+    said = trace.frames[PROCESS_GROUPS.name]
+    told = set(said.filter(pl.col("group_ranks").list.len() > 0)["group"].to_list())
+    whole = any(kind["group_ranks"] and kind["group"] not in told for kind in calls.kinds)
+    frames = {COLLECTIVES.name: calls.with_group_ranks() if whole else calls.rows, **trace.frames}
+    return replace(trace, frames=frames)
+
+
+def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, Calls]:
+    """All that a dump tells; its calls apart."""
     dump = _load(read_bytes(path), path)
     entries = dump.get("entries") or []
-    if not isinstance(entries, Sequence) or not all(isinstance(entry, Mapping) for entry in entries):
+    if not isinstance(entries, list | tuple) or not set(map(type, entries)) <= {dict}:
         raise InputError(f"{path}: not a flight recorder dump (no list of entries)")
     known = _rank_of_name(path.name) if rank is None else rank
     groups = _groups(dump)
     stand_ins = coalesced_calls(entries, mapping(dump.get("pg_status")))
     new = entries if after < 0 else [entry for entry in entries if int64(entry.get("record_id")) > after]
-    collectives = rows_of(new, groups, known, stand_ins)
+    calls = calls_of(new, groups, known, stand_ins)
     said = _group_rows(dump, entries, groups, known, path.stat().st_mtime_ns)
-    world_size = max((rank + 1 for ranks in groups.values() for rank in ranks), default=-1)
+    world_size = max((max(ranks) + 1 for ranks in groups.values() if ranks), default=-1)
     worker = {"rank": [known], "world_size": [world_size], "source": [SOURCE]}
-    return RankTrace(
-        rank=known,
-        world_size=world_size,
-        frames={"collectives": collectives, "process_groups": said, "workers": pl.DataFrame(worker)},
-        versions=_versions(dump, entries),
-    )
+    frames = {PROCESS_GROUPS.name: said, WORKERS.name: pl.DataFrame(worker)}
+    return RankTrace(known, world_size, frames, versions=_versions(dump, entries)), calls
 
 
 def _load(data: bytes, path: Path) -> Mapping[str, Any]:
@@ -87,20 +116,30 @@ def _rank_of_name(name: str) -> int:
     return int32(found[1]) if found else -1
 
 
-def _groups(dump: Mapping[str, Any]) -> dict[str, list[int]]:
+def _groups(dump: Mapping[str, Any]) -> dict[str, Sequence[int]]:
     """Global ranks of each process group by name; the ids that entries also carry differ between ranks."""
     groups = {}
     for name, config in mapping(dump.get("pg_config")).items():
-        listed = mapping(config).get("ranks")  # a text such as "[0, 1]"
-        ranks = [int32(rank) for rank in re.findall(r"\d+", text(listed)) or sequence(listed)]
-        groups[text(name)] = ranks if all(rank >= 0 for rank in ranks) else []
+        listed = mapping(config).get("ranks")
+        groups[text(name)] = _ranks_in(listed) if isinstance(listed, str) else _ranks_of(sequence(listed))
     return groups
+
+
+@lru_cache(maxsize=1024)
+def _ranks_in(listed: str) -> Sequence[int]:
+    """The ranks in a text such as "[0, 1]", which is the same in the dumps of all its ranks."""
+    return _ranks_of(re.findall(r"\d+", listed))
+
+
+def _ranks_of(listed: Sequence[Any]) -> Sequence[int]:
+    ranks = tuple(map(int32, listed))
+    return ranks if min(ranks, default=0) >= 0 else ()
 
 
 def _group_rows(
     dump: Mapping[str, Any],
     entries: Sequence[Mapping[str, Any]],
-    groups: Mapping[str, list[int]],
+    groups: Mapping[str, Sequence[int]],
     rank: int,
     saved_ns: int,
 ) -> pl.DataFrame:
@@ -138,7 +177,8 @@ def _names_of_ids(
     Entries have both. A process makes its groups in the order of their names, where those are numbers: if
     there are as many names as ids, they pair up in order, unless an entry knows better.
     """
-    latest = {number: entry for entry in entries if isinstance(number := entry.get("pg_id"), int | str)}
+    found = zip(column(entries, "pg_id"), entries, strict=True)
+    latest = {number: entry for number, entry in found if isinstance(number, int | str)}
     told = {text(str(number)): group_names(entry) for number, entry in latest.items()}
     if len(described) != len(numbers) or not all(each.isdecimal() for each in (*described, *numbers)):
         return told

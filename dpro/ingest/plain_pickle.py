@@ -15,12 +15,20 @@ from contextlib import contextmanager
 from typing import Any
 
 _REMEMBER = ("PUT", "BINPUT", "LONG_BINPUT")
-# What pickles of plain values are nearly made of: opcodes with an argument of fixed size or none. A place to
-# remember a value at is one of them if it is below a million, for which there is room in any case.
+# What pickles of plain values are nearly made of: opcodes with an argument of fixed size or none, the most
+# frequent ones first. A place to remember a value at is one of them if it is below a million, for which there
+# is room in any case.
+_BARE = rb"[]()}.012Nadelstu\x81\x85-\x89\x8f-\x91\x94]"
+_WITH_ARGUMENT = (
+    rb"[\x80Khq].",
+    rb"r..[\x00-\x0f]\x00",
+    rb"M..",
+    rb"\x8a(?:\x08.{8}|\x04.{4}|\x03.{3}|\x05.{5}|\x06.{6}|\x07.{7}|\x02..|\x01.|\x00)",
+    rb"[Jj]....",
+    rb"[G\x95].{8}",
+)
 _HARMLESS = re.compile(
-    rb"(?:[]()}.012Nadelstu\x81\x85-\x89\x8f-\x91\x94]|[\x80Khq].|M..|[Jj]....|r..[\x00-\x0f]\x00|[G\x95].{8}"
-    rb"|\x8a(?:\x00|\x01.|\x02..|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))*+",
-    re.DOTALL,
+    b"(?:" + b"|".join(each + _BARE + b"*+" for each in _WITH_ARGUMENT) + b"|" + _BARE + b"++)*+", re.DOTALL
 )
 _TEXTS = {ord("U"): 1, ord("X"): 4, 0x8C: 1, 0x8D: 8}  # opcodes of texts, with the bytes of their length
 
@@ -47,13 +55,16 @@ def loads(data: bytes) -> Any:
                 raise pickle.UnpicklingError(f"it wants to remember {place} values")
     # From a file that lets it look ahead the unpickler reads blocks, from another a few bytes at a time.
     unpickler = _PlainUnpickler(io.BufferedReader(io.BytesIO(data)))
-    with _no_collection():
+    with without_collection():
         return unpickler.load()
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Let garbage lie: to look for it whenever so many containers were made takes longer than they do."""
+def without_collection() -> Iterator[None]:
+    """Let garbage lie: to look for it whenever so many containers were made takes longer than they do.
+
+    Best left when the values are gone: the first look afterwards goes through all that were made.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:

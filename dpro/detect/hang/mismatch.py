@@ -45,11 +45,10 @@ class Mismatch:
 
 def find_mismatches(records: Records) -> list[Mismatch]:
     """The first place at which each group's ranks differ, in order of the groups' names."""
-    # Of the parts of a coalesced call, which share its number, the first stands for all.
     calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
-    calls = calls.sort("order").unique(["key", "sequence", "rank"], keep="first")
+    compared = _first_parts(calls.join(_uneven_places(calls), on=["key", "sequence"]))
     size = pl.when(pl.col("op").is_in(_SAME_SIZE))
-    compared = calls.with_columns(
+    compared = compared.with_columns(
         size_in=size.then("bytes_in").otherwise(-1),
         size_out=size.then("bytes_out").otherwise(-1),
         open=pl.col("state").is_in(UNFINISHED),
@@ -64,7 +63,7 @@ def find_mismatches(records: Records) -> list[Mismatch]:
         .group_by("key")
         .agg(pl.col("sequence").min())
     )
-    rows = calls.join(places, on=["key", "sequence"]).sort("key", "rank")
+    rows = compared.join(places, on=["key", "sequence"]).sort("key", "rank")
     found = []
     for (key,), part in rows.group_by("key", maintain_order=True):
         whole = list(part.iter_rows(named=True))
@@ -73,9 +72,29 @@ def find_mismatches(records: Records) -> list[Mismatch]:
         }
         minority = _minority({row["rank"]: _signature(row) for row in whole})
         sequence = int(part["sequence"][0])
-        skipped = _skipped(calls.filter(pl.col("key") == str(key)), sequence, minority)
+        skipped = _skipped(_first_parts(calls.filter(pl.col("key") == str(key))), sequence, minority)
         found.append(Mismatch(part["group"][0], str(key), sequence, words, minority, skipped))
     return found
+
+
+def _first_parts(calls: pl.DataFrame) -> pl.DataFrame:
+    """One call of each rank and number: of the parts of a coalesced call the first stands for all."""
+    return calls.sort("order").unique(["key", "sequence", "rank"], keep="first", maintain_order=True)
+
+
+def _uneven_places(calls: pl.DataFrame) -> pl.DataFrame:
+    """`key` and `sequence` of all places where anything differs that may matter: few of perhaps millions."""
+    size = pl.when(pl.col("op").is_in(_SAME_SIZE))
+    told = calls.select(
+        "key",
+        "sequence",
+        pl.col("op", "dtype").cast(pl.Categorical).to_physical(),
+        size_in=size.then("bytes_in").otherwise(-1),
+        size_out=size.then("bytes_out").otherwise(-1),
+    )
+    same = [pl.col(name).min() == pl.col(name).max() for name in ("op", "dtype", "size_in", "size_out")]
+    alike = told.group_by("key", "sequence").agg(alike=pl.all_horizontal(same))
+    return alike.filter(~pl.col("alike")).select("key", "sequence")
 
 
 def _differs(name: str, unknown: str | int) -> pl.Expr:

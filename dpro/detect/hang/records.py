@@ -19,6 +19,7 @@ from dpro.store import Run
 UNFINISHED = ("scheduled", "started")
 DEFAULT_GROUP = "0 default_pg"
 _RANKS_OF_GROUP = "group_ranks"
+_LIST = COLLECTIVES.dtypes[_RANKS_OF_GROUP]
 _COUNT_SCALE = 2  # a recording numbers its two flight recorders in turn: the first entries are 0 and 1
 
 
@@ -62,7 +63,7 @@ def read_records(run: Run) -> Records:
     if told.is_duplicated().any() or not known.is_in(told.implode()).all():
         calls = run.table(COLLECTIVES)
     else:
-        none = pl.lit([], dtype=COLLECTIVES.dtypes[_RANKS_OF_GROUP])
+        none = pl.lit([], dtype=_LIST)
         calls = calls.with_columns(none.alias(_RANKS_OF_GROUP))
     records = make_records(calls, groups, workers, steps, clock_samples, run.manifest.world_size)
     asked = SOURCE in run.manifest.sources.get(COUNTERS.name, "")  # telemetry is much to read
@@ -92,12 +93,12 @@ def make_records(
     world_size: int,
 ) -> Records:
     """The same from the tables themselves; all as declared in `dpro.schema`."""
-    said = _keyed(process_groups, process_groups, world_size)
+    said, said_keys = _keyed(process_groups, process_groups, world_size)
     # What a deep window saw run has finished, also where its state was saved before.
     ran = (pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)
     known = collectives.with_columns(state=pl.when(ran).then(pl.lit("completed")).otherwise("state"))
     known = known.filter((pl.col("state") != "") & (pl.col("group") != ""))
-    calls = _keyed(known, process_groups, world_size)
+    calls, call_keys = _keyed(known, process_groups, world_size)
     calls = calls.select(
         "rank",
         "key",
@@ -113,14 +114,13 @@ def make_records(
         record="collective_id",
         p2p=pl.col("op").is_in(["send", "recv"]) & (pl.col("peer") >= 0),
         counted=pl.col("source") == "dpro recorder",
-        members="group_ranks",
     ).filter(~pl.col("op").str.ends_with(":coalesced"))
     calls = calls.sort("rank", *(["enqueued_ns"] if calls["counted"].any() else []), "record")
     calls = calls.with_columns(order=pl.int_range(pl.len()).over("rank"))
-    members = _members(calls, said)
+    members = _members(calls, pl.concat([call_keys, said_keys]))
     status = said.filter((pl.col("group") != "") & (pl.col("enqueued") >= 0))
     return Records(
-        calls.drop("members", "record"),
+        calls.drop("record"),
         members,
         status.select("rank", "key", "enqueued", "completed").unique(["rank", "key"], keep="any"),
         _ranks(calls, process_groups, workers, steps, clock_samples),
@@ -128,45 +128,52 @@ def make_records(
     )
 
 
-def _keyed(frame: pl.DataFrame, process_groups: pl.DataFrame, world_size: int) -> pl.DataFrame:
-    """Add `key`, and the ranks of a group where the row itself does not tell them.
+def _keyed(
+    frame: pl.DataFrame, process_groups: pl.DataFrame, world_size: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Add `key`, what a group is known by; and the ranks of each key, which rows need not tell themselves.
 
     Two groups may share a name (split groups do), so the ranks belong to what a group is known by.
     """
+    on = ["group"]
+    if frame[_RANKS_OF_GROUP].list.len().sum():
+        on.append(_RANKS_OF_GROUP)
+    else:
+        frame = frame.drop(_RANKS_OF_GROUP)
+    kinds = frame.select(on).unique()  # few, while rows may be millions
+    own = kinds if len(on) > 1 else kinds.with_columns(pl.lit([], _LIST).alias(_RANKS_OF_GROUP))
     told = (
-        pl.concat([each.select("group", "group_ranks") for each in (process_groups, frame)])
-        .filter(pl.col("group_ranks").list.len() > 0)
+        pl.concat([each.select("group", _RANKS_OF_GROUP) for each in (process_groups, own)])
+        .filter(pl.col(_RANKS_OF_GROUP).list.len() > 0)
         .unique()
-        .sort("group", "group_ranks")
+        .sort("group", _RANKS_OF_GROUP)
     )
-    single = told.filter(pl.len().over("group") == 1).rename({"group_ranks": "told"})
-    whole = pl.lit(list(range(world_size)), dtype=pl.List(pl.Int32))
-    sorts = (  # few, while rows may be millions
-        frame.select("group", recorded="group_ranks")
-        .unique()
-        .join(single, on="group", how="left")
-        .with_columns(
-            group_ranks=pl.when(pl.col("recorded").list.len() > 0)
-            .then("recorded")
-            .when(pl.col("told").is_not_null())
-            .then("told")
-            .when(pl.col("group") == DEFAULT_GROUP)
-            .then(whole)
-            .otherwise("recorded")
-            .list.sort()
-        )
+    single = told.filter(pl.len().over("group") == 1).rename({_RANKS_OF_GROUP: "told"})
+    ranks = (
+        pl.when(pl.col(_RANKS_OF_GROUP).list.len() > 0)
+        .then(_RANKS_OF_GROUP)
+        .when(pl.col("told").is_not_null())
+        .then("told")
+        .when(pl.col("group") == DEFAULT_GROUP)
+        .then(pl.lit(list(range(world_size)), _LIST))
+        .otherwise(_RANKS_OF_GROUP)
+        .list.sort()
     )
-    text = pl.col("group_ranks").cast(pl.List(pl.String)).list.join(",")
-    sorts = sorts.with_columns(key=pl.col("group") + "|" + text).drop("told")
-    named = frame.rename({"group_ranks": "recorded"})
-    return named.join(sorts, on=["group", "recorded"], how="left", maintain_order="left").drop("recorded")
+    text = pl.col("ranks").cast(pl.List(pl.String)).list.join(",")
+    # Ranks of large groups are long texts: a category is looked at once and not in every row.
+    keys = (
+        own.join(single, on="group", how="left")
+        .with_columns(ranks=ranks)
+        .with_columns(key=(pl.col("group") + "|" + text).cast(pl.Categorical))
+    )
+    keyed = frame.join(keys.select(*on, "key"), on=on, how="left", maintain_order="left")
+    return keyed, keys.select("key", "ranks")
 
 
-def _members(calls: pl.DataFrame, said: pl.DataFrame) -> pl.DataFrame:
+def _members(calls: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
     """Who belongs to each group; where no rank tells, those that called it."""
-    rows = pl.concat([calls.select("key", ranks="members"), said.select("key", ranks="group_ranks")])
-    named = rows.unique("key").explode("ranks", empty_as_null=True).drop_nulls().rename({"ranks": "rank"})
-    callers = calls.join(named, on="key", how="anti").select("key", "rank").unique()
+    named = keys.unique("key").explode("ranks", empty_as_null=True).drop_nulls().rename({"ranks": "rank"})
+    callers = calls.select("key", "rank").unique().join(named, on="key", how="anti")
     return pl.concat([named, callers]).unique().sort("key", "rank")
 
 

@@ -74,6 +74,16 @@ def test_dumps_and_the_run_made_of_them_tell_the_same(tmp_path):
     assert dumps.manifest.world_size == run.manifest.world_size
 
 
+def test_ranks_of_a_group_that_only_its_calls_tell_of_are_kept_with_them(tmp_path):
+    renamed = pickle.loads(dump(3, 0))
+    renamed["entries"][0]["process_group"] = ["0", "as it was called before"]
+    dumps = read_dumps(write(tmp_path, rank_0=pickle.dumps(renamed, 2), rank_1=dump(3, 1)))
+    assert dumps is not None
+    calls = dumps.frames[COLLECTIVES.name].sort("rank", "collective_id")
+    assert calls["group_ranks"].to_list() == [*[[0, 1]] * 3, [], [], []]
+    assert calls["group"].to_list() == ["0 as it was called before", *["0"] * 5]
+
+
 @pytest.mark.parametrize("stranger", [b'{"traceEvents": [], "schemaVersion": 1}', b"a word"])
 def test_folder_with_another_trace_is_imported(stranger, tmp_path):
     folder = write(tmp_path, rank_0=dump(1, 0), rank_1=dump(1, 1), other=stranger)

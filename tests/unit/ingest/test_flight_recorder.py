@@ -168,6 +168,14 @@ def test_a_dump_of_active_entries_only_may_have_none(encoding, tmp_path):
     assert (trace.rank, trace.world_size, trace.frames["collectives"].height) == (2, 4, 0)
 
 
+def test_entries_that_do_not_all_tell_the_same_are_read_as_each_would_be_alone(tmp_path):
+    whole = GATHER | {"duration_ms": 1.5}
+    lacking = [{key: value for key, value in whole.items() if key != left} for left in whole]
+    entries = [entry | {"record_id": number} for number, entry in enumerate([whole, *lacking, GATHER])]
+    together = read_dump(write(tmp_path / "rank_1", DUMP | {"entries": entries}, "pickle"))
+    assert rows_of(together) == [row_of(entry, tmp_path) for entry in entries]
+
+
 def test_when_a_watchdog_looked_is_no_measurement(tmp_path):
     polled = row_of(GATHER, tmp_path)
     measured = row_of(GATHER | {"duration_ms": 0.5}, tmp_path)
