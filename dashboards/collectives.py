@@ -176,11 +176,12 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
     sizes = loaded.sizes
     if sizes.is_empty():
         return message(_NONE)
-    header = ["op", "bytes", "count", "total, ms", "wait, ms", "transfer, ms", "bus bandwidth, GB/s"]
+    header = ["op", "bytes", "hosts", "count", "total, ms", "wait, ms", "transfer, ms", "bus bandwidth, GB/s"]
     rows = [
         [
             row["op"] or "?",
             format_bytes(row["bytes"]),
+            "?" if row["hosts"] is None else str(row["hosts"]),
             f"{row['count']:,}",
             *(_ms(row[name]) for name in ("total_ns", "wait_ns", "transfer_ns")),
             "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.3g}",

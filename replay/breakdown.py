@@ -217,8 +217,8 @@ def _self_times(spans: pl.DataFrame) -> pl.DataFrame:
     return timed.select("name", own.clip(lower_bound=0).alias("self_ns"))
 
 
-def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Collectives that ran, by operation and size, over all ranks and windows.
+def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
+    """Collectives that ran, by operation, size and hosts of the group, over all ranks and windows.
 
     A rank's duration is waiting for the others plus moving data. All members move together, so the transfer
     is the shortest duration among them and the rest of each is someone else's lateness. Both are known only
@@ -231,14 +231,16 @@ def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.Data
     Args:
         collectives: table `collectives`.
         spans: table `spans`, which tells the stream a collective ran on.
+        workers: table `workers`, which tells the host of each rank.
 
     Returns:
-        `[op, bytes, count, total_ns, matched, wait_ns, transfer_ns, busbw_gbps]`, the largest total first.
-        `bytes` is what one rank puts in, -1 where unknown. `matched` is how many of the `count` the split
-        into wait and transfer rests on; nulls where it is 0. `busbw_gbps` is in 1e9 bytes per second, null
-        where the bytes, the transfer or the size of the group is not known.
+        `[op, bytes, hosts, count, total_ns, matched, wait_ns, transfer_ns, busbw_gbps]`, the largest total
+        first. `hosts` is how many the members that left a record are on, 1 is within a host; null where that
+        is not known. `bytes` is what one rank puts in, -1 where unknown. `matched` is how many of the `count`
+        the split into wait and transfer rests on; nulls where it is 0. `busbw_gbps` is in 1e9 bytes per
+        second, null where the bytes, the transfer or the size of the group is not known.
     """
-    members = _members(collectives, spans)
+    members = _members(collectives, spans).with_columns(hosts=_hosts(workers))
     transfer = pl.col("duration_ns").min().over("instance")
     known = pl.when("complete")
     rows = members.with_columns(
@@ -247,7 +249,7 @@ def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.Data
         known.then(_bus_bytes()).alias("bus_bytes"),
     )
     timed = pl.col("transfer_ns").filter(pl.col("bus_bytes").is_not_null())
-    totals = rows.group_by("op", pl.col("bytes_in").alias("bytes")).agg(
+    totals = rows.group_by("op", pl.col("bytes_in").alias("bytes"), "hosts").agg(
         pl.len().cast(pl.Int64).alias("count"),
         pl.col("duration_ns").sum().alias("total_ns"),
         pl.col("complete").sum().cast(pl.Int64).alias("matched"),
@@ -255,7 +257,7 @@ def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.Data
         _sum_or_null("transfer_ns"),
         pl.when(timed.sum() > 0).then(pl.col("bus_bytes").sum() / timed.sum()).alias("busbw_gbps"),
     )
-    return totals.sort(["total_ns", "op", "bytes"], descending=[True, False, False])
+    return totals.sort(["total_ns", "op", "bytes", "hosts"], descending=[True, False, False, False])
 
 
 def _members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
@@ -263,6 +265,14 @@ def _members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     rows = match_collectives(collectives, spans).rows
     size = pl.max_horizontal("expected", pl.col("group_ranks").list.len().cast(pl.Int64), 2)
     return rows.with_columns(complete=pl.col("members") >= size)
+
+
+def _hosts(workers: pl.DataFrame) -> pl.Expr:
+    """How many hosts the members of a row's group, or the two ends of a message, are on."""
+    known = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
+    host = pl.col("rank").replace_strict(known, default=None, return_dtype=pl.String)
+    count = pl.when(host.is_null().any().over("key")).then(None).otherwise(host.n_unique().over("key"))
+    return count.cast(pl.Int64)
 
 
 def _sum_or_null(column: str) -> pl.Expr:

@@ -151,7 +151,7 @@ class Analysis(Knowing):
         """Collectives by operation and size."""
         from dpro.replay.breakdown import collective_totals
 
-        return collective_totals(self.collectives, self.spans)
+        return collective_totals(self.collectives, self.spans, self.workers)
 
     @once
     def costs(self) -> dict[Sort, Line]:

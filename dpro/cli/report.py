@@ -102,7 +102,7 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     from dpro.analysis.verdict import why_unanswerable
     from dpro.cli.runs import open_or_import
     from dpro.replay import breakdown, bubbles, host
-    from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
+    from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 
     opened = open_or_import(run)
     if html is not None or markdown is not None:
@@ -112,7 +112,7 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     with why_unanswerable(opened):
         steps = breakdown.step_breakdown(spans, collectives, opened.table(STEPS))
     kernels = breakdown.kernel_totals(spans)
-    by_size = breakdown.collective_totals(collectives, spans)
+    by_size = breakdown.collective_totals(collectives, spans, opened.table(WORKERS))
     facts = host.host_facts(opened.table(STEPS), opened.table(COUNTERS))
     by_rank = host.per_rank(facts)
     stages = bubbles.pipeline_bubbles(opened)
@@ -218,6 +218,7 @@ def _collective_table(collectives: pl.DataFrame, top: int) -> RenderableType:
         [
             row["op"] or "?",
             format_bytes(row["bytes"]),
+            "?" if row["hosts"] is None else str(row["hosts"]),
             str(row["count"]),
             _ms(row["total_ns"]),
             _ms(row["wait_ns"]),
@@ -228,7 +229,17 @@ def _collective_table(collectives: pl.DataFrame, top: int) -> RenderableType:
         for row in collectives.head(top).iter_rows(named=True)
     ]
     title = f"Collectives, all ranks: {min(top, collectives.height)} of {collectives.height}"
-    header = ["\nop", "\nbytes", "\ncount", "total\nms", "wait\nms", "transfer\nms", "\nmatched", "bus\nGB/s"]
+    header = [
+        "\nop",
+        "\nbytes",
+        "\nhosts",
+        "\ncount",
+        "total\nms",
+        "wait\nms",
+        "transfer\nms",
+        "\nmatched",
+        "bus\nGB/s",
+    ]
     return _table(title, header, cells)
 
 

@@ -66,6 +66,7 @@ SHAPES: dict[str, Any] = {
             {
                 "op": str,
                 "bytes": int,
+                "hosts": (int, type(None)),
                 "count": int,
                 "total_ms": NUMBER,
                 "wait_ms": NUMBER,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.replay.breakdown import collective_totals, kernel_totals, step_breakdown
-from dpro.schema import COLLECTIVES, SPANS, STEPS, Table, conform
+from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS, Table, conform
 
 MAIN, WORKER = 1, 2
 PARTS = ["compute_ns", "exposed_comm_ns", "overlapped_comm_ns", "host_bound_ns", "idle_ns"]
@@ -219,7 +219,7 @@ def _all_reduces(
 
 def test_waiting_is_what_a_rank_spends_beyond_the_fastest_member():
     collectives, spans = _all_reduces({0: [100] * 4, 1: [40] * 4}, [0, 1], bytes_in=800)
-    row = collective_totals(collectives, spans).row(0, named=True)
+    row = collective_totals(collectives, spans, WORKERS.empty()).row(0, named=True)
     assert (row["op"], row["bytes"], row["count"], row["matched"]) == ("all_reduce", 800, 8, 8)
     assert (row["total_ns"], row["wait_ns"], row["transfer_ns"]) == (560, 240, 320)
     # 800 bytes in 40 ns are 20 GB/s, times 2 (n - 1) / n = 1.
@@ -232,21 +232,37 @@ def test_waiting_is_what_a_rank_spends_beyond_the_fastest_member():
 def test_bus_bandwidth_follows_the_convention_of_the_nccl_tests(op, factor):
     durations = {rank: [50] * 4 for rank in range(4)}
     collectives, spans = _all_reduces(durations, list(durations), op=op, bytes_in=1000)
-    assert collective_totals(collectives, spans)["busbw_gbps"].to_list() == [pytest.approx(factor * 20.0)]
+    assert collective_totals(collectives, spans, WORKERS.empty())["busbw_gbps"].to_list() == [
+        pytest.approx(factor * 20.0)
+    ]
+
+
+def test_operations_within_a_host_are_told_from_those_between_hosts():
+    parts = [
+        _all_reduces({rank: [duration] * 4 for rank in ranks}, ranks, bytes_in=800)
+        for ranks, duration in (([0, 1], 40), ([1, 2], 80))
+    ]
+    collectives = parts[0][0], parts[1][0].with_columns(pl.lit("h").alias("group"), pl.col("span_id") + 9)
+    spans = parts[0][1], parts[1][1].with_columns(pl.col("span_id") + 9, stream=pl.lit(9, pl.Int64))
+    hosts = _table(WORKERS, [{"rank": rank, "host": "ab"[rank // 2]} for rank in range(3)])
+    tables = pl.concat(collectives), pl.concat(spans)
+    totals = collective_totals(*tables, hosts).sort("hosts")
+    assert totals.select("hosts", "count", "busbw_gbps").rows() == [(1, 8, 20.0), (2, 8, 10.0)]
+    assert collective_totals(*tables, WORKERS.empty())["hosts"].to_list() == [None]
 
 
 def test_without_sizes_there_is_no_bandwidth():
     collectives, spans = _all_reduces({0: [100] * 4, 1: [40] * 4}, [0, 1])
-    row = collective_totals(collectives, spans).row(0, named=True)
+    row = collective_totals(collectives, spans, WORKERS.empty()).row(0, named=True)
     assert (row["bytes"], row["transfer_ns"], row["busbw_gbps"]) == (-1, 320, None)
 
 
 def test_a_rank_whose_peers_left_no_record_does_not_know_its_waiting():
     collectives, spans = _all_reduces({0: [100] * 4}, [0, 1], bytes_in=800)
-    row = collective_totals(collectives, spans).row(0, named=True)
+    row = collective_totals(collectives, spans, WORKERS.empty()).row(0, named=True)
     assert (row["total_ns"], row["matched"]) == (400, 0)
     assert (row["wait_ns"], row["transfer_ns"], row["busbw_gbps"]) == (None, None, None)
 
 
 def test_a_run_without_collectives_has_an_empty_table_of_them():
-    assert collective_totals(COLLECTIVES.empty(), SPANS.empty()).height == 0
+    assert collective_totals(COLLECTIVES.empty(), SPANS.empty(), WORKERS.empty()).height == 0
