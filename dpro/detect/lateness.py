@@ -212,18 +212,21 @@ def _blocking(gaps: pl.DataFrame) -> pl.DataFrame:
     """Which kinds of call are waited for at once: `[op, size, crosses, blocks]`.
 
     If they are, the time to the next call moves from step to step with the wait; then it varies less once the
-    wait is taken off. Absolute deviations from each place's median are compared, which outliers do not sway.
+    wait is taken off. Absolute deviations from each place's median are compared, which outliers do not sway,
+    once what all of a rank's step takes longer is taken off.
     Where hosts make their next call before the last member has come, they do not wait.
     """
-    place = ["rank", "place", "crosses", "signature"]
+    place, step = ["rank", "place", "crosses", "signature"], ["rank", "step", "op", "size", "crosses"]
+    held = gaps.filter(pl.col("known")).with_columns(waiting=pl.col("gap_ns") - pl.col("wait_ns"))
+    of_place = {name: pl.col(name).median().over(place) for name in ("waiting", "gap_ns")}
+    usual = held.with_columns(usual_waiting=of_place["waiting"], usual_gap_ns=of_place["gap_ns"])
 
-    def spread(column: pl.Expr) -> pl.Expr:
-        return (column - column.median().over(place)).abs()
+    def spread(name: str) -> pl.Expr:
+        times = pl.col(name) / pl.col(f"usual_{name}").clip(lower_bound=1)
+        of_step = pl.when(pl.len().over(step) > 1).then(times.median().over(step)).otherwise(1.0)
+        return (pl.col(name) - pl.col(f"usual_{name}") * of_step).abs()
 
-    held = gaps.filter(pl.col("known"))
-    spreads = held.with_columns(
-        waiting=spread(pl.col("gap_ns") - pl.col("wait_ns")), going_on=spread(pl.col("gap_ns"))
-    )
+    spreads = usual.with_columns(waiting=spread("waiting"), going_on=spread("gap_ns"))
     return (
         spreads.group_by("op", "size", "crosses")
         .agg(pl.col("waiting", "going_on", "wait_ns", "left_ns").sum())

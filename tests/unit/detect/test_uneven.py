@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.detect.late_ranks import find_late_ranks
+from dpro.detect.lateness import calls_of, own_time
 from dpro.detect.uneven import explain
 from tests.unit.detect.calling import MS, Job, counted, data_parallel, noisy, slower, tables
 
@@ -83,6 +84,16 @@ def test_of_many_ranks_the_one_that_began_to_have_more_is_not_blamed():
     amounts[5, 20:] *= 2
     job = handed(noisy(data_parallel(16, NUM_STEPS), 1, 0.01), amounts)
     assert [each.class_ for each in findings(job)] == ["imbalance.data"]
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("buckets", [3, 8])
+def test_whether_calls_are_waited_for_at_once_is_told_of_uneven_work_too(blocks, buckets):
+    job = handed(noisy(data_parallel(4, NUM_STEPS, buckets=buckets, blocks=blocks), 1, 0.05), varying())
+    collectives, steps, _, _ = tables(job)
+    own = own_time(calls_of(collectives), steps).sort("step", "rank")
+    truly = job.factors.sum(axis=2).T[own["step"].unique().sort().to_list()] * 40 / buckets + 1
+    assert own["own_ns"].to_numpy() / MS == pytest.approx(truly.ravel(), rel=0.05)
 
 
 def test_what_a_rank_is_slow_beyond_its_work_is_its_own():
