@@ -314,7 +314,9 @@ def main() -> None:
             rows["matrix"] = shown(drawn, options.cases * len(only), "matrix")
             _ask_hta(options.hta, rows["matrix"], traces)
     if "healthy" in options.parts:
-        rows["healthy"] = shown((healthy(seed, options.steps) for seed in range(20)), 20, "healthy")
+        rows["healthy"] = shown(
+            (healthy(seed, options.steps) for seed in range(options.seed, options.seed + 20)), 20, "healthy"
+        )
     if "smallest" in options.parts:
         rows["smallest"] = shown(smallest(seeds), 30 * options.repeats, "smallest")
     if "latency" in options.parts:
