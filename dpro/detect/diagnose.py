@@ -7,6 +7,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.handed_out import Even, hand_out_evenly
 from dpro.detect.hidden import find_hidden_work
 from dpro.detect.input import find_slow_input
+from dpro.detect.longer_work import find_longer_work
 from dpro.detect.network import find_slow_network
 from dpro.detect.slowdown import Slowdown, find_slow_workers, find_uneven_stages
 from dpro.detect.stages import find_uneven_work_of_stages, with_doubt
@@ -25,7 +26,9 @@ def diagnose_graph(graph: Graph) -> list[Finding]:
     if not even.told and not find_stragglers(graph):
         even = Even(graph, [], True, {})
     stages = find_uneven_work_of_stages(even.graph)
-    stragglers = with_doubt(even.leaves(find_stragglers(even.graph)), stages)
+    longer = find_stragglers(even.graph)
+    longer += find_longer_work(even.graph, {rank for finding in longer for rank in finding.ranks})
+    stragglers = with_doubt(even.leaves(longer), stages)
     explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)
     named = {rank for finding in stragglers for rank in finding.ranks}
     hidden = even.leaves(find_hidden_work(even.graph, named))

@@ -180,15 +180,15 @@ def _error(excess: Floats, size: int) -> Floats:
     enough steps, also from those of the midmeans of successive blocks, which tells noise that lasts for
     several steps.
     """
-    error = np.maximum(_sigma(np.diff(excess, axis=0)), LEAST_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
+    error = np.maximum(noise_of(np.diff(excess, axis=0)), LEAST_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
     blocks = len(excess) // size
     if blocks > 4:
         cut = excess[len(excess) - blocks * size :].reshape(blocks, size, -1)
-        error = np.maximum(error, _sigma(np.diff(midmean(cut.swapaxes(0, 1)), axis=0)))
+        error = np.maximum(error, noise_of(np.diff(midmean(cut.swapaxes(0, 1)), axis=0)))
     return np.asarray(error * (1 + SCARCE / len(excess)))
 
 
-def _sigma(differences: Floats) -> Floats:
+def noise_of(differences: Floats) -> Floats:
     """[R] standard deviation of a value, from [D, R] differences of two, by their median deviation."""
     spread = np.median(np.abs(differences - np.median(differences, axis=0)), axis=0)
     return np.asarray(MAD_TO_SIGMA * spread / np.sqrt(2))

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from dpro.detect.causes import EXPLAINED, HOST_CAUSES, counted_more, host_cause
-from dpro.detect.excess import Excess, Team, late_columns
+from dpro.detect.excess import Excess, Floats, Team, late_columns
 from dpro.detect.findings import Finding
 from dpro.detect.lateness import MESSAGES, calls_of, own_time, teams
 from dpro.detect.uneven import LATEST, REST, Uneven, amounts_of, explain, find_uneven_work
@@ -20,7 +20,10 @@ from dpro.units import format_duration
 
 HISTORY = 240  # steps that tell how much is noise
 LEAST_SHARE = 0.02  # of the step
-BROKEN = 1.5  # times the peers' own time: from here on worth a finding even if the step hardly waits for it
+# Times the peers' own time, over 20 steps or more: from here on worth a finding even if the step hardly waits
+# for it. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
+APART, APART_STEPS = 1.1, 20
+PAUSES = 0.1  # of the steps, the costliest, say no more of what a slow rank costs than the next
 _CPU = "step_training_thread_cpu_ns"
 MESSAGES_UNSEEN = (
     "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
@@ -58,9 +61,9 @@ def judge(
         doubtful: whether ranks may also have waited for what calls do not show.
     """
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
-    found: list[tuple[int, Excess, Finding]] = []
+    found: list[tuple[Team, Excess, Finding]] = []
     uneven_work: list[Finding] = []
-    for number, ranks in enumerate(teams(calls, own, stages)):
+    for ranks in teams(calls, own, stages):
         team = team_of(own, ranks)
         uneven = explain(team.own, amounts_of(counters, ranks, team.start), team.steps)
         late = late_columns(team)
@@ -68,10 +71,10 @@ def judge(
             uneven_work += _uneven(team, uneven)
             team = replace(team, own=uneven.equal)
             late = [each for each in late_columns(team) if _is_more(each, uneven)]
-        found += [(number, excess, _finding(team, excess, counters, workers)) for excess in late]
+        found += [(team, excess, _finding(team, excess, counters, workers)) for excess in late]
     costliest = sorted(uneven_work, key=lambda finding: -finding.cost_ns)[:1]  # of several stages' ranks
-    findings = [*costliest, *_once([each for _, excess, each in found if _matters(excess, each)])]
-    doubtful = doubtful or len({number for number, *_ in found}) > 1
+    findings = [*costliest, *_once([finding for team, excess, finding in found if _matters(team, excess)])]
+    doubtful = doubtful or len({team.ranks[0] for team, *_ in found}) > 1
     told = [_doubted(finding) if doubtful else finding for finding in findings]
     return sorted(told, key=lambda finding: -finding.cost_ns)
 
@@ -91,9 +94,24 @@ def _is_more(excess: Excess, uneven: Uneven) -> bool:
     return more >= REST * float(uneven.explained[excess.column])
 
 
-def _matters(excess: Excess, finding: Finding) -> bool:
+def _matters(team: Team, excess: Excess) -> bool:
     """Devices differ, which is nobody's concern where it costs nothing; that one became slower is, always."""
-    return finding.severity >= LEAST_SHARE or excess.level >= np.log(BROKEN) or excess.against_past
+    apart = excess.level >= np.log(APART) and excess.num_steps >= APART_STEPS
+    typical = float(np.median(_waited_for(team, excess)))
+    return apart or excess.against_past or typical >= LEAST_SHARE * _cycle(team, excess)
+
+
+def _waited_for(team: Team, excess: Excess) -> Floats:
+    """[num_steps] ns that the others waited for the rank: beyond the next slowest, no more than they did."""
+    own, waited = team.own[-excess.num_steps :], team.waited[-excess.num_steps :]
+    others = np.delete(own, excess.column, axis=1).max(axis=1)
+    waits = np.median(np.delete(waited, excess.column, axis=1), axis=1)
+    return np.asarray(np.clip(np.minimum(own[:, excess.column] - others, waits), 0, None))
+
+
+def _cycle(team: Team, excess: Excess) -> float:
+    """Typical ns from the end of one step to that of the next."""
+    return float(np.median((team.own + team.waited)[-excess.num_steps :, excess.column]))
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
@@ -124,8 +142,10 @@ def _finding(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.Dat
     own, waited = team.own[latest], team.waited[latest]
     others = np.delete(own, column, axis=1)
     waits = np.median(np.delete(waited, column, axis=1), axis=1)
-    waited_for = np.clip(np.minimum(own[:, column] - others.max(axis=1), waits), 0, None)
-    cost, cycle = float(np.median(waited_for)), float(np.median((own + waited)[:, column]))
+    waited_for = _waited_for(team, excess)
+    # What is lost is lost on average, also where it is nothing in most steps; pauses are none of it.
+    cost = float(np.minimum(waited_for, np.quantile(waited_for, 1 - PAUSES)).mean())
+    cycle = _cycle(team, excess)
     longer = float(np.median(own[:, column] - np.median(others, axis=1)))
     rank = team.ranks[column]
     class_, cause, how, sure = _cause(team, excess, longer, counters, workers)

@@ -98,7 +98,7 @@ def _clear(graph: Graph, work: pl.DataFrame, gains: Gains | None) -> list[Findin
     if gains is None:
         return []
     clear = (at for at in range(len(gains.ranks)) if clear_gain(gains.saved[:, at], gains.base))
-    return [_describe(graph, work, gains, at) for at in clear]
+    return [describe(graph, work, gains, at) for at in clear]
 
 
 def clear_gain(saved: Times, base: Times) -> bool:
@@ -155,7 +155,15 @@ def healing_gains(graph: Graph, work: pl.DataFrame, sets: list[list[int]]) -> Ga
     return Gains(sets, base["step"].to_numpy(), base["duration_ns"].to_numpy(), np.stack(saved, axis=1))
 
 
-def _describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Finding:
+def describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Finding:
+    """The finding that names one of the sets of ranks that were healed.
+
+    Args:
+        graph: the graph.
+        work: as `section_work` gives it, of the steps that count.
+        gains: of healing.
+        column: which set.
+    """
     ranks, saved = gains.ranks[column], gains.saved[:, column]
     cost, step = float(saved.mean()), float(gains.base.mean())
     since = int(gains.steps[0])
