@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.output import json_option, print_json, warn
-from dpro.errors import InputError, UsageError
+from dpro.errors import DproError, InputError, Unanswerable, UsageError
 from dpro.units import format_duration
 
 if TYPE_CHECKING:
@@ -52,8 +52,13 @@ def metrics_option(command: Any) -> Any:
     help="Time from one look to the next.",
 )  # fmt: skip
 @click.option("--alone", is_flag=True, hidden=True, help="Leave if somebody watches the run already.")
+@click.option(
+    "--window", "windows", type=int, multiple=True, hidden=True, help="Say what deep windows show, and leave."
+)
 @json_option
-def watch(run: Path, webhook: str, metrics: str, look_s: float, alone: bool, as_json: bool) -> None:
+def watch(
+    run: Path, webhook: str, metrics: str, look_s: float, alone: bool, windows: tuple[int, ...], as_json: bool
+) -> None:
     """Say what hangs or slows a job down while it runs.
 
     \b
@@ -71,6 +76,9 @@ def watch(run: Path, webhook: str, metrics: str, look_s: float, alone: bool, as_
     from dpro.watch.outlets import Webhook
     from dpro.watch.watcher import Watcher, watch
 
+    if windows:
+        _look_at_windows(run.resolve(), windows)
+        return
     check_outlets(webhook, metrics)
     _wait_for_recording(run)
     server = _serve(metrics)
@@ -79,12 +87,26 @@ def watch(run: Path, webhook: str, metrics: str, look_s: float, alone: bool, as_
         return
     with suppress(OSError):
         os.nice(NICE)
-    first = max((each["number"] for each in read_findings(run)), default=0) + 1
-    watcher = Watcher(run.resolve(), readers(), Ledger(first), kept.folder if kept.is_mine else None)
+    ledger, told = Ledger(), read_findings(run)
+    if kept.is_mine:
+        ledger.resume(told)
+    watcher = Watcher(run.resolve(), readers(), ledger, kept.folder if kept.is_mine else None)
     hook = Webhook(webhook) if webhook else None
     watch(watcher, look_s, _teller(run, kept, hook, server, as_json), _scraped(server), _complainer())
     if hook is not None:
         hook.close()
+
+
+def _look_at_windows(run: Path, windows: tuple[int, ...]) -> None:
+    """Say what deep windows show, as JSON: this is a process that a watcher started."""
+    from dpro.opening import readers
+    from dpro.watch.deep import diagnose_windows, document
+
+    try:
+        said = document(diagnose_windows(run, windows, readers()))
+    except DproError as error:
+        said = {"error": str(error)}
+    print_json(said)
 
 
 def _wait_for_recording(run: Path) -> None:
@@ -173,12 +195,17 @@ def _complainer() -> Callable[[Exception], None]:
     said: set[str] = set()
 
     def complain(error: Exception) -> None:
-        line = f"a look failed: {type(error).__name__}: {error}".partition("\n")[0]
+        line = str(error) if isinstance(error, Unanswerable) else f"a look failed: {_kind(error)}: {error}"
+        line = line.partition("\n")[0]
         if line not in said:
             said.add(line)
             warn(line)
 
     return complain
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__
 
 
 def _scraped(server: Metrics | None) -> Callable[[Watcher], None]:

@@ -5,17 +5,19 @@ In: what detectors find at each look. Out: `Notice`s, and lines of `findings/fin
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from dpro.analysis.told import BEGINS, ENDS, FILE, FOLDER
 from dpro.detect.findings import Finding
-from dpro.units import ms
+from dpro.units import NS_PER_MS, ms
 
 Key = tuple[str, str, str]
 
@@ -31,6 +33,7 @@ class Notice:
         step: the latest step then, -1 unknown.
         finding: what was found.
         why: why it is over; empty when it begins.
+        source: which detector found it.
     """
 
     event: str
@@ -39,6 +42,7 @@ class Notice:
     step: int
     finding: Finding
     why: str = ""
+    source: str = ""
 
     def document(self) -> dict[str, Any]:
         """As a line of JSON: the finding's own keys, and when."""
@@ -57,6 +61,8 @@ class Notice:
             "cost_ms_per_step": None if hangs else ms(found.cost_ns),
             "evidence": list(found.evidence),
             "why": self.why,
+            "cause": found.cause,
+            "detector": self.source,
         }
 
 
@@ -84,6 +90,26 @@ class Ledger:
         """What is wrong now."""
         return [each.finding for each in self._open.values()]
 
+    def resume(self, told: Iterable[Mapping[str, Any]]) -> None:
+        """Go on where an earlier watcher of the run ended: what it told and did not end still holds.
+
+        Args:
+            told: the notices it kept.
+        """
+        for notice in told:
+            self._next = max(self._next, int(notice["number"]) + 1)
+            finding = _finding(notice)
+            key = str(notice.get("detector", "")), _key(finding)
+            if notice["event"] == BEGINS:
+                self._open[key] = _Open(int(notice["number"]), finding, int(notice["step"]))
+            else:
+                self._open.pop(key, None)
+
+    def ranks(self, source: str) -> set[int]:
+        """Ranks that one detector finds wrong now."""
+        mine = [each.finding for (detector, _), each in self._open.items() if detector == source]
+        return {rank for finding in mine if finding.component_kind != "job" for rank in finding.ranks}
+
     def observe(
         self, source: str, found: Iterable[Finding], step: int, patience: int, why: str
     ) -> list[Notice]:
@@ -101,7 +127,7 @@ class Ledger:
             key = source, _key(finding)
             if key not in self._open:
                 self._open[key] = _Open(self._next, finding, step)
-                notices.append(Notice(BEGINS, self._next, time.time_ns(), step, finding))
+                notices.append(Notice(BEGINS, self._next, time.time_ns(), step, finding, source=source))
                 self._next += 1
             self._open[key].seen_at = step
         for key, each in list(self._open.items()):
@@ -115,7 +141,23 @@ class Ledger:
 
     def _close(self, key: tuple[str, Key], step: int, why: str) -> Notice:
         each = self._open.pop(key)
-        return Notice(ENDS, each.number, time.time_ns(), step, each.finding, why)
+        return Notice(ENDS, each.number, time.time_ns(), step, each.finding, why, key[0])
+
+
+def _finding(notice: Mapping[str, Any]) -> Finding:
+    """What a notice was about."""
+    component, cost_ms = notice["component"], notice["cost_ms_per_step"] or 0.0
+    return Finding(
+        notice["class"],
+        component["kind"],
+        component["id"],
+        tuple(notice["ranks"]),
+        notice["severity"],
+        notice["confidence"],
+        cost_ms * NS_PER_MS,
+        tuple(notice["evidence"]),
+        notice.get("cause", ""),
+    )
 
 
 def _key(finding: Finding) -> Key:
@@ -130,7 +172,8 @@ class FindingsFile:
         """Open it, if nobody else does."""
         self.folder = run / FOLDER
         self.folder.mkdir(exist_ok=True)
-        self._file: IO[str] | None = (self.folder / FILE).open("a", encoding="utf-8")
+        self._file: IO[bytes] | None = (self.folder / FILE).open("ab", buffering=0)
+        self._cut_off = True  # whoever wrote here before may have been killed within a line
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -143,11 +186,17 @@ class FindingsFile:
         return self._file is not None
 
     def write(self, notice: Notice) -> None:
-        """Add a line.
+        """Add a line; what was cut off before it, by a full disk say, is a line of its own, and left out.
 
         Raises:
             OSError: the disk is full.
         """
-        if self._file is not None:
-            self._file.write(json.dumps(notice.document(), allow_nan=False) + "\n")
-            self._file.flush()
+        if self._file is None:
+            return
+        line = json.dumps(notice.document(), allow_nan=False).encode() + b"\n"
+        whole = b"\n" + line if self._cut_off and self._file.tell() else line
+        self._cut_off = True
+        written = self._file.write(whole)
+        self._cut_off = written < len(whole)
+        if self._cut_off:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

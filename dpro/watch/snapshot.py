@@ -23,7 +23,7 @@ from dpro.collectors.stall import message_rows, with_told_ranks
 from dpro.detect.hang.records import Records, make_records
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
-from dpro.watch.tail import Tail, clock_samples_of, steps_of, workers_of
+from dpro.watch.tail import Tail, heartbeats_of, steps_of, workers_of
 
 _NO_RANKS = pl.lit([], dtype=COLLECTIVES.dtypes["group_ranks"])
 
@@ -91,7 +91,7 @@ class Snapshot:
             groups,
             workers_of(tails),
             steps_of(tails),
-            clock_samples_of(tails),
+            heartbeats_of(tails),
             max((int(tail.process.facts["world_size"]) for tail in tails), default=0),
         )
 

@@ -27,11 +27,11 @@ from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 RECENT = 2000  # records that are remembered at least: a few hundred steps
 KEPT_STEPS = 240  # steps that are remembered at least
 RARE = (records.ANCHOR, records.PEER)  # are wanted from the beginning on
-WINDOWS = 4  # the latest deep windows are remembered
+WINDOWS = 8  # the latest deep windows are remembered
 FIRST = 4096  # bytes that are read at a look; more if that is not all
 BLOCK = 1000 * records.SIZE
 _FIELDS = 4  # of a step: its number, start, duration, and elements of its batches
-_OPEN_NS = (1 << 63) - 1
+OPEN_NS = (1 << 63) - 1
 
 
 class Anchor(NamedTuple):
@@ -51,6 +51,7 @@ class Tail:
         last_update_ns: when the latest was, on that host's clock; -1 before the first.
         heartbeat: the latest record of its clock; None before the first.
         heard_s: when that was read, on this host's monotonic clock.
+        behind_ns: the least by which what it wrote was older than when it was read, by the two hosts' clocks.
         compared: comparisons of its host's clock with another's.
         windows: the latest deep windows: number, beginning, end (for ever if open).
     """
@@ -62,6 +63,7 @@ class Tail:
         self.last_update_ns = -1
         self.heartbeat: Record | None = None
         self.heard_s = 0.0
+        self.behind_ns: int | None = None
         self.compared: list[Record] = []
         self.windows: deque[tuple[int, int, int]] = deque(maxlen=WINDOWS)
         self._path = str(process.folder / "records.bin")
@@ -110,11 +112,13 @@ class Tail:
         elif record.kind == records.INPUT:
             self._inputs.append(record.b)
         elif record.kind == records.CLOCK:
+            behind_ns = time.time_ns() - record.a
+            self.behind_ns = behind_ns if self.behind_ns is None else min(self.behind_ns, behind_ns)
             self.heartbeat, self.heard_s = record, time.monotonic()
         elif record.kind == records.PEER:
             self.compared.append(record)
         elif record.kind == records.OPENED:
-            self.windows.append((record.a, record.b, _OPEN_NS))
+            self.windows.append((record.a, record.b, OPEN_NS))
         elif record.kind == records.WINDOW:
             self._close_window(record)
 
@@ -230,6 +234,20 @@ def clock_samples_of(tails: Iterable[Tail]) -> pl.DataFrame:
         rank, own = tail.process.rank, tail.heartbeat
         rows += [(rank, own.a, own.b, -1, 0, 0)] if own is not None else []
         rows += [(rank, r.a, -1, r.b, r.c, r.d) for r in tail.compared]
+    return pl.DataFrame(rows, schema=CLOCK_SAMPLES.dtypes, orient="row")
+
+
+def heartbeats_of(tails: Iterable[Tail]) -> pl.DataFrame:
+    """When each process was last alive, on this host's clock: rows of table `clock_samples`.
+
+    Clocks of hosts may be far apart, and what they write may come late: their processes do not stand still.
+    """
+    beats = [(t, t.heartbeat, t.behind_ns) for t in tails]
+    rows = [
+        (tail.process.rank, beat.a + behind_ns, beat.b, -1, 0, 0)
+        for tail, beat, behind_ns in beats
+        if beat is not None and behind_ns is not None
+    ]
     return pl.DataFrame(rows, schema=CLOCK_SAMPLES.dtypes, orient="row")
 
 

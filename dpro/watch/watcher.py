@@ -29,11 +29,12 @@ from dpro.collectors.inside.names import WANTED
 from dpro.collectors.launch import RAW, Launch, is_locked, job_lives, launches
 from dpro.detect.findings import Finding
 from dpro.detect.hang.find import find_hangs
-from dpro.errors import DproError
+from dpro.errors import DproError, Unanswerable
 from dpro.schema import COUNTERS
 from dpro.units import NS_PER_S
 from dpro.watch.activity import Activity
 from dpro.watch.calls import Calls
+from dpro.watch.deep import DeepLooks
 from dpro.watch.late import Lateness, Latest, since_of
 from dpro.watch.ledger import Ledger, Notice
 from dpro.watch.processes import Processes
@@ -56,7 +57,7 @@ PAUSES = 500  # steps whose pauses are remembered
 OVER_AFTER = 10  # steps without the finding
 SILENT_S = 60.0  # without a sign from a host whose locks cannot be seen from here: the job is over
 STACKS_S = 3.0
-HANGS, LATE = "hangs", "late"
+HANGS, LATE, DEEP = "hangs", "late", "deep"
 
 
 @dataclass
@@ -68,12 +69,14 @@ class Watcher:
         readers: how to read what PyTorch writes.
         ledger: what is wrong now.
         folder: where evidence of hangs is kept; None for nowhere.
+        remarks: what it cannot tell, since the latest look.
     """
 
     run: Path
     readers: Readers
     ledger: Ledger = field(default_factory=Ledger)
     folder: Path | None = None
+    remarks: list[Exception] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Nothing was seen yet."""
@@ -87,6 +90,7 @@ class Watcher:
         self._late_due_s = self._asked_s = self._hang_due_s = 0.0
         self._asked_at = 0
         self._asking = self._questioned = False
+        self._deep = DeepLooks(self.run)
         self._begin()
         self._unproven: list[int] = []  # hangs that were told and whose evidence is still to be kept
         self._activity = Activity()
@@ -125,12 +129,14 @@ class Watcher:
             return notices
         if moves:
             notices += self._look_for_late()
+            notices += self._look_deep()
         else:
             notices += self._look_for_hangs()
         return notices
 
     def end(self) -> list[Notice]:
         """The job is over, and with it all that was wrong."""
+        self._deep.close()
         return self.ledger.close(None, self.step, "the job has ended")
 
     def _meet(self) -> list[Notice]:
@@ -155,6 +161,8 @@ class Watcher:
     def _begin(self) -> None:
         """Nothing is known of how the job moves."""
         self._lateness, self._calls, self._snapshot = Lateness(), Calls(), Snapshot(self.readers)
+        self._deep.close()
+        self._deep = DeepLooks(self.run)
         self._updates = 0
 
     def _followed(self, process: Process) -> Tail:
@@ -205,7 +213,21 @@ class Watcher:
         self._late_due_s = max(self._asked_s + ASK_S, now_s - ANSWER_S + took_s / SHARE)
         if found is None:
             return []
+        found = [each for each in found if not {*each.ranks} <= self.ledger.ranks(DEEP)]
         return self.ledger.observe(LATE, found, self.step, OVER_AFTER, "its peers hardly wait for it now")
+
+    def _look_deep(self) -> list[Notice]:
+        """What the latest deep windows show, when that has just become known; not once more who is late."""
+        try:
+            found = self._deep.look(list(self.tails.values()))
+        except Unanswerable as error:
+            self.remarks.append(error)
+            return []
+        if found is None:
+            return []
+        late = self.ledger.ranks(LATE)
+        found = [each for each in found if each.component_kind == "job" or not {*each.ranks} <= late]
+        return self.ledger.observe(DEEP, found, self.step, 0, "the latest deep windows do not show it")
 
     def _latest(self, tails: Sequence[Tail]) -> Latest:
         """What is known of the job; calls of steps that are not looked at again are forgotten."""
@@ -310,7 +332,8 @@ def watch(
         look_s: time from one look to the next.
         tell: is given each notice.
         seen: is called after each look.
-        complain: is given what kept a look from its end; files come and go while they are read.
+        complain: is given what kept a look from its end, files come and go while they are read; and what
+            cannot be told.
     """
     while watcher.lives():
         begun_s = time.monotonic()
@@ -320,6 +343,8 @@ def watch(
             watcher.keep_evidence()
         except (DproError, OSError, ValueError, pl.exceptions.PolarsError) as error:
             complain(error)
+        while watcher.remarks:
+            complain(watcher.remarks.pop(0))
         seen(watcher)
         time.sleep(max(look_s - (time.monotonic() - begun_s), look_s / 10))
     for notice in watcher.end():

@@ -110,6 +110,22 @@ def test_a_rank_that_becomes_slow_is_named_while_the_job_runs_and_not_before(tmp
 
 
 @pytest.mark.slow
+def test_deep_windows_show_who_is_slow_while_the_job_runs(tmp_path):
+    job = ["--steps", 400, "--slow-rank", 1, "--times", 3, "--since", 0]
+    windows = ["--skip", "5", "--every", "8", "--window-steps", "4"]
+    with watched(tmp_path, launched(SLOWING, 2, tmp_path / "mark", *job), *windows):
+        deadline = time.monotonic() + LONGEST_S
+        while len(list((tmp_path / "run").glob(".raw/*/*/window0004.json"))) < 2:
+            assert time.monotonic() < deadline, "no windows came"
+            time.sleep(0.1)
+        chosen = [word for number in range(4) for word in ("--window", str(number))]
+        said = complete([*DPRO, "watch", "run", *chosen], tmp_path)
+    [finding] = json.loads(said.stdout)["findings"]
+    assert (finding["class_"], finding["ranks"]) == ("slow.host", [1])
+    assert finding["cost_ns"] > 100e6
+
+
+@pytest.mark.slow
 def test_a_healthy_job_raises_nothing_for_its_whole_life(tmp_path):
     with watched(tmp_path, launched(SLOWING, 2, tmp_path / "mark")) as watcher:
         assert watcher.wait(LONGEST_S) == 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import pytest
 
 from dpro.analysis.told import BEGINS, ENDS, FILE, read_findings
 from dpro.detect.findings import Finding
@@ -52,6 +55,50 @@ def test_findings_are_kept_in_the_run_by_the_first_watcher_alone(tmp_path):
     [line] = read_findings(tmp_path)
     assert (line["number"], line["event"], line["class"], line["ranks"]) == (7, BEGINS, "slow.host", [3])
     assert line["cost_ms_per_step"] == 5.0
+
+
+def test_a_watcher_that_takes_over_tells_nothing_twice_and_ends_what_another_began(tmp_path):
+    first, ledger = FindingsFile(tmp_path), Ledger()
+    told = [
+        *ledger.observe("late", [slow(1), slow(3)], 10, 5, ""),
+        *ledger.observe("late", [slow(1)], 20, 5, "over"),
+    ]
+    for notice in told:
+        first.write(notice)
+    del first  # killed
+    again = Ledger()
+    again.resume(read_findings(tmp_path))
+    assert again.observe("late", [slow(1)], 21, 5, "") == []
+    assert [(each.number, each.finding) for each in again.observe("late", [slow(3)], 22, 5, "")] == [
+        (3, slow(3))
+    ]
+    [end] = again.observe("late", [slow(3)], 30, 5, "over")
+    assert (end.event, end.number, end.finding) == (ENDS, 1, slow(1))
+
+
+def test_a_line_that_the_disk_had_no_room_for_spoils_none_that_follows(tmp_path, monkeypatch):
+    ledger, kept = Ledger(), FindingsFile(tmp_path)
+    notices = ledger.observe("late", [slow(1), slow(2), slow(3)], 10, 5, "")
+    kept.write(notices[0])
+    whole, kept._file = kept._file, Full(kept._file)
+    with pytest.raises(OSError, match="No space"):
+        kept.write(notices[1])
+    kept._file = whole
+    kept.write(notices[2])
+    assert [each["number"] for each in read_findings(tmp_path)] == [1, 3]
+
+
+class Full:
+    """A file on a disk that is full in the middle of a line."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def write(self, content: bytes) -> int:
+        return self._file.write(content[:10])
 
 
 def test_lines_that_were_cut_off_are_left_out(tmp_path):
