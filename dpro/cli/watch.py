@@ -71,7 +71,6 @@ def watch(
     `dpro record`; nothing more runs inside it. The command ends when the job does.
     """
     from dpro.analysis.told import read_findings
-    from dpro.opening import readers
     from dpro.watch.ledger import FindingsFile, Ledger
     from dpro.watch.outlets import Webhook
     from dpro.watch.watcher import Watcher, watch
@@ -90,7 +89,7 @@ def watch(
     ledger, told = Ledger(), read_findings(run)
     if kept.is_mine:
         ledger.resume(told)
-    watcher = Watcher(run.resolve(), readers(), ledger, kept.folder if kept.is_mine else None)
+    watcher = Watcher(run.resolve(), ledger, kept.folder if kept.is_mine else None)
     hook = Webhook(webhook) if webhook else None
     watch(watcher, look_s, _teller(run, kept, hook, server, as_json), _scraped(server), _complainer())
     if hook is not None:

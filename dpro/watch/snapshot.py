@@ -18,10 +18,10 @@ import numpy as np
 import polars as pl
 
 from dpro.collectors.calls import BACKENDS, with_group_ranks
-from dpro.collectors.convert import Readers
 from dpro.collectors.stall import message_rows, with_told_ranks
 from dpro.detect.hang.records import Records, make_records
 from dpro.errors import InputError
+from dpro.ingest.flight_recorder import read_calls
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.watch.tail import Tail, heartbeats_of, steps_of, workers_of
 
@@ -41,13 +41,8 @@ class _Said:
 class Snapshot:
     """The latest dumps of a job's processes, each read once."""
 
-    def __init__(self, readers: Readers) -> None:
-        """None is read yet.
-
-        Args:
-            readers: how to read what PyTorch wrote.
-        """
-        self._readers = readers
+    def __init__(self) -> None:
+        """None is read yet."""
         self._said: dict[Path, _Said] = {}
         self._saved_ns: dict[Path, int] = {}
         self._before: dict[Path, int] = {}
@@ -96,7 +91,7 @@ class Snapshot:
         )
 
     def _read(self, tail: Tail, backend: str, path: Path, stamp: tuple[int, int]) -> _Said:
-        frames = self._readers.dump(path, rank=tail.process.rank).frames
+        frames = read_calls(path, rank=tail.process.rank).frames
         calls = frames[COLLECTIVES.name]
         groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())
         if not (groups["group_ranks"].list.len() > 0).all():

@@ -24,7 +24,7 @@ import polars as pl
 from dpro.analysis.told import BEGINS
 from dpro.collectors.attach import stacks
 from dpro.collectors.attempts import attempts
-from dpro.collectors.convert import Process, Readers
+from dpro.collectors.convert import Process
 from dpro.collectors.inside.names import WANTED
 from dpro.collectors.launch import RAW, Launch, is_locked, job_lives, launches
 from dpro.detect.findings import Finding
@@ -66,14 +66,12 @@ class Watcher:
 
     Attributes:
         run: its run directory.
-        readers: how to read what PyTorch writes.
         ledger: what is wrong now.
         folder: where evidence of hangs is kept; None for nowhere.
         remarks: what it cannot tell, since the latest look.
     """
 
     run: Path
-    readers: Readers
     ledger: Ledger = field(default_factory=Ledger)
     folder: Path | None = None
     remarks: list[Exception] = field(default_factory=list)
@@ -160,7 +158,7 @@ class Watcher:
 
     def _begin(self) -> None:
         """Nothing is known of how the job moves."""
-        self._lateness, self._calls, self._snapshot = Lateness(), Calls(), Snapshot(self.readers)
+        self._lateness, self._calls, self._snapshot = Lateness(), Calls(), Snapshot()
         self._deep.close()
         self._deep = DeepLooks(self.run)
         self._updates = 0

@@ -10,7 +10,6 @@ from pathlib import Path
 from dpro.collectors.convert import Process
 from dpro.collectors.inside.records import ANCHOR, CLOCK, UPDATE, RecordWriter
 from dpro.detect.hang.find import find_hangs
-from dpro.opening import readers
 from dpro.watch.snapshot import Snapshot
 from dpro.watch.tail import Tail
 
@@ -52,7 +51,7 @@ def process(
 
 
 def found(tails: list[Tail]) -> tuple[str, tuple[int, ...], str]:
-    snapshot = Snapshot(readers())
+    snapshot = Snapshot()
     snapshot.read(tails)
     [finding] = find_hangs(snapshot.records(tails))
     return finding.class_, finding.ranks, " ".join(finding.evidence)
@@ -87,7 +86,7 @@ def test_a_process_that_stands_still_is_told_by_its_clock_whatever_that_shows(tm
 
 
 def test_a_dump_is_read_once_and_that_it_still_holds_is_noted(tmp_path, monkeypatch):
-    tail, snapshot = process(tmp_path, 0, 4, 0), Snapshot(readers())
+    tail, snapshot = process(tmp_path, 0, 4, 0), Snapshot()
     read = []
     monkeypatch.setattr(snapshot, "_read", lambda *args, own=snapshot._read: read.append(1) or own(*args))
     snapshot.read([tail])

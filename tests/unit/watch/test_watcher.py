@@ -14,7 +14,6 @@ import pytest
 
 from dpro.collectors.convert import Process
 from dpro.detect.findings import Finding
-from dpro.opening import readers
 from dpro.watch.activity import Activity
 from dpro.watch.tail import Tail
 from dpro.watch.watcher import BUSY_S, LEAST_PATIENCE_S, LONGER, STARTING_S, Watcher
@@ -24,7 +23,7 @@ STUCK = Finding("hang.host", "rank", "1", (1,), 1.0, 0.98, 0.0, ())
 
 def watcher_of(folder: Path, num_steps: int, *pauses_s: float) -> Watcher:
     """A watcher of a job that has made some steps, with these pauses between them."""
-    watcher = Watcher(folder, readers())
+    watcher = Watcher(folder)
     tail = Tail(Process(folder, {"rank": 1, "host": "elsewhere", "pid": 1}))
     tail.num_updates = num_steps
     watcher.tails = {folder: tail}
