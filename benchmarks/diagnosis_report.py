@@ -134,6 +134,7 @@ def said(row: Row) -> str:
         "slow.regression": "regression",
         "slow.link": "network",
         "slow.nic": "network",
+        "slow.fabric": "network",
     }
     return names.get(first["class"], "imbalance")
 
