@@ -15,13 +15,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.detect.amounts import amounts_in_windows
 from dpro.detect.findings import Finding
 from dpro.detect.straggler import FEWEST_STEPS
-from dpro.detect.uneven import REST, Uneven, amounts_of, explain, find_uneven_work
+from dpro.detect.uneven import REST, Uneven, explain, find_uneven_work
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
 from dpro.replay.timeline import steps_before_and_after
 from dpro.replay.whatif.heal import ON_CPU, ON_GPU, section_work
-from dpro.schema import COUNTERS, STEPS
 
 Ints = NDArray[np.int64]
 
@@ -59,19 +59,17 @@ def hand_out_evenly(graph: Graph) -> Even:
         return as_it_is
     work = section_work(graph)
     resource = ON_GPU if (work["resource"] == ON_GPU).any() else ON_CPU
-    starts = graph.run.table(STEPS, ["rank", "step", "window", "start_ns"]).filter(pl.col("window") >= 0)
     own = (
         work.filter(pl.col("resource") == resource)
         .group_by("rank", "step")
         .agg(pl.col("work_ns").sum(), pl.col("position").max(), pl.col("calls").first())
         .with_columns(pl.col("position").max().over("rank"))
-        .join(starts, on=["rank", "step"])
     )
-    counters = graph.run.table(COUNTERS)
+    amounts = amounts_in_windows(graph.run)
     found = [
         each
         for _, alike in own.sort("position", "calls").group_by("position", "calls", maintain_order=True)
-        if (each := _explained(alike, counters)) is not None
+        if (each := _explained(alike, amounts)) is not None
     ]
     if not found:
         return as_it_is
@@ -88,23 +86,29 @@ def hand_out_evenly(graph: Graph) -> Even:
     return Even(even, findings, most.relation.clear > 0, explained)
 
 
-def _explained(alike: pl.DataFrame, counters: pl.DataFrame) -> tuple[list[int], Ints, Uneven] | None:
+def _explained(
+    alike: pl.DataFrame, amounts: Mapping[str, pl.DataFrame]
+) -> tuple[list[int], Ints, Uneven] | None:
     """Of ranks that do alike work: who, in which steps, and why their times differ.
 
     Args:
-        alike: `rank`, `step`, `start_ns` and `work_ns` of their steps.
-        counters: table `counters`.
+        alike: `rank`, `step` and `work_ns` of their steps.
+        amounts: as `amounts_in_windows` gives them; what explains times most clearly counts.
     """
     ranks: list[int] = sorted(alike["rank"].unique().to_list())
     common = alike.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
     if len(ranks) < 2 or common.is_empty():
         return None
     columns: dict[str, NDArray[Any]] = {
-        name: common[name].to_numpy().reshape(-1, len(ranks)) for name in ("step", "start_ns", "work_ns")
+        name: common[name].to_numpy().reshape(-1, len(ranks)) for name in ("step", "work_ns")
     }
-    steps = columns["step"][:, 0]
-    amounts = amounts_of(counters, ranks, columns["start_ns"])
-    uneven = explain(columns["work_ns"].astype(float), amounts, steps)
+    steps, own = columns["step"][:, 0], columns["work_ns"].astype(float)
+    told = []
+    for what, frame in amounts.items():
+        rows = common.join(frame, on=["rank", "step"], how="left", maintain_order="left")
+        amount = rows["amount"].fill_null(np.nan).to_numpy().reshape(own.shape)
+        told.append(explain(own, amount, steps, what))
+    uneven = max(filter(None, told), key=lambda each: each.relation.clear, default=None)
     return None if uneven is None else (ranks, steps, uneven)
 
 

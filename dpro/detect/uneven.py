@@ -28,6 +28,7 @@ Bools = NDArray[np.bool_]
 AMOUNT = "step_input_elements"
 CLASS = "imbalance.data"
 BATCHES = "the ranks' batches"
+ELEMENTS = "elements in its batches"
 POWERS = (1.0, 2.0)
 CLEAR = 4.5  # standard errors by which time has to grow with the amount
 TELLING = 10.0  # standard errors that proportional growth would be, for the share to be told from variation
@@ -78,12 +79,14 @@ class Uneven:
         amounts: [T, R]; NaN where unknown.
         own: [T, R] ns.
         equal: [T, R] ns, what own times would be if all ranks had the step's mean amount.
+        what: the amounts are of.
     """
 
     relation: Relation
     amounts: Floats
     own: Floats
     equal: Floats
+    what: str = ELEMENTS
 
     @property
     def explained(self) -> Floats:
@@ -108,13 +111,14 @@ def amounts_of(counters: pl.DataFrame, ranks: list[int], start: Ints) -> Floats:
     return joined["value"].fill_null(np.nan).to_numpy().reshape(start.shape)
 
 
-def explain(own: Floats, amounts: Floats, steps: Ints) -> Uneven | None:
+def explain(own: Floats, amounts: Floats, steps: Ints, what: str = ELEMENTS) -> Uneven | None:
     """What of own times is due to how much work there was; None where amounts are unknown, or all alike.
 
     Args:
         own: [T, R] ns of work.
         amounts: [T, R] of work handed over in the step, NaN where unknown.
         steps: [T] their numbers.
+        what: the amounts are of.
     """
     ahead = np.full_like(amounts, np.nan)
     following = np.diff(steps) == 1
@@ -127,7 +131,7 @@ def explain(own: Floats, amounts: Floats, steps: Ints) -> Uneven | None:
         return None
     likely = _with_likely(amounts, relation.typical)
     takes, even = relation.curve(likely), relation.curve(likely.mean(axis=1, keepdims=True))
-    return Uneven(relation, amounts, own, own * even / takes)
+    return Uneven(relation, amounts, own, own * even / takes, what)
 
 
 def _with_likely(amounts: Floats, typical: float) -> Floats:
@@ -258,11 +262,11 @@ def _evidence(uneven: Uneven, ranks: list[int], cost: float, step: float) -> lis
         if often.max() >= ALWAYS
         else f"{int((often > 0).sum())} different ranks"
     )
-    grows = "the square of the number" if relation.power > 1 else "the number"
+    grows = "the square of that" if relation.power > 1 else "that"
     lines = [
-        f"the largest batch of a step has {np.median(most) - 1:.0%} more elements than the mean of all "
-        f"ranks; {who} had it",
-        f"{relation.share:.0%} of a typical step grows with {grows} of elements"
+        f"in each step one rank has more {uneven.what} than the mean of all, typically by "
+        f"{np.median(most) - 1:.0%}: {who}",
+        f"{relation.share:.0%} of a typical step grows with {grows}"
         + (
             f", which explains {relation.explained:.0%} of how ranks differ from step to step"
             if relation.clear
