@@ -79,6 +79,7 @@ def find(analysis: Analysis) -> list[Finding]:
 def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
     """What the steps that are always recorded show, and windows did not."""
     from dpro.detect.excess import WINDOWS
+    from dpro.detect.late_ranks import messages_unseen
     from dpro.detect.one_clock import on_one_clock
     from dpro.detect.straggler import INPUT_PIPELINE
 
@@ -99,6 +100,8 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
     ]
     if any(each.class_ in NETWORK for each in found):
         network = []
+        if messages_unseen(aligned.collectives, aligned.workers):
+            late = []  # that ranks are late because of messages over that network cannot be told from calls
     else:
         network = _timed(run, always) or ([] if ranks else network)
     return [*late, *network, *([] if known else _waiting(run, aligned))]

@@ -40,7 +40,7 @@ def traffic_of_calls(
             _met(_collective(calls), ["group", "sequence", "op", "source"], hosts, everybody),
         ]
     )
-    transfers = transfers.sort("step", *LIKE, "members").with_row_index("instance")
+    transfers = transfers.sort("step", *LIKE, "members", "transfer_ns").with_row_index("instance")
     transfers = transfers.with_columns(pl.col("instance").cast(pl.Int64))
     return Traffic(transfers, hosts, partial(at_most, transfers, job_steps(outside)), replayed=False)
 

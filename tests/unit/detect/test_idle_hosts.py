@@ -27,7 +27,9 @@ def found(folder: Path, job: Job, **recorded: object) -> list[Finding]:
     return [finding for finding in verdict[0] if finding.class_ != "slow.regression"]
 
 
-@pytest.mark.parametrize("layout", ["dp", "moe", pytest.param("fsdp", marks=SLOWLY)])
+@pytest.mark.parametrize(
+    "layout", ["dp", *(pytest.param(layout, marks=SLOWLY) for layout in ("fsdp", "moe"))]
+)
 def test_network_that_became_slow_is_one_of_two_things_since_that_step(tmp_path, layout):
     (finding,) = found(tmp_path, replace(SLOW, layout=layout, severity=5.0))
     assert (finding.class_, finding.component_kind) == ("slow.fabric", "one of")

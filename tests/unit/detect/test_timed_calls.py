@@ -44,7 +44,7 @@ def test_port_that_is_slow_all_along_is_told_from_groups_alike(tmp_path):
     assert finding.ranks == (4, 5, 6, 7)
 
 
-@pytest.mark.parametrize("noise", ["10%", "heavy"])
+@pytest.mark.parametrize("noise", ["heavy", pytest.param("10%", marks=pytest.mark.slow)])
 def test_healthy_network_is_left_alone(tmp_path, noise):
     assert found(tmp_path, replace(HEALTHY, layout="moe", noise=noise)) == []
 
@@ -53,6 +53,7 @@ def test_change_that_the_steps_do_not_show_is_none(tmp_path):
     assert found(tmp_path, replace(SLOW, layout="dp", severity=1.2)) == []  # hidden behind backward
 
 
+@pytest.mark.slow
 def test_rank_that_computes_slowly_is_no_network(tmp_path):
     assert [f for f in found(tmp_path, replace(SLOW, fault="compute")) if f.class_ != "slow.compute"] == []
 
