@@ -17,9 +17,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.detect.findings import Finding
-from dpro.detect.straggler import FEWEST_STEPS, clear_gain, confidence
+from dpro.detect.straggler import FEWEST_STEPS, clear_gain, confidence, first_of_latest
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
-from dpro.replay.timeline import steps_before_and_after
+from dpro.replay.timeline import durations_of, replay, step_ends, steps_before_and_after
 from dpro.schema import WORKERS
 from dpro.units import format_duration
 
@@ -31,20 +31,35 @@ DOUBTED = 0.5  # confidence, where something else would look the same
 
 
 def find_uneven_work_of_stages(graph: Graph) -> list[Finding]:
-    """Say so if the step would be shorter with the work spread evenly over the pipeline's stages."""
-    stages = _stages(graph)
+    """Say so if the step would be shorter with the work spread evenly over the pipeline's stages.
+
+    Judged are all recorded steps, and the latest: it may have begun while the job ran.
+    """
+    if len({place.stage for place in graph.places.values()}) < 2:
+        return []
+    timeline = replay(graph)
+    steps = durations_of(step_ends(graph, timeline.start, timeline.end))["step"].to_numpy()
+    if steps.size < FEWEST_STEPS:
+        return []
+    judged = (_uneven_since(graph, first, int((steps >= first).sum())) for first in first_of_latest(steps))
+    return next(filter(None, judged), [])
+
+
+def _uneven_since(graph: Graph, first: int, num_steps: int) -> list[Finding]:
+    """The same by the steps from a first one on."""
+    stages, works = _stages(graph, first), _works(graph)
     if stages.height < 2:
         return []
-    works = _works(graph)
     work = stages["work_ns"].to_numpy()
     factor = dict(zip(stages["stage"].to_list(), (work.mean() / work).tolist()))
     scale = np.ones(graph.num_nodes)
     for rank, place in graph.places.items():
         scale[works & (graph.nodes.rank == rank)] = factor.get(place.stage, 1.0)
     duration = np.rint(graph.nodes.duration * scale).astype(np.int64)
-    before, after = steps_before_and_after(graph, graph.with_durations(duration))
+    times = steps_before_and_after(graph, graph.with_durations(duration))
+    before, after = (each[-num_steps:] for each in times)
     saved = before - after
-    if saved.size < FEWEST_STEPS or not clear_gain(saved, before):
+    if not clear_gain(saved, before):
         return []
     sure, cost, step = confidence(saved, before), float(saved.mean()), float(before.mean())
     longest = stages.sort("work_ns").row(-1, named=True)
@@ -90,20 +105,16 @@ def _works(graph: Graph) -> Bools:
     return works & (nodes.step >= 0)
 
 
-def _stages(graph: Graph) -> pl.DataFrame:
-    """`stage`, `work_ns` of its fastest rank and `operations` per step, `ranks`; in order.
-
-    No rows where ranks of different stages never send each other anything: then they are no pipeline.
-    """
-    nodes, works = graph.nodes, _works(graph)
+def _stages(graph: Graph, first: int) -> pl.DataFrame:
+    """`stage`, `work_ns` of its fastest rank and `operations` per step since the first, `ranks`; in order."""
+    nodes = graph.nodes
+    works = _works(graph) & (nodes.step >= first)
     schema: dict[str, pl.DataType | type[pl.DataType]] = {
         "stage": pl.Int64,
         "work_ns": pl.Float64,
         "operations": pl.Float64,
         "ranks": pl.List(pl.Int64),
     }
-    if len({place.stage for place in graph.places.values()}) < 2 or not works.any():
-        return pl.DataFrame(schema=schema)
     single = works & np.isin(nodes.kind, (NodeKind.CPU, *GPU_KINDS))
     stage = {rank: place.stage for rank, place in graph.places.items()}
     per_step = (

@@ -47,6 +47,13 @@ def test_stage_with_more_work_is_named_with_what_even_stages_would_save(tmp_path
     assert "slow hosts look the same" in finding.evidence[-1]
 
 
+def test_stage_that_began_to_have_more_work_is_named(tmp_path):
+    windows = (*WINDOWS, (18, 2), (22, 2))
+    job = replace(UNEVEN, num_ranks=4, gpu=False, num_steps=24, windows=windows, since=12)
+    (finding,) = find_uneven_work_of_stages(graph_of(tmp_path, job))
+    assert finding.ranks == (2, 3)
+
+
 def test_stage_of_one_recorded_rank_may_be_slow_instead(tmp_path):
     job = replace(UNEVEN, num_ranks=4, gpu=False)
     (finding,) = find_uneven_work_of_stages(graph_of(tmp_path, job, lost=(1, 3)))
