@@ -184,14 +184,13 @@ def _from_ranks(logs: Floats, relative: Floats, known: Bools) -> tuple[float, fl
 
     Time is taken to grow by what fits, and at most with the square of the amount.
     """
-    some = known.any(axis=0)
-    typical = [
-        np.array([np.median(column[there]) for column, there in zip(each.T[some], known.T[some])])[None, :]
-        for each in (_centred(logs, known, of_ranks=False), _centred(np.log(relative), known, of_ranks=False))
-    ]
-    there = np.ones_like(typical[0], dtype=bool)
-    times, growth = (_centred(each, there, of_ranks=False) for each in typical)
-    share, power = _share(times, np.exp(growth), there, of_ranks=False)
+    some = np.flatnonzero(known.any(axis=0))
+    amounts = np.array([[np.median(relative[known[:, rank], rank]) for rank in some.tolist()]])
+    logs = logs[:, some] - logs[:, some].mean(axis=1, keepdims=True)  # also where samples are missing
+    there = np.ones_like(amounts, dtype=bool)
+    times = _centred(np.median(logs, axis=0, keepdims=True), there, of_ranks=False)
+    relative = amounts / np.median(amounts)  # to what is typical, as in `Relation`
+    share, power = _share(times, relative, there, of_ranks=False)
     return share, power, 0.0, 0.0
 
 

@@ -63,6 +63,15 @@ def test_own_time_at_equal_work_is_what_the_mean_batch_would_take():
     )
 
 
+@pytest.mark.parametrize("times", [1.5, 5.0])
+def test_of_ranks_one_of_which_always_has_more_all_take_as_long_at_equal_work(times):
+    amounts = np.tile([3 * USUAL, USUAL, USUAL], (14, 1))
+    amounts[::3, 0] = amounts[1::4, 1] = np.nan  # samples may be missing
+    uneven = explain(np.tile([times, 1.0, 1.0], (14, 1)) * MS, amounts, np.arange(14))
+    assert uneven.relation.clear == 0
+    assert uneven.equal / uneven.equal[0, 0] == pytest.approx(1, abs=0.02)
+
+
 @pytest.mark.parametrize("quadratic", [0.0, 0.4])
 def test_work_that_is_uneven_from_step_to_step_is_told_with_what_it_costs_and_nobody_is_blamed(quadratic):
     job = handed(healthy(), varying(), quadratic=quadratic)
