@@ -104,7 +104,7 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
             late = []  # that ranks are late because of messages over that network cannot be told from calls
     else:
         network = _timed(run, always) or ([] if ranks else network)
-    return [*late, *network, *([] if known else _waiting(run, aligned))]
+    return [*late, *network, *([] if known else _waiting(always, aligned.workers))]
 
 
 def without_windows(run: Run) -> Verdict | None:
@@ -121,7 +121,12 @@ def without_windows(run: Run) -> Verdict | None:
     always = _always_of(run)
     aligned, apart = on_one_clock(always)
     late, network = _late(aligned, apart)
-    findings = [*late, *(_timed(run, always) or network), *_waiting(run, aligned), *_regression(run)]
+    findings = [
+        *late,
+        *(_timed(run, always) or network),
+        *_waiting(always, aligned.workers),
+        *_regression(run),
+    ]
     reason = why_no_window(run)
     no_window = [f"what operators and kernels take: {reason}"] if reason else []
     return findings, [*bad_ends(run), *_not_shown(aligned, apart), *no_window]
@@ -159,11 +164,11 @@ def _timed(run: Run, rows: Always) -> list[Finding]:
     return diagnose_traffic(calls) if calls.transfers.height else []
 
 
-def _waiting(run: Run, rows: Always) -> list[Finding]:
+def _waiting(rows: Always, workers: pl.DataFrame) -> list[Finding]:
     from dpro.detect.late_ranks import on_gpus
     from dpro.detect.waiting import find_waiting_for_data
 
-    return find_waiting_for_data(run.table(STEPS), run.table(COUNTERS), on_gpus=on_gpus(rows.workers))
+    return find_waiting_for_data(rows.steps, rows.counters, on_gpus=on_gpus(workers))
 
 
 def _regression(run: Run) -> list[Finding]:
@@ -243,7 +248,7 @@ def why_no_window(run: Run) -> str:
     options = run.manifest.options
     if run.rows()[SPANS.name] or not {"skip", "window_steps"} <= options.keys():
         return ""
-    last = run.table(STEPS)["step"].max()
+    last = run.table(STEPS, ["step"])["step"].max()
     if not isinstance(last, int):
         return ""
     steps = last + 1

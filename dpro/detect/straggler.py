@@ -18,7 +18,7 @@ from dpro.detect.causes import HOST_CAUSES, HostCause, counted_more, host_cause
 from dpro.detect.findings import Finding
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay, replay_durations, step_ends
-from dpro.replay.whatif.heal import healed_durations, peers_of, section_work
+from dpro.replay.whatif.heal import healed_durations, peers_by_rank, peers_of, section_work
 from dpro.replay.whatif.input import DATA_LOADING
 from dpro.replay.whatif.select import Selection
 from dpro.schema import COUNTERS, STEPS
@@ -119,8 +119,8 @@ def _working_longer(work: pl.DataFrame, gains: Gains) -> list[int]:
     whole = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
     base = gains.base[gains.steps >= work["step"].to_numpy().min()]
     longer = set()
-    for rank in work["rank"].unique().to_list():
-        of_peers = whole.filter(pl.col("rank").is_in(peers_of(work, rank)))
+    for rank, alike in peers_by_rank(work).items():
+        of_peers = whole.filter(pl.col("rank").is_in(alike))
         peers = of_peers.group_by("step", "resource").agg(peer=pl.col("work_ns").median())
         both = whole.filter(pl.col("rank") == rank).join(peers, on=["step", "resource"]).sort("step")
         for _, own in both.group_by("resource"):
@@ -138,13 +138,16 @@ def healing_gains(graph: Graph, work: pl.DataFrame, sets: list[list[int]]) -> Ga
         work: as `section_work` gives it, of the steps that count.
         sets: ranks to heal together; those that have no peer are left out.
     """
-    with_peers = [[rank for rank in ranks if peers_of(work, rank)] for ranks in sets]
+    peers = peers_by_rank(work)
+    with_peers = [[rank for rank in ranks if peers.get(rank)] for ranks in sets]
     sets = [ranks for ranks in with_peers if ranks]
     if not sets:
         return None
     timeline = replay(graph)
     baseline = step_ends(graph, timeline.start, timeline.end)
-    durations = np.stack([healed_durations(graph, ranks, work=work).min(axis=1) for ranks in sets], axis=1)
+    columns = {rank: column for column, rank in enumerate(sorted({rank for ranks in sets for rank in ranks}))}
+    healed = healed_durations(graph, list(columns), work=work)
+    durations = np.stack([healed[:, [columns[rank] for rank in ranks]].min(axis=1) for ranks in sets], axis=1)
     ends = replay_durations(graph, durations)
     base = durations_of(baseline).filter(pl.col("step") >= work["step"].min())
     saved = []

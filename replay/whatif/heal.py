@@ -7,7 +7,7 @@ section than its peers typically do, and typically in every step, is what healin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,13 +117,10 @@ def healed_durations(
         Unanswerable: a rank is not in the run, or has no peer that went through the same sections.
     """
     known = section_work(graph) if work is None else work
-    return _healed(
-        graph,
-        _work_keys(graph),
-        known,
-        ranks,
-        lambda rank: [peer for peer in peers_of(known, rank) if peer not in apart],
-    )
+    peers = {
+        rank: [peer for peer in others if peer not in apart] for rank, others in peers_by_rank(known).items()
+    }
+    return _healed(graph, _work_keys(graph), known, ranks, peers)
 
 
 def healed_against_stages(graph: Graph, ranks: Sequence[int], apart: Collection[int]) -> Ints:
@@ -132,7 +129,7 @@ def healed_against_stages(graph: Graph, ranks: Sequence[int], apart: Collection[
     work = section_work(graph).with_columns(**whole)
     work = work.group_by("rank", "step", *LABEL).agg(pl.col("work_ns").sum()).sort("rank", "step", *LABEL)
     others = sorted(set(work["rank"].to_list()) - set(apart))
-    return _healed(graph, _work_keys(graph).with_columns(**whole), work, ranks, lambda rank: others)
+    return _healed(graph, _work_keys(graph).with_columns(**whole), work, ranks, dict.fromkeys(ranks, others))
 
 
 def _healed(
@@ -140,21 +137,21 @@ def _healed(
     keys: pl.DataFrame,
     work: pl.DataFrame,
     ranks: Sequence[int],
-    peers_for: Callable[[int], list[int]],
+    peers: Mapping[int, list[int]],
 ) -> Ints:
     durations = np.repeat(graph.nodes.duration[:, None], len(ranks), axis=1)
+    known = frozenset(work["rank"])
+    sections, labels = _typical(work, SECTION), _typical(work, LABEL)
+    of_rank = keys.sort("rank", maintain_order=True)
     for column, rank in enumerate(ranks):
-        if rank not in work["rank"]:
+        if rank not in known:
             raise Unanswerable(f"rank {rank} is not in the run")
-        ratios = _ratios(work, rank, peers_for(rank))
-        mine = np.flatnonzero((keys["rank"] == rank).to_numpy())
-        factor = (
-            keys[mine]
-            .join(ratios, on=LABEL, how="left", maintain_order="left")["ratio"]
-            .fill_null(1.0)
-            .to_numpy()
-        )
-        at = keys["node"].to_numpy()[mine]
+        ratios = _ratios(sections, labels, rank, peers[rank])
+        begin, end = (of_rank["rank"].search_sorted(rank, side) for side in ("left", "right"))
+        mine = of_rank[begin:end]
+        joined = mine.join(ratios, on=LABEL, how="left", maintain_order="left")
+        factor = joined["ratio"].fill_null(1.0).to_numpy()
+        at = mine["node"].to_numpy()
         durations[at, column] = np.rint(durations[at, column] * factor).astype(np.int64)
     return durations
 
@@ -224,12 +221,12 @@ def _calls(graph: Graph) -> pl.DataFrame:
     return of_steps.group_by("rank").agg(pl.col("calls").mode().min())
 
 
-def _ratios(work: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
+def _ratios(sections: pl.DataFrame, labels: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
     """Columns of `LABEL` and `ratio`, below 1, for the work that makes the rank slower than its peers."""
     if not peers:
         raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
-    section = _excess(work, rank, peers, SECTION).select(*SECTION, whole=pl.col("excess"))
-    longer = _excess(work, rank, peers, LABEL).with_columns(parts=pl.col("excess").sum().over(SECTION))
+    section = _excess(sections, rank, peers, SECTION).select(*SECTION, whole=pl.col("excess"))
+    longer = _excess(labels, rank, peers, LABEL).with_columns(parts=pl.col("excess").sum().over(SECTION))
     taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0)
     return (
         longer.join(section, on=SECTION)
@@ -239,14 +236,18 @@ def _ratios(work: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
     )
 
 
-def _excess(work: pl.DataFrame, rank: int, peers: list[int], by: list[str]) -> pl.DataFrame:
+def _typical(work: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """What each rank typically needs per step: `rank`, `work_ns` and what it is told by."""
+    num_steps = work["step"].n_unique()
+    per_step = work.group_by("rank", "step", *by).agg(pl.col("work_ns").sum())
+    return per_step.group_by("rank", *by).agg(_median_of(num_steps))
+
+
+def _excess(typical: pl.DataFrame, rank: int, peers: list[int], by: list[str]) -> pl.DataFrame:
     """What the rank typically needs more than its peers per step: `own` and `excess` ns, where positive.
 
     A peer that never does a piece of work needs no time for it.
     """
-    num_steps = work["step"].n_unique()
-    per_step = work.group_by("rank", "step", *by).agg(pl.col("work_ns").sum())
-    typical = per_step.group_by("rank", *by).agg(_median_of(num_steps))
     own = typical.filter(pl.col("rank") == rank).rename({"work_ns": "own"}).drop("rank")
     theirs = (
         typical.filter(pl.col("rank").is_in(peers))
@@ -270,7 +271,11 @@ def _median_of(count: int) -> pl.Expr:
 
 def peers_of(work: pl.DataFrame, rank: int) -> list[int]:
     """Other ranks whose steps fall into as many sections, between the same calls."""
-    sections = work.group_by("rank").agg(pl.col("position").max(), pl.col("calls").first())
-    own = sections.filter(pl.col("rank") == rank)
-    same = sections.join(own, on=["position", "calls"], how="semi").filter(pl.col("rank") != rank)
-    return sorted(same["rank"].to_list())
+    return peers_by_rank(work).get(rank, [])
+
+
+def peers_by_rank(work: pl.DataFrame) -> dict[int, list[int]]:
+    """`peers_of` each rank."""
+    sections = work.group_by("rank").agg(pl.col("position").max(), pl.col("calls").first()).sort("rank")
+    alike = sections.group_by("position", "calls").agg("rank")["rank"].to_list()
+    return {rank: [peer for peer in ranks if peer != rank] for ranks in map(sorted, alike) for rank in ranks}
