@@ -2,18 +2,25 @@
 
 The job is `cpu_job.py`: its layers sleep, so that more ranks than cores take the time they should. How much
 longer a step of the slow rank takes is what the job's options say; matrix products are as long as the
-machine makes them.
+machine makes them. Jobs are run in an order that differs from repeat to repeat, so that what else the machine
+does befalls all alike; its load, and how long steps really were, stand beside the verdicts.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from recording import cpu_job, dpro
+
+from dpro.schema import STEPS as STEP_TABLE
+from dpro.store import open_run
 
 STEPS, LAYERS, LAYER_MS = 44, 4, 10
 STEP_MS = 2 * LAYERS * LAYER_MS
@@ -24,12 +31,15 @@ SLOW = (("", 1.0), ("sleep", 1.2), ("sleep", 1.5), ("sleep", 2.0), ("compute", 1
 
 def injected(repeats: int) -> Iterator[dict[str, Any]]:
     """Record and judge each kind of job, healthy and with each fault."""
+    jobs = [(*job, *slow) for job in JOBS for slow in SLOW]
     for repeat in range(repeats):
-        for kind, num_ranks in JOBS:
-            for how, times in SLOW:
-                victim = (repeat + 1) % num_ranks if how else -1
-                found = _judged(kind, num_ranks, how, times, victim)
-                yield {"kind": kind, "ranks": num_ranks, "how": how, "times": times, "victim": victim} | found
+        random.Random(repeat).shuffle(jobs)
+        for kind, num_ranks, how, times in jobs:
+            victim = (repeat + 1) % num_ranks if how else -1
+            load = os.getloadavg()[0]
+            found = _judged(kind, num_ranks, how, times, victim)
+            job = {"kind": kind, "ranks": num_ranks, "how": how, "times": times, "victim": victim}
+            yield job | {"load": load} | found
 
 
 def _judged(kind: str, num_ranks: int, how: str, times: float, victim: int) -> dict[str, Any]:
@@ -42,10 +52,13 @@ def _judged(kind: str, num_ranks: int, how: str, times: float, victim: int) -> d
         run = Path(folder) / "run"
         done = dpro("record", "-o", run, "--every", 8, "--", *command)
         if done.returncode:
-            return {"error": done.stderr[-300:], "findings": []}
+            return {"error": done.stderr[-300:], "findings": [], "step_ms": None}
         asked = dpro("diagnose", run, "--json")
-        document = json.loads(asked.stdout) if asked.returncode == 0 else {"findings": []}
-        return {"error": asked.stderr[-300:] if asked.returncode else "", "findings": document["findings"]}
+        if asked.returncode:
+            return {"error": asked.stderr[-300:], "findings": [], "step_ms": None}
+        steps = open_run(run).table(STEP_TABLE)["duration_ns"].to_list()
+        found = json.loads(asked.stdout)["findings"]
+        return {"error": "", "findings": found, "step_ms": statistics.median(steps) / 1e6}
 
 
 def injected_table(rows: list[dict[str, Any]], wilson: Any, table: Any) -> str:
@@ -60,9 +73,13 @@ def injected_table(rows: list[dict[str, Any]], wilson: Any, table: Any) -> str:
         wanted = {"sleep": "slow.host", "compute": "slow.compute"}.get(key[0], "")
         class_ = sum(any(each["class"] == wanted for each in row["findings"]) for row in mine)
         what = f"{key[0]} x{key[1]}" if key[0] else "healthy"
-        body.append([what, len(mine), wilson(right, len(mine)) if key[0] else "-", class_ if key[0] else "-",
-                     other, silent])  # fmt: skip
-    return table(["injected", "jobs", "exactly the rank", "its class", "another rank", "silent"], body)
+        steps = statistics.median(row["step_ms"] or 0.0 for row in mine)
+        of_fault = [wilson(right, len(mine)), class_] if key[0] else ["-", "-"]
+        body.append([what, len(mine), f"{steps:.0f}", *of_fault, other, silent])
+    head = ["injected", "jobs", "step, ms", "exactly the rank", "its class", "another rank", "silent"]
+    loads = sorted(row["load"] for row in rows)
+    note = f"Load of {os.cpu_count()} cores before each job: {loads[0]:.1f} to {loads[-1]:.1f}"
+    return table(head, body) + f"\n{note}, median {statistics.median(loads):.1f}\n"
 
 
 def _ranks(row: dict[str, Any]) -> set[int]:

@@ -111,6 +111,17 @@ def named_ranks(row: Row, name: str) -> set[int]:
     }
 
 
+def abstentions(rows: list[Row]) -> str:
+    """How often nothing was said: of faults that the recording shows, and of those that it does not."""
+    faulty = [row for row in rows if row["fault"]]
+    shown = [row for row in faulty if row["told"]]
+    others = [row for row in faulty if not row["told"]]
+    return (
+        f"Silent: {wilson(count(shown, 'silent'), len(shown))} of the faults that show, "
+        f"{wilson(count(others, 'silent'), len(others))} of those that do not\n"
+    )
+
+
 def macro_f1(rows: list[Row]) -> float:
     """Mean over classes of the F1 of the class that is said, over all cases that can be told."""
     pairs = [(row["fault"] or "healthy", said(row)) for row in rows if row["told"]]
@@ -171,6 +182,7 @@ def markdown(rows: list[Row]) -> str:
     for seen in ("windows", "calls"):
         parts.append(f"{seen}: " + costs([row for row in rows if row["seen"] == seen]))
     parts.append(f"Macro-F1 of class: {macro_f1(rows):.3f}\n")
+    parts.append(abstentions(rows))
     unanswered = sum(not row["answerable"] for row in rows)
     parts.append(f"Refused to answer: {unanswered} of {len(rows)}; errors: {dict(errors)}\n")
     return "\n".join(parts)

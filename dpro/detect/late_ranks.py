@@ -73,7 +73,10 @@ def judge(
             late = [each for each in late_columns(team) if _is_more(each, uneven)]
         found += [(team, excess, _finding(team, excess, counters, workers)) for excess in late]
     costliest = sorted(uneven_work, key=lambda finding: -finding.cost_ns)[:1]  # of several stages' ranks
-    findings = [*costliest, *_once([finding for team, excess, finding in found if _matters(team, excess)])]
+    findings = [
+        *costliest,
+        *_once([each for team, excess, each in found if _matters(team, excess, doubtful)]),
+    ]
     doubtful = doubtful or len({team.ranks[0] for team, *_ in found}) > 1
     told = [_doubted(finding) if doubtful else finding for finding in findings]
     return sorted(told, key=lambda finding: -finding.cost_ns)
@@ -94,11 +97,19 @@ def _is_more(excess: Excess, uneven: Uneven) -> bool:
     return more >= REST * float(uneven.explained[excess.column])
 
 
-def _matters(team: Team, excess: Excess) -> bool:
-    """Devices differ, which is nobody's concern where it costs nothing; that one became slower is, always."""
-    apart = excess.level >= np.log(APART) and excess.num_steps >= APART_STEPS
-    typical = float(np.median(_waited_for(team, excess)))
-    return apart or excess.against_past or typical >= LEAST_SHARE * _cycle(team, excess)
+def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
+    """Whether the others wait for it, or the rank is so slow, or became so, that it matters anyway.
+
+    Devices differ, which is nobody's concern where it costs nothing. Where waits are not seen, what costs
+    nothing may be one.
+    """
+    many = excess.num_steps >= APART_STEPS  # in few steps, a mean is what one of them makes it
+    waited_for = _waited_for(team, excess)
+    least = LEAST_SHARE * _cycle(team, excess)
+    if np.median(waited_for) >= least or (many and _mean_but_pauses(waited_for) >= least):
+        return True
+    apart = excess.level >= np.log(APART) and many
+    return not doubtful and (apart or excess.against_past)
 
 
 def _waited_for(team: Team, excess: Excess) -> Floats:
@@ -107,6 +118,11 @@ def _waited_for(team: Team, excess: Excess) -> Floats:
     others = np.delete(own, excess.column, axis=1).max(axis=1)
     waits = np.median(np.delete(waited, excess.column, axis=1), axis=1)
     return np.asarray(np.clip(np.minimum(own[:, excess.column] - others, waits), 0, None))
+
+
+def _mean_but_pauses(waited_for: Floats) -> float:
+    """What is lost is lost on average, also where it is nothing in most steps; pauses are none of it."""
+    return float(np.minimum(waited_for, np.quantile(waited_for, 1 - PAUSES)).mean())
 
 
 def _cycle(team: Team, excess: Excess) -> float:
@@ -143,8 +159,7 @@ def _finding(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.Dat
     others = np.delete(own, column, axis=1)
     waits = np.median(np.delete(waited, column, axis=1), axis=1)
     waited_for = _waited_for(team, excess)
-    # What is lost is lost on average, also where it is nothing in most steps; pauses are none of it.
-    cost = float(np.minimum(waited_for, np.quantile(waited_for, 1 - PAUSES)).mean())
+    cost = _mean_but_pauses(waited_for)
     cycle = _cycle(team, excess)
     longer = float(np.median(own[:, column] - np.median(others, axis=1)))
     rank = team.ranks[column]

@@ -247,3 +247,8 @@ def test_rank_that_became_a_little_slower_is_named_even_if_the_step_hardly_waits
     assert finding.severity < LEAST_SHARE
     assert "it became slower: before, it took" in finding.evidence[1]
     assert find_late_ranks(*tables(slower(job, 2, 1.05))) == []  # as slow, but always was
+
+
+def test_what_costs_little_may_be_a_wait_for_a_message_where_these_are_not_seen():
+    job = slower(noisy(data_parallel(8, 100, buckets=1), 3, 0.03), 2, 1.05, since=80)
+    assert find_late_ranks(*tables(job, pl.DataFrame({"rank": range(8), "pp": [0] * 8}))) == []
