@@ -93,7 +93,8 @@ class Rank:
         self.write_file("groups.json", json.dumps({"0": list(range(self.num_ranks))}).encode())
         self.records.write(records.ANCHOR, 0, 0, 0, 0)
         self.flight, self.control = Flight(self), control.Control(self)  # type: ignore[arg-type]
-        ring = Ring("fr", ".json", self.dump, lambda: len(self.calls))
+        self.num_called = 0
+        ring = Ring("fr", ".json", self.dump, lambda: self.num_called)
         self.flight._rings, self.flight._levels = [ring], {"fr": self.flight._levels["fr"]}
 
     def write_file(self, name: str, content: bytes) -> None:
@@ -134,6 +135,7 @@ class Rank:
     def second(self) -> None:
         """What its thread does each second."""
         self.records.write(records.CLOCK, time.time_ns() + self.ahead_ns, time.monotonic_ns())
+        self.flight._look(False)  # as its thread does
         self.flight.on_second()
         self.control.on_second()
 
@@ -178,6 +180,8 @@ class Played:
             self.calls.append(Call(_ENTRY.format(number=number), came, not last))
             free = np.full(num, float(came.max()) + 1e5)
         del self.calls[: -self.ring]
+        for each in self.ranks:
+            each.num_called += self.num_calls
         end = int(free[0]) + 1000
         self.wait_until(end)
         if hangs:

@@ -13,8 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from dpro.collectors.convert import Process
 from dpro.watch.tail import Tail
 
+_STATES = {
+    "T": "it is stopped (SIGSTOP)",
+    "t": "it is stopped by a debugger",
+    "Z": "it has ended, and its parent has not noticed",
+    "D": "it waits in the kernel, for a disk, a file server or a device",
+}
 COMPUTES = 0.05  # of the time: a thread that waits takes none
 MOVES_BYTES_PER_S = 1 << 20
 
@@ -48,6 +55,19 @@ class Activity:
     def is_busy(self, rank: int) -> bool:
         """Whether a rank worked; not known of another host's, which counts as no."""
         return self._busy.get(rank, False)
+
+
+def why_silent(process: Process) -> str:
+    """Why a process may not have said where its threads are, as far as can be seen from this host."""
+    host, pid = process.facts["host"], int(process.facts["pid"])
+    if host != socket.gethostname():
+        held = "a thread keeps the interpreter's lock (GIL)"
+        return f"it is stopped, or {held}: it runs on {host}, where no signal reaches it from here"
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "it has ended"
+    return _STATES.get(state, f"it does not answer; the kernel calls its state {state}")
 
 
 def _worked(before: _Sample, now: _Sample) -> bool:

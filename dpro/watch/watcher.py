@@ -32,7 +32,7 @@ from dpro.detect.hang.find import find_hangs
 from dpro.errors import DproError, Unanswerable
 from dpro.schema import COUNTERS
 from dpro.units import NS_PER_S
-from dpro.watch.activity import Activity
+from dpro.watch.activity import Activity, why_silent
 from dpro.watch.calls import Calls
 from dpro.watch.deep import DeepLooks
 from dpro.watch.late import Lateness, Latest, since_of
@@ -304,7 +304,10 @@ class Watcher:
                         _keep(dump, dumps / f"{backend}-rank{tail.process.rank:05d}{dump.suffix}")
             answers = stacks(self.run, STACKS_S)
             told = [answers.given[rank] for rank in sorted(answers.given)]
-            document = {"ranks": told, "silent_ranks": answers.silent}
+            by_rank = {tail.process.rank: tail.process for tail in self.tails.values()}
+            silent = [rank for rank in answers.silent if rank in by_rank]
+            why = {str(rank): why_silent(by_rank[rank]) for rank in silent}
+            document = {"ranks": told, "silent_ranks": answers.silent, "why_silent": why}
             (to / "stacks.json").write_text(json.dumps(document), encoding="utf-8")
 
 

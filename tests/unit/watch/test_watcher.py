@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 
 from dpro.collectors.convert import Process
 from dpro.detect.findings import Finding
-from dpro.watch.activity import Activity
+from dpro.watch.activity import Activity, why_silent
 from dpro.watch.tail import Tail
 from dpro.watch.watcher import BUSY_S, LEAST_PATIENCE_S, LONGER, STARTING_S, Watcher
 
@@ -81,6 +83,20 @@ def test_a_process_that_computes_or_writes_is_busy_and_one_that_sleeps_is_not(pr
         assert time.monotonic() < deadline
         time.sleep(0.5)
         activity.sample(tails)
+
+
+def test_why_a_process_says_nothing_is_what_the_kernel_knows_of_it(process):
+    stopped = process("import time; time.sleep(100)").process
+    os.kill(stopped.facts["pid"], signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while why_silent(stopped) != "it is stopped (SIGSTOP)":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    ended = process("").process
+    while "has ended" not in why_silent(ended):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert "runs on elsewhere" in why_silent(Process(Path(), {"rank": 0, "host": "elsewhere", "pid": 1}))
 
 
 def test_of_processes_of_other_hosts_nothing_is_known(tmp_path):
