@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
@@ -32,10 +33,10 @@ from dpro.collectors.inside.flight import Flight, Ring
 from dpro.collectors.launch import Launch, RecordOptions, _prepare
 
 RANKS_PER_HOST = 8
-VICTIM = 5
+VICTIM = 2
 COMPARED_EVERY_S = 60.0
 FAULT_AT = 40  # the step
-STEPS = {"healthy": 90, "straggler": 80, "hang": FAULT_AT}
+STEPS = {"healthy": 90, "straggler": 80, "hang": 15}
 HANGS_S = 60.0  # how long a job that hangs is watched at most
 TICKS = os.sysconf("SC_CLK_TCK")
 _ENTRY = (
@@ -46,6 +47,12 @@ _ENTRY = (
     '"time_created_ns":%d,"time_discovered_completed_ns":0,"time_discovered_started_ns":0,'
     '"timeout_ms":1800000}}'
 )
+
+
+@cache
+def _groups(num_ranks: int) -> str:
+    group = f'"desc":"default_pg","name":"0","ranks":"{list(range(num_ranks))}"'
+    return f'"nccl_comm_state":{{}},"pg_config":{{"0":{{{group}}}}}'
 
 
 @dataclass
@@ -116,11 +123,7 @@ class Rank:
             for call in self.calls
             if call.called_ns[self.rank] >= 0
         ]
-        ranks = list(range(self.num_ranks))
-        tail = (
-            f'"nccl_comm_state":{{}},"pg_config":{{"0":{{"desc":"default_pg","name":"0","ranks":"{ranks}"}}}}'
-        )
-        text = f'{{"comm_lib_version":"","entries":[{",".join(entries)}],{tail},'
+        text = f'{{"comm_lib_version":"","entries":[{",".join(entries)}],{_groups(self.num_ranks)},'
         return f'{text}"pg_status":{{}},"version":"2.10"}}'.encode()
 
     def end_step(self, step: int, at_ns: int, worked_ns: int) -> None:
@@ -252,7 +255,7 @@ def play(case: str, num_ranks: int, options: argparse.Namespace) -> dict[str, An
         run = Path(folder) / "run"
         run.mkdir()
         job = Played(run, num_ranks, options.calls, options.step_s, options.ring)
-        watched = Watched(run)
+        watched, since_ns = Watched(run), 0
         try:
             for _ in range(5):  # it starts
                 job.make_step(1.0, False)
@@ -280,8 +283,9 @@ def play(case: str, num_ranks: int, options: argparse.Namespace) -> dict[str, An
         if watched.told:
             first = watched.told[0]
             row |= {"told": first["class"], "named": first["ranks"]}
-            if case != "healthy" and job.step >= FAULT_AT:
+            if since_ns:
                 row["after_s"] = round((first["time_ns"] - since_ns) / 1e9, 1)
+            if case == "straggler":
                 row["after_steps"] = first["step"] + 1 - FAULT_AT
         return row
 

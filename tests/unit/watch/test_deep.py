@@ -73,6 +73,16 @@ def test_windows_are_looked_at_together_when_there_is_a_new_one_and_not_again(lo
     assert told(looks, tails)[0].evidence == ("--window", "4", "--window", "2")
 
 
+def test_a_look_whose_files_went_meanwhile_says_nothing(looks, tmp_path):
+    tails = [tail(tmp_path, 0, 1)]
+    (tmp_path / "python").write_text('#!/bin/sh\necho \'{"error": "the run holds no spans"}\'\n')
+    assert looks.look(tails) is None
+    assert looks._child is not None
+    looks._child.wait()
+    assert looks.look(tails) is None
+    assert looks._child is None
+
+
 def test_of_windows_as_many_are_looked_at_as_can_be_and_one_that_is_too_large_is_said(
     looks, tmp_path, monkeypatch
 ):
