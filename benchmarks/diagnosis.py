@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -280,12 +281,13 @@ def matrix(cases: int, seed: int, only: list[str], traces: Path | None) -> Itera
 
 
 def shown(rows: Iterator[dict[str, Any]], total: int, what: str) -> list[dict[str, Any]]:
-    """All rows, with a line of progress now and then."""
+    """All rows, with a line of progress now and then; an interrupt leaves those that there are."""
     got = []
-    for row in rows:
-        got.append(row)
-        if len(got) % max(total // 20, 1) == 0:
-            print(f"{what}: {len(got)} of {total}", file=sys.stderr, flush=True)
+    with suppress(KeyboardInterrupt):
+        for row in rows:
+            got.append(row)
+            if len(got) % max(total // 20, 1) == 0:
+                print(f"{what}: {len(got)} of {total}", file=sys.stderr, flush=True)
     return got
 
 

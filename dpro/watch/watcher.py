@@ -43,7 +43,7 @@ from dpro.watch.tail import Tail, amounts_of, clock_samples_of, steps_of, worker
 
 ASK_S = 2.0  # between two requests for the latest calls: a dump costs the job some 20 ms of CPU
 ANSWER_S = 1.2  # until all have answered: each looks for requests once a second
-LONGEST_ANSWER_S = 4.0  # until nobody is waited for any more
+LONGEST_ANSWER_S = 4.0  # without another answer until nobody is waited for any more
 SILENT_BEATS_S = 3.0  # a process whose clock has not been heard for so long is stopped, or holds the GIL
 AHEAD_S = 2.5  # of the end of patience processes are asked
 SHARE = 0.1  # of its time that looks at lateness may take
@@ -88,6 +88,7 @@ class Watcher:
         self._late_due_s = self._asked_s = self._hang_due_s = 0.0
         self._asked_at = 0
         self._asking = self._questioned = False
+        self._answers, self._answered_s = 0, 0.0
         self._deep = DeepLooks(self.run)
         self._begin()
         self._unproven: list[int] = []  # hangs that were told and whose evidence is still to be kept
@@ -252,7 +253,7 @@ class Watcher:
         begun_s = time.thread_time()
         self._snapshot.read(tails)
         if not self._questioned:
-            self._questioned = True
+            self._questioned, self._answers = True, 0
             self._snapshot.begin()
             self._ask()
             return []
@@ -269,7 +270,9 @@ class Watcher:
     def _some_may_answer(self) -> bool:
         """Whether a process that was asked for its calls has still to say them, and may."""
         now_s, answered = time.monotonic(), self._snapshot.answered()
-        if now_s - self._asked_s > LONGEST_ANSWER_S:
+        if len(answered) > self._answers:
+            self._answers, self._answered_s = len(answered), now_s
+        if now_s - max(self._asked_s, self._answered_s) > LONGEST_ANSWER_S:
             return False
         return any(
             now_s - tail.heard_s < SILENT_BEATS_S and tail.process.folder not in answered

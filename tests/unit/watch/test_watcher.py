@@ -54,6 +54,34 @@ def test_a_host_that_works_is_waited_for_longer_and_others_are_not(tmp_path):
     assert not watcher._may_go_on(STUCK)
 
 
+def test_a_job_is_judged_when_no_more_answers_come_and_not_while_they_do(tmp_path, monkeypatch):
+    now, answered = [1000.0], set()
+    monkeypatch.setattr("dpro.watch.watcher.time.monotonic", lambda: now[0])
+    watcher = watcher_of(tmp_path, 50, *[0.1] * 50)
+    watcher.tails = {
+        tmp_path / str(rank): Tail(
+            Process(tmp_path / str(rank), {"rank": rank, "host": "elsewhere", "pid": 1})
+        )
+        for rank in range(3)
+    }
+    monkeypatch.setattr(watcher._snapshot, "answered", lambda: answered)
+    watcher._asked_s = now[0]
+
+    def may_answer(after_s: float, *ranks: int) -> bool:
+        now[0] += after_s
+        answered.update(tmp_path / str(rank) for rank in ranks)
+        for tail in watcher.tails.values():
+            tail.heard_s = now[0]
+        return watcher._some_may_answer()
+
+    assert may_answer(3.0)
+    assert may_answer(0.9, 0)
+    assert may_answer(3.9)  # long since it was asked, but not since one answered
+    assert may_answer(0.0, 1)
+    assert not may_answer(4.1)
+    assert not may_answer(0.0, 2)  # all have
+
+
 @pytest.fixture
 def process() -> Iterator[Any]:
     running: list[subprocess.Popen[bytes]] = []
