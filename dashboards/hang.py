@@ -61,7 +61,7 @@ def standing_info(case: Case) -> pl.DataFrame:
         `waits_in` (what it has not finished), `absent` (others wait for it there). Groups that are waited in
         come first.
     """
-    rows = case.records.members.with_columns(
+    rows = case.records.members.with_columns(pl.col("key").cast(pl.String)).with_columns(
         group=pl.col("key").str.split("|").list.first(), ranks=pl.col("key").str.split("|").list.last()
     )
     known = [

@@ -222,6 +222,7 @@ while not pathlib.Path("stop").exists() and time.monotonic() < deadline:
 """
 
 
+@pytest.mark.slow
 def test_job_that_is_not_recorded_is_profiled_by_what_it_asks_a_daemon(tmp_path):
     sockets = Path(tempfile.mkdtemp())  # addresses of sockets have to be short
     kineto = {"KINETO_USE_DAEMON": 1, "KINETO_IPC_SOCKET_DIR": sockets, "KINETO_LOG_LEVEL": 99}

@@ -160,7 +160,7 @@ def test_workers_and_clocks_are_recorded(run):
 # How jobs end.
 
 
-@pytest.mark.parametrize("code", [0, 5])
+@pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_exit_code_of_python_is_passed_on(tmp_path, code):
     run, done = record(tmp_path, script(tmp_path, f"for _ in range(4): train_step()\nsys.exit({code})"))
     assert done.returncode == code
@@ -279,6 +279,7 @@ def test_users_modules_and_loader_workers_are_left_alone(tmp_path):
     assert run.manifest.warnings == []
 
 
+@pytest.mark.slow
 def test_children_forked_after_or_within_a_window_gather_nothing_and_exit(tmp_path):
     body = """
     import atexit, os, resource

@@ -183,6 +183,7 @@ if __name__ == "__main__":
     assert run.table(WORKERS).height == 2
 
 
+@pytest.mark.slow
 def test_restart_by_torchrun_keeps_both_attempts(tmp_path):
     body = DDP_8.replace(
         "    optimizer.step()",

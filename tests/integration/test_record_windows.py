@@ -174,6 +174,7 @@ def test_first_window_before_it_is_known_what_a_step_is_is_refused(tmp_path):
 APART = UNTIL.replace('"run/.raw"', '"../0/run/.raw"')
 
 
+@pytest.mark.slow
 def test_hosts_that_share_no_folder_agree_on_windows_through_the_store_of_the_job(tmp_path):
     """Two launchers with a folder each, as on two hosts with local disks."""
     body = APART.replace("FILES", "2").replace("TAIL", "20")

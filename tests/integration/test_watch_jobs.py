@@ -71,6 +71,7 @@ def first_told(folder: Path, watcher: subprocess.Popen[bytes]) -> dict[str, Any]
     return told(folder)[0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_sleeps_for_ever_is_named_while_the_job_runs_and_its_stacks_are_kept(tmp_path):
     command = launched(HANGING, 2, "sleep", tmp_path / "mark", "--flat", "--rank", 1)
     with watched(tmp_path, command) as watcher:

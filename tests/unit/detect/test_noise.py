@@ -21,7 +21,9 @@ def false_alarms(tmp_path: Path, num_ranks: int, num_steps: int, sigma: float) -
     return sum(bool(named(tmp_path / str(seed), job)) for seed, job in zip(SEEDS, jobs))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_ranks", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (4, 8))]
+)
 def test_noise_of_five_percent_blames_nobody(num_ranks, tmp_path):
     assert false_alarms(tmp_path, num_ranks, num_steps=4, sigma=0.05) == 0
 
@@ -40,7 +42,7 @@ def test_noise_of_ten_percent_blames_somebody_in_at_most_one_of_thirty_jobs(num_
     assert false_alarms(tmp_path, num_ranks, num_steps, sigma=0.10) <= 1
 
 
-@pytest.mark.parametrize("num_steps", [2, 3])
+@pytest.mark.parametrize("num_steps", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_few_noisy_steps_blame_nobody(num_steps, tmp_path):
     assert false_alarms(tmp_path, 2, num_steps, sigma=0.05) == 0
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.detect.slowdown import without_launches
@@ -218,6 +218,7 @@ def test_a_slower_stage_lengthens_the_step_of_a_real_pipeline_timeline(traces, t
     noise=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 99),
 )
+@settings(max_examples=40)
 def test_any_pipeline_replays_as_the_slow_twin_and_as_measured(
     tmp_path_factory, num_stages, num_dp, num_batches, late, noise, seed
 ):

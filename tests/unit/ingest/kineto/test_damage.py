@@ -210,7 +210,7 @@ def _odd_events(draw: Any) -> list[Any]:
 
 @given(events=_odd_events(), facts=st.dictionaries(st.sampled_from(["distributedInfo", "baseTimeNanoseconds",
        "deviceProperties", "host_name"]), ODD))  # fmt: skip
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_events_of_any_shape_are_read_or_refused(events, facts, tmp_path_factory):
     _reads_or_refuses(write(tmp_path_factory.mktemp("odd") / "rank0.json", events, **facts))
 
@@ -227,7 +227,7 @@ def test_an_operation_that_is_no_text_is_told_by_the_call_instead(told, tmp_path
     cut=st.floats(0, 1),
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_bytes_cut_and_flipped_anywhere_are_read_or_refused(gzipped, cut, flips, tmp_path_factory):
     path = write(tmp_path_factory.mktemp("cut") / f"rank0.json{'.gz' * gzipped}", EVENTS * 5)
     content = bytearray(path.read_bytes())
