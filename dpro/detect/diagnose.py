@@ -23,18 +23,22 @@ def diagnose_graph(graph: Graph) -> list[Finding]:
         graph: the run's graph.
     """
     even = hand_out_evenly(graph)
-    if not even.told and not find_stragglers(graph):
+    if not even.told and not _find_slow_ranks(graph):
         even = Even(graph, [], True, {})
     stages = find_uneven_work_of_stages(even.graph)
-    longer = find_stragglers(even.graph)
-    longer += find_longer_work(even.graph, {rank for finding in longer for rank in finding.ranks})
-    stragglers = with_doubt(even.leaves(longer), stages)
+    stragglers = with_doubt(even.leaves(_find_slow_ranks(even.graph)), stages)
     explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)
     named = {rank for finding in stragglers for rank in finding.ranks}
     hidden = even.leaves(find_hidden_work(even.graph, named))
     network = diagnose_traffic(traffic_of(graph))
     slow = [*stragglers, *hidden, *find_slow_input(graph, explained)]
     return sorted([*even.findings, *stages, *slow, *network], key=lambda finding: -finding.cost_ns)
+
+
+def _find_slow_ranks(graph: Graph) -> list[Finding]:
+    """Ranks that the step waits for, and those whose own work is longer though it hardly does."""
+    found = find_stragglers(graph)
+    return [*found, *find_longer_work(graph, {rank for finding in found for rank in finding.ranks})]
 
 
 def diagnose_traffic(traffic: Traffic) -> list[Finding]:

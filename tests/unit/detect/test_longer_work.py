@@ -5,22 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dpro.detect.diagnose import diagnose_graph
 from dpro.detect.longer_work import clearly_longer, find_longer_work
 from dpro.detect.straggler import find_stragglers
-from tests.unit.detect.jobs import MS, Work, alike, graph_of
+from dpro.replay.build import build_graph
+from dpro.schema import COUNTERS, STEPS, conform
+from dpro.store import open_run, write_part
+from tests.unit.detect.jobs import MS, Work, alike, graph_of, write_job
 
-STEPS = 12
+NUM_STEPS = 12
 
 
 def hidden_by_others(plus: float = 10.0) -> Work:
     """Rank 2 works longer in every step; in one of three another rank does, too."""
-    work = alike(4, STEPS, num_collectives=1)
+    work = alike(4, NUM_STEPS, num_collectives=1)
     compute = work.compute.copy()
     compute[2] += plus
-    for step in range(STEPS):
+    for step in range(NUM_STEPS):
         if step % 3 == 0:
             compute[(0, 1, 3)[step // 3 % 3], step] += plus
     return replace(work, compute=compute)
@@ -33,6 +37,18 @@ def test_rank_whose_work_is_longer_is_named_with_what_it_costs_on_average(tmp_pa
     assert (finding.class_, finding.ranks) == ("slow.compute", (2,))
     assert finding.cost_ns == pytest.approx(10 * MS * 2 / 3, rel=0.05)
     assert finding.evidence[-1].startswith("its work is longer than its peers' typically is in 100% of 12")
+
+
+def test_rank_whose_work_is_longer_because_it_is_always_handed_more_is_not_named(tmp_path):
+    run = open_run(write_job(tmp_path, hidden_by_others()))
+    elements = pl.when(pl.col("rank") == 2).then(1250).otherwise(1000)  # as much more as its work is longer
+    counted = run.table(STEPS).select("rank", time_ns="start_ns", value=elements.cast(pl.Float64))
+    constants = {"counter": pl.lit("step_input_elements"), "device": pl.lit("host")}
+    write_part(run.path, COUNTERS, "rows", conform(COUNTERS, counted.with_columns(**constants)))
+    graph = build_graph(open_run(run.path)).graph
+    assert find_longer_work(graph)
+    (finding,) = diagnose_graph(graph)
+    assert (finding.class_, finding.component_kind) == ("imbalance.data", "job")
 
 
 def test_rank_that_is_named_already_is_not_named_again(tmp_path):
