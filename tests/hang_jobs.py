@@ -36,7 +36,7 @@ def diagnosed(
     try:
         wait_until_ended_or_saved(recording, run, mark)
     finally:
-        end(run)
+        kill_ranks(run)
         recording.wait(30)
     done = subprocess.run(
         [sys.executable, "-m", "dpro", "diagnose", str(run), "--json"],
@@ -57,7 +57,7 @@ def wait_until_ended_or_saved(recording: subprocess.Popen[bytes], run: Path, mar
     assert recording.poll() is not None, "the job neither ended nor hung"
 
 
-def end(run: Path) -> None:
+def kill_ranks(run: Path) -> None:
     """Kill the ranks, and nothing else: their launcher then ends by itself."""
     for path in run.glob(".raw/*/*/facts.json"):
         try:

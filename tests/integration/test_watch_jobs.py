@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.hang_jobs import kill_ranks
 from tests.jobs import ROOT, TORCHRUN, complete, environment
 
 pytest.importorskip("torch")
@@ -47,14 +46,6 @@ def watched(folder: Path, command: list[str], *options: str) -> Iterator[subproc
             job.wait(60)
             watcher.wait(60)
     assert (folder / "complaints").read_text() == ""
-
-
-def kill_ranks(run: Path) -> None:
-    for path in run.glob(".raw/*/*/facts.json"):
-        try:
-            os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
-        except (OSError, ValueError):
-            continue
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
