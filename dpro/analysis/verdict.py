@@ -98,12 +98,11 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
         for each in late
         if (each.class_ not in jobs if each.component_kind == "job" else not ranks & {*each.ranks})
     ]
-    if any(each.class_ in NETWORK for each in found):
-        network = []
-        if messages_unseen(aligned.collectives, aligned.workers):
-            late = []  # that ranks are late because of messages over that network cannot be told from calls
-    else:
-        network = _timed(run, always) or ([] if ranks else network)
+    slow_network = any(each.class_ in NETWORK for each in found)
+    if (ranks or slow_network) and messages_unseen(aligned.collectives, aligned.workers):
+        # Others may be late because of messages from those ranks, or over that network: calls cannot tell.
+        late = [each for each in late if each.component_kind == "job"]
+    network = [] if slow_network else _timed(run, always) or ([] if ranks else network)
     return [*late, *network, *([] if known else _waiting(always, aligned.workers))]
 
 
