@@ -20,7 +20,7 @@ from dpro.cli import main
 from dpro.cli.whatif import ROWS, WORTH_SHOWING, whatif_document
 from dpro.replay.whatif.parse import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
-from dpro.store import Manifest, write_manifest, write_part
+from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.traces import annotation, cpu_op, kernel, launch, write
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
@@ -467,9 +467,11 @@ def test_a_rank_whose_spans_are_gone_is_named(recorded, tmp_path):
 def test_a_rank_that_was_killed_is_said_to_be(recorded, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(recorded, run)
+    ended = open_run(run).table(WORKERS)["ended_ns"].max()  # of all at once: none of them is the first cause
     for part in (run / WORKERS.name).glob("*.parquet"):
         workers = pl.read_parquet(part)
-        workers.with_columns(exit_signal=pl.lit(9, pl.Int32)).write_parquet(part)
+        killed = {"exit_signal": pl.lit(9, pl.Int32), "ended_ns": pl.lit(ended, pl.Int64)}
+        workers.with_columns(**killed).write_parquet(part)
     found = one_object(dpro("diagnose", run, "--json"))
     assert "rank 1 was ended by signal 9" in found["reasons"]
     assert found["healthy"] is False
