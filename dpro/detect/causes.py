@@ -13,6 +13,7 @@ import polars as pl
 
 from dpro.units import format_duration
 
+CPU = "step_training_thread_cpu_ns"
 EXPLAINED = 0.4  # share of the excess that a counter must show to be its cause
 
 
@@ -48,6 +49,22 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
         return None
     cause, does = HOST_CAUSES[largest]
     return HostCause(cause, f"it {does} {format_duration(told[largest])} longer per step than they")
+
+
+def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
+    """That a host waits, where its training thread was not computing; None where it was, or nobody knows.
+
+    Args:
+        more: as of `host_cause`, which has to explain nothing.
+        longer_ns: by how much it takes longer per step.
+    """
+    if CPU not in more or more[CPU] >= EXPLAINED * longer_ns:
+        return None
+    return HostCause(
+        "host code that waits",
+        "it neither computes in that time, nor waits for its data, a core or garbage: something in the "
+        "host's code sleeps or waits (a lock, a disk, the network)",
+    )
 
 
 def counted_more(rows: pl.DataFrame, rank: int) -> dict[str, float]:

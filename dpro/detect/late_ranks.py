@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from dpro.detect.causes import EXPLAINED, HOST_CAUSES, counted_more, host_cause
+from dpro.detect.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.excess import Excess, Floats, Team, late_columns
 from dpro.detect.findings import Finding
 from dpro.detect.lateness import MESSAGES, calls_of, own_time, teams
@@ -24,7 +24,6 @@ LEAST_SHARE = 0.02  # of the step
 # for it. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
 APART, APART_STEPS = 1.1, 20
 PAUSES = 0.1  # of the steps, the costliest, say no more of what a slow rank costs than the next
-_CPU = "step_training_thread_cpu_ns"
 MESSAGES_UNSEEN = (
     "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
 )
@@ -215,17 +214,13 @@ def _cause(
             "are the host's"
         )
         return "slow.compute", "", how, 0.5
-    if _CPU not in more:
+    idle = idle_cause(more, longer)
+    if idle is not None:
+        return "slow.host", idle.cause, idle.evidence, 1.0
+    if CPU not in more:
         return "slow.compute", "", "not known: whether it computes; its CPU time was not recorded", 0.7
-    if more[_CPU] >= EXPLAINED * longer:
-        how = f"its training thread computes {format_duration(more[_CPU])} longer per step than theirs"
-        return "slow.compute", "", how, 1.0
-    how = (
-        "it neither computes in that time, nor waits for its data, a core or garbage: something in the "
-        "host's code "
-        "sleeps or waits (a lock, a disk, the network)"
-    )
-    return "slow.host", "host code that waits", how, 1.0
+    how = f"its training thread computes {format_duration(more[CPU])} longer per step than theirs"
+    return "slow.compute", "", how, 1.0
 
 
 def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, float]:
@@ -239,7 +234,7 @@ def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, fl
             "step": np.repeat(team.steps[latest], size),
         }
     )
-    rows = counters.filter(pl.col("counter").is_in([*HOST_CAUSES, _CPU])).join(places, on=["rank", "time_ns"])
+    rows = counters.filter(pl.col("counter").is_in([*HOST_CAUSES, CPU])).join(places, on=["rank", "time_ns"])
     return counted_more(rows, team.ranks[excess.column])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.detect.causes import HOST_CAUSES, HostCause, counted_more, host_cause
+from dpro.detect.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.findings import Finding
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay, replay_durations, step_ends
@@ -39,6 +39,7 @@ FEWEST_LATEST = 4  # steps, of those that a fault that began while the job ran m
 # every rank is one more chance to be wrong.
 T_999 = (318.3, 22.33, 10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30)
 INPUT_PIPELINE = "the input pipeline"
+OPERATORS = "operators"  # of a host that has no GPU
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,10 @@ def describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Fin
     causes = excess_by_cause(graph, ranks[0], peers_of(work, ranks[0]), since)
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
     largest = causes.row(0, named=True)
-    counted = _counted_cause(graph, work, ranks[0], since, total)
+    more = _counted(graph, work, ranks[0], since)
+    counted = host_cause(more, total)
+    if counted is None and largest["cause"] == OPERATORS:
+        counted = idle_cause(more, total)
     class_, cause = ("slow.host", counted.cause) if counted else (largest["class"], largest["cause"])
     who = _names(ranks)
     evidence = [
@@ -198,18 +202,16 @@ def describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Fin
     )  # fmt: skip
 
 
-def _counted_cause(
-    graph: Graph, work: pl.DataFrame, rank: int, since: int, longer_ns: float
-) -> HostCause | None:
-    """What the counters of the steps in deep windows say of why the rank takes longer."""
+def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[str, float]:
+    """How much more of each counter the rank has than its peers in steps in deep windows, ns per step."""
     if graph.run is None:
-        return None
+        return {}
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
     compared = pl.col("rank").is_in([rank, *peers_of(work, rank)])
     inside = steps.filter(compared & (pl.col("window") >= 0) & (pl.col("step") >= since))
     places = inside.select("rank", time_ns="start_ns")
-    rows = counters.filter(pl.col("counter").is_in(list(HOST_CAUSES))).join(places, on=["rank", "time_ns"])
-    return host_cause(counted_more(rows, rank), longer_ns)
+    rows = counters.filter(pl.col("counter").is_in([CPU, *HOST_CAUSES])).join(places, on=["rank", "time_ns"])
+    return counted_more(rows, rank)
 
 
 def _names(ranks: list[int]) -> str:
@@ -272,7 +274,7 @@ def _causes(graph: Graph) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
     computes_on_gpu = bool(gpu.any())
     cause = np.full(graph.num_nodes, "", dtype=object)
     class_ = np.full(graph.num_nodes, "slow.host", dtype=object)
-    cause[nodes.kind == NodeKind.CPU] = "the host's operators" if computes_on_gpu else "operators"
+    cause[nodes.kind == NodeKind.CPU] = "the host's operators" if computes_on_gpu else OPERATORS
     cause[nodes.kind == NodeKind.RUNTIME] = "GPU runtime calls"
     cause[np.isin(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] = "host code outside any operator"
     cause[nodes.kind == NodeKind.DELAY] = "late launches"
@@ -280,7 +282,7 @@ def _causes(graph: Graph) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
     cause[gpu] = "kernels"
     class_[gpu] = "slow.compute"
     if not computes_on_gpu:
-        class_[cause == "operators"] = "slow.compute"
+        class_[cause == OPERATORS] = "slow.compute"
     return cause, class_
 
 

@@ -223,6 +223,23 @@ def test_rank_that_was_slow_for_a_while_and_no_longer_is_blamed_for_nothing(tmp_
     assert diagnosed(tmp_path, work) == []
 
 
+@pytest.mark.parametrize(
+    ("computes", "class_", "cause"),
+    [(1.0, "slow.host", "host code that waits"), (18.0, "slow.compute", "operators")],
+)
+def test_rank_whose_operators_take_longer_and_do_not_compute_is_slow_by_its_host(
+    tmp_path, computes, class_, cause
+):
+    run = write_job(tmp_path / "run", slower(noisy(alike(3), 1, 0.01), "compute", 1, times=1.5))
+    steps = open_run(run).table(STEPS)
+    thread = steps.select(
+        "rank", time_ns="start_ns", counter=pl.lit("step_training_thread_cpu_ns")
+    ).with_columns(value=(20.0 + pl.when(pl.col("rank") == 1).then(computes).otherwise(0.0)) * MS)
+    write_part(run, COUNTERS, "rows", thread)
+    (finding,) = diagnose_graph(build_graph(open_run(run)).graph)
+    assert (finding.class_, finding.cause, finding.ranks) == (class_, cause, (1,))
+
+
 def test_rank_whose_operators_wait_for_a_core_is_slow_by_its_host(tmp_path):
     run = write_job(tmp_path / "run", slower(noisy(alike(3), 1, 0.01), "compute", 1, times=1.5))
     steps = open_run(run).table(STEPS)
