@@ -1,12 +1,57 @@
-"""Where dpro keeps what it can make again: imports, graphs."""
+"""Where dpro keeps what it can make again: imports, graphs, copies of what lies elsewhere.
+
+In: what is to be kept. Out: a folder that only this user can read and write. What others could have put there
+is not used: a folder of another user, or a link.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 
+from dpro.errors import DproError
 
-def cache_folder() -> Path:
-    """The user's cache: `$DPRO_CACHE`, else `~/.cache/dpro`."""
+_PRIVATE = 0o700
+
+
+def cache_folder(kept: str) -> Path:
+    """A folder of the user's cache, which is `$DPRO_CACHE` or else `~/.cache/dpro`; it is made if need be.
+
+    Args:
+        kept: what is kept in it, such as `graphs`; the folder's name.
+
+    Raises:
+        DproError: it cannot be made, is a link, or belongs to another user.
+    """
     chosen = os.environ.get("DPRO_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "dpro"
+    try:
+        root = Path(chosen) if chosen else Path.home() / ".cache" / "dpro"
+    except RuntimeError as error:
+        raise DproError("there is no home folder to keep things in: name a folder with DPRO_CACHE") from error
+    folder = root / kept
+    try:
+        _own(root)
+        if _own(folder) != _PRIVATE:  # an earlier version made it
+            folder.chmod(_PRIVATE)
+    except OSError as error:
+        raise _not_used(folder, f"cannot be made ({error.strerror or error})") from error
+    return folder
+
+
+def _own(folder: Path) -> int:
+    """Make a folder if need be, and return its mode; one that is not this user's is refused."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(_PRIVATE)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise _not_used(folder, "is a link" if stat.S_ISLNK(found.st_mode) else "is no folder")
+    if found.st_uid != os.geteuid():
+        raise _not_used(folder, "belongs to another user")
+    return stat.S_IMODE(found.st_mode)
+
+
+def _not_used(folder: Path, why: str) -> DproError:
+    return DproError(f"{folder}: {why}, so nothing is kept there: name a folder of yours with DPRO_CACHE")

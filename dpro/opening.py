@@ -130,7 +130,7 @@ def _open_cached(source: Path, watched: Watched) -> Run:
     from dpro.ingest.importer import import_sources
     from dpro.store import is_run, open_run
 
-    run = cache_folder() / "imports" / _fingerprint(source)
+    run = cache_folder("imports") / _fingerprint(source)
     if not is_run(run):
         try:
             with watched() as progress:

@@ -36,12 +36,13 @@ def local_copy(url: str) -> Path:
         MissingExtra: fsspec is not installed.
         UsageError: it does not know such URLs.
         InputError: there is nothing, or it cannot be read.
+        DproError: there is no cache to copy it to.
     """
     parts = urlsplit(url)
     if parts.scheme.lower() == "file":
         return Path(unquote(parts.path))
     files, root, store = _listed(url)
-    copy = cache_folder() / "remote" / _fingerprint(url, files) / (PurePosixPath(root).name or "root")
+    copy = cache_folder("remote") / _fingerprint(url, files) / (PurePosixPath(root).name or "root")
     if copy.exists():
         return copy
     place = copy.parent.with_name(f".{copy.parent.name}.{os.getpid()}.tmp")

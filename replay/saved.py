@@ -2,7 +2,8 @@
 
 In: records of arrays, frames, texts and numbers. Out: an `.npz` file of the arrays, each as narrow as its
 values allow, and one JSON text for what holds them together; and the same records from it. Nothing is
-unpickled, and a file that is not whole is no file. Which run a file belongs to is not known here.
+unpickled, no class but those listed here is made, and a file that is not whole is no file. Which run a file
+belongs to is not known here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,28 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.replay.accuracy import Trust
+from dpro.replay.align import Alignment, Clock
 from dpro.replay.build import Built
+from dpro.replay.clocks import Line
+from dpro.replay.evidence import Evidence
+from dpro.replay.folding import Meetings
+from dpro.replay.graph import Edges, Graph, Message, Nodes, Place
+from dpro.replay.match import Matching
+from dpro.replay.overlap import Overlap
 from dpro.store import Run
 
 Array = NDArray[Any]
 
-RECORDS = "dpro.replay."  # where the classes are that a file may name
+RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
+    kind.__name__: kind
+    for kind in (
+        Alignment, Built, Clock, Edges, Evidence, Graph, Line, Matching, Meetings, Message, Nodes, Overlap,
+        Place, Trust,
+    )
+}  # fmt: skip
 OUTLINE = "outline"
 DAMAGED = (
-    OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, ImportError, zipfile.BadZipFile,
+    OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile,
     pl.exceptions.PolarsError,
 )  # fmt: skip
 NARROW = (np.int8, np.int16, np.int32)
@@ -74,10 +87,9 @@ def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
 def _taken_apart(value: Any, arrays: dict[str, Array]) -> Any:
     """The value as JSON, in which arrays and frames stand as names of `arrays`."""
     kind = type(value)
-    if kind.__module__.startswith(RECORDS):  # a dataclass or a named tuple
+    if RECORDS.get(kind.__name__) is kind:
         names = getattr(value, "_fields", None) or [f.name for f in fields(value)]
-        record = f"{kind.__module__}:{kind.__name__}"
-        return {record: {name: _taken_apart(getattr(value, name), arrays) for name in names}}
+        return {kind.__name__: {name: _taken_apart(getattr(value, name), arrays) for name in names}}
     if isinstance(value, np.ndarray):
         return {"array": _named(_narrow(value), arrays), "dtype": value.dtype.str}
     if isinstance(value, pl.DataFrame):
@@ -112,10 +124,8 @@ def _put_together(outline: Any, arrays: Mapping[str, Array], run: Run) -> Any:
     if not isinstance(outline, dict):
         return outline
     (kind, content), *_ = outline.items()
-    if kind.startswith(RECORDS):
-        module, _, name = kind.partition(":")
-        parts = {each: _put_together(content[each], arrays, run) for each in content}
-        return getattr(import_module(module), name)(**parts)
+    if kind in RECORDS:
+        return RECORDS[kind](**{each: _put_together(content[each], arrays, run) for each in content})
     if kind == "array":
         whole = arrays[content].astype(outline["dtype"], copy=False)
         whole.setflags(write=False)
@@ -126,4 +136,6 @@ def _put_together(outline: Any, arrays: Mapping[str, Array], run: Run) -> Any:
         return {_put_together(key, arrays, run): _put_together(each, arrays, run) for key, each in content}
     if kind == "tuple":
         return tuple(_put_together(each, arrays, run) for each in content)
-    return run
+    if kind == "run":
+        return run
+    raise ValueError(f"a file of a graph names {kind}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dpro._version import __version__
 from dpro.cache import cache_folder
+from dpro.errors import DproError
 
 if TYPE_CHECKING:
     from dpro.replay.accuracy import Trust
@@ -33,7 +34,10 @@ def graph_of(run: Run) -> tuple[Built, Trust]:
     """
     from dpro.replay.saved import load, save
 
-    file = cache_folder() / "graphs" / f"{fingerprint(run)}.npz"
+    try:
+        file = cache_folder("graphs") / f"{fingerprint(run)}.npz"
+    except DproError:  # the graph can be had without
+        return make_graph(run)
     known = load(file, run)
     if known is not None:
         with suppress(OSError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from dpro.replay.accuracy import Trust, assess
 from dpro.replay.build import Built, build_graph
-from dpro.replay.saved import load, save
+from dpro.replay.saved import RECORDS, _put_together, load, save
 from dpro.replay.timeline import replay
 from dpro.store import Run
 from tests.builders import cpu_job, gpu_job
@@ -99,3 +101,34 @@ def test_nothing_is_left_behind_where_writing_fails(analysed, file, monkeypatch)
     with pytest.raises(OSError, match="full"):
         save(file, built, trust)
     assert list(file.parent.iterdir()) == []
+
+
+def named_in(hint: Any) -> set[type]:
+    """The records of `dpro.replay` that a type names, and those that they name."""
+    found = set().union(*map(named_in, typing.get_args(hint)))
+    if isinstance(hint, type) and hint.__module__.startswith("dpro.replay."):
+        found |= {hint}.union(*map(named_in, typing.get_type_hints(hint).values()))
+    return found
+
+
+def test_all_records_that_a_graph_and_its_judgement_can_hold_are_listed():
+    assert named_in(tuple[Built, Trust]) == set(RECORDS.values())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "dpro.replay.accuracy:Path.cwd", "dpro.replay.engine:longest_path", "dpro.replay.saved:save",
+        "dpro.replay.graph:Graph", "Ripple", "nothing",
+    ],
+)  # fmt: skip
+def test_a_file_that_names_anything_else_is_no_graph_and_nothing_is_called(analysed, file, kind):
+    run, _, _ = analysed
+    file.parent.mkdir()
+    outline = json.dumps({"tuple": [{kind: {}}, {kind: {"file": str(file), "built": 1, "trust": 2}}]})
+    np.savez(file, outline=np.frombuffer(outline.encode(), np.uint8))
+    before = file.read_bytes()
+    assert load(file, run) is None
+    assert file.read_bytes() == before
+    with pytest.raises(ValueError, match="names"):
+        _put_together(json.loads(outline), {}, run)

@@ -1,0 +1,87 @@
+"""The cache is the user's alone, and nothing that others could have put there is used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dpro.analysis.graphs import graph_of
+from dpro.cache import cache_folder
+from dpro.errors import DproError
+from dpro.opening import open_path
+from tests.builders import cpu_job
+from tests.traces import write_rank
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "kept" / "cache"))
+    return tmp_path / "kept" / "cache"
+
+
+def mode(folder: Path) -> int:
+    return folder.stat().st_mode & 0o777
+
+
+def test_only_the_user_can_read_or_write_it_whatever_the_umask(root):
+    before = os.umask(0)
+    try:
+        folder = cache_folder("graphs")
+    finally:
+        os.umask(before)
+    assert folder == root / "graphs"
+    assert (mode(root), mode(folder)) == (0o700, 0o700)
+
+
+def test_a_folder_that_an_earlier_version_made_for_all_is_closed(root):
+    (root / "graphs").mkdir(parents=True)
+    (root / "graphs").chmod(0o755)
+    assert mode(cache_folder("graphs")) == 0o700
+
+
+@pytest.mark.parametrize("place", ["", "imports"])
+def test_a_link_is_not_used(root, tmp_path, place):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (root / place).parent.mkdir(parents=True)
+    (root / place).symlink_to(elsewhere)
+    with pytest.raises(DproError, match=r"is a link, .* DPRO_CACHE"):
+        cache_folder("imports")
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["", "imports"])
+def test_a_folder_of_another_user_is_not_used(root, monkeypatch, place):
+    (root / "imports").mkdir(parents=True)
+    theirs, lstat = root / place, Path.lstat
+
+    def owned(path: Path) -> os.stat_result:
+        facts = list(lstat(path))
+        facts[4] += 1 if path == theirs else 0
+        return os.stat_result(facts)
+
+    monkeypatch.setattr(Path, "lstat", owned)
+    with pytest.raises(DproError, match="belongs to another user"):
+        cache_folder("imports")
+
+
+def test_without_a_cache_graphs_are_built_and_traces_are_refused_in_one_line(root, tmp_path):
+    root.mkdir(parents=True)
+    (root / "graphs").symlink_to(tmp_path)
+    (root / "imports").symlink_to(tmp_path)
+    assert graph_of(cpu_job().write(tmp_path / "run"))[1].answerable
+    write_rank(tmp_path / "traces", 0)
+    with pytest.raises(DproError, match=r"^[^\n]*imports: is a link[^\n]*$"):
+        open_path(tmp_path / "traces")
+
+
+def test_a_place_where_nothing_can_be_made_is_said(root, monkeypatch):
+    root.parent.mkdir()
+    root.write_text("a file")
+    with pytest.raises(DproError, match="is no folder"):
+        cache_folder("graphs")
+    monkeypatch.setenv("DPRO_CACHE", str(root / "below"))
+    with pytest.raises(DproError, match="cannot be made"):
+        cache_folder("graphs")
