@@ -130,8 +130,8 @@ def record(
         raise UsageError(f"--step {chosen.step}: give a function as MODULE:FUNCTION, for instance train:step")
     if chosen.nccl_inspector:
         chosen = replace(chosen, nccl_inspector=check_plugin(chosen.nccl_inspector, os.environ))
-    outlets = check_outlets(webhook, metrics)
-    watcher = partial(start_watcher, outlets) if watch or outlets else None
+    check_outlets(webhook, metrics)
+    watcher = partial(start_watcher, webhook, metrics) if watch or webhook or metrics else None
     launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, chosen, _sidecar, watcher)
 
 

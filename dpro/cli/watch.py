@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpro.cli.hidden import hide
 from dpro.cli.output import json_option, print_json, warn
 from dpro.errors import DproError, InputError, Unanswerable, UsageError
 from dpro.units import format_duration
@@ -24,22 +26,35 @@ if TYPE_CHECKING:
 NICE = 10  # the job comes first
 LAST_PORT = 65535
 BEGIN_S = 10.0  # a recording that is just beginning is waited for
+WEBHOOK = "DPRO_WEBHOOK"  # may be given in the environment, which other users cannot read
 
 
 def webhook_option(command: Any) -> Any:
-    """Add `--webhook`."""
+    """Add `--webhook`; who knows such a URL can post there, so that it is taken out of sight at once."""
     return click.option(
         "--webhook",
         metavar="URL",
         default="",
-        help="Post each finding there, as JSON, when it begins and ends.",
+        envvar=WEBHOOK,
+        callback=_out_of_sight,
+        help=f"Post each finding there, as JSON, when it begins and ends; ${WEBHOOK} is the same.",
     )(command)
+
+
+def _out_of_sight(_context: click.Context, _option: click.Parameter, url: str) -> str:
+    os.environ.pop(WEBHOOK, None)  # no business of the job, nor of helpers
+    if url and not hide(url):
+        warn(f"the list of processes shows the URL of --webhook: give it as {WEBHOOK} instead")
+    return url
 
 
 def metrics_option(command: Any) -> Any:
     """Add `--metrics`."""
     return click.option(
-        "--metrics", metavar="[HOST:]PORT", default="", help="Answer Prometheus there, at /metrics."
+        "--metrics",
+        metavar="[HOST:]PORT",
+        default="",
+        help="Answer Prometheus there, at /metrics; without HOST on this machine only.",
     )(command)
 
 
@@ -65,7 +80,8 @@ def watch(
     dpro watch RUN                         on any machine that sees the folder
     dpro watch RUN --json                  one finding per line
     dpro watch RUN --webhook https://…     and to a chat, or a scheduler
-    dpro watch RUN --metrics 9464          and to Prometheus
+    dpro watch RUN --metrics 9464          and to Prometheus on this machine
+    dpro watch RUN --metrics 0.0.0.0:9464  and to Prometheus on any
 
     Each finding is told when it begins and when it is over, and kept in RUN. The job has to be recorded by
     `dpro record`; nothing more runs inside it. The command ends when the job does.
@@ -124,21 +140,20 @@ def _wait_for_recording(run: Path) -> None:
         time.sleep(0.1)
 
 
-def check_outlets(webhook: str, metrics: str) -> list[str]:
-    """The options that say where findings go, for a watcher of its own.
+def check_outlets(webhook: str, metrics: str) -> None:
+    """Refuse places where no finding can go.
 
     Raises:
         UsageError: one of them is nothing to go to.
     """
     if webhook and not webhook.startswith(("http://", "https://")):
-        raise UsageError(f"--webhook {webhook}: give a URL that begins with http:// or https://")
+        raise UsageError("--webhook: give a URL that begins with http:// or https://")
     port = metrics.rpartition(":")[2]
-    if metrics and not (port.isdigit() and int(port) <= LAST_PORT):
+    if metrics and not (port.isdecimal() and int(port) <= LAST_PORT):
         raise UsageError(f"--metrics {metrics}: give a port, or an address and a port")
-    return [*(["--webhook", webhook] if webhook else []), *(["--metrics", metrics] if metrics else [])]
 
 
-def start_watcher(outlets: list[str], recording: Launch) -> None:
+def start_watcher(webhook: str, metrics: str, recording: Launch) -> None:
     """Start `dpro watch` beside a job that is about to begin; it tells on the stderr of this process.
 
     Raises:
@@ -147,10 +162,11 @@ def start_watcher(outlets: list[str], recording: Launch) -> None:
     import subprocess
     import sys
 
-    command = [sys.executable, "-m", "dpro", "watch", str(recording.run), "--alone", *outlets]
+    command = [sys.executable, "-m", "dpro", "watch", str(recording.run), "--alone"]
     subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
-        env=os.environ | {"POLARS_MAX_THREADS": "1"},
+        [*command, *(["--metrics", metrics] if metrics else [])],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+        env=os.environ | {"POLARS_MAX_THREADS": "1"} | ({WEBHOOK: webhook} if webhook else {}),
     )  # fmt: skip
 
 
@@ -161,7 +177,7 @@ def _serve(where: str) -> Metrics | None:
         return None
     host, _, port = where.rpartition(":")
     try:
-        return Metrics(host, int(port))
+        return Metrics(host.strip("[]"), int(port))
     except OSError as error:
         raise UsageError(f"--metrics {where}: {error.strerror or error}") from error
 
@@ -234,7 +250,7 @@ def in_words(notice: Notice) -> list[str]:
     if notice.why:
         return [f"dpro: {at} over: {found.class_}: {who}: {notice.why}"]
     cost = ""
-    if found.cost_ns > 0:
+    if 0 < found.cost_ns < math.inf:
         cost = f" costs {format_duration(found.cost_ns)} per step ({found.severity:.0%})"
     head = f"dpro: {at} {found.class_}: {who}{cause}{cost}; confidence {found.confidence:.2f}"
     return [head, *(f"dpro:   - {line}" for line in found.evidence)]

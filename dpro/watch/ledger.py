@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -56,9 +57,9 @@ class Notice:
             "class": found.class_,
             "component": {"kind": found.component_kind, "id": found.component_id},
             "ranks": list(found.ranks),
-            "severity": found.severity,
-            "confidence": found.confidence,
-            "cost_ms_per_step": None if hangs else ms(found.cost_ns),
+            "severity": _known(found.severity),
+            "confidence": _known(found.confidence),
+            "cost_ms_per_step": None if hangs else _known(ms(found.cost_ns)),
             "evidence": list(found.evidence),
             "why": self.why,
             "cause": found.cause,
@@ -152,12 +153,17 @@ def _finding(notice: Mapping[str, Any]) -> Finding:
         component["kind"],
         component["id"],
         tuple(notice["ranks"]),
-        notice["severity"],
-        notice["confidence"],
+        notice["severity"] or 0.0,
+        notice["confidence"] or 0.0,
         cost_ms * NS_PER_MS,
         tuple(notice["evidence"]),
         notice.get("cause", ""),
     )
+
+
+def _known(number: float) -> float | None:
+    """A number as JSON has it, which knows no NaN."""
+    return number if math.isfinite(number) else None
 
 
 def _key(finding: Finding) -> Key:

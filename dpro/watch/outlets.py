@@ -1,14 +1,18 @@
 """Where findings go besides the terminal and the run: a webhook, and an endpoint for Prometheus.
 
 In: notices, and the watcher's state. Out: HTTP. Neither holds up the watcher: a webhook is a queue with a
-thread of its own, and a scrape is answered from numbers that the last look left. Both are the standard
-library's: the text format of Prometheus is a line per number.
+thread of its own, and a scrape is answered from numbers that the last look left. So many may ask at a time,
+each for a bounded time and with a bounded request. Both are the standard library's: the text format of
+Prometheus is a line per number.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import queue
+import re
+import socket
 import threading
 import time
 import urllib.request
@@ -16,6 +20,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from typing import Any
 
 from dpro.detect.findings import Finding
@@ -24,6 +29,10 @@ WAITING = 100  # notices that wait to be posted; more are dropped
 PAUSES_S = (1.0, 4.0, 16.0)  # before the second try, and so on; then a notice is given up
 POST_S = 5.0
 LAST_S = 3.0  # how long the end of the watch waits for what is still to be posted
+MAX_SCRAPES = 8  # connections at a time; more are closed
+MAX_SCRAPE_S = 5.0  # from the connection to the end of the answer
+MAX_REQUEST = 8192  # bytes
+LOOPBACK = "127.0.0.1"
 CLASSES = (
     "hang.host", "hang.device", "hang.comm", "hang.mismatch", "dead.rank", "slow.compute", "slow.host",
     "slow.link", "slow.nic", "slow.fabric", "slow.regression", "imbalance.stage", "imbalance.data",
@@ -36,15 +45,15 @@ class Webhook:
     def __init__(self, url: str) -> None:
         """Start the thread that posts."""
         self._url = url
-        self._waiting: queue.Queue[Mapping[str, Any]] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[bytes] = queue.Queue(WAITING)
         self.lost = 0
         threading.Thread(target=self._work, name="webhook", daemon=True).start()
 
     def post(self, document: Mapping[str, Any]) -> None:
-        """Have a document posted; it is dropped where too many wait."""
+        """Have a document posted; it is dropped where too many wait, and where JSON cannot say it."""
         try:
-            self._waiting.put_nowait(document)
-        except queue.Full:
+            self._waiting.put_nowait(json.dumps(document, allow_nan=False).encode())
+        except (queue.Full, TypeError, ValueError):
             self.lost += 1
 
     def close(self) -> None:
@@ -55,21 +64,53 @@ class Webhook:
 
     def _work(self) -> None:
         while True:
-            document = self._waiting.get()
+            body = self._waiting.get()
             for pause_s in (0.0, *PAUSES_S):
                 time.sleep(pause_s)
-                if self._posted(document):
+                if self._posted(body):
                     break
             else:
                 self.lost += 1
             self._waiting.task_done()
 
-    def _posted(self, document: Mapping[str, Any]) -> bool:
-        body = json.dumps(document, allow_nan=False).encode()
-        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
-        with suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=POST_S):
-            return True
+    def _posted(self, body: bytes) -> bool:
+        with suppress(Exception):  # whatever the other side answers, the next one is posted
+            request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=POST_S):
+                return True
         return False
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread per connection, for so many at a time, each for so long."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._until: dict[Any, float] = {}  # connection -> when it is cut
+        super().__init__((host, port), handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return len(self._until) < MAX_SCRAPES
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._until[request] = time.monotonic() + MAX_SCRAPE_S
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._until.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        now = time.monotonic()
+        for request, until in self._until.copy().items():
+            if until < now:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)  # its thread then reads that nothing follows
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # who asked has gone
 
 
 class Metrics:
@@ -77,6 +118,10 @@ class Metrics:
 
     def __init__(self, host: str, port: int) -> None:
         """Listen.
+
+        Args:
+            host: address to listen on; empty for this machine only.
+            port: port to listen on, 0 for any that is free.
 
         Raises:
             OSError: the port is taken, or may not be.
@@ -86,6 +131,14 @@ class Metrics:
         metrics = self
 
         class Handler(BaseHTTPRequestHandler):
+            def handle(self) -> None:
+                head = _head(self.request)
+                if len(head) > MAX_REQUEST:
+                    self.wfile.write(b"HTTP/1.0 431 Request Header Fields Too Large\r\n\r\n")
+                    return
+                self.rfile = BytesIO(head)
+                self.handle_one_request()
+
             def do_GET(self) -> None:
                 known = self.path.split("?")[0] == "/metrics"
                 body = metrics._text.encode() if known else b"see /metrics\n"
@@ -98,8 +151,7 @@ class Metrics:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(host or LOOPBACK, port, Handler)
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
@@ -115,25 +167,49 @@ class Metrics:
             numbers: gauges by name, without `dpro_`.
         """
         open_ = Counter(finding.class_ for finding in findings)
-        cost: Counter[str] = Counter()
+        cost: dict[str, float] = {}
         first: dict[str, int] = {}
         for finding in findings:
-            cost[finding.class_] += round(finding.cost_ns)
+            cost[finding.class_] = cost.get(finding.class_, 0.0) + finding.cost_ns
             first.setdefault(finding.class_, min(finding.ranks, default=-1))
         lines = []
         for name, kind, about, value in (
             ("findings_open", "gauge", "findings that hold now", lambda class_: open_[class_]),
             ("findings_total", "counter", "findings so far", lambda class_: self._begun[class_]),
-            ("cost_seconds", "gauge", "what they cost per step", lambda class_: cost[class_] / 1e9),
+            ("cost_seconds", "gauge", "what they cost per step", lambda class_: cost.get(class_, 0.0) / 1e9),
             ("rank", "gauge", "a rank that is named, -1 for none", lambda class_: first.get(class_, -1)),
         ):
             lines += [f"# HELP dpro_{name} {about}", f"# TYPE dpro_{name} {kind}"]
-            lines += [f'dpro_{name}{{class="{class_}"}} {value(class_)}' for class_ in CLASSES]
+            for class_ in dict.fromkeys([*CLASSES, *sorted({*open_, *self._begun})]):
+                lines.append(f'dpro_{name}{{class="{_escaped(class_)}"}} {_number(value(class_))}')
         for name, number in numbers.items():
-            lines += [f"# TYPE dpro_{name} gauge", f"dpro_{name} {number}"]
+            lines += [f"# TYPE dpro_{name} gauge", f"dpro_{name} {_number(number)}"]
         self._text = "\n".join(lines) + "\n"
 
     def close(self) -> None:
         """Listen no more."""
         self._server.shutdown()
         self._server.server_close()
+
+
+def _head(connection: socket.socket) -> bytes:
+    """A request up to the empty line that ends it; some more than `MAX_REQUEST` where it does not come."""
+    head = b""
+    while not re.search(rb"\n\r?\n", head) and len(head) <= MAX_REQUEST:
+        more = connection.recv(MAX_REQUEST)
+        if not more:
+            break
+        head += more
+    return head
+
+
+def _escaped(label: str) -> str:
+    """The value of a label, as the text format wants it."""
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    """A number, as the text format wants it."""
+    if math.isfinite(value):
+        return str(value)
+    return "NaN" if math.isnan(value) else f"{'+' if value > 0 else '-'}Inf"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpro.opening import ensure_finished
 from tests.hang_jobs import kill_ranks
 from tests.jobs import ROOT, TORCHRUN, complete, environment
 
@@ -150,3 +152,30 @@ def test_a_run_that_is_not_being_recorded_cannot_be_watched(tmp_path):
     done = complete([*DPRO, "watch", str(ROOT / "sample_traces" / "healthy")], tmp_path)
     assert done.returncode == 1
     assert b"is not being recorded now" in done.stderr
+
+
+def command_lines() -> list[bytes]:
+    """Those of all processes of this machine, as anyone can see them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found.append((process / "cmdline").read_bytes())
+    return found
+
+
+@pytest.mark.slow
+def test_the_url_of_a_webhook_is_in_no_command_line_and_not_in_the_run(tmp_path):
+    secret = b"http://127.0.0.1:9/secret-of-a-webhook"
+    command = [*RECORD, "--webhook", secret, "--", "sleep", "20"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment()) as job:
+        watcher = b"watch\0" + os.fsencode(tmp_path / "run")
+        while not any(watcher in line for line in command_lines()):
+            assert job.poll() is None, "the watcher was not seen"
+            time.sleep(0.1)
+        assert b"sleep\x0020\0" in command_lines()
+        assert not [line for line in command_lines() if secret in line]
+        job.kill()
+    ensure_finished(tmp_path / "run")
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert files
+    assert not [file for file in files if secret in file.read_bytes()]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from dpro.analysis.told import BEGINS, ENDS, FILE, read_findings
+from dpro.cli.watch import in_words
 from dpro.detect.findings import Finding
 from dpro.watch.ledger import FindingsFile, Ledger, Notice
 
@@ -106,3 +108,14 @@ def test_lines_that_were_cut_off_are_left_out(tmp_path):
     (tmp_path / "findings" / FILE).write_text(json.dumps({"number": 1}) + '\n{"num')
     assert read_findings(tmp_path) == [{"number": 1}]
     assert read_findings(tmp_path / "nowhere") == []
+
+
+def test_numbers_that_are_none_are_null_and_are_read_again():
+    odd = Finding("slow.host", "rank", "1", (1,), math.inf, math.nan, math.nan, ())
+    [begin] = Ledger().observe("late", [odd], 10, 5, "")
+    document = json.loads(json.dumps(begin.document(), allow_nan=False))
+    assert (document["severity"], document["confidence"], document["cost_ms_per_step"]) == (None, None, None)
+    ledger = Ledger()
+    ledger.resume([document])
+    assert ledger.findings[0].ranks == (1,)
+    assert in_words(begin)[0].endswith("slow.host: rank 1; confidence nan")

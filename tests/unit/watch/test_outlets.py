@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -66,6 +69,35 @@ def test_a_webhook_that_cannot_be_reached_is_given_up_and_holds_up_nobody(monkey
     assert hook.lost == 3
 
 
+def test_a_document_that_cannot_be_sent_is_dropped_and_the_next_one_is_posted(monkeypatch):
+    monkeypatch.setattr(outlets, "PAUSES_S", ())
+    with receiver() as (url, got):
+        hook = Webhook(url)
+        for document in ({"number": math.nan}, {"number": object()}, {"number": 3}):
+            hook.post(document)
+        hook.close()
+        assert got == [{"number": 3}]
+        assert hook.lost == 2
+
+
+def test_an_answer_that_is_no_http_is_a_failure_like_any_other(monkeypatch):
+    monkeypatch.setattr(outlets, "PAUSES_S", ())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in range(2):
+                with suppress(OSError), server.accept()[0] as connection:
+                    connection.recv(65536)
+                    connection.sendall(b"nonsense\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        hook = Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/")
+        hook.post({"number": 1})
+        hook.post({"number": 2})
+        hook.close()
+    assert hook.lost == 2
+
+
 def scrape(port: int, path: str = "/metrics") -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
@@ -94,3 +126,61 @@ def test_metrics_tell_what_is_wrong_by_class_and_have_few_series_whatever_is_fou
             scrape(metrics.port, "/")
     finally:
         metrics.close()
+
+
+@pytest.fixture
+def metrics(monkeypatch) -> Iterator[Metrics]:
+    monkeypatch.setattr(outlets, "MAX_SCRAPE_S", 0.2)
+    metrics = Metrics("", 0)
+    metrics.update([], {"ranks": 4})
+    yield metrics
+    metrics.close()
+
+
+def ask(port: int, request: bytes) -> bytes:
+    """All that is answered until the connection is closed by the other side."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection, suppress(ConnectionError):
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+    return b""
+
+
+def test_without_an_address_only_this_machine_is_answered(metrics):
+    assert metrics._server.server_address[0] == "127.0.0.1"
+
+
+def test_numbers_that_are_none_and_classes_of_any_name_are_written_as_prometheus_reads_them(metrics):
+    odd = replace(LATE, class_='a "b"\\\n', cost_ns=math.nan)
+    metrics.begins(odd)
+    metrics.update([odd, replace(LATE, cost_ns=math.inf)], {"ranks": math.nan, "low": -math.inf})
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics") as answer:
+        lines = answer.read().decode().split("\n")
+    assert r'dpro_cost_seconds{class="a \"b\"\\\n"} NaN' in lines
+    assert 'dpro_cost_seconds{class="slow.host"} +Inf' in lines
+    assert "dpro_low -Inf" in lines
+    assert "dpro_ranks NaN" in lines
+
+
+@pytest.mark.parametrize("request_", [b"", b"GET /metrics HTTP/1.1\r\n"])
+def test_who_asks_nothing_for_long_is_cut_off(metrics, request_):
+    assert ask(metrics.port, request_) in (b"", metrics._text.encode())
+
+
+def test_a_request_that_is_too_long_is_refused(metrics):
+    answer = ask(metrics.port, b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * outlets.MAX_REQUEST)
+    assert answer == b"" or b" 431 " in answer
+    assert scrape(metrics.port)["dpro_ranks"] == 4
+
+
+def test_more_than_so_many_at_a_time_are_closed_at_once_and_later_ones_answered(metrics, monkeypatch):
+    monkeypatch.setattr(outlets, "MAX_SCRAPE_S", 60.0)
+    address = ("127.0.0.1", metrics.port)
+    held = [socket.create_connection(address, timeout=30) for _ in range(outlets.MAX_SCRAPES)]
+    assert ask(metrics.port, b"") == b""
+    for each in held:
+        each.close()
+    for _ in range(600):
+        with suppress(OSError):
+            assert scrape(metrics.port)["dpro_ranks"] == 4
+            return
+    raise AssertionError("nothing is answered any more")
