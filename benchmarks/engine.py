@@ -1,6 +1,6 @@
 """How fast the replay engine is, beside a slow readable twin and networkx in the same run.
 
-python benchmarks/engine.py [--json] [--scenarios 8] [--only 8x100k]
+python benchmarks/engine.py [--json] [--scenarios 8] [--only 8x100k]   (--only small: the peers alone)
 
 Synthetic graphs shaped like training: every rank has a CPU thread that launches kernels on a compute stream,
 and every hundred spans a collective that all ranks enter on a communication stream, waits for the kernel
@@ -88,7 +88,7 @@ def training_graph(num_ranks: int, spans: int) -> Graph:
     nodes = Nodes(
         kind=kind, duration=duration, earliest=nothing, anchored=np.zeros(num_nodes, bool), rank=none,
         window=nothing, step=nothing, lane=none, name=nothing, around=none, span=none, collective=none,
-        section=nothing, measured_start=measured, measured_end=measured + duration,
+        bytes=none, message=none, section=nothing, measured_start=measured, measured_end=measured + duration,
     )  # fmt: skip
     edges = Edges(source, target, lag, edge_kind, np.zeros(source.size, bool))
     return make_graph(nodes, edges, ("synthetic",), (), 0)
@@ -149,7 +149,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--scenarios", type=int, default=8)
-    parser.add_argument("--only", choices=SHAPES)
+    parser.add_argument("--only", choices=[*SHAPES, "small"])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results = {

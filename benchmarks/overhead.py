@@ -266,6 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--short", type=int, default=20_000, help="of the job of tiny steps")
     parser.add_argument("--long", type=int, default=100_000, help="steps of the job that shows growth")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--json", action="store_true")
@@ -277,7 +278,7 @@ def main() -> None:
         return
     device, few = options.device, max(3, options.rounds // 2)
     results: dict[str, object] = dict(whole_jobs(options.rounds, options.steps, device))
-    results["added to a step (us)"] = added("tiny", 1, few, 20_000, device, "mean_s")
+    results["added to a step (us)"] = added("tiny", 1, few, options.short, device, "mean_s")
     per_hundred = added("calls", 2 if device == "cpu" else 1, few, 100, device, "thread_s")
     results["added to a collective call (us)"] = {key: value / 100 for key, value in per_hundred.items()}
     results["memory and disk"] = memory_and_disk(options.long, device)

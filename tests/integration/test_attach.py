@@ -76,6 +76,7 @@ def test_window_on_request_is_the_same_steps_on_all_ranks_and_can_be_read_while_
     assert not (job / "run" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_a_dashboard_gets_copies_of_a_run_that_is_being_recorded_and_they_grow(job):
     assert is_live(job / "run")
     states = copies(job / "run", least_s=0.1)
@@ -109,6 +110,7 @@ def test_job_is_found_by_the_pid_of_any_of_its_processes(job):
     assert answer["run"] == str((job / "run").resolve())
 
 
+@pytest.mark.slow
 def test_windows_are_switched_off_and_on_and_can_be_asked_for_meanwhile(job):
     off = attach(job, "run", "--off")["from_step"]
     during = attach(job, "run", "--steps", 1)
@@ -179,6 +181,7 @@ def test_what_cannot_be_done_is_one_line(tmp_path, arguments, code, what):
     assert done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_options_of_windows_reach_the_tables(tmp_path):
     from dpro.schema import DEPENDENCIES
     from tests.jobs import record

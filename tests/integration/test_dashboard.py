@@ -105,6 +105,7 @@ def test_the_timeline_shows_more_the_closer_one_looks_and_a_link_reproduces_it(b
     assert complaints(browser) == []
 
 
+@pytest.mark.slow
 def test_a_click_on_a_span_tells_what_it_is_and_names_are_never_html(browser, tmp_path):
     with served(load(_evil_run(tmp_path))) as address:
         browser.get(f"{address}?view=timeline")

@@ -125,6 +125,7 @@ def test_the_rank_with_slow_input_is_named_and_nobody_else(slow_rank):
     assert not found["healthy"]
 
 
+@pytest.mark.slow
 def test_the_stated_cost_is_what_the_job_saves_when_the_fault_is_gone(slow_rank):
     # The truth is measured in the same job, on steps that the diagnosis does not see: it reads only profiled
     # steps, all of which are slow. Between them the disk is slow for a while and then healed for a while, and
@@ -143,6 +144,7 @@ def test_a_healthy_job_is_healthy(healthy):
     assert found["healthy"] is (not found["findings"])
 
 
+@pytest.mark.slow
 def test_input_slow_on_all_ranks_is_one_finding_of_the_job_and_blames_no_rank(slow_input):
     (finding,) = substantial(document("diagnose", slow_input))
     assert finding["class"] == "slow.host"
@@ -162,6 +164,7 @@ def test_the_replay_explains_the_steps_of_real_jobs(job, request):
     assert fit["coverage"]["collectives_matched"] == 1.0
 
 
+@pytest.mark.slow
 def test_what_helps_most_against_slow_input_of_one_rank_is_its_input(slow_rank):
     predictions = document("whatif", slow_rank)["predictions"]
     assert {"heal:rank=1", "hide-input"} & set(

@@ -22,6 +22,7 @@ def test_machine_that_can_record_is_ready_and_nothing_is_left_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_keeps_the_recorder_out_is_found_and_fails(tmp_path):
     done = complete(DOCTOR, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD=0)
     assert done.returncode == 1

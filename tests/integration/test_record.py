@@ -356,9 +356,11 @@ def test_updates_of_several_optimizers_are_one_step(tmp_path):
 
 def test_windows_converted_while_the_job_runs_join_those_converted_afterwards(tmp_path):
     body = """
-    import time
+    import pathlib, time
     for _ in range(350): train_step()
-    time.sleep(3)
+    deadline = time.monotonic() + 120
+    while not list(pathlib.Path("run").glob("spans/*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.1)
     for _ in range(60): train_step()
     """
     run, done = record(tmp_path, script(tmp_path, body), "--every", "10")

@@ -160,6 +160,7 @@ def test_one_rank_of_a_host_compares_its_clock_and_ranks_of_one_host_need_not(tm
     assert samples.select((pl.col("rank") - pl.col("peer_rank")) % 2 == 1).to_series().all()
 
 
+@pytest.mark.slow
 def test_a_rank_goes_on_and_ends_well_when_the_one_it_compares_with_is_gone(tmp_path):
     body = """
     from pathlib import Path

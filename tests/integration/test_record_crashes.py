@@ -116,6 +116,7 @@ main()
 RECORD_ON_OLD_KERNEL = [sys.executable, "-c", OLD_KERNEL, "record"]
 
 
+@pytest.mark.slow
 def test_torchrun_hides_no_rank_s_end_even_where_the_kernel_tells_nothing(tmp_path):
     body = """
     import os, signal

@@ -50,6 +50,7 @@ def steps_by_rank(run) -> dict[int, list[int]]:
 # One process, started in many ways.
 
 
+@pytest.mark.slow
 def test_shells_and_wrappers_around_the_command_pass_the_recorder_on(tmp_path):
     wrapper = tmp_path / "sub" / "wrapper.sh"
     wrapper.parent.mkdir()
@@ -84,6 +85,7 @@ def test_safe_path_does_not_keep_the_recorder_out(tmp_path):
     assert steps_by_rank(run) == {0: STEPS_OF_8}
 
 
+@pytest.mark.slow
 def test_user_s_own_modules_are_the_user_s_whatever_their_names(tmp_path):
     names = ["replay", "collectors", "dashboards", "dpro_user", "dpro", "_dpro", "inside", "records", "hooks",
              "recorder", "windows", "flight", "exits", "environment", "patching", "clocks"]  # fmt: skip
@@ -104,6 +106,7 @@ def test_user_s_own_modules_are_the_user_s_whatever_their_names(tmp_path):
     assert steps_by_rank(opened(tmp_path / "run")) == {0: STEPS_OF_8}
 
 
+@pytest.mark.slow
 def test_environment_without_dpro_and_a_python_without_torch_are_no_trouble(tmp_path):
     python = environment_with_torch_only(tmp_path / "venv")
     other = next(iter(other_pythons()), sys.executable)
@@ -266,6 +269,7 @@ def can_rename() -> bool:
     return subprocess.run(["unshare", "--uts", "hostname", "x"], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_tasks_of_a_slurm_step_gather_in_one_run_from_several_hosts(tmp_path):
     body = """
     import os
@@ -301,6 +305,7 @@ def test_task_that_starts_after_another_of_its_step_has_ended_joins_it(tmp_path)
 # What keeps the recorder out is said.
 
 
+@pytest.mark.slow
 def test_reason_why_nothing_was_recorded_is_a_warning(tmp_path):
     body = """
     import os, pathlib, time

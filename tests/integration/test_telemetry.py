@@ -118,6 +118,7 @@ folder = Path(os.environ["NCCL_INSPECTOR_DUMP_DIR"])
 """
 
 
+@pytest.mark.slow
 def test_what_nccls_inspector_writes_becomes_collectives(tmp_path):
     (tmp_path / "plugin.so").touch()
     run, done = record(
@@ -129,6 +130,7 @@ def test_what_nccls_inspector_writes_becomes_collectives(tmp_path):
     assert run.manifest.versions["NCCL Inspector format"] == "v4.0"
 
 
+@pytest.mark.slow
 def test_without_the_option_nothing_of_it_is_set(tmp_path):
     ours = ("NCCL_PROFILER", "NCCL_INSPECTOR")
     body = f"import os\nprint([name for name in os.environ if name.startswith({ours})])"

@@ -170,6 +170,7 @@ for step in range(100_000):
 """
 
 
+@pytest.mark.slow
 def test_a_change_that_cannot_be_made_ends_the_job_and_the_try_with_the_reason(tmp_path):
     # Only a job that is ended from outside gets past the changed run.
     script = "import os\nCHANGED = 'changed' in os.environ.get('PYTHONPATH', '')\n" + ENDLESS

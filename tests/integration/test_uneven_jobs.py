@@ -87,6 +87,7 @@ def found(run: Path) -> dict[str, dict[str, Any]]:
     return {each["class"]: each for each in json.loads(done.stdout)["findings"]}
 
 
+@pytest.mark.slow
 def test_rank_that_always_has_longer_sequences_is_not_blamed(tmp_path):
     run = record(tmp_path, "persistent")
     findings = found(run)
