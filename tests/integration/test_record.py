@@ -354,6 +354,7 @@ def test_updates_of_several_optimizers_are_one_step(tmp_path):
     assert (run.manifest.world_size, run.manifest.ranks) == (1, [0])
 
 
+@pytest.mark.slow  # conversion has idle priority: on a busy machine it waits
 def test_windows_converted_while_the_job_runs_join_those_converted_afterwards(tmp_path):
     body = """
     import pathlib, time
