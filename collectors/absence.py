@@ -17,12 +17,12 @@ _TORCH = re.compile(r"(/\S.*/torch)/lib/libtorch_cpu\.so")
 _VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
 
 
-def reasons(job: int, inject: Path) -> dict[str, int]:
+def reasons(job: int, inject: str | Path) -> dict[str, int]:
     """Why processes of a job that have imported torch do not record.
 
     Args:
         job: pid of the process that was started as the job.
-        inject: the folder on `PYTHONPATH` that gets the recorder in.
+        inject: the name on `PYTHONPATH` by which the recorder finds this launch.
 
     Returns:
         The reasons, with the first process that each holds for; none where the recorder is in all of them.
@@ -42,7 +42,7 @@ def in_words(found: Mapping[str, int]) -> list[str]:
     return [f"process {pid} has torch but was not recorded: {reason}" for reason, pid in found.items()]
 
 
-def _reason(pid: int, torch: Path, inject: Path) -> str | None:
+def _reason(pid: int, torch: Path, inject: str | Path) -> str | None:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     environment = dict(variable.partition(b"=")[::2] for variable in variables)

@@ -18,19 +18,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import Process, processes
-from dpro.collectors.launch import MARKERS, RAW, Launch, is_locked, launches
+from dpro.collectors.launch import MARKERS, RAW, Launch, is_locked, launch_on, launches
+from dpro.collectors.ownership import ensure_mine
 from dpro.collectors.processes import start_ticks
 from dpro.errors import InputError, UsageError
+from dpro.folders import written_whole
 from dpro.schema import TABLES
+from dpro.store import MANIFEST
 
 LOOK_S = 0.1
 SIGNAL_S = 2.0  # how long the handler in C may take
 _TRIES = 5
-_INJECTED = re.compile(rb"(?:^|:)([^:]*)/\.raw/[^/:]+/inject(?::|$)")
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
@@ -64,9 +67,9 @@ def run_of(pid: int) -> Path | None:
         raise InputError(f"process {pid}: {error.strerror}") from error
     for variable in environment.split(b"\0"):
         name, _, value = variable.partition(b"=")
-        found = _INJECTED.search(value) if name == b"PYTHONPATH" else None
+        found = launch_on(value) if name == b"PYTHONPATH" else None
         if found:
-            return Path(os.fsdecode(found[1]))
+            return found.run
     return None
 
 
@@ -79,6 +82,7 @@ def training(run: Path) -> list[Process]:
     live = [each for each in launches(run) if is_locked(each)]
     if not live:
         raise InputError(f"{run}: is not being recorded now" if run.exists() else f"{run}: no such run")
+    ensure_mine([run / RAW], within=False)
     trying = attempts([process for each in live for process in processes(each)])
     found = [process for process in (trying[-1] if trying else []) if _lives(process)]
     if not found:
@@ -101,10 +105,8 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
     """
     asked = training(run)
     name = f"{time.time_ns()}-{os.getpid()}"
-    control = run / RAW / "control.json"
-    temporary = control.with_suffix(f".{name}.tmp")
-    temporary.write_text(json.dumps({"id": name, "kind": kind, **facts}))
-    os.replace(temporary, control)
+    with written_whole(run / RAW, "control.json") as control:
+        control.write(json.dumps({"id": name, "kind": kind, **facts}).encode())
     deadline = time.monotonic() + timeout_s
     answers = Answers({}, [])
     while True:
@@ -161,27 +163,39 @@ def copy_run(run: Path, to: Path, finish: Callable[[Launch], None]) -> None:
 
     Raises:
         InputError: the run is not being recorded, or changes faster than it can be copied.
-        UsageError: there is something at `to`.
+        UsageError: there is something at `to`, or it cannot be made.
     """
     training(run)
-    if to.exists() and any(to.iterdir()):
-        raise UsageError(f"{to}: exists and is not empty; name another folder with -o, or remove it")
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        if any(to.iterdir()):
+            raise UsageError(f"{to}: exists and is not empty; name another folder with -o, or remove it")
+        with TemporaryDirectory(dir=to, prefix=".copy-") as made:
+            copied = Path(made) / "run"
+            _copy_while_it_changes(run, copied)
+            for each in launches(copied):
+                finish(each)
+            for path in sorted(copied.iterdir(), key=lambda path: path.name == MANIFEST):  # that last
+                path.rename(to / path.name)
+    except OSError as error:
+        raise UsageError(f"{to}: cannot be written ({error.strerror or error})") from error
+
+
+def _copy_while_it_changes(run: Path, to: Path) -> None:
     for _ in range(_TRIES):
         before = _parts(run)
         shutil.rmtree(to, ignore_errors=True)
         with suppress(OSError, shutil.Error):  # files come and go
+            to.mkdir()
             _copy(run, to, before)
             if _parts(run) == before:
-                break
-    else:
-        raise InputError(f"{run}: changes while it is copied; try again")
-    for each in launches(to):
-        finish(each)
+                return
+    raise InputError(f"{run}: changes while it is copied; try again")
 
 
 def _copy(run: Path, to: Path, parts: Sequence[Path]) -> None:
     for folder in (MARKERS, RAW):
-        shutil.copytree(run / folder, to / folder, ignore=shutil.ignore_patterns("inject", "*.tmp*"))
+        shutil.copytree(run / folder, to / folder, symlinks=True, ignore=shutil.ignore_patterns("*.tmp*"))
     for part in parts:
         copied = to / part.relative_to(run)
         copied.parent.mkdir(exist_ok=True)

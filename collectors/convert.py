@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,8 +119,17 @@ class Process:
 
 def processes(launch: Launch) -> list[Process]:
     """The processes that recorded, by rank and then by start."""
-    found = [Process(path.parent, process_facts(path.parent)) for path in launch.raw.glob("*/facts.json")]
+    found = []
+    for path in launch.raw.glob("*/facts.json"):
+        with suppress(ValueError):
+            found.append(Process(path.parent, process_facts(path.parent)))
     return sorted(found, key=lambda process: (process.rank, process.facts["started_ns"]))
+
+
+def unreadable(launch: Launch) -> list[str]:
+    """The folders of processes whose facts are damaged, as after a power failure."""
+    known = {process.folder for process in processes(launch)}
+    return sorted(path.parent.name for path in launch.raw.glob("*/facts.json") if path.parent not in known)
 
 
 def convert_waiting(run: Path, process: Process, readers: Readers) -> None:

@@ -25,16 +25,19 @@ from dpro.collectors.convert import (
     convert_process,
     move_process,
     processes,
+    unreadable,
 )
 from dpro.collectors.cost import worst
 from dpro.collectors.endings import Ending, ending, exited
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import SHOWN
 from dpro.collectors.inspector_logs import convert_logs
-from dpro.collectors.launch import Launch
+from dpro.collectors.launch import MARKERS, RAW, Launch
+from dpro.collectors.ownership import ensure_mine, keep_others_out
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
 from dpro.collectors.telemetry.tables import convert_samples
+from dpro.schema import TABLES
 from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
 
 SOURCES = {
@@ -75,18 +78,26 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         readers: how to read what PyTorch wrote.
         status: wait status of the job, None where unknown.
         statuses: wait status of its processes by pid, as far as known.
+
+    Raises:
+        InputError: the recording is somebody else's, or it or the run holds links: nothing was changed.
+        OSError: the tables cannot be written; somebody may try again when they can.
     """
+    _ensure_mine(launch)
     if is_run(launch.run) and not launch.raw.exists():  # somebody was killed when all was done
         launch.remove_marker()
         return
     *earlier, last = attempts(processes(launch)) or [[]]
     folders = [launch.run / ATTEMPTS / str(number) for number in range(len(earlier))]
-    warnings = _lines(launch.raw / "log.txt")
+    lost = unreadable(launch)
+    warnings = _lines(launch.raw / "log.txt") + [
+        f"{name}: not all of .raw was converted: its facts.json is damaged" for name in lost
+    ]
     if earlier:
         warnings.append(
             f"the job began {len(earlier) + 1} times: this is the last, what came before is in {ATTEMPTS}/"
         )
-    whole = True
+    whole = not lost
     for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
         for process in recorded:
             move_process(launch.run, process, folder)
@@ -99,6 +110,21 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
     if whole:
         launch.remove_raw()
     launch.remove_marker()
+
+
+def _ensure_mine(launch: Launch) -> None:
+    """Hold whatever finishing changes to be this user's own, and no longer in reach of others.
+
+    Raises:
+        InputError: it is not, or the marker is damaged.
+    """
+    launch.facts()
+    folders = [launch.run / name for name in (MARKERS, RAW, ATTEMPTS)]
+    tables = [run / name for run in (launch.run, *launch.run.glob(f"{ATTEMPTS}/*")) for name in TABLES]
+    ensure_mine([launch.run.resolve()], within=False)
+    ensure_mine([*folders, *tables])
+    if launch.raw.exists():
+        keep_others_out(launch.run, launch.raw.parent)
 
 
 def _converted(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
@@ -170,7 +196,7 @@ def _manifest(
         world_size=max((fact["world_size"] for fact in facts), default=0),
         ranks=[process.rank for process in recorded],
         created_by=f"dpro record {__version__}",
-        command=list(launched["command"]),
+        command=list(map(str, launched.get("command", []))),
         hosts=_distinct(fact["host"] for fact in facts),
         gpus=_distinct(fact["gpu_name"] for fact in facts if fact["gpu_name"]),
         versions=versions | {"dpro": __version__},

@@ -6,8 +6,9 @@ signals and exit code are its own, and a sidecar process that turns what the rec
 While a run is recorded it holds, for each launcher (one per node, or one per rank under `srun`):
 
     .recording/LAUNCH.json   the marker: locked by the sidecar for as long as it lives
-    .raw/LAUNCH/             what the recorder writes, and the folder that gets it into the job
+    .raw/LAUNCH/             what the recorder writes; only the user who records may enter it
 
+What gets the recorder into the job is `inject/` beside this module, on its `PYTHONPATH`: never code in a run.
 Both go when the tables are whole. A marker that nobody locks is a sidecar that was killed (a container
 that ended with the job, say): its recording can be finished by whoever reads the run.
 """
@@ -17,47 +18,32 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
+from urllib.parse import quote, unquote_to_bytes
 
 from dpro.collectors import inspector
 from dpro.collectors.inside.environment import MASK, masked_command
+from dpro.collectors.ownership import PRIVATE, keep_others_out
 from dpro.collectors.processes import Process, close_descriptors, start_ticks
 from dpro.errors import DproError, InputError, UsageError
+from dpro.folders import opened, refuse_link
 
 MARKERS = ".recording"
 RAW = ".raw"
-ENTRY_MODULE = "_dpro_autoload"
-ALIAS = "_dpro_inside_the_job"  # what the job's processes know the recorder as
-
-_ENTRY = '''"""Loads the dpro recorder into processes that import torch; made by `dpro record`."""
-
-
-def load():
-    try:
-        import importlib.util, sys
-
-        spec = importlib.util.spec_from_file_location("{alias}", {package!a} + "/__init__.py")
-        sys.modules["{alias}"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["{alias}"])
-        from {alias}.hooks import install
-
-        install({launch!a})
-    except Exception as error:
-        try:
-            with open({log!a}, "a") as log:
-                log.write("the recorder could not be loaded: " + repr(error) + "\\n")
-        except Exception:
-            pass
-'''
+_NAME = re.compile(r"\w[\w.-]*")  # of a launch
+_SHARED = re.compile(r"\.?(control|wanted|windows-\w*)\.[\w.-]*")  # what the processes of all launches share
+_INJECT = Path(__file__).resolve().with_name("inject")
+_LAUNCH = f"{_INJECT}/launch="  # see `inject/_dpro_autoload.py`
 
 
 class CommandNotFound(DproError):
@@ -133,33 +119,64 @@ class Launch:
         return self.run / MARKERS / f"{self.name}.json"
 
     @property
-    def inject(self) -> Path:
-        """The folder on `PYTHONPATH` that gets the recorder into the job."""
-        return self.raw / "inject"
+    def inject(self) -> str:
+        """The name on `PYTHONPATH` by which the recorder in the job finds this launch."""
+        return _LAUNCH + quote(os.fsencode(self.raw), safe="")
 
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, Any]:
         """What the launcher knew: host, pid and start of the job, and its command.
 
         Raises:
             FileNotFoundError: the recording is over.
+            InputError: the marker is no launcher's.
         """
-        facts: dict[str, object] = json.loads(self.marker.read_text(encoding="utf-8"))
-        return facts
+        with _opened_marker(self.marker) as marker:
+            try:
+                facts: dict[str, Any] = json.loads(marker.read())
+                host, pid, ticks = facts["host"], facts["pid"], facts["start_ticks"]
+                if isinstance(host, str) and "/" not in host and type(pid) is type(ticks) is int:
+                    return facts
+            except (ValueError, LookupError, TypeError, RecursionError):
+                pass
+        raise InputError(
+            f"{self.marker}: is not what a launcher writes; remove it, and read the run as it is"
+        )
 
     def remove_raw(self) -> None:
-        """Delete what the recorder wrote: its tables are whole."""
-        shutil.rmtree(self.raw, ignore_errors=True)
-        with suppress(OSError):
-            if not any(path.is_dir() for path in self.raw.parent.iterdir()):  # this was the last launcher's
-                for left in self.raw.parent.glob("*.json"):
-                    left.unlink()
-            self.raw.parent.rmdir()
+        """Delete what the recorder wrote: its tables are whole.
+
+        Raises:
+            InputError: `.raw` is a link.
+        """
+        with suppress(FileNotFoundError), opened(self.raw.parent) as raw:
+            shutil.rmtree(self.name, ignore_errors=True, dir_fd=raw)
+            with suppress(OSError):
+                left = os.listdir(raw)
+                if all(map(_SHARED.fullmatch, left)):  # this was the last launcher's
+                    for name in left:
+                        os.unlink(name, dir_fd=raw)
+                self.raw.parent.rmdir()
 
     def remove_marker(self) -> None:
-        """Say that the recording is over."""
-        self.marker.unlink(missing_ok=True)
-        with suppress(OSError):
-            self.marker.parent.rmdir()
+        """Say that the recording is over.
+
+        Raises:
+            InputError: `.recording` is a link.
+        """
+        with suppress(FileNotFoundError), opened(self.marker.parent) as markers:
+            with suppress(FileNotFoundError):
+                os.unlink(self.marker.name, dir_fd=markers)
+            with suppress(OSError):
+                self.marker.parent.rmdir()
+
+
+def launch_on(python_path: bytes) -> Launch | None:
+    """The launch that a process is recorded by, from its `PYTHONPATH`; None for none."""
+    for entry in python_path.split(os.fsencode(os.pathsep)):
+        if entry.startswith(os.fsencode(_LAUNCH)):
+            raw = Path(os.fsdecode(unquote_to_bytes(entry.removeprefix(os.fsencode(_LAUNCH)))))
+            return Launch(raw.parents[1], raw.name)
+    return None
 
 
 def launch(
@@ -181,18 +198,16 @@ def launch(
     Raises:
         CommandNotFound: there is no such command.
         CommandNotRunnable: the command cannot be executed.
-        UsageError: the run directory holds something else.
+        UsageError: the run directory holds something else, or is somebody else's.
     """
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
     run = run.resolve()
-    if os.pathsep in str(run):
-        raise UsageError(
-            f"{run}: the job could not find the recorder there, since {os.pathsep!r} parts PYTHONPATH"
-        )
     _claim(run)
     # Containers may share a name and have the same pids.
-    mine = Launch(run, f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}")
+    host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
+    mine = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
+    _make_raw(mine)
     marker = _prepare(mine, command, options)
     _fork_sidecar(mine, marker, sidecar, beside)
     _become(command, _environment(mine, options))
@@ -203,11 +218,12 @@ def _claim(run: Path) -> None:
     try:
         run.mkdir(parents=True, exist_ok=True)
         occupied = any(path.name not in (MARKERS, RAW) for path in run.iterdir())
+        others = launches(run)
+        if (occupied or others) and not any(map(is_locked, others)) and not _is_of_this_job(run):
+            raise UsageError(f"{run}: exists and is not empty; name another folder with -o, or remove it")
+        keep_others_out(run, run / RAW)
     except OSError as error:
         raise UsageError(f"{run}: cannot record there ({error.strerror})") from error
-    others = launches(run)
-    if (occupied or others) and not any(is_locked(each) for each in others) and not _is_of_this_job(run):
-        raise UsageError(f"{run}: exists and is not empty; name another folder with -o, or remove it")
 
 
 def _is_of_this_job(run: Path) -> bool:
@@ -219,9 +235,19 @@ def _is_of_this_job(run: Path) -> bool:
     return False
 
 
+def _make_raw(mine: Launch) -> None:
+    """Make the folder of a launch, which only this user may enter."""
+    while True:
+        keep_others_out(mine.run, mine.raw.parent)
+        with suppress(
+            FileNotFoundError
+        ):  # another launcher, which thought itself the last, removed it just now
+            return mine.raw.mkdir(PRIVATE)
+
+
 def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[str]:
     """Write what the recorder and readers need to know; the marker comes back open and locked."""
-    mine.marker.parent.mkdir(exist_ok=True)
+    mine.marker.parent.mkdir(0o755, exist_ok=True)
     unnamed = mine.marker.with_suffix(".tmp")
     marker = unnamed.open("w", encoding="utf-8")
     fcntl.flock(marker, fcntl.LOCK_EX)
@@ -232,25 +258,16 @@ def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO
     json.dump(facts | {"command": shown, "options": asdict(options)}, marker)
     marker.flush()
     unnamed.rename(mine.marker)  # nobody ever sees it unlocked
-    metadata = mine.inject / "dpro_recorder-0.dist-info"
-    metadata.mkdir(parents=True)
     (mine.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
     if options.nccl_inspector:
         (mine.raw / inspector.LOGS).mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dpro-recorder\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(f"[torch.backends]\ndpro_recorder = {ENTRY_MODULE}:load\n")
-    package = Path(__file__).resolve().with_name("inside")
-    entry = _ENTRY.format(
-        alias=ALIAS, package=str(package), launch=str(mine.raw), log=str(mine.raw / "log.txt")
-    )
-    (mine.inject / f"{ENTRY_MODULE}.py").write_text(entry)
     return marker
 
 
 def _environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
     """The job's environment: torch finds the recorder, and Kineto does not talk on stderr."""
     environment = dict(os.environ)
-    paths = [str(mine.inject), environment.get("PYTHONPATH", "")]
+    paths = [str(_INJECT), mine.inject, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment.setdefault("KINETO_LOG_LEVEL", "99")
     if options.nccl_inspector:
@@ -308,18 +325,37 @@ def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
 
 
 def launches(run: Path) -> list[Launch]:
-    """The recordings of a run that are not over."""
+    """The recordings of a run that are not over.
+
+    Raises:
+        InputError: its folders of them are links, or a marker has a name that no launch has.
+    """
+    refuse_link(run / MARKERS)
+    refuse_link(run / RAW)
     try:
         names = sorted(os.listdir(run / MARKERS))
     except (FileNotFoundError, NotADirectoryError):  # over, perhaps only just now
         return []
-    return [Launch(run, name.removesuffix(".json")) for name in names if name.endswith(".json")]
+    found = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    for name in found:
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"{run / MARKERS}: {f'{name}.json'!a} is no name that a recording has; remove it"
+            )
+    return [Launch(run, name) for name in found]
+
+
+@contextmanager
+def _opened_marker(path: Path) -> Iterator[IO[bytes]]:
+    """A marker to read; neither a link nor a pipe is waited for or followed."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as marker:
+        yield marker
 
 
 def is_locked(recording: Launch) -> bool:
     """Whether the sidecar of a recording lives."""
     try:
-        with recording.marker.open("rb") as marker:
+        with _opened_marker(recording.marker) as marker:
             fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -360,7 +396,7 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
 
 def _so_far(recording: Launch) -> str:
     """How far a recording is: ` (2 ranks so far, since 12:30, pid 7)`."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, InputError):
         begun = time.strftime("%H:%M:%S", time.localtime(recording.marker.stat().st_mtime))
         ranks = len(list(recording.raw.glob("*/facts.json")))
         pid = recording.facts()["pid"]
@@ -369,7 +405,7 @@ def _so_far(recording: Launch) -> str:
 
 
 def _slow(run: str | os.PathLike[str], recording: Launch) -> str:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, InputError):
         host = recording.facts()["host"]
         if host != socket.gethostname():
             return (
@@ -380,8 +416,8 @@ def _slow(run: str | os.PathLike[str], recording: Launch) -> str:
 
 def job_lives(recording: Launch) -> bool:
     """Whether the job itself still runs, as far as can be seen from this host."""
-    with suppress(FileNotFoundError, ValueError):
+    with suppress(OSError, InputError):
         facts = recording.facts()
-        here = facts["host"] == socket.gethostname()
-        return here and start_ticks(int(str(facts["pid"]))) == facts["start_ticks"]
+        here: bool = facts["host"] == socket.gethostname()
+        return here and start_ticks(facts["pid"]) == facts["start_ticks"]
     return False

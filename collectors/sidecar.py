@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from dpro.collectors import absence
 from dpro.collectors.launch import Launch
@@ -29,6 +30,10 @@ _WAITING = ("window*.json", "flight-*.json", "flight-*.pickle")
 FREQUENT_LOOKS = 10  # so many looks for what keeps the recorder out, then one at each power of two
 ABSENCE = "absence.txt"  # what they found
 GONE = "gone"  # in a process's folder: when it was first seen to have ended
+_KINDS: dict[str, type] = dict.fromkeys(("rank", "started_ns", "world_size", "local_rank", "pid"), int)
+_KINDS |= dict.fromkeys(("host", "gpu_uuid", "gpu_name"), str) | {"versions": dict, "environment": dict}
+_FACTS = {"world_size": 0, "local_rank": -1, "pid": -1, "host": "", "gpu_uuid": "", "gpu_name": ""}
+_FACTS |= {"versions": {}, "environment": {}}  # what older recorders left out
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
 
 
@@ -159,11 +164,17 @@ def _at_idle_priority(convert: Callable[[Launch], None], recording: Launch) -> i
         os._exit(0)
 
 
-def process_facts(folder: Path) -> dict[str, object]:
+def process_facts(folder: Path) -> dict[str, Any]:
     """What a process of the job said about itself.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or no process wrote it: names of files are made of what it says.
     """
-    facts: dict[str, object] = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    path = folder / "facts.json"
+    try:
+        facts: dict[str, Any] = {**_FACTS, **json.loads(path.read_text(encoding="utf-8"))}
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: is not what a process writes") from error
+    if any(type(facts.get(name)) is not kind for name, kind in _KINDS.items()):
+        raise ValueError(f"{path}: is not what a process writes")
     return facts

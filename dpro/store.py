@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import polars as pl
 
 from dpro.errors import InputError
+from dpro.folders import refuse_link, written_whole
 from dpro.schema import TABLES, Table, conform
 
 FORMAT_VERSION = 1
@@ -112,11 +114,14 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run directory.
 
     Raises:
-        InputError: no such folder, no manifest, a manifest that is not one, or one from a newer dpro.
+        InputError: no such folder, no manifest, a manifest that is not one, or one from a newer dpro; or a
+            table's folder is a link.
     """
     folder = Path(path)
     if not folder.exists():
         raise InputError(f"{folder}: no such file or folder")
+    for name in TABLES:
+        refuse_link(folder / name)
     manifest = folder / MANIFEST
     if not manifest.is_file():
         raise InputError(f"{folder}: {why_no_run(folder)}")
@@ -157,26 +162,26 @@ def write_part(run: Path, table: Table, part: str, frame: pl.DataFrame) -> int:
 
     Raises:
         SchemaError: the frame does not fit the declaration.
+        InputError: the folder of the table is a link.
     """
     import pyarrow.parquet as pq
 
     conformed = conform(table, frame)
     if conformed.height == 0:
         return 0
-    folder = run / table.name
-    folder.mkdir(parents=True, exist_ok=True)
     arrow = conformed.to_arrow(compat_level=pl.CompatLevel.oldest())
     integers = [name for name, dtype in table.dtypes.items() if dtype in (pl.Int64, pl.Int32)]
     texts = [name for name, dtype in table.dtypes.items() if dtype == pl.String or isinstance(dtype, pl.Enum)]
-    temporary = folder / f".{part}.{os.getpid()}.tmp"
-    pq.write_table(
-        arrow,
-        temporary,
-        compression="zstd",
-        use_dictionary=texts,
-        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
-    )
-    os.replace(temporary, folder / f"{part}.parquet")
+    with suppress(FileExistsError):
+        (run / table.name).mkdir(parents=True)
+    with written_whole(run / table.name, f"{part}.parquet") as file:
+        pq.write_table(
+            arrow,
+            file,
+            compression="zstd",
+            use_dictionary=texts,
+            column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
+        )
     return conformed.height
 
 
@@ -184,9 +189,8 @@ def write_manifest(run: Path, manifest: Manifest) -> None:
     """Write the manifest, whole or not at all: it is written last, so a run that has one is complete."""
     run.mkdir(parents=True, exist_ok=True)
     document = dataclasses.asdict(manifest) | {"missing_ranks": manifest.missing_ranks}
-    temporary = run / f".{MANIFEST}.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(temporary, run / MANIFEST)
+    with written_whole(run.resolve(), MANIFEST) as file:
+        file.write((json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
 
 
 def _read_manifest(path: Path) -> Manifest:

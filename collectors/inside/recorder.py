@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 
 from . import environment, records, stepping
+from .own import is_own
 from .store import JobStore
 
 SECOND_S = 1.0
@@ -82,7 +83,12 @@ class Recorder:
 
         Args:
             launch: the folder that the launcher made for its processes.
+
+        Raises:
+            PermissionError: it is somebody else's: nothing of theirs is to steer this process.
         """
+        if not is_own(launch):
+            raise PermissionError(f"{launch} is not this user's own")
         self.config: dict[str, Any] = json.loads((launch / "config.json").read_text())
         self.launch = launch
         self.enabled = True

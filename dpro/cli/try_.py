@@ -138,8 +138,11 @@ def try_(
 
 
 def _made(folder: Path) -> Path:
+    from dpro.collectors.ownership import ensure_mine
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        ensure_mine([folder.resolve()], within=False)
         occupied = any(folder.iterdir())
     except OSError as error:
         raise UsageError(f"{folder}: cannot record there ({error.strerror})") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dpro.analysis.told import BEGINS, ENDS, FILE, FOLDER
+from dpro.collectors.ownership import ensure_mine
 from dpro.detect.findings import Finding
 from dpro.units import NS_PER_MS, ms
 
@@ -175,9 +176,15 @@ class FindingsFile:
     """The file of findings of a run; one watcher at a time writes it, others only tell."""
 
     def __init__(self, run: Path) -> None:
-        """Open it, if nobody else does."""
+        """Open it, if nobody else does.
+
+        Raises:
+            InputError: the run is somebody else's, or its folder of findings holds links.
+        """
         self.folder = run / FOLDER
+        ensure_mine([run.resolve()], within=False)
         self.folder.mkdir(exist_ok=True)
+        ensure_mine([self.folder])
         self._file: IO[bytes] | None = (self.folder / FILE).open("ab", buffering=0)
         self._cut_off = True  # whoever wrote here before may have been killed within a line
         try:

@@ -30,6 +30,7 @@ from dpro.collectors.launch import RAW, Launch, is_locked, job_lives, launches
 from dpro.detect.findings import Finding
 from dpro.detect.hang.find import find_hangs
 from dpro.errors import DproError, Unanswerable
+from dpro.folders import written_whole
 from dpro.schema import COUNTERS
 from dpro.units import NS_PER_S
 from dpro.watch.activity import Activity, why_silent
@@ -185,11 +186,9 @@ class Watcher:
     def _ask(self) -> None:
         """Ask all processes for their latest calls."""
         self._asked_s, self._asked_at = time.monotonic(), self._updates
-        wanted = self.run / RAW / WANTED
-        with suppress(OSError):  # the disk is full, or the recording over
-            temporary = wanted.with_suffix(".tmp")
-            temporary.write_text(str(time.time_ns()))
-            temporary.replace(wanted)
+        # The disk may be full, or the recording over.
+        with suppress(OSError), written_whole(self.run / RAW, WANTED) as wanted:
+            wanted.write(str(time.time_ns()).encode())
 
     def _look_for_late(self) -> list[Notice]:
         """Ask, give the processes the time to answer, and see who is late; a part of the time is for that."""

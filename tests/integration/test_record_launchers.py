@@ -340,18 +340,15 @@ def test_run_with_spaces_and_letters_of_all_kinds_in_its_path_is_made(tmp_path):
     folder = tmp_path / "ein Ordner – 実行"
     folder.mkdir()
     command = ["sh", "-c", 'cd / && exec "$@"', "sh", *script(folder, TRAIN_8)]
-    done = complete([*RECORD, "-o", "der Lauf/ü", "--", *command], folder, LC_ALL="C")
+    done = complete([*RECORD, "-o", "der Lauf/ü 12:30", "--", *command], folder, LC_ALL="C")
     assert done.stdout == b"trained\n", done.stderr
-    assert steps_by_rank(opened(folder / "der Lauf" / "ü")) == {0: STEPS_OF_8}
+    assert steps_by_rank(opened(folder / "der Lauf" / "ü 12:30")) == {0: STEPS_OF_8}
 
 
-@pytest.mark.parametrize(
-    ("where", "why"), [("/proc/run", b"cannot record there"), ("at 12:30", b"parts PYTHONPATH")]
-)
-def test_place_where_nothing_can_be_recorded_is_refused_before_the_job_starts(tmp_path, where, why):
-    done = complete([*RECORD, "-o", where, "--", "touch", "started"], tmp_path)
+def test_place_where_nothing_can_be_recorded_is_refused_before_the_job_starts(tmp_path):
+    done = complete([*RECORD, "-o", "/proc/run", "--", "touch", "started"], tmp_path)
     assert done.returncode == 2
-    assert why in done.stderr
+    assert b"cannot record there" in done.stderr
     assert done.stderr.count(b"\n") == 1
     assert list(tmp_path.iterdir()) == []
 

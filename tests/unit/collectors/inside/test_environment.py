@@ -225,8 +225,8 @@ def test_secret_at_the_edge_of_what_is_kept_is_masked_before_the_value_is_cut():
 ADVERSARIAL = [
     "a=", "a,", "a(", "a:,", "token", "secret", "secretsecret=", "-eyJ", "a://", "a:b",
     "https://a/", "x ", " ", "https://hooks/a/", "-u ", "-u a", '"', 'token="', "token='-", "sk-",
-    "-----BEGIN PRIVATE KEY-----", "1:", "login --a ", "password: ", "Cookie: ", "Bearer ", "a:a@", "?sig=", "eyJ.", "_-", "--token -",
-    "aA1", "http", "M" * 24 + ".", "key\n",
+    "-----BEGIN PRIVATE KEY-----", "1:", "login --a ", "password: ", "Cookie: ", "Bearer ", "a:a@", "?sig=",
+    "eyJ.", "_-", "--token -", "aA1", "http", "M" * 24 + ".", "key\n",
 ]  # fmt: skip
 
 

@@ -1,0 +1,53 @@
+"""Gets the recorder into processes that import torch: PyTorch calls `load`, an entry point of this folder.
+
+The folder is on the job's `PYTHONPATH`, and beside it a name that no file has: `launch=` and, quoted, the
+folder that the launcher made for its processes. So what the job runs comes from where dpro is installed and
+never from a run, whoever may write there. Runs inside the job, with any Python that PyTorch runs with.
+"""
+
+import os
+import sys
+
+ALIAS = "_dpro_inside_the_job"  # what the job's processes know the recorder as
+LAUNCH = "launch="
+
+
+def load() -> None:
+    """Install the recorder; whatever goes wrong is for the log, not for the job."""
+    launch = ""
+    try:
+        launch = _launch()
+        if launch:
+            _install(launch)
+    except Exception as error:
+        _complain(launch, error)
+
+
+def _launch() -> str:
+    """The folder that the launcher made; empty for none."""
+    from urllib.parse import unquote_to_bytes
+
+    begins = os.path.join(os.path.dirname(__file__), LAUNCH)
+    found = [entry[len(begins) :] for entry in sys.path if entry.startswith(begins)]
+    return os.fsdecode(unquote_to_bytes(found[0])) if found else ""
+
+
+def _install(launch: str) -> None:
+    import importlib.util
+
+    package = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inside")
+    spec = importlib.util.spec_from_file_location(ALIAS, os.path.join(package, "__init__.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[ALIAS] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[ALIAS])
+    importlib.import_module(f"{ALIAS}.hooks").install(launch)
+
+
+def _complain(launch: str, error: Exception) -> None:
+    try:
+        if os.lstat(launch).st_uid == os.geteuid():
+            with open(os.path.join(launch, "log.txt"), "a") as log:
+                log.write(f"the recorder could not be loaded: {error!r}\n")
+    except OSError:
+        pass
