@@ -24,6 +24,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import css_variables
 from dpro.errors import DproError
 from dpro.units import format_bytes
+from dpro.words import printable
 
 MOST_BYTES = 2_500_000  # of all figures; what draws them takes 2 MB, and all has to stay below 5
 MOST_LANES_OF = 8  # ranks whose lanes are drawn
@@ -50,6 +51,7 @@ def html_of(loaded: Loaded, report: Report) -> str:
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

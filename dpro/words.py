@@ -1,10 +1,26 @@
-"""Text that has to be short: long names are cut, long lists name the first."""
+"""Text that has to be short or harmless: long names are cut, of long lists the first are named, and so on."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 _MORE = "…"
+# C0 without tab and newline, delete and C1; marks, embeddings, overrides and isolates of direction; ends of
+# lines and paragraphs; halves of surrogate pairs, as in undecodable file names; tags, which are invisible.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """A text in which what controls a terminal or the direction of text is spelt out: `\\x1b`."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """A text as `printable`, on one line."""
+    return " ".join(filter(None, map(str.strip, printable(text).split("\n"))))
 
 
 def shortened(text: str, most: int) -> str:

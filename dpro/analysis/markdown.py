@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from dpro.analysis.report import Gain, Report, Table
-from dpro.words import shortened
+from dpro.words import printable, shortened
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
 _LONGEST = 100  # characters of a cell
@@ -94,8 +94,10 @@ def _folded(table: Table) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that shows as it is: no markup, no tag, and nobody is called by an @."""
-    one_line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Text that shows as it is: no markup, no tag, no control character, and nobody is called by an @."""
+    one_line = (
+        printable(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
     return _SPECIAL.sub(r"\\\1", one_line).replace("@", "@\u2060")
 
 
@@ -103,4 +105,4 @@ def _code(text: str) -> str:
     """Text in fixed width, to be copied; a backtick in it ends it no earlier."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     room = " " if text[:1] == "`" or text[-1:] == "`" else ""
-    return f"{fence}{room}{' '.join(text.split())}{room}{fence}"
+    return f"{fence}{room}{printable(' '.join(text.split()))}{room}{fence}"

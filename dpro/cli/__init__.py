@@ -6,13 +6,13 @@ errors on stderr. A `DproError` becomes one line and its exit code; nothing else
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
 
 from dpro._version import __version__
+from dpro.cli.output import fail, speak_plainly
 from dpro.errors import DproError
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; an error a user can act on is one line on stderr and its exit code."""
+    speak_plainly()
     try:
         cli(prog_name="dpro")  # also for `python -m dpro`
     except DproError as error:
-        click.echo(f"dpro: {error}", err=True)
-        sys.exit(error.exit_code)
+        fail(error)

@@ -1,26 +1,100 @@
-"""How every command speaks: one JSON object for programs, tables for people, progress on stderr."""
+"""How every command speaks: one JSON object for programs, tables for people, progress on stderr.
+
+Whatever names, hosts, paths and messages hold, no control character of theirs reaches the terminal:
+`speak_plainly` puts `printable` before both streams; consoles, which write control characters of their own,
+apply it to text. JSON escapes them, so that programs read what was recorded.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
 
-from dpro.errors import UsageError
+from dpro.errors import DproError, UsageError
+from dpro.words import one_line, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from typing_extensions import Buffer
 
     from dpro.detect.findings import Finding
 
 SCHEMA_VERSION = 1
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Printable:
+    """A stream of which only printable text gets on; all else of it is as it was."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.buffer = _Decoded(self)
+
+    def write(self, text: str) -> int:
+        self.stream.write(printable(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class _Decoded(io.BufferedIOBase):
+    """Where those write who have bytes."""
+
+    def __init__(self, stream: _Printable) -> None:
+        self._stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        return self._stream.write(bytes(data).decode(errors="surrogateescape"))
+
+
+def speak_plainly() -> None:
+    """From now on only printable text reaches stdout and stderr, warnings and tracebacks included."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, _Printable):  # None where it was closed
+            with suppress(AttributeError):
+                stream.reconfigure(errors="backslashreplace")
+            setattr(sys, name, _Printable(stream))
+
+
+def _own_stream(stream: TextIO) -> TextIO:
+    """What a console writes to, which sees to its text itself."""
+    return stream.stream if isinstance(stream, _Printable) else stream
+
+
+@cache
+def _console_class() -> type[Console]:
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        """A console of whose own control characters all, and of those in text none, reach the terminal."""
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else printable(text), style, control)
+
+    return PrintableConsole
 
 
 def json_option(command: F) -> F:
@@ -36,21 +110,22 @@ def print_json(document: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a NaN or infinity got into the document, which JSON cannot say.
     """
-    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **document}, allow_nan=False))
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, allow_nan=False)
+    click.echo(text.replace("\x7f", r"\u007f"))  # the one control character that it does not escape
 
 
 def console() -> Console:
     """A console for text on stdout that keeps names of spans literal."""
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return _console_class()(
+        file=_own_stream(sys.stdout), highlight=False, markup=False, emoji=False, soft_wrap=True
+    )
 
 
 def stderr_console() -> Console:
     """A console on stderr, for progress and warnings."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return _console_class()(
+        file=_own_stream(sys.stderr), stderr=True, highlight=False, markup=False, emoji=False
+    )
 
 
 @contextmanager
@@ -65,7 +140,13 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def warn(message: str) -> None:
     """One line on stderr that does not stop the command."""
-    click.echo(f"dpro: warning: {message}", err=True)
+    click.echo(f"dpro: warning: {one_line(message)}", err=True)
+
+
+def fail(error: DproError) -> NoReturn:
+    """End with an error's line on stderr and its exit code."""
+    click.echo(f"dpro: {one_line(str(error))}", err=True)
+    sys.exit(error.exit_code)
 
 
 def finding_document(finding: Finding, cost_ms: float | None) -> dict[str, Any]:

@@ -15,7 +15,16 @@ from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from tests.builders import TinyRun, cpu_job
 from tests.unit.detect.hanging import OPEN, Job, _frame
 
-EVIL = ["<script>alert(1)</script>", "a | b", "`tick`", "@everyone", "[link](http://x)", "__b__ *c*", "l\nr"]
+EVIL = [
+    "<script>alert(1)</script>",
+    "a | b",
+    "`tick`",
+    "@everyone",
+    "[link](http://x)",
+    "__b__ *c*",
+    "l\nr",
+    "\x1b]0;t\x07\x9b\u202e",
+]
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +115,5 @@ def test_names_from_a_trace_are_text_in_markdown(tmp_path):
     assert r"\[link\](http" in text
     assert r"\`tick\`" in text
     assert "| l r |" in text
+    assert r"\\x1b\]0;t\\x07\\x9b\\u202e" in text
+    assert not set("\x1b\x07\x9b\u202e") & set(text)

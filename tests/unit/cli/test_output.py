@@ -1,0 +1,131 @@
+"""What controls a terminal is spelt out wherever a name, a path or a message gets there; JSON stays exact."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.cli.output import console, print_json, progress, speak_plainly, stderr_console, warn
+from dpro.words import one_line, printable
+
+TITLE, CLIPBOARD, COLOUR = "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJmIH4=\x1b\\", "\x1b[31m"
+C1, OVERRIDE, HALF = "\x9b31m\x9d0;title\x9c", "\u202eexe.gpj\u2066", "\udcff"
+EVIL = f"a{TITLE}{CLIPBOARD}{COLOUR}{C1}\r\b\x00\x7f{OVERRIDE}{HALF}z"
+
+DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def said_by(speak: Callable[[], object], monkeypatch) -> list[str]:
+    """What a process that speaks plainly says on its two streams, which are terminals."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "200")
+    streams = Terminal(), Terminal()
+    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        speak_plainly()
+        speak()
+    return [stream.getvalue() for stream in streams]
+
+
+def harmful(text: str) -> set[str]:
+    """Characters of a text that control something; newlines and tabs do no harm."""
+    controls = {c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")} - set("\n\t")
+    return controls | {c for c in text if unicodedata.bidirectional(c) in DIRECTIONS}
+
+
+@given(st.text(st.characters(), max_size=50))
+def test_nothing_that_controls_a_terminal_is_left_and_all_else_is_as_it_was(text):
+    shown = printable(text)
+    assert harmful(shown) == set()
+    assert "\n" not in one_line(text)
+    assert printable(shown) == shown
+    if not harmful(text):
+        assert all(kept in shown for kept in text if unicodedata.category(kept) != "Cf")
+
+
+def test_names_of_people_and_kernels_stay():
+    for text in ("é 中文 עברית 😀 ‘x’ → µs", "void gemm<float, 4>(T*)\tx\n"):
+        assert printable(text) == text
+
+
+@pytest.mark.parametrize(
+    "speak",
+    [
+        lambda: click.echo(EVIL),
+        lambda: click.echo(EVIL, err=True),
+        lambda: print(EVIL),
+        lambda: click.echo(EVIL.encode(errors="surrogateescape")),
+        lambda: sys.stderr.writelines([EVIL, EVIL]),
+        lambda: warn(EVIL),
+        lambda: console().print(EVIL),
+        lambda: click.UsageError(EVIL).show(),
+        lambda: sys.excepthook(ValueError, ValueError(EVIL), None),
+    ],
+)
+def test_no_way_to_speak_lets_it_through(monkeypatch, speak):
+    said = "".join(said_by(speak, monkeypatch))
+    assert harmful(said) == set()
+    assert r"\x1b]52;c;" in said
+    assert r"\u202e" in said
+
+
+def test_tables_and_progress_keep_their_own_colours_and_movements_and_nothing_of_names(monkeypatch):
+    def speak() -> None:
+        from rich.table import Table
+
+        table = Table("name", title=EVIL)
+        table.add_row(EVIL, style="red")
+        console().print(table)
+        with progress(EVIL) as told:
+            told(1, 2)
+        with stderr_console().status(EVIL):
+            warn(EVIL)
+
+    for said in said_by(speak, monkeypatch):
+        assert "\x1b[" in said
+        assert "\x1b]" not in said
+        assert COLOUR + "\\x9b" not in said
+        assert harmful(said) - set("\x1b\r") == set()
+
+
+def test_json_is_exact_and_ascii(monkeypatch):
+    said, _ = said_by(lambda: print_json({"name": EVIL}), monkeypatch)
+    assert said.isascii()
+    assert harmful(said) == set()
+    assert json.loads(said)["name"] == EVIL
+
+
+def test_a_message_is_one_line_whatever_is_in_it(monkeypatch):
+    _, said = said_by(lambda: warn("first\n\ndpro: warning: second"), monkeypatch)
+    assert said == "dpro: warning: first dpro: warning: second\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "encoding"),
+    [(["info", f"no\x1b]0;owned\x07{OVERRIDE}{HALF}"], "utf-8"), (["inf\x9b\u202e"], "ascii")],
+)
+def test_a_path_that_does_not_exist_and_a_word_that_is_no_command_are_said_plainly(arguments, encoding):
+    done = subprocess.run(
+        [sys.executable, "-m", "dpro", *arguments],
+        env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"},
+        capture_output=True,
+    )
+    assert done.returncode in (1, 2)
+    said = (done.stdout + done.stderr).decode(encoding)
+    assert harmful(said) == set()
+    assert r"\u202e" in said
+    assert "Traceback" not in said
