@@ -3,8 +3,9 @@
 In: records of one process, and its step boundaries. Out: rows of `counters`.
 
 Counters that begin with `step_` are about one whole step, the one of that rank that starts at `time_ns`.
-`data_wait_ns` and `gc_pause_ns` are single intervals of a millisecond or more that start at `time_ns`. What
-was not measured at both ends of a step has no row.
+`data_wait_ns`, `gc_pause_ns` and `checkpoint_save_ns` are single intervals of a millisecond or more that
+start at `time_ns`, `loader_start_ns` is one of any length. What was not measured at both ends of a step has
+no row.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _TOTALS = {  # kind of record -> what its values after the time are
     records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
     records.WORK: ("step_backward_calls", "step_gc_ns", "step_data_wait_ns"),
     records.INPUT: ("step_input_elements",),
+    records.ASIDE: ("step_checkpoint_ns", "step_no_grad_ns", "step_compile_ns"),
 }
 _SCHEMA = {name: COUNTERS.dtypes[name] for name in ("device", "counter", "time_ns", "value")}
 
@@ -46,16 +48,25 @@ def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, B
 
 def _intervals(recorded: Sequence[records.Record]) -> pl.DataFrame:
     """Single long intervals."""
-    rows = [
-        ("" if each.c < 0 else f"DataLoader worker {each.c}", "data_wait_ns", each.a, float(each.b))
-        for each in recorded
-        if each.kind == records.LOADED
-    ] + [
-        (f"generation {each.c}", "gc_pause_ns", each.a, float(each.b))
-        for each in recorded
-        if each.kind == records.COLLECTED
-    ]
+    rows = [row for each in recorded for row in _interval(each)]
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+
+
+def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
+    """`device`, `counter`, `time_ns`, `value` of a record that is about one interval."""
+    start, duration = record.a, float(record.b)
+    if record.kind == records.LOADED:
+        worker = "" if record.c < 0 else f"DataLoader worker {record.c}"
+        return [(worker, "data_wait_ns", start, duration)]
+    if record.kind == records.COLLECTED:
+        return [(f"generation {record.c}", "gc_pause_ns", start, duration)]
+    if record.kind == records.BEGUN:
+        persist = "persistent " if record.d else ""
+        return [(f"{record.c} {persist}workers", "loader_start_ns", start, duration)]
+    if record.kind == records.SAVED:
+        size = [("", "checkpoint_save_bytes", start, float(record.c))] if record.c >= 0 else []
+        return [("", "checkpoint_save_ns", start, duration), *size]
+    return []
 
 
 def _per_step(

@@ -15,6 +15,9 @@ FACTS = {  # counter of a step -> column
     "step_training_thread_cpu_ns": "training_thread_cpu_ns",
     "step_cpu_ns": "cpu_ns",
     "step_backward_calls": "backward_calls",
+    "step_checkpoint_ns": "checkpoint_ns",
+    "step_no_grad_ns": "no_grad_ns",
+    "step_compile_ns": "compile_ns",
 }
 
 

@@ -92,7 +92,7 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
     ranks = {rank for each in of_ranks for rank in each.ranks}
     known = any(INPUT_PIPELINE in (each.component_id, each.cause) for each in found)
     jobs = {each.class_ for each in found if each.component_kind == "job"}
-    late, network = _late(aligned, apart)
+    pauses, late, network = _late(always, aligned, apart)
     late = [
         each
         for each in late
@@ -103,7 +103,7 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
         # Others may be late because of messages from those ranks, or over that network: calls cannot tell.
         late = [each for each in late if each.component_kind == "job"]
     network = [] if slow_network else _timed(run, always) or ([] if ranks else network)
-    return [*late, *network, *([] if known else _waiting(always, aligned.workers))]
+    return [*pauses, *late, *network, *([] if known else _waiting(always, aligned.workers))]
 
 
 def without_windows(run: Run) -> Verdict | None:
@@ -119,8 +119,9 @@ def without_windows(run: Run) -> Verdict | None:
         return None
     always = _always_of(run)
     aligned, apart = on_one_clock(always)
-    late, network = _late(aligned, apart)
+    pauses, late, network = _late(always, aligned, apart)
     findings = [
+        *pauses,
         *late,
         *(_timed(run, always) or network),
         *_waiting(always, aligned.workers),
@@ -131,22 +132,33 @@ def without_windows(run: Run) -> Verdict | None:
     return findings, [*bad_ends(run), *_not_shown(aligned, apart), *no_window]
 
 
-def _late(rows: Always, apart: list[int]) -> tuple[list[Finding], list[Finding]]:
-    """Ranks that the others wait for; where there are none, hosts that all began to wait."""
+def _late(
+    recorded: Always, rows: Always, apart: list[int]
+) -> tuple[list[Finding], list[Finding], list[Finding]]:
+    """What is lost to pauses; in all other steps, ranks that the others wait for, or hosts that all wait.
+
+    Args:
+        recorded: what was always recorded.
+        rows: the same on one clock.
+        apart: ranks that are no part of that.
+    """
     from dpro.detect.idle_hosts import find_idle_hosts
     from dpro.detect.late_ranks import judge as judge_lateness
     from dpro.detect.late_ranks import messages_unseen, on_gpus
-    from dpro.detect.lateness import calls_of, own_time
+    from dpro.detect.lateness import calls_of, own_time_of_all, usual_ones
+    from dpro.detect.pauses import find_pauses
 
     calls = calls_of(rows.collectives)
+    all_own = own_time_of_all(calls, rows.steps)
+    lost = find_pauses(recorded.steps, recorded.counters, lambda: all_own)
     if calls.is_empty() or rows.steps.is_empty():
-        return [], []
-    own = own_time(calls, rows.steps)
+        return lost.findings, [], []
+    own = usual_ones(all_own).filter(~pl.col("step").is_in(lost.steps))
     unseen = messages_unseen(rows.collectives, rows.workers)
     late = judge_lateness(own, calls, rows.counters, rows.workers, doubtful=unseen)
     if late or unseen or on_gpus(rows.workers):
-        return late, []
-    return [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
+        return lost.findings, late, []
+    return lost.findings, [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
 
 
 def _timed(run: Run, rows: Always) -> list[Finding]:

@@ -81,18 +81,21 @@ def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
     from dpro.analysis.verdict import not_known
 
     out = console()
-    if not analysis.trust.answerable:
+    if not analysis.trust.answerable and not findings:
         out.print("Not diagnosed: the replay does not fit the trace.")
     elif not findings:
         out.print("Nothing is wrong that this run can show.")
     for finding in findings:
+        cause = f" ({finding.cause})" if finding.cause else ""
         out.print(
-            f"{finding.class_}: {finding.component_kind} {finding.component_id} costs "
+            f"{finding.class_}: {finding.component_kind} {finding.component_id}{cause} costs "
             f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it); "
             f"confidence {finding.confidence:.2f}"
         )
         for line in finding.evidence:
             out.print(f"  - {line}")
+    if findings and not analysis.trust.answerable:
+        out.print("  not known: what deep windows show, since their replay does not fit the trace")
     for reason in not_known(analysis):
         out.print(f"  not known: {reason}")
 

@@ -15,8 +15,9 @@ import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang.words import ranks_in_words
-from dpro.detect.regression import Regression, job_steps, regression_of
+from dpro.detect.regression import Regression, regression_of
 from dpro.replay.host import host_facts
+from dpro.replay.pace import job_steps
 from dpro.units import format_duration
 
 COUNTED = ("training_thread_cpu_ns", "data_wait_ns", "gc_ns", "run_queue_ns")

@@ -62,6 +62,29 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
 def own_time(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Work and waiting of each rank in each whole step that is like most of its steps.
 
+    Args:
+        calls: as `calls_of` gives them.
+        steps: rows of that table; steps of deep windows are left out.
+
+    Returns:
+        `[rank, step, start_ns, own_ns, waited_ns, signature]`; ranks whose signature is the same make the
+        same calls.
+    """
+    return usual_ones(own_time_of_all(calls, steps))
+
+
+def usual_ones(own: pl.DataFrame) -> pl.DataFrame:
+    """The own times of steps that are like most steps of their rank.
+
+    Args:
+        own: as `own_time_of_all` gives it.
+    """
+    return own.filter("usual").drop("usual")
+
+
+def own_time_of_all(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Work and waiting of each rank in each whole step, whatever it calls there.
+
     A step here begins when the last call of the step before was released, and ends with its own last call:
     what follows that, all wait for. A host that waits in a call goes on when the last member has come;
     whether it waits, or goes on at once and lets the call run, is told for each kind of call from whether the
@@ -73,8 +96,7 @@ def own_time(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         steps: rows of that table; steps of deep windows are left out.
 
     Returns:
-        `[rank, step, start_ns, own_ns, waited_ns, signature]`; ranks whose signature is the same make the
-        same calls.
+        The columns of `own_time`, and `usual`: whether the rank makes the same calls in most steps.
     """
     gaps = _gaps(_in_steps(_released(calls), steps))
     waits = _blocking(gaps)
@@ -87,14 +109,15 @@ def own_time(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         known=pl.col("known").all(),
     )
     signatures = gaps.select("rank", cycle="step", signature="signature").unique()
-    usual = signatures.group_by("rank").agg(pl.col("signature").mode().min())
+    usual = signatures.group_by("rank").agg(usual=pl.col("signature").mode().min())
     starts = steps.filter(pl.col("window") < 0).select("rank", "start_ns", cycle="step")
     return (
         whole.filter((pl.col("begins") == 1) & pl.col("known"))
         .join(signatures, on=["rank", "cycle"])
-        .join(usual, on=["rank", "signature"])
+        .join(usual, on="rank")
         .join(starts, on=["rank", "cycle"])
-        .select("rank", "start_ns", "own_ns", "waited_ns", "signature", step="cycle")
+        .with_columns(usual=pl.col("signature") == pl.col("usual"))
+        .select("rank", "start_ns", "own_ns", "waited_ns", "signature", "usual", step="cycle")
         .sort("step", "rank")
     )
 

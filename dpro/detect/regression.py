@@ -17,6 +17,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.telemetry import Stretch, changes
 from dpro.replay.breakdown import kernel_totals
 from dpro.replay.host import host_facts
+from dpro.replay.pace import job_steps
 from dpro.units import format_duration
 
 LEAST_SHARE = 0.03  # of the step: less is not worth a finding
@@ -77,25 +78,6 @@ def find_regression(
     return [
         Finding("slow.regression", "job", "step time", (), share, round(found.persistent, 3), cost, evidence)
     ]
-
-
-def job_steps(steps: pl.DataFrame) -> pl.DataFrame:
-    """The job's steps, in order: `step`, `duration_ns` (median over ranks), `begin_ns` and `end_ns`.
-
-    Of a trace that was recorded in depth all along, all steps count.
-    """
-    timed = steps.filter(pl.col("duration_ns") > 0)
-    outside = timed.filter(pl.col("window") < 0)
-    return (
-        (timed if outside.is_empty() else outside)
-        .group_by("step")
-        .agg(
-            pl.col("duration_ns").median(),
-            begin_ns=pl.col("start_ns").min(),
-            end_ns=(pl.col("start_ns") + pl.col("duration_ns")).max(),
-        )
-        .sort("step")
-    )
 
 
 def regression_of(series: pl.DataFrame) -> Regression | None:

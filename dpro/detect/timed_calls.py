@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from dpro.detect.fabric import LIKE
-from dpro.detect.regression import job_steps
 from dpro.detect.traffic import MESSAGE, Healed, Traffic
+from dpro.replay.pace import job_steps
 
 _COLUMNS = ("op", "bytes", "members", "num_ranks", "num_hosts", "step", "transfer_ns", "whole")
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import polars as pl
 
-from dpro.detect.regression import job_steps
 from dpro.detect.timed_calls import at_most
 from dpro.detect.traffic import MESSAGE, Traffic
+from dpro.replay.pace import job_steps
 
 
 def traffic_of_sends(sends: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataFrame) -> Traffic:

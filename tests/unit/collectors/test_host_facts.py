@@ -79,3 +79,27 @@ def test_elements_of_batches_are_counted_per_step_from_the_first_that_a_loader_h
     recorded = [work(101, 4), handed[0], work(203, 8), handed[1], work(301, 13)]
     assert values(recorded, "step_input_elements") == {110: 96}
     assert values([work(101, 4), work(203, 8)], "step_input_elements") == {}
+
+
+def test_what_is_done_beside_training_is_counted_per_step():
+    recorded = [Record(101, 5, 7, 0, records.ASIDE), Record(203, 5, 40, 9, records.ASIDE)]
+    assert values(recorded, "step_checkpoint_ns") == {110: 0}
+    assert values(recorded, "step_no_grad_ns") == {110: 33}
+    assert values(recorded, "step_compile_ns") == {110: 9}
+
+
+def test_saves_and_beginnings_of_loaders_are_intervals():
+    recorded = [
+        Record(120, 30, 4096, 0, records.SAVED),
+        Record(150, 20, -1, 0, records.SAVED),  # into something that is no file
+        Record(180, 5, 4, 0, records.BEGUN),
+        Record(190, 6, 2, 1, records.BEGUN),
+    ]
+    rows = host_counters(recorded, ENDS)
+    assert rows.rows() == [
+        ("", "checkpoint_save_ns", 120, 30.0),
+        ("", "checkpoint_save_bytes", 120, 4096.0),
+        ("", "checkpoint_save_ns", 150, 20.0),
+        ("4 workers", "loader_start_ns", 180, 5.0),
+        ("2 persistent workers", "loader_start_ns", 190, 6.0),
+    ]
