@@ -241,9 +241,10 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def accepted_besides(row: dict[str, Any], finding: dict[str, Any]) -> bool:
-    """A job in which something became slow midway is slower than it was: that is true, and not the point."""
+    """What is true, and not the point: a job slower than it was, or one that was made to pause."""
     became_slow = row["fault"] not in ("", "regression") and row["since"] > 0
-    return became_slow and finding["class"] == "slow.regression"
+    pauses = row["noise"] == "periodic" and finding["class"] == "pauses"
+    return pauses or (became_slow and finding["class"] == "slow.regression")
 
 
 def at_fault(row: dict[str, Any], finding: dict[str, Any]) -> bool:

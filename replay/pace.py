@@ -124,7 +124,7 @@ def _undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
 def _usual(times: Floats) -> Floats:
     """The median of the steps around each; just where the job becomes slower, what it is then."""
     median = pl.Series(_full(pl.Series(times).rolling_median(min(AROUND, times.size), center=True)))
-    return np.maximum(median.rolling_max(3, center=True, min_samples=1).to_numpy(), 1.0)
+    return np.asarray(np.maximum(median.rolling_max(3, center=True, min_samples=1).to_numpy(), 1.0))
 
 
 def _full(rolled: pl.Series) -> Floats:
