@@ -77,7 +77,10 @@ def test_the_graph_of_the_engine_benchmark_replays_as_the_event_driven_twin_does
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_a_benchmark_runs(name, tmp_path):
     pytest.importorskip("torch")
-    events = [{"ph": "X", "name": "op", "pid": 1, "tid": 1, "ts": at, "dur": 1.0} for at in range(100)]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "ts": at, "dur": 1.0}
+        for at in range(100)
+    ]
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), *TINY[name]],
