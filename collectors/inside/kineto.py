@@ -20,6 +20,10 @@ from torch.autograd.profiler import _ExperimentalConfig, profile
 from .modules import name_modules
 
 
+class OwnProfile(profile):
+    """A profiler of ours: its type distinguishes it from the user's own."""
+
+
 class Recording:
     """Kineto at work, and what else is recorded beside it."""
 
@@ -31,7 +35,7 @@ class Recording:
             execution_trace: where to write one, if asked to.
         """
         gpu = torch.cuda.is_initialized()
-        self.profiler = profile(
+        self.profiler = OwnProfile(
             use_kineto=True,
             use_device="cuda" if gpu else None,
             record_shapes=options["shapes"],

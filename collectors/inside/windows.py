@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.autograd.profiler import profile, record_function
 
 from . import records
 from .agreement import Agreement
-from .kineto import Recording, is_profiling, let_child_exit
+from .kineto import OwnProfile, Recording, is_profiling, let_child_exit
 from .patching import patch
 from .plan import Budget, Plan, Window
 from .recorder import Recorder, identity
@@ -36,6 +37,9 @@ class Windows:
     def __init__(self, recorder: Recorder) -> None:
         """No window is open yet."""
         self._recorder = recorder
+        # The user's profilers, from when they are prepared until they stop. While one warms up PyTorch reports
+        # none as active, but ends the process if that one starts while another runs.
+        self._foreign: weakref.WeakSet[profile] = weakref.WeakSet()
         self._forget()
 
     def _forget(self) -> None:
@@ -79,7 +83,7 @@ class Windows:
             return
         if step > window.step:
             self._miss(window, LATE)
-        elif self._open is not None or is_profiling():
+        elif self._open is not None or self._foreign or is_profiling():
             self._miss(window, OCCUPIED)
         else:
             self._start(window)
@@ -135,10 +139,19 @@ class Windows:
         """No step may follow: keep what there is."""
         self.close(save=True)
 
-    def on_profiler(self, profiler: Any) -> None:
-        """A profiler is about to start; give way to the user's own."""
-        if self._open is not None and profiler is not self._open.profiler:
+    def on_profiler(self, profiler: profile) -> None:
+        """A profiler is about to be prepared; give way to the user's own."""
+        if not isinstance(profiler, OwnProfile):
+            self._foreign.add(profiler)
             self.close(save=False)
+
+    def on_profiler_end(self, profiler: profile) -> None:
+        """A profiler is about to stop."""
+        self._foreign.discard(profiler)
+
+    def on_observer(self, _: Any) -> None:
+        """The user records an execution trace; one at a time can be."""
+        self.close(save=False)
 
     def before_fork(self) -> None:
         """A child that inherits a running Kineto would keep gathering events that nobody collects."""
@@ -211,9 +224,10 @@ def install(recorder: Recorder) -> None:
     recorder.listen("fork", windows.on_fork)
     _install_backward(windows)
     patch(profile, "_prepare_trace", before=lambda profiler: recorder.call(windows.on_profiler, profiler))
+    patch(profile, "__exit__", before=lambda profiler: recorder.call(windows.on_profiler_end, profiler))
     observer = getattr(torch.profiler, "ExecutionTraceObserver", None)
     if observer is not None and recorder.config["execution_trace"]:
-        patch(observer, "register_callback", before=lambda each: recorder.call(windows.on_profiler, each))
+        patch(observer, "register_callback", before=lambda each: recorder.call(windows.on_observer, each))
     os.register_at_fork(before=lambda: recorder.call(windows.before_fork))
 
 

@@ -329,6 +329,38 @@ def test_users_own_profiler_wins(tmp_path):
     assert run.table(STEPS).filter(window=2)["step"].to_list() == [25, 26]
 
 
+def test_users_own_profiler_may_warm_up_at_any_distance_from_our_windows(tmp_path):
+    body = """
+    from torch.profiler import profile, schedule, ProfilerActivity
+
+    seen = []
+
+    def ready(profiler):
+        seen.append(sum(event.name == "aten::addmm" for event in profiler.events()))
+
+    for shift in range(5):
+        for warmup in (1, 2, 3):
+            cycle = schedule(wait=1, warmup=warmup, active=2)
+            with profile(activities=[ProfilerActivity.CPU], schedule=cycle, on_trace_ready=ready) as profiler:
+                for _ in range(2 * (3 + warmup)):
+                    train_step()
+                    profiler.step()
+        train_step()
+    cycle = schedule(wait=1, warmup=3, active=2)
+    with profile(activities=[ProfilerActivity.CPU], schedule=cycle) as profiler:
+        train_step()
+        profiler.step()
+    for _ in range(12): train_step()  # it stopped while it warmed up: windows are ours again
+    print(seen)
+    """
+    run, done = record(tmp_path, script(tmp_path, body), "--every", "5", "--window-steps", "2", "--skip", "3")
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().strip() == str([2] * 30)
+    windows = run.table(SPANS).filter(name="aten::addmm").group_by("window").len()
+    assert set(windows["len"]) == {2}
+    assert windows["window"].max() >= run.table(STEPS)["step"].max() // 5 - 1
+
+
 def test_job_without_torch_is_a_run_that_says_so(tmp_path):
     run, done = record(tmp_path, [sys.executable, "-c", "print('hello')"])
     assert (done.returncode, done.stdout, done.stderr) == (0, b"hello\n", b"")
