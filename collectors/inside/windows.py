@@ -37,8 +37,8 @@ class Windows:
     def __init__(self, recorder: Recorder) -> None:
         """No window is open yet."""
         self._recorder = recorder
-        # The user's profilers, from when they are prepared until they stop. While one warms up PyTorch reports
-        # none as active, but ends the process if that one starts while another runs.
+        # The user's profilers, from when they are prepared until they stop. While one warms up, PyTorch
+        # reports none as active, but ends the process if that one starts while another runs.
         self._foreign: weakref.WeakSet[profile] = weakref.WeakSet()
         self._forget()
 
