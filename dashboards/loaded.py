@@ -18,9 +18,9 @@ from dpro.replay.accuracy import Trust
 from dpro.replay.build import Built
 from dpro.replay.difference import Difference, explain
 from dpro.replay.graph import Graph
-from dpro.replay.timeline import critical_path, replay
+from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.predict import Prediction, apply_all
+from dpro.replay.whatif.predict import Prediction, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.store import Run
 
@@ -60,8 +60,8 @@ class Loaded(Analysis):
 
     @once
     def path(self) -> pl.DataFrame:
-        """What the critical path of the unchanged graph consists of."""
-        return critical_path(self.timeline)
+        """What decides the steps of the unchanged graph."""
+        return critical_path_of_steps(self.timeline, self.baseline)
 
     @once
     def curves(self) -> list[Curve]:
@@ -81,7 +81,7 @@ class Loaded(Analysis):
             return self._changed[1]
 
     def path_after(self, edits: Sequence[Edit]) -> pl.DataFrame:
-        """What the critical path consists of after some edits; the latest is kept.
+        """What decides the steps that are predicted after some edits; the latest is kept.
 
         Raises:
             Unanswerable: the run lacks what an edit needs.
@@ -92,7 +92,9 @@ class Loaded(Analysis):
         with self.lock_of("changed_path"):
             key = tuple(map(str, edits))
             if self._changed_path[0] != key:
-                self._changed_path = key, critical_path(replay(graphs[-1]))
+                changed = predicted_timeline(graphs, self.trust)
+                path = critical_path_of_steps(changed, self.baseline, self.baseline)
+                self._changed_path = key, path
             return self._changed_path[1]
 
     @once

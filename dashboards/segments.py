@@ -56,6 +56,7 @@ class Tracks:
         kind: [N] index into `KINDS`.
         node: [N] node of the graph.
         critical: [N] on the critical path.
+        later: [N] ns by which the replay begins it later than it was measured.
         whole, path: all slices, and those on the critical path, the coarsest level first.
     """
 
@@ -66,6 +67,7 @@ class Tracks:
     kind: Ints
     node: Ints
     critical: NDArray[np.bool_]
+    later: Ints
     whole: Sequence[Level] = ()
     path: Sequence[Level] = ()
 
@@ -130,9 +132,9 @@ def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
     start, end = (rows[name].to_numpy() - origin_ns for name in ("start_ns", "end_ns"))
     kinds, critical = rows.select(kind).to_series().to_numpy(), rows["critical"].to_numpy()
     all_of_them = Level(0.0, first, start, end, kinds, np.ones(start.size, np.int64))
-    node = rows["node"].to_numpy()
+    node, later = rows["node"].to_numpy(), rows["later_ns"].to_numpy()
     whole, path = levels(all_of_them), levels(_chosen(all_of_them, critical))
-    return Tracks(tracks.drop("len"), first, start, end, kinds, node, critical, whole, path)
+    return Tracks(tracks.drop("len"), first, start, end, kinds, node, critical, later, whole, path)
 
 
 def _chosen(level: Level, chosen: NDArray[np.bool_]) -> Level:

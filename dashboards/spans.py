@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 from dpro.dashboards.links import Link
 from dpro.dashboards.page import facts
 from dpro.dashboards.segments import Tracks
-from dpro.export.slices import CRITICAL
+from dpro.export.slices import PATHS
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline
@@ -141,7 +141,7 @@ def at(
     told = fact_info(timeline, int(tracks.node[found]))
     if crowd.stop - crowd.start > 3:
         told.append(("here", f"{crowd.stop - crowd.start} spans; zoom in to tell them apart"))
-    if tracks.critical[found] and tracks.tracks["group"][track] != CRITICAL:
+    if tracks.critical[found] and tracks.tracks["group"][track] not in PATHS.values():
         told.append(("critical", "on the critical path"))
     return {"node": int(tracks.node[found]), "facts": told}
 
@@ -155,7 +155,7 @@ def flow(
     for what, edge in ((cause, tracks.end), (node, tracks.start)):
         place = np.flatnonzero(tracks.node == what)
         track = np.searchsorted(tracks.first, place, "right") - 1
-        on_path = tracks.tracks["group"].to_numpy() == CRITICAL
+        on_path = tracks.tracks["group"].is_in(list(PATHS.values())).to_numpy()
         rows = [
             (shown.index(t), p)
             for t, p in zip(track.tolist(), place.tolist())

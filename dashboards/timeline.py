@@ -38,7 +38,7 @@ from dpro.dashboards.segments import KINDS, PIXELS, Segments, Tracks, segments
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled
 from dpro.errors import DproError
-from dpro.export.slices import CRITICAL, MEASURED, REPLAYED
+from dpro.export.slices import CRITICAL, MEASURED, PATHS, REPLAYED, path_note
 from dpro.units import NS_PER_MS
 
 NAME = "timeline"
@@ -78,26 +78,39 @@ class Rows(NamedTuple):
 
 
 def row_info(tracks: Tracks, link: Link) -> Rows:
-    """The tracks that a link selects: the critical path, then rank by rank."""
-    side = link.own.get("show", MEASURED)
+    """The tracks that a link selects: the critical path, at the times of the lanes, then rank by rank."""
+    asked = link.own.get("show", MEASURED)
+    side = asked if asked in SIDES else MEASURED
     found: list[int] = []
     height: list[float] = []
     labels: list[str] = []
     before, at = None, 0.0
     for number, (group, track, rank) in enumerate(tracks.tracks.iter_rows()):
-        path = group == CRITICAL
-        wanted = side == "both" or side not in SIDES or group.endswith(side)
-        if not path and not (wanted and (not link.ranks or rank in link.ranks)):
+        path = group in PATHS.values()
+        of_side = REPLAYED if group == PATHS[REPLAYED] or group.endswith(REPLAYED) else MEASURED
+        wanted = side in ("both", of_side)
+        if not wanted or not (path or not link.ranks or rank in link.ranks):
             continue
-        at -= 1 + (_BETWEEN_RANKS if before is not None and (path, rank) != before else 0)
-        replayed = " (replayed)" if not path and side == "both" and group.endswith(REPLAYED) else ""
-        label = CRITICAL if path else f"rank {rank} {track}{replayed}"
+        lane = (path, -1 if path else rank)
+        at -= 1 + (_BETWEEN_RANKS if before is not None and lane != before else 0)
+        replayed = f" ({REPLAYED})" if side == "both" and of_side == REPLAYED else ""
         found.append(number)
         height.append(at)
-        labels.append(plain(label))
-        before = (path, rank)
+        labels.append(plain(f"{track if path else f'rank {rank} {track}'}{replayed}"))
+        before = lane
     shown = MOST_ROWS
     return Rows(found[:shown], height[:shown], labels[:shown], max(len(found) - shown, 0))
+
+
+def offset_info(tracks: Tracks) -> tuple[int, int]:
+    """The least and the most by which the replay begins spans of the critical path later than measured, ns.
+
+    Less than 0 is sooner.
+    """
+    (measured,) = np.nonzero(tracks.tracks["group"].to_numpy() == CRITICAL)
+    later = [tracks.later[tracks.first[track] : tracks.first[track + 1]] for track in measured.tolist()]
+    of_path = np.concatenate([*later, np.empty(0, np.int64)])
+    return (int(of_path.min()), int(of_path.max())) if of_path.size else (0, 0)
 
 
 def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) -> tuple[float, float]:
@@ -243,11 +256,11 @@ def drawn_timeline(loaded: Loaded, link: Link) -> tuple[go.Figure, Component]:
     node = spans.chosen_node(link, loaded.timeline.graph)
     flow = spans.flow(loaded.timeline, loaded.tracks, rows.tracks, rows.height, node)
     figure = timeline_figure(rows, drawn, loaded.step_extents, extent, link, flow)
-    return figure, _note(rows, drawn[0], link)
+    return figure, _note(rows, drawn[0], offset_info(loaded.tracks), link)
 
 
-def _note(rows: Rows, drawn: Segments, link: Link) -> Component:
-    said = []
+def _note(rows: Rows, drawn: Segments, offset: tuple[int, int], link: Link) -> Component:
+    said = [f"{path_note(*offset)} "]
     if drawn.merged:
         said.append(f"{drawn.merged:,} spans are narrower than a pixel and merged: zoom in to see them. ")
     if rows.left_out:

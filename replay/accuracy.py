@@ -47,7 +47,8 @@ class Trust:
         ranks: `rank`, `error_pct`, `p50`, `p95` (ns), as of `dpro.replay.fit.rank_errors`.
         error_pct: mean of the steps' absolute errors.
         starts_ns: percentiles of |replayed - measured| starts of GPU work and collectives, or of CPU
-            spans where there are none; anchored ones left out.
+            spans where there are none, in the replay of the graph that is predicted from; those that the
+            trace sets are left out, and it is empty where it sets all.
         collectives_matched: share of collectives found on all ranks that recorded their group.
         kernels_classified: share of GPU time in kernels of a known class; None without GPU work.
         time_unexplained: share of the ranks' window time in which GPU work or a collective could have
@@ -79,9 +80,9 @@ class Trust:
     meetings: Meetings | None = None
 
     @property
-    def start_error_ns(self) -> tuple[float, float]:
-        """Median and 95th percentile of the errors of starts."""
-        return self.starts_ns[50], self.starts_ns[95]
+    def start_error_ns(self) -> tuple[float, float] | None:
+        """Median and 95th percentile of the errors of derived starts; None where no start is derived."""
+        return (self.starts_ns[50], self.starts_ns[95]) if self.starts_ns else None
 
     @property
     def starts_anchored(self) -> float:
@@ -102,14 +103,15 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
     unexplained = unexplained_share(graph)
     evidence = evidence_of(timeline)
-    starts = start_errors(timeline, counted_starts(timeline))
+    derived = replay(built.predictive) if built.of_operations else timeline
+    starts = start_errors(derived, counted_starts(derived))
     # What late launches cost is the unexplained share: their number is no harm.
     doubtful = 0.0 if built.of_operations else evidence.anchored + evidence.fitted
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
     folding = fold(built, manifest)
     return Trust(
         steps=steps,
-        ranks=rank_errors(timeline),
+        ranks=rank_errors(timeline, derived),
         error_pct=error_pct,
         starts_ns=starts,
         collectives_matched=built.matching.share_on_all_ranks,
@@ -205,7 +207,7 @@ def _doubts(
         doubts.append(f"the replayed steps are off by {error_pct:.1f}%: gains below that cannot be told")
     step_ns = float(steps["measured_ns"].mean() or 0.0)  # type: ignore[arg-type]
     for percent, good, which in ((50, GOOD_START_MEDIAN, "half"), (95, GOOD_START_P95, "one in twenty")):
-        if starts[percent] > good * step_ns > 0:
+        if starts.get(percent, 0.0) > good * step_ns > 0:
             doubts.append(
                 f"{which} of the starts are off by {us(starts[percent]):,.0f} us or more, "
                 f"{starts[percent] / step_ns:.1%} of a step: where in a step time goes is known less well "

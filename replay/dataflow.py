@@ -34,10 +34,10 @@ def told_dependencies(run: Run, spans: pl.DataFrame) -> pl.DataFrame:
         `rank`, `window`, `source_span_id`, `target_span_id`.
     """
     told = run.table(DEPENDENCIES, (*PAIR, "kind")).filter(pl.col("kind") == "data").select(PAIR)
-    return pl.concat([told, _backward_of_forward(spans).select(PAIR)])
+    return pl.concat([told, backward_of_forward(spans).select(PAIR)])
 
 
-def _backward_of_forward(spans: pl.DataFrame) -> pl.DataFrame:
+def backward_of_forward(spans: pl.DataFrame) -> pl.DataFrame:
     """Each backward operator with the forward one of its sequence number, where one thread only has it.
 
     Operators that make no node of autograd's graph show the number of the next one that does: the last to

@@ -56,6 +56,15 @@ def is_started(graph: Graph) -> Bools:
     return np.isin(graph.nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
 
 
+def taken_from_trace(graph: Graph) -> Bools:
+    """[N] what starts as measured because it was measured: anchored, fitted, or after a delay as recorded."""
+    nodes = graph.nodes
+    recorded = nodes.duration == nodes.measured_end - nodes.measured_start
+    taken = nodes.anchored | _fitted(graph)
+    taken[graph.edges.target[((nodes.kind == NodeKind.DELAY) & recorded)[graph.edges.source]]] = True
+    return taken
+
+
 def _anchored(graph: Graph) -> Bools:
     taken = graph.nodes.anchored.copy()
     late = (graph.nodes.kind == NodeKind.DELAY) & (graph.nodes.duration > UNEXPLAINED_NS)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from dpro.replay.evidence import is_started
-from dpro.replay.graph import GPU_KINDS, Bools
-from dpro.replay.timeline import Timeline, measured_step_times, rank_step_times, step_times
+from dpro.replay.evidence import is_started, taken_from_trace
+from dpro.replay.graph import GPU_KINDS, Bools, Graph, Ints, NodeKind
+from dpro.replay.timeline import Timeline, measured_step_times, rank_step_times, step_ends, step_times
 
 PERCENTILES = (50, 75, 95, 99, 100)
 
@@ -24,8 +24,12 @@ def step_errors(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def rank_errors(timeline: Timeline) -> pl.DataFrame:
+def rank_errors(timeline: Timeline, derived: Timeline) -> pl.DataFrame:
     """How well each rank fits.
+
+    Args:
+        timeline: the replay of the unchanged graph, for the steps.
+        derived: the replay whose starts are judged: that of the graph that is predicted from.
 
     Returns:
         `rank`, `error_pct` (mean of the absolute errors of its own steps; null without any), and `p50`,
@@ -36,10 +40,8 @@ def rank_errors(timeline: Timeline) -> pl.DataFrame:
     replayed = rank_step_times(graph, timeline.start, timeline.end)
     steps = _compared(measured, replayed, ["rank", "window", "step"])
     of_steps = steps.group_by("rank").agg(pl.col("error_pct").abs().mean())
-    counted = counted_starts(timeline)
-    missed = pl.DataFrame(
-        {"rank": nodes.rank[counted], "miss": np.abs(timeline.start - nodes.measured_start)[counted]}
-    )
+    counted = counted_starts(derived)
+    missed = pl.DataFrame({"rank": nodes.rank[counted], "miss": start_misses(derived)[counted]})
     of_starts = missed.group_by("rank").agg(
         p50=pl.col("miss").quantile(0.5, "linear"), p95=pl.col("miss").quantile(0.95, "linear")
     )
@@ -48,27 +50,51 @@ def rank_errors(timeline: Timeline) -> pl.DataFrame:
 
 
 def start_errors(timeline: Timeline, counted: Bools) -> dict[int, float]:
-    """Percentiles of |replayed - measured| start, ns, by percent; 0 where nothing is counted.
+    """Percentiles of `start_misses`, ns, by percent; empty where nothing is counted.
 
     Args:
         timeline: the replay.
         counted: [N] nodes whose starts count, as of `counted_starts`.
     """
-    error = np.abs(timeline.start - timeline.graph.nodes.measured_start)[counted]
-    values = np.percentile(error, PERCENTILES) if error.size else np.zeros(len(PERCENTILES))
-    return dict(zip(PERCENTILES, map(float, values)))
+    missed = start_misses(timeline)[counted]
+    return dict(zip(PERCENTILES, map(float, np.percentile(missed, PERCENTILES)))) if missed.size else {}
+
+
+def start_misses(timeline: Timeline) -> Ints:
+    """[N] ns |replayed - measured| start.
+
+    Where launches were not recorded and usual delays stand in for them, both are counted from the beginning
+    of their step: else what the delays of one step are off by would count again in all steps after it.
+    """
+    graph, nodes = timeline.graph, timeline.graph.nodes
+    missed = timeline.start - nodes.measured_start
+    if (nodes.kind == NodeKind.DELAY).any():
+        missed = missed - _begin_of_step(graph, timeline.start, timeline.end)
+        missed = missed + _begin_of_step(graph, nodes.measured_start, nodes.measured_end)
+    distance: Ints = np.abs(missed)
+    return distance
+
+
+def _begin_of_step(graph: Graph, start: Ints, end: Ints) -> Ints:
+    """[N] ns when the step of each node begins; 0 outside steps."""
+    previous = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+    begins = step_ends(graph, start, end).select("window", "step", begin=previous)
+    places = pl.DataFrame({"window": graph.nodes.window, "step": graph.nodes.step})
+    of_node = places.join(begins, on=["window", "step"], how="left", maintain_order="left")
+    begin: Ints = of_node["begin"].fill_null(0).to_numpy()
+    return begin
 
 
 def counted_starts(timeline: Timeline) -> Bools:
     """[N] starts that are judged: of GPU work and collectives, and of CPU spans where there is no GPU work.
 
-    Anchored ones are left out: they are right by construction.
+    Those that the trace sets are left out: they are right by construction.
     """
     nodes = timeline.graph.nodes
     counted = is_started(timeline.graph)
     if not np.isin(nodes.kind, GPU_KINDS).any():
         counted |= nodes.span >= 0
-    return counted & ~nodes.anchored
+    return counted & ~taken_from_trace(timeline.graph)
 
 
 def _compared(measured: pl.DataFrame, replayed: pl.DataFrame, keys: list[str]) -> pl.DataFrame:

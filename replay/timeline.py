@@ -18,6 +18,7 @@ from dpro.replay.graph import Graph, NodeKind
 
 Ints = NDArray[np.int64]
 BEFORE_STEPS, AFTER_STEPS = -1, -2
+NOT_BEFORE = "(start taken from the trace)"
 
 
 @dataclass(frozen=True)
@@ -215,29 +216,48 @@ def critical_path(timeline: Timeline) -> pl.DataFrame:
     return _summed(frames)
 
 
-def critical_path_of_steps(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+def critical_path_of_steps(
+    timeline: Timeline, steps: pl.DataFrame, baseline: pl.DataFrame | None = None
+) -> pl.DataFrame:
     """What decided when steps ended, from the end of the step before each: `critical_path` of those steps.
+
+    The parts of a step add up to how long it lasts, to the nanosecond: where a step begins before the first
+    piece of work that decides its end may start, that is a part of its own.
 
     Args:
         timeline: a replay.
         steps: `window` and `step` of each.
+        baseline: `step_ends` of the unchanged graph, if this is the replay of a changed one: windows then
+            begin where they began there, as in `changed_step_times`.
     """
-    nodes = timeline.graph.nodes
     ends = step_ends(timeline.graph, timeline.start, timeline.end)
+    if baseline is not None:
+        begins = baseline.select("window", "step", "begin_ns")
+        ends = ends.drop("begin_ns").join(begins, on=["window", "step"], maintain_order="left")
     begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
     wanted = ends.with_columns(begin_ns=begin).join(steps.select("window", "step"), on=["window", "step"])
-    frames = []
-    for window, step, finish, begins in wanted.sort("window", "step").iter_rows():
-        last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish) & (nodes.rank >= 0)
-        if last.any():  # a step that ends with the one before it has nothing of its own to wait for
-            frames.append(_pieces(timeline, _chain_to(timeline, int(np.argmax(last))), begins))
-    return _summed(frames)
+    wanted = wanted.sort("window", "step").select("window", "step", "finish_ns", "begin_ns")
+    return _summed([_path_of_step(timeline, *step) for step in wanted.iter_rows()])
+
+
+def _path_of_step(timeline: Timeline, window: int, step: int, finish: int, begins: int) -> pl.DataFrame:
+    """What decided when one step ended, for as long as it lasts."""
+    nodes = timeline.graph.nodes
+    last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish)
+    last &= nodes.kind != NodeKind.RENDEZVOUS
+    # A step that ends with the work before it has nothing of its own to wait for.
+    path = _chain_to(timeline, int(np.argmax(last))) if last.any() else np.empty(0, np.int64)
+    pieces = _pieces(timeline, path, begins)
+    rest = finish - begins - int(pieces["duration_ns"].sum())
+    rank = int(nodes.rank[path[0]]) if path.size else -1
+    first = {"rank": rank, "name": NOT_BEFORE, "kind": "start", "duration_ns": rest}
+    return pl.concat([pieces, pl.DataFrame([first], schema=pieces.schema)])
 
 
 def _pieces(timeline: Timeline, path: Ints, since: int) -> pl.DataFrame:
     """The nodes of a path, and for how much of the time since a moment each is what was waited for."""
     graph = timeline.graph
-    before = np.append(timeline.start[path[0]], timeline.end[path[:-1]])
+    before = np.append(timeline.start[path[:1]], timeline.end[path[:-1]])
     kinds = {int(kind): kind.name.lower() for kind in NodeKind}
     return pl.DataFrame(
         {

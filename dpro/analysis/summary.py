@@ -106,13 +106,19 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
     )
 
 
+def _starts_off(trust: Trust) -> str:
+    if trust.start_error_ns is None:
+        return "not derived: all are taken from the trace"
+    p50, p95 = map(format_duration, trust.start_error_ns)
+    return f"{p50} (median), {p95} (95th percentile)"
+
+
 def trust_info(trust: Trust) -> list[tuple[str, str]]:
     """How well the replay fits, as names and values."""
-    p50, p95 = trust.start_error_ns
     classified = trust.kernels_classified
     rows = [
         ("step time off by", f"{trust.error_pct:.2f} % on average"),
-        ("starts off by", f"{format_duration(p50)} (median), {format_duration(p95)} (95th percentile)"),
+        ("starts off by", _starts_off(trust)),
         ("collectives found on all ranks", f"{trust.collectives_matched:.1%}"),
         ("GPU time in known kernels", "no kernels" if classified is None else f"{classified:.1%}"),
         ("time nothing explains", f"{trust.time_unexplained:.2%}"),

@@ -10,11 +10,11 @@ import click
 from dpro.cli.analysis import analyse, run_argument
 from dpro.cli.output import console, json_option, print_json
 from dpro.errors import UsageError
+from dpro.units import ms
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from dpro.analysis.analysis import Analysis
+    from dpro.export.drawing import Drawing
 
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
@@ -29,8 +29,10 @@ def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) 
 
     \b
     Measured and replayed timelines are separate groups, one track per thread and stream; a collective is
-    taken apart into waiting and moving. The critical path is a group of its own; what `dpro
-    diagnose` finds is another, step by step.
+    taken apart into waiting and moving. The critical path is a group of its own on each side, at the times of
+    its lanes; what `dpro diagnose` finds is another, step by step. Spans carry what is known of them (shapes,
+    bytes, dtype, process group, bucket); arrows lead from launches to kernels, from forward to backward, from
+    the last member of a collective to the others, and along the critical path.
 
     \b
     dpro export RUN --perfetto run.pftrace      open it in https://ui.perfetto.dev
@@ -40,23 +42,29 @@ def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) 
     wanted = {form: path for form, path in files.items() if path is not None}
     if not wanted:
         raise UsageError("name a file to write with --perfetto FILE or --chrome FILE")
+    from dpro.export.slices import path_note, path_offset
+
     analysis = analyse(run)
-    rows = drawn(analysis)
+    drawn = drawing_of(analysis)
     for form, path in wanted.items():
-        _write(rows, form, path)
+        _write(drawn, form, path)
+    sooner, later = path_offset(drawn.rows)
     if as_json:
         written = [{"format": form, "path": str(path)} for form, path in wanted.items()]
-        print_json({"run": run, "slices": rows.height, "files": written})
+        numbers = {"slices": drawn.rows.height, "arrows": drawn.arrows.height}
+        offset = {"earliest_ms": ms(sooner), "latest_ms": ms(later)}
+        print_json({"run": run, **numbers, "files": written, "critical_path_replayed_later": offset})
     else:
         for path in wanted.values():
-            console().print(f"{path}: {rows.height:,} slices")
+            console().print(f"{path}: {drawn.rows.height:,} slices, {drawn.arrows.height:,} arrows")
+        console().print(path_note(sooner, later))
 
 
-def drawn(analysis: Analysis) -> pl.DataFrame:
+def drawing_of(analysis: Analysis) -> Drawing:
     """What viewers are shown of a run."""
-    from dpro.export.slices import slices
+    from dpro.export.drawing import drawing
 
-    return slices(analysis.timeline, analysis.verdict[0])
+    return drawing(analysis.timeline, analysis.verdict[0])
 
 
 def write_timelines(analysis: Analysis, path: Path) -> None:
@@ -65,14 +73,14 @@ def write_timelines(analysis: Analysis, path: Path) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    _write(drawn(analysis), "chrome" if path.name.endswith((".json", ".json.gz")) else "perfetto", path)
+    _write(drawing_of(analysis), "chrome" if path.name.endswith((".json", ".json.gz")) else "perfetto", path)
 
 
-def _write(rows: pl.DataFrame, form: str, path: Path) -> None:
+def _write(drawn: Drawing, form: str, path: Path) -> None:
     from dpro.export.chrome import write_chrome
     from dpro.export.perfetto import write_perfetto
 
     try:
-        {"chrome": write_chrome, "perfetto": write_perfetto}[form](rows, path)
+        {"chrome": write_chrome, "perfetto": write_perfetto}[form](drawn, path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from error

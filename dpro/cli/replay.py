@@ -156,11 +156,11 @@ def _us_or_none(ns: float | None) -> float | None:
     return None if ns is None else us(ns)
 
 
-def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, float]:
-    """Percentiles of the errors of starts, us; of those of the chosen steps."""
+def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, float | None]:
+    """Percentiles of the errors of derived starts of the chosen steps, us; None where none is derived."""
     import numpy as np
 
-    from dpro.replay.fit import counted_starts, start_errors
+    from dpro.replay.fit import PERCENTILES, counted_starts, start_errors
 
     errors = analysis.trust.starts_ns
     if chosen is not None:
@@ -168,8 +168,11 @@ def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, 
         inside = np.zeros(nodes.step.size, np.bool_)
         for window, step in chosen.select("window", "step").iter_rows():
             inside |= (nodes.window == window) & (nodes.step == step)
-        errors = start_errors(analysis.replayed, counted_starts(analysis.replayed) & inside)
-    return {"max" if percent == 100 else f"p{percent}": us(ns) for percent, ns in errors.items()}
+        errors = start_errors(analysis.timeline, counted_starts(analysis.timeline) & inside)
+    return {
+        "max" if percent == 100 else f"p{percent}": _us_or_none(errors.get(percent))
+        for percent in PERCENTILES
+    }
 
 
 def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> pl.DataFrame:
@@ -249,7 +252,10 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
             out.print(f"… and {len(steps) - PATH_ROWS} more steps (--json has all)")
     start = document["span_start_error_us"]
     out.print(f"\nHow well it fits: step time within {document['error_pct']:.2f}% on average; ")
-    out.print(f"  starts within {start['p50']:.0f} us (median), {start['p95']:.0f} us (95th percentile)")
+    if start["p50"] is None:
+        out.print("  starts not derived: all are taken from the trace")
+    else:
+        out.print(f"  starts within {start['p50']:.0f} us (median), {start['p95']:.0f} us (95th percentile)")
     matched = coverage["collectives_matched"]
     out.print(
         f"  collectives found on all ranks  {'no collectives' if matched is None else f'{matched:.1%}'}"

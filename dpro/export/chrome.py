@@ -1,7 +1,9 @@
 """Timelines as Chrome's trace JSON, which Perfetto, chrome://tracing and most other viewers open.
 
-In: slices. Out: a `.json` or `.json.gz` file. Times are microseconds since `baseTimeNanoseconds`, as in the
-traces of torch.profiler: a double cannot hold nanoseconds since 1970.
+In: a drawing. Out: a `.json` or `.json.gz` file. Times are microseconds since `baseTimeNanoseconds`, as in
+the traces of torch.profiler: a double cannot hold nanoseconds since 1970. Slices are complete events (`X`).
+An arrow is a flow: a start (`s`) within one slice and a finish (`f`) within another that share category, name
+and id (Trace Event Format, "Flow Events"). `bp: e` binds the finish to the slice that it lies in.
 """
 
 from __future__ import annotations
@@ -13,25 +15,33 @@ from typing import Any
 import polars as pl
 from isal import igzip
 
+from dpro.export.arguments import ARGUMENTS
+from dpro.export.drawing import Drawing
 
-def write_chrome(rows: pl.DataFrame, path: Path) -> None:
-    """Write slices.
+_OF_SLICE = ("rank", "lane", "step", "node", "waited_for", "slack_ns", "later_ns", "critical")
+
+
+def write_chrome(drawn: Drawing, path: Path) -> None:
+    """Write a drawing.
 
     Args:
-        rows: as from `dpro.export.slices`.
+        drawn: slices and arrows.
         path: the file; compressed if its name ends in `.gz`.
 
     Raises:
         OSError: it cannot be written.
     """
+    rows = drawn.rows
     origin = int(rows["start_ns"].to_numpy().min()) if rows.height else 0
     tracks = rows.select("group", "track").unique(maintain_order=True)
     groups = {group: pid for pid, group in enumerate(tracks["group"].unique(maintain_order=True))}
     numbered = tracks.with_row_index("tid").with_columns(
         pid=pl.col("group").replace_strict(groups, return_dtype=pl.Int64)
     )
+    placed = rows.join(numbered, on=["group", "track"], maintain_order="left")
     lines = [json.dumps(each) for each in _metadata(groups, numbered)]
-    lines += _events(rows.join(numbered, on=["group", "track"], maintain_order="left"), origin)
+    lines += _events(placed, origin)
+    lines += _flows(drawn.arrows, placed, origin)
     header = f'{{"displayTimeUnit":"ms","baseTimeNanoseconds":{origin},"traceEvents":[\n'
     content = (header + ",\n".join(lines) + "\n]}\n").encode()
     if path.suffix == ".gz":
@@ -55,29 +65,50 @@ def _metadata(groups: dict[str, int], tracks: pl.DataFrame) -> list[dict[str, An
 def _events(rows: pl.DataFrame, origin: int) -> list[str]:
     """One line of JSON per slice."""
     line = pl.format(
-        '{{"ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"name":{},"cat":{},"args":{{"rank":{},"lane":{},'
-        '"step":{},"node":{},"waited_for":{},"slack_ns":{},"critical":{}}}}}',
+        '{{"ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"name":{},"cat":{},"args":{{{}}}}}',
         "pid",
         "tid",
         _microseconds(pl.col("start_ns") - origin),
         _microseconds(pl.col("end_ns") - pl.col("start_ns")),
         _quoted(rows, "name"),
         _quoted(rows, "kind"),
-        "rank",
-        _quoted(rows, "lane"),
-        "step",
-        "node",
-        "waited_for",
-        "slack_ns",
-        "critical",
+        pl.concat_str(
+            [_argument(rows, name) for name in (*_OF_SLICE, *ARGUMENTS)], separator=",", ignore_nulls=True
+        ),
     )
     return rows.select(line).to_series().to_list()
 
 
+def _argument(rows: pl.DataFrame, name: str) -> pl.Expr:
+    """`"name":value`; null where there is none."""
+    value = _quoted(rows, name) if rows[name].dtype == pl.String else pl.col(name).cast(pl.String)
+    return pl.when(pl.col(name).is_not_null()).then(pl.format('"{}":{}', pl.lit(name), value))
+
+
+def _flows(arrows: pl.DataFrame, rows: pl.DataFrame, origin: int) -> list[str]:
+    """Two lines of JSON per arrow, one after the other: where it leaves and where it arrives."""
+    places = rows.with_row_index("row").select(pl.col("row").cast(pl.Int64), "pid", "tid")
+    flows = arrows.with_row_index("id")
+    ends = []
+    for end, at, event in (
+        ("source", "leaves_ns", '"ph":"s"'),
+        ("target", "arrives_ns", '"ph":"f","bp":"e"'),
+    ):
+        there = flows.join(places, left_on=end, right_on="row", how="left", maintain_order="left")
+        line = pl.format(
+            '{{{},"pid":{},"tid":{},"ts":{},"id":{},"name":{},"cat":"flow"}}',
+            pl.lit(event), "pid", "tid", _microseconds(pl.col(at) - origin), "id", _quoted(flows, "kind"),
+        )  # fmt: skip
+        ends.append(there.select(line).to_series().to_list())
+    return [line for pair in zip(*ends) for line in pair]
+
+
 def _quoted(rows: pl.DataFrame, column: str) -> pl.Expr:
     """Text as JSON has it; each different one is quoted once."""
-    texts = rows[column].unique().to_list()
-    return pl.col(column).replace_strict(texts, [json.dumps(text) for text in texts], return_dtype=pl.String)
+    texts = rows[column].drop_nulls().unique().to_list()
+    return pl.col(column).replace_strict(
+        texts, [json.dumps(text) for text in texts], default=None, return_dtype=pl.String
+    )
 
 
 def _microseconds(ns: pl.Expr) -> pl.Expr:

@@ -1,6 +1,7 @@
-"""Timelines as Perfetto's own protobuf: exact nanoseconds, and arrows along the critical path.
+"""Timelines as Perfetto's own protobuf: exact nanoseconds, arguments and arrows.
 
-In: slices. Out: a file of trace packets for https://ui.perfetto.dev and Perfetto's trace processor.
+In: a drawing. Out: a file of trace packets for https://ui.perfetto.dev and Perfetto's trace processor, in
+order of time. An arrow is a flow: a number that two slices share, from the one written first to the other.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from typing import Any
 import polars as pl
 
 from dpro.errors import MissingExtra
-from dpro.export.slices import CRITICAL, REPLAYED
+from dpro.export.arguments import ARGUMENTS
+from dpro.export.drawing import Drawing
 
 SEQUENCE = 1  # all packets come from one writer
 _FIRST_PACKET, _NEEDS_NAMES = 1, 2  # TracePacket.SequenceFlags
+_OF_SLICE = ("step", "node", "rank", "slack_ns", "later_ns", "lane")
 
 
-def write_perfetto(rows: pl.DataFrame, path: Path) -> None:
-    """Write slices.
+def write_perfetto(drawn: Drawing, path: Path) -> None:
+    """Write a drawing.
 
     Args:
-        rows: as from `dpro.export.slices`.
+        drawn: slices and arrows.
         path: the file.
 
     Raises:
@@ -34,9 +37,9 @@ def write_perfetto(rows: pl.DataFrame, path: Path) -> None:
         raise MissingExtra("perfetto", "perfetto") from error
     with path.open("wb") as file:
         builder = StreamingTraceProtoBuilder(file)
-        names = _write_names(builder, rows)
-        tracks = _write_tracks(builder, rows)
-        _write_slices(builder, rows, names, tracks)
+        names = _write_names(builder, drawn.rows)
+        tracks = _write_tracks(builder, drawn.rows)
+        _write_slices(builder, drawn, names, tracks)
 
 
 def _write_names(builder: Any, rows: pl.DataFrame) -> dict[str, int]:
@@ -77,24 +80,47 @@ def _write_tracks(builder: Any, rows: pl.DataFrame) -> dict[tuple[str, str], int
 
 
 def _write_slices(
-    builder: Any, rows: pl.DataFrame, names: dict[str, int], tracks: dict[tuple[str, str], int]
+    builder: Any, drawn: Drawing, names: dict[str, int], tracks: dict[tuple[str, str], int]
 ) -> None:
     """A packet where each slice begins and one where it ends."""
-    for row in rows.with_columns(_arrows(rows)).iter_rows(named=True):
-        begin = _packet(builder, row["start_ns"], tracks[row["group"], row["track"]])
-        begin.sequence_flags = _NEEDS_NAMES
-        event = begin.track_event
-        event.type = event.TYPE_SLICE_BEGIN
-        event.name_iid = names[row["name"]]
-        event.categories.extend([row["kind"], "critical"] if row["critical"] else [row["kind"]])
-        event.flow_ids.extend(row["arrows"])
-        for key in ("step", "node", "rank", "slack_ns"):
-            event.debug_annotations.add(name=key, int_value=row[key])
-        event.debug_annotations.add(name="lane", string_value=row["lane"])
-        builder.write_packet(begin)
-        end = _packet(builder, row["end_ns"], tracks[row["group"], row["track"]])
-        end.track_event.type = event.TYPE_SLICE_END
-        builder.write_packet(end)
+    moments = _moments(drawn)
+    rows = drawn.rows.with_columns(_arrows(drawn))[moments["row"]]
+    for fact in rows.with_columns(moments["begins"]).iter_rows(named=True):
+        track = tracks[fact["group"], fact["track"]]
+        packet = _packet(builder, fact["start_ns" if fact["begins"] else "end_ns"], track)
+        if fact["begins"]:
+            _begin(packet, fact, names)
+        else:
+            packet.track_event.type = packet.track_event.TYPE_SLICE_END
+        builder.write_packet(packet)
+
+
+def _moments(drawn: Drawing) -> pl.DataFrame:
+    """When slices begin and end: `begins` and `row`, in order of time.
+
+    What ends at a moment goes before what begins then, and where an arrow leaves before where it arrives.
+    """
+    rows = drawn.rows.with_row_index("row").select(pl.col("row").cast(pl.Int64), "start_ns", "end_ns")
+    target = pl.col("row").is_in(drawn.arrows["target"].unique().implode())
+    begins = rows.select("row", time="start_ns", begins=pl.lit(True), last=target)
+    ends = rows.select("row", time="end_ns", begins=pl.lit(False), last=pl.lit(False))
+    return pl.concat([begins, ends]).sort("time", "begins", "last", "row").select("begins", "row")
+
+
+def _begin(packet: Any, fact: dict[str, Any], names: dict[str, int]) -> None:
+    """What a slice is called, what is known of it, and the arrows at it."""
+    packet.sequence_flags = _NEEDS_NAMES
+    event = packet.track_event
+    event.type = event.TYPE_SLICE_BEGIN
+    event.name_iid = names[fact["name"]]
+    event.categories.extend([fact["kind"], "critical"] if fact["critical"] else [fact["kind"]])
+    event.flow_ids.extend(fact["arrows"])
+    for key in (*_OF_SLICE, *ARGUMENTS):
+        value = fact[key]
+        if isinstance(value, str):
+            event.debug_annotations.add(name=key, string_value=value)
+        elif value is not None:
+            event.debug_annotations.add(name=key, int_value=value)
 
 
 def _packet(builder: Any, time_ns: int, track: int) -> Any:
@@ -105,13 +131,11 @@ def _packet(builder: Any, time_ns: int, track: int) -> Any:
     return packet
 
 
-def _arrows(rows: pl.DataFrame) -> pl.Series:
-    """Numbers of the arrows at each slice: one from each piece of the critical path to the next.
-
-    They link the replayed timelines, where a piece and what waited for it can stand on different ranks.
-    """
-    path = rows.filter(pl.col("group") == CRITICAL).sort("start_ns", "end_ns")
-    ends = path.select("node", arrows=pl.concat_list(pl.row_index() + 1, pl.row_index() + 2))
-    replayed = pl.col("group").str.ends_with(REPLAYED) & pl.col("critical")
-    arrows = pl.when(replayed).then("arrows").fill_null([])
-    return rows.join(ends, on="node", how="left", maintain_order="left").select(arrows=arrows).to_series()
+def _arrows(drawn: Drawing) -> pl.Series:
+    """Numbers of the arrows that leave each slice or arrive there, from 1."""
+    numbered = drawn.arrows.with_row_index("arrow", offset=1)
+    ends = pl.concat([numbered.select("arrow", row=end) for end in ("source", "target")])
+    at = ends.group_by("row").agg(arrows=pl.col("arrow").sort())
+    rows = drawn.rows.select(row=pl.int_range(pl.len(), dtype=pl.Int64))
+    joined = rows.join(at, on="row", how="left", maintain_order="left")
+    return joined.select(pl.col("arrows").fill_null([]))["arrows"]

@@ -2,7 +2,8 @@
 
 In: a replayed graph, and what is wrong with the run. Out: one row per slice, on one aligned clock. A lane's
 slices never overlap: what ran at the same time on one lane (collectives of several groups, say) is spread
-over as many tracks as it takes.
+over as many tracks as it takes. The critical path is that of the replay; it is drawn twice, where its spans
+were measured and where they are replayed, so that each row agrees with the lanes of its side.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from dpro.replay.timeline import Timeline, critical_nodes, slack_of, step_ends
 from dpro.units import format_duration
 
 MEASURED, REPLAYED, CRITICAL, FINDINGS = "measured", "replayed", "critical path", "findings"
-FIRST = {FINDINGS: -2, CRITICAL: -1}  # above the ranks
+CRITICAL_REPLAYED = f"{CRITICAL} ({REPLAYED})"
+PATHS = {MEASURED: CRITICAL, REPLAYED: CRITICAL_REPLAYED}  # its group on each side
+FIRST = {FINDINGS: -3, CRITICAL: -2, CRITICAL_REPLAYED: -1}  # above the ranks
 WAIT = "wait"
 _INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
 
@@ -33,11 +36,12 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = ()) -> pl.DataFrame
         findings: each marks the steps, as measured, that it costs something.
 
     Returns:
-        `group` (measured or replayed timeline of a rank, the critical path of all, or findings), `track` (in
-        its group: a lane, numbered where it takes several), `rank`, `lane`, `name`, `kind` (of node, or
-        wait), `step`, `start_ns` and `end_ns` (on the aligned clock), `node` (-1 for a finding), `critical`,
-        `waited_for`: the node whose end the replay had it wait for, -1 for none, `slack_ns`: how much longer
-        it may last at no cost. Sorted by group, track and start; groups and tracks in the order in which a
+        `group` (measured or replayed timeline of a rank, the critical path of all on either side, or
+        findings), `track` (in its group: a lane, numbered where it takes several), `rank`, `lane`, `name`,
+        `kind` (of node, or wait), `step`, `start_ns` and `end_ns` (on the aligned clock), `node` (-1 for a
+        finding), `critical`, `waited_for`: the node whose end the replay had it wait for, -1 for none,
+        `slack_ns`: how much longer it may last at no cost, `later_ns`: by how much the replay begins it later
+        than it was measured. Sorted by group, track and start; groups and tracks in the order in which a
         viewer should show them.
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
@@ -61,12 +65,41 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = ()) -> pl.DataFrame
     for side, (start, end) in times.items():
         rows = [_rows(graph, np.flatnonzero(drawn), start, end, on_path, before), _waits(graph, start)]
         frames.append(pl.concat(rows).with_columns(group=rank + side, track=pl.col("lane")))
-    path = _rows(graph, critical[drawn[critical]], timeline.start, timeline.end, on_path, before)
-    frames.append(path.with_columns(group=pl.lit(CRITICAL), track=pl.lit(CRITICAL)))
+        path = _rows(graph, critical[drawn[critical]], start, end, on_path, before)
+        frames.append(path.with_columns(group=pl.lit(PATHS[side]), track=pl.lit(CRITICAL)))
     lasting = pl.concat(frames).filter(pl.col("end_ns") > pl.col("start_ns"))
-    slack = pl.Series(slack_of(timeline)[lasting["node"].to_numpy()])
+    node = lasting["node"].to_numpy()
+    slack, later = (each[node] for each in (slack_of(timeline), timeline.start - nodes.measured_start))
+    facts = {"slack_ns": pl.Series(slack), "later_ns": pl.Series(later)}
     marks = [_marks(timeline, finding, lasting.schema) for finding in findings]
-    return _on_tracks(pl.concat([lasting.with_columns(slack_ns=slack), *marks]), graph)
+    return _on_tracks(pl.concat([lasting.with_columns(**facts), *marks]), graph)
+
+
+def path_offset(rows: pl.DataFrame) -> tuple[int, int]:
+    """The least and the most by which the replay begins spans of the critical path later than measured, ns.
+
+    Args:
+        rows: as from `slices`.
+    """
+    later = rows.filter(pl.col("group") == CRITICAL)["later_ns"].to_numpy()
+    return (int(later.min()), int(later.max())) if later.size else (0, 0)
+
+
+def path_note(sooner_ns: int, later_ns: int) -> str:
+    """How far apart the two rows of the critical path are, in words.
+
+    Args:
+        sooner_ns, later_ns: the least and the most by which the replay begins its spans later than measured.
+    """
+    farthest = max(-sooner_ns, later_ns)
+    if farthest == 0:
+        return "The replay begins every span of the critical path when it was measured to begin."
+    sides = [
+        f"{format_duration(abs(ns))} {side}"
+        for ns, side in ((min(sooner_ns, 0), "sooner"), (max(later_ns, 0), "later"))
+        if ns
+    ]
+    return f"The replay begins spans of the critical path up to {' and up to '.join(sides)} than measured."
 
 
 def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFrame:
@@ -86,7 +119,8 @@ def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFr
     columns = [pl.lit(value, schema[name]).alias(name) for name, value in facts.items()]
     times = {"start_ns": begin + graph.origin_ns, "end_ns": pl.col("finish_ns") + graph.origin_ns}
     rows = ends.with_columns(**times).with_columns(*columns, pl.col("step").cast(schema["step"]))
-    return rows.select(*schema.names()).with_columns(slack_ns=pl.lit(0, pl.Int64))
+    nothing = pl.lit(0, pl.Int64)
+    return rows.select(*schema.names()).with_columns(slack_ns=nothing, later_ns=nothing)
 
 
 def _rows(

@@ -127,8 +127,7 @@ def compare(
     """
     graph, changed = graphs[0], graphs[-1]
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
-    # What is known of nodes of the unchanged graph is of use where they are still the same ones.
-    known = trust if changed.nodes.measured_start is graph.nodes.measured_start else None
+    known = _still_known(graph, changed, trust)
     timelines = _replays(changed, known.overlap if known else None)
     timelines += _with_missing_ranks(changed, known.meetings if known else None)
     timelines += _at_bounds(graphs, edits)
@@ -151,6 +150,22 @@ def compare(
         predicted + margin,
         tuple(notes),
     )
+
+
+def predicted_timeline(graphs: Sequence[Graph], trust: Trust) -> Timeline:
+    """The replay of a changed graph whose steps `compare` predicts: for who asks what they consist of.
+
+    Args:
+        graphs: as from `apply_all`.
+        trust: how well the unchanged replay fits.
+    """
+    known = _still_known(graphs[0], graphs[-1], trust)
+    return _replays(graphs[-1], known.overlap if known else None)[0]
+
+
+def _still_known(graph: Graph, changed: Graph, trust: Trust) -> Trust | None:
+    """What is known of nodes of the unchanged graph, if they are still the same ones."""
+    return trust if changed.nodes.measured_start is graph.nodes.measured_start else None
 
 
 def _doubt(edits: Sequence[Edit], steps: Sequence[float]) -> float:

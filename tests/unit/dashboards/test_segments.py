@@ -20,7 +20,7 @@ def _tracks(*spans: tuple[str, int, int, str]) -> Tracks:
     """Tracks of (track, start, end, kind) in order; every other slice is on the critical path."""
     rows = [
         {"group": "rank 0 measured", "track": track, "rank": 0, "kind": kind, "start_ns": start + 1000}
-        | {"end_ns": end + 1000, "node": number, "critical": number % 2 == 0}
+        | {"end_ns": end + 1000, "node": number, "critical": number % 2 == 0, "later_ns": 0}
         for number, (track, start, end, kind) in enumerate(spans)
     ]
     return make_tracks(pl.DataFrame(rows), 1000)
@@ -89,7 +89,13 @@ def test_the_span_at_a_place_is_the_one_there_or_the_nearest(time, near, found):
 def test_a_million_spans_of_one_kind_are_a_handful_of_segments():
     start = np.arange(1_000_000, dtype=np.int64) * 10
     nothing = np.zeros(start.size, np.int64)
-    rows = {"start_ns": start, "end_ns": start + 9, "node": nothing, "critical": nothing.astype(bool)}
+    rows = {
+        "start_ns": start,
+        "end_ns": start + 9,
+        "node": nothing,
+        "critical": nothing.astype(bool),
+        "later_ns": nothing,
+    }
     words = {"group": pl.lit("g"), "track": pl.lit("t"), "rank": pl.lit(0), "kind": pl.lit("kernel")}
     tracks = make_tracks(pl.DataFrame(rows).with_columns(**words), 0)
     drawn = segments(tracks, [0], 0, 10_000_000, 10_000)
@@ -108,7 +114,12 @@ def dense():
         rows = {"start_ns": end - length, "end_ns": end, "kind": chance.choice(KINDS, size)}
         frames.append(pl.DataFrame(rows).with_columns(track=pl.lit(track)))
     both = pl.concat(frames).with_row_index("node").with_columns(pl.col("node").cast(pl.Int64))
-    words = {"group": pl.lit("g"), "rank": pl.lit(0), "critical": pl.col("node") % 2 == 0}
+    words = {
+        "group": pl.lit("g"),
+        "rank": pl.lit(0),
+        "later_ns": pl.lit(0),
+        "critical": pl.col("node") % 2 == 0,
+    }
     return make_tracks(both.with_columns(**words), 0)
 
 

@@ -8,18 +8,31 @@ import polars as pl
 import pytest
 
 from dpro.cli.analysis import analyse
-from dpro.cli.export import drawn
+from dpro.cli.export import drawing_of
 from dpro.cli.replay import replay_document
 from dpro.detect.findings import Finding
 from dpro.errors import UsageError
+from dpro.export.arguments import ARGUMENTS, MAX_TEXT, arguments_of, in_ranges
+from dpro.export.arrows import Arrow
 from dpro.export.chrome import write_chrome
+from dpro.export.drawing import drawing
 from dpro.export.perfetto import write_perfetto
-from dpro.export.slices import CRITICAL, FINDINGS, slices
+from dpro.export.slices import (
+    CRITICAL,
+    CRITICAL_REPLAYED,
+    FINDINGS,
+    PATHS,
+    path_note,
+    path_offset,
+    slices,
+)
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import replay, step_ends
-from tests.builders import cpu_job, gpu_job, tiny_graph
+from tests.builders import BACKWARD, TinyRun, cpu_job, gpu_job, tiny_graph
 from tests.pipelines import Job, written
 
+S = 1_000_000_000
+AUTOGRAD = "autograd::engine::evaluate_function: "
 JOBS = {"cpu": cpu_job, "gpu": gpu_job}
 
 
@@ -69,10 +82,31 @@ def test_a_finding_marks_each_step_above_everything_else(timeline):
     assert rows.filter(pl.col("group") != FINDINGS).equals(slices(timeline))
 
 
-def test_critical_path_is_a_group_of_its_own_that_ends_with_the_run(timeline):
-    path = slices(timeline).filter(pl.col("group") == CRITICAL)
-    assert path["critical"].all()
-    assert path["end_ns"].max() == timeline.end.max() + timeline.graph.origin_ns
+def test_critical_path_is_a_group_of_its_own_on_each_side_that_ends_with_the_run(timeline):
+    rows, graph = slices(timeline), timeline.graph
+    for side, end in (("measured", graph.nodes.measured_end), ("replayed", timeline.end)):
+        path = rows.filter(pl.col("group") == PATHS[side])
+        assert path["critical"].all()
+        assert path["end_ns"].max() == end.max() + graph.origin_ns
+
+
+def test_critical_path_is_drawn_where_the_lanes_of_its_side_have_its_spans():
+    # The replay begins the second of two nodes 2 s before it was measured: as in a pipeline whose launches
+    # came late for a reason that nobody recorded.
+    graph = tiny_graph(
+        [3 * S, 4 * S], [(0, 1, 0)], measured_start=[0, 5 * S], measured_end=[3 * S, 9 * S], rank=[0, 0]
+    )
+    rows = slices(replay(graph))
+    drawn = {
+        group: list(zip(part["name"], part["start_ns"], part["end_ns"]))
+        for (group,), part in rows.group_by("group", maintain_order=True)
+    }
+    assert drawn[CRITICAL] == [("0", 0, 3 * S), ("1", 5 * S, 9 * S)] == drawn["rank 0 measured"]
+    assert drawn[CRITICAL_REPLAYED] == [("0", 0, 3 * S), ("1", 3 * S, 7 * S)] == drawn["rank 0 replayed"]
+    assert rows.filter(pl.col("group") == CRITICAL)["later_ns"].to_list() == [0, -2 * S]
+    assert path_offset(rows) == (-2 * S, 0)
+    assert "up to 2 s sooner than measured" in path_note(*path_offset(rows))
+    assert "when it was measured" in path_note(0, 0)
 
 
 def test_slices_tell_how_much_longer_their_work_may_take_at_no_cost(timeline, tmp_path):
@@ -80,7 +114,7 @@ def test_slices_tell_how_much_longer_their_work_may_take_at_no_cost(timeline, tm
     assert (rows["slack_ns"] >= 0).all()
     assert (rows.filter("critical")["slack_ns"] == 0).all()
     assert (rows["slack_ns"] > 0).any()
-    write_chrome(rows, tmp_path / "run.json")
+    write_chrome(drawing(timeline), tmp_path / "run.json")
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert [each["args"]["slack_ns"] for each in events if each["ph"] == "X"] == rows["slack_ns"].to_list()
 
@@ -98,7 +132,7 @@ def test_work_that_runs_side_by_side_on_one_lane_takes_several_tracks():
 
 def test_chrome_json_read_back_has_the_same_slices_to_the_nanosecond(timeline, tmp_path):
     rows = slices(timeline)
-    write_chrome(rows, tmp_path / "run.json.gz")
+    write_chrome(drawing(timeline), tmp_path / "run.json.gz")
     document = json.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))
     origin = document["baseTimeNanoseconds"]
     events = document["traceEvents"]
@@ -117,7 +151,7 @@ def test_perfetto_file_read_back_has_the_same_slices_to_the_nanosecond(timeline,
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
     rows = slices(timeline)
-    write_perfetto(rows, tmp_path / "run.pftrace")
+    write_perfetto(drawing(timeline), tmp_path / "run.pftrace")
     trace = Trace.FromString((tmp_path / "run.pftrace").read_bytes())
     names = {each.iid: each.name for packet in trace.packet for each in packet.interned_data.event_names}
     described = {
@@ -135,28 +169,33 @@ def test_perfetto_file_read_back_has_the_same_slices_to_the_nanosecond(timeline,
             group = described[track.parent_uuid].process.process_name
             read.append((group, track.name, name, start, packet.timestamp))
     assert not open_on
-    assert read == rows.select("group", "track", "name", "start_ns", "end_ns").rows()
+    assert sorted(read) == sorted(rows.select("group", "track", "name", "start_ns", "end_ns").rows())
+    assert [packet.timestamp for packet in trace.packet if packet.timestamp] == sorted(
+        packet.timestamp for packet in trace.packet if packet.timestamp
+    )
 
 
 def test_arrows_in_perfetto_follow_the_critical_path_across_lanes(timeline, tmp_path):
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     rows = slices(timeline)
-    write_perfetto(rows, tmp_path / "run.pftrace")
+    write_perfetto(drawing(timeline), tmp_path / "run.pftrace")
     trace = Trace.FromString((tmp_path / "run.pftrace").read_bytes())
     touched: dict[int, list[int]] = {}
     for packet in trace.packet:
         node = next((a.int_value for a in packet.track_event.debug_annotations if a.name == "node"), None)
         for arrow in packet.track_event.flow_ids:
             touched.setdefault(arrow, []).append(node)
-    path = rows.filter(pl.col("group") == CRITICAL).sort("start_ns", "end_ns")["node"].to_list()
-    linked = {frozenset(nodes) for nodes in touched.values() if len(nodes) == 2}
-    assert linked == {frozenset(pair) for pair in pairwise(path)}
+    path = rows.filter(pl.col("group") == CRITICAL_REPLAYED).sort("start_ns", "end_ns")["node"].to_list()
+    linked = [tuple(nodes) for nodes in touched.values()]
+    assert all(len(nodes) == 2 for nodes in linked)
+    assert set(pairwise(path)) <= set(linked)
+    assert len(linked) == drawing(timeline).arrows.height
 
 
 def test_names_of_the_trace_stay_literal_in_json(tmp_path):
     graph = tiny_graph([3], [], names=['a "quoted" {brace} \\ é\n'], measured_end=[3])
-    write_chrome(slices(replay(graph)), tmp_path / "run.json")
+    write_chrome(drawing(replay(graph)), tmp_path / "run.json")
     document = json.loads((tmp_path / "run.json").read_text())
     assert {e["name"] for e in document["traceEvents"] if e["ph"] == "X"} == {'a "quoted" {brace} \\ é\n'}
 
@@ -186,10 +225,147 @@ def test_delays_that_only_look_like_late_launches_are_not_drawn_as_what_decides(
     update = next(row for row in rows if row["optype"] == "optimizer" and row["step"] == 1)
     update["start_ts"] += 0.04
     analysis = analyse(str(written(rows, tmp_path).path))
-    path = drawn(analysis).filter(pl.col("group") == CRITICAL)
+    path = drawing_of(analysis).rows.filter(pl.col("group") == CRITICAL)
     delays = path.filter(pl.col("kind") == "delay")
     assert (delays["end_ns"] - delays["start_ns"]).max() == 500_000
     whole = slices(analysis.replayed).filter((pl.col("group") == CRITICAL) & (pl.col("kind") == "delay"))
     assert (whole["end_ns"] - whole["start_ns"]).max() == 40_500_000
     decided = sum(row["ms"] for row in replay_document(analysis)["critical_path"])
     assert (path["end_ns"] - path["start_ns"]).sum() / 1e6 == pytest.approx(decided)
+
+
+def _ends(drawn, kind: Arrow, group: str = "measured") -> set[tuple[str, int, str, int]]:
+    """Name and rank of both ends of each arrow of a kind."""
+    name, rank, lane = (drawn.rows[column].to_list() for column in ("name", "rank", "group"))
+    of_kind = drawn.arrows.filter(kind=kind.value)
+    return {
+        (name[source], rank[source], name[target], rank[target])
+        for source, target in of_kind.select("source", "target").iter_rows()
+        if lane[source].endswith(group)
+    }
+
+
+def test_arrows_lead_from_launches_to_work_and_from_the_last_member_of_a_collective_to_the_others(tmp_path):
+    drawn = drawing(replay(gpu_job(num_ranks=3).build(tmp_path).graph))
+    launched = _ends(drawn, Arrow.LAUNCH)
+    assert ("cudaLaunchKernel", 2, "softmax", 2) in launched
+    assert ("cudaLaunchKernel", 2, "ncclDevKernel", 2) in launched
+    assert all(source == target for _, source, _, target in launched)
+    # Rank 1 takes 300 us longer than the others in each step.
+    meetings = _ends(drawn, Arrow.RENDEZVOUS)
+    assert {(source, target) for _, source, _, target in meetings} == {(1, 0), (1, 2)}
+    assert drawn.arrows.filter(kind=Arrow.RENDEZVOUS.value).height == 3 * 2
+
+
+def test_an_arrow_leads_from_a_forward_operator_to_the_first_backward_operator_of_its_number(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 200)
+    run.op("aten::linear", 0, 20, sequence_number=5, forward_thread=0)
+    run.op("aten::addmm", 2, 18, sequence_number=5, forward_thread=0)
+    run.op(f"{AUTOGRAD}AddmmBackward0", 100, 150, tid=BACKWARD, sequence_number=5, forward_thread=1)
+    run.op("aten::mm", 110, 140, tid=BACKWARD, sequence_number=5, forward_thread=1)
+    drawn = drawing(replay(run.build(tmp_path).graph))
+    assert _ends(drawn, Arrow.GRADIENT) == {("aten::addmm", 0, f"{AUTOGRAD}AddmmBackward0", 0)}
+
+
+def test_no_arrow_goes_backwards_and_where_clocks_put_the_effect_before_its_cause_there_is_none(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 100)
+    run.op("aten::add", 0, 9)
+    run.call(10, 14, 1)
+    run.kernel("begins before its call", 8, 13, 1)
+    run.call(20, 24, 2)
+    run.kernel("ends before its call", 15, 19, 2)
+    drawn = drawing(replay(run.build(tmp_path).graph))
+    (arrow,) = drawn.arrows.filter(kind=Arrow.LAUNCH.value).to_dicts()
+    assert drawn.rows["name"][arrow["target"]] == "begins before its call"
+    assert arrow["leaves_ns"] == arrow["arrives_ns"] == 10_000
+
+
+def test_flows_in_chrome_json_bind_to_slices_by_id_and_go_forwards(timeline, tmp_path):
+    # The rules of the Trace Event Format for `s` and `f`: same category, name and id; a slice around each.
+    write_chrome(drawing(timeline), tmp_path / "run.json")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "s", "f"}
+    extents: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            lane = extents.setdefault((event["pid"], event["tid"]), [])
+            lane.append((event["ts"], event["ts"] + event["dur"]))
+    flows: dict[tuple[str, str, int], list[dict]] = {}
+    for event in events:
+        if event["ph"] in "sf":
+            flows.setdefault((event["cat"], event["name"], event["id"]), []).append(event)
+            lane = extents[event["pid"], event["tid"]]
+            assert any(begin <= event["ts"] < end + 1e-6 for begin, end in lane)
+    assert len(flows) == drawing(timeline).arrows.height > 0
+    for start, finish in flows.values():
+        assert (start["ph"], finish["ph"], finish["bp"]) == ("s", "f", "e")
+        assert start["ts"] <= finish["ts"]
+    assert {name for _, name, _ in flows} <= {kind.value for kind in Arrow}
+
+
+def test_slices_carry_what_is_known_of_their_spans_and_nothing_that_is_not(tmp_path):
+    run = TinyRun()
+    for rank in range(2):
+        run.step(0, 0, 100, rank)
+        run.op("aten::mm", 0, 30, rank, shapes="[[8, 4], [4, 2]]")
+        run.call(30, 35, 1, rank)
+        copied = run.kernel("Memcpy HtoD", 36, 40, 1, rank, kind="memcpy", bytes=4096)
+        run.call(40, 45, 2, rank)
+        run.nccl(
+            50, 80, 2, rank, group="3", group_ranks=[0, 1], sequence=7, bytes_in=64, bytes_out=128,
+            dtype="bfloat16", algorithm="RING",
+        )  # fmt: skip
+    assert copied > 0
+    drawn = drawing(replay(run.build(tmp_path).graph))
+    write_chrome(drawn, tmp_path / "run.json")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    said = {each["name"]: each["args"] for each in events if each["ph"] == "X"}
+    known = {name: {key: args[key] for key in ARGUMENTS if key in args} for name, args in said.items()}
+    assert known["aten::mm"] == {"shapes": "[[8, 4], [4, 2]]"}
+    assert known["Memcpy HtoD"] == {"bytes": 4096}
+    assert known["ncclDevKernel"] == {
+        "bytes": 128, "dtype": "bfloat16", "op": "all_reduce", "process_group": "3", "group_ranks": "0, 1",
+        "seq": 7, "algorithm": "RING",
+    }  # fmt: skip
+
+
+def test_perfetto_says_of_a_slice_what_chrome_json_says(timeline, tmp_path):
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    drawn = drawing(timeline)
+    write_chrome(drawn, tmp_path / "run.json")
+    write_perfetto(drawn, tmp_path / "run.pftrace")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    of_chrome = [{k: e["args"][k] for k in ARGUMENTS if k in e["args"]} for e in events if e["ph"] == "X"]
+    of_perfetto = [
+        {a.name: a.string_value or a.int_value for a in packet.track_event.debug_annotations}
+        for packet in Trace.FromString((tmp_path / "run.pftrace").read_bytes()).packet
+        if packet.track_event.debug_annotations
+    ]
+    chosen = [{k: each[k] for k in ARGUMENTS if k in each} for each in of_perfetto]
+    assert sorted(map(str, chosen)) == sorted(map(str, of_chrome))
+    assert any("process_group" in each or "op" in each for each in chosen)
+
+
+def test_texts_of_arguments_stay_short_whatever_a_trace_holds(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 100)
+    run.op("aten::cat", 0, 30, shapes=json.dumps([[1, 2]] * 5_000))
+    row = arguments_of(run.build(tmp_path).graph).filter(pl.col("shapes").is_not_null())
+    assert row["shapes"].str.len_chars().to_list() == [MAX_TEXT]
+    assert row["shapes"][0].endswith("…")
+    assert in_ranges(range(1024)) == "0-1023"
+    assert in_ranges(range(0, 64, 8)) == "0-56 by 8"
+    assert in_ranges([0, 1]) == "0, 1"
+    assert len(in_ranges([n * n for n in range(500)])) == MAX_TEXT
+    assert in_ranges([]) == ""
+
+
+def test_arguments_and_arrows_keep_an_export_in_proportion_to_its_slices(timeline):
+    drawn = drawing(timeline)
+    assert drawn.arrows.height <= drawn.rows.height
+    texts = [name for name, dtype in ARGUMENTS.items() if dtype == pl.String]
+    longest = drawn.rows.select(pl.col(texts).str.len_chars().max()).row(0)
+    assert all(length is None or length <= MAX_TEXT for length in longest)

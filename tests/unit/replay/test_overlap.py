@@ -9,9 +9,9 @@ from dpro.replay.accuracy import assess
 from dpro.replay.build import build_graph
 from dpro.replay.graph import NodeKind
 from dpro.replay.overlap import overlap_of, replays_with_new_overlap, share_beside
-from dpro.replay.timeline import replay
+from dpro.replay.timeline import critical_path_of_steps, replay
 from dpro.replay.whatif.comm import Network, NoCommunication
-from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.replay.whatif.predict import apply_all, baseline_steps, predict, predicted_timeline
 from dpro.store import open_run
 from tests.builders import tiny_graph
 
@@ -114,6 +114,21 @@ def test_prediction_counts_what_a_changed_overlap_costs_and_how_well_that_is_kno
     assert wide.high_ns - wide.low_ns > told.high_ns - told.low_ns
     blind = predict(graph, baseline, [NoCommunication()], dataclasses.replace(trust, overlap=None))
     assert blind.predicted_ns == KERNELS * (ALONE + BESIDE) / 2
+
+
+@pytest.mark.parametrize("edit", [NoCommunication(), Network(0.5)])
+def test_parts_of_predicted_steps_add_up_where_a_changed_overlap_changes_kernels(repository, edit):
+    graph = one_gpu()
+    built = build_graph(run := open_run(repository / "sample_traces" / "healthy"))
+    trust = assess(built, replay(built.graph), run.manifest)
+    trust = dataclasses.replace(trust, overlap=overlap_of(replay(graph)))
+    baseline = baseline_steps(graph)
+    graphs, _ = apply_all(graph, [edit])
+    parts = critical_path_of_steps(predicted_timeline(graphs, trust), baseline, baseline)
+    predicted = predict(graph, baseline, [edit], trust).predicted_ns
+    assert parts["duration_ns"].sum() == predicted * STEPS
+    plain = critical_path_of_steps(replay(graphs[-1]), baseline, baseline)
+    assert plain["duration_ns"].sum() != predicted * STEPS
 
 
 def test_real_gpus_are_slower_beside_communication(traces):

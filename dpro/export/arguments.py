@@ -1,0 +1,137 @@
+"""What is known of a span beside its times: shapes, bytes, and the communication it is part of.
+
+In: a graph and the tables it was made from. Out: one row per node of which anything is known. Texts are short
+whatever the trace holds: a viewer keeps them for every slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import polars as pl
+
+from dpro.errors import Unanswerable
+from dpro.replay.gradients import parameters_of, passes_of
+from dpro.replay.graph import Graph, NodeKind
+from dpro.schema import COLLECTIVES, SPANS
+from dpro.words import shortened
+
+MAX_TEXT = 200  # characters of an argument
+SPAN = ["rank", "window", "span"]
+# What a slice may say, and what it is; null where it is not known, or does not apply.
+ARGUMENTS = {
+    "shapes": pl.String,
+    "bytes": pl.Int64,
+    "dtype": pl.String,
+    "op": pl.String,
+    "process_group": pl.String,
+    "group_ranks": pl.String,
+    "seq": pl.Int64,
+    "peer": pl.Int64,
+    "bucket": pl.Int64,
+    "algorithm": pl.String,
+    "protocol": pl.String,
+}
+_COMMUNICATION = (NodeKind.ARRIVE, NodeKind.TRANSFER)
+
+
+def arguments_of(graph: Graph) -> pl.DataFrame:
+    """What is known of the nodes of a graph.
+
+    Args:
+        graph: one that knows the run it was made from; of others nothing is known.
+
+    Returns:
+        `node` and the columns of `ARGUMENTS`, in order of the nodes; only of nodes of which one is known. For
+        spans of communication `bytes` is the larger of what its rank puts in and gets; for others it is what
+        is copied or set.
+    """
+    schema = pl.Schema({"node": pl.Int64, **ARGUMENTS})
+    empty = schema.to_frame()
+    if graph.run is None:
+        return empty
+    nodes = graph.nodes
+    (known,) = np.nonzero(nodes.span >= 0)
+    places = pl.DataFrame({"node": known, **{name: getattr(nodes, name)[known] for name in SPAN}})
+    moves = np.isin(nodes.kind[known], _COMMUNICATION)
+    work = places.filter(~pl.Series(moves)).join(_of_spans(graph), on=SPAN)
+    moved = places.filter(pl.Series(moves)).join(_of_communication(graph), on=SPAN)
+    moved = moved.join(_buckets(graph), on="node", how="left")
+    frames = [frame.select(pl.exclude("rank", "window", "span")) for frame in (work, moved)]
+    return pl.concat([empty, *frames], how="diagonal_relaxed").sort("node").cast(schema)
+
+
+def _of_spans(graph: Graph) -> pl.DataFrame:
+    """Shapes of operators, bytes of copies, by span."""
+    assert graph.run is not None
+    spans = graph.run.table(SPANS, ["rank", "window", "span_id", "shapes", "bytes"])
+    said = spans.filter((pl.col("shapes") != "") | (pl.col("bytes") >= 0))
+    return said.select(
+        pl.col("rank", "window").cast(pl.Int64),
+        span="span_id",
+        shapes=_short(pl.col("shapes")),
+        bytes=_if_known(pl.col("bytes")),
+    )
+
+
+def _of_communication(graph: Graph) -> pl.DataFrame:
+    """What `collectives` says of a span; where several messages went in one, of the first, and all bytes."""
+    assert graph.run is not None
+    rows = graph.run.table(COLLECTIVES).filter((pl.col("span_id") >= 0) & (pl.col("window") >= 0))
+    payload = _if_known(pl.max_horizontal("bytes_in", "bytes_out"))
+    first = (
+        rows.with_columns(pl.col("rank", "window").cast(pl.Int64), span="span_id", payload=payload)
+        .sort("collective_id")
+        .group_by(SPAN)
+        .agg(
+            pl.exclude("payload").first(),
+            pl.when(pl.col("payload").count() > 0).then(pl.col("payload").sum()),
+        )
+    )
+    ranks = first["group_ranks"].to_list()
+    texts = {tuple(each): in_ranges(each) for each in {tuple(each) for each in ranks}}
+    return first.select(
+        *SPAN,
+        bytes="payload",
+        dtype=_short(pl.col("dtype")),
+        op=_short(pl.col("op")),
+        process_group=_short(pl.col("group")),
+        group_ranks=pl.Series([texts[tuple(each)] or None for each in ranks], dtype=pl.String),
+        seq=_if_known(pl.col("sequence")),
+        peer=_if_known(pl.col("peer")),
+        algorithm=_short(pl.col("algorithm")),
+        protocol=_short(pl.col("protocol")),
+    )
+
+
+def _buckets(graph: Graph) -> pl.DataFrame:
+    """`node` and `bucket` of transfers that reduce a bucket of gradients, where the run tells the buckets."""
+    found: dict[int, int] = {}
+    with suppress(Unanswerable):
+        parameters = parameters_of(graph.run)
+        for each in passes_of(graph, parameters.num_bytes.size):
+            found |= dict(zip(each.transfer.tolist(), range(each.transfer.size)))
+            found |= dict(zip(each.arrive.tolist(), range(each.arrive.size)))
+    return pl.DataFrame(
+        {"node": [*found], "bucket": [*found.values()]}, schema={"node": pl.Int64, "bucket": pl.Int64}
+    )
+
+
+def in_ranges(ranks: Sequence[int]) -> str:
+    """Ranks as text: `0-7`, or `0-56 by 8`, or the list; short whatever there is."""
+    steps = set(np.diff(ranks).tolist())
+    if len(ranks) > 2 and len(steps) == 1 and (step := steps.pop()) > 0:
+        return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
+    return shortened(", ".join(map(str, ranks)), MAX_TEXT)
+
+
+def _if_known(number: pl.Expr) -> pl.Expr:
+    return pl.when(number >= 0).then(number)
+
+
+def _short(text: pl.Expr) -> pl.Expr:
+    """Text that is not longer than a viewer should keep; null for none."""
+    cut = pl.concat_str(text.str.slice(0, MAX_TEXT - 1), pl.lit("…"))
+    return pl.when(text.str.len_chars() > MAX_TEXT).then(cut).when(text != "").then(text)
