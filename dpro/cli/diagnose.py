@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,7 @@ def slowdown_document(slowdown: Slowdown) -> dict[str, Any]:
         "by_op": dict(slowdown.by_op),
         "workers_share": slowdown.workers_share,
         "last_stage_share": slowdown.last_stage_share,
+        "micro_batches": slowdown.batches and dataclasses.asdict(slowdown.batches),
     }
 
 
@@ -134,3 +136,9 @@ def print_slowdown(slowdown: Slowdown | None) -> None:
     for what, ratios in shown:
         worst = sorted(((ratio, str(key)) for key, ratio in ratios.items()), reverse=True)[:SHOWN]
         out.print(f"  with the own times of one {what} only: " + ", ".join(f"{k} x{v:.3f}" for v, k in worst))
+    if slowdown.batches is not None:
+        varied = slowdown.batches
+        out.print(
+            f"  forward and backward of micro-batches: correlation {varied.correlation:.2f} within ranks and "
+            f"steps, forward varies by {varied.forward:.1%}"
+        )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpro.detect.findings import Finding
 from dpro.detect.straggler import FEWEST_STEPS, clear_gain, confidence, find_stragglers
+from dpro.detect.uneven_batches import Variation, variation_of
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, replay_durations, step_times
@@ -51,6 +52,7 @@ class Slowdown:
         last_stage_share: likewise, healing the last stage.
         step_ns: mean step without launch delays.
         healed_ns: mean step with one rank healed, by rank.
+        batches: how micro-batches differ within their steps; None where no step has two.
     """
 
     total: float
@@ -63,6 +65,7 @@ class Slowdown:
     last_stage_share: float | None
     step_ns: float
     healed_ns: Mapping[int, float]
+    batches: Variation | None
 
 
 def analyse_slowdown(graph: Graph) -> Slowdown:
@@ -100,6 +103,7 @@ def analyse_slowdown(graph: Graph) -> Slowdown:
         last_stage_share=(step - after[0]) / lost if lost else None,
         step_ns=step,
         healed_ns=dict(zip(by_rank, after[1:])),
+        batches=variation_of(free),
     )
 
 
