@@ -64,7 +64,7 @@ def diagnose(run: str, as_json: bool) -> None:
 
 def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, Any]:
     """The command's JSON; a run is healthy only if it could have shown that it is not."""
-    from dpro.analysis.verdict import not_known
+    from dpro.analysis.verdict import not_known, notes
 
     unknown = not_known(analysis)
     return {
@@ -73,13 +73,14 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
         "healthy": not findings and not unknown,
         "answerable": analysis.trust.answerable,
         "reasons": unknown,
+        "notes": notes(analysis, findings),
         "while_it_ran": told_while_it_ran(analysis.run),
     }
 
 
 def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
     """The findings for people."""
-    from dpro.analysis.verdict import not_known
+    from dpro.analysis.verdict import not_known, notes
 
     out = console()
     if not analysis.trust.answerable and not findings:
@@ -95,6 +96,8 @@ def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
         )
         for line in finding.evidence:
             out.print(f"  - {line}")
+    for note in notes(analysis, findings):
+        out.print(f"  note: {note}")
     if findings and not analysis.trust.answerable:
         out.print("  not known: what deep windows show, since their replay does not fit the trace")
     for reason in not_known(analysis):

@@ -5,6 +5,7 @@ In: a run with steps and calls. Out: text or JSON; nothing, where the run has de
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpro.analysis.told import told_while_it_ran
@@ -22,20 +23,22 @@ def say_who_is_late(run: Run, as_json: bool) -> bool:
     Returns:
         Whether anything was printed.
     """
-    from dpro.analysis.verdict import without_windows
+    from dpro.analysis.analysis import Analysis
+    from dpro.analysis.verdict import notes_of_few_steps, without_windows
 
     told = without_windows(run)
     if told is None:
         return False
     findings, unknown = told
+    notes = notes_of_few_steps(Analysis(run), findings)
     if as_json:
-        print_json(_document(run, findings, unknown))
+        print_json(_document(run, findings, unknown, notes))
     else:
-        print_late(findings, unknown)
+        print_late(findings, unknown, notes)
     return True
 
 
-def print_late(findings: list[Finding], unknown: list[str]) -> None:
+def print_late(findings: list[Finding], unknown: list[str], notes: Sequence[str] = ()) -> None:
     """The findings for people."""
     out = console()
     if not findings:
@@ -43,6 +46,8 @@ def print_late(findings: list[Finding], unknown: list[str]) -> None:
     for finding in findings:
         for line in in_words(finding):
             out.print(line)
+    for note in notes:
+        out.print(f"  note: {note}")
     for reason in unknown:
         out.print(f"  not known: {reason}")
 
@@ -59,12 +64,13 @@ def in_words(finding: Finding) -> list[str]:
     ]
 
 
-def _document(run: Run, findings: list[Finding], unknown: list[str]) -> dict[str, Any]:
+def _document(run: Run, findings: list[Finding], unknown: list[str], notes: list[str]) -> dict[str, Any]:
     return {
         "run": run.label,
         "findings": [finding_document(finding, ms(finding.cost_ns)) for finding in findings],
         "healthy": not findings and not unknown,
         "answerable": True,
         "reasons": unknown,
+        "notes": notes,
         "while_it_ran": told_while_it_ran(run),
     }
