@@ -14,6 +14,7 @@ from dpro.detect.slowdown import (
     analyse_slowdown,
     find_slow_workers,
     find_uneven_stages,
+    is_longer_in_most,
     without_launches,
 )
 from dpro.detect.stages import find_uneven_work_of_stages, with_doubt
@@ -67,11 +68,13 @@ def diagnose_operations(graph: Graph, slowdown: Slowdown) -> list[Finding]:
         graph: the run's graph.
         slowdown: its `analyse_slowdown`.
     """
-    even, data = equal_batches(without_launches(graph))
-    workers = find_slow_workers(graph, slowdown)
-    if data:  # what varies with the data may hide a slow worker, or look like what one costs
+    free = without_launches(graph)
+    even, data = equal_batches(free)
+    workers, stages = find_slow_workers(graph, slowdown), find_uneven_stages(even)
+    if even is not free:  # what varies with the data may hide a slow worker, or look like what one costs
         at_equal_work = find_slow_workers(even, analyse_slowdown(even))
         named = {rank for finding in at_equal_work for rank in finding.ranks}
         workers = [*at_equal_work, *(each for each in workers if not named & {*each.ranks})]
-    findings = [*data, *workers, *find_uneven_stages(even)]
+        stages = [each for each in stages if is_longer_in_most(free, each)]
+    findings = [*data, *workers, *stages]
     return sorted(findings, key=lambda finding: -finding.cost_ns)

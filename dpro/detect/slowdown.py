@@ -217,6 +217,33 @@ def find_uneven_stages(graph: Graph) -> list[Finding]:
     ]
 
 
+def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
+    """Whether a stage computes longer than the others in most data-parallel ranks, each for itself.
+
+    All stages of one have the same micro-batches: where these differ, that tells a stage from a slow worker.
+
+    Args:
+        graph: as recorded.
+        finding: about the stage.
+    """
+    nodes = graph.nodes
+    work = (nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0)
+    total = np.bincount(nodes.rank[work], nodes.duration[work], minlength=max(graph.places) + 1)
+    by_dp: dict[int, dict[int, float]] = {}
+    for rank, place in graph.places.items():
+        by_dp.setdefault(place.dp, {})[place.stage] = float(total[rank])
+    stage = int(finding.component_id)
+    longer = [
+        bool(
+            stages[stage]
+            > (1 + finding.severity / 2) * np.median([v for k, v in stages.items() if k != stage])
+        )
+        for stages in by_dp.values()
+        if stage in stages and len(stages) > 1
+    ]
+    return 2 * sum(longer) > len(longer)
+
+
 def _stage_ratios(graph: Graph) -> pl.DataFrame:
     """`stage`, `name`, `own`, `others` (ns per operation), `ratio` (below 1), where a stage computes longer.
 

@@ -59,6 +59,9 @@ class Variation:
 def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
     """The job with equal micro-batches in each step, and what that would save; as it is where they are.
 
+    Where they differ at no clear cost (a slow worker is waited for anyway) there is no finding, but what else
+    is slow shows better with equal ones.
+
     Args:
         graph: of a run of operations, without launch delays.
     """
@@ -73,7 +76,7 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
     before, after = steps_before_and_after(graph, even)
     saved = before - after
     if before.size < FEWEST_LATEST or not _costs(saved, before):
-        return graph, []
+        return even, []
     cost, step = float(saved.mean()), float(before.mean())
     evidence = (
         f"forward and backward of a micro-batch vary together: correlation {varied.correlation:.2f} within "
@@ -164,25 +167,20 @@ def variation(batches: pl.DataFrame) -> Variation:
 def _evened(graph: Graph, batches: pl.DataFrame) -> Ints:
     """[N] ns, durations with each micro-batch scaled to the mean size of its step.
 
-    A micro-batch's size is its time in units of what its stage usually takes, on the stage in the lower
-    middle: a slow worker makes one stage of its pipeline longer, not the data. With a single stage, the unit
-    is what the rank itself takes, if that is further from its peers' than the luck of the draw explains.
+    A micro-batch's size is its time in units of what its rank usually takes, in the (lower) middle of the
+    stages that it passes, times the mean size that its data-parallel rank is handed.
     """
-    total, stage = pl.col("forward") + pl.col("backward"), ["stage", "chunk"]
-    ranks = batches.group_by("rank", *stage).agg(own=total.mean(), error=total.std() / pl.len().sqrt())
-    ranks = ranks.with_columns(usual=pl.col("own").median().over(stage))
-    if batches["stage"].n_unique() == 1:
-        apart = (pl.col("own") - pl.col("usual")).abs() > APART * pl.col("error")
-        ranks = ranks.with_columns(usual=pl.when(apart).then("own").otherwise("usual"))
-    sized = batches.join(ranks.select("rank", "chunk", "usual"), on=["rank", "chunk"])
+    total, ranks = pl.col("forward") + pl.col("backward"), ["rank", "chunk"]
     sizes = (
-        sized.group_by("dp", "chunk", "step", "batch")
-        .agg(size=(total / pl.col("usual")).quantile(0.5, "lower"))
+        batches.with_columns(relative=total / total.mean().over(ranks))
+        .group_by("dp", "chunk", "step", "batch")
+        .agg(pl.col("relative").quantile(0.5, "lower"))
+        .join(_handed(batches), on=["dp", "chunk"])
+        .with_columns(size=pl.col("relative") * pl.col("handed"))
         .with_columns(factor=pl.col("size").mean().over("chunk", "step") / pl.col("size"))
     )
-    factors = batches.join(sizes, on=["dp", "chunk", "step", "batch"]).select(
-        "rank", "step", "batch", "factor"
-    )
+    known = batches.join(sizes, on=["dp", "chunk", "step", "batch"])
+    factors = known.select("rank", "step", "batch", "factor")
     nodes = graph.nodes
     works = np.flatnonzero(nodes.kind == NodeKind.KERNEL)
     keys = pl.DataFrame({"rank": nodes.rank[works], "step": nodes.step[works], "batch": nodes.around[works]})
@@ -191,3 +189,22 @@ def _evened(graph: Graph, batches: pl.DataFrame) -> Ints:
     scaled = duration[works] * joined["factor"].fill_null(1.0).to_numpy()
     duration[works] = np.rint(scaled).astype(np.int64)
     return duration
+
+
+def _handed(batches: pl.DataFrame) -> pl.DataFrame:
+    """How much each data-parallel rank is handed on average, relative to others: `dp`, `chunk`, `handed`.
+
+    What a rank takes in the mean is compared with its stage's, of which one in the lower middle is usual. A
+    slow worker makes one stage of its pipeline longer, more data make all: the (lower) middle of them counts.
+    With a single stage it is put down to data as far as the luck of the draw explains it.
+    """
+    total = pl.col("forward") + pl.col("backward")
+    ranks = batches.group_by("rank", "dp", "stage", "chunk").agg(
+        mean=total.mean(), error=total.std() / pl.len().sqrt()
+    )
+    usual = pl.col("mean").quantile(0.5, "lower").over("stage", "chunk")
+    ranks = ranks.with_columns(handed=pl.col("mean") / usual)
+    if batches["stage"].n_unique() == 1:
+        drawn = (pl.col("mean") - usual).abs() <= APART * pl.col("error")
+        ranks = ranks.with_columns(handed=pl.when(drawn).then("handed").otherwise(1.0))
+    return ranks.group_by("dp", "chunk").agg(pl.col("handed").quantile(0.5, "lower"))
