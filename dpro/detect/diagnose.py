@@ -74,7 +74,10 @@ def diagnose_operations(graph: Graph, slowdown: Slowdown) -> list[Finding]:
     if even is not free:  # what varies with the data may hide a slow worker, or look like what one costs
         at_equal_work = find_slow_workers(even, analyse_slowdown(even))
         named = {rank for finding in at_equal_work for rank in finding.ranks}
-        workers = [*at_equal_work, *(each for each in workers if not named & {*each.ranks})]
+        # A single stage does not show what is a worker's and what its data's: who stands out anyway stays.
+        alone = len({place.stage for place in graph.places.values()}) == 1
+        left = [each for each in workers if alone and not named & {*each.ranks}]
+        workers = [*at_equal_work, *left]
         stages = [each for each in stages if is_longer_in_most(free, each)]
     findings = [*data, *workers, *stages]
     return sorted(findings, key=lambda finding: -finding.cost_ns)
