@@ -14,7 +14,8 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.collectors.stall import forgotten, keep_groups
+from dpro.collectors.inside.names import STALL
+from dpro.collectors.stall import forgotten, keep_groups, stood_still
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.store import write_part
 
@@ -62,7 +63,21 @@ def entries(folder: Path) -> pl.DataFrame:
     return with_group_ranks(found.filter(~_below(passed)), folder / "groups.json")
 
 
-def write_calls(run: Path, part: str, folder: Path, until_ns: int | None) -> None:
+def latest_stall(folder: Path, since_ns: int) -> pl.DataFrame:
+    """Entries as they were when the process last stood still; none where it went on after that.
+
+    Args:
+        folder: where the process writes.
+        since_ns: when its last step ended.
+    """
+    paths = [path for path in _kept(folder) if path.stem.endswith(f"-{STALL}")]
+    frames = [pl.read_parquet(path) for path in paths if path.stat().st_mtime_ns > since_ns]
+    return pl.concat([frame for frame in frames if frame.height] or [COLLECTIVES.empty()], how="diagonal")
+
+
+def write_calls(
+    run: Path, part: str, folder: Path, until_ns: int | None, stalls: pl.DataFrame | None = None
+) -> None:
     """Write the entries that no window saw run, and forget their dumps.
 
     Args:
@@ -71,8 +86,11 @@ def write_calls(run: Path, part: str, folder: Path, until_ns: int | None) -> Non
         folder: where the process writes.
         until_ns: entries from then on are left for windows to come, as are those of each latest dump, whose
             state may still change; None where nothing comes any more.
+        stalls: what a process that failed stood still in, as from `latest_stall`.
     """
     waiting = entries(folder)
+    if stalls is not None and stalls.height:
+        waiting = stood_still(waiting, stalls)
     passed, lost = _state(folder)
     bounds = [_bound(folder, waiting, number, passed[number], until_ns) for number in range(len(BACKENDS))]
     if bounds == passed:

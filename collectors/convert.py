@@ -18,7 +18,7 @@ import polars as pl
 
 from dpro.collectors import calls
 from dpro.collectors.cost import window_costs
-from dpro.collectors.endings import ending
+from dpro.collectors.endings import ending, exception, left_ns
 from dpro.collectors.host_facts import host_counters
 from dpro.collectors.inside import records
 from dpro.collectors.inside.stepping import SOURCES, Boundary, number_steps
@@ -26,7 +26,7 @@ from dpro.collectors.launch import Launch
 from dpro.collectors.merge import merge_window
 from dpro.collectors.meshes import mesh_coordinates
 from dpro.collectors.sidecar import GONE, process_facts
-from dpro.collectors.stall import message_rows, messages_in_window, process_groups, stack_of
+from dpro.collectors.stall import NEVER_NS, message_rows, messages_in_window, process_groups, stack_of
 from dpro.errors import DproError
 from dpro.schema import (
     BUCKETS,
@@ -244,9 +244,7 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     write_part(run, BUCKETS, process.part, _buckets(process))
     _keep_dumps(process, readers)
     _convert_windows(run, process, readers, None)
-    calls.write_calls(run, process.part, process.folder, None)
-    write_part(run, COLLECTIVES, f"{process.part}-messages", message_rows(process.folder, process.rank))
-    write_part(run, PROCESS_GROUPS, process.part, process_groups(process.folder, process.rank))
+    _convert_calls(run, process, frames)
     notes = [
         note for path in sorted(process.folder.glob("notes-*.json")) for note in json.loads(path.read_text())
     ]
@@ -261,6 +259,20 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
         "versions": {k: v for note in notes for k, v in note.get("versions", {}).items()}
         | process.facts["versions"],
     }
+
+
+def _convert_calls(run: Path, process: Process, frames: Mapping[str, pl.DataFrame]) -> None:
+    """The calls that no window saw, and messages; what a process that failed stood still in is unfinished."""
+    worker, folder = frames[WORKERS.name].row(0, named=True), process.folder
+    well = worker["exit_code"] == 0
+    stepped_ns = frames[STEPS.name].select((pl.col("start_ns") + pl.col("duration_ns")).max()).item() or -1
+    last_ns = calls.entries(folder)["enqueued_ns"].max()
+    stalls = None if well else calls.latest_stall(folder, stepped_ns)
+    calls.write_calls(run, process.part, folder, None, stalls)
+    stood_ns = NEVER_NS if well else max(stepped_ns, last_ns if isinstance(last_ns, int) else -1)
+    messages = message_rows(folder, process.rank, stood_ns)
+    write_part(run, COLLECTIVES, f"{process.part}-messages", messages)
+    write_part(run, PROCESS_GROUPS, process.part, process_groups(folder, process.rank))
 
 
 def frames_of(
@@ -364,5 +376,7 @@ def worker_row(process: Process, recorded: Sequence[records.Record], status: int
     times += [int(text)] if text.isdigit() else []  # empty where the disk was full
     row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
     row |= mesh_coordinates(process.folder / "mesh.json")
-    row |= {"stack": stack_of(process.folder)}
+    updated_ns = max((r.c for r in recorded if r.kind == records.UPDATE), default=-1)
+    row |= {"stack": stack_of(process.folder, updated_ns)} | exception(process.folder)
+    row |= {"left_ns": left_ns(process.folder)}
     return row | {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}

@@ -1,18 +1,21 @@
 """How a process of the job ended, from everybody who saw it.
 
 In: the wait status, where the kernel told the sidecar, and the files that `inside/exits.py` left. Out: an
-exit code or a signal. Who saw the end is believed before who announced it: a process may crash on its way
-out.
+exit code or a signal, and the exception. Who saw the end is believed before who announced it: a process may
+crash on its way out.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dpro.collectors.inside import records
+from dpro.collectors.inside.names import LAST, RAISED
 
 
 class Ending(NamedTuple):
@@ -37,18 +40,35 @@ NOT_EXITED = b"\xff\xfe"  # two bytes that differ; on exit both become the code
 
 
 def ending(folder: Path, recorded: Sequence[records.Record], status: int | None) -> Ending:
-    """How one process ended.
+    """How one process ended; one that had exited already when it was told to end (SIGTERM) by its exit code.
 
     Args:
         folder: what it left.
         recorded: its records.
         status: its wait status as the sidecar read it, None where unknown.
     """
-    if status is not None:
-        return _of_status(os.waitstatus_to_exitcode(status))
     announced = [Ending(r.b, r.c) for r in recorded if r.kind == records.ENDING]
-    seen = [_reaped(folder / "reaped"), exited(folder / "exit"), *announced[-1:]]
-    return next((each for each in seen if each.known), UNKNOWN)
+    told = UNKNOWN if status is None else _of_status(os.waitstatus_to_exitcode(status))
+    own = exited(folder / "exit")
+    seen = [told, _reaped(folder / "reaped"), own, *announced[-1:]]
+    found = next((each for each in seen if each.known), UNKNOWN)
+    return own if own.known and found.signal == signal.SIGTERM else found
+
+
+def exception(folder: Path) -> dict[str, Any]:
+    """The columns of `workers` about the exception that ended a process."""
+    path = folder / RAISED
+    if not path.is_file():
+        return {"error": "", "failed_ns": -1}
+    told = json.loads(path.read_text(encoding="utf-8"))
+    said = f"{told['type']}: {told['message']}" if told["message"] else told["type"]
+    return {"error": "\n".join([said, *told["calls"]]), "failed_ns": told["time_ns"]}
+
+
+def left_ns(folder: Path) -> int:
+    """When the interpreter of a process went, all its calls saved; -1 where it did not come to that."""
+    path = folder / LAST
+    return path.stat().st_mtime_ns if path.is_file() else -1
 
 
 def exited(path: Path) -> Ending:

@@ -1,7 +1,9 @@
 """What a process left about its calls when it stood still, and about messages in windows, as tables.
 
 In: `stall.json`, `messagesNNNN.json`, and the flight recorder's dumps. Out: rows of `collectives` for
-messages that the flight recorder leaves out, rows of `process_groups`, and the stack of the main thread.
+messages that the flight recorder leaves out, rows of `process_groups`, and the stack of the main thread. A
+call that was open while the process stood still, and after which it came to nothing more, stays unfinished:
+when the process was ended the call failed, which dumps do not distinguish from finished.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 SOURCE = "dpro recorder"
 MESSAGE_IDS = 1 << 61  # ids of messages begin here: those of the flight recorder and of windows are below
 _WINDOW_IDS = 1 << 32  # those of window w begin at MESSAGE_IDS + (w + 1) * this
+NEVER_NS = (1 << 63) - 1
 
 
 def stall_of(folder: Path) -> Mapping[str, Any]:
@@ -27,14 +30,33 @@ def stall_of(folder: Path) -> Mapping[str, Any]:
     return stall
 
 
-def stack_of(folder: Path) -> str:
-    """Where its main thread stood then, innermost call first."""
-    return "\n".join(stall_of(folder).get("stack", []))
+def stack_of(folder: Path, since_ns: int = -1) -> str:
+    """Where its main thread stood then, innermost call first; empty where that was before a moment.
+
+    Args:
+        folder: where the process writes.
+        since_ns: when its last step ended.
+    """
+    stall = stall_of(folder)
+    return "\n".join(stall.get("stack", [])) if stall.get("saved_ns", since_ns) >= since_ns else ""
 
 
-def message_rows(folder: Path, rank: int) -> pl.DataFrame:
-    """The latest messages of each pair of gloo's, and all that were not delivered."""
-    return _rows(stall_of(folder).get("messages", []), rank, MESSAGE_IDS)
+def message_rows(folder: Path, rank: int, stood_ns: int = NEVER_NS) -> pl.DataFrame:
+    """The latest messages of each pair of gloo's, and all that were not delivered.
+
+    Args:
+        folder: where the process writes.
+        rank: whose they are.
+        stood_ns: the process came to nothing that it called later than this. A message that was open while it
+            stood still, and of which only the handle is gone, was delivered unless it is the last.
+    """
+    messages = [
+        message | {"state": "scheduled" if message["enqueued_ns"] >= stood_ns else "completed"}
+        if message.get("state") == "closed"
+        else message
+        for message in stall_of(folder).get("messages", [])
+    ]
+    return _rows(messages, rank, MESSAGE_IDS)
 
 
 def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
@@ -110,6 +132,26 @@ def with_told_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
     filled = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(told)
     saved_ns = pl.max_horizontal("saved_ns", pl.lit(checked_ns))
     return said.with_columns(group_ranks=filled, saved_ns=saved_ns)
+
+
+def stood_still(entries: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
+    """Entries of a process that failed; what it stood still in stays unfinished.
+
+    Args:
+        entries: rows of `collectives`, each as it was last seen.
+        stalls: the same as seen when the process last stood still, of which nothing shows that it was over.
+
+    Returns:
+        The entries; those that were unfinished then have the state of then, unless their group went on.
+    """
+    last = entries.group_by("group").agg(last=pl.col("collective_id").max())
+    known = stalls.group_by("group").agg(known=pl.col("collective_id").max())
+    stuck = stalls.filter(pl.col("state").is_in(["scheduled", "started"]))
+    stuck = stuck.join(last, on="group").join(known, on="group").filter(pl.col("last") <= pl.col("known"))
+    joined = entries.join(
+        stuck.select("collective_id", stuck="state"), on="collective_id", how="left", maintain_order="left"
+    )
+    return joined.with_columns(state=pl.coalesce("stuck", "state")).drop("stuck")
 
 
 def forgotten(entries: pl.DataFrame) -> pl.DataFrame:

@@ -24,7 +24,7 @@ from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, styled
 from dpro.detect.findings import Finding
-from dpro.detect.hang.find import Case
+from dpro.detect.hang.case import Case
 from dpro.detect.hang.waits import victims_of
 from dpro.detect.hang.words import (
     HANGS,

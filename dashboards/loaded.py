@@ -128,5 +128,5 @@ class Passing(Loaded):
     @once
     def judged(self) -> tuple[Built, Trust]:
         """The graph, and how far to believe it."""
-        with why_unanswerable(self.run):
+        with why_unanswerable(self):
             return make_graph(self.run)

@@ -105,7 +105,7 @@ def _run(loaded: Loaded, link: Link) -> Any:
 def _findings(loaded: Loaded, link: Link) -> Any:
     findings, unknown = loaded.verdict
     replayed = loaded.run.rows()[SPANS.name] > 0
-    state = _health(*health_info(findings, unknown, loaded.trust if replayed else None))
+    state = _health(*health_info(findings, unknown, loaded.trust if replayed else None, loaded.end))
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
     earlier = told_in_words(told_while_it_ran(loaded.run))
     told = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]

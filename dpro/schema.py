@@ -315,6 +315,17 @@ WORKERS = Table(
             "empty where unknown.",
             "",
         ),
+        "error": Column(
+            pl.String,
+            "Exception that ended it: type and message, then the calls it came through, innermost first, one "
+            "a line; empty for none or unknown.",
+            "",
+        ),
+        "failed_ns": Column(pl.Int64, "When that exception ended the script; -1 for none or unknown."),
+        "left_ns": Column(
+            pl.Int64,
+            "When its interpreter went, all its calls saved; -1 where it was killed before, or unknown.",
+        ),
         "source": Column(pl.String, "What the row was read from.", ""),
     },
     ("rank",),

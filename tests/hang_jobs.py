@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,29 @@ def launcher(num_ranks: int) -> list[str]:
 
 
 def diagnosed(
-    folder: Path, fault: str, *options: str, num_ranks: int = 4, spawn: bool = False
+    folder: Path,
+    fault: str,
+    *options: str,
+    num_ranks: int = 4,
+    spawn: bool = False,
+    end: Callable[[subprocess.Popen[bytes]], None] | None = None,
+    record: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Record a job with a fault, end it when it hangs, and diagnose the recording."""
+    """Record a job with a fault, end it when it hangs, and diagnose the recording.
+
+    Args:
+        folder: where to.
+        fault: what goes wrong.
+        options: of the job.
+        num_ranks: number of ranks.
+        spawn: start ranks by `torch.multiprocessing`.
+        end: ends the job when it hangs; kills its ranks where not given.
+        record: options of `dpro record`.
+    """
     run, mark = folder / "run", folder / "went-wrong"
     job = [sys.executable, str(JOB), "--spawn", str(num_ranks)] if spawn else launcher(num_ranks)
-    command = [sys.executable, "-m", "dpro", "record", "-o", str(run), "--", *job, fault, str(mark), *options]
+    recorder = [sys.executable, "-m", "dpro", "record", "-o", str(run), *record]
+    command = [*recorder, "--", *job, fault, str(mark), *options]
     port = {"MASTER_PORT": str(20000 + os.getpid() % 20000)} if spawn else {}
     recording = subprocess.Popen(
         command, env=environment(**port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -35,6 +54,9 @@ def diagnosed(
     )  # fmt: skip
     try:
         wait_until_ended_or_saved(recording, run, mark)
+        if end is not None and recording.poll() is None:
+            end(recording)
+            recording.wait(90)
     finally:
         kill_ranks(run)
         recording.wait(30)
@@ -44,6 +66,25 @@ def diagnosed(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+def ctrl_c(recording: subprocess.Popen[bytes]) -> None:
+    """What a terminal does: SIGINT to all processes of the job."""
+    os.killpg(recording.pid, signal.SIGINT)
+
+
+def terminate(recording: subprocess.Popen[bytes]) -> None:
+    """What `kill` does: SIGTERM to the launcher."""
+    recording.terminate()
+
+
+def scancel(recording: subprocess.Popen[bytes]) -> None:
+    """What a scheduler does: SIGTERM to all, and SIGKILL to who is left."""
+    os.killpg(recording.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        recording.wait(10)
+    with suppress(ProcessLookupError):
+        os.killpg(recording.pid, signal.SIGKILL)
 
 
 def wait_until_ended_or_saved(recording: subprocess.Popen[bytes], run: Path, mark: Path) -> None:

@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("fault")
     parser.add_argument("mark", type=Path, help="made at the moment the rank goes wrong")
-    parser.add_argument("--rank", type=int, default=2)
+    parser.add_argument("--rank", type=int, nargs="+", default=[2])
     parser.add_argument("--flat", action="store_true")
     parser.add_argument("--spawn", type=int, default=0)
     options = parser.parse_args()
@@ -58,10 +58,13 @@ def run(options: argparse.Namespace) -> None:
     model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH), process_group=groups[stage])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(STEPS):
-        if step == AT and rank == options.rank:
+        wrong = step == AT and rank in options.rank
+        if wrong:
             options.mark.touch()
+            if options.fault == "leave":  # as a loop over fewer batches does
+                break
             go_wrong(options.fault, rank, groups[stage])
-        if step == AT and options.fault == "deadlock" and rank // 2 == options.rank // 2:
+        if step == AT and options.fault == "deadlock" and rank // 2 == options.rank[0] // 2:
             dist.recv(torch.ones(3), rank ^ 1)
         optimizer.zero_grad()
         inputs = torch.ones(4, WIDTH, requires_grad=True)
@@ -71,10 +74,10 @@ def run(options: argparse.Namespace) -> None:
         else:
             model(inputs).sum().backward()
         order = [("all_reduce", torch.ones(5)), ("broadcast", torch.ones(7))]
-        if step == AT and rank == options.rank and options.fault == "order":
+        if wrong and options.fault == "order":
             order.reverse()
         for op, tensor in order:
-            if step == AT and rank == options.rank and options.fault == "skip" and op == "all_reduce":
+            if wrong and options.fault == "skip" and op == "all_reduce":
                 continue
             dist.all_reduce(tensor) if op == "all_reduce" else dist.broadcast(tensor, 0)
         optimizer.step()
@@ -107,6 +110,8 @@ def go_wrong(fault: str, rank: int, group: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "raise":
         raise RuntimeError("something of the user's")
+    elif fault == "exit":
+        sys.exit(0)
     elif fault == "gil":
         ctypes.PyDLL(None).sleep(1000)  # unlike CDLL, PyDLL keeps the interpreter's lock
     elif fault == "size":

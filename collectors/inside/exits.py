@@ -1,7 +1,8 @@
 """How processes of the job end: with which exit code, or asked to by which signal.
 
-In: the moments before an end that Python or libc tells of. Out: records of kind ENDING; `exit`, written by
-libc itself once the interpreter is gone; and `reaped`, what a parent got to know of a process that recorded.
+In: the moments before an end that Python or libc tells of. Out: records of kind ENDING; `raised.json`, the
+exception that ends the interpreter and where it was raised; `exit`, written by libc itself once the
+interpreter is gone; and `reaped`, what a parent got to know of a process that recorded.
 The kernel tells all of this to anybody from Linux 6.15 on, earlier ones only to the parent.
 
 A process that is killed without being asked (SIGKILL, a crash) can leave no word here.
@@ -10,6 +11,7 @@ A process that is killed without being asked (SIGKILL, a crash) can leave no wor
 from __future__ import annotations
 
 import ctypes
+import json
 import multiprocessing.process
 import os
 import signal
@@ -18,13 +20,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from . import records
+from . import environment, records
+from .names import RAISED
 from .patching import patch
 from .recorder import Recorder
 
 UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
+DEEPEST = 16  # calls of a traceback that are kept, from the innermost
 _UNBUFFERED = 2  # _IONBF
 
 
@@ -65,12 +70,15 @@ class Exits:
         if isinstance(code, int):
             self.note(code & 0xFF, -1)
 
-    def on_raise(self, kind: type[BaseException]) -> None:
+    def on_raise(self, kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
         """An exception that nobody caught is about to end the interpreter."""
+        self._recorder.ending = "exception"
         if issubclass(kind, KeyboardInterrupt):  # Python then kills itself, so that a shell sees Ctrl-C
             self.note(-1, signal.SIGINT)
         else:
             self.note(1, -1)
+        if self._recorder.folder is not None:
+            self._recorder.write_file(RAISED, json.dumps(raised(kind, error, place)).encode())
 
     def note(self, code: int, number: int) -> None:
         """Record what is about to end this process: an exit code or a signal, -1 for the other."""
@@ -121,7 +129,30 @@ def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
     original = sys.excepthook
 
     def excepthook(kind: type[BaseException], *details: Any) -> None:
-        recorder.call(exits.on_raise, kind)
+        recorder.call(exits.on_raise, kind, *details)
         original(kind, *details)
 
     sys.excepthook = excepthook
+
+
+def raised(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> dict[str, Any]:
+    """An exception as recorded: when, its type, the first line of its message without secrets, and its calls.
+
+    The calls are innermost first, each `file:line function`.
+    """
+    calls = []
+    while place is not None:
+        code = place.tb_frame.f_code
+        calls.append(f"{code.co_filename}:{place.tb_lineno} {code.co_name}")
+        place = place.tb_next
+    try:
+        message = str(error)
+    except Exception:  # written by the user
+        message = ""
+    first = message.strip().partition("\n")[0][: environment.LONGEST]
+    return {
+        "time_ns": time.time_ns(),
+        "type": kind.__qualname__,
+        "message": environment.mask(first),
+        "calls": calls[: -DEEPEST - 1 : -1],
+    }

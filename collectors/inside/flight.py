@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from .names import SHOWN, WANTED
+from .names import LAST, SHOWN, STALL, WANTED
 from .recorder import Recorder
 
 STALL_S = 5.0  # after this long without a step the calls are saved: the job may hang
@@ -94,6 +94,7 @@ class Flight:
         self._told: dict[str, tuple[int, int]] = {}  # the last call at the last request but one, and the last
         self._said: dict[str, int] = {}
         self._stalled_s = STALL_S
+        self._whole = False
         self._lock = threading.Lock()
         self._held = False
         self._wake = threading.Event()
@@ -134,7 +135,7 @@ class Flight:
             self._stalled_s = STALL_S
         elif still_s > self._stalled_s:
             self._stalled_s *= 2
-            self.save("stall")
+            self.save(STALL)
 
     def on_end(self) -> None:
         """Save the latest; the thread must not be within PyTorch when the interpreter goes."""
@@ -142,8 +143,14 @@ class Flight:
         self._wake.set()
         if thread is not None:
             thread.join(timeout=STALL_S)
-        if thread is None or not thread.is_alive():
+        self._whole = thread is None or not thread.is_alive()
+        if self._whole:
             self.save()
+
+    def on_exit(self) -> None:
+        """The interpreter goes: no call comes after those that were saved."""
+        if self._whole and self._recorder.folder is not None:
+            self._recorder.write_file(LAST, b"")
 
     def save(self, name: str = "") -> None:
         """Dump the rings.
@@ -259,6 +266,7 @@ def install(recorder: Recorder) -> None:
     recorder.listen("window", flight.on_window)
     recorder.listen("second", flight.on_second)
     recorder.listen("end", flight.on_end)
+    recorder.listen("exit", flight.on_exit)
     # A child must not inherit PyTorch's lock on a ring from a thread of ours that it does not have.
     os.register_at_fork(
         before=lambda: recorder.call(flight.before_fork),

@@ -2,3 +2,6 @@
 
 WANTED = "wanted.json"  # beside the folders of the launches: changes when somebody wants the latest calls
 SHOWN = "calls-"  # what names of dumps for them begin with
+LAST = "last"  # there once the interpreter goes and all calls are saved: none came later
+STALL = "stall"  # what dumps of calls are called that were made while no step ended
+RAISED = "raised.json"  # the exception that ended a process

@@ -106,6 +106,7 @@ class Preemption:
     def _leave(self, number: int) -> None:
         """Save what there is, then end the process by the signal."""
         try:
+            self._recorder.ending = "signal"
             if self._recorder.records is not None:
                 self._recorder.records.write(records.ENDING, time.time_ns(), -1, number)
             ctypes.pythonapi.Py_AddPendingCall(self._in_main_thread, None)

@@ -68,6 +68,7 @@ class Recorder:
         folder: where this process writes; None until it turns out to train.
         records: its records; None likewise.
         enabled: whether it records; not after trouble in the core.
+        ending: what is ending the process: `exception` for one that nobody caught, `signal`, or nothing.
         num_updates: optimizers' updates so far, and other signs that a step may have ended.
         num_backward: backward calls so far.
         postponed: optimizers that have updated within the present backward.
@@ -105,6 +106,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._exiting = threading.Event()
         self.training_thread = 0
+        self.ending = ""
         self.data_wait_ns = self.input_elements = -1
         self.num_updates = self.num_backward = 0
         self.postponed: list[Any] = []

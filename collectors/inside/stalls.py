@@ -2,7 +2,8 @@
 
 In: sends and receives on CPU tensors, which gloo's flight recorder leaves out. Out: `messagesNNNN.json`, the
 messages of a deep window; and `stall.json`, while no step ends: the latest message of each pair and all that
-are not delivered, and the stack of the main thread.
+are not delivered, and the stack of the main thread. A process that fails says it once more, unless it had
+said so since its last step: what failed at the end is not what it waited for.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Stalls:
         self._latest: dict[tuple[str, str, int], tuple[Any, dict[str, Any]]] = {}
         self._counts: dict[tuple[str, str, int], int] = {}
         self._saved_s = 0.0
+        self._open: set[tuple[str, str, int, int]] = set()  # messages that were open at the save before
 
     def on_message(self, op: str, group: Any, work: Any, tensors: Any, peer: int) -> None:
         """A message was begun.
@@ -85,29 +87,45 @@ class Stalls:
             self._recorder.write_file(f"{name.replace('window', 'messages')}.json", content)
 
     def on_second(self) -> None:
-        """Save while nothing moves."""
+        """Save while nothing moves; how the process then ends says nothing of what it stood still in."""
+        if self._recorder.ending:
+            return
         now_s = time.monotonic()
         if min(now_s - self._recorder.last_step_s, now_s - self._saved_s) > STALL_S:
             self.save()
             self._saved_s = now_s
 
+    def on_end(self) -> None:
+        """The process is about to go; where it fails, what it waited for when it stood still is kept."""
+        if self._recorder.ending == "exception" and self._saved_s <= self._recorder.last_step_s:
+            self.save()
+
     def save(self) -> None:
-        """Write what is known now."""
+        """Write what is known now.
+
+        Who waits for a message holds its handle: one that is gone may have been delivered, or have failed.
+        Of those that were open at the save before that is said, for others it does not matter.
+        """
         pending = [
             message | {"state": "scheduled"} for work, message in tuple(self._pending) if _is_open(work)
         ]
-        known = {(m["op"], m["group"], m["peer"], m["sequence"]) for m in pending}
+        known = {_name_of(message) for message in pending}
         latest = [
-            message | {"state": "completed"}
-            for (op, group, peer), (_, message) in tuple(self._latest.items())
-            if (op, group, peer, message["sequence"]) not in known
+            message | {"state": "closed" if _name_of(message) in self._open else "completed"}
+            for _, message in tuple(self._latest.values())
+            if _name_of(message) not in known
         ]
+        self._open = known | {_name_of(message) for message in latest if message["state"] == "closed"}
         stall = {
             "saved_ns": time.time_ns(),
             "messages": _with_ranks([*latest, *pending]),
             "stack": _main_stack(),
         }
         self._recorder.write_file("stall.json", json.dumps(stall).encode())
+
+
+def _name_of(message: dict[str, Any]) -> tuple[str, str, int, int]:
+    return message["op"], message["group"], message["peer"], message["sequence"]
 
 
 def _is_open(work: Any) -> bool:
@@ -142,6 +160,7 @@ def install(recorder: Recorder) -> None:
     stalls = Stalls(recorder)
     recorder.listen("window", stalls.on_window)
     recorder.listen("second", stalls.on_second)
+    recorder.listen("end", stalls.on_end)
     recorder.listen("fork", stalls.on_fork)
     if dist.is_available():
         for op in _OPS:

@@ -17,8 +17,10 @@ from dpro.store import Run
 from dpro.units import NS_PER_MS
 
 if TYPE_CHECKING:
+    from dpro.analysis.end import End
     from dpro.analysis.verdict import Verdict
-    from dpro.detect.hang.find import Case
+    from dpro.detect.findings import Finding
+    from dpro.detect.hang.case import Case
     from dpro.detect.slowdown import Slowdown
     from dpro.replay.accuracy import Trust
     from dpro.replay.build import Built
@@ -63,10 +65,25 @@ class Analysis(Knowing):
     @once
     def waiting(self) -> Case:
         """Who had come how far, and who waits for whom."""
-        from dpro.detect.hang.find import examine
+        from dpro.detect.hang.case import examine
         from dpro.detect.hang.records import read_records
 
         return examine(read_records(self.run))
+
+    @once
+    def hangs(self) -> list[Finding]:
+        """What hangs in the run, or ended it, surest first."""
+        from dpro.analysis.told import as_watched
+        from dpro.detect.hang.find import judge
+
+        return as_watched(judge(self.waiting), self.run, self.steps)
+
+    @once
+    def end(self) -> End:
+        """How the job ended."""
+        from dpro.analysis.end import end_of
+
+        return end_of(self)
 
     @once
     def judged(self) -> tuple[Built, Trust]:
@@ -74,7 +91,7 @@ class Analysis(Knowing):
         from dpro.analysis.graphs import graph_of
         from dpro.analysis.verdict import why_unanswerable
 
-        with why_unanswerable(self.run):
+        with why_unanswerable(self):
             return graph_of(self.run)
 
     @property
@@ -136,7 +153,7 @@ class Analysis(Knowing):
         from dpro.analysis.verdict import why_unanswerable
         from dpro.replay.breakdown import step_breakdown
 
-        with why_unanswerable(self.run):
+        with why_unanswerable(self):
             return step_breakdown(self.spans, self.collectives, self.steps)
 
     @once

@@ -113,13 +113,16 @@ def make_report(analysis: Analysis) -> Report:
         trust, doubts = None, [f"nothing was replayed: {error}"]
     if trust is not None:
         doubts = [*trust.reasons, *trust.doubts, *trust.assumed]
-    state, verdict = health_info(findings, unknown, trust)
+    state, verdict = health_info(findings, unknown, trust, analysis.end)
     gains, of_step, refused = _gains(analysis)
     return Report(
         name=os.path.basename(os.path.abspath(analysis.run.label)),
         state=state,
         verdict=verdict,
-        facts=run_info(analysis.run.manifest, analysis.steps),
+        facts=[
+            *run_info(analysis.run.manifest, analysis.steps),
+            *(("still known", line) for line in analysis.end.can_say),
+        ],
         findings=[_told(finding, analysis) for finding in findings],
         unknown=unknown,
         gains=gains,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from dpro.analysis.end import End
 from dpro.detect.findings import Finding
 from dpro.detect.hang.words import HANGS, verdict_in_words
 from dpro.replay.accuracy import Trust
@@ -47,14 +48,22 @@ def _ranks(manifest: Manifest) -> str:
     return f"{len(manifest.ranks)} of {manifest.world_size}" + (f", missing {named}" if missing else "")
 
 
-def health_info(findings: Sequence[Finding], unknown: Sequence[str], trust: Trust | None) -> tuple[str, str]:
+def health_info(
+    findings: Sequence[Finding], unknown: Sequence[str], trust: Trust | None, end: End | None = None
+) -> tuple[str, str]:
     """A word for the state of the run (good, bad, unknown) and a sentence.
 
     Args:
         findings: what is slow or broken.
         unknown: what keeps the run from showing it.
         trust: the fit of the replay; None where findings rest on calls alone.
+        end: how the job ended, which comes first where that was early; None where nothing is known of it.
     """
+    if end is not None and end.early:
+        cause = f" {verdict_in_words(findings[0])}" if findings and findings[0].class_ in HANGS else ""
+        slow = not cause and bool(findings)
+        before = f" Until then: {health_info(findings, unknown, trust)[1]}" if slow else ""
+        return ("bad" if end.bad or slow else "unknown"), f"{end.sentence}{cause}{before}"
     if findings:
         worst = findings[0]
         if worst.class_ in HANGS:

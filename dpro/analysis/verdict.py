@@ -6,7 +6,6 @@ that hangs, calls alone tell; of one without deep windows, steps and calls; else
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.errors import DproError, Unanswerable
+from dpro.errors import Unanswerable
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SENDS, SPANS, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
-    from dpro.detect.hang.find import Case
     from dpro.detect.one_clock import Always
     from dpro.store import Manifest, Run
 
@@ -35,7 +33,7 @@ def judge(analysis: Analysis) -> Verdict:
     Raises:
         Unanswerable: it holds nothing that could tell.
     """
-    hangs = what_hangs(analysis.run, analysis.waiting)
+    hangs = what_hangs(analysis)
     if hangs is not None:
         return hangs
     late = without_windows(analysis.run)
@@ -44,14 +42,12 @@ def judge(analysis: Analysis) -> Verdict:
     return find(analysis), not_known(analysis)
 
 
-def what_hangs(run: Run, case: Case) -> Verdict | None:
+def what_hangs(analysis: Analysis) -> Verdict | None:
     """What hangs in a run and what is not known of that; None if nothing does, and the run can tell more."""
-    from dpro.detect.hang.find import judge
-
-    findings, rows = judge(case), run.rows()
-    if not findings and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
+    rows = analysis.run.rows()
+    if not analysis.hangs and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
         return None
-    return findings, not_read(run.manifest)
+    return analysis.hangs, not_read(analysis.run.manifest)
 
 
 def not_read(manifest: Manifest) -> list[str]:
@@ -69,34 +65,11 @@ def find(analysis: Analysis) -> list[Finding]:
     Deep windows have few steps; the steps between them tell of what is too small, or too recent, for those.
     """
     from dpro.detect.diagnose import diagnose_graph, diagnose_operations
-    from dpro.detect.host_bound import find_idle_gpus
 
-    graph = analysis.built.graph
     if analysis.slowdown is not None:
-        return diagnose_operations(graph, analysis.slowdown)
-    slow = diagnose_graph(graph) if analysis.trust.answerable else []
-    if analysis.trust.answerable:
-        slow += find_idle_gpus(graph, lambda: analysis.breakdown, sum(each.cost_ns for each in slow))
+        return diagnose_operations(analysis.built.graph, analysis.slowdown)
+    slow = diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
     return [*slow, *_between_windows(analysis.run, slow), *_regression(analysis.run)]
-
-
-def notes(analysis: Analysis, findings: list[Finding]) -> list[str]:
-    """What deep windows show that is worth a sentence though it is no finding, one line each."""
-    from dpro.detect.host_bound import note_idle_gpus
-    from dpro.detect.notes import note_waiting
-
-    if not analysis.run.rows()[SPANS.name] or not analysis.trust.answerable or analysis.built.of_operations:
-        return []
-    graph = analysis.built.graph
-    return [*note_waiting(graph, findings), *note_idle_gpus(graph, lambda: analysis.breakdown)]
-
-
-def notes_of_few_steps(analysis: Analysis, findings: list[Finding]) -> list[str]:
-    """The notes of a run whose windows have too few steps for a verdict; none if they cannot be replayed."""
-    try:
-        return notes(analysis, findings)
-    except DproError:
-        return []
 
 
 def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
@@ -245,9 +218,12 @@ def not_known(analysis: Analysis) -> list[str]:
 
 
 def bad_ends(run: Run) -> list[str]:
-    """How ranks ended, where it was not well; SIGTERM is what launchers send to the rest."""
+    """How ranks ended, where it was not well, and not because they were told to."""
+    from dpro.detect.hang.deaths import ENDED_FROM_OUTSIDE
+
     workers = run.table(WORKERS)
-    killed = workers.filter((pl.col("exit_signal") > 0) & (pl.col("exit_signal") != signal.SIGTERM))
+    told_to = [0, -1, *(int(number) for number in ENDED_FROM_OUTSIDE)]
+    killed = workers.filter(~pl.col("exit_signal").is_in(told_to))
     failed = workers.filter(pl.col("exit_code") > 0)
     return [
         *(f"rank {rank} was ended by signal {number}" for rank, number in _pairs(killed, "exit_signal")),
@@ -260,12 +236,17 @@ def _pairs(workers: pl.DataFrame, column: str) -> list[tuple[Any, Any]]:
 
 
 @contextmanager
-def why_unanswerable(run: Run) -> Iterator[None]:
-    """Where a run lacks what is needed, say why, if that can be told."""
+def why_unanswerable(analysis: Analysis) -> Iterator[None]:
+    """Where a run lacks what is needed, say why, if that is known; how the job ended first."""
     try:
         yield
     except Unanswerable as error:
-        reason = why_no_window(run) or _what_calls_tell(run)
+        if analysis.end.bad:
+            missing, why = str(error).partition(":")[0], why_no_window(analysis.run)
+            said = [f"{missing[:1].upper()}{missing[1:]}", *([why] if why else [])]
+            more = "`dpro diagnose` says what is known"
+            raise Unanswerable(f"{analysis.end.sentence} {'; '.join([*said, more])}") from error
+        reason = why_no_window(analysis.run) or _what_calls_tell(analysis.run)
         raise Unanswerable(f"{error}; {reason}" if reason else str(error)) from error
 
 
@@ -288,8 +269,7 @@ def why_no_window(run: Run) -> str:
     steps = last + 1
     first, end = options["skip"], options["skip"] + options["window_steps"]
     if steps < end:
-        return (
-            f"the job ended after {steps} steps, before its first deep window (steps {first} to {end - 1}) "
-            "was whole: record more steps, or lower --skip"
-        )
+        whole = f"before its first deep window (steps {first} to {end - 1}) was whole"
+        advice = "" if run.manifest.exit_status else ": record more steps, or lower --skip"
+        return f"the job ended after {steps} steps, {whole}{advice}"
     return "no deep window was kept: another profiler ran, or the process forked, while one was open"

@@ -8,7 +8,6 @@ import click
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
-    from dpro.store import Run
 
 run_argument = click.argument("run", type=click.Path(), metavar="RUN")
 
@@ -20,21 +19,20 @@ def analyse(path: str) -> Analysis:
         InputError: RUN cannot be read.
         Unanswerable: it holds no spans.
     """
+    from dpro.analysis.analysis import Analysis
     from dpro.cli.runs import open_or_import
 
-    return with_graph(open_or_import(path))
+    return with_graph(Analysis(open_or_import(path)))
 
 
-def with_graph(run: Run) -> Analysis:
-    """The analysis of a run, with its graph.
+def with_graph(analysis: Analysis) -> Analysis:
+    """The analysis of a run, once its graph is there.
 
     Raises:
         Unanswerable: it holds no spans.
     """
-    from dpro.analysis.analysis import Analysis
     from dpro.cli.output import stderr_console
 
-    analysis = Analysis(run)
     with stderr_console().status("Building the graph …"):
         _ = analysis.judged
     return analysis

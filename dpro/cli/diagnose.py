@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 
 from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.cli.analysis import run_argument, with_graph
+from dpro.cli.end import NOTHING_BEFORE, end_keys, print_end
 from dpro.cli.hangs import say_what_dumps_tell, say_what_hangs
 from dpro.cli.lateness import say_who_is_late
 from dpro.cli.output import console, finding_document, json_option, print_json
@@ -33,6 +33,7 @@ def diagnose(run: str, as_json: bool) -> None:
     """Name the rank or part that hangs or slows the job down, why, and what it costs per step.
 
     \b
+    How the job ended comes first, where it failed, hung or was ended, and what the run can still say last.
     Of a job that hangs, who waits for whom is followed to the first cause, from the flight recorder's dumps:
     those of a recorded run, or a folder of them. Otherwise a rank is blamed for working longer than its peers
     on the same work, never for waiting. The cost is what the step would save if the part were healed, found
@@ -43,16 +44,29 @@ def diagnose(run: str, as_json: bool) -> None:
     dpro diagnose FOLDER_OF_DUMPS
     dpro diagnose RUN --json | jq '.findings[].component'
     """
-    from dpro.analysis.verdict import find
+    from dpro.analysis.analysis import Analysis
 
     if holds_traces(run) and say_what_dumps_tell(Path(run), as_json):
         return
-    opened = open_or_import(run)
-    for line in () if as_json else told_in_words(told_while_it_ran(opened)):
-        console().print(f"while it ran, {line}")
-    if say_what_hangs(opened, as_json) or say_who_is_late(opened, as_json):
+    analysis = Analysis(open_or_import(run))
+    if as_json:
+        _say(analysis, as_json)
         return
-    analysis = with_graph(opened)
+    print_end(analysis.end)
+    _say(analysis, as_json)
+    for line in told_in_words(told_while_it_ran(analysis.run)):
+        console().print(f"while it ran, {line}")
+    for line in analysis.end.can_say:
+        console().print(f"still known: {line}")
+
+
+def _say(analysis: Analysis, as_json: bool) -> None:
+    """Print what is wrong: what hangs, else who is late where no window shows more, else by replay."""
+    from dpro.analysis.verdict import find
+
+    if say_what_hangs(analysis, as_json) or say_who_is_late(analysis, as_json):
+        return
+    with_graph(analysis)
     findings, slowdown = find(analysis), analysis.slowdown
     if as_json:
         told = {} if slowdown is None else {"slowdown": slowdown_document(slowdown)}
@@ -64,29 +78,29 @@ def diagnose(run: str, as_json: bool) -> None:
 
 def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, Any]:
     """The command's JSON; a run is healthy only if it could have shown that it is not."""
-    from dpro.analysis.verdict import not_known, notes
+    from dpro.analysis.verdict import not_known
 
     unknown = not_known(analysis)
     return {
         "run": analysis.run.label,
         "findings": [finding_document(finding, ms(finding.cost_ns)) for finding in findings],
-        "healthy": not findings and not unknown,
+        "healthy": not findings and not unknown and not analysis.end.bad,
         "answerable": analysis.trust.answerable,
         "reasons": unknown,
-        "notes": notes(analysis, findings),
         "while_it_ran": told_while_it_ran(analysis.run),
+        **end_keys(analysis),
     }
 
 
 def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
     """The findings for people."""
-    from dpro.analysis.verdict import not_known, notes
+    from dpro.analysis.verdict import not_known
 
     out = console()
     if not analysis.trust.answerable and not findings:
         out.print("Not diagnosed: the replay does not fit the trace.")
     elif not findings:
-        out.print("Nothing is wrong that this run can show.")
+        out.print(NOTHING_BEFORE if analysis.end.early else "Nothing is wrong that this run can show.")
     for finding in findings:
         cause = f" ({finding.cause})" if finding.cause else ""
         out.print(
@@ -96,8 +110,6 @@ def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
         )
         for line in finding.evidence:
             out.print(f"  - {line}")
-    for note in notes(analysis, findings):
-        out.print(f"  note: {note}")
     if findings and not analysis.trust.answerable:
         out.print("  not known: what deep windows show, since their replay does not fit the trace")
     for reason in not_known(analysis):
@@ -117,7 +129,6 @@ def slowdown_document(slowdown: Slowdown) -> dict[str, Any]:
         "by_op": dict(slowdown.by_op),
         "workers_share": slowdown.workers_share,
         "last_stage_share": slowdown.last_stage_share,
-        "micro_batches": slowdown.batches and dataclasses.asdict(slowdown.batches),
     }
 
 
@@ -139,9 +150,3 @@ def print_slowdown(slowdown: Slowdown | None) -> None:
     for what, ratios in shown:
         worst = sorted(((ratio, str(key)) for key, ratio in ratios.items()), reverse=True)[:SHOWN]
         out.print(f"  with the own times of one {what} only: " + ", ".join(f"{k} x{v:.3f}" for v, k in worst))
-    if slowdown.batches is not None:
-        varied = slowdown.batches
-        out.print(
-            f"  forward and backward of micro-batches: correlation {varied.correlation:.2f} within ranks and "
-            f"steps, forward varies by {varied.forward:.1%}"
-        )

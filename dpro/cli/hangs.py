@@ -15,8 +15,9 @@ from dpro.cli.output import console, finding_document, print_json, warn
 if TYPE_CHECKING:
     import polars as pl
 
+    from dpro.analysis.analysis import Analysis
+    from dpro.analysis.end import End
     from dpro.detect.findings import Finding
-    from dpro.store import Run
 
 
 class _Told(NamedTuple):
@@ -27,6 +28,7 @@ class _Told(NamedTuple):
     unknown: list[str]
     workers: pl.DataFrame
     while_it_ran: list[dict[str, Any]]
+    end: End
 
 
 def say_what_dumps_tell(folder: Path, as_json: bool) -> bool:
@@ -39,6 +41,7 @@ def say_what_dumps_tell(folder: Path, as_json: bool) -> bool:
     Returns:
         Whether anything was printed.
     """
+    from dpro.analysis.end import UNKNOWN, End
     from dpro.analysis.verdict import not_read
     from dpro.detect.hang.find import find_hangs
     from dpro.detect.hang.records import records_of
@@ -52,29 +55,27 @@ def say_what_dumps_tell(folder: Path, as_json: bool) -> bool:
         warn(warning)
     findings = find_hangs(records_of(dumps.frames, dumps.manifest.world_size))
     unknown = not_read(dumps.manifest)
-    _say(_Told(str(folder), findings, unknown, dumps.frames[WORKERS.name], []), as_json)
+    end = End(UNKNOWN, hung=any(each.class_.startswith("hang.") for each in findings))
+    _say(_Told(str(folder), findings, unknown, dumps.frames[WORKERS.name], [], end), as_json)
     return True
 
 
-def say_what_hangs(run: Run, as_json: bool) -> bool:
+def say_what_hangs(analysis: Analysis, as_json: bool) -> bool:
     """Print what hangs in a run, if anything does or the run can tell nothing else.
 
     Args:
-        run: the run.
+        analysis: of the run.
         as_json: print one object.
 
     Returns:
         Whether anything was printed.
     """
     from dpro.analysis.verdict import what_hangs
-    from dpro.detect.hang.find import examine
-    from dpro.detect.hang.records import read_records
-    from dpro.schema import WORKERS
 
-    told = what_hangs(run, examine(read_records(run)))
+    run, told = analysis.run, what_hangs(analysis)
     if told is None:
         return False
-    _say(_Told(run.label, *told, run.table(WORKERS), told_while_it_ran(run)), as_json)
+    _say(_Told(run.label, *told, analysis.workers, told_while_it_ran(run), analysis.end), as_json)
     return True
 
 
@@ -86,13 +87,16 @@ def _say(told: _Told, as_json: bool) -> None:
 
 
 def _document(told: _Told) -> dict[str, Any]:
+    from dpro.analysis.end import end_document
+
     return {
         "run": told.label,
         "findings": [finding_document(finding, None) for finding in told.findings],
-        "healthy": not told.findings and not told.unknown,
+        "healthy": not told.findings and not told.unknown and not told.end.bad,
         "answerable": True,
         "reasons": told.unknown,
         "while_it_ran": told.while_it_ran,
+        "end": end_document(told.end),
     }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.analysis.told import told_in_words, told_while_it_ran
+from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json
 from dpro.cli.telemetry import in_words as telemetry_in_words
 from dpro.cli.telemetry import summarize
@@ -39,13 +40,16 @@ def info(run: str, as_json: bool) -> None:
     Coverage is the share of what is there that dpro understands: collectives whose bytes and group are known,
     steps in deep windows, GPU time of kernels whose class no name tells.
     """
+    from dpro.analysis.analysis import Analysis
     from dpro.cli.runs import open_quietly
 
     opened = open_quietly(run)  # the warnings are part of what it prints
-    document = describe(opened)
+    analysis = Analysis(opened)
+    document = describe(opened) | end_keys(analysis)
     if as_json:
         print_json(document)
     else:
+        print_end(analysis.end)
         console().print("\n".join(in_words(document)))
 
 

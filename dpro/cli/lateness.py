@@ -5,49 +5,47 @@ In: a run with steps and calls. Out: text or JSON; nothing, where the run has de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpro.analysis.told import told_while_it_ran
+from dpro.cli.end import NOTHING_BEFORE, end_keys
 from dpro.cli.output import console, finding_document, print_json
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
     from dpro.detect.findings import Finding
-    from dpro.store import Run
 
 
-def say_who_is_late(run: Run, as_json: bool) -> bool:
+def say_who_is_late(analysis: Analysis, as_json: bool) -> bool:
     """Print the ranks that the others wait for, if the run has calls and no deep windows to speak of.
 
     Returns:
         Whether anything was printed.
     """
-    from dpro.analysis.analysis import Analysis
-    from dpro.analysis.verdict import notes_of_few_steps, without_windows
+    from dpro.analysis.verdict import without_windows
 
-    told = without_windows(run)
+    told = without_windows(analysis.run)
     if told is None:
         return False
     findings, unknown = told
-    notes = notes_of_few_steps(Analysis(run), findings)
     if as_json:
-        print_json(_document(run, findings, unknown, notes))
+        print_json(_document(analysis, findings, unknown))
     else:
-        print_late(findings, unknown, notes)
+        print_late(findings, unknown, early=analysis.end.early)
     return True
 
 
-def print_late(findings: list[Finding], unknown: list[str], notes: Sequence[str] = ()) -> None:
-    """The findings for people."""
+def print_late(findings: list[Finding], unknown: list[str], *, early: bool = False) -> None:
+    """The findings for people; `early` is whether the job came to another end than its own."""
     out = console()
     if not findings:
-        out.print("Nothing is wrong that the steps and calls of this run can show.")
+        out.print(
+            NOTHING_BEFORE if early else "Nothing is wrong that the steps and calls of this run can show."
+        )
     for finding in findings:
         for line in in_words(finding):
             out.print(line)
-    for note in notes:
-        out.print(f"  note: {note}")
     for reason in unknown:
         out.print(f"  not known: {reason}")
 
@@ -64,13 +62,13 @@ def in_words(finding: Finding) -> list[str]:
     ]
 
 
-def _document(run: Run, findings: list[Finding], unknown: list[str], notes: list[str]) -> dict[str, Any]:
+def _document(analysis: Analysis, findings: list[Finding], unknown: list[str]) -> dict[str, Any]:
     return {
-        "run": run.label,
+        "run": analysis.run.label,
         "findings": [finding_document(finding, ms(finding.cost_ns)) for finding in findings],
-        "healthy": not findings and not unknown,
+        "healthy": not findings and not unknown and not analysis.end.bad,
         "answerable": True,
         "reasons": unknown,
-        "notes": notes,
-        "while_it_ran": told_while_it_ran(run),
+        "while_it_ran": told_while_it_ran(analysis.run),
+        **end_keys(analysis),
     }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.analysis import analyse, run_argument
+from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json
 from dpro.units import format_duration, ms, us
 
@@ -46,7 +47,7 @@ def replay(run: str, step: int | None, window: int | None, export: Path | None, 
     dpro replay FOLDER_OF_TRACES --json
     """
     analysis = analyse(run)
-    document = replay_document(analysis, chosen_steps(analysis, step, window))
+    document = replay_document(analysis, chosen_steps(analysis, step, window)) | end_keys(analysis)
     if export is not None:
         from dpro.cli.export import write_timelines
 
@@ -54,6 +55,7 @@ def replay(run: str, step: int | None, window: int | None, export: Path | None, 
     if as_json:
         print_json(document)
     else:
+        print_end(analysis.end)
         _print(analysis, document)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import run_argument
+from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json, stderr_console, write_text
 from dpro.errors import UsageError, needs_extra
 from dpro.units import NS_PER_MS, format_bytes
@@ -99,6 +100,7 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
 
     RUN may be a run directory or a folder of traces.
     """
+    from dpro.analysis.analysis import Analysis
     from dpro.analysis.verdict import why_unanswerable
     from dpro.cli.runs import open_or_import
     from dpro.replay import breakdown, bubbles, host
@@ -108,8 +110,9 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     if html is not None or markdown is not None:
         _write(opened, html, markdown, as_json)
         return
+    analysis = Analysis(opened)
     spans, collectives = opened.table(SPANS), opened.table(COLLECTIVES)
-    with why_unanswerable(opened):
+    with why_unanswerable(analysis):
         steps = breakdown.step_breakdown(spans, collectives, opened.table(STEPS))
     kernels = breakdown.kernel_totals(spans)
     by_size = breakdown.collective_totals(collectives, spans, opened.table(WORKERS))
@@ -122,11 +125,12 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
         rows["steps"] = steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
         rows["host"] = by_rank
         rows["pipeline"] = stages
-        print_json({name: _in_ms(frame).to_dicts() for name, frame in rows.items()})
+        print_json({name: _in_ms(frame).to_dicts() for name, frame in rows.items()} | end_keys(analysis))
         return
     top = top or DEFAULT_TOP
     on_gpu = (spans["kind"] == "kernel").any()
     out = console()
+    print_end(analysis.end)
     out.print(_step_table(steps))
     if stages.height:
         out.print(_stage_table(stages))

@@ -9,6 +9,7 @@ import click
 
 from dpro.cli.analysis import analyse, run_argument
 from dpro.cli.completion import edits as complete_edits
+from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json, progress
 from dpro.errors import UsageError
 from dpro.units import format_bytes, ms
@@ -118,10 +119,12 @@ def whatif(
         return
     if parsed and budget is not None:
         raise UsageError("--budget is for the search: give no --edit with it")
-    document, predictions, refused = whatif_document(run, parsed, budget)
+    analysis = analyse(run)
+    document, predictions, refused = whatif_document(analysis, parsed, budget)
     if as_json:
         print_json(document)
     else:
+        print_end(analysis.end)
         _print(document, predictions, refused, searched=not parsed)
     if refused and not predictions:
         ctx.exit(1)
@@ -205,7 +208,7 @@ def _curve_document(curve: Curve) -> dict[str, Any]:
 
 
 def whatif_document(
-    run: str, edits: list[Any], budget: int | None = None
+    analysis: Analysis, edits: list[Any], budget: int | None = None
 ) -> tuple[dict[str, Any], list[Prediction], list[Refusal]]:
     """Predict the edits together, or search where there are none.
 
@@ -218,7 +221,6 @@ def whatif_document(
     from dpro.replay.whatif.search import BUDGET, Found, explore
     from dpro.trial.calibrate import as_tried
 
-    analysis = analyse(run)
     graph, trust = analysis.built.predictive, analysis.trust
     baseline = analysis.baseline
     if edits:
@@ -241,6 +243,7 @@ def whatif_document(
         "interactions": [_interaction_document(interaction) for interaction in found.interactions],
         "untried": [str(edit) for edit in found.untried],
         "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in found.refused],
+        **end_keys(analysis),
     }
     return document, predictions, found.refused
 

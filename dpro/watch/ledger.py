@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dpro.analysis.told import BEGINS, ENDS, FILE, FOLDER
+from dpro.analysis.told import BEGINS, ENDS, FILE, FOLDER, finding_of
 from dpro.collectors.ownership import ensure_mine
 from dpro.detect.findings import Finding
-from dpro.units import NS_PER_MS, ms
+from dpro.units import ms
 
 Key = tuple[str, str, str]
 
@@ -100,7 +100,7 @@ class Ledger:
         """
         for notice in told:
             self._next = max(self._next, int(notice["number"]) + 1)
-            finding = _finding(notice)
+            finding = finding_of(notice)
             key = str(notice.get("detector", "")), _key(finding)
             if notice["event"] == BEGINS:
                 self._open[key] = _Open(int(notice["number"]), finding, int(notice["step"]))
@@ -144,22 +144,6 @@ class Ledger:
     def _close(self, key: tuple[str, Key], step: int, why: str) -> Notice:
         each = self._open.pop(key)
         return Notice(ENDS, each.number, time.time_ns(), step, each.finding, why, key[0])
-
-
-def _finding(notice: Mapping[str, Any]) -> Finding:
-    """What a notice was about."""
-    component, cost_ms = notice["component"], notice["cost_ms_per_step"] or 0.0
-    return Finding(
-        notice["class"],
-        component["kind"],
-        component["id"],
-        tuple(notice["ranks"]),
-        notice["severity"] or 0.0,
-        notice["confidence"] or 0.0,
-        cost_ms * NS_PER_MS,
-        tuple(notice["evidence"]),
-        notice.get("cause", ""),
-    )
 
 
 def _known(number: float) -> float | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.analysis.told import BEGINS
+from dpro.analysis.told import BEGINS, JOB_ENDED
 from dpro.collectors.attach import stacks
 from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import Process
@@ -137,7 +137,7 @@ class Watcher:
     def end(self) -> list[Notice]:
         """The job is over, and with it all that was wrong."""
         self._deep.close()
-        return self.ledger.close(None, self.step, "the job has ended")
+        return self.ledger.close(None, self.step, JOB_ENDED)
 
     def _meet(self) -> list[Notice]:
         """Follow the processes that train now; a restarted job is another one."""

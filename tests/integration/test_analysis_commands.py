@@ -17,6 +17,7 @@ import polars as pl
 import pytest
 
 from dpro.cli import main
+from dpro.cli.analysis import analyse
 from dpro.cli.whatif import ROWS, WORTH_SHOWING, whatif_document
 from dpro.replay.whatif.parse import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
@@ -269,7 +270,7 @@ def test_every_edit_that_the_search_proposes_predicts_the_same_when_asked_for(so
     run = request.getfixturevalue(source)
     for prediction in one_object(answer("whatif", run))["predictions"]:
         edits = [parse_edit(text) for text in prediction["edits"]]
-        (again,) = whatif_document(str(run), edits)[0]["predictions"]
+        (again,) = whatif_document(analyse(str(run)), edits)[0]["predictions"]
         assert again["predicted_ms"] == pytest.approx(prediction["predicted_ms"], rel=1e-9)
 
 

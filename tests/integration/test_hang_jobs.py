@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.hang_jobs import diagnosed
+from tests.hang_jobs import ctrl_c, diagnosed, scancel, terminate
+from tests.hanging import AT
 
 pytest.importorskip("torch")
 
@@ -78,3 +79,53 @@ def test_a_rank_of_a_data_parallel_job_without_stages_is_named(tmp_path):
 def test_a_job_that_ends_well_hangs_nowhere(tmp_path):
     document = diagnosed(tmp_path, "nothing", "--flat")
     assert [each for each in document["findings"] if not each["class"].startswith("slow")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [ctrl_c, terminate, scancel])
+@pytest.mark.parametrize(
+    ("fault", "class_"), [("sleep", "hang.host"), ("stop", "hang.host"), ("skip", "hang.mismatch")]
+)
+def test_a_hang_that_is_ended_as_people_do_stays_a_hang(tmp_path, fault, class_, end):
+    document = diagnosed(tmp_path, fault, end=end)
+    finding = the_finding(document)
+    assert (finding["class"], finding["ranks"]) == (class_, [2])
+    assert (document["end"]["hung"], document["end"]["how"]) == (True, "ended")
+    assert document["end"]["ranks"] == [2]
+    assert document["end"]["step"] == AT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--flat"]])
+@pytest.mark.parametrize("fault", ["leave", "exit"])
+def test_a_rank_that_leaves_early_is_the_cause_and_no_rank_that_fails_without_it(tmp_path, fault, options):
+    document = diagnosed(tmp_path, fault, *options)
+    finding = the_finding(document)
+    assert (finding["class"], finding["ranks"]) == ("hang.mismatch", [2])
+    assert (document["end"]["how"], document["end"]["ranks"]) == ("failed", [2])
+    assert "left early" in document["end"]["sentence"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_raises_is_named_with_its_exception(tmp_path):
+    document = diagnosed(tmp_path, "raise", "--flat")
+    assert the_finding(document)["ranks"] == [2]
+    assert "rank 2 ended first, by RuntimeError: something of the user's (" in document["end"]["sentence"]
+    assert "go_wrong)" in document["end"]["sentence"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "end"), [("sleep", ctrl_c), ("stop", terminate), ("gil", terminate)])
+def test_two_ranks_that_are_stuck_at_once_stay_two(tmp_path, fault, end):
+    document = diagnosed(tmp_path, fault, "--flat", "--rank", "1", "2", end=end)
+    found = [(each["class"], each["ranks"]) for each in document["findings"]]
+    assert found == [("hang.host", [1]), ("hang.host", [2])]
+
+
+@pytest.mark.slow
+def test_what_the_watcher_saw_is_the_verdict_with_the_stacks_it_kept(tmp_path):
+    document = diagnosed(tmp_path, "sleep", end=ctrl_c, record=("--watch",))
+    finding = the_finding(document)
+    assert (finding["class"], finding["ranks"]) == ("hang.host", [2])
+    assert "`dpro watch` saw it" in told(finding)
+    assert "hanging.py" in told(finding)

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 import dpro
+from dpro.cli.analysis import analyse
 from dpro.cli.whatif import whatif_document
 from dpro.errors import InputError, MissingExtra, Unanswerable, UsageError
 from dpro.notebook import OpenedRun
@@ -34,7 +35,7 @@ def test_a_run_has_its_tables_graph_replay_and_findings(run):
 
 
 def test_predictions_are_those_of_the_command(run):
-    document, _, _ = whatif_document(str(run.run.path), [])
+    document, _, _ = whatif_document(analyse(str(run.run.path)), [])
     frame = run.whatif()
     assert frame["edit"].str.split("\n").to_list() == [each["edits"] for each in document["predictions"]]
     assert frame["predicted_ms"].to_list() == [each["predicted_ms"] for each in document["predictions"]]

@@ -15,11 +15,9 @@ from typing import Any
 
 import polars as pl
 
-from dpro.detect.hang.records import UNFINISHED, Records
+from dpro.detect.hang.records import SYNCHRONISING, UNFINISHED, Records
 from dpro.units import NS_PER_S
 
-# A member can finish these only after every other member has come.
-SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 CLOCKS_DIFFER_NS = NS_PER_S  # by less than this, between hosts
 
 

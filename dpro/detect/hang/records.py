@@ -17,6 +17,8 @@ from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PROCESS_GROUPS, ST
 from dpro.store import Run
 
 UNFINISHED = ("scheduled", "started")
+# A member can finish these only after every other member has come.
+SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 DEFAULT_GROUP = "0 default_pg"
 _RANKS_OF_GROUP = "group_ranks"
 _LIST = COLLECTIVES.dtypes[_RANKS_OF_GROUP]
@@ -35,7 +37,8 @@ class Records:
         status: `rank`, `key`, `enqueued`, `completed`: what a rank said of a group as a whole.
         ranks: `rank`, `saved_ns` (-1 unknown), `whole` (its very first call is there), `idle` (it said
             that it had finished all it had begun), `last_step_ns`, `heartbeat_ns`, `ended_ns`,
-            `exit_code`, `exit_signal`.
+            `exit_code`, `exit_signal`, `error`, `failed_ns`, `left_ns`, `final`
+            (it made no call after those).
         world_size: number of ranks of the job.
         ras: what NCCL's RAS said.
     """
@@ -197,12 +200,13 @@ def _ranks(
     )
     progress = steps.group_by("rank").agg(last_step_ns=(pl.col("start_ns") + pl.col("duration_ns")).max())
     beats = clock_samples.group_by("rank").agg(heartbeat_ns=pl.col("time_ns").max())
-    facts = ("host", "pid", "ended_ns", "exit_code", "exit_signal", "stack")
+    facts = ("host", "pid", "ended_ns", "exit_code", "exit_signal", "stack", "error", "failed_ns", "left_ns")
     ends = workers.select("rank", *facts).unique("rank", keep="last")
     known = pl.concat([each.select("rank") for each in (saved, first, beats, ends)]).unique().sort("rank")
     for each in (saved, first, progress, beats, ends):
         known = known.join(each, on="rank", how="left", maintain_order="left")
-    flags = [pl.col(name).fill_null(False) for name in ("idle", "whole")]
+    flags = [pl.col(name).fill_null(False) for name in ("idle", "whole", "final")]
     return known.with_columns(
-        dumped=pl.col("saved_ns").is_not_null() | pl.col("last_call_ns").is_not_null()
+        dumped=pl.col("saved_ns").is_not_null() | pl.col("last_call_ns").is_not_null(),
+        final=pl.col("left_ns") > 0,
     ).with_columns(*flags, pl.col(pl.Int64, pl.Int32).fill_null(-1), pl.col(pl.String).fill_null(""))

@@ -15,6 +15,7 @@ from dpro.units import NS_PER_S
 _VERDICTS = {
     "hang.host": "{who}: its host code is stuck",
     "hang.device": "{who}: its GPU does not finish what its peers finished",
+    "hang.rank": "{who}: it stopped taking part; the records cannot tell its host from its device",
     "hang.comm": "{who}: all came and nobody gets through, be it the network or the group itself",
     "hang.mismatch": "{who}: calls that do not fit those of the others; the program is wrong, no hardware",
     "dead.rank": "{who}: the process is gone",
@@ -25,6 +26,9 @@ _ADVICE = {
     "(T is stopped, D waits for a disk or a driver){where}",
     "hang.device": "look for errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`) before it is used "
     "again{where}",
+    "hang.rank": "look at both: what its process does (`py-spy dump --pid PID`, `ps -o stat,wchan -p PID`), "
+    "and errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`); a dump of its calls of the same moment "
+    "as its peers' would distinguish them{where}",
     "hang.comm": "check the links between these ranks (NCCL_DEBUG=INFO, error counters of the network cards) "
     "and try nccl-tests on their hosts",
     "hang.mismatch": "compare the code that {who} ran with that of its peers; TORCH_DISTRIBUTED_DEBUG=DETAIL "
@@ -32,6 +36,15 @@ _ADVICE = {
     "dead.rank": "read the end of its log; `dmesg` tells of the kernel's out-of-memory killer{where}",
 }
 _UNSURE = 0.6  # below this confidence the verdict is one of several that the dumps allow
+LEFT = "left early"  # a cause
+_LEFT_MEANS = (
+    "{who}: it left early, its script ended well while its peers went on; the program is wrong, no hardware: "
+    "its loop had fewer steps, as with uneven inputs"
+)
+_LEFT_ADVICE = (
+    "give all ranks the same number of batches (`DistributedSampler(drop_last=True)`, a step count agreed on "
+    "by all), or wrap the loop in `torch.distributed.algorithms.join.Join`; read the end of its log{where}"
+)
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
@@ -101,6 +114,10 @@ def chain_in_words(chain: Sequence[tuple[int, Operation]], ends: Collection[int]
 def verdict_in_words(finding: Finding) -> str:
     """What a finding about a hang means."""
     who = f"{finding.component_kind} {finding.component_id}"
+    if finding.cause == LEFT:
+        return _LEFT_MEANS.format(who=who)
+    if finding.class_ == "hang.rank":
+        return _VERDICTS[finding.class_].format(who=one_of(finding.ranks))
     if finding.confidence >= _UNSURE:
         return _VERDICTS[finding.class_].format(who=who)
     if finding.class_ == "hang.mismatch":
@@ -122,4 +139,5 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
     ]
     where = f" ({'; '.join(known)})" if known else ""
     who = f"{finding.component_kind} {finding.component_id}"
-    return _ADVICE[finding.class_].format(who=who, where=where)
+    advice = _LEFT_ADVICE if finding.cause == LEFT else _ADVICE[finding.class_]
+    return advice.format(who=who, where=where)

@@ -13,6 +13,7 @@ from dpro.collectors.stall import (
     messages_in_window,
     process_groups,
     stack_of,
+    stood_still,
 )
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 
@@ -67,3 +68,32 @@ def test_what_a_later_dump_has_lost_unfinished_is_unknown():
     assert forgotten(frame)["state"].to_list() == [
         "", "scheduled", "completed", "completed", "completed", "scheduled"
     ]  # fmt: skip
+
+
+def test_what_a_process_that_failed_stood_still_in_stays_unfinished_unless_its_group_went_on():
+    def entries(*rows: tuple[int, str, str]) -> pl.DataFrame:
+        return pl.DataFrame(rows, schema=["collective_id", "group", "state"], orient="row")
+
+    stalls = entries((0, "a", "completed"), (2, "a", "scheduled"), (4, "b", "started"), (6, "c", "scheduled"))
+    latest = entries(
+        (0, "a", "completed"),
+        (2, "a", "completed"),  # failed: PyTorch calls that completed
+        (4, "b", "completed"),
+        (6, "c", "completed"),
+        (8, "c", "completed"),  # c went on
+    )
+    states = stood_still(latest, stalls)["state"].to_list()
+    assert states == ["completed", "scheduled", "started", "completed", "completed"]
+
+
+def test_a_message_whose_handle_went_while_it_stood_still_is_unfinished_only_if_it_is_the_last(tmp_path):
+    closed = MESSAGE | {"state": "closed", "enqueued_ns": 70}
+    (tmp_path / "stall.json").write_text(json.dumps({"messages": [closed], "stack": []}))
+    assert message_rows(tmp_path, 5, 60)["state"].to_list() == ["scheduled"]
+    assert message_rows(tmp_path, 5, 80)["state"].to_list() == ["completed"]
+    assert message_rows(tmp_path, 5)["state"].to_list() == ["completed"]
+
+
+def test_a_stack_of_before_the_last_step_tells_nothing(tmp_path):
+    (tmp_path / "stall.json").write_text(json.dumps({"saved_ns": 50, "messages": [], "stack": ["a.py:1 f"]}))
+    assert (stack_of(tmp_path, 40), stack_of(tmp_path, 60)) == ("a.py:1 f", "")

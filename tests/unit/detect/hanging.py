@@ -8,7 +8,8 @@ from typing import Any
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.hang.find import Case, examine, judge
+from dpro.detect.hang.case import Case, examine
+from dpro.detect.hang.find import judge
 from dpro.detect.hang.records import make_records
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, Table, conform
 from dpro.units import NS_PER_S
@@ -77,10 +78,27 @@ class Job:
         }
         self.rows.append(row | more)
 
-    def ended(self, rank: int, at_s: float, *, code: int = -1, number: int = -1) -> None:
-        """How and when the process of a rank ended."""
+    def ended(
+        self,
+        rank: int,
+        at_s: float,
+        *,
+        code: int = -1,
+        number: int = -1,
+        error: str = "",
+        final: bool = False,
+    ) -> None:
+        """How and when the process of a rank ended; `final`: its interpreter went, all calls saved."""
         ended_ns = round(START_NS + at_s * NS_PER_S)
-        self.workers[rank] = {"rank": rank, "exit_code": code, "exit_signal": number, "ended_ns": ended_ns}
+        self.workers[rank] = {
+            "rank": rank,
+            "exit_code": code,
+            "exit_signal": number,
+            "ended_ns": ended_ns,
+            "error": error,
+            "failed_ns": ended_ns if error else -1,
+            "left_ns": ended_ns if final else -1,
+        }
 
     def beat(self, rank: int, at_s: float) -> None:
         """The recorder's thread last ran then."""

@@ -184,10 +184,10 @@ def test_a_missing_dump_of_the_rank_all_wait_for_is_said_and_nothing_is_made_up(
     job.call([0, 1, 3], WORLD, OPEN)
     job.lose(2)
     (finding,) = job.findings()
-    assert (finding.class_, finding.ranks) == ("hang.host", (2,))
+    assert (finding.class_, finding.ranks) == ("hang.rank", (2,))
     assert finding.confidence <= 0.5
     assert "the dump of rank 2 is missing" in told(finding)
-    assert "its process is gone, or it waits for something in turn" in told(finding)
+    assert "its GPU does not answer, its process is gone, or it waits for something in turn" in told(finding)
 
 
 def test_of_several_missing_dumps_one_must_be_the_cause(job):
@@ -202,7 +202,7 @@ def test_the_missing_dump_that_explains_all_that_waits_is_the_one_named(job):
     job.call([0], [0, 2, 3], OPEN)
     job.call([1], [1, 2], OPEN)
     job.lose(2, 3)
-    assert named(job) == [("hang.host", (2,))]
+    assert named(job) == [("hang.rank", (2,))]
 
 
 def test_a_missing_dump_of_a_victim_is_no_second_suspect(job):
@@ -218,7 +218,7 @@ def test_a_rank_known_to_have_gone_on_is_not_accused_with_its_old_dump(job):
     for state in (DONE, DONE, OPEN):
         job.call([0, 1, 3], WORLD, state)
     (finding,) = job.findings()
-    assert (finding.ranks, finding.confidence) == ((2,), 0.5)
+    assert (finding.class_, finding.ranks, finding.confidence) == ("hang.rank", (2,), 0.5)
     assert "the dump of rank 2 is older than what its peers wait for" in told(finding)
 
 

@@ -41,9 +41,12 @@ def test_both_stuck_ranks_are_named_and_nobody_else(dumps):
 def test_any_one_dump_may_be_missing(dumps, missing):
     (dumps / f"_dump_{missing}").unlink()
     findings = diagnose(dumps, 16)
-    assert {finding.class_ for finding in findings} == {"hang.host"}
     left = tuple(rank for rank in STUCK if rank != missing)
-    assert tuple(rank for finding in findings for rank in finding.ranks) == left
+    sure = [finding for finding in findings if finding.confidence > 0.5]
+    assert tuple(rank for finding in sure for rank in finding.ranks) == left
+    assert {finding.class_ for finding in sure} == {"hang.host"}
+    # Others wait for the rank whose dump is missing: that it is stuck, too, is said to be possible.
+    assert [(each.class_, each.ranks) for each in findings if each not in sure] == [("hang.rank", (missing,))]
     if missing in STUCK:  # whether it is stuck, too, only its dump would tell
         assert f"a dump of rank {missing} would tell" in "\n".join(findings[0].evidence)
 
@@ -56,7 +59,7 @@ def test_with_several_dumps_missing_no_rank_is_accused_that_is_known_to_wait(dum
         (dumps / f"_dump_{rank}").unlink()
     findings = diagnose(dumps, 16)
     accused = {rank for finding in findings for rank in finding.ranks}
-    assert {finding.class_ for finding in findings} == {"hang.host"}
+    assert {finding.class_ for finding in findings if finding.confidence > 0.5} <= {"hang.host"}
     assert accused <= {*STUCK, *missing}
     assert accused & set(STUCK) or all(finding.confidence <= 0.5 for finding in findings)
     for finding in findings:
@@ -73,4 +76,5 @@ def test_damaged_dumps_are_one_line_each_and_the_rest_is_analysed(dumps, seed):
     _, left_out = records_of(dumps, 16)
     assert len(left_out) == 3
     assert all("\n" not in line for line in left_out)
-    assert [finding.ranks for finding in diagnose(dumps, 16)] == [(9,), (14,)]
+    findings = diagnose(dumps, 16)
+    assert [finding.ranks for finding in findings if finding.confidence > 0.5] == [(9,), (14,)]

@@ -1,0 +1,229 @@
+"""How the job of a run ended: what every answer about a run begins with whose job failed, hung or was ended.
+
+In: what a run holds of its ranks' ends, and what hangs in it. Out: an `End`, and its words. A launcher ends
+the ranks that are left when one has failed: such a signal is never what the job ended by.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from dpro.detect.findings import Finding
+from dpro.detect.hang.case import has_left
+from dpro.detect.hang.deaths import INTERRUPTED, signal_name
+from dpro.detect.hang.words import LEFT, ranks_in_words, time_in_words
+from dpro.schema import PROCESS_GROUPS, SPANS
+from dpro.units import format_duration
+
+if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
+    from dpro.detect.hang.deaths import Death
+
+SOURCE = "dpro recorder"  # of table `workers`, where processes were watched
+COMPLETED, FAILED, ENDED, RUNNING, UNKNOWN = "completed", "failed", "ended", "running", "unknown"
+_FROM_OUTSIDE = {
+    signal.SIGINT: "Ctrl-C (SIGINT)",
+    signal.SIGTERM: "SIGTERM, as schedulers and `kill` send it",
+    signal.SIGHUP: "SIGHUP, as a terminal that is closed sends it",
+    signal.SIGKILL: "SIGKILL, as sent to ranks that do not go when they are asked to",
+}
+
+
+@dataclass(frozen=True)
+class End:
+    """How a job ended.
+
+    Attributes:
+        how: `completed`, `failed` (of its own), `ended` (from outside), `running` where nothing is known to
+            have ended, `unknown` where nothing watched its processes.
+        hung: whether it stood still before that.
+        time_ns: when it began to hang, failed, or was ended; -1 unknown.
+        step: the step that was under way then; -1 unknown.
+        by: what ended it, in words; empty where nothing did or it is unknown.
+        ranks: the ranks of the first cause; none where that is no rank.
+        cause: the first cause, in words; empty for none or unknown.
+        sentence: all of this.
+        can_say: what the run can still say, one line each.
+    """
+
+    how: str
+    hung: bool = False
+    time_ns: int = -1
+    step: int = -1
+    by: str = ""
+    ranks: tuple[int, ...] = ()
+    cause: str = ""
+    sentence: str = ""
+    can_say: tuple[str, ...] = ()
+
+    @property
+    def bad(self) -> bool:
+        """Whether the job failed or hung."""
+        return self.hung or self.how == FAILED
+
+    @property
+    def early(self) -> bool:
+        """Whether it came to another end than its own, which comes before all else."""
+        return self.bad or self.how == ENDED
+
+
+def end_of(analysis: Analysis) -> End:
+    """How the job of a run ended, as far as the run shows it."""
+    workers, status = analysis.workers, analysis.run.manifest.exit_status
+    known = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
+    rows = analysis.run.rows()
+    if known.height and known.height == workers.height and (known["exit_code"] == 0).all() and not status:
+        return End(COMPLETED, step=_last_step(analysis), sentence=_completed(analysis))
+    if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
+        return End(UNKNOWN)  # traces: nothing watched the processes
+    return _with_sentence(_judged(analysis, analysis.hangs, status), analysis)
+
+
+def _recorded(workers: pl.DataFrame) -> bool:
+    return bool((workers["source"] == SOURCE).any())
+
+
+def _judged(analysis: Analysis, findings: Sequence[Finding], status: int | None) -> End:
+    case, workers = analysis.waiting, analysis.workers
+    step = _last_step(analysis) + 1
+    how, by = _ended_by(workers, list(case.deaths.values()), status)
+    if findings and findings[0].class_.startswith("hang.") and findings[0].cause != LEFT:
+        roots = [root for root in case.roots if not has_left(root, case)]
+        if roots or how != FAILED:
+            since_ns = [each.since_ns for root in roots for each in root.operations if each.since_ns > 0]
+            return End(how, True, min(since_ns, default=-1), step, by, _ranks(findings))
+        when = min((death.ended_ns for death in case.deaths.values()), default=-1)
+        cause = f"calls of {ranks_in_words(_ranks(findings))} do not fit those of the others"
+        return End(FAILED, False, when, step, by, _ranks(findings), cause)
+    if findings:
+        ranks = _ranks(findings)
+        if findings[0].cause == LEFT:
+            cause = (
+                f"{ranks_in_words(ranks)} left early, its script ended well, and its peers failed without it"
+            )
+            return End(FAILED, False, min(case.left.values(), default=-1), step, by, ranks, cause)
+        first = [case.deaths[rank] for rank in ranks if rank in case.deaths]
+        return End(FAILED, False, min((d.ended_ns for d in first), default=-1), step, by, ranks, _dead(first))
+    died = sorted(case.deaths.values(), key=lambda death: (death.lost_peer, death.ended_ns))
+    if died and how == FAILED:
+        same = [death for death in died if death.how == died[0].how]
+        return End(FAILED, False, died[0].ended_ns, step, by, (), _dead(same))
+    ended = workers.filter(pl.col("exit_signal") > 0)["ended_ns"]
+    time_ns = int(ended.min()) if ended.len() else -1  # type: ignore[arg-type]
+    return End(how, False, time_ns, step, by)
+
+
+def _ranks(findings: Sequence[Finding]) -> tuple[int, ...]:
+    return tuple(sorted({rank for each in findings[:1] for rank in each.ranks}))
+
+
+def _dead(deaths: Sequence[Death]) -> str:
+    if not deaths:
+        return ""
+    ranks = ranks_in_words(death.rank for death in deaths)
+    at_once = " at once" if len(deaths) > 1 else " first"
+    return f"{ranks} ended{at_once}, by {deaths[0].how}"
+
+
+def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None) -> tuple[str, str]:
+    """Whether it failed or was ended, and by what: whom a failure leaves the launcher ends."""
+    signals = set(workers.filter(pl.col("exit_signal") > 0)["exit_signal"].to_list())
+    interrupted = signal.SIGINT in signals or workers["error"].str.starts_with(INTERRUPTED).any()
+    if interrupted:
+        return ENDED, _FROM_OUTSIDE[signal.SIGINT]
+    own = [death for death in deaths if not death.lost_peer]
+    all_killed = workers.height > 0 and bool((workers["exit_signal"] == signal.SIGKILL).all())
+    killed = all_killed and not any(death.first for death in own)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if number in signals and not own:
+            return ENDED, _FROM_OUTSIDE[number]
+    if killed:
+        return ENDED, _FROM_OUTSIDE[signal.SIGKILL]
+    if deaths:
+        return FAILED, ""
+    if status:
+        return FAILED, f"signal {-status} ({signal_name(-status)})" if status < 0 else f"exit code {status}"
+    return (RUNNING if _recorded(workers) else UNKNOWN), ""
+
+
+def _last_step(analysis: Analysis) -> int:
+    last = analysis.steps["step"].max()
+    return last if isinstance(last, int) else -1
+
+
+def _completed(analysis: Analysis) -> str:
+    steps = analysis.steps["step"].n_unique()
+    return f"The job ended well after {steps:,} steps." if steps else "The job ended well."
+
+
+def _with_sentence(end: End, analysis: Analysis) -> End:
+    said = _sentence(end, analysis)
+    return replace(end, sentence=said, can_say=tuple(_can_say(analysis)) if end.early else ())
+
+
+def _sentence(end: End, analysis: Analysis) -> str:
+    """One sentence; the finding that follows names the cause of a hang."""
+    where = (
+        f" at step {end.step:,}" if end.step > 0 else " before its first step ended" if end.step == 0 else ""
+    )
+    when = f", {time_in_words(end.time_ns)}" if end.time_ns >= 0 else ""
+    if end.hung:
+        since = f" since {time_in_words(end.time_ns)}" if end.time_ns >= 0 else ""
+        if end.how == UNKNOWN:
+            return "The job stands still."
+        if end.how == RUNNING:
+            return f"The job hangs{where}{since}: no step ends any more."
+        after = _lasted(end, analysis)
+        ended = f"was ended{after} by {end.by}" if end.how == ENDED else f"failed{after}"
+        return f"The job hung{where}{since}, and {ended}."
+    if end.how == FAILED:
+        cause = end.cause or f"the command ended with {end.by}, and no rank is seen to have failed"
+        return f"The job failed{where}{when}: {cause}."
+    if end.how == ENDED:
+        return (
+            f"The job was ended{where}{when}, by {end.by}; it did not hang before, as far as its calls show."
+        )
+    return ""
+
+
+def _lasted(end: End, analysis: Analysis) -> str:
+    """How long it hung before the first of its ranks was gone."""
+    died = [death.ended_ns for death in analysis.waiting.deaths.values()]
+    rows = analysis.workers.filter(pl.col("exit_signal") > 0)
+    gone = [*died, *rows["ended_ns"].to_list(), *rows.filter(pl.col("failed_ns") > 0)["failed_ns"].to_list()]
+    if end.time_ns < 0 or not gone or min(gone) <= end.time_ns:
+        return ""
+    return f" {format_duration(float(min(gone) - end.time_ns))} later"
+
+
+def _can_say(analysis: Analysis) -> list[str]:
+    """What a run whose job came to no good end still answers."""
+    steps = analysis.steps
+    count = steps["step"].n_unique()
+    if not count:
+        return ["no whole step was recorded before: what slowed the job is not known"]
+    in_depth = steps.filter(pl.col("window") >= 0)["step"].n_unique()
+    if not in_depth or not analysis.run.rows()[SPANS.name]:
+        return [f"the times of the {count:,} steps before; none was recorded in depth"]
+    commands = "`dpro report`, `dpro replay` and `dpro whatif` answer for them"
+    return [f"the {count:,} steps before, {in_depth:,} of them in depth: {commands}"]
+
+
+def end_document(end: End) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "how": end.how,
+        "hung": end.hung,
+        "time_ns": end.time_ns if end.time_ns >= 0 else None,
+        "step": end.step if end.step >= 0 else None,
+        "by": end.by or None,
+        "ranks": list(end.ranks),
+        "cause": end.cause or None,
+        "sentence": end.sentence or None,
+        "can_say": list(end.can_say),
+    }

@@ -1,0 +1,128 @@
+"""All that is known of a job that may hang, before anything is blamed: who waits for whom, who is gone.
+
+In: `Records`. Out: a `Case`, with where the waiting ends: ranks that the others have waited for for long, or
+that have left for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from dpro.detect.hang import waits as graph
+from dpro.detect.hang.deaths import Death, find_deaths, left_early
+from dpro.detect.hang.failed import with_failed
+from dpro.detect.hang.operations import Knowledge, Operation, know, unfinished_operations
+from dpro.detect.hang.records import Records
+from dpro.detect.hang.waits import Root, Waits
+from dpro.units import NS_PER_S
+
+MIN_WAIT_NS = 4 * NS_PER_S  # what is unfinished for less may be under way; the recorder saves calls after 5 s
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that the findings of one run are made of.
+
+    Attributes:
+        records: what the run tells.
+        known: how far each rank had come.
+        waits: who waits for whom.
+        deaths: ranks that are gone, by rank.
+        left: ranks that ended well while the job did not, and when they last gave a sign.
+        now_ns: when the last dump was saved, -1 unknown.
+    """
+
+    records: Records
+    known: Knowledge
+    waits: Waits
+    deaths: dict[int, Death]
+    left: dict[int, int]
+    now_ns: int
+
+    def waited_ns(self, operations: Sequence[Operation]) -> int:
+        """How long the operations have been waited for when the dumps were saved, -1 unknown."""
+        since = [operation.since_ns for operation in operations if operation.since_ns >= 0]
+        return self.now_ns - min(since) if since and self.now_ns >= 0 else -1
+
+    @property
+    def roots(self) -> list[Root]:
+        """Where chains of waiting end that have lasted for long, or for good: at a rank that has left."""
+        return [
+            each
+            for root in graph.find_roots(self.waits)
+            if _lasts(root, self) or has_left(root, self)
+            for each in each_frozen(root, self)
+        ]
+
+
+def examine(records: Records) -> Case:
+    """Find out who had come how far, who is gone, and who waits for whom."""
+    records = with_failed(records)
+    known = know(records)
+    deaths = {death.rank: death for death in find_deaths(records)}
+    left = left_early(records)
+    saved = records.ranks.filter(pl.col("rank").is_in(list(known.current)))["saved_ns"]
+    now_ns = int(saved.max() or -1) if saved.len() else -1  # type: ignore[arg-type]
+    gone = {rank for rank, death in deaths.items() if gone_early(death, now_ns)} | left.keys()
+    operations = [_without_gone(each, gone) for each in unfinished_operations(records, known)]
+    return Case(records, known, graph.build_waits(operations), deaths, left, now_ns)
+
+
+def _without_gone(operation: Operation, gone: set[int]) -> Operation:
+    """The operation with ranks that are known to be gone counted among those that will not come."""
+    never = operation.unknown & gone
+    return replace(operation, absent=operation.absent | never, unknown=operation.unknown - never)
+
+
+def gone_early(death: Death, now_ns: int) -> bool:
+    """Whether a rank died while its peers still waited, and not when all were ended."""
+    return death.first or 0 <= death.ended_ns < now_ns
+
+
+def _lasts(root: Root, case: Case) -> bool:
+    """Whether something has been waited for long enough, as far as anything tells when dumps were saved."""
+    waited_ns = case.waited_ns(root.operations)
+    return waited_ns < 0 or waited_ns >= MIN_WAIT_NS
+
+
+def has_left(root: Root, case: Case) -> bool:
+    """Whether the rank that all wait for has ended well, before they had waited for it for long."""
+    if root.kind != graph.HOST or root.ranks[0] not in case.left:
+        return False
+    since = [operation.since_ns for operation in root.operations if operation.since_ns >= 0]
+    return not since or case.left[root.ranks[0]] < min(since) + MIN_WAIT_NS
+
+
+def each_frozen(root: Root, case: Case) -> list[Root]:
+    """Of ranks of which too little is known each whose process stood still: more than one may be at fault."""
+    if root.kind != graph.UNKNOWN:
+        return [root]
+    frozen = [rank for rank in root.ranks if is_frozen(rank, case)]
+    return [replace(root, ranks=(rank,)) for rank in frozen] or [root]
+
+
+def is_frozen(rank: int, case: Case) -> bool:
+    """Whether no thread of a process ran for long before it was gone, or its peers were seen last."""
+    ranks = case.records.ranks
+    by_itself = (pl.col("exit_code") >= 0) | (pl.col("failed_ns") > 0) | pl.col("final")
+    rows = ranks.filter((pl.col("rank") == rank) & ~by_itself & (pl.col("heartbeat_ns") > 0))
+    if rows.is_empty():
+        return False
+    own, ended_ns = (int(rows[name][0]) for name in ("heartbeat_ns", "ended_ns"))
+    last = max(ranks["heartbeat_ns"])
+    was_ended = int(rows["exit_signal"][0]) > 0
+    return bool(own < (min(last, ended_ns) if was_ended else last) - MIN_WAIT_NS)
+
+
+def died_at_work(death: Death, root: Root) -> bool:
+    """Whether a rank died before its peers had waited for it for long: else it was stuck first."""
+    since = [operation.since_ns for operation in root.operations if operation.since_ns >= 0]
+    return not since or death.ended_ns < min(since) + MIN_WAIT_NS
+
+
+def without_dump(case: Case) -> list[int]:
+    """Ranks of the job without a dump that shows what they did last."""
+    return [rank for rank in range(case.records.world_size) if rank not in case.known.current]
