@@ -28,6 +28,7 @@ class Job:
 
     Attributes:
         forward, backward: ms of one micro-batch on (stage, dp).
+        times: how many times as long the (forward, backward) of a micro-batch (step, dp, batch) take.
         message, gather, scatter, norm, update: ms of communication and of the optimizer.
         late: ms by which every operation begins later than it could.
         noise: standard deviation of the logarithm of each compute.
@@ -39,6 +40,7 @@ class Job:
     num_steps: int = 1
     forward: Callable[[int, int], float] = lambda stage, dp: 10.0
     backward: Callable[[int, int], float] = lambda stage, dp: 20.0
+    times: Callable[[int, int, int], tuple[float, float]] = lambda step, dp, batch: (1.0, 1.0)
     message: float = 1.0
     gather: float = 3.0
     scatter: float = 5.0
@@ -104,6 +106,7 @@ class Job:
                     order.pop(0)
                     begin = max(free[stage], arrived.get((way, stage, batch), 0.0)) + self.late
                     length = (self.forward if way == "forward" else self.backward)(stage, dp)
+                    length *= self.times(step, dp, batch)[way == "backward"]
                     end = begin + length * float(np.exp(random.normal(0, self.noise)))
                     self._add(step, stage, dp, f"{way}-compute", begin, end, mc=0, mb_id=batch, seq_id=batch)
                     free[stage] = end

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.errors import Unanswerable
+from dpro.errors import DproError, Unanswerable
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SENDS, SPANS, STEPS, WORKERS
 
 if TYPE_CHECKING:
@@ -65,11 +65,34 @@ def find(analysis: Analysis) -> list[Finding]:
     Deep windows have few steps; the steps between them tell of what is too small, or too recent, for those.
     """
     from dpro.detect.diagnose import diagnose_graph, diagnose_operations
+    from dpro.detect.host_bound import find_idle_gpus
 
+    graph = analysis.built.graph
     if analysis.slowdown is not None:
-        return diagnose_operations(analysis.built.graph, analysis.slowdown)
-    slow = diagnose_graph(analysis.built.graph) if analysis.trust.answerable else []
+        return diagnose_operations(graph, analysis.slowdown)
+    slow = diagnose_graph(graph) if analysis.trust.answerable else []
+    if analysis.trust.answerable:
+        slow += find_idle_gpus(graph, lambda: analysis.breakdown, sum(each.cost_ns for each in slow))
     return [*slow, *_between_windows(analysis.run, slow), *_regression(analysis.run)]
+
+
+def notes(analysis: Analysis, findings: list[Finding]) -> list[str]:
+    """What deep windows show that is worth a sentence though it is no finding, one line each."""
+    from dpro.detect.host_bound import note_idle_gpus
+    from dpro.detect.notes import note_waiting
+
+    if not analysis.run.rows()[SPANS.name] or not analysis.trust.answerable or analysis.built.of_operations:
+        return []
+    graph = analysis.built.graph
+    return [*note_waiting(graph, findings), *note_idle_gpus(graph, lambda: analysis.breakdown)]
+
+
+def notes_of_few_steps(analysis: Analysis, findings: list[Finding]) -> list[str]:
+    """The notes of a run whose windows have too few steps for a verdict; none if they cannot be replayed."""
+    try:
+        return notes(analysis, findings)
+    except DproError:
+        return []
 
 
 def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def _say(analysis: Analysis, as_json: bool) -> None:
 
 def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, Any]:
     """The command's JSON; a run is healthy only if it could have shown that it is not."""
-    from dpro.analysis.verdict import not_known
+    from dpro.analysis.verdict import not_known, notes
 
     unknown = not_known(analysis)
     return {
@@ -87,6 +88,7 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
         "healthy": not findings and not unknown and not analysis.end.bad,
         "answerable": analysis.trust.answerable,
         "reasons": unknown,
+        "notes": notes(analysis, findings),
         "while_it_ran": told_while_it_ran(analysis.run),
         **end_keys(analysis),
     }
@@ -94,7 +96,7 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
 
 def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
     """The findings for people."""
-    from dpro.analysis.verdict import not_known
+    from dpro.analysis.verdict import not_known, notes
 
     out = console()
     if not analysis.trust.answerable and not findings:
@@ -110,6 +112,8 @@ def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
         )
         for line in finding.evidence:
             out.print(f"  - {line}")
+    for note in notes(analysis, findings):
+        out.print(f"  note: {note}")
     if findings and not analysis.trust.answerable:
         out.print("  not known: what deep windows show, since their replay does not fit the trace")
     for reason in not_known(analysis):
@@ -129,6 +133,7 @@ def slowdown_document(slowdown: Slowdown) -> dict[str, Any]:
         "by_op": dict(slowdown.by_op),
         "workers_share": slowdown.workers_share,
         "last_stage_share": slowdown.last_stage_share,
+        "micro_batches": slowdown.batches and dataclasses.asdict(slowdown.batches),
     }
 
 
@@ -150,3 +155,9 @@ def print_slowdown(slowdown: Slowdown | None) -> None:
     for what, ratios in shown:
         worst = sorted(((ratio, str(key)) for key, ratio in ratios.items()), reverse=True)[:SHOWN]
         out.print(f"  with the own times of one {what} only: " + ", ".join(f"{k} x{v:.3f}" for v, k in worst))
+    if slowdown.batches is not None:
+        varied = slowdown.batches
+        out.print(
+            f"  forward and backward of micro-batches: correlation {varied.correlation:.2f} within ranks and "
+            f"steps, forward varies by {varied.forward:.1%}"
+        )

@@ -5,6 +5,7 @@ In: a run with steps and calls. Out: text or JSON; nothing, where the run has de
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpro.analysis.told import told_while_it_ran
@@ -23,20 +24,23 @@ def say_who_is_late(analysis: Analysis, as_json: bool) -> bool:
     Returns:
         Whether anything was printed.
     """
-    from dpro.analysis.verdict import without_windows
+    from dpro.analysis.verdict import notes_of_few_steps, without_windows
 
     told = without_windows(analysis.run)
     if told is None:
         return False
     findings, unknown = told
+    notes = notes_of_few_steps(analysis, findings)
     if as_json:
-        print_json(_document(analysis, findings, unknown))
+        print_json(_document(analysis, findings, unknown, notes))
     else:
-        print_late(findings, unknown, early=analysis.end.early)
+        print_late(findings, unknown, notes, early=analysis.end.early)
     return True
 
 
-def print_late(findings: list[Finding], unknown: list[str], *, early: bool = False) -> None:
+def print_late(
+    findings: list[Finding], unknown: list[str], notes: Sequence[str] = (), *, early: bool = False
+) -> None:
     """The findings for people; `early` is whether the job came to another end than its own."""
     out = console()
     if not findings:
@@ -46,6 +50,8 @@ def print_late(findings: list[Finding], unknown: list[str], *, early: bool = Fal
     for finding in findings:
         for line in in_words(finding):
             out.print(line)
+    for note in notes:
+        out.print(f"  note: {note}")
     for reason in unknown:
         out.print(f"  not known: {reason}")
 
@@ -62,13 +68,16 @@ def in_words(finding: Finding) -> list[str]:
     ]
 
 
-def _document(analysis: Analysis, findings: list[Finding], unknown: list[str]) -> dict[str, Any]:
+def _document(
+    analysis: Analysis, findings: list[Finding], unknown: list[str], notes: list[str]
+) -> dict[str, Any]:
     return {
         "run": analysis.run.label,
         "findings": [finding_document(finding, ms(finding.cost_ns)) for finding in findings],
         "healthy": not findings and not unknown and not analysis.end.bad,
         "answerable": True,
         "reasons": unknown,
+        "notes": notes,
         "while_it_ran": told_while_it_ran(analysis.run),
         **end_keys(analysis),
     }

@@ -9,10 +9,18 @@ from dpro.detect.hidden import find_hidden_work
 from dpro.detect.input import find_slow_input
 from dpro.detect.longer_work import find_longer_work
 from dpro.detect.network import find_slow_network
-from dpro.detect.slowdown import Slowdown, find_slow_workers, find_uneven_stages
+from dpro.detect.slowdown import (
+    Slowdown,
+    analyse_slowdown,
+    find_slow_workers,
+    find_uneven_stages,
+    is_longer_in_most,
+    without_launches,
+)
 from dpro.detect.stages import find_uneven_work_of_stages, with_doubt
 from dpro.detect.straggler import INPUT_PIPELINE, find_stragglers
 from dpro.detect.traffic import Traffic, traffic_of
+from dpro.detect.uneven_batches import equal_batches
 from dpro.replay.graph import Graph
 
 
@@ -60,5 +68,16 @@ def diagnose_operations(graph: Graph, slowdown: Slowdown) -> list[Finding]:
         graph: the run's graph.
         slowdown: its `analyse_slowdown`.
     """
-    findings = [*find_slow_workers(graph, slowdown), *find_uneven_stages(graph)]
+    free = without_launches(graph)
+    even, data = equal_batches(free)
+    workers, stages = find_slow_workers(graph, slowdown), find_uneven_stages(even)
+    if even is not free:  # what varies with the data may hide a slow worker, or look like what one costs
+        at_equal_work = find_slow_workers(even, analyse_slowdown(even))
+        named = {rank for finding in at_equal_work for rank in finding.ranks}
+        # A single stage does not show what is a worker's and what its data's: who stands out anyway stays.
+        alone = len({place.stage for place in graph.places.values()}) == 1
+        left = [each for each in workers if alone and not named & {*each.ranks}]
+        workers = [*at_equal_work, *left]
+        stages = [each for each in stages if is_longer_in_most(free, each)]
+    findings = [*data, *workers, *stages]
     return sorted(findings, key=lambda finding: -finding.cost_ns)

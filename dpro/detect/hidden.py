@@ -23,6 +23,7 @@ from dpro.detect.straggler import (
     confidence,
     excess_by_cause,
     healing_gains,
+    lateness,
 )
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import durations_of, replay, step_ends
@@ -61,25 +62,30 @@ def find_hidden_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]
 def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Floats]:
     """Ranks that clearly work far longer than the slowest peer: by how much in each step, [T] ns.
 
+    Sections count that are far longer in nearly every step, against what is usual there: what all ranks do
+    longer in a step (allocating memory in the first) does not make a rank look better.
+
     Args:
         graph: the graph.
         work: its `section_work`.
         base: [T] ns, step times.
     """
-    far = pl.col("work_ns") >= FAR * pl.col("peer")
     excess = pl.col("work_ns") - pl.col("peer")
+    far = excess >= (FAR - 1) * pl.col("peer").median().over("rank", "position")
     suspects = (
         _with_slowest_peer(graph, work)
+        .with_columns(far=far, excess=excess)
         .group_by("rank", "position")
-        .agg(excess.sort_by("step").alias("excess"), far=far.mean(), steps=pl.len())
+        .agg(pl.col("excess").sort_by("step"), pl.col("far").mean(), steps=pl.len())
         .filter((pl.col("far") >= PERSISTENT) & (pl.col("steps") == base.size))
         .sort("rank", "position")
     )
     found: dict[int, Floats] = {}
-    for rank, values in suspects.select("rank", "excess").iter_rows():
-        longer = np.array(values, np.float64)
-        if clear_gain(longer, base):
-            found[rank] = found.get(rank, 0.0) + longer
+    for (rank,), sections in suspects.group_by("rank", maintain_order=True):
+        longer = np.array(sections["excess"].to_list(), np.float64)
+        clear = [each for each in longer if clear_gain(each, base)]
+        if clear or clear_gain(longer.sum(axis=0), base):
+            found[int(rank)] = np.sum(clear or longer, axis=0)
     return found
 
 
@@ -113,6 +119,7 @@ def _describe(graph: Graph, work: pl.DataFrame, rank: int, gains: Gains, longer:
         f"between the same collectives, the host of rank {rank} works {excess} longer per step than the "
         f"slowest of its peers, {FAR} times as long or more in nearly every step; {largest['cause']}: "
         f"{largest['example']}",
+        lateness(graph, rank),
         f"replayed with rank {rank} as fast as its peers, the step takes {healed} instead of "
         f"{format_duration(step)}: work that is queued elsewhere hides the rest for now",
     )

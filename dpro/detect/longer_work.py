@@ -26,9 +26,9 @@ from dpro.detect.excess import (
     noise_of,
 )
 from dpro.detect.findings import Finding
-from dpro.detect.straggler import FEWEST_LATEST, PERSISTENT, describe, healing_gains
+from dpro.detect.straggler import FEWEST_LATEST, PERSISTENT, Gains, describe, gains_of, healing_gains
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.heal import section_work
+from dpro.replay.whatif.heal import healed_in_each_step, section_work
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -113,9 +113,14 @@ def clearly_longer(spent: Floats, size: int) -> list[Excess]:
 
 
 def _costing(graph: Graph, work: pl.DataFrame, rank: int, excess: Excess) -> Finding | None:
-    """The finding, if healing the rank saves something on average."""
+    """The finding, if healing the rank saves something on average: what is typical, or what is so now."""
     gains = healing_gains(graph, work, [[rank]])
-    if gains is None or gains.saved.mean() < LEAST_COST * gains.base.mean():
+    if gains is None:
+        return None
+    if not _costs(gains):
+        healed = healed_in_each_step(graph, rank, work)
+        gains = gains_of(graph, work, [[rank]], healed[:, None])
+    if not _costs(gains):
         return None
     finding = describe(graph, work, gains, 0)
     told = (
@@ -124,3 +129,8 @@ def _costing(graph: Graph, work: pl.DataFrame, rank: int, excess: Excess) -> Fin
     )
     sure = round(excess.persistent * (1 - excess.error / excess.level), 3)
     return replace(finding, confidence=sure, evidence=(*finding.evidence, told))
+
+
+def _costs(gains: Gains) -> bool:
+    """Whether the mean gain is worth a finding."""
+    return bool(gains.saved.mean() >= LEAST_COST * gains.base.mean())

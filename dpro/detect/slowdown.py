@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpro.detect.findings import Finding
 from dpro.detect.straggler import FEWEST_STEPS, clear_gain, confidence, find_stragglers
+from dpro.detect.uneven_batches import Variation, variation_of
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, replay_durations, step_times
@@ -51,6 +52,7 @@ class Slowdown:
         last_stage_share: likewise, healing the last stage.
         step_ns: mean step without launch delays.
         healed_ns: mean step with one rank healed, by rank.
+        batches: how micro-batches differ within their steps; None where no step has two.
     """
 
     total: float
@@ -63,6 +65,7 @@ class Slowdown:
     last_stage_share: float | None
     step_ns: float
     healed_ns: Mapping[int, float]
+    batches: Variation | None
 
 
 def analyse_slowdown(graph: Graph) -> Slowdown:
@@ -100,6 +103,7 @@ def analyse_slowdown(graph: Graph) -> Slowdown:
         last_stage_share=(step - after[0]) / lost if lost else None,
         step_ns=step,
         healed_ns=dict(zip(by_rank, after[1:])),
+        batches=variation_of(free),
     )
 
 
@@ -211,6 +215,33 @@ def find_uneven_stages(graph: Graph) -> list[Finding]:
         for column, stage in enumerate(stages)
         if clear_gain(saved[:, column], base)
     ]
+
+
+def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
+    """Whether a stage computes longer than the others in most data-parallel ranks, each for itself.
+
+    All stages of one have the same micro-batches: where these differ, that tells a stage from a slow worker.
+
+    Args:
+        graph: as recorded.
+        finding: about the stage.
+    """
+    nodes = graph.nodes
+    work = (nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0)
+    total = np.bincount(nodes.rank[work], nodes.duration[work], minlength=max(graph.places) + 1)
+    by_dp: dict[int, dict[int, float]] = {}
+    for rank, place in graph.places.items():
+        by_dp.setdefault(place.dp, {})[place.stage] = float(total[rank])
+    stage = int(finding.component_id)
+    longer = [
+        bool(
+            stages[stage]
+            > (1 + finding.severity / 2) * np.median([v for k, v in stages.items() if k != stage])
+        )
+        for stages in by_dp.values()
+        if stage in stages and len(stages) > 1
+    ]
+    return 2 * sum(longer) > len(longer)
 
 
 def _stage_ratios(graph: Graph) -> pl.DataFrame:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpro.detect.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.findings import Finding
+from dpro.detect.waits import waits
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay, replay_durations, step_ends
 from dpro.replay.whatif.heal import healed_durations, peers_by_rank, peers_of, section_work
@@ -144,11 +145,23 @@ def healing_gains(graph: Graph, work: pl.DataFrame, sets: list[list[int]]) -> Ga
     sets = [ranks for ranks in with_peers if ranks]
     if not sets:
         return None
-    timeline = replay(graph)
-    baseline = step_ends(graph, timeline.start, timeline.end)
     columns = {rank: column for column, rank in enumerate(sorted({rank for ranks in sets for rank in ranks}))}
     healed = healed_durations(graph, list(columns), work=work)
     durations = np.stack([healed[:, [columns[rank] for rank in ranks]].min(axis=1) for ranks in sets], axis=1)
+    return gains_of(graph, work, sets, durations)
+
+
+def gains_of(graph: Graph, work: pl.DataFrame, sets: list[list[int]], durations: Ints) -> Gains:
+    """What each column of durations [N, S] would save, in the steps that count.
+
+    Args:
+        graph: the graph.
+        work: as `section_work` gives it, of the steps that count.
+        sets: [S] ranks that are healed in each column.
+        durations: of the nodes.
+    """
+    timeline = replay(graph)
+    baseline = step_ends(graph, timeline.start, timeline.end)
     ends = replay_durations(graph, durations)
     base = durations_of(baseline).filter(pl.col("step") >= work["step"].min())
     saved = []
@@ -184,7 +197,7 @@ def describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Fin
         f"{who} works {format_duration(total)} longer per step than its peers on the same work, "
         f"{format_duration(largest['excess_ns'])} of it in {largest['cause']}: {largest['example']}",
         *([counted.evidence] if counted else []),
-        *(_lateness(graph, rank) for rank in ranks),
+        *(lateness(graph, rank) for rank in ranks),
         f"replayed with {who} as fast as its peers, the step takes "
         f"{format_duration(step - cost)} instead of {format_duration(step)}",
     ]
@@ -232,7 +245,7 @@ def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl
         `cause`, `class`, `excess_ns` per step, `example` (the name that contributes most), largest first.
     """
     nodes = graph.nodes
-    cause, class_ = _causes(graph)
+    cause, class_ = causes_of(graph)
     counted = (nodes.step >= since) & (cause != "")
     names = np.array(graph.names, dtype=object)
     label = np.where(nodes.around >= 0, names[np.maximum(nodes.around, 0)], names[nodes.name])
@@ -267,7 +280,7 @@ def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl
     )
 
 
-def _causes(graph: Graph) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
+def causes_of(graph: Graph) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
     """[N] what each node's time is blamed on, and the class that makes; empty for waits and transfers."""
     nodes = graph.nodes
     gpu = np.isin(nodes.kind, GPU_KINDS)
@@ -286,26 +299,18 @@ def _causes(graph: Graph) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
     return cause, class_
 
 
-def _lateness(graph: Graph, rank: int) -> str:
+def lateness(graph: Graph, rank: int) -> str:
     """How often the rank came last to a collective, and how long the others waited there."""
-    nodes = graph.nodes
-    arrive = (nodes.kind == NodeKind.ARRIVE) & (nodes.step >= 0)
-    frame = pl.DataFrame(
-        {
-            "instance": nodes.collective[arrive],
-            "rank": nodes.rank[arrive],
-            "step": nodes.step[arrive],
-            "time": nodes.measured_start[arrive],
-        }
-    ).filter(pl.len().over("instance") > 1)
-    last = pl.col("time").max().over("instance")
-    frame = frame.with_columns(wait=last - pl.col("time"))
-    times = frame.filter((pl.col("wait") == 0) & (pl.col("rank") == rank)).height
-    waits = (
-        frame.group_by("rank", "step").agg(pl.col("wait").sum()).group_by("rank").agg(pl.col("wait").mean())
+    frame = waits(graph, graph.nodes.measured_start)
+    times = frame.filter((pl.col("wait_ns") == 0) & (pl.col("rank") == rank)).height
+    per_rank = (
+        frame.group_by("rank", "step")
+        .agg(pl.col("wait_ns").sum())
+        .group_by("rank")
+        .agg(pl.col("wait_ns").mean())
     )
-    own = waits.filter(pl.col("rank") == rank)["wait"].to_numpy().sum()
-    peers = waits.filter(pl.col("rank") != rank)["wait"].to_numpy()
+    own = per_rank.filter(pl.col("rank") == rank)["wait_ns"].to_numpy().sum()
+    peers = per_rank.filter(pl.col("rank") != rank)["wait_ns"].to_numpy()
     theirs = float(np.median(peers)) if peers.size else 0.0
     return (
         f"rank {rank} came last to {times} of {frame['instance'].n_unique()} collectives; per step it waited "

@@ -123,6 +123,42 @@ def healed_durations(
     return _healed(graph, _work_keys(graph), known, ranks, peers)
 
 
+def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
+    """Durations with one rank healed in each step for itself: for work that is longer now here and now there.
+
+    What a rank works longer in a step than its peers do in that step, in sum, is taken away from the sections
+    that are longer, in proportion; CPU and GPU work apart. Sections that are shorter count against it: noise
+    is no gain.
+
+    Args:
+        graph: the graph.
+        rank: which rank.
+        work: as `section_work` gives it, of the steps that count.
+
+    Returns:
+        [N] ns, nowhere longer than in the graph.
+
+    Raises:
+        Unanswerable: the rank has no peer that went through the same sections.
+    """
+    peers, place = peers_of(work, rank), ["step", *SECTION]
+    if not peers:
+        raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
+    sums = work.group_by("rank", *place).agg(pl.col("work_ns").sum())
+    own = sums.filter(pl.col("rank") == rank).select(*place, own="work_ns")
+    theirs = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
+    excess = pl.col("own") - pl.col("work_ns").fill_null(0)
+    longer, whole = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
+    taken = longer * (whole / longer.sum().over("step", "resource")).clip(0.0, 1.0).fill_nan(0.0)
+    ratios = own.join(theirs, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
+    mine = _work_keys(graph).filter(pl.col("rank") == rank)
+    joined = mine.join(ratios, on=place, how="left", maintain_order="left")
+    factor = joined["ratio"].fill_nan(1.0).fill_null(1.0).to_numpy()
+    durations, at = graph.nodes.duration.copy(), mine["node"].to_numpy()
+    durations[at] = np.rint(durations[at] * factor).astype(np.int64)
+    return durations
+
+
 def healed_against_stages(graph: Graph, ranks: Sequence[int], apart: Collection[int]) -> Ints:
     """As `healed_durations`, against all ranks of other stages, by kinds of work in the step as a whole."""
     whole = {"position": pl.lit(0, pl.Int64)}

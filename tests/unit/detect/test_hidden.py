@@ -44,6 +44,17 @@ def test_what_costs_nothing_is_not_said(tmp_path):
     assert find_hidden_work(graph_of(tmp_path, replace(work, compute=compute))) == []
 
 
+def test_a_first_step_in_which_all_ranks_work_longer_does_not_hide_a_rank(tmp_path):
+    # As where the first step allocates memory: what is 20 ms beside 10 is little beside 110.
+    work = half_hidden()
+    compute = work.compute[:, :4].copy()  # 4 steps: three of four are less than nearly all
+    compute[:, 0] += 100.0
+    few = replace(work, compute=compute, data=work.data[:, :4], gap=work.gap[:, :4], tail=work.tail[:, :4])
+    (finding,) = find_hidden_work(graph_of(tmp_path, few))
+    assert finding.ranks == (2,)
+    assert "came last" in finding.evidence[1]
+
+
 def test_work_that_is_only_somewhat_longer_is_not_said(tmp_path):
     assert find_hidden_work(graph_of(tmp_path, half_hidden(plus=4.0))) == []
 

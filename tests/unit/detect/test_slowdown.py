@@ -19,6 +19,7 @@ from dpro.detect.slowdown import (
     typical_durations,
     without_launches,
 )
+from dpro.detect.uneven_batches import equal_batches
 from dpro.ingest.importer import import_sources
 from dpro.replay.build import build_graph
 from dpro.replay.graph import Graph, NodeKind
@@ -227,3 +228,10 @@ def test_transfers_are_as_long_as_the_published_ones(published):
         assert float(np.median(own)) == pytest.approx(expected["median"], abs=4e-6)
         assert own.min() == pytest.approx(expected["min"], abs=8e-6)
         assert own.max() == pytest.approx(expected["max"], abs=8e-6)
+
+
+def test_micro_batches_of_the_published_jobs_are_even_within_each_rank(published):
+    # Over all ranks of AR's first stage the correlation is 0.999: that is its slow worker.
+    even, findings = equal_batches(published.free)
+    assert findings == []
+    assert even is published.free

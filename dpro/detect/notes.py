@@ -1,0 +1,128 @@
+"""What is worth a sentence though nothing is wrong: a rank that most waiting is for, at no cost.
+
+In: a graph and its findings. Out: one line each. Who comes last to collectives is seen; that it costs nothing
+has a reason, which healing the rank shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.findings import Finding
+from dpro.detect.straggler import excess_by_cause, gains_of
+from dpro.detect.uneven import CLASS as UNEVEN_DATA
+from dpro.detect.waits import waits
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.match import NUMBERED_APART
+from dpro.replay.timeline import replay, step_times
+from dpro.replay.whatif.heal import healed_in_each_step, peers_of, section_work
+from dpro.units import format_duration
+
+Ints = NDArray[np.int64]
+
+MIN_WAITING = 0.1  # of the step, mean over ranks
+ONCE = 0.8  # of what a rank is waited for: in one step
+REMAINS = 0.5  # of the waiting, with the rank healed: then others are as late
+
+
+def note_waiting(graph: Graph, findings: Sequence[Finding]) -> list[str]:
+    """Say for whom ranks wait in collectives, where most of it is for one that no finding names.
+
+    Most is halfway from an equal share to all.
+
+    Args:
+        graph: the graph.
+        findings: what was found in it.
+    """
+    if any(finding.class_ == UNEVEN_DATA for finding in findings):
+        return []
+    measured = _in_whole_groups(graph, waits(graph, graph.nodes.measured_start))
+    ranks, steps = measured["rank"].n_unique(), measured["step"].n_unique()
+    total = float(measured["wait_ns"].sum())
+    if not total:
+        return []
+    caused = measured.group_by("last").agg(pl.col("wait_ns").sum()).sort("wait_ns", "last")
+    rank, most = caused.row(-1)
+    named = {each for found in findings if found.component_kind != "job" for each in found.ranks}
+    if rank in named or most < (1 + 1 / ranks) / 2 * total:
+        return []
+    work, per = section_work(graph), ranks * steps
+    if total < MIN_WAITING * per * _mean_step(graph) or not peers_of(work, rank):
+        return []
+    for_it = measured.filter(pl.col("last") == rank)
+    by_step = for_it.group_by("step").agg(pl.col("wait_ns").sum()).sort("wait_ns")
+    step, worst = by_step.row(-1)
+    once = f", nearly all in step {step}" if steps > 1 and worst >= ONCE * most else ""
+    seen = (
+        f"each rank waits {format_duration(total / per)} per step for others in collectives, "
+        f"{format_duration(most / per)} ({most / total:.0%}) of it for rank {rank}{once}; it comes last to "
+        f"{for_it['instance'].n_unique()} of {measured['instance'].n_unique()}"
+    )
+    return [f"{seen}; {_why_it_costs_little(graph, rank, work, most / per)}"]
+
+
+def _why_it_costs_little(graph: Graph, rank: int, work: pl.DataFrame, waited_ns: float) -> str:
+    """What healing a rank would save, and what the others then wait for."""
+    healed = healed_in_each_step(graph, rank, work)
+    gains = gains_of(graph, work, [[rank]], healed[:, None])
+    step, saved = float(gains.base.mean()), float(gains.saved.mean())
+    said = (
+        f"replayed with rank {rank} as fast as its peers in each step, the step takes "
+        f"{format_duration(step - saved)} instead of {format_duration(step)}"
+    )
+    before = _in_whole_groups(graph, waits(graph, replay(graph).start))
+    after = _in_whole_groups(graph, waits(graph, replay(graph.with_durations(healed)).start))
+    left = float(after["wait_ns"].sum())
+    if left < REMAINS * float(before["wait_ns"].sum()):
+        return f"{said}: what runs beside this waiting takes as long"
+    after_it, most = after.group_by("last").agg(pl.col("wait_ns").sum()).sort("wait_ns", "last").row(-1)
+    if after_it == rank:
+        return f"{said}: {_why_late(graph, rank, work, waited_ns)}"
+    per = before["rank"].n_unique() * before["step"].n_unique()
+    return (
+        f"{said}: they would then wait {format_duration(left / per)}, {format_duration(most / per)} of it "
+        f"for rank {after_it}"
+    )
+
+
+def _why_late(graph: Graph, rank: int, work: pl.DataFrame, waited_ns: float) -> str:
+    """What is known of a rank that is late even with what it works longer taken away."""
+    longer = excess_by_cause(graph, rank, peers_of(work, rank), 0)
+    excess = float(longer["excess_ns"].clip(lower_bound=0).sum())
+    if excess < waited_ns / 2:
+        return "it works hardly longer than its peers: the trace does not show why it is late"
+    first = longer.row(0, named=True)
+    return (
+        f"it works {format_duration(excess)} longer per step than its peers (most in {first['cause']}: "
+        f"{first['example'][:80]}), but other ranks do where it counts"
+    )
+
+
+def _mean_step(graph: Graph) -> float:
+    """Mean measured step, ns."""
+    steps = step_times(graph, graph.nodes.measured_start, graph.nodes.measured_end)
+    return float(steps["duration_ns"].to_numpy().mean())
+
+
+def _in_whole_groups(graph: Graph, waited: pl.DataFrame) -> pl.DataFrame:
+    """Waits in collectives all of whose members are recorded; waiting for messages is how pipelines work."""
+    nodes = graph.nodes
+    moved = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
+    sorts = [graph.messages[message] for message in nodes.message[moved].tolist()]
+    known = pl.DataFrame(
+        {
+            "instance": nodes.collective[moved],
+            "op": [each.op for each in sorts],
+            "size": [each.num_ranks for each in sorts],
+        },
+        schema={"instance": pl.Int64, "op": pl.String, "size": pl.Int64},
+    ).unique("instance")
+    return (
+        waited.join(known.filter(~pl.col("op").is_in(NUMBERED_APART)), on="instance")
+        .filter(pl.len().over("instance") >= pl.col("size"))
+        .drop("op", "size")
+    )
