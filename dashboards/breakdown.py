@@ -69,7 +69,7 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
             hovertemplate=f"{by} %{{x}}: %{{y:.3f}} ms, %{{customdata:.1f}} %<extra>{title}</extra>",
         )
     figure.update_xaxes(title_text=by, type="category", showgrid=False)
-    figure.update_yaxes(title_text="mean step, ms")
+    figure.update_yaxes(title_text="mean step in deep windows, ms")
     styled(figure, theme, height=310)
     gap = max(_GAP, 1 - _WIDEST * parts.height)
     figure.update_layout(legend_traceorder="normal", meta={"by": by}, hovermode="closest")

@@ -55,7 +55,7 @@ def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
     figure.update_xaxes(
         title_text="times as fast", type="log", tickvals=ticks, ticktext=[f"x{each:g}" for each in ticks]
     )
-    figure.update_yaxes(title_text="mean step, ms", rangemode="tozero")
+    figure.update_yaxes(title_text="mean step in deep windows, ms", rangemode="tozero")
     return styled(figure, theme, height=300)
 
 

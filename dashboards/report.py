@@ -69,7 +69,7 @@ def _figures(loaded: Loaded, report: Report) -> Iterator[tuple[str, Callable[[],
     draw = Figures(loaded)
     yield "Who waits for whom", draw.hang
     yield "Step time", draw.steps
-    yield "Where the mean step of each rank went", draw.breakdown
+    yield "Where the mean step in deep windows of each rank went", draw.breakdown
     if report.gains:
         best = report.gains[0]
         yield f"If {best.what}", lambda: draw.whatif(*best.edits)

@@ -127,7 +127,7 @@ def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.
         error_x=error | {"color": colour("ink", theme), "thickness": 1.5},
         hovertemplate="%{y}: %{x:.3f} ms<extra></extra>",
     )
-    figure.update_xaxes(title_text="mean step, ms", rangemode="tozero")
+    figure.update_xaxes(title_text="mean step in deep windows, ms", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return styled(figure, theme, height=170)
 
@@ -172,7 +172,10 @@ def _answer(loaded: Loaded, link: Link) -> Any:
     edits = edits_of(link)
     base_ms = float(durations_of(loaded.baseline)["duration_ns"].to_numpy().mean()) / NS_PER_MS
     if not edits:
-        return message(f"The mean step takes {base_ms:.2f} ms (replayed). Type an edit, or click one below.")
+        return message(
+            f"The mean step in deep windows takes {base_ms:.2f} ms (replayed). "
+            "Type an edit, or click one below."
+        )
     (prediction,), widened = loaded.as_tried([prediction_info(loaded, edits)])
     told = facts(
         [

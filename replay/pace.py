@@ -96,8 +96,8 @@ def pace_of(steps: pl.DataFrame) -> Pace | None:
     Args:
         steps: table `steps`.
     """
-    undisturbed = _undisturbed(steps)
-    series = job_steps(undisturbed)
+    known = undisturbed(steps)
+    series = job_steps(known)
     if series.is_empty():
         return None
     times = series["duration_ns"].to_numpy().astype(np.float64)
@@ -110,12 +110,16 @@ def pace_of(steps: pl.DataFrame) -> Pace | None:
         usual,
         paused,
         _lost(times - usual, paused, noise * usual),
-        recorded=bool((undisturbed["window"] >= 0).all()),
+        recorded=bool((known["window"] >= 0).all()),
     )
 
 
-def _undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps that recording did not slow down; all, where there are no such steps."""
+def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps that recording did not slow down; all, where there are no such steps.
+
+    Args:
+        steps: table `steps`.
+    """
     before = pl.col("window").shift(1, fill_value=-1).over("rank")
     outside = steps.sort("rank", "step").filter((pl.col("window") < 0) & (before < 0))
     return steps if outside.is_empty() else outside

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import polars as pl
 
 from dpro.analysis.end import End
+from dpro.analysis.step_time import step_time_in_words
 from dpro.detect.findings import Finding
 from dpro.detect.hang.words import HANGS, verdict_in_words
 from dpro.replay.accuracy import Trust
@@ -25,13 +25,8 @@ _RANKS_NAMED = 8
 
 def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
     """What was recorded, as names and values: step time first."""
-    outside = steps.filter((pl.col("duration_ns") > 0) & (pl.col("window") < 0))
-    known = outside if outside.height else steps.filter(pl.col("duration_ns") > 0)
-    where = "outside deep windows" if outside.height else "in deep windows, which slow steps down"
-    typical = float(np.median(known["duration_ns"].to_numpy())) if known.height else None
     rows = [
-        ("step time", "no step was recorded" if typical is None else format_duration(typical)),
-        ("", "" if typical is None else f"median, {where}"),
+        ("step time", step_time_in_words(steps)),
         ("steps", f"{steps['step'].n_unique():,}"),
         ("ranks", _ranks(manifest)),
         ("hosts", ", ".join(manifest.hosts)),

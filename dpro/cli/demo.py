@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 STEPS = 60
 SLOW_RANK, SLOW_MS_PER_SAMPLE = 1, 6
 WINDOWS = ("--every", "20", "--window-steps", "4")
-WARM_UP_STEPS = 5
 SHOWN_ALONE = 2  # changes, beside what saves most together
 SAMPLE = "slow_rank"
 FURTHER = {
@@ -156,14 +155,12 @@ def _really_saved(analysis: Analysis, healthy: Path) -> float:
 
 
 def typical_step_ns(run: Run) -> float:
-    """Median duration of a run's steps after warm-up, outside deep windows, ns."""
-    import numpy as np
-    import polars as pl
-
+    """A run's typical step, ns; 0 where it has none."""
+    from dpro.replay.pace import pace_of
     from dpro.schema import STEPS as STEPS_TABLE
 
-    steps = run.table(STEPS_TABLE).filter((pl.col("window") < 0) & (pl.col("step") > WARM_UP_STEPS))
-    return float(np.median(steps["duration_ns"].to_numpy())) if steps.height else 0.0
+    pace = pace_of(run.table(STEPS_TABLE))
+    return 0.0 if pace is None else pace.typical_ns
 
 
 def _print_recorded(analysis: Analysis) -> None:

@@ -79,6 +79,7 @@ def _say(analysis: Analysis, as_json: bool) -> None:
 
 def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, Any]:
     """The command's JSON; a run is healthy only if it could have shown that it is not."""
+    from dpro.analysis.step_time import step_time_document
     from dpro.analysis.verdict import not_known, notes
 
     unknown = not_known(analysis)
@@ -86,6 +87,7 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
         "run": analysis.run.label,
         "findings": [finding_document(finding, ms(finding.cost_ns)) for finding in findings],
         "healthy": not findings and not unknown and not analysis.end.bad,
+        "step_time": step_time_document(analysis.steps),
         "answerable": analysis.trust.answerable,
         "reasons": unknown,
         "notes": notes(analysis, findings),

@@ -87,8 +87,8 @@ def _print(found: Difference, doubts: list[str]) -> None:
     out = console()
     delta = found.b_ns - found.a_ns
     out.print(
-        f"The mean step takes {format_duration(found.a_ns)} in A and {format_duration(found.b_ns)} in B: "
-        f"{_signed(delta)} ({delta / found.a_ns:+.1%})."
+        f"The mean step in deep windows takes {format_duration(found.a_ns)} in A and "
+        f"{format_duration(found.b_ns)} in B: {_signed(delta)} ({delta / found.a_ns:+.1%})."
     )
     shown = [each for each in found.contributors if abs(each.delta_ns) >= LEAST_SHARE * found.a_ns][:ROWS]
     for each in shown:

@@ -70,6 +70,7 @@ def contents(run: Run) -> dict[str, Any]:
 
 def describe(run: Run) -> dict[str, Any]:
     """What `info --json` prints."""
+    from dpro.analysis.step_time import step_time_document
     from dpro.analysis.verdict import why_no_window
     from dpro.schema import COUNTERS, STEPS, WORKERS
 
@@ -78,6 +79,7 @@ def describe(run: Run) -> dict[str, Any]:
     return held | {
         "cache": None if run.source is None else str(run.path),
         "steps": steps["step"].n_unique(),
+        "step_time": step_time_document(steps),
         "hosts": run.manifest.hosts,
         "gpus": run.manifest.gpus,
         "clocks": _clocks(run),
@@ -210,6 +212,7 @@ def _parts(run: Run, table: str, *columns: str) -> Iterator[pl.DataFrame]:
 def in_words(document: Mapping[str, Any]) -> list[str]:
     """The same for people, one fact a line; what is missing comes last."""
     coverage = document["coverage"]
+    from dpro.analysis.step_time import in_words as in_words_of_time
     from dpro.trial.places import in_words as applied_in_words
 
     lines = [
@@ -221,6 +224,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         *_clocks_in_words(document["clocks"]),
         *(f"telemetry  {line}" for line in telemetry_in_words(document["telemetry"])),
         f"steps      {document['steps']}, of which {coverage['steps_in_windows']} lie in deep windows",
+        *([f"step time  {in_words_of_time(document['step_time'])}"] if document["step_time"] else []),
         *([f"windows    none: {document['no_window']}"] if document["no_window"] else []),
         *_ended_in_words(document),
         *(f"watched    {line}" for line in told_in_words(document["while_it_ran"])),

@@ -71,10 +71,13 @@ def in_words(finding: Finding) -> list[str]:
 def _document(
     analysis: Analysis, findings: list[Finding], unknown: list[str], notes: list[str]
 ) -> dict[str, Any]:
+    from dpro.analysis.step_time import step_time_document
+
     return {
         "run": analysis.run.label,
         "findings": [finding_document(finding, ms(finding.cost_ns)) for finding in findings],
         "healthy": not findings and not unknown and not analysis.end.bad,
+        "step_time": step_time_document(analysis.steps),
         "answerable": True,
         "reasons": unknown,
         "notes": notes,

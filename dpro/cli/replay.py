@@ -90,10 +90,13 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> d
         analysis: a replayed run.
         chosen: the steps to speak of; None for all.
     """
+    from dpro.analysis.step_time import step_time_document
+
     trust, evidence = analysis.trust, analysis.trust.evidence
     steps = trust.steps if chosen is None else chosen
     return {
         "run": analysis.run.label,
+        "step_time": step_time_document(analysis.steps),
         "steps": [
             {
                 "step": row["step"],

@@ -101,6 +101,7 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     RUN may be a run directory or a folder of traces.
     """
     from dpro.analysis.analysis import Analysis
+    from dpro.analysis.step_time import step_time_document, step_time_in_words
     from dpro.analysis.verdict import why_unanswerable
     from dpro.cli.runs import open_or_import
     from dpro.replay import breakdown, bubbles, host
@@ -125,12 +126,15 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
         rows["steps"] = steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
         rows["host"] = by_rank
         rows["pipeline"] = stages
-        print_json({name: _in_ms(frame).to_dicts() for name, frame in rows.items()} | end_keys(analysis))
+        tables = {name: _in_ms(frame).to_dicts() for name, frame in rows.items()}
+        step_time = step_time_document(analysis.steps)
+        print_json(tables | {"step_time": step_time} | end_keys(analysis))
         return
     top = top or DEFAULT_TOP
     on_gpu = (spans["kind"] == "kernel").any()
     out = console()
     print_end(analysis.end)
+    out.print(f"Step time: {step_time_in_words(analysis.steps)}\n")
     out.print(_step_table(steps))
     if stages.height:
         out.print(_stage_table(stages))
@@ -191,7 +195,7 @@ def _step_table(steps: pl.DataFrame) -> RenderableType:
         shares = [_share(row[part], duration) for part in PARTS]
         cells.append([str(row["rank"]), str(row["steps"]), _ms(duration), *shares])
     header = ["\nrank", f"\n{whole}s", f"mean\n{whole} ms", *PARTS.values()]
-    return _table(f"Where each {whole} went", header, cells)
+    return _table(f"Where each {whole} recorded in depth went", header, cells)
 
 
 def _stage_table(stages: pl.DataFrame) -> RenderableType:
@@ -255,7 +259,7 @@ def _host_table(ranks: pl.DataFrame) -> RenderableType:
         micro_batches = "?" if row["backward_calls"] is None else f"{row['backward_calls']:.3g}"
         cells.append([str(row["rank"]), str(row["steps"]), _ms(row["duration_ns"]), *shares, micro_batches])
     header = ["\nrank", "\nsteps", "mean\nstep ms", *HOST_FACTS.values(), "micro-\nbatches"]
-    return _table("What the host did, all steps", header, cells)
+    return _table("What the host did, all steps, pauses included", header, cells)
 
 
 def _table(title: str, header: list[str], cells: list[list[str]]) -> RenderableType:

@@ -265,14 +265,11 @@ def _how_to_try(predictions: list[Prediction]) -> str:
 
 
 def _steps_outside_windows(analysis: Analysis) -> float | None:
-    """Median time of the recorded steps that no deep window slowed down, ms; None where there are none."""
-    import numpy as np
-    import polars as pl
+    """The typical step where no deep window slowed it down, ms; None where there are no such steps."""
+    from dpro.replay.pace import pace_of
 
-    from dpro.schema import STEPS
-
-    outside = analysis.run.table(STEPS).filter(pl.col("window") < 0)["duration_ns"].to_numpy()
-    return ms(float(np.median(outside))) if outside.size else None
+    pace = pace_of(analysis.steps)
+    return None if pace is None or pace.recorded else ms(pace.typical_ns)
 
 
 def prediction_document(prediction: Prediction) -> dict[str, Any]:
@@ -294,10 +291,10 @@ def _print(
     out = console()
     _print_trust(out, document)
     base, measured = document["baseline_ms"], document["measured_ms"]
-    out.print(f"The mean step takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
+    out.print(f"The mean step in deep windows takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
     other = document["other_steps_ms"]
     if other is not None:
-        out.print(f"Steps outside deep windows, which recording in depth slows down, take {other:.2f} ms.")
+        out.print(f"Recording in depth slows steps down: the typical step outside takes {other:.2f} ms.")
     shown = [row for row in predictions if not searched or row.speedup >= WORTH_SHOWING][:ROWS]
     for row in shown:
         interval = f"({ms(row.low_ns):.2f} to {ms(row.high_ns):.2f})"

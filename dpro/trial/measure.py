@@ -20,6 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
+from dpro.replay.pace import job_steps, undisturbed
 from dpro.schema import STEPS
 from dpro.store import Run
 
@@ -65,7 +66,7 @@ class Measured:
 
 
 def step_times(run: Run, skip: int) -> Floats:
-    """Durations of the steps that are like all others, each the mean over ranks, in order, ns.
+    """Durations of the steps that recording did not slow down, as all of dpro has them, in order, ns.
 
     Args:
         run: a recording.
@@ -74,10 +75,9 @@ def step_times(run: Run, skip: int) -> Floats:
     Raises:
         Unanswerable: there are too few.
     """
-    steps = run.table(STEPS).sort("rank", "step")
-    after = pl.col("window").shift(1, fill_value=-1).over("rank") >= 0
-    kept = steps.filter((pl.col("window") < 0) & ~after & (pl.col("step") > skip))
-    times = kept.group_by("step").agg(pl.col("duration_ns").mean()).sort("step")
+    steps = run.table(STEPS)
+    kept = undisturbed(steps).filter((pl.col("window") < 0) & (pl.col("step") > skip))
+    times = job_steps(kept)
     if times.height < LEAST_STEPS:
         raise Unanswerable(
             f"{run.path}: {times.height} of {steps['step'].n_unique()} steps can be measured, without the "

@@ -1,0 +1,63 @@
+"""The one way in which everything names how long a step takes: for programs, and for people.
+
+In: table `steps`. Out: the typical step and the mean step with pauses, as `dpro.replay.pace` has them. What
+is replayed are steps in deep windows: their mean is another number, and called so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from dpro.replay.pace import pace_of
+from dpro.units import NS_PER_MS, format_duration, ms
+
+OUTSIDE, INSIDE = "outside deep windows", "in deep windows"
+
+
+def step_time_document(steps: pl.DataFrame) -> dict[str, Any] | None:
+    """What `--json` calls `step_time`; None where no step was timed.
+
+    Args:
+        steps: table `steps`.
+    """
+    pace = pace_of(steps)
+    if pace is None:
+        return None
+    return {
+        "typical_ms": ms(pace.typical_ns),
+        "mean_with_pauses_ms": ms(pace.mean_ns),
+        "lost_to_pauses": round(pace.lost_share, 4),
+        "steps": pace.steps.size,
+        "pauses": int(pace.paused.sum()),
+        "where": INSIDE if pace.recorded else OUTSIDE,
+    }
+
+
+def step_time_in_words(steps: pl.DataFrame) -> str:
+    """The same for people; also that no step was timed.
+
+    Args:
+        steps: table `steps`.
+    """
+    document = step_time_document(steps)
+    return in_words(document) if document else "no step was timed"
+
+
+def in_words(document: Mapping[str, Any]) -> str:
+    """`typical step 25 ms, mean step with pauses 74 ms (96 steps outside deep windows, 9 of them pauses)`.
+
+    Args:
+        document: as `step_time_document` gives it.
+    """
+    typical, mean = (
+        format_duration(document[name] * NS_PER_MS) for name in ("typical_ms", "mean_with_pauses_ms")
+    )
+    steps, pauses = document["steps"], document["pauses"]
+    of_them = f", {pauses} of them pauses" if pauses else ""
+    return (
+        f"typical step {typical}, mean step with pauses {mean} "
+        f"({steps:,} step{'s' if steps > 1 else ''} {document['where']}{of_them})"
+    )
