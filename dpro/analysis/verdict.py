@@ -20,6 +20,7 @@ from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SENDS, SPANS, STEP
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.detect.one_clock import Always
+    from dpro.detect.pauses import Lost
     from dpro.store import Manifest, Run
 
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")
@@ -73,7 +74,12 @@ def find(analysis: Analysis) -> list[Finding]:
     slow = diagnose_graph(graph) if analysis.trust.answerable else []
     if analysis.trust.answerable:
         slow += find_idle_gpus(graph, lambda: analysis.breakdown, sum(each.cost_ns for each in slow))
-    return [*slow, *_between_windows(analysis.run, slow), *_regression(analysis.run)]
+    return [*_costliest([*slow, *_between_windows(analysis.run, slow)]), *_regression(analysis.run)]
+
+
+def _costliest(findings: list[Finding]) -> list[Finding]:
+    """The findings, costliest first."""
+    return sorted(findings, key=lambda finding: -finding.cost_ns)
 
 
 def notes(analysis: Analysis, findings: list[Finding]) -> list[str]:
@@ -111,7 +117,7 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
     ranks = {rank for each in of_ranks for rank in each.ranks}
     known = any(INPUT_PIPELINE in (each.component_id, each.cause) for each in found)
     jobs = {each.class_ for each in found if each.component_kind == "job"}
-    pauses, late, network = _late(always, aligned, apart)
+    lost, late, network = _late(always, aligned, apart)
     late = [
         each
         for each in late
@@ -122,7 +128,8 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
         # Others may be late because of messages from those ranks, or over that network: calls cannot tell.
         late = [each for each in late if each.component_kind == "job"]
     network = [] if slow_network else _timed(run, always) or ([] if ranks else network)
-    return [*pauses, *late, *network, *([] if known else _waiting(always, aligned.workers))]
+    waiting = [] if known else _waiting(always, aligned.workers, lost)
+    return [*lost.findings, *late, *network, *waiting]
 
 
 def without_windows(run: Run) -> Verdict | None:
@@ -138,22 +145,16 @@ def without_windows(run: Run) -> Verdict | None:
         return None
     always = _always_of(run)
     aligned, apart = on_one_clock(always)
-    pauses, late, network = _late(always, aligned, apart)
-    findings = [
-        *pauses,
-        *late,
-        *(_timed(run, always) or network),
-        *_waiting(always, aligned.workers),
-        *_regression(run),
-    ]
+    lost, late, network = _late(always, aligned, apart)
+    network = _timed(run, always) or network
+    found = [*lost.findings, *late, *network, *_waiting(always, aligned.workers, lost)]
+    findings = [*_costliest(found), *_regression(run)]
     reason = why_no_window(run)
     no_window = [f"what operators and kernels take: {reason}"] if reason else []
     return findings, [*bad_ends(run), *_not_shown(aligned, apart), *no_window]
 
 
-def _late(
-    recorded: Always, rows: Always, apart: list[int]
-) -> tuple[list[Finding], list[Finding], list[Finding]]:
+def _late(recorded: Always, rows: Always, apart: list[int]) -> tuple[Lost, list[Finding], list[Finding]]:
     """What is lost to pauses; in all other steps, ranks that the others wait for, or hosts that all wait.
 
     Args:
@@ -171,13 +172,13 @@ def _late(
     all_own = own_time_of_all(calls, rows.steps)
     lost = find_pauses(recorded.steps, recorded.counters, lambda: all_own)
     if calls.is_empty() or rows.steps.is_empty():
-        return lost.findings, [], []
+        return lost, [], []
     own = usual_ones(all_own).filter(~pl.col("step").is_in(lost.steps))
     unseen = messages_unseen(rows.collectives, rows.workers)
     late = judge_lateness(own, calls, rows.counters, rows.workers, doubtful=unseen)
     if late or unseen or on_gpus(rows.workers):
-        return lost.findings, late, []
-    return lost.findings, [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
+        return lost, late, []
+    return lost, [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
 
 
 def _timed(run: Run, rows: Always) -> list[Finding]:
@@ -194,11 +195,12 @@ def _timed(run: Run, rows: Always) -> list[Finding]:
     return diagnose_traffic(calls) if calls.transfers.height else []
 
 
-def _waiting(rows: Always, workers: pl.DataFrame) -> list[Finding]:
+def _waiting(rows: Always, workers: pl.DataFrame, lost: Lost) -> list[Finding]:
     from dpro.detect.late_ranks import on_gpus
     from dpro.detect.waiting import find_waiting_for_data
 
-    return find_waiting_for_data(rows.steps, rows.counters, on_gpus=on_gpus(workers))
+    steps = rows.steps.filter(~pl.col("step").is_in(lost.steps))
+    return find_waiting_for_data(steps, rows.counters, on_gpus=on_gpus(workers))
 
 
 def _regression(run: Run) -> list[Finding]:
