@@ -136,15 +136,29 @@ class Aside:
             begun_ns = time.time_ns() - took_ns
             self._recorder.records.write(records.SAVED, begun_ns, took_ns, _size(arguments))
 
-    def enter(self) -> None:
-        """Gradients are no longer kept."""
-        if self._ours():
-            self._without_gradients.start()
+    def watch_mode(self, mode: Any) -> None:
+        """Time a context in which no gradients are kept.
 
-    def leave(self) -> None:
-        """They may be again."""
-        if self._ours():
-            self._without_gradients.stop()
+        Jobs may enter hundreds per step: only a thread is compared and a number counted, which cannot fail.
+        The compiler knows these contexts by their class, and never reads what is here.
+        """
+        entering, leaving = mode.__enter__, mode.__exit__
+        recorder, own_thread = self._recorder, threading.get_ident
+
+        @functools.wraps(entering)
+        def enter(context: Any) -> Any:
+            if own_thread() == recorder.training_thread:
+                self._without_gradients.start()
+            return entering(context)
+
+        @functools.wraps(leaving)
+        def leave(context: Any, kind: Any, value: Any, traceback: Any) -> Any:
+            result = leaving(context, kind, value, traceback)
+            if own_thread() == recorder.training_thread:
+                self._without_gradients.stop()
+            return result
+
+        mode.__enter__, mode.__exit__ = enter, leave
 
 
 def install(recorder: Recorder) -> None:
@@ -153,31 +167,11 @@ def install(recorder: Recorder) -> None:
     for module in (torch, torch.serialization):
         module.save = aside.saving(module.save)
     for mode in (torch.no_grad, torch.inference_mode):
-        _patch_mode(mode, aside, recorder)
+        aside.watch_mode(mode)
     recorder.listen("work", aside.look)
     recorder.listen("step", aside.on_step)
     recorder.listen("resume", aside.on_step)
     recorder.listen("fork", aside.on_fork)
-
-
-def _patch_mode(mode: Any, aside: Aside, recorder: Recorder) -> None:
-    """Watch a context in which no gradients are kept."""
-    entering, leaving = mode.__enter__, mode.__exit__
-
-    @functools.wraps(entering)
-    def enter(self: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            recorder.call(aside.enter)
-        return entering(self)
-
-    @functools.wraps(leaving)
-    def leave(self: Any, kind: Any, value: Any, traceback: Any) -> Any:
-        result = leaving(self, kind, value, traceback)
-        if not torch.compiler.is_compiling():
-            recorder.call(aside.leave)
-        return result
-
-    mode.__enter__, mode.__exit__ = enter, leave
 
 
 def _size(arguments: tuple[Any, ...]) -> int:

@@ -41,6 +41,7 @@ MIN_TIMES = 3  # fewer may never come again
 HUGE = 0.1  # of the wall time, in fewer pauses than that
 MIN_UNEXPLAINED = 8  # pauses of one rank, not regular, that nothing explains: fewer are as one pleases
 HUGE_UNEXPLAINED = 0.3  # of the wall time, where they are neither: machines have hiccups
+SAVING = 5  # steps after a deep window in which it may still be saved
 SAME = 0.8  # of the pauses a rank works in, to be the one that does
 WARM_UP = 3  # steps, the first: what is long there comes once in each start of the job
 LONG_WARM_UP, LONG_WARM_UP_NS = (
@@ -127,7 +128,7 @@ def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], p
     pace = pace_of(steps)
     if pace is None or not pace.paused.any():
         return Lost([], [])
-    pauses = pauses_of(pace, steps, counters, own)
+    pauses = _not_ours(pauses_of(pace, steps, counters, own), steps)
     first = pace.steps[:WARM_UP] if pace.steps[0] <= WARM_UP else pace.steps[:0]
     warm_up = [pause for pause in pauses if pause.step in first]
     groups = _groups([pause for pause in pauses if pause.step not in first], pace)
@@ -139,6 +140,16 @@ def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], p
         [*findings, *_long_warm_up(warm_up, pace)],
         sorted(pause.step for pauses in (warm_up, *(each.pauses for each in groups)) for pause in pauses),
     )
+
+
+def _not_ours(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
+    """Without those that nothing explains and that follow a deep window: it may still be saved then."""
+    windows = set(steps.filter(pl.col("window") >= 0)["step"].to_list())
+    return [
+        pause
+        for pause in pauses
+        if pause.kind not in _UNEXPLAINED or windows.isdisjoint(range(pause.step - SAVING, pause.step))
+    ]
 
 
 def _groups(pauses: list[Pause], pace: Pace) -> list[Group]:

@@ -218,6 +218,18 @@ def test_hiccups_of_a_busy_machine_are_no_pauses():
     assert lost(job).findings == []  # nothing says what they are of; neither regular, nor of one rank
 
 
+def test_what_follows_deep_windows_and_nothing_explains_is_not_the_jobs():
+    job = paused(QUIET, 1, np.arange(9, 100, 10))
+    collectives, steps, counters, _ = tables(job)
+    inside = pl.col("step").is_between(pl.col("step") // 10 * 10 + 5, pl.col("step") // 10 * 10 + 6)
+    windows = steps.with_columns(window=pl.when(inside).then(0).otherwise(-1).cast(pl.Int32))
+    assert (
+        find_pauses(windows, counters, lambda: own_time_of_all(calls_of(collectives), windows)).findings == []
+    )
+    (found,) = find_pauses(steps, counters, lambda: own_time_of_all(calls_of(collectives), steps)).findings
+    assert found.component_id == "1"
+
+
 def test_few_steps_show_no_pauses():
     assert lost(paused(data_parallel(2, 8), 0, [4, 6])).findings == []
     assert find_pauses(STEPS.empty(), COUNTERS.empty(), _no_calls).findings == []

@@ -90,7 +90,7 @@ def test_work_without_gradients_is_timed_as_context_and_as_decorator(mode, monke
     recorder = Recorder()
     aside = Aside(recorder)
     kind = type(mode, (getattr(torch, mode),), {})
-    probe._patch_mode(kind, aside, recorder)
+    aside.watch_mode(kind)
     with kind():
         assert not torch.is_grad_enabled()
     assert kind()(torch.is_grad_enabled)() is False
