@@ -1,10 +1,13 @@
 """Errors that a user can act on: each carries one line that says what is wrong, where, and what to do.
 
-The command line prints that line and exits with the error's code; a traceback means a defect in dpro.
+The command line prints that line and exits with the error's code; an `InternalError` or a traceback means a
+defect in dpro.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+PLEASE_REPORT = "this is a defect of dpro, not of what it was given: please report it with this line"
 
 
 class DproError(Exception):
@@ -27,12 +30,27 @@ class Unanswerable(DproError):
     """The run lacks what the question needs; the message says what to record instead."""
 
 
+class InternalError(Exception):
+    """A defect of dpro itself, whatever the user gave it. Exit code 1, with a request to report it."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:
+        """The line, with what to do."""
+        return f"internal error: {super().__str__()}; {PLEASE_REPORT}"
+
+
 class MissingExtra(DproError):
     """A part of dpro that needs a library which is not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
         """Name the library that is missing and the extra that brings it."""
         super().__init__(f'{library} is not installed: run `pip install "dpro-toolkit[{extra}]"`')
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of some library says in one line, or what it is called where it says nothing."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextmanager

@@ -153,5 +153,5 @@ def _fingerprint(source: Path) -> str:
     for file in files:
         if file.is_file():
             status = file.stat()
-            digest.update(f"\0{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+            digest.update(b"\0%s\0%d\0%d" % (os.fsencode(file.resolve()), status.st_size, status.st_mtime_ns))
     return digest.hexdigest()[:32]

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from dpro.cache import cache_folder
-from dpro.errors import DproError, InputError, UsageError, needs_extra
+from dpro.errors import DproError, InputError, UsageError, first_line, needs_extra
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _CHANGES = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
@@ -56,7 +56,7 @@ def local_copy(url: str) -> Path:
     except DproError:
         raise
     except Exception as error:  # whatever the store's library raises
-        raise InputError(f"{url}: cannot be copied to {copy.parent} ({_first_line(error)})") from error
+        raise InputError(f"{url}: cannot be copied to {copy.parent} ({first_line(error)})") from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return copy
@@ -69,13 +69,13 @@ def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
     try:
         store, root = fsspec.core.url_to_fs(url)
     except ImportError as error:  # fsspec is there; what it needs for this sort of store is not
-        raise InputError(f"{url}: {_first_line(error)} with pip") from error
+        raise InputError(f"{url}: {first_line(error)} with pip") from error
     except ValueError as error:
-        raise UsageError(f"{url}: {_first_line(error)}; see fsspec for those there are") from error
+        raise UsageError(f"{url}: {first_line(error)}; see fsspec for those there are") from error
     try:
         found = store.find(root, detail=True)
     except Exception as error:  # whatever the store's library raises
-        raise InputError(f"{url}: cannot be listed ({_first_line(error)})") from error
+        raise InputError(f"{url}: cannot be listed ({first_line(error)})") from error
     if not found:
         raise InputError(f"{url}: no such file or folder")
     return {_below(name, root, url): facts for name, facts in found.items()}, root, store
@@ -103,7 +103,3 @@ def _copy(store: Any, files: Mapping[str, Mapping[str, Any]], to: Path) -> None:
     for folder in {path.parent for path in here}:
         folder.mkdir(parents=True, exist_ok=True)
     store.get([facts["name"] for facts in files.values()], list(map(str, here)))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

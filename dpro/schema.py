@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from dpro.errors import DproError
+from dpro.errors import InternalError, first_line
 
 SPAN_KINDS = (
     "cpu_op",  # an operator on a CPU thread
@@ -34,8 +34,8 @@ SpanKind = pl.Enum(SPAN_KINDS)
 SyncKind = pl.Enum(SYNC_KINDS)
 
 
-class SchemaError(DproError):
-    """A frame does not fit its declaration; the message names the columns or the first bad rows."""
+class SchemaError(InternalError):
+    """A frame does not fit its declaration, which is the defect of who made it; names columns or bad rows."""
 
 
 @dataclass(frozen=True)
@@ -352,9 +352,6 @@ TABLES: Mapping[str, Table] = {
 def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """The frame with exactly the declared columns, types and row order.
 
-    Columns the source does not have are filled with their declared default; a column that is not
-    declared is an error, since it would be lost.
-
     Args:
         table: the declaration.
         frame: rows from an importer or collector.
@@ -363,18 +360,7 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
         SchemaError: an undeclared column, a value that does not fit its type, a null, or a negative
             duration other than -1. The message names the column and the first bad row.
     """
-    unknown = [name for name in frame.columns if name not in table.columns]
-    if unknown:
-        raise SchemaError(f"table {table.name}: undeclared columns {', '.join(unknown)}")
-    columns = []
-    for name, column in table.columns.items():
-        default = [] if column.default is None else column.default
-        value = pl.col(name) if name in frame.columns else pl.lit(default, dtype=column.dtype)
-        columns.append(value.cast(column.dtype).alias(name))
-    try:
-        conformed = frame.select(columns) if frame.width else table.empty()
-    except (pl.exceptions.InvalidOperationError, pl.exceptions.ComputeError) as error:
-        raise SchemaError(f"table {table.name}: {str(error).splitlines()[0]}") from error
+    conformed = complete(table, frame)
     _refuse_nulls(table, conformed)
     if "duration_ns" in table.columns:
         bad = conformed.filter(pl.col("duration_ns") < -1)
@@ -383,6 +369,46 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     if _is_sorted(conformed, table.sort_by):
         return conformed  # sorting copies the whole table
     return conformed.sort(table.sort_by, maintain_order=True)
+
+
+def complete(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with all declared columns, in their types; those it does not have get their declared default.
+
+    Args:
+        table: the declaration.
+        frame: some of its columns; a frame without any has no rows.
+
+    Raises:
+        SchemaError: as for `typed`.
+    """
+    if not frame.width:
+        return table.empty()
+    have = typed(table, frame)
+    lacking = {name: column for name, column in table.columns.items() if name not in have.columns}
+    return have.with_columns(
+        pl.lit([] if column.default is None else column.default, dtype=column.dtype).alias(name)
+        for name, column in lacking.items()
+    ).select(*table.columns)
+
+
+def typed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with its columns in their declared types.
+
+    Raises:
+        SchemaError: a column that is not declared, since it would be lost, or a value that does not fit.
+    """
+    unknown = [name for name in frame.columns if name not in table.columns]
+    if unknown:
+        raise SchemaError(f"table {table.name}: undeclared columns {', '.join(unknown)}")
+    other = [name for name, dtype in frame.schema.items() if dtype != table.columns[name].dtype]
+    try:
+        cast = frame.with_columns(pl.col(name).cast(table.columns[name].dtype) for name in other)
+    except pl.exceptions.PolarsError as error:
+        raise SchemaError(f"table {table.name}: {first_line(error)}") from error
+    for name in other:
+        if cast.schema[name] != table.columns[name].dtype:  # of a struct, polars casts what is in it
+            raise SchemaError(f"table {table.name}: {name} is {frame.schema[name]}")
+    return cast
 
 
 def _is_sorted(frame: pl.DataFrame, by: tuple[str, ...]) -> bool:

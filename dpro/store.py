@@ -10,17 +10,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
-from dpro.errors import InputError
+from dpro.errors import InputError, first_line
 from dpro.folders import refuse_link, written_whole
-from dpro.schema import TABLES, Table, conform
+from dpro.limits import MAX_RANKS
+from dpro.panics import panics_as
+from dpro.schema import TABLES, SchemaError, Table, conform
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -93,7 +96,7 @@ class Run:
         Raises:
             InputError: a part cannot be read.
         """
-        parts = sorted((self.path / table.name).glob("*.parquet"))
+        parts = self.parts(table)
         if not parts:
             return table.empty()
         if columns is not None:
@@ -101,13 +104,22 @@ class Run:
         frames = [_read_part(table, part) for part in parts]
         return pl.concat(frames).sort(table.sort_by, maintain_order=True)
 
+    def parts(self, table: Table) -> list[Path]:
+        """The files of a table in order of their names; what is no file is not looked into."""
+        return [path for path in sorted((self.path / table.name).glob("*.parquet")) if path.is_file()]
+
+    def part_by_part(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """Some columns of a table, one part in memory at a time.
+
+        Raises:
+            InputError: a part cannot be read.
+        """
+        for part in self.parts(table):
+            yield _read_columns(table, [part], columns)
+
     def rows(self) -> dict[str, int]:
         """Number of rows of each table, read from the files' footers."""
-        counts = {}
-        for name in TABLES:
-            parts = (self.path / name).glob("*.parquet")
-            counts[name] = sum(_row_count(part) for part in parts)
-        return counts
+        return {name: sum(map(_row_count, self.parts(table))) for name, table in TABLES.items()}
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -197,33 +209,40 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         version = document["format_version"]
-        known = {f.name for f in dataclasses.fields(Manifest)}
-        manifest = Manifest(**{key: value for key, value in document.items() if key in known})
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not a run manifest ({error})") from error
-    if version > FORMAT_VERSION:
-        raise InputError(
-            f"{path}: written by a newer dpro (format {version}, this one reads {FORMAT_VERSION})"
-        )
-    return manifest
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise InputError(
+                f"{path}: written by a newer dpro (format {version}, this one reads {FORMAT_VERSION})"
+            )
+        manifest = msgspec.convert(document, Manifest)
+        if not (
+            0 <= manifest.world_size <= MAX_RANKS and all(0 <= rank < MAX_RANKS for rank in manifest.ranks)
+        ):
+            raise ValueError(f"ranks outside 0 … {MAX_RANKS}")
+        return manifest
+    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
+        raise InputError(f"{path}: not a run manifest ({first_line(error)})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _read_part(table: Table, part: Path) -> pl.DataFrame:
-    try:
+    with _readable(part):
         frame = pl.read_parquet(part, glob=False)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise InputError(f"{part}: not readable as Parquet ({str(error).splitlines()[0]})") from error
     known = [name for name in frame.columns if name in table.columns]
-    return conform(table, frame.select(known))
+    try:
+        return conform(table, frame.select(known))
+    except SchemaError as error:
+        raise InputError(f"{part}: damaged, or not written by dpro ({error.args[0]})") from error
 
 
 def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl.DataFrame:
     """Some columns of all parts at once; parts of older formats may lack some, which get their default."""
     schema = {name: table.dtypes[name] for name in columns}
     try:
-        frame = pl.scan_parquet(parts, schema=table.dtypes, missing_columns="insert", glob=False)
-        read = frame.select(columns).collect()
-    except (pl.exceptions.PolarsError, OSError):
+        with _readable(parts[0].parent):
+            frame = pl.scan_parquet(parts, schema=table.dtypes, missing_columns="insert", glob=False)
+            read = frame.select(columns).collect()
+    except InputError:  # which part it is shows by reading them one by one
         return pl.concat([_read_part(table, part).select(schema) for part in parts])
     defaults = [
         pl.col(name).fill_null(pl.lit(table.columns[name].default, dtype=dtype))
@@ -233,14 +252,32 @@ def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl
     return read.with_columns(defaults)
 
 
+@contextmanager
+def _readable(part: Path) -> Iterator[None]:
+    """What polars says of a file inside, in one line that names it.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+
+    def unreadable(what: str) -> InputError:
+        return InputError(f"{part}: not readable as Parquet ({what})")
+
+    try:
+        with panics_as(unreadable):
+            yield
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise unreadable(first_line(error)) from error
+
+
 def _row_count(part: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         return int(pq.read_metadata(part).num_rows)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{part}: not readable as Parquet ({str(error).splitlines()[0]})") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{part}: not readable as Parquet ({first_line(error)})") from error
 
 
 def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The `dpro` command: one module per sub-command, imported only when it is asked for.
 
 In: arguments. Out: text for people on stdout, or one JSON object with `--json`; progress, warnings and
-errors on stderr. A `DproError` becomes one line and its exit code; nothing else is caught.
+errors on stderr. A `DproError` or `InternalError` becomes one line and its exit code; nothing else is caught.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import click
 
 from dpro._version import __version__
 from dpro.cli.output import fail, speak_plainly
-from dpro.errors import DproError
+from dpro.errors import DproError, InternalError, first_line
+from dpro.panics import is_panic
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -99,5 +100,9 @@ def main() -> None:
     speak_plainly()
     try:
         cli(prog_name="dpro")  # also for `python -m dpro`
-    except DproError as error:
+    except (DproError, InternalError) as error:
         fail(error)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        fail(InternalError(first_line(error)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +14,6 @@ from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json
 from dpro.cli.telemetry import in_words as telemetry_in_words
 from dpro.cli.telemetry import summarize
-from dpro.errors import InputError
 from dpro.units import us
 from dpro.words import few
 
@@ -83,7 +82,7 @@ def describe(run: Run) -> dict[str, Any]:
         "hosts": run.manifest.hosts,
         "gpus": run.manifest.gpus,
         "clocks": _clocks(run),
-        "telemetry": summarize(_parts(run, COUNTERS.name, *COUNTERS.columns), run.table(WORKERS)),
+        "telemetry": summarize(run.part_by_part(COUNTERS, list(COUNTERS.columns)), run.table(WORKERS)),
         "no_window": why_no_window(run),
         "ended": _ends(run),
         "exit_status": run.manifest.exit_status,
@@ -152,7 +151,7 @@ def _coverage(run: Run, steps: pl.DataFrame, unclassified_share: float | None) -
     from dpro.schema import COLLECTIVES, SPANS
 
     collectives = run.table(COLLECTIVES)
-    windows = {window for part in _parts(run, SPANS.name, "window") for window in part["window"].unique()}
+    windows = {window for part in run.part_by_part(SPANS, ["window"]) for window in part["window"].unique()}
     return {
         "collective_bytes_known": collectives.select((pl.col("bytes_in") >= 0).mean()).item(),
         "collective_group_known": collectives.select((pl.col("group") != "").mean()).item(),
@@ -183,8 +182,10 @@ def _kernels_by_name(run: Run) -> tuple[Counter[str], Counter[str]]:
     """How often each kernel ran, and for how many ns, with one part in memory at a time."""
     import polars as pl
 
+    from dpro.schema import SPANS
+
     counts, times = Counter[str](), Counter[str]()
-    for part in _parts(run, "spans", "kind", "name", "duration_ns"):
+    for part in run.part_by_part(SPANS, ["kind", "name", "duration_ns"]):
         kernels = part.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
         for name, count, time_ns in (
             kernels.group_by("name").agg(pl.len(), pl.col("duration_ns").sum()).iter_rows()
@@ -192,21 +193,6 @@ def _kernels_by_name(run: Run) -> tuple[Counter[str], Counter[str]]:
             counts[name] += count
             times[name] += time_ns
     return counts, times
-
-
-def _parts(run: Run, table: str, *columns: str) -> Iterator[pl.DataFrame]:
-    """Some columns of a table, part by part.
-
-    Raises:
-        InputError: a part cannot be read.
-    """
-    import polars as pl
-
-    for part in sorted((run.path / table).glob("*.parquet")):
-        try:
-            yield pl.read_parquet(part, columns=list(columns), glob=False)
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise InputError(f"{part}: not readable as Parquet ({str(error).splitlines()[0]})") from error
 
 
 def in_words(document: Mapping[str, Any]) -> list[str]:

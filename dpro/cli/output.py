@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
 
-from dpro.errors import DproError, UsageError
+from dpro.errors import DproError, InternalError, UsageError
 from dpro.words import one_line, printable
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def warn(message: str) -> None:
     click.echo(f"dpro: warning: {one_line(message)}", err=True)
 
 
-def fail(error: DproError) -> NoReturn:
+def fail(error: DproError | InternalError) -> NoReturn:
     """End with an error's line on stderr and its exit code."""
     click.echo(f"dpro: {one_line(str(error))}", err=True)
     sys.exit(error.exit_code)

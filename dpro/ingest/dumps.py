@@ -22,7 +22,7 @@ from dpro.ingest.importer import find_traces, spread_over
 from dpro.ingest.merge import LEFT_OUT
 from dpro.ingest.repeated import in_words, newest
 from dpro.ingest.staging import Task, read_task
-from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, conform
+from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, Table, complete, conform
 from dpro.store import Manifest
 
 _AT_A_TIME = 32  # dumps that a process reads before it hands over what they told
@@ -108,7 +108,7 @@ def _read(tasks: Sequence[Task]) -> _Batch:
         for trace in traces:
             for name, rows in trace.frames.items():
                 found.setdefault(name, []).append((task.number, rows))
-    return _Batch(files, {name: _numbered(parts) for name, parts in found.items()})
+    return _Batch(files, {name: _numbered(TABLES[name], parts) for name, parts in found.items()})
 
 
 def _reader(task: Task) -> Importer:
@@ -116,11 +116,17 @@ def _reader(task: Task) -> Importer:
     return _DUMPS if task.format == FLIGHT_RECORDER else registry().named(task.format)
 
 
-def _numbered(parts: Sequence[tuple[int, pl.DataFrame]]) -> pl.DataFrame:
+def _numbered(table: Table, parts: Sequence[tuple[int, pl.DataFrame]]) -> pl.DataFrame:
     """Rows of several files with the number of each; texts, which are few, as what is small to hand over."""
-    rows = pl.concat([rows for _, rows in parts], how="diagonal_relaxed")
-    numbers = np.repeat([number for number, _ in parts], [rows.height for _, rows in parts])
-    return rows.with_columns(pl.col(pl.String).cast(pl.Categorical), file=pl.Series(numbers))
+    by_columns: dict[tuple[str, ...], list[tuple[int, pl.DataFrame]]] = {}
+    for number, rows in parts:
+        by_columns.setdefault(tuple(rows.columns), []).append((number, rows))
+    alike = []
+    for files in by_columns.values():
+        numbers = np.repeat([number for number, _ in files], [rows.height for _, rows in files])
+        rows = complete(table, pl.concat([rows for _, rows in files]))
+        alike.append(rows.with_columns(file=pl.Series(numbers, dtype=pl.Int64)))
+    return pl.concat(alike).with_columns(pl.col(pl.String).cast(pl.Categorical))
 
 
 def _lost(tasks: Sequence[Task], why: str) -> _Batch:
@@ -134,13 +140,10 @@ def _joined(frames: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFr
     for table in _TABLES:
         parts = [each[table.name] for each in frames if table.name in each and each[table.name].height]
         if parts:
-            rows = pl.concat(parts, how="diagonal_relaxed")
-            found[table.name] = rows.with_columns(pl.col(pl.Categorical).cast(pl.String))
+            found[table.name] = pl.concat(parts).with_columns(pl.col(pl.Categorical).cast(pl.String))
     calls = found.get(COLLECTIVES.name)
     if calls is not None and calls["group"].unique().is_in(_told(found).implode()).all():
-        found[COLLECTIVES.name] = calls.drop(_GROUP_RANKS, strict=False)
-    elif calls is not None and _GROUP_RANKS in calls.columns:
-        found[COLLECTIVES.name] = calls.with_columns(pl.col(_GROUP_RANKS).fill_null([]))
+        found[COLLECTIVES.name] = calls.drop(_GROUP_RANKS)
     return found
 
 

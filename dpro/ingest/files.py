@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import lzma
 import re
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -18,15 +20,29 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
-from dpro.errors import InputError
+from dpro.errors import InputError, first_line
 from dpro.ingest.streams import decompressed
+from dpro.limits import (
+    BYTES_PER_VALUE,
+    MAX_DECODED_EXPANSION,
+    MAX_HEADER_BYTES,
+    MAX_MEMBERS,
+    MAX_WHOLE_BYTES,
+    MIN_DECODED_BYTES,
+)
+from dpro.units import format_bytes
 
 HEAD_BYTES = 1 << 16
 _BLOCK_BYTES = 1 << 19  # what fits a processor's cache together with what is made of it
 _STORED_HEAD_BYTES = 1 << 18  # decompresses to as much as a head at least
+_LONGEST_NAME = 120  # characters
 _ZIP = b"PK\x03\x04"
 _TAR_MAGIC = slice(257, 262)
-_ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, KeyError)
+# What the standard library raises on a damaged archive; ValueError on names and numbers that are none.
+_ARCHIVE_ERRORS = (
+    *(zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, struct.error),
+    *(NotImplementedError, RuntimeError, KeyError, ValueError, OverflowError),
+)
 _DAMAGE = (EOFError, zlib.error, *_ARCHIVE_ERRORS)
 
 
@@ -46,8 +62,12 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The file's name without folders."""
-        return PurePath(self.member).name if self.member else self.path.name
+        """The file's name without folders; of an archive's member, one that a file can have."""
+        if not self.member:
+            return self.path.name
+        # Its end, where the rank stands, if it is too long.
+        name = PurePath(self.member.replace("\0", "")).name[-_LONGEST_NAME:]
+        return "member" if name in ("", "..") else name
 
     def open(self) -> BinaryIO:
         """The content, decompressed.
@@ -60,12 +80,15 @@ class Source:
         """
         try:
             if self.member:
-                return decompressed(_open_member(self.path, self.member))
-            return decompressed(cast(BinaryIO, io.FileIO(self.path)))
+                stored, stored_bytes = _open_member(self.path, self.member)
+                return decompressed(stored, self.label, stored_bytes)
+            return decompressed(cast(BinaryIO, io.FileIO(self.path)), self.label, self.path.stat().st_size)
         except OSError as error:
             raise InputError(f"{self.label}: cannot be read ({error.strerror or error})") from error
         except _DAMAGE as error:
-            raise InputError(f"{self.label}: damaged archive ({error}); copy the file again") from error
+            raise InputError(
+                f"{self.label}: damaged archive ({first_line(error)}); copy the file again"
+            ) from error
 
     def head(self) -> bytes:
         """The first bytes, decompressed, as far as they can be read.
@@ -101,10 +124,13 @@ def heads(path: Path) -> Iterator[tuple[Source, bytes]]:
         for member, content in _members(whole):
             if member not in seen:
                 seen.add(member)
-                yield Source(f"{path}!{member}", path, member), _head_of_stored(content)
-    except (OSError, *_DAMAGE) as error:
+                source = Source(f"{path}!{member}", path, member)
+                yield source, _head_of_stored(content, source.label)
+    except (OSError, MemoryError, *_DAMAGE) as error:
         after = f" after {len(seen)} files" if seen else ""
-        raise InputError(f"{path}: damaged archive ({error}){after}; copy the file again") from error
+        raise InputError(
+            f"{path}: damaged archive ({first_line(error)}){after}; copy the file again"
+        ) from error
 
 
 def goes_forward_only(path: Path) -> bool:
@@ -125,12 +151,16 @@ def unpack(archive: Path, places: Mapping[str, Path]) -> None:
         OSError: a file cannot be written.
     """
     left = dict(places)
-    with contextlib.suppress(*_DAMAGE):
+    with contextlib.suppress(InputError, *_DAMAGE):
         for member, content in _members(Source(str(archive), archive)):
             if (place := left.pop(member, None)) is not None:
                 place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("wb") as file:
-                    _copy(content, cast(BinaryIO, file))
+                try:
+                    with place.open("wb") as file:
+                        _copy(content, cast(BinaryIO, file))
+                except InputError:  # as reading the member will say again
+                    place.unlink()
+                    return
             if not left:
                 return
 
@@ -146,13 +176,12 @@ def blocks(source: Source, damage: list[str]) -> Iterator[bytes]:
         InputError: the file cannot be opened, or the disk fails.
     """
     with source.open() as stream:
-        # Below the buffer, since blocks are larger than that; files in archives have read from theirs before.
-        raw = stream.raw if type(stream) is io.BufferedReader else stream
+        raw = cast(io.BufferedReader, stream).raw  # below the buffer, since blocks are larger than that
         try:
             while block := raw.read(_BLOCK_BYTES):
                 yield block
         except _DAMAGE as error:
-            damage.append(str(error))
+            damage.append(first_line(error))
         except OSError as error:
             raise InputError(f"{source.label}: cannot be read ({error.strerror or error})") from error
 
@@ -161,15 +190,37 @@ def read_bytes(path: Path) -> bytes:
     """The whole content of a file, decompressed.
 
     Raises:
-        InputError: it cannot be read, is empty, or is damaged.
+        InputError: it cannot be read, is empty, is damaged, or takes too much memory for its size.
     """
     damage: list[str] = []
-    content = b"".join(blocks(Source(str(path), path), damage))
+    pieces, read = [], 0
+    for block in blocks(Source(str(path), path), damage):
+        pieces.append(block)
+        read += len(block)
+        if read > MAX_WHOLE_BYTES:
+            raise InputError(
+                f"{path}: more than {format_bytes(MAX_WHOLE_BYTES)}, and is read as a whole; split it"
+            )
+    content = b"".join(pieces)
     if damage:
         raise InputError(f"{path}: truncated or damaged ({damage[0]}); copy the file again")
     if not content:
         raise InputError(f"{path}: empty file; record it again")
+    _refuse_many_values(content, path)
     return content
+
+
+def _refuse_many_values(content: bytes, path: Path) -> None:
+    """Hold JSON to what its values can take when they are decoded: a bomb may be one of many small lists."""
+    if len(content) * BYTES_PER_VALUE < MIN_DECODED_BYTES:
+        return
+    decoded_bytes = BYTES_PER_VALUE * sum(map(content.count, (b",", b"[", b"{")))
+    stored_bytes = path.stat().st_size
+    if decoded_bytes > max(MIN_DECODED_BYTES, MAX_DECODED_EXPANSION * stored_bytes):
+        raise InputError(
+            f"{path}: {format_bytes(stored_bytes)} would take some {format_bytes(decoded_bytes)} of memory, "
+            "as no trace does; leave it out"
+        )
 
 
 def read_head(path: Path) -> bytes:
@@ -191,28 +242,53 @@ def _is_archive(head: bytes) -> bool:
     return head.startswith(_ZIP) or head[_TAR_MAGIC] == b"ustar"
 
 
+class _Header(tarfile.TarInfo):
+    """What a tar says of a member, where that is not so long that it can only be a bomb."""
+
+    _SAID_OF_THE_NEXT = (
+        *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+        *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    )
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in self._SAID_OF_THE_NEXT and self.size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        return cast(tarfile.TarInfo, super()._proc_member(archive))  # type: ignore[misc]
+
+
 def _members(archive: Source) -> Iterator[tuple[str, BinaryIO]]:
     """Each file in an archive and its bytes as stored, which are to be read before the next is asked for."""
     with archive.open() as stream:
         if archive.head().startswith(_ZIP):
             with zipfile.ZipFile(archive.path) as opened:
-                for entry in opened.infolist():
+                for number, entry in enumerate(opened.infolist()):
+                    _refuse_many(number)
                     if not entry.is_dir():
                         yield entry.filename, cast(BinaryIO, opened.open(entry))
             return
-        with tarfile.open(fileobj=stream, mode="r|") as tar:
-            for info in tar:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as tar:
+            for number, info in enumerate(tar):
+                _refuse_many(number)
+                tar.members.clear()  # type: ignore[attr-defined]  # else they are all kept
                 if info.isfile():
                     yield info.name, cast(BinaryIO, tar.extractfile(info))
 
 
-def _head_of_stored(content: BinaryIO) -> bytes:
+def _refuse_many(number: int) -> None:
+    if number >= MAX_MEMBERS:
+        raise tarfile.ReadError(f"more than {MAX_MEMBERS} members")
+
+
+def _head_of_stored(content: BinaryIO, label: str) -> bytes:
     """The first bytes of a member, decompressed."""
     stored = io.BytesIO()
     _copy(content, stored, _STORED_HEAD_BYTES)
     stored.seek(0)
     head = bytearray()
-    with contextlib.suppress(*_DAMAGE), decompressed(stored) as stream:  # it is cut, if long
+    with (
+        contextlib.suppress(*_DAMAGE),
+        decompressed(stored, label, _STORED_HEAD_BYTES) as stream,
+    ):  # cut, if long
         while len(head) < HEAD_BYTES and (block := stream.read(HEAD_BYTES)):
             head += block
     return bytes(head[:HEAD_BYTES])
@@ -225,15 +301,20 @@ def _copy(content: BinaryIO, target: BinaryIO, most: int | None = None) -> None:
             target.write(piece)
 
 
-def _open_member(path: Path, member: str) -> BinaryIO:
-    """A member of an archive as a seekable stream of its bytes as stored."""
+def _open_member(path: Path, member: str) -> tuple[BinaryIO, int]:
+    """A member of an archive as a seekable stream of its bytes as stored, and what it takes on disk."""
     with path.open("rb") as file:
         start = file.read(_TAR_MAGIC.stop)
     if start.startswith(_ZIP):
-        return cast(BinaryIO, zipfile.ZipFile(path).open(member))
+        archive = zipfile.ZipFile(path)
+        return cast(BinaryIO, archive.open(member)), archive.getinfo(member).compress_size
     if start[_TAR_MAGIC] == b"ustar":
-        return cast(BinaryIO, tarfile.open(path, "r:").extractfile(member))
-    return _spooled(path, member)
+        tar = tarfile.open(path, "r:", tarinfo=_Header)  # noqa: SIM115 (closed with the stream)
+        content = tar.extractfile(member)
+        if content is None:  # a later member of that name is no file
+            raise KeyError(member)
+        return cast(BinaryIO, content), path.stat().st_size
+    return _spooled(path, member), path.stat().st_size
 
 
 def _spooled(path: Path, member: str) -> BinaryIO:

@@ -8,7 +8,7 @@ of `flight_recorder`.
 from __future__ import annotations
 
 import marshal
-import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,8 @@ import polars as pl
 from dpro.classify import operation
 from dpro.ingest.dtypes import dtype_bytes, dtype_name
 from dpro.ingest.peers import directed_bytes, global_peer
-from dpro.ingest.values import int32, int64, mapping, rounded, sequence, text
+from dpro.ingest.values import elements, int32, int64, mapping, rounded, sequence, text
+from dpro.limits import MAX_LISTED_RANKS
 from dpro.schema import COLLECTIVES
 from dpro.units import NS_PER_MS
 
@@ -56,8 +57,11 @@ class Calls(NamedTuple):
     of_kind: np.ndarray[Any, np.dtype[np.int64]]
 
     def with_group_ranks(self) -> pl.DataFrame:
-        """The rows with the ranks of their groups."""
+        """The rows with the ranks of their groups, if not too many: `process_groups` has them once."""
         ranks = [kind[_GROUP_RANKS] for kind in self.kinds]
+        counts = np.array([len(each) for each in ranks], np.int64)
+        if counts[self.of_kind].sum() > MAX_LISTED_RANKS:
+            ranks = [()] * len(ranks)
         told = pl.Series(_GROUP_RANKS, ranks, COLLECTIVES.dtypes[_GROUP_RANKS])
         return self.rows.with_columns(told[self.of_kind])
 
@@ -249,9 +253,14 @@ def label(group: str, description: str) -> str:
 Call: TypeAlias = tuple[str, bool, int]
 
 
+def identifier(number: Any) -> str:
+    """A process's own number of a group as text, which is what it is in JSON; empty for anything else."""
+    return text(str(number)) if isinstance(number, int | str) else ""
+
+
 def calls_by_name(entries: Sequence[Entry]) -> list[Call]:
     """What the parts of one coalesced call have in common, for each entry."""
-    groups = each_once(column(entries, "pg_id"), lambda number: text(str(number)))
+    groups = each_once(column(entries, "pg_id"), identifier)
     is_p2p = list(map(is_, column(entries, "is_p2p"), repeat(True)))
     numbers = _whole_numbers(column(entries, "collective_seq_id"))
     if any(is_p2p):
@@ -302,13 +311,11 @@ def _op_of(name: str) -> str:
 
 def _total_bytes(sizes: Any, dtypes: Any) -> int:
     """Bytes of all tensors together, -1 where a size or an element type is not known."""
-    try:
-        widths = [dtype_bytes(text(dtype)) for dtype in dtypes]
-        counts = [math.prod(size) for size in sizes]
-        known = bool(counts) and len(widths) == len(counts) and min(widths) >= 0
-        return int64(sum(map(math.prod, zip(widths, counts, strict=True)))) if known else -1
-    except (TypeError, ValueError):
+    widths = [dtype_bytes(text(dtype)) for dtype in sequence(dtypes)]
+    counts = [elements(size) for size in sequence(sizes)]
+    if not counts or len(widths) != len(counts) or min(*widths, *counts) < 0:
         return -1
+    return int64(sum(map(operator.mul, widths, counts)))
 
 
 def _peer(name: str, rank: int, ranks: Sequence[int]) -> int:

@@ -28,6 +28,7 @@ from dpro.ingest.flight_entries import (
     coalesced_calls,
     column,
     group_names,
+    identifier,
     label,
 )
 from dpro.ingest.trace import RankTrace
@@ -147,7 +148,7 @@ def _group_rows(
     described = {
         name: text(mapping(config).get("desc")) for name, config in mapping(dump.get("pg_config")).items()
     }
-    status = {str(number): mapping(facts) for number, facts in mapping(dump.get("pg_status")).items()}
+    status = {identifier(number): mapping(facts) for number, facts in mapping(dump.get("pg_status")).items()}
     names = _names_of_ids(entries, described, list(status))
     unnamed = [number for number in status if number not in names]
     rows = [
@@ -179,7 +180,7 @@ def _names_of_ids(
     """
     found = zip(column(entries, "pg_id"), entries, strict=True)
     latest = {number: entry for number, entry in found if isinstance(number, int | str)}
-    told = {text(str(number)): group_names(entry) for number, entry in latest.items()}
+    told = {identifier(number): group_names(entry) for number, entry in latest.items()}
     if len(described) != len(numbers) or not all(each.isdecimal() for each in (*described, *numbers)):
         return told
     paired = dict(zip(sorted(numbers, key=int), sorted(described, key=int), strict=True))

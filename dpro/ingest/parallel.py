@@ -16,6 +16,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from dpro.errors import first_line
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -76,7 +78,7 @@ def _outcome(future: Future[Result], task: Task, lost: Callable[[Task, str], Res
     except OSError:
         raise
     except Exception as error:  # whatever an executor says of a worker that is gone
-        return lost(task, f"{type(error).__name__}: {error}".splitlines()[0])
+        return lost(task, f"{type(error).__name__}: {first_line(error)}")
 
 
 def _in_processes(

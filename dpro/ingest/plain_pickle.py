@@ -12,14 +12,17 @@ import pickletools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
-_REMEMBER = ("PUT", "BINPUT", "LONG_BINPUT")
+from dpro.limits import MAX_REPETITION
+
 # What pickles of plain values are nearly made of: opcodes with an argument of fixed size or none, the most
 # frequent ones first. A place to remember a value at is one of them if it is below a million, for which there
-# is room in any case.
-_BARE = rb"[]()}.012Nadelstu\x81\x85-\x89\x8f-\x91\x94]"
+# is room in any case. Not among them is what drops or doubles a value, or remembers a tuple: so each tuple is
+# in one place, and a key takes no longer to look up than to read.
+_BARE = rb"[]}(.Nadelsu\x88\x89\x94)]"
 _WITH_ARGUMENT = (
+    rb"h.h.\x86(?![pqr\x94])",
     rb"[\x80Khq].",
     rb"r..[\x00-\x0f]\x00",
     rb"M..",
@@ -31,6 +34,30 @@ _HARMLESS = re.compile(
     b"(?:" + b"|".join(each + _BARE + b"*+" for each in _WITH_ARGUMENT) + b"|" + _BARE + b"++)*+", re.DOTALL
 )
 _TEXTS = {ord("U"): 1, ord("X"): 4, 0x8C: 1, 0x8D: 8}  # opcodes of texts, with the bytes of their length
+_SMALL_TUPLE = re.compile(rb"[\x85-\x87](?![pqr\x94])")  # of one to three values, not remembered
+_MAX_SMALL_TUPLES = 64  # of values that are not remembered ones; more might lie deep in each other
+_KEYS = (str, bytes, int, bool, float, type(None))
+_MAX_KEY_BITS = 64  # of a number: its hash goes through all of it
+_LEAST_COUNTED_BYTES = 1 << 23  # that values may always take when they are written out
+_PLAIN = (
+    *("EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "MARK", "STOP", "POP", "POP_MARK", "DUP"),
+    *("NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"),
+    *(
+        "FLOAT",
+        "BINFLOAT",
+        "STRING",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "BINBYTES8",
+    ),
+    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "PROTO", "FRAME", "MEMOIZE"),
+    *("GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT"),
+    *("GLOBAL", "STACK_GLOBAL"),  # refused with what they ask for
+)
+_InPython: Any = vars(pickle)["_Unpickler"]  # some 30 times slower than the one in C
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -40,23 +67,86 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it wants to load {module_name}.{global_name}")
 
 
+class _CarefulUnpickler(_InPython):  # type: ignore[misc]
+    """Knows only the opcodes of plain values, and only keys whose hash takes no time."""
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        ord(opcode.code): _InPython.dispatch[ord(opcode.code)]
+        for opcode in pickletools.opcodes
+        if opcode.name in _PLAIN
+    }
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise pickle.UnpicklingError(f"it wants to load {module_name}.{global_name}")
+
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append(_with_plain_keys(items))
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.stack[-1].update(_with_plain_keys([key, value]))
+
+    def load_setitems(self) -> None:
+        items = self.pop_mark()
+        self.stack[-1].update(_with_plain_keys(items))
+
+    dispatch |= {ord("d"): load_dict, ord("s"): load_setitem, ord("u"): load_setitems}
+
+
+def _with_plain_keys(items: list[Any]) -> dict[Any, Any]:
+    """Keys and values in turn as a dictionary.
+
+    Raises:
+        pickle.UnpicklingError: a key is something else than a text or number.
+    """
+    for key in items[::2]:
+        if type(key) not in _KEYS or (isinstance(key, int) and key.bit_length() > _MAX_KEY_BITS):
+            raise pickle.UnpicklingError(f"a key of a dictionary is a {type(key).__name__}")
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
 def loads(data: bytes) -> Any:
     """The plain values of a pickle.
 
-    An unpickler makes room for every place up to the one that it is told to remember something at: a few
-    bytes can ask for all memory. No honest pickle has more places than bytes.
+    Pickles can ask for far more than they hold: room for a billion remembered values, keys that are tuples of
+    tuples of the same tuple. What is not clearly free of that is read by an unpickler that looks at each key,
+    and has room only for what there is.
 
     Raises:
         Exception: whatever a damaged pickle makes the unpickler raise.
     """
-    if not _is_harmless(data):
-        for opcode, place, _ in pickletools.genops(data):
-            if opcode.name in _REMEMBER and isinstance(place, int) and place > len(data):
-                raise pickle.UnpicklingError(f"it wants to remember {place} values")
     # From a file that lets it look ahead the unpickler reads blocks, from another a few bytes at a time.
-    unpickler = _PlainUnpickler(io.BufferedReader(io.BytesIO(data)))
+    file = io.BufferedReader(io.BytesIO(data))
     with without_collection():
-        return unpickler.load()
+        value = _PlainUnpickler(file).load() if _is_harmless(data) else _CarefulUnpickler(file).load()
+        _refuse_repetition(value, len(data))
+        return value
+
+
+def _refuse_repetition(value: Any, size: int) -> None:
+    """Hold values to what they take where what is shared is written out in each place.
+
+    Raises:
+        pickle.UnpicklingError: it is far more than the pickle.
+        Exception: they are nested too deeply, or hold themselves.
+    """
+    written = pickle.Pickler(_Counter(max(_LEAST_COUNTED_BYTES, MAX_REPETITION * size)), protocol=4)
+    written.fast = True  # nothing is remembered
+    written.dump(value)
+
+
+class _Counter(io.RawIOBase):
+    """A file that keeps nothing, and refuses what is too much."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def write(self, data: Any, /) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            raise pickle.UnpicklingError("it holds the same values over and over")
+        return len(data)
 
 
 @contextmanager
@@ -75,8 +165,8 @@ def without_collection() -> Iterator[None]:
 
 
 def _is_harmless(data: bytes) -> bool:
-    """Whether there are only opcodes that ask for little memory: a quick look at what is nearly always so."""
-    place = 0
+    """Whether there are only opcodes that ask for little: a quick look at what is nearly always so."""
+    place, tuples = 0, 0
     while place < len(data):
         match = _HARMLESS.match(data, place)
         place = match.end() if match else place
@@ -84,7 +174,11 @@ def _is_harmless(data: bytes) -> bool:
             return True
         length_bytes = _TEXTS.get(data[place])
         if length_bytes is None:
-            return False
+            tuples += 1
+            if tuples > _MAX_SMALL_TUPLES or not _SMALL_TUPLE.match(data, place):
+                return False
+            place += 1
+            continue
         start = place + 1 + length_bytes
         place = start + int.from_bytes(data[place + 1 : start], "little")
     return True

@@ -120,7 +120,7 @@ def _mark(staging: Path, index: int) -> Path:
 def _agree(staging: Path, traces: Traces, shard: Shard) -> None:
     """Hold this shard to the files and the number of shards that the first one wrote down."""
     names = "\0".join(f"{source.label}\0{name}" for source, name in traces.files)
-    digest = hashlib.sha256(names.encode()).hexdigest()
+    digest = hashlib.sha256(os.fsencode(names)).hexdigest()
     mine = {"dpro": __version__, "files": len(traces.files), "digest": digest, "shards": shard.count}
     plan = staging / _PLAN
     if not plan.exists():

@@ -21,14 +21,14 @@ from typing import Any
 
 import polars as pl
 
-from dpro.errors import DproError, InputError
+from dpro.errors import PLEASE_REPORT, DproError, InputError
 from dpro.ingest.files import Source, blocks
 from dpro.ingest.formats import Format, Importer, registry
 from dpro.ingest.trace import RankTrace
+from dpro.limits import MAX_RANKS
+from dpro.panics import is_panic
 from dpro.schema import COLLECTIVES, TABLES, SchemaError
 from dpro.store import write_part
-
-MOST_RANKS = 1 << 20  # more than any job has; a manifest lists those that are missing
 
 _FILES = "files"
 _NOTE = "note.json"
@@ -118,8 +118,12 @@ def stage(task: Task) -> Note:
     with _made_whole(task) as folder:
         stamp = _stamp(task.source)
         try:
-            traces, rank = _with_rank(registry().named(task.format), task)
-            shares = [_share(trace, folder) for trace in traces]
+            importer = registry().named(task.format)
+            traces, rank = _with_rank(importer, task)
+            try:
+                shares = [_share(trace, folder) for trace in traces]
+            except SchemaError as error:
+                raise _of_the_file(importer, task.source.label, error) from error
             note = Note(task.number, task.source.label, task.format, shares, stamp=stamp, rank=rank)
         except DproError as error:
             note = Note(task.number, task.source.label, task.format, failure=str(error))
@@ -178,19 +182,28 @@ def read_task(importer: Importer, task: Task) -> Iterator[RankTrace]:
     label = task.source.label
     try:
         traces = _read_source(importer, task)
-    except DproError:
-        raise
     except OSError as error:
         raise InputError(f"{label}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}:{frame.lineno}"
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{label}: the {importer.name} importer failed on it ({what}, {where})") from error
+    except BaseException as error:
+        raise _of_the_file(importer, label, error) from error
     for trace in [traces] if isinstance(traces, RankTrace) else traces:
-        if max(trace.rank, trace.world_size) > MOST_RANKS:
+        if max(trace.rank, trace.world_size) > MAX_RANKS:
             raise InputError(f"{label}: says that it is rank {trace.rank} of {trace.world_size}")
         yield trace
+
+
+def _of_the_file(importer: Importer, label: str, error: BaseException) -> BaseException:
+    """An error of an importer as one line that names the file; what is none of its doing stays as it is."""
+    if isinstance(error, MemoryError):
+        return InputError(f"{label}: takes more memory than there is; read it on a larger machine")
+    if isinstance(error, DproError) or not (isinstance(error, Exception) or is_panic(error)):
+        return error
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {error.args[0] if error.args else error}".splitlines()[0]
+    failed = f"the {importer.name} importer failed on it ({what}, {Path(frame.filename).name}:{frame.lineno})"
+    if isinstance(importer, Format):
+        return InputError(f"{label}: internal error: {failed}; {PLEASE_REPORT}")
+    return InputError(f"{label}: {failed}; report it to who wrote that importer")
 
 
 def _read_source(importer: Importer, task: Task) -> RankTrace | list[RankTrace]:
@@ -255,9 +268,6 @@ def _staged(task: Task, share: Share) -> Iterator[tuple[str, pl.DataFrame]]:
 
 def _share(trace: RankTrace, folder: Path) -> Share:
     """Write one rank's tables."""
-    unknown = trace.frames.keys() - TABLES.keys()
-    if unknown:
-        raise SchemaError(f"there is no table {', '.join(sorted(unknown))}")
     tables = []
     for name, frame in trace.frames.items():
         if write_part(folder, TABLES[name], part_name(trace.rank), frame):

@@ -1,7 +1,8 @@
 """Compressed files as streams of their content, damaged ones as far as they can be read.
 
-In: a binary file. Out: a stream of what it holds, decompressed as its first bytes demand. A stream whose
-source is damaged delivers all that can be read first and then raises `EOFError` with what is wrong.
+In: a binary file. Out: a stream of what it holds, decompressed as its first bytes demand, and no more of it
+than `limits` allow. A stream whose source is damaged delivers all that can be read first and then raises
+`EOFError` with what is wrong.
 """
 
 from __future__ import annotations
@@ -14,29 +15,71 @@ from typing import BinaryIO, cast
 from isal import igzip_lib
 
 from dpro.errors import MissingExtra
+from dpro.limits import MAX_BLANK_BYTES, refuse_bomb
+from dpro.units import format_bytes
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_BLANKS = b"\0 \t\r\n"
 _INPUT_BYTES = 1 << 17
 _CAREFUL_BYTES = 64  # of compressed input at a time, to lose little before the damage
 
 
-def decompressed(file: BinaryIO) -> BinaryIO:
-    """The content of a file that may be compressed (gzip, zstandard), as a stream.
+def decompressed(file: BinaryIO, label: str, stored_bytes: int) -> BinaryIO:
+    """The content of a file that may be compressed (gzip, zstandard), as a stream that keeps to `limits`.
 
     Args:
         file: seekable, at its beginning; closed with the stream.
+        label: what to call it in messages.
+        stored_bytes: what it takes on disk.
 
     Raises:
         MissingExtra: it needs a library that is not installed.
     """
     start = file.read(len(_ZSTD))
     file.seek(0)
-    if start.startswith(_GZIP):
-        return io.BufferedReader(_Gunzip(file))
-    if start == _ZSTD:
-        return io.BufferedReader(_Unzstd(file))
-    return cast(BinaryIO, io.BufferedReader(file)) if isinstance(file, io.RawIOBase) else file
+    content = _Gunzip(file) if start.startswith(_GZIP) else _Unzstd(file) if start == _ZSTD else file
+    return io.BufferedReader(_Bounded(content, label, stored_bytes))
+
+
+class _Bounded(io.RawIOBase):
+    """Content of a file, up to where nothing but blanks came for long: that is damage.
+
+    Reading raises `InputError` where the content is more than such a file can hold.
+    """
+
+    def __init__(self, file: BinaryIO | io.RawIOBase, label: str, stored_bytes: int) -> None:
+        self._file = file
+        self._label = label
+        self._stored_bytes = stored_bytes
+        self._read_bytes = 0
+        self._blank_bytes = 0  # in a row, up to here
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, target: memoryview, /) -> int:  # type: ignore[override]
+        content = self.read(len(target))
+        target[: len(content)] = content
+        return len(content)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Some of the content, at most `size` bytes; spares a large reader the copy that `readinto` makes."""
+        if size < 0:
+            return self.readall()
+        content = self._file.read(size) or b""
+        self._read_bytes += len(content)
+        refuse_bomb(self._label, self._read_bytes, self._stored_bytes)
+        # The beginning first: nearly all content is known by it not to be blank.
+        blank = not content[:64].strip(_BLANKS) and not content.strip(_BLANKS)
+        self._blank_bytes = self._blank_bytes + len(content) if blank else 0
+        if self._blank_bytes > MAX_BLANK_BYTES:
+            raise EOFError(f"nothing but blanks or zeros for {format_bytes(MAX_BLANK_BYTES)}")
+        return content
 
 
 class _Gunzip(io.RawIOBase):

@@ -5,8 +5,11 @@ In: whatever a parser gave. Out: numbers that fit their column, texts, container
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from dpro.limits import MAX_DIMENSIONS
 
 _INT32 = 1 << 31
 _INT64 = 1 << 63
@@ -49,3 +52,12 @@ def mapping(value: Any) -> Mapping[str, Any]:
 def sequence(value: Any) -> Sequence[Any]:
     """A list or tuple; empty for anything else."""
     return value if isinstance(value, list | tuple) else ()
+
+
+def elements(shape: Any) -> int:
+    """Number of elements of a tensor by its shape; -1 for what is none, or more than int64 holds."""
+    sizes = sequence(shape)
+    is_shape = shape is sizes and len(sizes) <= MAX_DIMENSIONS
+    if not is_shape or not all(type(size) is int and 0 <= size < _INT64 for size in sizes):
+        return -1
+    return int64(math.prod(sizes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -130,3 +131,62 @@ def test_a_part_that_is_damaged_is_named_also_where_few_columns_are_read(tmp_pat
     (tmp_path / "steps" / "rank00000.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(InputError, match="rank00000"):
         open_run(tmp_path).table(STEPS, ["step"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"world_size": "two"},
+        {"world_size": -1},
+        {"world_size": 1 << 40},
+        {"ranks": {"0": 1}},
+        {"ranks": [0, "1"]},
+        {"ranks": [-1]},
+        {"hosts": "node0"},
+        {"versions": [1]},
+        {"warnings": [{}]},
+        {"skipped": {"a": "b"}},
+        {"format_version": "1"},
+        {"exit_status": "0"},
+        {"applied": [1]},
+        {"windows": {"count": None}},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_a_field_of_another_type_is_one_line(tmp_path, changed):
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(InputError, match=r"manifest\.json: not a run manifest") as caught:
+        open_run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_with_other_types_or_nulls_is_the_files_fault(tmp_path):
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    (tmp_path / "steps").mkdir()
+    part = tmp_path / "steps" / "rank00000.parquet"
+    for column in (
+        pl.Series("step", ["many"]),
+        pl.Series("step", [{"a": 1}]),
+        pl.Series("step", [[1]]),
+        pl.Series("step", [1 << 100], dtype=pl.Int128),
+        pl.Series("step", [None], dtype=pl.Int64),
+        pl.Series("duration_ns", [-7]),
+    ):
+        pl.DataFrame([column]).write_parquet(part)
+        with pytest.raises(InputError, match=r"rank00000\.parquet: ") as caught:
+            open_run(tmp_path).table(STEPS)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_file_is_not_read_as_a_part(tmp_path):
+    """A pipe would wait for ever."""
+    write_part(tmp_path, STEPS, "rank00000", pl.DataFrame({"rank": [0], "step": [3]}))
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    os.mkfifo(tmp_path / "steps" / "rank00001.parquet")
+    (tmp_path / "steps" / "rank00002.parquet").mkdir()
+    run = open_run(tmp_path)
+    assert run.table(STEPS)["step"].to_list() == run.table(STEPS, ["step"])["step"].to_list() == [3]
+    assert run.rows()["steps"] == 1
+    assert [part.height for part in run.part_by_part(STEPS, ["step"])] == [1]

@@ -19,6 +19,7 @@ from dpro.errors import InputError
 from dpro.ingest.files import Source, blocks
 from dpro.ingest.kineto.numbers import FLOAT_LOSES_NS
 from dpro.ingest.kineto.text import (
+    LONGEST_BOUNDARY_BYTES,
     LONGEST_EVENT_BYTES,
     find_start,
     last_boundary,
@@ -26,12 +27,13 @@ from dpro.ingest.kineto.text import (
     next_boundary,
     split,
 )
+from dpro.limits import MAX_FACTS_BYTES
+from dpro.units import format_bytes
 
 _NOTHING = Raw(b"")
 MISSING_TIME = -(1 << 62)  # µs
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EVENTS_ASKED = 16
-_LONGEST_TAIL_BYTES = 1 << 26  # of facts behind the events
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
@@ -134,6 +136,7 @@ class EventReader:
         self._damage: list[str] = []
         self._bare = False  # a list of events without facts around it
         self._closed = False
+        self._adrift = False  # within an event that never ends: the next one is still to come
         self._exact = False
 
     def chunks(self) -> Iterator[list[Event]]:
@@ -146,7 +149,7 @@ class EventReader:
         rest, tail = b"", bytearray()
         for block in chain([self._open(content)], content):
             if self._closed:
-                tail += block if len(tail) < _LONGEST_TAIL_BYTES else b""
+                tail += block if len(tail) < MAX_FACTS_BYTES else b""
                 continue
             events, rest = self._take(rest, block)
             self.read += len(events)
@@ -168,10 +171,19 @@ class EventReader:
                 self.facts = Facts() if self._bare else _facts(bytes(head[:begin]) + b"]}")
                 return bytes(head[begin:])
             searched = len(head)
+            if searched > MAX_FACTS_BYTES:
+                what = f"no list of traceEvents in its first {format_bytes(MAX_FACTS_BYTES)}"
+                raise InputError(f"{self._source.label}: {what}; give a torch.profiler trace")
         raise InputError(f"{self._source.label}: {_why_no_trace(bytes(head), self._damage)}")
 
     def _take(self, rest: bytes, block: bytes) -> tuple[list[Event], bytes]:
         """Events of the rest of a block and of the next one, and the rest of that."""
+        if self._adrift:
+            rest, block = b"", rest + block
+            begin = next_boundary(block, 0)
+            if begin < 0:
+                return [], block[-LONGEST_BOUNDARY_BYTES:]
+            self._adrift, block = False, block[begin:]
         cut = last_boundary(block)
         if cut:
             whole = memoryview(block)[: cut[0]]  # as a view: the text is copied once
@@ -186,9 +198,12 @@ class EventReader:
         texts, end, closed = split(text)
         while not closed and (last or len(text) - end > LONGEST_EVENT_BYTES):
             begin = next_boundary(text, end)
-            if begin < 0:
+            if begin < 0 and last:
                 break
             self.malformed += 1
+            if begin < 0:
+                self._adrift, end = True, len(text) - LONGEST_BOUNDARY_BYTES
+                break
             more, end, closed = split(text, begin)
             texts += more
         self._closed = closed

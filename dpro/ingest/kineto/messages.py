@@ -7,7 +7,6 @@ Which events belong to one call is found elsewhere.
 from __future__ import annotations
 
 import json
-import math
 import operator
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from msgspec import Raw
 from dpro.ingest.dtypes import dtype_bytes, dtype_name
 from dpro.ingest.kineto.events import Args
 from dpro.ingest.peers import directed_bytes, global_peer
+from dpro.ingest.values import elements
 
 Groups = Mapping[str, list[int]]
 """Global ranks of every process group of the job, by name; empty where the trace does not list them."""
@@ -88,16 +88,10 @@ def _shaped_bytes(ranged: Args) -> tuple[int, str]:
     if not isinstance(types, list) or not isinstance(shapes, list) or not 0 < len(types) == len(shapes):
         return -1, ""
     sizes = [dtype_bytes(recorded) if isinstance(recorded, str) else -1 for recorded in types]
-    counts = [_elements(shape) for shape in shapes]
+    counts = [elements(shape) for shape in shapes]
     if min(sizes) < 0 or min(counts) < 0:
         return -1, ""
     return whole(sum(map(operator.mul, sizes, counts))), types[0]
-
-
-def _elements(shape: Any) -> int:
-    """Number of elements of a tensor, -1 where that is no shape."""
-    is_shape = isinstance(shape, list) and all(isinstance(size, int) and size >= 0 for size in shape)
-    return math.prod(shape) if is_shape else -1
 
 
 def _bytes_out(op: str, bytes_in: int, group_size: int) -> int:

@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 LONGEST_EVENT_BYTES = 1 << 20  # what does not end by then is damaged
+LONGEST_BOUNDARY_BYTES = 1 << 11  # what parts two events, with what the next one begins with
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 # Between two events; the key tells them from objects in a list within an event, nearly always.
@@ -22,7 +23,6 @@ _NOT_JSON = re.compile(
     re.DOTALL,
 )
 _CONTROL = re.compile(rb"[\x00-\x1f]")
-_WINDOW_BYTES = 1 << 11
 
 
 class Pieces(NamedTuple):
@@ -54,7 +54,7 @@ def find_start(text: bytes | bytearray, searched: int = 0) -> int:
 
 def last_boundary(text: bytes) -> tuple[int, int] | None:
     """Where the last event that is surely whole ends, and the one after it begins; None where none is."""
-    window = _WINDOW_BYTES
+    window = LONGEST_BOUNDARY_BYTES
     while True:
         boundaries = list(_BOUNDARY.finditer(text, max(0, len(text) - window)))
         if boundaries:

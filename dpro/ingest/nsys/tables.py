@@ -6,10 +6,8 @@ for, null where the export has none. What the columns mean is known elsewhere, b
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import tempfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,9 +17,9 @@ from typing import Any
 from urllib.parse import quote
 
 import polars as pl
-from isal import igzip
 
 from dpro.errors import InputError
+from dpro.ingest.files import Source, blocks
 
 MAGIC = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
@@ -31,6 +29,8 @@ _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter on what SQLi
 # thread 0. Processes and threads have 24 bits each.
 _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
+
+_LEAST_ROW_BYTES = 4  # a row's place in its page, its length and its number
 
 Columns = Mapping[str, type[pl.DataType]]
 
@@ -43,11 +43,13 @@ class Export:
         path: the file as it was given.
         connection: to the database.
         present: columns by name of table.
+        most_rows: that a table can have; one whose pages are damaged may seem to have any number.
     """
 
     path: Path
     connection: sqlite3.Connection
     present: Mapping[str, frozenset[str]]
+    most_rows: int
 
     def rows(self, table: str, columns: Columns) -> pl.DataFrame:
         """Rows of a table: the columns asked for, null where it lacks them; no rows where there is no table.
@@ -70,9 +72,12 @@ class Export:
 
     def _all(self, query: str) -> list[tuple[Any, ...]]:
         try:
-            return self.connection.execute(query).fetchall()
+            rows = self.connection.execute(query).fetchmany(self.most_rows + 1)
         except _DAMAGE as error:
             raise _damaged(self.path, error) from error
+        if len(rows) > self.most_rows:
+            raise _damaged(self.path, ValueError("more rows than its pages can hold"))
+        return rows
 
     @cached_property
     def texts(self) -> pl.DataFrame:
@@ -115,7 +120,8 @@ def open_export(path: Path) -> Iterator[Export]:
         address = f"file:{quote(str(database.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
-            yield Export(path, connection, _present(connection, path))
+            most_rows = database.stat().st_size // _LEAST_ROW_BYTES
+            yield Export(path, connection, _present(connection, path), most_rows)
 
 
 def _unpacked(path: Path, folder: Path) -> Path:
@@ -123,13 +129,13 @@ def _unpacked(path: Path, folder: Path) -> Path:
         with path.open("rb") as file:
             if file.read(len(_GZIP)) != _GZIP:
                 return path
-        database = folder / "export.sqlite"
-        with igzip.open(path, "rb") as packed, database.open("wb") as plain:
-            shutil.copyfileobj(packed, plain, 1 << 20)
-    except (EOFError, zlib.error, igzip.BadGzipFile) as error:
-        raise InputError(f"{path}: truncated or damaged gzip ({error}); copy the file again") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    database, damage = folder / "export.sqlite", list[str]()
+    with database.open("wb") as plain:
+        plain.writelines(blocks(Source(str(path), path), damage))
+    if damage:
+        raise InputError(f"{path}: truncated or damaged gzip ({damage[0]}); copy the file again")
     return database
 
 

@@ -62,6 +62,17 @@ def test_dumps_are_read_without_making_a_run(tmp_path):
     assert (dumps.manifest.world_size, dumps.manifest.ranks, dumps.manifest.warnings) == (2, [0, 1], [])
 
 
+@pytest.mark.parametrize("empty", [0, 1])
+def test_a_rank_without_a_call_takes_nothing_from_the_others(tmp_path, empty):
+    """Its table has no rows, and other columns than theirs."""
+    calls = [0 if rank == empty else 3 for rank in range(2)]
+    dumps = read_dumps(write(tmp_path, rank_0=dump(calls[0], 0), rank_1=dump(calls[1], 1)))
+    assert dumps is not None
+    assert calls_by_rank(dumps.frames) == {1 - empty: 3}
+    assert dumps.manifest.ranks == [0, 1]
+    assert dumps.frames[COLLECTIVES.name]["algorithm"].to_list() == [""] * 3
+
+
 def test_dumps_and_the_run_made_of_them_tell_the_same(tmp_path):
     folder = write(tmp_path / "dumps", rank_0=dump(3, 0), rank_1=dump(2, 1, state="scheduled"))
     dumps = read_dumps(folder)

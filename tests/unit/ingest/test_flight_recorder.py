@@ -335,13 +335,32 @@ def test_a_dump_that_is_cut_short_is_one_line(dump):
         read_dump(dump)
 
 
-def test_a_dump_that_would_grow_without_end_as_text_is_read(tmp_path):
+@pytest.mark.parametrize("where", ["pg_id", "input_sizes"])
+def test_a_dump_that_would_grow_without_end_as_text_is_refused(tmp_path, where):
     """Lists that hold each other twice are small in a pickle, and endless when they are written out."""
     nested: list[Any] = []
     for _ in range(100):
         nested = [nested, nested]
-    entry = GATHER | {"input_sizes": nested, "input_dtypes": nested, "state": nested, "record_id": nested}
-    assert row_of(entry, tmp_path, pg_config={"0": {"ranks": nested}})["group_ranks"] == []
+    with pytest.raises(InputError, match=r"_dump_1.*over and over"):
+        row_of(GATHER | {where: nested}, tmp_path)
+
+
+def test_sizes_that_no_tensor_has_are_unknown(tmp_path):
+    for sizes in ([[2] * 1_000_000], [[1 << 62] * 60], [[-4]], [[True]], [["4"]], [4]):
+        row = row_of(GATHER | {"input_sizes": sizes, "output_sizes": sizes}, tmp_path)
+        assert (row["bytes_in"], row["bytes_out"]) == (-1, -1)
+
+
+def test_ranks_of_a_large_group_are_not_repeated_in_each_call_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpro.ingest.flight_entries.MAX_LISTED_RANKS", 5)
+    listed = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    dumps = [DUMP | {"pg_config": listed, "entries": [GATHER] * calls} for calls in (1, 2)]
+    traces = [read_dump(write(tmp_path / "_dump_1", dump, "pickle")) for dump in dumps]
+    assert [trace.frames["collectives"]["group_ranks"].to_list() for trace in traces] == [
+        [[0, 1, 2]],
+        [[], []],
+    ]
+    assert all(trace.frames["process_groups"]["group_ranks"].to_list() == [[0, 1, 2]] for trace in traces)
 
 
 def test_ranks_may_be_a_list(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import pickletools
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -24,26 +25,71 @@ def test_plain_values_come_back(value: Any, protocol: int):
 
 
 @given(st.lists(plain, max_size=4))
-def test_what_pickles_of_plain_values_are_made_of_is_seen_at_a_glance(value: Any):
-    assert _is_harmless(pickle.dumps(value, 2)) or any(
-        opcode.name in ("LONG1", "LONG4") for opcode, _, _ in pickletools.genops(pickle.dumps(value, 2))
-    )
+def test_what_dumps_of_pytorch_are_made_of_is_seen_at_a_glance(value: Any):
+    opcodes = [opcode.name for opcode, _, _ in pickletools.genops(pickle.dumps(value, 2))]
+    assert _is_harmless(pickle.dumps(value, 2)) or any(name.startswith(("LONG", "TUPLE")) for name in opcodes)
 
 
 @given(plain, st.binary(min_size=1, max_size=9), st.integers(0, 200))
-def test_what_is_called_harmless_remembers_nothing_far_away(value: Any, put: bytes, at: int):
+def test_what_is_called_harmless_remembers_nothing_far_away_and_no_tuple(value: Any, put: bytes, at: int):
     mangled = pickle.dumps(value, 2)
     mangled = mangled[:at] + put + mangled[at:]
     if not _is_harmless(mangled):
         return
+    before = ""
     try:
         for opcode, place, _ in pickletools.genops(mangled):
             assert "PUT" not in opcode.name or place < 1 << 20
+            assert not (opcode.name == "MEMOIZE" or "PUT" in opcode.name) or before not in SMALL_TUPLES
+            assert opcode.name not in ("DUP", "POP", "POP_MARK", "BUILD", "FROZENSET", "TUPLE")
+            before = opcode.name
     except ValueError:
         pass  # what follows is damaged, and the unpickler will say so
 
 
+SMALL_TUPLES = ("TUPLE1", "TUPLE2", "TUPLE3")
+
+
 @pytest.mark.parametrize("put", [b"r\xff\xff\xff\x7f", b"r\x00\x00\x10\x00", b"p2147483647\n"])
-def test_a_place_far_away_is_refused(put):
-    with pytest.raises(pickle.UnpicklingError, match="it wants to remember"):
-        loads(b"\x80\x02}" + put + b".")
+def test_a_place_far_away_takes_no_room(put):
+    tracemalloc.start()
+    assert loads(b"\x80\x02}" + put + b".") == {}
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
+
+
+def _tuples_of_one(depth: int, *, remembered: bool) -> bytes:
+    """A tuple of a tuple of … as a key; each holds the one before twice, if they are remembered."""
+    step = b"q\x00h\x00\x86" if remembered else b"N\x86"
+    return b"\x80\x02}" + b"N" + step * depth + b"Ns."
+
+
+@pytest.mark.parametrize(
+    "pickled", [_tuples_of_one(200, remembered=True), _tuples_of_one(10**6, remembered=False)]
+)
+def test_a_key_that_takes_for_ever_to_look_up_is_refused(pickled):
+    with pytest.raises(pickle.UnpicklingError, match="a key of a dictionary is a tuple"):
+        loads(pickled)
+
+
+@pytest.mark.parametrize("taken", [lambda inner: [inner, inner], lambda inner: {"a": inner, "b": inner}])
+def test_values_that_hold_the_same_over_and_over_are_refused(taken):
+    value: Any = []
+    for _ in range(60):
+        value = taken(value)
+    with pytest.raises(pickle.UnpicklingError, match="over and over"):
+        loads(pickle.dumps(value, 2))
+
+
+def test_what_is_shared_as_in_a_dump_with_stacks_is_read():
+    frames = [{"name": f"frame{number}", "filename": "train.py", "line": number} for number in range(100)]
+    value = {"entries": [{"frames": list(frames)} for _ in range(2000)]}
+    assert loads(pickle.dumps(value, 2)) == value
+
+
+@pytest.mark.parametrize(
+    "pickled", [b"\x80\x02" + b"]" * 10**5 + b"a" * (10**5 - 1) + b".", b"\x80\x02]q\x00h\x00a."]
+)
+def test_values_that_lie_too_deep_or_in_themselves_are_refused(pickled):
+    with pytest.raises(Exception, match=r"recursion|cyclic|over and over"):
+        loads(pickled)

@@ -1,0 +1,53 @@
+"""How much a file may ask for: every bound on what is read from files of others, with its reason.
+
+In: nothing. Out: numbers, and `refuse_bomb`. A small file must not take a machine's memory or an hour; a
+large one that is what it should be must be read: bounds are ratios to what is on disk, or far above what any
+job writes.
+"""
+
+from __future__ import annotations
+
+from dpro.errors import InputError
+from dpro.units import format_bytes
+
+# Text of traces shrinks 10- to 60-fold, the same step over and over some 100-fold; what is made to swell,
+# 1,000-fold and more.
+MAX_EXPANSION = 400
+MIN_BOMB_BYTES = 64 << 20  # content up to this is never too much for its file
+# Bytes of the objects that JSON is decoded to, to those on disk: many small ones take 10 times their text.
+MAX_DECODED_EXPANSION = 2000
+MIN_DECODED_BYTES = 512 << 20
+BYTES_PER_VALUE = 64  # of a small list, the most wasteful value
+MAX_REPETITION = 64  # bytes of a pickle's values written out, to those that write what is shared once
+MAX_BLANK_BYTES = 256 << 20  # in a row: zeros of a file that was never written, or blanks
+MAX_WHOLE_BYTES = (
+    4 << 30
+)  # of a file whose format is read as a whole; Kineto's, which is not, has no such bound
+MAX_FACTS_BYTES = 64 << 20  # before or behind the events of a trace
+MAX_MEMBERS = 200_000  # of an archive; there are jobs of 100,000 ranks
+MAX_HEADER_BYTES = 1 << 20  # of one member: its name and what else is said of it
+MAX_RANKS = 1 << 20  # ten times the largest job; what is missing is listed
+MAX_DIMENSIONS = 64  # of a tensor: PyTorch's own bound
+MAX_LISTED_RANKS = 1 << 26  # ranks of groups, repeated in each of their collectives, in one file
+MAX_ROWS_PER_BYTE = (
+    64  # of a table in Parquet: columns that never change take nothing, others more than a bit
+)
+MIN_ROWS = 1 << 24
+
+
+def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:
+    """Hold the content of a file to a size that such a file can have.
+
+    Args:
+        label: what to call the file.
+        content_bytes: read of it so far.
+        stored_bytes: what it takes on disk.
+
+    Raises:
+        InputError: it is more than any trace holds in so few bytes.
+    """
+    if content_bytes > max(MIN_BOMB_BYTES, MAX_EXPANSION * stored_bytes):
+        raise InputError(
+            f"{label}: swells from {format_bytes(stored_bytes)} to more than {format_bytes(content_bytes)}, "
+            f"over {MAX_EXPANSION} times, as no trace does; leave it out, or unpack it first if it is one"
+        )
