@@ -47,7 +47,21 @@ def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
 def per_rank(facts: pl.DataFrame) -> pl.DataFrame:
     """The mean step of each rank: `[rank, steps, duration_ns]` and the columns of `FACTS`, Float64.
 
-    A fact that was measured in some steps is the mean of those.
+    A time that was measured in some steps only, such as the wait for a core in the longer ones, is the same
+    share of the mean step as it is of those: their mean alone could be more than a step.
     """
-    means = [pl.col(column).mean() for column in ("duration_ns", *FACTS.values())]
-    return facts.group_by("rank").agg(pl.len().cast(pl.Int64).alias("steps"), *means).sort("rank")
+    times = [column for column in FACTS.values() if column.endswith("_ns")]
+    duration = pl.col("duration_ns")
+    shares = [_as_large_a_share(name) for name in times]
+    means = [duration.mean(), *shares, pl.col("backward_calls").mean()]
+    shown = ["rank", "steps", "duration_ns", *FACTS.values()]
+    return (
+        facts.group_by("rank").agg(pl.len().cast(pl.Int64).alias("steps"), *means).select(shown).sort("rank")
+    )
+
+
+def _as_large_a_share(name: str) -> pl.Expr:
+    """Of the mean step, of what the steps in which it was measured say; null where there are none."""
+    duration, known = pl.col("duration_ns"), pl.col(name).is_not_null()
+    share = pl.col(name).sum() / duration.filter(known).sum()
+    return pl.when(known.any()).then(share * duration.mean()).alias(name)

@@ -74,7 +74,9 @@ def find(analysis: Analysis) -> list[Finding]:
     slow = diagnose_graph(graph) if analysis.trust.answerable else []
     if analysis.trust.answerable:
         slow += find_idle_gpus(graph, lambda: analysis.breakdown, sum(each.cost_ns for each in slow))
-    return [*_costliest([*slow, *_between_windows(analysis.run, slow)]), *_regression(analysis.run)]
+    found = [*slow, *_between_windows(analysis.run, slow)]
+    found = _with_crowded_hosts(found, analysis.steps, analysis.counters, analysis.workers)
+    return [*_costliest(found), *_regression(analysis.run)]
 
 
 def _costliest(findings: list[Finding]) -> list[Finding]:
@@ -148,6 +150,7 @@ def without_windows(run: Run) -> Verdict | None:
     lost, late, network = _late(always, aligned, apart)
     network = _timed(run, always) or network
     found = [*lost.findings, *late, *network, *_waiting(always, aligned.workers, lost)]
+    found = _with_crowded_hosts(found, always.steps, always.counters, always.workers)
     findings = [*_costliest(found), *_regression(run)]
     reason = why_no_window(run)
     no_window = [f"what operators and kernels take: {reason}"] if reason else []
@@ -179,6 +182,18 @@ def _late(recorded: Always, rows: Always, apart: list[int]) -> tuple[Lost, list[
     if late or unseen or on_gpus(rows.workers):
         return lost, late, []
     return lost, [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
+
+
+def _with_crowded_hosts(
+    findings: list[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
+) -> list[Finding]:
+    """Hosts with more threads than cores, and of the findings those that are not explained by that."""
+    from dpro.detect.crowded import crowds_of, find_crowded_hosts, not_crowding
+
+    crowds = crowds_of(steps, counters, workers)
+    if not crowds:
+        return findings
+    return [*find_crowded_hosts(crowds, counters), *not_crowding(findings, crowds, steps, counters)]
 
 
 def _timed(run: Run, rows: Always) -> list[Finding]:

@@ -23,6 +23,7 @@ LEAST_SHARE = 0.02  # of the step
 # Times the peers' own time, over 20 steps or more: from here on worth a finding even if the step hardly waits
 # for it. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
 APART, APART_STEPS = 1.1, 20
+NOTHING = 0.001  # of the step: what costs less costs nothing
 PAUSES = 0.1  # of the steps, the costliest, say no more of what a slow rank costs than the next
 MESSAGES_UNSEEN = (
     "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
@@ -155,21 +156,21 @@ def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
 def _finding(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.DataFrame) -> Finding:
     column, latest = excess.column, slice(-excess.num_steps, None)
     own, waited = team.own[latest], team.waited[latest]
-    others = np.delete(own, column, axis=1)
     waits = np.median(np.delete(waited, column, axis=1), axis=1)
     waited_for = _waited_for(team, excess)
     cost = _mean_but_pauses(waited_for)
     cycle = _cycle(team, excess)
-    longer = float(np.median(own[:, column] - np.median(others, axis=1)))
+    # As much more as the level says: a median of differences may have another sign than one of ratios.
+    longer = float(np.median(own[:, column])) * -float(np.expm1(-excess.level))
     rank = team.ranks[column]
     class_, cause, how, sure = _cause(team, excess, longer, counters, workers)
-    evidence = [
-        *_slower(team, excess, longer),
-        f"the others wait {format_duration(float(np.median(waits)))} per step in collectives, "
-        f"{format_duration(cost)} of it for rank {rank} alone; it waits "
-        f"{format_duration(float(np.median(waited[:, column])))}",
-        how,
-    ]
+    waiting = f"the others wait {format_duration(float(np.median(waits)))} per step in collectives"
+    itself = f"it waits {format_duration(float(np.median(waited[:, column])))}"
+    if cost < NOTHING * cycle:
+        told = f"{waiting}, none of it for rank {rank} alone: it costs nothing now; {itself}"
+    else:
+        told = f"{waiting}, {format_duration(cost)} of it for rank {rank} alone; {itself}"
+    evidence = [*_slower(team, excess, longer), told, how]
     if cost < longer / 2:
         evidence.append("other ranks are nearly as late: healing this one alone saves less than it lost")
     confidence = excess.persistent * (1 - excess.error / excess.effect) * sure

@@ -143,7 +143,9 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
     """
     from dpro.analysis.graphs import make_graph
     from dpro.collectors.finish import finish
+    from dpro.detect.crowded import crowds_of, not_crowding
     from dpro.detect.diagnose import diagnose_graph
+    from dpro.schema import COUNTERS, STEPS, WORKERS
     from dpro.store import open_run
 
     os.nice(NICE)
@@ -153,8 +155,11 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
         _copy(run, windows, folders, to)
         for launch in launches(to):
             finish(launch, readers, None, {})
-        built, trust = make_graph(open_run(to))
-    return diagnose_graph(built.graph) if trust.answerable else []
+        opened = open_run(to)
+        built, trust = make_graph(opened)
+        found = diagnose_graph(built.graph) if trust.answerable else []
+        steps, counters = opened.table(STEPS), opened.table(COUNTERS)
+        return not_crowding(found, crowds_of(steps, counters, opened.table(WORKERS)), steps, counters)
 
 
 def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) -> None:

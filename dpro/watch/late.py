@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from dpro.detect.crowded import crowds_of, find_crowded_hosts, not_crowding
 from dpro.detect.findings import Finding
-from dpro.detect.late_ranks import HISTORY, judge
+from dpro.detect.late_ranks import HISTORY, NOTHING, judge
 from dpro.detect.lateness import own_time
 from dpro.detect.one_clock import Always, on_one_clock
 from dpro.detect.uneven import AMOUNT
@@ -71,13 +72,21 @@ class Lateness:
             steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
         )  # fmt: skip
         self._own = new if self._own is None else _joined(self._own, new)
-        told = judge(self._own, calls, now.amounts, now.workers, doubtful=now.messages)
+        told = _costing(judge(self._own, calls, now.amounts, now.workers, doubtful=now.messages))
         late = [rank for finding in told if finding.component_kind == "rank" for rank in finding.ranks]
         if not late:
             return told
         causes = now.counters(_with_peers(late, self._own["rank"].unique().sort().to_list()))
         counters = pl.concat([now.amounts, causes.filter(pl.col("counter") != AMOUNT)])
-        return judge(self._own, calls, counters, now.workers, doubtful=now.messages)
+        told = _costing(judge(self._own, calls, counters, now.workers, doubtful=now.messages))
+        crowds = crowds_of(steps, causes, now.workers)
+        kept = not_crowding(told, crowds, steps, causes)
+        return kept if len(kept) == len(told) else [*find_crowded_hosts(crowds, causes), *kept]
+
+
+def _costing(found: list[Finding]) -> list[Finding]:
+    """Those that cost something now: what may come to cost something is no reason for an alarm."""
+    return [finding for finding in found if finding.severity >= NOTHING]
 
 
 def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

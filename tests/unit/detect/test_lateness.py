@@ -6,11 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.excess import late_columns
-from dpro.detect.late_ranks import HOSTS_ONLY, LEAST_SHARE, cannot_show, find_late_ranks, team_of
+from dpro.detect.excess import Excess, Team, late_columns
+from dpro.detect.late_ranks import HOSTS_ONLY, LEAST_SHARE, _finding, cannot_show, find_late_ranks, team_of
 from dpro.detect.lateness import calls_of, own_time, teams
 from dpro.detect.one_clock import Always, on_one_clock
-from dpro.schema import CLOCK_SAMPLES, conform
+from dpro.schema import CLOCK_SAMPLES, COUNTERS, WORKERS, conform
+from dpro.watch.late import Lateness, Latest
 from tests.unit.detect.calling import (
     MS,
     Job,
@@ -53,6 +54,38 @@ def test_rank_that_works_longer_is_named_with_what_the_others_wait_for_it():
     assert finding.cost_ns == pytest.approx(10 * MS, rel=0.15)
     assert finding.confidence > 0.6
     assert "rank 2 takes" in finding.evidence[0]
+
+
+def nearly_as_late() -> Job:
+    """Rank 4 takes 12% more than most in each step, and some other rank still more: no rank waits for it."""
+    job = slower(data_parallel(6, 24), 4, 1.12)
+    for step in range(24):
+        job.factors[step % 4, step] *= 1.35
+    return job
+
+
+def test_a_rank_that_costs_nothing_now_is_said_to():
+    findings = find_late_ranks(*tables(nearly_as_late()))
+    [finding] = [each for each in findings if each.component_id == "4"]
+    assert finding.cost_ns == 0
+    assert "none of it for rank 4 alone: it costs nothing now" in finding.evidence[1]
+
+
+def test_a_watcher_raises_no_alarm_at_what_costs_nothing():
+    collectives, steps, counters, workers = tables(nearly_as_late())
+    calls = calls_of(collectives).rename({"time_ns": "enqueued_ns"})
+    none = CLOCK_SAMPLES.empty()
+    assert Lateness().look(Latest(calls, steps, workers, none, counters, False, lambda ranks: counters)) == []
+
+
+def test_how_much_longer_a_rank_takes_is_never_less_than_nothing():
+    # Its ratio to its peers is above 1 in the middle, while it takes less in more than half of the steps.
+    own = np.full((10, 3), 100.0 * MS)
+    own[:6, 1], own[6:, 1] = 99.0 * MS, 130.0 * MS
+    team = Team([0, 1, 2], np.arange(10), own, np.zeros_like(own), np.zeros_like(own, dtype=np.int64))
+    longer = Excess(1, 10, 0.05, 0.001, 0.9)
+    finding = _finding(team, longer, COUNTERS.empty(), WORKERS.empty())
+    assert "takes 4.83 ms (5.1%) more" in finding.evidence[0]
 
 
 @pytest.mark.parametrize("rank", range(4))

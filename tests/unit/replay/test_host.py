@@ -32,6 +32,16 @@ def test_mean_of_a_rank_is_over_the_steps_that_were_measured():
     ]
 
 
+def test_what_is_measured_in_long_steps_only_is_no_more_than_a_step():
+    # Waits for a core are read every 5 ms: of nine steps of 3 ms and one of 30 the long one, for half.
+    lengths = [3] * 9 + [30]
+    starts = [sum(lengths[:at]) for at in range(10)]
+    rows = [(0, at, start, length) for at, (start, length) in enumerate(zip(starts, lengths, strict=True))]
+    known = counters((0, "step_run_queue_ns", starts[-1], 15.0))
+    means = per_rank(host_facts(steps(*rows), known))
+    assert means.select("duration_ns", "run_queue_ns").rows() == [(5.7, 2.85)]
+
+
 def test_run_of_which_nothing_is_known_has_no_rows():
     assert host_facts(TWO_RANKS, counters((0, "gpu_power_w", 100, 300.0))).is_empty()
     assert per_rank(host_facts(TWO_RANKS, COUNTERS.empty())).is_empty()
