@@ -51,7 +51,7 @@ def note_waiting(graph: Graph, findings: Sequence[Finding]) -> list[str]:
     if rank in named or most < (1 + 1 / ranks) / 2 * total:
         return []
     work, per = section_work(graph), ranks * steps
-    if total < MIN_WAITING * per * _mean_step(graph) or not peers_of(work, rank):
+    if total < MIN_WAITING * per * _mean_step(graph):
         return []
     for_it = measured.filter(pl.col("last") == rank)
     by_step = for_it.group_by("step").agg(pl.col("wait_ns").sum()).sort("wait_ns")
@@ -67,6 +67,8 @@ def note_waiting(graph: Graph, findings: Sequence[Finding]) -> list[str]:
 
 def _why_it_costs_little(graph: Graph, rank: int, work: pl.DataFrame, waited_ns: float) -> str:
     """What healing a rank would save, and what the others then wait for."""
+    if not peers_of(work, rank):
+        return "no other rank makes the same calls, which would tell what that costs"
     healed = healed_in_each_step(graph, rank, work)
     gains = gains_of(graph, work, [[rank]], healed[:, None])
     step, saved = float(gains.base.mean()), float(gains.saved.mean())
