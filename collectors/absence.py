@@ -1,14 +1,15 @@
-"""Why nothing is recorded: processes of the job that have torch, but not the recorder.
+"""Why nothing is recorded, or no step: in one sentence.
 
-In: the job, as it runs. Out: a sentence per reason. It looks from outside, at what the kernel shows of a
-process: its command line, the environment it was started with, and the files it has mapped.
+In: the job, as it runs, and what it left. Out: a sentence per reason. While it runs, it is looked at from
+outside, at what the kernel shows of a process: its command line, the environment it was started with, and the
+files it has mapped.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +41,41 @@ def reasons(job: int, inject: str | Path) -> dict[str, int]:
 def in_words(found: Mapping[str, int]) -> list[str]:
     """The same for people."""
     return [f"process {pid} has torch but was not recorded: {reason}" for reason, pid in found.items()]
+
+
+def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], failure: str) -> str:
+    """Why a job that has ended left no step.
+
+    Args:
+        updates: ends of steps that each process which recorded has seen.
+        imported: whether some process imported torch, with the recorder in it.
+        seen: why processes could not record, as seen from outside.
+        failure: how the job failed, such as `exit code 1: ValueError: no (train.py:7)`; empty if it did not.
+    """
+    failed = f"the job failed ({failure})" if failure else ""
+    if not updates and seen:
+        return f"{failed + ' and ' if failed else ''}nothing was recorded: {seen[0]}"
+    if not updates and not imported:
+        if failed:
+            return f"{failed} before any process of it was seen to import torch: nothing was recorded"
+        return (
+            "no process of the job was seen to import torch 2.5 or later: nothing was recorded (`python -E`, "
+            "`python -I` and TORCH_DEVICE_BACKEND_AUTOLOAD=0 keep the recorder out)"
+        )
+    if max(updates, default=0) == 0:
+        if failed:
+            return f"{failed} before its first step ended"
+        if not updates:
+            return (
+                "the job imported torch, but no process made a process group, ran an optimizer step or was "
+                "seen to call a model: nothing was recorded"
+            )
+        return (
+            "no step of the job ended: no optimizer updated, and no model was seen to be called; if "
+            "something else is a step, name it with --step"
+        )
+    alone = "a step is timed from the end of the one before, so that a single one has no time"
+    return f"{failed} after its first step: {alone}" if failed else f"the job ran a single step: {alone}"
 
 
 def _reason(pid: int, torch: Path, inject: str | Path) -> str | None:

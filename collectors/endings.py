@@ -11,11 +11,12 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpro.collectors.inside import records
-from dpro.collectors.inside.names import LAST, RAISED
+from dpro.collectors.inside.names import FAILED, LAST, RAISED
 
 
 class Ending(NamedTuple):
@@ -34,8 +35,17 @@ class Ending(NamedTuple):
         """As `os.waitstatus_to_exitcode` puts it: the code, or minus the signal; None where unknown."""
         return None if not self.known else -self.signal if self.code < 0 else self.code
 
+    def failure(self, error: str) -> str:
+        """How a job failed, with the first exception of its processes; empty if it is not known to have."""
+        if not self.status:
+            return ""
+        how = f"exit code {self.code}" if self.code >= 0 else _name(self.signal)
+        return f"{how}: {error}" if error else how
+
 
 UNKNOWN = Ending(-1, -1)
+LAUNCHERS = ("ChildFailedError", "SignalException", "ProcessExitedException")  # say that others failed
+QUOTING = ("ProcessRaisedException",)
 NOT_EXITED = b"\xff\xfe"  # two bytes that differ; on exit both become the code
 
 
@@ -71,6 +81,32 @@ def left_ns(folder: Path) -> int:
     return path.stat().st_mtime_ns if path.is_file() else -1
 
 
+def first_error(folder: Path) -> str:
+    """The first exception that ended a process of the job, in a line: `ValueError: no (train.py:7)`.
+
+    Args:
+        folder: where the processes of a launch write.
+
+    Returns:
+        The line; empty where no exception did, or only those by which launchers tell of other processes.
+    """
+    told = []
+    for path in [*folder.glob(f"{FAILED}*.json"), *folder.glob(f"*/{RAISED}")]:
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            told.append((int(facts["time_ns"]), _in_a_line(**facts)))
+    return next((error for _, error in sorted(told) if error), "")
+
+
+def _in_a_line(type: str, message: str, calls: Sequence[str], time_ns: int) -> str:
+    if type in LAUNCHERS:
+        return ""
+    if type in QUOTING:  # the message says it all
+        return message
+    said = f"{type}: {message}" if message else type
+    return f"{said} ({calls[0].rpartition(' ')[0].rpartition('/')[2]})" if calls else said
+
+
 def exited(path: Path) -> Ending:
     """What libc wrote when a process exited."""
     once, twice = (path.read_bytes() if path.is_file() else b"")[:2] or NOT_EXITED
@@ -81,6 +117,13 @@ def _reaped(path: Path) -> Ending:
     """What the parent wrote; nothing where it was killed meanwhile."""
     text = path.read_text() if path.is_file() else ""
     return _of_status(int(text)) if text.lstrip("-").isdigit() else UNKNOWN
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _of_status(status: int) -> Ending:

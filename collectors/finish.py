@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dpro._version import __version__
 from dpro.collectors import convert
+from dpro.collectors.absence import why_no_steps
 from dpro.collectors.agreement import disagreement
 from dpro.collectors.applied import applied
 from dpro.collectors.attempts import attempts
@@ -28,16 +29,16 @@ from dpro.collectors.convert import (
     unreadable,
 )
 from dpro.collectors.cost import worst
-from dpro.collectors.endings import Ending, ending, exited
+from dpro.collectors.endings import Ending, ending, exited, first_error
 from dpro.collectors.inside import records
-from dpro.collectors.inside.names import SHOWN
+from dpro.collectors.inside.names import IMPORTED, SHOWN
 from dpro.collectors.inspector_logs import convert_logs
 from dpro.collectors.launch import MARKERS, RAW, Launch
 from dpro.collectors.ownership import ensure_mine, keep_others_out
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
 from dpro.collectors.telemetry.tables import convert_samples
-from dpro.schema import TABLES
+from dpro.schema import STEPS, TABLES
 from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
 
 SOURCES = {
@@ -56,11 +57,6 @@ CLOCKS = {
     "windows": "CLOCK_REALTIME: Kineto's ts * 1000 + baseTimeNanoseconds",
 }
 ATTEMPTS = "attempts"  # the folder of runs of the job that were cut off, where it was restarted
-NOTHING_RECORDED = (
-    "no process of the job recorded anything: none imported torch (2.5 or later) and either made a process "
-    "group or ran an optimizer step. TORCH_DEVICE_BACKEND_AUTOLOAD=0, `python -E` and `python -I` keep the "
-    "recorder out"
-)
 
 
 def convert_waiting(launch: Launch, readers: Readers) -> None:
@@ -105,7 +101,7 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         notes.append({"warnings": disagreement(folder)})
         if folder == launch.run:
             notes += [{"warnings": warnings}, _sampled(launch), _inspected(launch, recorded, readers)]
-        _write_manifest(folder, _manifest(launch, recorded, notes, status))
+        _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
         whole = whole and all(note.get("whole", True) for note in notes)
     if whole:
         launch.remove_raw()
@@ -184,11 +180,15 @@ def _cut_off(process: Process) -> list[str]:
 
 
 def _manifest(
-    launch: Launch, recorded: list[Process], notes: list[dict[str, Any]], status: int | None
+    launch: Launch, run: Path, recorded: list[Process], notes: list[dict[str, Any]], status: int | None
 ) -> Manifest:
     warnings = [warning for note in notes for warning in note.get("warnings", [])]
-    if not recorded and not warnings:
-        warnings += _lines(launch.raw / ABSENCE) or [NOTHING_RECORDED]
+    ended, error = _job_ending(launch, status), first_error(launch.raw)
+    unrecorded = ""
+    if not any((run / STEPS.name / f"{process.part}.parquet").exists() for process in recorded):
+        unrecorded = why_no_steps(*_seen_of_steps(launch, recorded), ended.failure(error))
+        seen = [] if recorded else _lines(launch.raw / ABSENCE)
+        warnings += seen or [unrecorded]
     facts = [process.facts for process in recorded]
     versions = {name: version for note in notes for name, version in note.get("versions", {}).items()}
     launched: Mapping[str, Any] = launch.facts()
@@ -204,12 +204,21 @@ def _manifest(
         sources=dict(SOURCES),
         environment=_common(fact.get("environment", {}) for fact in facts),
         options=launched.get("options", {}),
-        exit_status=_job_ending(launch, status).status,
+        exit_status=ended.status,
+        error=error,
+        unrecorded=unrecorded,
         warnings=_distinct(warnings),
         skipped=merge_counts(count for note in notes for count in note.get("skipped", [])),
         windows=worst(note.get("windows", {}) for note in notes),
         applied=[change for process in recorded for change in applied(process, launched.get("options", {}))],
     )
+
+
+def _seen_of_steps(launch: Launch, recorded: Sequence[Process]) -> tuple[list[int], bool, list[str]]:
+    """What `why_no_steps` is to know: ends of steps of each process, and what was seen of the others."""
+    written = [records.read_records(process.folder / "records.bin") for process in recorded]
+    updates = [sum(each.kind == records.UPDATE for each in found) for found in written]
+    return updates, (launch.raw / IMPORTED).exists(), _lines(launch.raw / ABSENCE)
 
 
 def _job_ending(launch: Launch, status: int | None) -> Ending:
@@ -237,6 +246,8 @@ def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
         skipped=merge_counts([earlier.skipped, mine.skipped]),
         windows=worst([earlier.windows, mine.windows]),
         applied=[*earlier.applied, *mine.applied],
+        error=earlier.error or mine.error,
+        unrecorded=earlier.unrecorded and mine.unrecorded,
     )
 
 

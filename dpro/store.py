@@ -37,6 +37,8 @@ class Manifest:
         command: the words of the command that was recorded, secrets masked.
         environment: the settings of the job, from a short list of variables, as all its ranks had them.
         options: what the recorder was asked for.
+        error: the first exception that ended a process of the job, in a line; empty where none is known.
+        unrecorded: why there is no step; empty where there is one.
         exit_status: of the command; minus the signal that killed it, None where unknown.
         applied: what became of each change that was to be made to the job, on each rank: `edit`, `rank`,
             `applied` (places: `where`, `instead_of`, `times`) and `refused` (reasons).
@@ -54,6 +56,8 @@ class Manifest:
     environment: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     exit_status: int | None = None
+    error: str = ""
+    unrecorded: str = ""
     warnings: list[str] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     windows: dict[str, float] = field(default_factory=dict)

@@ -62,23 +62,42 @@ def _of_ddp(module: Any) -> dict[str, Any]:
     """Buckets in order of communication: as rebuilt after the first backward, if they were."""
     said = module._get_ddp_logging_data()
     sizes = [int(size) for size in _split(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes"))]
-    members = _split(said.get("rebuilt_per_bucket_param_indices")) or [""] * len(sizes)
     ignored = getattr(module, "parameters_to_ignore", ())
     named = module.module.named_parameters()
     reduced = [(name, each) for name, each in named if each.requires_grad and name not in ignored]
+    told = _split(said.get("rebuilt_per_bucket_param_indices"))
+    members = [[int(index) for index in indices.split()] for indices in told]
+    members = members or _assigned(module, [each for _, each in reduced], sizes) or [[] for _ in sizes]
     hook = str(said.get("comm_hook") or "")
     buckets = []
-    for size, indices in zip(sizes, members):
-        parameters = [int(index) for index in indices.split()]
+    for size, parameters in zip(sizes, members):
         within = [reduced[index] for index in parameters]
         buckets.append({"bytes": size, "parameters": parameters, "hook": hook, **_described(within)})
     return {"source": "DDP logging data", "buckets": buckets}
 
 
+def _assigned(module: Any, parameters: list[Any], sizes: list[int]) -> list[list[int]]:
+    """The parameters of buckets that are never rebuilt (`find_unused_parameters`): DDP does not say them.
+
+    They are assigned once more, by DDP's own function; none if that does not give buckets of the same sizes.
+    """
+    cap, first = module.bucket_bytes_cap, dist._DEFAULT_FIRST_BUCKET_BYTES
+    for limits in ([first, cap], [cap], [sys.maxsize]):  # by version, and by what DDP was asked for
+        found = dist._compute_bucket_assignment_by_size(parameters, limits)
+        indices = [list(each) for each in reversed(found[0])]  # the last layers communicate first
+        if [sum(_bytes(parameters[index]) for index in each) for each in indices] == sizes:
+            return indices
+    return []
+
+
+def _bytes(parameter: Any) -> int:
+    return int(parameter.numel() * parameter.element_size())
+
+
 def _described(named: list[tuple[str, Any]]) -> dict[str, Any]:
     return {
         "names": [name for name, _ in named],
-        "parameter_bytes": [parameter.numel() * parameter.element_size() for _, parameter in named],
+        "parameter_bytes": [_bytes(parameter) for _, parameter in named],
         "shapes": [list(parameter.shape) for _, parameter in named],
     }
 

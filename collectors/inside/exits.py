@@ -24,13 +24,14 @@ from types import TracebackType
 from typing import Any
 
 from . import environment, records
-from .names import RAISED
+from .names import FAILED, RAISED
 from .patching import patch
 from .recorder import Recorder
 
 UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
 DEEPEST = 16  # calls of a traceback that are kept, from the innermost
 _UNBUFFERED = 2  # _IONBF
+QUOTED = "Traceback (most recent call last)"
 
 
 class Exits:
@@ -75,10 +76,15 @@ class Exits:
         self._recorder.ending = "exception"
         if issubclass(kind, KeyboardInterrupt):  # Python then kills itself, so that a shell sees Ctrl-C
             self.note(-1, signal.SIGINT)
-        else:
-            self.note(1, -1)
+            return
+        self.note(1, -1)
+        content = json.dumps(raised(kind, error, place)).encode()
         if self._recorder.folder is not None:
-            self._recorder.write_file(RAISED, json.dumps(raised(kind, error, place)).encode())
+            self._recorder.write_file(RAISED, content)
+        else:  # it fails before it trains
+            path = self._recorder.launch / f"{FAILED}{socket.gethostname()}-{os.getpid()}.json"
+            path.with_suffix(".tmp").write_bytes(content)
+            path.with_suffix(".tmp").rename(path)
 
     def note(self, code: int, number: int) -> None:
         """Record what is about to end this process: an exit code or a signal, -1 for the other."""
@@ -138,6 +144,7 @@ def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
 def raised(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> dict[str, Any]:
     """An exception as recorded: when, its type, the first line of its message without secrets, and its calls.
 
+    Of a message that quotes the traceback of another process, as `torch.multiprocessing.spawn` has, it is the last.
     The calls are innermost first, each `file:line function`.
     """
     calls = []
@@ -149,10 +156,11 @@ def raised(kind: type[BaseException], error: BaseException, place: TracebackType
         message = str(error)
     except Exception:  # written by the user
         message = ""
-    first = message.strip().partition("\n")[0][: environment.LONGEST]
+    lines = message.strip().splitlines() or [""]
+    line = lines[-1] if QUOTED in message else lines[0]
     return {
         "time_ns": time.time_ns(),
         "type": kind.__qualname__,
-        "message": environment.mask(first),
+        "message": environment.mask(line)[: environment.LONGEST],
         "calls": calls[: -DEEPEST - 1 : -1],
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from . import (
     stalls,
     windows,
 )
+from .names import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
 from .recorder import Recorder
 
@@ -44,6 +46,8 @@ def install(launch: str) -> None:
         launch: the folder that the launcher made for its processes.
     """
     recorder = Recorder(Path(launch))
+    with suppress(OSError):
+        (recorder.launch / IMPORTED).touch()
     if recorder.config.get("apply"):
         from .apply.report import install as apply
 

@@ -2,8 +2,8 @@
 
 In: a model put into evaluation mode, or a process group; then, once a second, where the threads are. Out:
 steps. A hook on every module would slow every job, so the outermost model is looked for on the stacks, only
-while nobody has asked for gradients, and then it alone is watched. Ranks find it at different calls: their
-steps are not numbered alike.
+while nobody has asked for gradients; one that is met twice, however far apart, is watched from then on, and
+it alone. Ranks find it at different calls: their steps are not numbered alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import time
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -22,7 +22,7 @@ from .recorder import Recorder
 from .stepping import MODEL_CALL
 
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
-LOOK_S = 0.5
+LOOK_S = 0.05  # a call of 10 ms, once a second, is met every five seconds
 _CALLS = (Module._wrapped_call_impl.__code__, Module._call_impl.__code__)
 _WATCH = "_compiled_call_impl"  # an attribute that `Module.__call__` honours, and that is never saved
 
@@ -64,13 +64,17 @@ class Calls:
         return bool(self._recorder.training_thread or self._recorder.num_updates)
 
     def _search_until_found(self) -> None:
-        deadline, found = time.monotonic() + PATIENCE_S, None
+        met: dict[int, weakref.ref[Any]] = {}
+        if self._ended.wait(PATIENCE_S):
+            return
         while not self._ended.wait(LOOK_S) and not self._trains():
-            if time.monotonic() > deadline:
-                before, found = found, _outermost_module()
-                if found is not None and found is before:
-                    self._watch(found)
-                    return
+            found = _outermost_module()
+            if found is not None and id(found) in met and met[id(found)]() is found:
+                self._watch(found)
+                return
+            if found is not None:
+                met[id(found)] = weakref.ref(found)
+            del found  # the job's own: it goes when the job lets it go
 
     def _watch(self, module: Any) -> None:
         recorder = self._recorder

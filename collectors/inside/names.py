@@ -1,7 +1,11 @@
 """Names of files that both the job and who looks at it from outside know."""
 
 WANTED = "wanted.json"  # beside the folders of the launches: changes when somebody wants the latest calls
+IMPORTED = "imported"  # in the folder of a launch: some process of the job has imported torch
 SHOWN = "calls-"  # what names of dumps for them begin with
 LAST = "last"  # there once the interpreter goes and all calls are saved: none came later
 STALL = "stall"  # what dumps of calls are called that were made while no step ended
 RAISED = "raised.json"  # the exception that ended a process
+FAILED = (
+    "raised-"  # how names begin of the same, in the folder of the launch, of a process that had not trained
+)

@@ -57,6 +57,7 @@ def not_read(manifest: Manifest) -> list[str]:
 
     missing = manifest.missing_ranks
     unknown = [f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []
+    unknown += [manifest.unrecorded] if manifest.unrecorded else []
     return unknown + [warning for warning in manifest.warnings if warning.startswith("left out: ")]
 
 
@@ -287,7 +288,8 @@ def why_unanswerable(analysis: Analysis) -> Iterator[None]:
             more = "`dpro diagnose` says what is known"
             raise Unanswerable(f"{analysis.end.sentence} {'; '.join([*said, more])}") from error
         reason = why_no_window(analysis.run) or _what_calls_tell(analysis.run)
-        raise Unanswerable(f"{error}; {reason}" if reason else str(error)) from error
+        what = analysis.run.manifest.unrecorded or str(error)
+        raise Unanswerable(f"{what}; {reason}" if reason else what) from error
 
 
 def _what_calls_tell(run: Run) -> str:

@@ -7,6 +7,7 @@ fails, and a change that could not be made on some rank, are errors; a job that 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +17,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from dpro.collectors.applied import refused_so_far
-from dpro.collectors.launch import launches
+from dpro.collectors.launch import launches, wait_until_finished
 from dpro.errors import DproError
 from dpro.store import Run, open_run
 from dpro.trial.changes import Change
 
 LOOK_S = 0.5
 GRACE_S = 30.0
+_PREFIX = re.compile(r"(?:\[(?:rank|default)?\d+\]: ?)+")  # by which launchers say whose line it is
+_TRACEBACK = "Traceback (most recent call last)"
+_LAUNCHER = re.compile(  # what launchers print of their own
+    r"ChildFailedError|SignalException|ProcessRaisedException|distributed[/.]elastic|^[=\-*_]{5,}$"
+    r"|^(?:\*+ )?(?:Setting OMP_NUM_THREADS|\w+ \d+ closing signal)"
+)
 
 
 class NotApplied(DproError):
@@ -60,7 +67,7 @@ def record_job(
         raise NotApplied(f"not applied: {refused}")
     if job.returncode:
         how = f"signal {-job.returncode}" if job.returncode < 0 else f"exit code {job.returncode}"
-        raise DproError(f"the job ended with {how}{_last_words(log)}")
+        raise DproError(f"the job ended with {how}{_first_words(run, log)}")
 
 
 @contextmanager
@@ -99,9 +106,44 @@ def _end(job: subprocess.Popen[bytes]) -> None:
         job.wait()
 
 
-def _last_words(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f": {lines[-1].strip()} (all of it: {log})" if lines else ""
+def _first_words(run: Path, log: Path) -> str:
+    """What the job failed of: the first exception of its processes as recorded, else as printed."""
+    error = ""
+    with suppress(DproError):
+        wait_until_finished(run)
+        error = open_run(run).manifest.error
+    error = error or first_error_in(log.read_text(errors="replace").splitlines())
+    return f": {error} (all of it: {log})" if error else ""
+
+
+def first_error_in(lines: Sequence[str]) -> str:
+    """The first error in what a job printed: not a launcher's account of which of its processes failed.
+
+    Args:
+        lines: as printed by ranks and launchers, in order.
+
+    Returns:
+        The exception of the first traceback, else the last line that no launcher printed; may be empty.
+    """
+    own: list[str] = []
+    for number, line in enumerate(lines):
+        prefix = _PREFIX.match(line)
+        ranks = prefix[0] if prefix else ""
+        if _TRACEBACK in line:
+            after = [each for each in lines[number + 1 :] if each.startswith(ranks)]
+            error = _raised([each.removeprefix(ranks) for each in after])
+            if error and _LAUNCHER.search(error):
+                break
+            if error:
+                return error
+        elif line.strip() and not _LAUNCHER.search(line):
+            own.append(line.removeprefix(ranks).strip())
+    return own[-1] if own else ""
+
+
+def _raised(after: Sequence[str]) -> str:
+    """The exception that a traceback ends with: its first line that is not indented."""
+    return next((line.strip() for line in after if line.strip() and not line[0].isspace()), "")
 
 
 def ensure_applied(path: Path, changes: Sequence[Change]) -> Run:

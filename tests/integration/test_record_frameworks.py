@@ -238,12 +238,26 @@ TOGETHER = {
         for _ in range(12):
             step()
     """,
+    "fsdp_and_tensor_parallel": """
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        warnings.simplefilter("ignore")  # torch's own about views, of its own making
+        mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        model = nn.Sequential(model, nn.Linear(4, 4))
+        parallelize_module(model[0], mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model[0], mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for _ in range(12):
+            model(data).sum().backward()
+            update()
+    """,
 }
 
 NAMED = ("range", "range_beside", "function")
 
 JOBS = """
-import contextlib, gc, importlib, json, math, os, pathlib, signal, sys
+import contextlib, gc, importlib, json, math, os, pathlib, signal, sys, warnings
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -441,6 +455,7 @@ def test_mesh_coordinates_come_from_the_names_of_its_axes(jobs):
         "fsdp": [(0, -1, -1), (1, -1, -1)],
         "pipeline": [(-1, -1, 0), (-1, -1, 1)],
         "tensor_parallel": [(0, 0, -1), (0, 1, -1)],
+        "fsdp_and_tensor_parallel": [(0, 0, -1), (0, 1, -1)],
         "ddp": [(-1, -1, -1)] * 2,
     }
     for name, coordinates in known.items():
@@ -461,6 +476,13 @@ def test_buckets_say_which_parameters_are_in_them(jobs):
     assert fsdp["bytes"].to_list() == [1280, 1040]
     assert fsdp["parameter_bytes"].to_list() == [[1024, 256], [1024, 16]]
     assert fsdp["shapes"].to_list() == [[[64, 4], [64]], [[4, 64], [4]]]
+    both = recorded(jobs, "fsdp_and_tensor_parallel").table(BUCKETS).filter(rank=1)
+    assert both["names"].to_list() == [
+        ["1.weight", "1.bias"],
+        ["0.0.weight", "0.0.bias", "0.2.weight", "0.2.bias"],
+    ]
+    assert both["parameters"].to_list() == [[4, 5], [0, 1, 2, 3]]
+    assert both["shapes"].to_list() == [[[4, 4], [4]], [[32, 4], [32], [4, 32], [4]]]  # what a rank of tp has
 
 
 def test_micro_batches_of_distributed_jobs_are_counted(jobs):

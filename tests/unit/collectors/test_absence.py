@@ -1,10 +1,11 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dpro.collectors.absence import _flags, _reason, in_words, reasons
+from dpro.collectors.absence import _flags, _reason, in_words, reasons, why_no_steps
 
 
 @pytest.mark.parametrize(
@@ -89,3 +90,27 @@ def test_descendants_are_looked_at(tmp_path):
     [reason] = in_words(reasons(shell.pid, Path("/run/inject")))
     shell.communicate(b"\n")
     assert "has torch but was not recorded: its torch is 2.4" in reason
+
+
+@pytest.mark.parametrize(
+    ("updates", "imported", "seen", "failure", "words"),
+    [
+        ([], False, [], "", "no process of the job was seen to import torch"),
+        (
+            [],
+            False,
+            [],
+            "exit code 1",
+            r"failed \(exit code 1\) before any process of it was seen to import torch",
+        ),
+        ([], True, [], "exit code 1: E", r"the job failed \(exit code 1: E\) before its first step ended"),
+        ([], True, [], "", "imported torch, but no process made a process group, ran an optimizer step"),
+        ([], True, ["process 7 has torch but"], "", "nothing was recorded: process 7 has torch but"),
+        ([0, 0], True, [], "", "no step of the job ended: no optimizer updated"),
+        ([0, 0], True, [], "SIGKILL", r"the job failed \(SIGKILL\) before its first step ended"),
+        ([1, 0], True, [], "", "the job ran a single step: a step is timed from the end of the one before"),
+        ([1], True, [], "exit code 3", r"failed \(exit code 3\) after its first step: a step is timed"),
+    ],
+)
+def test_why_there_is_no_step_is_one_sentence(updates, imported, seen, failure, words):
+    assert re.search(words, why_no_steps(updates, imported, seen, failure))

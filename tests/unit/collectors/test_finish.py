@@ -235,3 +235,44 @@ def test_log_lines_become_warnings(launch):
     manifest = open_run(launch.run).manifest
     assert manifest.warnings == ["process 7 stopped recording"]
     assert manifest.exit_status == 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "errors", "status", "why"),
+    [
+        (4, [], 0, ""),
+        (1, [], 0, "the job ran a single step: "),
+        (
+            0,
+            [(2, "KeyError: b"), (1, "ValueError: a"), (0, "")],
+            1 << 8,
+            "failed (exit code 1: ValueError: a) before",
+        ),
+        (0, [], signal.SIGSEGV, "failed (SIGSEGV) before its first step ended"),
+        (None, [], 0, "no process of the job was seen to import torch"),
+    ],
+)
+def test_manifest_says_why_there_is_no_step_and_what_ended_the_job(launch, steps, errors, status, why):
+    if steps is not None:
+        recorded(launch, steps=steps)
+    for time_ns, error in errors:
+        kind, _, message = error.partition(": ")
+        told = {"time_ns": time_ns, "type": kind, "message": message, "calls": ["/a/b.py:3 main"]}
+        (launch.raw / f"raised-host-{time_ns}.json").write_text(json.dumps(told))
+    (launch.raw / "raised-host-9.json").write_text("damaged")
+    finish(launch, READERS, status, {})
+    manifest = open_run(launch.run).manifest
+    assert why in manifest.unrecorded
+    assert bool(why) == bool(manifest.unrecorded)
+    assert manifest.error == ("ValueError: a (b.py:3)" if errors else "")
+    assert manifest.warnings == ([manifest.unrecorded] if why else [])
+
+
+def test_launchers_of_which_one_recorded_steps_have_them_all(tmp_path):
+    other = launched(tmp_path, "host-2")
+    finish(other, READERS, 0, {})
+    assert open_run(tmp_path).manifest.unrecorded
+    first = launched(tmp_path, "host-1")
+    recorded(first)
+    finish(first, READERS, 0, {})
+    assert open_run(tmp_path).manifest.unrecorded == ""

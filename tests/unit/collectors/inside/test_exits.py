@@ -27,6 +27,11 @@ def test_an_exception_is_its_type_the_first_line_of_its_message_and_the_calls_it
     assert [call.rpartition(" ")[2] for call in told["calls"]] == ["caught"]  # type: ignore[attr-defined]
 
 
+def test_an_exception_that_quotes_another_process_is_what_that_one_raised():
+    quoted = "\n\n-- Process 1 failed:\nTraceback (most recent call last):\n  File x\nOSError: disk full\n"
+    assert caught(RuntimeError(quoted))["message"] == "OSError: disk full"
+
+
 def test_secrets_of_a_message_are_masked_and_a_message_that_fails_is_none():
     assert "hunter2" not in str(caught(RuntimeError("no access: password=hunter2"))["message"])
 

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from dpro.collectors.inside import inference  # noqa: E402
+from dpro.collectors.inside.stepping import MODEL_CALL  # noqa: E402
+
+
+class Recorder:
+    """What looking for a model needs of one."""
+
+    training_thread = num_updates = 0
+    is_helper = False
+
+    def __init__(self) -> None:
+        self.steps: list[object] = []
+
+    def call(self, action: Callable[..., None], *arguments: Any) -> None:
+        action(*arguments)
+
+    guarded = call
+
+    def on_update(self, source: object) -> None:
+        self.steps.append(source)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Look as often as there is something to be found, and find just that."""
+
+    def run(found: list[Any]) -> tuple[Recorder, int]:
+        recorder, left = Recorder(), list(found)
+
+        def look() -> Any:
+            if len(left) == 1:
+                calls._ended.set()
+            return left.pop(0)
+
+        monkeypatch.setattr(inference, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(inference, "LOOK_S", 0.0)
+        monkeypatch.setattr(inference, "_outermost_module", look)
+        calls = inference.Calls(recorder)  # type: ignore[arg-type]
+        calls._search_until_found()
+        return recorder, len(found) - len(left)
+
+    return run
+
+
+def test_model_that_is_called_now_and_then_is_found_at_the_second_call_that_is_met(looks):
+    model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    idle = [None] * 100
+    recorder, num_looks = looks([*idle, model, *idle, other, *idle, model, *idle])
+    assert num_looks == 303
+    model(torch.ones(2))
+    other(torch.ones(2))
+    model(torch.ones(2))
+    assert recorder.steps == [MODEL_CALL, MODEL_CALL]
+
+
+def test_models_that_are_met_once_are_not_watched(looks):
+    models = [torch.nn.Linear(2, 2) for _ in range(3)]
+    recorder, _ = looks([None, *models, None])
+    for model in models:
+        model(torch.ones(2))
+    assert recorder.steps == []
+
+
+def test_model_that_was_met_does_not_live_for_that(looks):
+    recorder, _ = looks(
+        [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), None]
+    )  # perhaps with one and the same id
+    assert recorder.steps == []
