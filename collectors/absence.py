@@ -89,11 +89,19 @@ def _reason(pid: int, torch: Path, inject: str | Path) -> str | None:
         return "it was started with a PYTHONPATH of its own, without the folder that gets the recorder in"
     if environment.get(b"TORCH_DEVICE_BACKEND_AUTOLOAD") == b"0":
         return "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the recorder out"
+    if _user(pid) != os.geteuid():
+        return "it runs as another user than `dpro record`, and what is recorded is closed to others"
     version = _VERSION.search((torch / "version.py").read_text())
     if version and tuple(map(int, version.groups())) < OLDEST_TORCH:
         needed = ".".join(map(str, OLDEST_TORCH))
         return f"its torch is {'.'.join(version.groups())}, and the recorder needs {needed} or newer"
     return None
+
+
+def _user(pid: int) -> int:
+    """The effective user of a process."""
+    found = re.search(r"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1]) if found else -1
 
 
 def _flags(words: list[str]) -> set[str]:

@@ -4,11 +4,14 @@ import os
 import signal
 import socket
 import sys
+import textwrap
 import time
 
 import polars as pl
 import pytest
+from click.testing import CliRunner
 
+from dpro.cli import cli
 from dpro.collectors.launch import wait_until_finished
 from dpro.errors import InputError
 from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
@@ -600,3 +603,52 @@ def test_line_in_the_log_becomes_a_warning_of_the_run(tmp_path):
     assert len(logged) == 1
     assert "goes on without flight: IsADirectoryError" in logged[0]
     assert run.table(STEPS)["step"].to_list() == list(range(1, 13))
+
+
+# Jobs without steps, and with few.
+
+
+@pytest.mark.slow
+def test_model_calls_of_a_process_that_is_mostly_idle_are_recorded(tmp_path):
+    body = """
+    import time
+    model.eval()
+    until = time.monotonic() + 40
+    with torch.inference_mode():
+        while time.monotonic() < until:
+            time.sleep(0.2)
+            slow(torch.ones(2, 4))
+    """
+    slow = """
+    class Slow(torch.nn.Module):
+        def forward(self, data):
+            import time
+            time.sleep(0.01)
+            return model(data)
+    slow = Slow().eval()
+    """
+    run, done = record(tmp_path, script(tmp_path, textwrap.dedent(slow) + textwrap.dedent(body)))
+    assert done.returncode == 0, done.stderr
+    steps = run.table(STEPS)
+    assert steps.height >= 10
+    assert set(steps["source"]) == {"model call"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("train_step()", "the job ran a single step: "),
+        (
+            "import does_not_exist",
+            "exit code 1: ModuleNotFoundError: No module named 'does_not_exist' (job.py:",
+        ),
+        ("", "the job imported torch, but no process made a process group"),
+    ],
+)
+def test_job_without_a_step_is_said_to_be_one_by_every_command(tmp_path, body, words):
+    run, _ = record(tmp_path, script(tmp_path, body))
+    assert words in run.manifest.unrecorded
+    assert run.manifest.warnings == [run.manifest.unrecorded]
+    for ask in (["info"], ["diagnose"], ["report"], ["report", "--markdown", "-"], ["whatif"]):
+        done = CliRunner().invoke(cli, [*ask, str(run.path)])
+        assert words in " ".join(done.output.split()), ask

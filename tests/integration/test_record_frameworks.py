@@ -607,3 +607,7 @@ def test_job_of_another_framework_is_recorded_like_one_of_torch(tmp_path, framew
     assert set(run.table(COLLECTIVES)["rank"]) == {0, 1}
     assert run.table(COLLECTIVES)["group"].str.len_chars().min() > 0
     assert values(run, "step_backward_calls") == {2}
+    if module != "deepspeed":
+        buckets = run.table(BUCKETS)
+        assert set(buckets["rank"]) == {0, 1}
+        assert (buckets["bytes"] == buckets["parameter_bytes"].list.sum()).all()

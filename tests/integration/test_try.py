@@ -191,6 +191,21 @@ def test_a_job_that_fails_is_an_error_of_the_try(tmp_path):
     assert "baseline-1.log" in stderr
 
 
+@pytest.mark.slow
+def test_a_try_of_a_job_that_fails_on_one_rank_says_what_that_rank_raised(tmp_path):
+    fails = """
+def check(step, ddp):
+    if step == 5 and dist.get_rank() == 1:
+        raise ValueError("out of cheese")
+
+main(check=check)
+"""
+    code, document, stderr = tried(tmp_path, ["gc"], DDP + fails)
+    assert (code, document) == (1, {})
+    assert "the job ended with exit code 1: ValueError: out of cheese (job.py:" in stderr
+    assert "baseline-1.log" in stderr
+
+
 def test_a_try_that_is_ended_ends_its_job(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(

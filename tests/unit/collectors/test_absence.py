@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +64,14 @@ def test_what_keeps_the_recorder_out_is_seen_from_outside(
 ):
     found = _reason(process(*flags, **environment), torch_of(tmp_path, version), Path("/run/inject"))
     assert (found is None) if reason is None else (reason in str(found))
+
+
+def test_process_of_another_user_is_said_to_be_one(process, tmp_path, monkeypatch):
+    pid = process(PYTHONPATH="/run/inject")
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    reason = _reason(pid, torch_of(tmp_path, "2.13.0"), Path("/run/inject"))
+    assert reason is not None
+    assert "runs as another user than `dpro record`" in reason
 
 
 def test_processes_without_torch_are_of_no_interest(process):
