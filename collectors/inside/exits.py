@@ -144,8 +144,8 @@ def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
 def raised(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> dict[str, Any]:
     """An exception as recorded: when, its type, the first line of its message without secrets, and its calls.
 
-    Of a message that quotes the traceback of another process, as `torch.multiprocessing.spawn` has, it is the last.
-    The calls are innermost first, each `file:line function`.
+    Of a message that quotes another process's traceback, as `torch.multiprocessing.spawn` does, it is the
+    last line. The calls are innermost first, each `file:line function`.
     """
     calls = []
     while place is not None:

@@ -49,6 +49,7 @@ class End:
         cause: the first cause, in words; empty for none or unknown.
         sentence: all of this.
         can_say: what the run can still say, one line each.
+        unrecorded: why the run has no step; empty where it has one.
     """
 
     how: str
@@ -60,6 +61,7 @@ class End:
     cause: str = ""
     sentence: str = ""
     can_say: tuple[str, ...] = ()
+    unrecorded: str = ""
 
     @property
     def bad(self) -> bool:
@@ -74,12 +76,19 @@ class End:
 
 def end_of(analysis: Analysis) -> End:
     """How the job of a run ended, as far as the run shows it."""
+    return replace(_end_of(analysis), unrecorded=analysis.run.manifest.unrecorded)
+
+
+def _end_of(analysis: Analysis) -> End:
     workers, status = analysis.workers, analysis.run.manifest.exit_status
     known = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
     rows = analysis.run.rows()
     if known.height and known.height == workers.height and (known["exit_code"] == 0).all() and not status:
         return End(COMPLETED, step=_last_step(analysis), sentence=_completed(analysis))
     if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
+        why = analysis.run.manifest.unrecorded
+        if why and status:  # it failed before anything was recorded of a rank
+            return End(FAILED, sentence=f"{why[:1].upper()}{why[1:]}.")
         return End(UNKNOWN)  # traces: nothing watched the processes
     return _with_sentence(_judged(analysis, analysis.hangs, status), analysis)
 

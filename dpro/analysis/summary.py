@@ -69,6 +69,8 @@ def health_info(
         return "bad", f"{who}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
     if trust is not None and not trust.answerable:
         return "unknown", "Not diagnosed: the replay does not fit the trace"
+    if end is not None and end.unrecorded:
+        return "unknown", f"{end.unrecorded[:1].upper()}{end.unrecorded[1:]}"
     if unknown:
         return "unknown", "Nothing is wrong that this run can show; it cannot show everything"
     return "good", "Healthy: no rank and no input pipeline holds the job up"

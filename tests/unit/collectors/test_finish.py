@@ -244,9 +244,9 @@ def test_log_lines_become_warnings(launch):
         (1, [], 0, "the job ran a single step: "),
         (
             0,
-            [(2, "KeyError: b"), (1, "ValueError: a"), (0, "")],
+            [(2, "KeyError: b"), (1, "ValueError: a"), (0, "ChildFailedError: c")],
             1 << 8,
-            "failed (exit code 1: ValueError: a) before",
+            "failed (exit code 1: ValueError: a (b.py:3)) before",
         ),
         (0, [], signal.SIGSEGV, "failed (SIGSEGV) before its first step ended"),
         (None, [], 0, "no process of the job was seen to import torch"),
