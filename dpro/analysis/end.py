@@ -117,11 +117,12 @@ def _judged(analysis: Analysis, findings: Sequence[Finding], status: int | None)
             )
             return End(FAILED, False, min(case.left.values(), default=-1), step, by, ranks, cause)
         first = [case.deaths[rank] for rank in ranks if rank in case.deaths]
-        return End(FAILED, False, min((d.ended_ns for d in first), default=-1), step, by, ranks, _dead(first))
+        when = min((death.ended_ns for death in first), default=-1)
+        return End(FAILED, False, when, step, by, ranks, _dead(first, workers.height))
     died = sorted(case.deaths.values(), key=lambda death: (death.lost_peer, death.ended_ns))
     if died and how == FAILED:
         same = [death for death in died if death.how == died[0].how]
-        return End(FAILED, False, died[0].ended_ns, step, by, (), _dead(same))
+        return End(FAILED, False, died[0].ended_ns, step, by, (), _dead(same, workers.height))
     ended = workers.filter(pl.col("exit_signal") > 0)["ended_ns"]
     time_ns = int(ended.min()) if ended.len() else -1  # type: ignore[arg-type]
     return End(how, False, time_ns, step, by)
@@ -131,12 +132,12 @@ def _ranks(findings: Sequence[Finding]) -> tuple[int, ...]:
     return tuple(sorted({rank for each in findings[:1] for rank in each.ranks}))
 
 
-def _dead(deaths: Sequence[Death]) -> str:
+def _dead(deaths: Sequence[Death], num_ranks: int) -> str:
     if not deaths:
         return ""
     ranks = ranks_in_words(death.rank for death in deaths)
-    at_once = " at once" if len(deaths) > 1 else " first"
-    return f"{ranks} ended{at_once}, by {deaths[0].how}"
+    when = " at once," if len(deaths) > 1 else " first," if num_ranks > 1 else ""
+    return f"{ranks} ended{when} by {deaths[0].how}"
 
 
 def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None) -> tuple[str, str]:

@@ -21,8 +21,10 @@ from typing import Any
 
 NEVER = math.inf
 FAULTS = ("host", "device", "comm", "size", "dtype", "op", "skip", "order", "deadlock")
+TWO_HOSTS = "hosts"  # a fault that is not drawn among the others: two ranks stop
 CLASSES = {
     "host": "hang.host",
+    TWO_HOSTS: "hang.host",
     "device": "hang.device",
     "comm": "hang.comm",
     **dict.fromkeys(("size", "dtype", "op", "skip", "order", "deadlock"), "hang.mismatch"),
@@ -345,7 +347,7 @@ def _choose_fault(rng: random.Random, kind: str, calls: dict[int, list[Instructi
 
     def fits(at: int) -> bool:
         what, group, op = calls[rank][at][:3]
-        if kind == "host":
+        if kind in ("host", TWO_HOSTS):
             return True
         if kind == "device":
             return what == "collective" and op != "broadcast"
@@ -362,6 +364,9 @@ def _choose_fault(rng: random.Random, kind: str, calls: dict[int, list[Instructi
 
     at = rng.choice([at for at in places if fits(at)])
     group = calls[rank][at][1]
+    if kind == TWO_HOSTS:
+        others = [other for other in range(job.num_ranks) if other != rank and at < len(calls[other]) - 2]
+        return Fault(kind, tuple(sorted((rank, rng.choice(others)))), at, group)
     if kind == "comm":
         return Fault(kind, group.ranks if calls[rank][at][0] == "collective" else (rank,), at, group)
     if kind == "deadlock":
@@ -390,7 +395,7 @@ def _with_fault(program: Iterator[Instruction], rank: _Rank, fault: Fault | None
             continue
         if not here:
             yield each
-        elif fault.kind == "host":
+        elif fault.kind in ("host", TWO_HOSTS):
             yield ("stop",)
         elif fault.kind == "deadlock":
             other = next(number for number in fault.ranks if number != rank.number)

@@ -63,11 +63,10 @@ class Death:
 
 def find_deaths(records: Records) -> list[Death]:
     """Ranks that died, in the order in which they did."""
-    asked = records.ranks.filter(pl.col("exit_signal").is_in([int(each) for each in ENDED_FROM_OUTSIDE]))
-    asked_ns = int(asked["ended_ns"].min() or 0) if asked.height else 0  # type: ignore[arg-type]
+    asked_ns = _asked_ns(records)
     rows = [row for row in records.ranks.iter_rows(named=True) if _died(row, asked_ns)]
     rows.sort(key=lambda row: (_died_ns(row), row["rank"]))
-    first = _first_causes(rows, records.world_size)
+    first = _first_causes(rows, records.world_size, asked_ns)
     return [
         Death(
             row["rank"],
@@ -79,6 +78,16 @@ def find_deaths(records: Records) -> list[Death]:
         )
         for row in rows
     ]
+
+
+def _asked_ns(records: Records) -> int:
+    """When the first rank ended because it was told to; 0 for none."""
+    told_to = pl.col("exit_signal").is_in([int(number) for number in ENDED_FROM_OUTSIDE])
+    interrupted = pl.col("error").str.starts_with(INTERRUPTED)
+    asked = records.ranks.filter(interrupted | (told_to & (pl.col("error") == "")))
+    when = pl.when(interrupted).then("failed_ns").otherwise("ended_ns")
+    first = asked.select(when.min()).item()
+    return first if isinstance(first, int) else 0
 
 
 def left_early(records: Records) -> dict[int, int]:
@@ -120,14 +129,14 @@ def _died_ns(row: Mapping[str, Any]) -> int:
     return int(row["failed_ns"] if _failed(row) else row["ended_ns"])
 
 
-def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int) -> set[int]:
-    """Ranks that died first, without those that died of it.
+def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: int) -> set[int]:
+    """Ranks that died first, without those that died of it, or of others that were told to end.
 
     Several that died at once are causes unless they are most of the job: that has a cause outside of them.
     """
     own = [row for row in rows if not lost_peer(row["error"])]
     if not own:
-        return {row["rank"] for row in rows[:1]}
+        return {row["rank"] for row in rows[:1] if not 0 < asked_ns < _died_ns(row) + TOGETHER_NS}
     killed = {row["exit_signal"] for row in rows} == {signal.SIGKILL} and len(rows) == num_ranks
     apart_ns = KILLED_TOGETHER_NS if killed else TOGETHER_NS
     together = [row for row in own if _died_ns(row) <= _died_ns(own[0]) + apart_ns]

@@ -97,12 +97,12 @@ def _perhaps_too(roots: Sequence[Root], found: Sequence[Finding], case: Case) ->
     if all(root.kind != graph.HOST for root in roots):
         return []
     named = {rank for finding in found for rank in finding.ranks}
-    doubtful = {node: ranks - named for node, ranks in case.waits.doubtful.items() if ranks - named}
-    ranks = sorted(frozenset().union(*doubtful.values()))
+    places = tuple(each for each in case.waits.operations if each.unknown - named)
+    ranks = sorted(frozenset().union(*(each.unknown for each in places)) - named)
     if not ranks:
         return []
-    places = tuple(case.waits.operations[number] for _, number in doubtful)
-    root = Root(graph.UNKNOWN, tuple(ranks), places)
+    alone = [each for each in places if not each.absent]  # nobody else is missed there
+    root = Root(graph.UNKNOWN, tuple(ranks), tuple(alone) or places)
     frozen = [each for each in each_frozen(root, case) if is_frozen(each.ranks[0], case)]
     return [_unknown_finding(each, case) for each in frozen] or [_beside_finding(root, case)]
 

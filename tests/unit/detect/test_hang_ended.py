@@ -209,3 +209,10 @@ def test_a_rank_that_is_killed_because_it_did_not_go_when_all_were_asked_to_did_
     for rank in (0, 1, 3):
         job.ended(rank, 5, number=15)
     assert job.findings() == []
+
+
+def test_who_lost_a_peer_that_was_interrupted_is_no_cause(job):
+    job.ended(1, 5, number=2, error=INTERRUPTED)
+    for rank in (0, 2, 3):
+        job.ended(rank, 5.1, code=1, error=LOST)
+    assert job.findings() == []

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.reference.hang_cases import diagnose, make_case, verdict
-from tests.reference.hanging_jobs import FAULTS, LAYOUTS
+from tests.reference.hanging_jobs import (
+    FAULTS,
+    LAYOUTS,
+    NEVER,
+    TWO_HOSTS,
+    choose_dumping,
+    run_job,
+    write_dumps,
+)
 
 
 def verdicts(
@@ -41,6 +50,43 @@ def test_the_right_rank_and_class_are_named(tmp_path):
 def test_healthy_jobs_raise_nothing(tmp_path):
     found = verdicts(tmp_path, range(1000, 1040), (None,), (4, 16))
     assert set(found) == {"right"}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "sizes"),
+    [(range(9), (4, 16)), pytest.param(range(100, 220), (4, 16, 64), marks=pytest.mark.slow)],
+)
+def test_two_ranks_that_are_stuck_at_once_stay_two_whichever_dump_is_missing(tmp_path, seeds, sizes):
+    for seed in seeds:
+        rng = random.Random(seed)
+        layout, size = rng.choice(LAYOUTS), rng.choice(sizes)
+        job = run_job(rng, layout, size, TWO_HOSTS)
+        guilty = set(job.fault.ranks if job.fault else ())
+        others = sorted(set(range(size)) - guilty)
+        missing = [(), (rng.choice(sorted(guilty)),), (rng.choice(others),)][seed % 3]
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        write_dumps(rng, job, replace(choose_dumping(rng, job), early={}), folder, missing=missing)
+        found = diagnose(folder, size)
+        sure = {rank for each in found if each.confidence > 0.5 for rank in each.ranks}
+        assert sure == guilty - set(missing), seed
+        assert guilty <= {rank for each in found for rank in each.ranks}, seed
+        assert {each.class_ for each in found if each.confidence <= 0.5} <= {"hang.rank"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_device_whose_dump_is_older_than_those_of_its_peers_is_not_called_a_host(tmp_path, seed):
+    rng = random.Random(seed)
+    job = run_job(rng, rng.choice(LAYOUTS), 16, "device")
+    (guilty,) = job.fault.ranks if job.fault else ()
+    stopped = max(work.enqueued for work in job.works[guilty] if work.completed < NEVER)
+    dumping = replace(choose_dumping(rng, job), early={guilty: stopped})
+    write_dumps(rng, job, dumping, tmp_path, missing=())
+    found = diagnose(tmp_path, 16)
+    assert guilty in {rank for each in found for rank in each.ranks}
+    for each in found:
+        assert each.confidence <= 0.5 or each.class_ == "hang.device", each
+        assert each.class_ in ("hang.rank", "hang.device"), each
 
 
 @pytest.mark.slow
