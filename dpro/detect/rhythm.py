@@ -66,9 +66,9 @@ def rhythm_of(steps: Ints, seen: Ints) -> Rhythm:
 
 
 def _candidates(distances: Ints) -> Ints:
-    """Distances that occur, the most frequent first; steps that were not seen make multiples of others."""
+    """Distances that occur, the most frequent first, then what all are multiples of: some were not seen."""
     values, counts = np.unique(distances, return_counts=True)
-    ordered = values[np.lexsort((values, -counts))]
+    ordered = np.append(values[np.lexsort((values, -counts))], np.gcd.reduce(distances))
     return np.asarray(ordered[ordered > 1])
 
 

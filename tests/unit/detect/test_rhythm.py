@@ -25,6 +25,12 @@ def test_steps_that_were_not_seen_or_did_not_show_it_break_no_period():
     assert rhythm_of(steps, SEEN).period == 10  # one of nine is missing
 
 
+def test_period_of_which_every_second_time_or_more_was_not_seen_is_found():
+    seen = SEEN[~np.isin(SEEN, [20, 40, 50, 70])]  # in deep windows
+    assert rhythm_of(np.array([10, 30, 60, 80]), seen).period == 10
+    assert rhythm_of(np.array([10, 30, 60, 80]), SEEN).period == 0
+
+
 def test_one_that_is_out_of_step_breaks_none():
     assert rhythm_of(np.array([10, 20, 30, 33, 40, 50, 60, 70]), SEEN).period == 10
 
