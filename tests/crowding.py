@@ -13,14 +13,14 @@ WIDTH, BATCH = 192, 64
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=25)
     options = parser.parse_args()
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(options.steps):
         optimizer.zero_grad()
-        for _ in range(20):
+        for _ in range(4):
             model(torch.randn(BATCH, WIDTH)).sum().backward()
         optimizer.step()
     dist.destroy_process_group()

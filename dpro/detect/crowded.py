@@ -19,7 +19,7 @@ from dpro.detect.straggler import PERSISTENT
 from dpro.replay.host import host_facts
 from dpro.units import format_duration
 
-MIN_SHARE = 0.1  # of nearly every step: what the rank of the host that waits least waits for a core
+MIN_SHARE = 0.1  # of the steps of each rank, and of nearly each step of all: the wait for a core
 WINDOWS = (40, 20, 10)  # steps that are judged, the latest of: it may have begun while the job ran
 OTHERS = 0.75  # of the cores; where the job has less and waits, something else has them
 MIN_RANKS = 2  # of a host: one that waits alone is not told from its host
@@ -35,8 +35,8 @@ class Crowd:
         host: its name.
         ranks: [R] of the host that were seen to.
         steps: how many steps show it.
-        steady: share of these in which all wait for long.
-        least_ns, most_ns: what the ranks that wait least and most do per step.
+        steady: share of these in which its ranks wait for long.
+        least_ns, most_ns: what the ranks that wait least and most do per step, on average.
         step_ns: mean step.
         cores: how many the ranks' processes compute on, on average; NaN where that was not counted.
     """
@@ -63,32 +63,30 @@ def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
     facts = host_facts(steps, counters).drop_nulls("run_queue_ns").join(hosts, on="rank")
     found = []
     for (host,), rows in facts.group_by("host", maintain_order=True):
-        ranks = tuple(sorted(rows["rank"].unique().to_list()))
-        waits = (
-            rows.with_columns(share=pl.col("run_queue_ns") / pl.col("duration_ns"))
-            .group_by("step")
-            .agg(
-                pl.col("share").min(),
-                pl.col("duration_ns").mean(),
-                least=pl.col("run_queue_ns").min(),
-                most=pl.col("run_queue_ns").max(),
-                cores=(pl.col("cpu_ns") / pl.col("duration_ns")).mean() * len(ranks),
-                seen=pl.len(),
-            )
-            .filter(pl.col("seen") >= max(len(ranks) / 2, MIN_RANKS))  # single samples may be missing
-            .sort("step")
-        )
-        for size in WINDOWS if len(ranks) >= MIN_RANKS else ():
-            latest = waits.tail(size)
-            steady = float((latest["share"] >= MIN_SHARE).to_numpy().mean()) if latest.height == size else 0.0
-            if steady >= PERSISTENT:
-                means = [
-                    float(latest[name].to_numpy().mean())
-                    for name in ("least", "most", "duration_ns", "cores")
-                ]
-                found.append(Crowd(str(host), ranks, size, steady, *means))
-                break
+        crowds = (_crowd(str(host), rows, size) for size in WINDOWS)
+        crowd = next((each for each in crowds if each is not None), None)
+        found += [crowd] if crowd is not None else []
     return found
+
+
+def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
+    """The crowd of a host, if the latest steps show one: each rank waits for long, and all do in most."""
+    ranks = tuple(sorted(facts["rank"].unique().to_list()))
+    seen = facts.filter(pl.len().over("step") >= max(len(ranks) / 2, MIN_RANKS))  # samples may be missing
+    steps = seen["step"].unique().sort().tail(size)
+    latest = seen.filter(pl.col("step").is_in(steps.to_list()))
+    if steps.len() < size or latest["rank"].n_unique() < len(ranks):
+        return None
+    duration, wait = pl.col("duration_ns"), pl.col("run_queue_ns")
+    shares = latest.group_by("step").agg(share=wait.sum() / duration.sum())["share"].to_numpy()
+    per_rank = latest.group_by("rank").agg(wait.mean(), share=wait.sum() / duration.sum())
+    steady = float((shares >= MIN_SHARE).mean())
+    if steady < PERSISTENT or per_rank["share"].to_numpy().min() < MIN_SHARE:
+        return None
+    waits = per_rank["run_queue_ns"].to_numpy()
+    cores = latest.select((pl.col("cpu_ns") / duration).mean().fill_null(np.nan)).item() * len(ranks)
+    step = float(latest["duration_ns"].to_numpy().mean())
+    return Crowd(host, ranks, size, steady, float(waits.min()), float(waits.max()), step, cores)
 
 
 def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[Finding]:
