@@ -49,7 +49,9 @@ class Trust:
         starts_ns: percentiles of |replayed - measured| starts of GPU work and collectives, or of CPU
             spans where there are none, in the replay of the graph that is predicted from; those that the
             trace sets are left out, and it is empty where it sets all.
-        collectives_matched: share of collectives found on all ranks that recorded their group.
+        collectives_matched: share of collectives found on all ranks that recorded their group, of those that
+            the windows of all these ranks cover.
+        collectives_outside: share of all collectives that ran outside the window of some rank.
         kernels_classified: share of GPU time in kernels of a known class; None without GPU work.
         time_unexplained: share of the ranks' window time in which GPU work or a collective could have
             started by all that is known, but had not.
@@ -78,6 +80,7 @@ class Trust:
     answerable: bool
     assumed: tuple[str, ...] = ()
     meetings: Meetings | None = None
+    collectives_outside: float = 0.0
 
     @property
     def start_error_ns(self) -> tuple[float, float] | None:
@@ -125,6 +128,7 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
         answerable=not why_not,
         assumed=(*folding.assumed, *_assumed(built, unexplained)),
         meetings=folding.meetings,
+        collectives_outside=built.matching.share_outside,
     )
 
 

@@ -22,7 +22,6 @@ from dpro.replay.align import Alignment, align, one_clock
 from dpro.replay.columns import COMMUNICATION_THREAD
 from dpro.replay.dataflow import told_dependencies
 from dpro.replay.graph import (
-    GPU_KINDS,
     EdgeKind,
     Edges,
     Graph,
@@ -35,6 +34,7 @@ from dpro.replay.graph import (
     order_of,
     renumbered,
 )
+from dpro.replay.lags import pooled_lags
 from dpro.replay.local import Local, make_local
 from dpro.replay.match import POINT_TO_POINT, Matching, match_collectives
 from dpro.replay.operations import consists_of_operations
@@ -54,14 +54,6 @@ COLUMNS = (
 )  # fmt: skip
 # What the thread says that drives the training loop.
 STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
-# Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
-BACK_TO_BACK_NS = 20_000
-# Of so many launches onto an idle stream the median is the rank's own; a GPU that hardly idles tells nothing.
-ENOUGH_IDLE_LAUNCHES = 20
-# Work that nothing in the trace explains the start of, and that starts later by more than this, is anchored.
-UNEXPLAINED_NS = 50_000
-# Within this time of its call a worker thread begins with a CPU collective, unless it finds no core.
-NO_CORE_NS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -236,7 +228,7 @@ def _join(parts: list[Part], moved: pl.DataFrame, names: tuple[str, ...]) -> Gra
     if stuck.size:
         return make_graph(nodes, edges, names, tuple(lanes), origin)  # says what the cycle is
     on_worker = np.array([what.startswith(COMMUNICATION_THREAD) for _, what in lanes])
-    edges, nodes = _pooled_lags(renumbered(edges, order), nodes, on_worker)
+    edges, nodes = pooled_lags(renumbered(edges, order), nodes, on_worker)
     return assembled(nodes, edges, names, tuple(lanes), origin)
 
 
@@ -303,132 +295,3 @@ def _rendezvous(parts: list[Part], first: Ints, moved: pl.DataFrame, name: int) 
         inferred=np.zeros(num_edges, np.bool_),
     )
     return nodes, edges
-
-
-def _pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, Nodes]:
-    """The graph with lags. Only work that is started has any, and most edges lead to other nodes."""
-    chosen = np.flatnonzero(_on_stream(nodes)[edges.target])
-    to_work = Edges(**{f.name: getattr(edges, f.name)[chosen] for f in dataclasses.fields(Edges)})
-    to_work, nodes = _lags_of_work(to_work, nodes, on_worker)
-    lag = edges.lag.copy()
-    lag[chosen] = to_work.lag
-    return dataclasses.replace(edges, lag=lag), nodes
-
-
-def _lags_of_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, Nodes]:
-    """Lags of launches, stream order and events, each one number per kind of work for all ranks.
-
-    A launch's latency shows where the stream was idle when the call returned (median over those); the cost
-    of going on with queued work, where the launch was long past (mean over gaps short enough to be that: a
-    median would add up its bias over thousands of kernels). One rank alone cannot tell: a GPU that never
-    idles shows no latency. Work whose launch is not in the trace and that nothing else explains keeps its
-    distance from the work before it, and counts as anchored.
-    """
-    slack = nodes.measured_start[edges.target] - nodes.measured_end[edges.source]
-    launch, stream = edges.kind == EdgeKind.LAUNCH, edges.kind == EdgeKind.STREAM
-    event = edges.kind == EdgeKind.EVENT
-    group = np.where(nodes.kind == NodeKind.COPY, 1, np.where(nodes.kind == NodeKind.ARRIVE, 2, 0))
-    group = np.where(on_worker[nodes.lane], 3, group)[edges.target]
-    others = _latest_end(edges, nodes, ~launch)
-    called = _latest_end(edges, nodes, launch)
-    # A call that let go before it returned (copies that block, CUDA graphs) has a latency of its own, but
-    # never more than was seen: the moment may have been taken from the work.
-    returned, early = launch & ~edges.inferred, launch & edges.inferred
-    free = others[edges.target] <= nodes.measured_end[edges.source]
-    lag = edges.lag.copy()
-    for code in range(4):
-        idle = returned & (group == code) & free
-        if idle.any():
-            lag[returned & (group == code)] = round(float(np.median(slack[idle])))
-        idle = (
-            early & (group == code) & (slack > 0) & (others[edges.target] <= nodes.measured_end[edges.source])
-        )
-        if idle.any():
-            mine = early & (group == code)
-            lag[mine] = np.clip(slack[mine], 0, round(float(np.median(slack[idle]))))
-        queued = (
-            stream
-            & (group == code)
-            & (called[edges.target] < nodes.measured_end[edges.source] - BACK_TO_BACK_NS)
-        )
-        queued &= slack <= BACK_TO_BACK_NS
-        if queued.any():
-            lag[stream & (group == code)] = round(float(slack[queued].mean()))
-    lag += _gpu_clocks(nodes, edges, slack - lag, returned & (group < 3), free)
-    bound = event & (slack >= 0) & (slack <= BACK_TO_BACK_NS)
-    if bound.any():
-        lag[event] = round(float(np.median(slack[bound])))
-    # A dependency that is only inferred must not contradict what happened.
-    lag[edges.inferred & event] = np.minimum(lag, slack)[edges.inferred & event]
-    contention = edges.kind == EdgeKind.CONTENTION
-    lag[contention] = slack[contention]
-    edges = dataclasses.replace(edges, lag=lag)
-    return _anchor_unexplained(edges, nodes, launch, stream, on_worker)
-
-
-def _gpu_clocks(nodes: Nodes, edges: Edges, left: Ints, launch: Bools, free: Bools) -> Ints:
-    """[E] by how much launches of a rank arrive later than those of all ranks, where it has enough to tell.
-
-    Profilers read the clock of each GPU to some 10 us only, for all its launches alike: on one rank kernels
-    begin before the calls that launch them return, on another long after.
-
-    Args:
-        nodes, edges: the graph so far.
-        left: [E] ns that the pooled latency leaves of a launch.
-        launch: [E] launches onto streams, by calls that had returned.
-        free: [E] whether nothing else holds up what an edge leads to.
-    """
-    later = np.zeros(left.size, np.int64)
-    launches = np.flatnonzero(launch)
-    rank, window = nodes.rank[edges.target[launches]], nodes.window[edges.target[launches]]
-    order = np.lexsort((window, rank))
-    changes = np.flatnonzero(np.diff(rank[order]) | np.diff(window[order])) + 1
-    for mine in np.split(launches[order], changes):
-        told = mine[free[mine]]
-        if told.size >= ENOUGH_IDLE_LAUNCHES:
-            later[mine] = round(float(np.median(left[told])))
-    return later
-
-
-def _anchor_unexplained(
-    edges: Edges, nodes: Nodes, launch: Bools, stream: Bools, on_worker: Bools
-) -> tuple[Edges, Nodes]:
-    """Tie down GPU work that starts later than anything in the trace explains.
-
-    Work without a launch keeps its distance from the work before it, and a worker thread that found no core
-    its distance from what it had waited for. Work that was ready before its GPU did anything inside the
-    window may have queued behind work from before it: it keeps its time.
-    """
-    ready = _latest_end(edges, nodes, np.ones(edges.lag.size, np.bool_))
-    late = _on_stream(nodes) & (nodes.measured_start - ready > UNEXPLAINED_NS) & ~nodes.anchored
-    without_core = late & on_worker[nodes.lane] & (nodes.measured_start - ready > NO_CORE_NS)
-    has_launch, has_before = np.zeros(late.size, np.bool_), np.zeros(late.size, np.bool_)
-    has_launch[edges.target[launch]] = True
-    has_before[edges.target[stream]] = True
-    on_gpu = np.isin(nodes.kind, GPU_KINDS)
-    lowest = int(nodes.rank.min())
-    first_work = np.full(int(nodes.rank.max()) - lowest + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first_work, nodes.rank[on_gpu] - lowest, nodes.measured_start[on_gpu])
-    first = late & ~has_before & ~on_worker[nodes.lane] & (ready < first_work[nodes.rank - lowest])
-    fitted = stream & (late & ~has_launch)[edges.target]
-    fitted |= without_core[edges.target] & (nodes.measured_end[edges.source] == ready[edges.target])
-    lag = edges.lag.copy()
-    lag[fitted] = (nodes.measured_start[edges.target] - nodes.measured_end[edges.source])[fitted]
-    anchored = nodes.anchored | first
-    anchored[edges.target[fitted]] = True
-    earliest = np.where(first, nodes.measured_start, nodes.earliest)
-    return dataclasses.replace(edges, lag=lag), dataclasses.replace(
-        nodes, anchored=anchored, earliest=earliest
-    )
-
-
-def _on_stream(nodes: Nodes) -> Bools:
-    """[N] GPU work and collectives' arrivals; arrivals of CPU collectives too, which behave alike."""
-    return np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE))
-
-
-def _latest_end(edges: Edges, nodes: Nodes, chosen: Bools) -> Ints:
-    """[N] measured end of the latest predecessor over the chosen edges, long ago where there is none."""
-    latest = np.full(nodes.duration.size, np.iinfo(np.int64).min // 2)
-    np.maximum.at(latest, edges.target[chosen], nodes.measured_end[edges.source[chosen]])
-    return latest

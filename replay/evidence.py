@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from dpro.replay.build import UNEXPLAINED_NS
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import GPU_KINDS, Bools, EdgeKind, Graph, NodeKind
+from dpro.replay.lags import UNEXPLAINED_NS
 from dpro.replay.timeline import Timeline
 
 
@@ -46,7 +46,7 @@ def evidence_of(timeline: Timeline) -> Evidence:
     bound = timeline.binding != NO_NODE
     inferred = np.zeros(graph.num_nodes, np.bool_)
     inferred[bound] = graph.edges.inferred[timeline.binding[bound]]
-    sort = np.select([anchored, fitted, inferred], [3, 2, 1], 0)[work]
+    sort = np.select([fitted, anchored, inferred], [2, 3, 1], 0)[work]
     shares = np.bincount(sort, minlength=4) / max(sort.size, 1)
     return Evidence(_count_edges(graph), *map(float, shares))
 
@@ -57,10 +57,10 @@ def is_started(graph: Graph) -> Bools:
 
 
 def taken_from_trace(graph: Graph) -> Bools:
-    """[N] what starts as measured because it was measured: anchored, fitted, or after a delay as recorded."""
+    """[N] what starts as measured because it was measured: anchored, or after a delay as recorded."""
     nodes = graph.nodes
     recorded = nodes.duration == nodes.measured_end - nodes.measured_start
-    taken = nodes.anchored | _fitted(graph)
+    taken = nodes.anchored.copy()
     taken[graph.edges.target[((nodes.kind == NodeKind.DELAY) & recorded)[graph.edges.source]]] = True
     return taken
 
@@ -73,9 +73,9 @@ def _anchored(graph: Graph) -> Bools:
 
 
 def _fitted(graph: Graph) -> Bools:
-    taken = np.zeros(graph.num_nodes, np.bool_)
-    taken[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
-    return taken
+    full = np.zeros(graph.num_nodes, np.bool_)
+    full[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
+    return full & graph.nodes.anchored
 
 
 def _count_edges(graph: Graph) -> pl.DataFrame:

@@ -31,6 +31,7 @@ SAME_SIZE_EVERYWHERE = ("all_reduce", "broadcast", "reduce")
 # laid wrongly and a third refused; whole windows have 5 to 3,600.
 CLEAR_RUNNER_UP = 3.0
 CLEAR_RUNNER_UP_TIMES_PAIRS = 30.0
+UNPLACED = np.iinfo(np.int64).min  # of ranks whose order could not be laid against the others'
 # Below this many pairs, evenness says nothing: two differences are easily even.
 ENOUGH_PAIRS = 3
 # Of more shifts than this, as only long windows have, those are left out whose differences, at so many pairs,
@@ -46,7 +47,9 @@ class Matching:
 
     Attributes:
         rows: rows of the table that ran inside a window, plus `key` (the group they belong to), `instance`
-            (the same number on all members of one collective) and `members` (how many were found).
+            (the same number on all members of one collective), `members` (how many were found), `expected`
+            (how many ranks have recorded the group) and `covering` (how many of these have recorded what went
+            before it, or it, and what went after, or it: the others' windows began later or ended earlier).
         refused: one line for each pair of ranks whose orders could not be laid against each other.
     """
 
@@ -55,9 +58,25 @@ class Matching:
 
     @property
     def share_on_all_ranks(self) -> float:
-        """Of the collectives that any rank holds, the share found on every rank of its group; 1 if none."""
-        groups = self.rows.group_by("instance").agg(pl.col("members").first(), pl.col("expected").first())
-        return float((groups["members"] >= groups["expected"]).mean()) if groups.height else 1.0  # type: ignore[arg-type]
+        """Of the collectives that the windows of all ranks cover, the share found on every rank; 1 if none.
+
+        0 where there are collectives, and the windows of all ranks cover none.
+        """
+        groups = self._instances()
+        covered = groups.filter(pl.col("covering") >= pl.col("expected"))
+        if covered.is_empty():
+            return 0.0 if groups.height else 1.0
+        return float((covered["members"] >= covered["expected"]).mean())  # type: ignore[arg-type]
+
+    @property
+    def share_outside(self) -> float:
+        """Of the collectives that any rank holds, the share that ran outside the window of some rank."""
+        groups = self._instances()
+        outside = (groups["covering"] < groups["expected"]).mean()
+        return float(outside) if groups.height else 0.0  # type: ignore[arg-type]
+
+    def _instances(self) -> pl.DataFrame:
+        return self.rows.group_by("instance").agg(pl.col("members", "expected", "covering").first())
 
 
 def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matching:
@@ -78,18 +97,21 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
     ran = ran.join(lanes, on=["rank", "span_id"], how="left", maintain_order="left")
     rows = ran.with_columns(_group_keys(ran)).with_row_index("row")
     instance = np.full(rows.height, -1, np.int64)
-    expected = np.ones(rows.height, np.int64)
+    expected, covering = np.ones(rows.height, np.int64), np.ones(rows.height, np.int64)
     refused: list[str] = []
     next_instance = 0
     for (window, key), part in rows.group_by("window", "key", maintain_order=True):
-        numbers, problems = _match_group(part)
+        numbers, places, problems = _match_group(part)
         at = part["row"].to_numpy()
         instance[at] = numbers + next_instance
         expected[at] = part["rank"].n_unique()
+        covering[at] = _covering(part["rank"].to_numpy(), places)
         next_instance += int(numbers.max(initial=-1)) + 1
         refused += [f"window {window}, group {key or 'unnamed'}: {problem}" for problem in problems]
     rows = rows.drop("row").with_columns(
-        pl.Series("instance", instance, pl.Int64), pl.Series("expected", expected, pl.Int64)
+        pl.Series("instance", instance, pl.Int64),
+        pl.Series("expected", expected, pl.Int64),
+        pl.Series("covering", covering, pl.Int64),
     )
     return Matching(rows.with_columns(members=pl.len().over("instance").cast(pl.Int64)), tuple(refused))
 
@@ -113,14 +135,26 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
     return rows.with_columns(own=own).with_columns(name=of_lane).select(key=key)["key"]
 
 
-def _match_group(part: pl.DataFrame) -> tuple[Ints, list[str]]:
-    """Instance numbers of one group's rows in one window, from 0."""
+def _match_group(part: pl.DataFrame) -> tuple[Ints, Ints, list[str]]:
+    """Instance numbers of one group's rows in one window, from 0; their places in the order; problems."""
     if part["op"].is_in(NUMBERED_APART).any() and not _counted_by_pair(part):
-        numbers, problems = _by_order(part)
+        numbers, places, problems = _by_order(part)
         known = _by_sequence(part) if problems and _agreed(part) else None
-        return (numbers, problems) if known is None else (known, [])
+        return (numbers, places, problems) if known is None else (known, known, [])
     known = _by_sequence(part)
-    return _by_order(part) if known is None else (known, [])
+    return _by_order(part) if known is None else (known, known, [])
+
+
+def _covering(ranks: Ints, places: Ints) -> Ints:
+    """[N] on how many ranks what was recorded reaches from a row's place, or before, to there, or beyond.
+
+    Ranks without a place may have recorded anything.
+    """
+    told = places != UNPLACED
+    extents = [places[told & (ranks == rank)] for rank in np.unique(ranks)]
+    first, last = (np.sort([edge(own) for own in extents if own.size]) for edge in (np.min, np.max))
+    within = np.searchsorted(first, places, "right") - np.searchsorted(last, places, "left")
+    return np.where(told, within + sum(not own.size for own in extents), len(extents))
 
 
 def _by_sequence(part: pl.DataFrame) -> Ints | None:
@@ -155,8 +189,13 @@ def _agreed(part: pl.DataFrame) -> bool:
     return all(numbers == seen[0] for numbers in seen) and not part["op"].is_in(["send_recv"]).any()
 
 
-def _by_order(part: pl.DataFrame) -> tuple[Ints, list[str]]:
-    """Instance numbers by laying the orders of ranks against each other, and where that was not possible."""
+def _by_order(part: pl.DataFrame) -> tuple[Ints, Ints, list[str]]:
+    """Instance numbers by laying the orders of ranks against each other.
+
+    Returns:
+        [N] the numbers, [N] places in the order of the fullest rank, which go on before and after what it has
+        recorded itself, and where it was not possible.
+    """
     ranks = part["rank"].to_numpy()
     ops = part["op"].replace({"recv": "send"}).rank("dense").to_numpy()
     symmetric = part["op"].is_in(SAME_SIZE_EVERYWHERE).to_numpy()
@@ -165,8 +204,9 @@ def _by_order(part: pl.DataFrame) -> tuple[Ints, list[str]]:
     members = {int(rank): np.flatnonzero(ranks == rank) for rank in np.unique(ranks)}
     reference = max(members, key=lambda rank: (members[rank].size, -rank))
     first = members[reference]
-    numbers = np.full(ranks.size, -1, np.int64)
-    numbers[first] = np.arange(first.size)
+    numbers, places = np.full(ranks.size, -1, np.int64), np.full(ranks.size, UNPLACED)
+    numbers[first] = places[first] = np.arange(first.size)
+    beyond: dict[tuple[int, int, int], int] = {}  # what the fullest rank has not recorded
     problems = []
     fresh = first.size
     for rank, at in members.items():
@@ -179,13 +219,18 @@ def _by_order(part: pl.DataFrame) -> tuple[Ints, list[str]]:
             numbers[at] = fresh + np.arange(at.size)
             fresh += at.size
             continue
-        partner = np.arange(at.size) + shift
-        found = (partner >= 0) & (partner < first.size)
+        partner = places[at] = np.arange(at.size) + shift
+        inside = (partner >= 0) & (partner < first.size)
+        found = inside.copy()
         found[found] = same(partner[found], np.flatnonzero(found))
         numbers[at[found]] = partner[found]
-        numbers[at[~found]] = fresh + np.arange(int((~found).sum()))
-        fresh += int((~found).sum())
-    return numbers, problems
+        for row, place in zip(at[~found].tolist(), partner[~found].tolist()):
+            size = int(sizes[row]) if symmetric[row] else -1
+            what = (place, int(ops[row]), size)
+            known = beyond.setdefault(what, fresh) if not 0 <= place < first.size else fresh
+            numbers[row] = known
+            fresh += known == fresh
+    return numbers, places, problems
 
 
 def _same(ops: Ints, sizes: Ints, symmetric: Bools, a: Ints, b: Ints, i: Ints, j: Ints) -> Bools:

@@ -313,7 +313,7 @@ def _matching(run: Run, rows: pl.DataFrame) -> Matching:
     known = rows.filter("communicates").select("rank", "span_id", "instance", members, key="group")
     matched = run.table(COLLECTIVES).join(known, on=["rank", "span_id"])
     expected = pl.max_horizontal(pl.col("group_ranks").list.len().cast(pl.Int64), 1)
-    return Matching(matched.with_columns(expected=expected), ())
+    return Matching(matched.with_columns(expected=expected, covering=expected), ())
 
 
 def _contradictions(rows: pl.DataFrame, direct: pl.DataFrame) -> list[str]:

@@ -25,8 +25,10 @@ Pairs = list[tuple[int, int]]
 
 # Measured on V100 and H100 traces: a stream goes on within about this time of the event it waited for.
 COINCIDENCE_NS = 15_000
-# A kernel waiting for room on the device starts at most this long before what occupies it has drained.
+# Work that waits for room on the device starts at most this long before what occupies it has ended, or in
+# this last part of a kernel's time: its blocks run in waves, and the last of two or more leaves room.
 DRAINING_NS = 450_000
+LAST_WAVE = 0.5
 # A CPU thread goes on within this time of the GPU work it was blocked on.
 WAKE_UP_NS = 200_000
 ROUNDING_NS = 2_000
@@ -245,11 +247,16 @@ def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[P
     # Communication leaves the device room for more of it; waits for it that are made up may be circular.
     computes = local.instance < 0
     coincident, draining = [], []
-    around = local.start[late][:, None] + np.array([-COINCIDENCE_NS, ROUNDING_NS // 2, DRAINING_NS])
+    waves = (local.kind[by_end] == KIND["kernel"]) & (local.instance[by_end] < 0)
+    lasts = ends - local.start[by_end]
+    tail = np.maximum(DRAINING_NS, np.where(waves, LAST_WAVE * lasts, 0)).astype(np.int64)
+    longest = int(tail.max(initial=DRAINING_NS))
+    around = local.start[late][:, None] + np.array([-COINCIDENCE_NS, ROUNDING_NS // 2, longest])
     for span, (low, now, high) in zip(late.tolist(), np.searchsorted(ends, around, side="right").tolist()):
         elsewhere = local.stream[by_end[low:high]] != local.stream[span]
         earlier = local.start[by_end[low:high]] < local.start[span]
-        found = low + np.flatnonzero(elsewhere & earlier)
+        leaving = ends[low:high] - tail[low:high] <= local.start[span]
+        found = low + np.flatnonzero(elsewhere & earlier & leaving)
         if (ended := found[found < now]).size:
             coincident.append((int(by_end[ended[-1]]), span))
         elif found.size and (filling := found[(local.instance[by_end[found]] < 0) | computes[span]]).size:

@@ -126,6 +126,7 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
         ("step time off by", f"{trust.error_pct:.2f} % on average"),
         ("starts off by", _starts_off(trust)),
         ("collectives found on all ranks", f"{trust.collectives_matched:.1%}"),
+        ("collectives outside the window of some rank", f"{trust.collectives_outside:.1%}"),
         ("GPU time in known kernels", "no kernels" if classified is None else f"{classified:.1%}"),
         ("time nothing explains", f"{trust.time_unexplained:.2%}"),
         ("CPU time in no span", f"{trust.host_gaps:.1%}"),

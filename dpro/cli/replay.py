@@ -119,6 +119,7 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> d
         "span_start_error_us": _start_errors(analysis, chosen),
         "coverage": {
             "collectives_matched": trust.collectives_matched if _has_collectives(analysis) else None,
+            "collectives_outside_window": trust.collectives_outside if _has_collectives(analysis) else None,
             "kernels_classified": trust.kernels_classified,
             "time_unexplained": trust.time_unexplained,
             "host_gaps": trust.host_gaps,
@@ -262,8 +263,11 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
     else:
         out.print(f"  starts within {start['p50']:.0f} us (median), {start['p95']:.0f} us (95th percentile)")
     matched = coverage["collectives_matched"]
+    outside = coverage["collectives_outside_window"]
+    beside = f" of those in the windows of all, {outside:.1%} are not" if outside else ""
     out.print(
-        f"  collectives found on all ranks  {'no collectives' if matched is None else f'{matched:.1%}'}"
+        "  collectives found on all ranks  "
+        f"{'no collectives' if matched is None else f'{matched:.1%}'}{beside}"
     )
     classified = coverage["kernels_classified"]
     if classified is not None:

@@ -145,8 +145,8 @@ def test_no_meaning_is_parsed_out_of_names(tmp_path):
     assert kinds["mystery"] == {NodeKind.ARRIVE, NodeKind.TRANSFER}
 
 
-def _clipped(counts: tuple[int, int], late: float = 0) -> TinyRun:
-    """Two ranks in one series of all-reduces; rank 0's window begins too late for the first ones."""
+def _clipped(counts: tuple[int, ...], late: float = 0) -> TinyRun:
+    """Ranks in one series of all-reduces; rank 0's window begins too late for the first ones."""
     run = TinyRun()
     total = max(counts)
     ends = np.cumsum([100 + 37 * (i % 5) + 11 * (i % 3) for i in range(total)])
@@ -158,12 +158,37 @@ def _clipped(counts: tuple[int, int], late: float = 0) -> TinyRun:
     return run
 
 
+def test_a_collective_that_one_rank_lacks_within_its_window_is_not_matched_and_not_outside(tmp_path):
+    run = _clipped((10, 10))
+    lost = [row for row in run.rows["collectives"] if row["rank"] == 0][4]
+    lost["op"] = "all_gather"  # as good as lost: it is no counterpart of the other rank's
+    matching = run.build(tmp_path / "r").matching
+    assert matching.share_outside == 0
+    assert matching.share_on_all_ranks == pytest.approx(9 / 11)  # of the two in question neither is matched
+
+
+def test_what_the_fullest_rank_did_not_record_the_others_are_matched_on_all_the_same(tmp_path):
+    # Rank 0 holds ten, and its window begins one later than those of ranks 1 and 2, which end two earlier.
+    run = _clipped((11, 11, 11))
+    kept = []
+    for rank in range(3):
+        own = [row for row in run.rows["collectives"] if row["rank"] == rank]
+        kept += own[1:] if rank == 0 else own[:9]
+    run.rows["collectives"] = kept
+    matching = run.build(tmp_path / "r").matching
+    members = matching.rows.group_by("instance").agg(pl.col("rank").sort()).sort("instance")["rank"].to_list()
+    assert sorted(map(str, members)) == sorted(map(str, [[1, 2], *[[0, 1, 2]] * 8, [0], [0]]))
+    assert matching.share_on_all_ranks == 1.0
+    assert matching.share_outside == pytest.approx(3 / 11)
+
+
 def test_a_collective_that_a_clipped_window_does_not_hold_stays_single(tmp_path):
     built = _clipped((8, 10)).build(tmp_path / "r")
     rows = built.matching.rows
     assert rows.filter(rows["rank"] == 0)["members"].to_list() == [2] * 8
     assert rows.filter(rows["rank"] == 1)["members"].to_list() == [1, 1] + [2] * 8
-    assert built.matching.share_on_all_ranks == 0.8
+    assert built.matching.share_on_all_ranks == 1.0
+    assert built.matching.share_outside == 0.2  # rank 0's window begins after the first two of ten
     assert (built.graph.nodes.kind == NodeKind.RENDEZVOUS).sum() == 8
     single = rows.filter(rows["members"] == 1)["instance"].to_list()
     transfer = built.graph.nodes.kind == NodeKind.TRANSFER

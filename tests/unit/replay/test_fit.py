@@ -42,11 +42,12 @@ def test_errors_of_starts_are_how_far_the_replay_is_from_the_trace():
 
 
 def test_starts_that_the_trace_sets_are_not_judged():
-    # 1 follows a delay as recorded, 3 the usual one of 2 instead of 5, 4 the draining of a device; each of
-    # them starts as measured or 3 sooner.
+    # 1 follows a delay as recorded, 3 the usual one of 2 instead of 5, 4 is fitted to the draining of a
+    # device; each of them starts as measured or 3 sooner.
     kind = [NodeKind.DELAY, NodeKind.KERNEL, NodeKind.DELAY, NodeKind.KERNEL, NodeKind.KERNEL]
     graph = tiny_graph(
         [4, 10, 2, 10, 10], [(0, 1, 0), (2, 3, 0), (1, 4, -5)], kind=list(map(int, kind)),
+        anchored=[0, 0, 0, 0, 1],
         measured_start=[0, 4, 0, 5, 9], measured_end=[4, 14, 5, 15, 19],
     )  # fmt: skip
     last = int(np.flatnonzero(graph.nodes.name == 4)[0])

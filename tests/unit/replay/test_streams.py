@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpro.replay.accuracy import unexplained_share
+from dpro.replay.evidence import evidence_of
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
     changed_step_times,
@@ -151,6 +152,60 @@ def test_an_event_recorded_before_the_last_kernel_orders_only_what_came_before_i
     seen = _replayed(run, tmp_path)
     assert seen.edges(EdgeKind.EVENT) == [("a", "b")]
     assert seen.lasting("c", 500).end("b") == seen.end("b")
+
+
+def _crowded(run: TinyRun, rank: int, step: int, alone: float, room: float = 2000) -> None:
+    """A kernel of two waves lets one on another stream begin after the first, which slows the second wave."""
+    at, call = 10_000 * step, 10 * step
+    run.call(at, at + 5, call, rank)
+    run.call(at + 10, at + 15, call + 1, rank)
+    run.kernel("two waves", at + 6, at + 6 + alone, call, rank)
+    run.kernel("other", at + 6 + room, at + 6 + room + 3000, call + 1, rank, stream=8)
+    run.step(step, at, at + 10_000, rank)
+
+
+def test_work_that_waits_for_room_starts_when_kernels_of_that_sort_leave_room_however_long_they_last(
+    tmp_path,
+):
+    # The second wave takes 600 to 1600 us; the first always 2000, but for 40 of noise.
+    run = TinyRun()
+    for rank, lasts in enumerate((2600, 3000, 3600)):
+        _crowded(run, rank, 0, lasts, room=2000 + 40 * (rank - 1))
+    built = run.build(tmp_path / "r")
+    seen = Seen(built.graph)
+    assert seen.edges(EdgeKind.CONTENTION) == [("two waves", "other")] * 3
+    assert [seen.start("other", rank) for rank in range(3)] == [2006] * 3
+    evidence = evidence_of(seen.timeline)
+    assert (evidence.inferred, evidence.fitted, evidence.anchored) == (0.5, 0, 0)
+    assert seen.lasting("two waves", 500, rank=1).start("other", rank=1) == 2506
+
+
+def test_work_that_waits_for_a_kernel_seen_too_seldom_is_fitted_and_said_to_be(tmp_path):
+    run = TinyRun()
+    _crowded(run, 0, 0, 2600)
+    seen = Seen(run.build(tmp_path / "r").graph)
+    assert seen.start("other") == 2006
+    evidence = evidence_of(seen.timeline)
+    assert (evidence.inferred, evidence.fitted) == (0, 0.5)
+
+
+@pytest.mark.parametrize(("lasts", "waits"), [(2600, True), (4300, False)])
+def test_work_that_begins_in_the_first_half_of_a_kernel_did_not_wait_for_its_last_wave(
+    tmp_path, lasts, waits
+):
+    run = TinyRun()
+    _crowded(run, 0, 0, lasts)
+    assert bool(Seen(run.build(tmp_path / "r").graph).edges(EdgeKind.CONTENTION)) == waits
+
+
+def test_communication_has_no_waves_that_leave_room_before_its_end(tmp_path):
+    run = TinyRun()
+    run.step(0, 0, 10_000)
+    run.call(0, 5, 1)
+    run.call(10, 15, 2)
+    run.nccl(6, 5006, 1)
+    run.kernel("other", 3500, 4000, 2)
+    assert Seen(run.build(tmp_path / "r").graph).edges(EdgeKind.CONTENTION) == []
 
 
 @pytest.mark.parametrize(
