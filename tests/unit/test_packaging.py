@@ -60,6 +60,14 @@ def test_every_sample_file_is_shipped(repository, setuptools_table):
     assert sorted(set(data) - shipped) == []
 
 
+def test_every_file_that_gets_the_recorder_into_jobs_is_shipped(repository, setuptools_table):
+    patterns = setuptools_table["package-data"]["dpro.collectors"]
+    files = [path for path in (repository / "collectors" / "inject").rglob("*") if path.is_file()]
+    names = [path.relative_to(repository / "collectors") for path in files if path.suffix != ".pyc"]
+    assert len(names) == 3
+    assert [name for name in names if not any(name.match(pattern) for pattern in patterns)] == []
+
+
 def test_every_file_that_pages_are_made_of_is_shipped(repository, setuptools_table):
     patterns = setuptools_table["package-data"]["dpro.dashboards"]
     root = repository / "dashboards"
