@@ -38,6 +38,9 @@ class Edit(ABC):
         assumes: what its prediction takes for granted; goes on from "assumes that".
         source: where its formula is from.
         doubt: share of the predicted gain that rests on what the edit assumes; widens the interval.
+        is_bound: whether nothing can be done to a job that does this: how much there is to gain at most.
+        proof: the jobs that were really changed so, and recorded before and after (docs/accuracy.md); empty
+            where there are none: the edit is unproven.
     """
 
     name: ClassVar[str]
@@ -47,6 +50,8 @@ class Edit(ABC):
     assumes: ClassVar[str]
     source: ClassVar[str]
     doubt: float
+    is_bound: ClassVar[bool] = False
+    proof: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         """Refuse values outside what the keys allow."""
@@ -72,6 +77,10 @@ class Edit(ABC):
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """Other graphs that the changed job may be, at both ends of what the edit leaves open."""
         return ()
+
+    def limit(self, graph: Graph) -> Graph | None:
+        """A graph that the changed job cannot be faster than; None where none is known."""
+        return None
 
     @abstractmethod
     def describe(self) -> str:

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MOST_TIMES, Edit, key, nearest
-from dpro.replay.whatif.input import DATA_LOADING
 from dpro.replay.whatif.inside import inside_spans
 from dpro.replay.whatif.scale import scaled
-from dpro.replay.whatif.select import Selection, fitting
 
 Bools = NDArray[np.bool_]
 
@@ -26,11 +24,12 @@ class NoLaunch(Edit):
     """Launching GPU work costs the CPU nothing and the work is there at once."""
 
     name = "no-launch"
-    summary = "launching GPU work is free"
+    summary = "calls that launch GPU work take no time, and no other host work changes: a bound"
     example = "no-launch"
     needs = "launches, or delays of whole operations"
-    assumes = "shapes are static and nothing synchronises inside"
+    assumes = "Python and the dispatch of operators stay as they are"
     source = "launching calls and launch latencies of 0"
+    is_bound = True
     doubt: float = 0.2
 
     def apply(self, graph: Graph) -> Graph:
@@ -43,7 +42,7 @@ class NoLaunch(Edit):
         if late.any():
             return _without_delays(graph, late)
         launch = graph.edges.kind == EdgeKind.LAUNCH
-        calls = _launching_calls(graph, launch)
+        calls = launching_calls(graph, launch)
         if not calls.any():
             raise Unanswerable("the run holds no GPU launches")
         duration = np.where(calls, 0, graph.nodes.duration)
@@ -53,78 +52,55 @@ class NoLaunch(Edit):
 
     def describe(self) -> str:
         """What is changed."""
-        return "launching GPU work is free"
+        return "launch calls are free (launch calls only)"
 
     def how(self) -> str:
         """How to do it."""
-        return "CUDA graphs (torch.compile(mode='reduce-overhead'))"
-
-
-LONGEST_PAUSE_NS = 1_000_000  # of Python between two launches that a graph takes in
+        return "cannot be done alone: it bounds what cheaper launch calls can gain; see cuda-graph and free-host"
 
 
 @dataclass(frozen=True)
-class CudaGraph(Edit):
-    """What the host launches between two waits becomes one CUDA graph, launched once."""
+class FreeHost(Edit):
+    """The host takes no time at all: only the GPU, the network and waits for them are left."""
 
-    name = "cuda-graph"
-    summary = "between two waits the host launches once"
-    example = "cuda-graph"
-    needs = "launches"
-    assumes = (
-        "shapes are static, what the host does between launches is part of what is captured, but for code in "
-        "no operator that takes more than 1 ms, and replaying it costs what its first launch did"
-    )
-    source = "CPU time from the end of the first launch to the end of the last, between two waits, is 0"
-    selection: Selection
-    doubt: float = 0.3
+    name = "free-host"
+    summary = "the host's CPU takes no time at all: a bound"
+    example = "free-host"
+    needs = "GPU work that the host launches"
+    assumes = "nothing else changes"
+    source = "CPU durations, launching calls and launch latencies of 0"
+    is_bound = True
+    doubt: float = 0.0
 
     def apply(self, graph: Graph) -> Graph:
-        """Make the CPU time behind the first launch of each stretch free, up to the last launch."""
-        chosen = self.selection.chosen(graph)
-        replayed = _captured(graph, chosen)
-        if not replayed.any():
-            raise Unanswerable(
-                "nowhere are two launches selected without a wait between them: record with GPU activities; "
-                "of operation-level traces no-launch tells what launches cost"
-            )
-        return graph.with_durations(np.where(replayed, 0, graph.nodes.duration))
+        """Make all CPU work and all launches free."""
+        return free_host(graph)
 
     def describe(self) -> str:
         """What is changed."""
-        return "one launch per CUDA graph, from wait to wait"
+        return "the host is free: no Python, dispatch, launches or data loading"
 
     def how(self) -> str:
         """How to do it."""
-        return "torch.compile(mode='reduce-overhead'), or torch.cuda.make_graphed_callables by hand"
+        return "cannot be done: it bounds what any change to the host can gain, CUDA graphs included"
 
 
-def _captured(graph: Graph, chosen: Bools) -> Bools:
-    """[N] CPU work behind the first and up to the last chosen launch between two waits on a thread."""
-    nodes, edges = graph.nodes, graph.edges
-    calls = _launching_calls(graph, edges.kind == EdgeKind.LAUNCH) & chosen
-    woken = np.zeros(graph.num_nodes, np.bool_)
-    woken[edges.target[edges.kind == EdgeKind.SYNC]] = True
-    outside = (nodes.around >= 0) & fitting(graph.names, DATA_LOADING)[nodes.around]
-    host = np.isin(nodes.kind, (NodeKind.HOST, NodeKind.GAP))
-    outside |= host & (nodes.duration > LONGEST_PAUSE_NS)  # it does something, not just the next launch
-    on_cpu = np.flatnonzero(np.isin(nodes.kind, CPU_KINDS))
-    order = on_cpu[
-        np.lexsort((on_cpu, nodes.measured_start[on_cpu], nodes.lane[on_cpu], nodes.window[on_cpu]))
-    ]
-    same = (nodes.lane[order], nodes.window[order], nodes.step[order], outside[order])
-    opens = np.append(True, np.any([np.diff(column) != 0 for column in same], axis=0)) | woken[order]
-    stretch = np.cumsum(opens) - 1
-    at = np.arange(order.size)
-    launching = calls[order]
-    first = np.full(order.size, order.size)
-    np.minimum.at(first, stretch[launching], at[launching])
-    last = np.full(order.size, -1)
-    np.maximum.at(last, stretch[launching], at[launching])
-    inside = (at > first[stretch]) & (at <= last[stretch]) & ~outside[order]
-    captured = np.zeros(graph.num_nodes, np.bool_)
-    captured[order[inside]] = True
-    return captured & chosen
+def free_host(graph: Graph) -> Graph:
+    """The graph with all CPU work of steps, all launch calls and launch latencies of 0.
+
+    A latency that was negative stays, and so does what else the host does before the first step: that is no
+    part of a step.
+
+    Raises:
+        Unanswerable: the host launches nothing, so that its work is the job's.
+    """
+    launch = graph.edges.kind == EdgeKind.LAUNCH
+    calls = launching_calls(graph, launch)
+    if not calls.any():
+        raise Unanswerable("the run holds no GPU launches: what the CPU does is the job's own work")
+    on_cpu = calls | np.isin(graph.nodes.kind, CPU_KINDS) & (graph.nodes.step >= 0)
+    lag = np.where(launch, np.minimum(graph.edges.lag, 0), graph.edges.lag)
+    return graph.with_durations(np.where(on_cpu, 0, graph.nodes.duration)).with_lags(lag)
 
 
 @dataclass(frozen=True)
@@ -220,7 +196,8 @@ def _waiting_in(graph: Graph, pattern: str) -> Bools:
     return waiting
 
 
-def _launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[N] runtime calls that these edges begin at."""
     calls = np.zeros(graph.num_nodes, np.bool_)
     calls[graph.edges.source[launch]] = True
     calls &= graph.nodes.kind == NodeKind.RUNTIME

@@ -38,7 +38,7 @@ def inside_modules(graph: Graph, pattern: str) -> Bools:
     Raises:
         Unanswerable: there is no such range.
     """
-    spans = _spans(_run_of(graph))
+    spans = spans_of(_run_of(graph))
     ranges = spans.filter(pl.col("kind").is_in(RANGES)).with_columns(pl.col("name").str.strip_prefix(MODULE))
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
@@ -46,7 +46,7 @@ def inside_modules(graph: Graph, pattern: str) -> Bools:
         raise Unanswerable(
             f"no module or range in the run fits {pattern!r}{near}: `dpro record --modules` names modules"
         )
-    return _nodes_of(graph, _with_backward(spans, chosen))
+    return nodes_of_spans(graph, _with_backward(spans, chosen))
 
 
 def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
@@ -58,7 +58,7 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     Raises:
         Unanswerable: there is no such module.
     """
-    spans = _spans(_run_of(graph))
+    spans = spans_of(_run_of(graph))
     ranges = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with(MODULE))
     ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
     fits = ranges.filter(_fits(ranges, pattern))
@@ -69,7 +69,7 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     for block, outer in enumerate(
         _outermost(fits).with_row_index("block").partition_by("block", include_key=False)
     ):
-        forward = _closure(spans, outer)
+        forward = closure(spans, outer)
         every = _with_backward(spans, outer)
         marked = every.join(forward.with_columns(backward=pl.lit(False)), on=["rank", "span_id"], how="left")
         parts.append(marked.with_columns(pl.col("backward").fill_null(True), block=pl.lit(block)))
@@ -91,12 +91,12 @@ def names_inside(graph: Graph, pattern: str) -> list[str]:
     Raises:
         Unanswerable: there is no such range.
     """
-    spans = _spans(_run_of(graph))
+    spans = spans_of(_run_of(graph))
     ranges = spans.filter(pl.col("kind").is_in(RANGES))
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
         raise Unanswerable(f"the run has no range {pattern!r}: record with torch.profiler or `dpro record`")
-    inner = spans.join(_closure(spans, chosen), on=["rank", "span_id"], how="semi")
+    inner = spans.join(closure(spans, chosen), on=["rank", "span_id"], how="semi")
     return inner.filter(pl.col("kind").is_in(ON_CPU))["name"].unique().sort().to_list()
 
 
@@ -108,7 +108,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     calls = calls_of(graph, work)
     if graph.run is None:
         return calls
-    spans = _spans(graph.run)
+    spans = spans_of(graph.run)
     outer = _outermost(spans.filter(pl.col("kind") == "cpu_op"))
     launches = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0)).join(
         spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS)), on=["rank", "window", "correlation"], how="semi"
@@ -131,7 +131,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     idle = inside.join(left, on=["rank", "outer"], how="anti").select("rank", span_id="outer").unique()
     chosen = outer.join(idle, on=["rank", "span_id"], how="semi")
     on_cpu = np.isin(graph.nodes.kind, CPU_KINDS)
-    return calls | (_nodes_of(graph, _closure(spans, chosen)) & on_cpu)
+    return calls | (nodes_of_spans(graph, closure(spans, chosen)) & on_cpu)
 
 
 def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -> pl.DataFrame:
@@ -141,7 +141,7 @@ def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -
         `node`, `rank`, `span_id`, `name`, `shapes`, `backward` (whether a backward pass called it), sorted by
         node; kernels that none of these operators launched are left out.
     """
-    spans = _spans(_run_of(graph), [*COLUMNS, "shapes"])
+    spans = spans_of(_run_of(graph), [*COLUMNS, "shapes"])
     end = pl.col("start_ns") + pl.col("duration_ns")
     operators = spans.filter((pl.col("kind") == "cpu_op") & pl.col("name").is_in(list(names)))
     backward_threads = spans.filter(pl.col("forward_thread") > 0).select(LANE).unique()
@@ -187,19 +187,19 @@ def calls_of(graph: Graph, work: Bools) -> Bools:
 
 def inside_spans(graph: Graph, pattern: str) -> Bools:
     """[N] nodes of CPU spans whose name fits a pattern, with all that these call and launch."""
-    spans = _spans(_run_of(graph))
+    spans = spans_of(_run_of(graph))
     on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
-    return _nodes_of(graph, _closure(spans, on_cpu.filter(_fits(on_cpu, pattern))))
+    return nodes_of_spans(graph, closure(spans, on_cpu.filter(_fits(on_cpu, pattern))))
 
 
 def with_inside(graph: Graph, mask: Bools) -> Bools:
     """[N] the masked nodes with all that their CPU spans call and launch; as they are without a run."""
     if graph.run is None:
         return mask
-    spans = _spans(graph.run)
+    spans = spans_of(graph.run)
     picked = pl.DataFrame({"rank": graph.nodes.rank[mask], "span_id": graph.nodes.span[mask]}).unique()
     outer = spans.filter(pl.col("kind").is_in(ON_CPU)).join(picked, on=["rank", "span_id"], how="semi")
-    return mask | _nodes_of(graph, _closure(spans, outer))
+    return mask | nodes_of_spans(graph, closure(spans, outer))
 
 
 def _run_of(graph: Graph) -> Run:
@@ -210,7 +210,8 @@ def _run_of(graph: Graph) -> Run:
     return graph.run
 
 
-def _spans(run: Run, columns: Sequence[str] = COLUMNS) -> pl.DataFrame:
+def spans_of(run: Run, columns: Sequence[str] = COLUMNS) -> pl.DataFrame:
+    """The run's spans with these columns, ranks as the graph has them."""
     return run.table(SPANS, columns).with_columns(pl.col("rank").cast(pl.Int64))
 
 
@@ -226,7 +227,7 @@ def _with_backward(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
     A backward operator has the sequence number of the forward operator that asked for it: the last one that
     had it, since those before only looked at the next number.
     """
-    forward = _closure(spans, chosen)
+    forward = closure(spans, chosen)
     numbered = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("kind") == "cpu_op"))
     asked = (
         numbered.filter(pl.col("forward_thread") <= 0)
@@ -237,10 +238,10 @@ def _with_backward(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
     backward = numbered.filter(pl.col("forward_thread") > 0).join(
         asked, on=["rank", "window", "sequence_number"], how="semi"
     )
-    return pl.concat([forward, _closure(spans, backward)]).unique()
+    return pl.concat([forward, closure(spans, backward)]).unique()
 
 
-def _closure(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
+def closure(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
     """`rank`, `span_id` of all CPU spans within the chosen ones on their threads, and what they launched."""
     on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
     parts = []
@@ -260,7 +261,7 @@ def _closure(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([called, launched]).select("rank", "span_id").unique()
 
 
-def _nodes_of(graph: Graph, members: pl.DataFrame) -> Bools:
+def nodes_of_spans(graph: Graph, members: pl.DataFrame) -> Bools:
     """[N] nodes of the spans, and of collectives that they called."""
     calls = _run_of(graph).table(COLLECTIVES, ["rank", "span_id", "launch_span_id"])
     called = calls.with_columns(pl.col("rank").cast(pl.Int64)).join(

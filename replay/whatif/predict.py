@@ -8,7 +8,7 @@ from what may become of waiting for ranks that are missing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -40,6 +40,7 @@ class Prediction:
         speedup: baseline / predicted.
         low_ns, high_ns: interval of the predicted time.
         notes: what the edits found in the run, a line each.
+        proven: whether jobs were really changed by all of these edits, and recorded before and after.
     """
 
     edits: tuple[Edit, ...]
@@ -48,6 +49,20 @@ class Prediction:
     low_ns: float
     high_ns: float
     notes: tuple[str, ...] = ()
+    proven: bool = False
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether an edit only says how much there is to gain, and cannot be made to a job."""
+        return any(edit.is_bound for edit in self.edits)
+
+    @property
+    def effect(self) -> str:
+        """`faster` or `slower` where the interval says so, else `unclear`: it holds the step as it is."""
+        base_ns = self.predicted_ns * self.speedup
+        if self.high_ns < base_ns:
+            return "faster"
+        return "slower" if self.low_ns > base_ns else "unclear"
 
     def what(self) -> str:
         """What would be different, in words."""
@@ -130,25 +145,27 @@ def compare(
     known = _still_known(graph, changed, trust)
     timelines = _replays(changed, known.overlap if known else None)
     timelines += _with_missing_ranks(changed, known.meetings if known else None)
-    timelines += _at_bounds(graphs, edits)
-    after_ns, *bounds_ns = (_steps_of(timeline, baseline) for timeline in timelines)
+    after_ns, *others_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns
     between_runs = RUN_TO_RUN * _deviation(before_ns) / base * predicted if base else 0.0
     spread = STANDARD_ERRORS * float(np.hypot(_standard_error(gain, after_ns), between_runs))
     measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
-    between = [float(_steps_of(replay(each), baseline).mean()) for each in graphs[1:-1]]
+    between = _means_of(graphs[1:-1], baseline)
     doubt = _doubt(edits, [base, *between, predicted])
-    open_ns = max((abs(float(bound.mean()) - predicted) for bound in bounds_ns), default=0.0)
+    open_ns = max((abs(float(other.mean()) - predicted) for other in others_ns), default=0.0)
     margin = spread + misfit + doubt + open_ns
+    ends = [predicted, *_means_of(_with_each(graphs, edits, lambda edit, at: edit.bounds(at)), baseline)]
+    limits = _means_of(_with_each(graphs, edits, _limits_of), baseline)
     return Prediction(
         tuple(edits),
         predicted,
         base / predicted if predicted else float("inf"),
-        max(predicted - margin, 0.0),
-        predicted + margin,
+        max(min(ends) - margin, min(max(limits, default=0.0), predicted), 0.0),
+        max(ends) + margin,
         tuple(notes),
+        bool(edits) and all(edit.proof for edit in edits),
     )
 
 
@@ -195,16 +212,33 @@ def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:
     return replays_with_new_overlap(changed, overlap.beside, (overlap.slowdown, overlap.low, overlap.high))
 
 
-def _at_bounds(graphs: Sequence[Graph], edits: Sequence[Edit]) -> list[Timeline]:
-    """Replays at both ends of what each edit leaves open, the edits after it applied on top."""
+def _with_each(
+    graphs: Sequence[Graph], edits: Sequence[Edit], others: Callable[[Edit, Graph], Sequence[Graph]]
+) -> list[Graph]:
+    """Graphs that each edit could have made instead of its own, with the edits after it on top.
+
+    Args:
+        graphs: as from `apply_all`.
+        edits: what was changed.
+        others: what an edit could have made of a graph.
+    """
     found = []
     for at, edit in enumerate(edits):
-        for bound in edit.bounds(graphs[at]):
-            changed = bound
+        for changed in others(edit, graphs[at]):
             for later in edits[at + 1 :]:
                 changed = later.apply(changed)
-            found.append(replay(changed))
+            found.append(changed)
     return found
+
+
+def _limits_of(edit: Edit, graph: Graph) -> Sequence[Graph]:
+    limit = edit.limit(graph)
+    return [] if limit is None else [limit]
+
+
+def _means_of(changed: Sequence[Graph], baseline: pl.DataFrame) -> list[float]:
+    """The mean step of each graph, ns."""
+    return [float(_steps_of(replay(each), baseline).mean()) for each in changed]
 
 
 def _with_missing_ranks(changed: Graph, meetings: Meetings | None) -> list[Timeline]:
@@ -213,10 +247,7 @@ def _with_missing_ranks(changed: Graph, meetings: Meetings | None) -> list[Timel
 
 
 def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:
-    """[S] ns, how long each step of a changed graph takes."""
+    """[S] ns, how long each step of a changed graph takes; 0 where all of it moved before the first step."""
     steps = changed_step_times(baseline, timeline.graph, timeline.start, timeline.end)
-    return (
-        durations_of(baseline)
-        .join(steps, on=["window", "step"], suffix="_after")["duration_ns_after"]
-        .to_numpy()
-    )
+    both = durations_of(baseline).join(steps, on=["window", "step"], suffix="_after")
+    return np.maximum(both["duration_ns_after"].to_numpy(), 0)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dpro.replay.whatif.algorithm import Algorithm
 from dpro.replay.whatif.batch import Batch
 from dpro.replay.whatif.bucket import Bucket
+from dpro.replay.whatif.capture import CudaGraph
 from dpro.replay.whatif.comm import Delay, Network, NoCommunication
 from dpro.replay.whatif.compress import Compress
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.fusion import Compile, Optimizer
 from dpro.replay.whatif.garbage import Garbage
 from dpro.replay.whatif.heal import Heal
-from dpro.replay.whatif.host import Cpu, CudaGraph, NoLaunch, NoSync
+from dpro.replay.whatif.host import Cpu, FreeHost, NoLaunch, NoSync
 from dpro.replay.whatif.input import HideInput, Workers
 from dpro.replay.whatif.memory import Accumulate, Recompute
 from dpro.replay.whatif.parallel import Balance, Pipeline
@@ -30,7 +31,7 @@ from dpro.replay.whatif.width import Width
 FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Selected work": (Scale, Remove, Replace),
     "Ranks": (Heal, Hurt, Drop),
-    "Host": (NoLaunch, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
+    "Host": (NoLaunch, FreeHost, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
     "Fusion": (Optimizer, Compile),
     "Precision": (Precision,),
     "Memory for time": (Accumulate, Recompute, Batch),

@@ -40,7 +40,7 @@ ZERO_ONLY = {"balance:over=stages": "pipeline", "width:dp=4": "rings"}  # even w
 # Edits that leave nothing for themselves to change.
 ONCE = [
     *("remove:kind=kernel", "replace:name=aten::mm,us=30", "drop:rank=1", "no-launch"),
-    *("cuda-graph", "no-sync", "hide-input", "no-comm", "optimizer:impl=fused", "bucket:mb=1"),
+    *("cuda-graph", "free-host", "no-sync", "hide-input", "no-comm", "optimizer:impl=fused", "bucket:mb=1"),
 ]
 NEITHER = {
     "gc": "pauses are those of the run as it was recorded",
@@ -54,7 +54,8 @@ NEITHER = {
 # Edits that take work or waiting away.
 LESS = [
     *("scale:factor=0.5", "remove:kind=kernel", "remove:name=*", "heal:rank=0", "heal:rank=1", "drop:rank=1"),
-    *("no-launch", "cuda-graph", "cpu:factor=2", "no-sync", "hide-input", "gc:every=0", "compile", "no-comm"),
+    *("no-launch", "free-host", "cuda-graph", "cpu:factor=2", "no-sync", "hide-input", "gc:every=0"),
+    *("compile", "no-comm"),
     *("network:bandwidth=2", "optimizer:impl=fused", "precision:dtype=fp8,speedup=2", "prefetch:ahead=1"),
     *("algorithm:to=halving", "replace:name=aten::mm,us=1", "bucket:mb=1", "compress:to=bf16"),
     *(
@@ -78,6 +79,7 @@ APART = [
     ("no-sync", "scale:kind=kernel,factor=2"),
     ("cuda-graph", "scale:kind=kernel,factor=0.3"),
     ("no-launch", "scale:kind=kernel,factor=0.3"),
+    ("free-host", "scale:kind=kernel,factor=0.3"),
     ("remove:kind=kernel", "hide-input"),
     ("drop:rank=1", "hurt:rank=0,factor=2"),
     ("gc:every=0", "network:bandwidth=3"),
