@@ -129,7 +129,7 @@ def _finding(finding: Finding, link: Link) -> Component:
 
 def _gains(loaded: Loaded, link: Link) -> Any:
     predictions, _ = loaded.as_tried(loaded.search[0])
-    helpful = [each for each in predictions if each.speedup > 1][:BEST]
+    helpful = [each for each in predictions if each.is_advice and each.speedup > 1][:BEST]
     if not helpful:
         return message("No edit that was tried would shorten the step.")
     rows = [
@@ -140,13 +140,14 @@ def _gains(loaded: Loaded, link: Link) -> Any:
             f"x{row['speedup']:.2f}",
             f"{row['predicted_ms']:.2f}",
             f"{row['low_ms']:.2f} to {row['high_ms']:.2f}",
+            row["block"],
         ]
         for row in gain_info(helpful).iter_rows(named=True)
     ]
     measured = float(np.mean(loaded.trust.steps["measured_ns"].to_numpy()))
     note = f"of a mean step of {format_duration(measured)} in deep windows"
     doubtful = [] if loaded.trust.answerable else [message("Do not rely on it: the replay fits badly.")]
-    header = ["if", "speed-up", "step, ms", "interval, ms"]
+    header = ["if", "speed-up", "step, ms", "interval, ms", "proof"]
     return [*doubtful, table(header, rows), html.P(note, className="note"), csv_link(NAME, "gains", link)]
 
 

@@ -38,7 +38,7 @@ from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.predict import Prediction, compare
+from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
 from dpro.replay.whatif.sensitivity import in_words
 from dpro.trial.ledger import read
 from dpro.units import NS_PER_MS, ms
@@ -182,6 +182,7 @@ def _answer(loaded: Loaded, link: Link) -> Any:
             ("speed-up", f"x{prediction.speedup:.3f}"),
             ("step", f"{ms(prediction.predicted_ns):.2f} ms instead of {base_ms:.2f} ms"),
             ("interval", f"{ms(prediction.low_ns):.2f} to {ms(prediction.high_ns):.2f} ms"),
+            ("proof", BLOCKS[prediction.block]),
             *(("", line) for line in widened),
             ("how", prediction.how()),
         ]
@@ -250,12 +251,13 @@ def _ranked(loaded: Loaded, link: Link) -> Any:
             f"x{row['speedup']:.3f}",
             f"{row['predicted_ms']:.2f}",
             f"{row['low_ms']:.2f} to {row['high_ms']:.2f}",
+            row["block"],
         ]
         for row in gain_info(predictions).iter_rows(named=True)
     ]
     refusals = [html.Li([html.Code(each.edit), ": ", each.reason]) for each in refused]
     return [
-        table(["if", "speed-up", "step, ms", "interval, ms"], rows),
+        table(["if", "speed-up", "step, ms", "interval, ms", "proof"], rows),
         html.Ul([html.Li(line) for line in widened], className="unknown"),
         html.Details([html.Summary(f"{len(refused)} not answered"), html.Ul(refusals, className="unknown")]),
         csv_link(NAME, "ranked", link),

@@ -6,6 +6,7 @@ pays for what it needs; several threads may ask at once.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -203,8 +204,15 @@ class Analysis(Knowing):
         return baseline_steps(self.built.predictive, self.timeline)
 
     @once
+    def suspects(self) -> frozenset[int]:
+        """Ranks that findings name; none where the run cannot tell."""
+        with suppress(DproError):
+            return frozenset(rank for finding in self.verdict[0] for rank in finding.ranks)
+        return frozenset()
+
+    @once
     def search(self) -> tuple[list[Prediction], list[Refusal]]:
-        """What would help, largest gain first."""
+        """What would help: what is proven first, then what is not, then bounds; of each the largest gain."""
         from dpro.replay.whatif.search import search
 
-        return search(self.built.predictive, self.trust)
+        return search(self.built.predictive, self.trust, self.suspects)

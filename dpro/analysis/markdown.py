@@ -54,8 +54,8 @@ def _gains(gains: Sequence[Gain], of_step: str) -> Iterator[str]:
         yield "No edit that was tried would shorten the step."
         return
     yield f"Of a mean step of {_plain(of_step)} in deep windows, predicted by replay:"
-    rows = [[each.what, each.speedup, each.step, each.interval] for each in gains]
-    yield from _table(["if", "speed-up", "step", "interval"], rows)
+    rows = [[each.what, each.speedup, each.step, each.interval, each.proof] for each in gains]
+    yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
     yield ""
     for each in gains:
         edits = " ".join(f"--edit {_code(edit)}" for edit in each.edits)

@@ -50,6 +50,7 @@ class Gain:
     speedup: str
     step: str
     interval: str
+    proof: str
     edits: Sequence[str]
     how: str
 
@@ -75,7 +76,7 @@ class Report:
         facts: what was recorded.
         findings: what is slow or broken, costliest first.
         unknown: what the run cannot show of what may be wrong.
-        gains: what would help, best first.
+        gains: what would help: what is proven first, then what is not; of each the best first.
         of_step: the step time that they are predicted for; empty where nothing could be predicted.
         refused: edits that the run cannot answer, and why.
         tables: where the time went.
@@ -156,7 +157,7 @@ def _gains(analysis: Analysis) -> tuple[list[Gain], str, Pairs]:
         steps = analysis.trust.steps["measured_ns"]
     except DproError:
         return [], "", []
-    helpful = [_gain(each) for each in predictions if each.speedup >= WORTH_SHOWING]
+    helpful = [_gain(each) for each in predictions if each.is_advice and each.speedup >= WORTH_SHOWING]
     measured = format_duration(float(steps.to_numpy().mean()))
     return helpful[:MOST_PREDICTIONS], measured, [(each.edit, each.reason) for each in refused]
 
@@ -167,6 +168,7 @@ def _gain(prediction: Prediction) -> Gain:
         speedup=f"x{prediction.speedup:.2f}",
         step=f"{ms(prediction.predicted_ns):.2f} ms",
         interval=f"{ms(prediction.low_ns):.2f} to {ms(prediction.high_ns):.2f} ms",
+        proof="real jobs, before and after" if prediction.proven else "none: unproven",
         edits=[str(edit) for edit in prediction.edits],
         how=prediction.how(),
     )

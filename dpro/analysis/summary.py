@@ -96,8 +96,13 @@ def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
 
 
 def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
-    """Predictions as a table, in their order: what would help most comes first."""
-    names = ("edit", "what", "predicted_ms", "low_ms", "high_ms", "speedup", "how")
+    """Predictions as a table, in their order.
+
+    Returns:
+        `edit`, `what`, `predicted_ms`, `low_ms`, `high_ms`, `speedup`, `how`, `block` (proven, unproven or
+        bound), `effect` (faster, slower, or unclear where the interval holds the step as it is).
+    """
+    names = ("edit", "what", "predicted_ms", "low_ms", "high_ms", "speedup", "how", "block", "effect")
     return pl.DataFrame(
         {
             "edit": ["\n".join(map(str, each.edits)) for each in predictions],
@@ -107,8 +112,10 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
             "high_ms": [ms(each.high_ns) for each in predictions],
             "speedup": [each.speedup for each in predictions],
             "how": [each.how() for each in predictions],
+            "block": [each.block for each in predictions],
+            "effect": [each.effect for each in predictions],
         },
-        schema=dict(zip(names, [pl.String, pl.String, *[pl.Float64] * 4, pl.String])),
+        schema=dict(zip(names, [pl.String, pl.String, *[pl.Float64] * 4, *[pl.String] * 3])),
     )
 
 

@@ -140,9 +140,7 @@ def _record(run: Path, *arguments: str) -> Path:
 
 def _predictions(analysis: Analysis) -> list[Prediction]:
     """What saves most, and the best single changes: several together easily fill the first places."""
-    from dpro.replay.whatif.search import search
-
-    every = search(analysis.built.graph, analysis.trust)[0]
+    every = [prediction for prediction in analysis.search[0] if prediction.is_advice]
     alone = [prediction for prediction in every if len(prediction.edits) == 1][:SHOWN_ALONE]
     return [*(prediction for prediction in every[:1] if prediction not in alone), *alone]
 

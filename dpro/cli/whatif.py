@@ -230,7 +230,7 @@ def whatif_document(
             found = Found([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
     else:
         with progress("Trying edits") as tell:
-            found = explore(graph, trust, BUDGET if budget is None else budget, tell)
+            found = explore(graph, trust, BUDGET if budget is None else budget, tell, analysis.suspects)
     predictions, widened = as_tried(found.predictions)
     document = {
         "run": analysis.run.label,
@@ -278,11 +278,31 @@ def prediction_document(prediction: Prediction) -> dict[str, Any]:
         "edits": [str(edit) for edit in prediction.edits],
         "predicted_ms": ms(prediction.predicted_ns),
         "speedup": prediction.speedup if math.isfinite(prediction.speedup) else None,
+        "proven": prediction.proven,
+        "block": prediction.block,
+        "effect": prediction.effect,
         "low": ms(prediction.low_ns),
         "high": ms(prediction.high_ns),
         "how": prediction.how(),
         "notes": list(prediction.notes),
     }
+
+
+def _print_blocks(out: Console, shown: list[Prediction]) -> None:
+    """Predictions under what they rest on; of each block the largest gains."""
+    from itertools import groupby
+
+    from dpro.replay.whatif.predict import BLOCKS
+
+    for block, rows in groupby(shown, lambda row: row.block):
+        out.print(f"{BLOCKS[block].capitalize()}:")
+        for row in list(rows)[:ROWS]:
+            interval = f"({ms(row.low_ns):.2f} to {ms(row.high_ns):.2f})"
+            unclear = "; the interval holds the step as it is" if row.effect == "unclear" else ""
+            out.print(
+                f"  x{row.speedup:.2f}  {ms(row.predicted_ns):.2f} ms {interval} if {row.what()}{unclear}"
+            )
+            out.print("         " + " ".join(f"--edit '{edit}'" for edit in row.edits))
 
 
 def _print(
@@ -295,18 +315,15 @@ def _print(
     other = document["other_steps_ms"]
     if other is not None:
         out.print(f"Recording in depth slows steps down: the typical step outside takes {other:.2f} ms.")
-    shown = [row for row in predictions if not searched or row.speedup >= WORTH_SHOWING][:ROWS]
-    for row in shown:
-        interval = f"({ms(row.low_ns):.2f} to {ms(row.high_ns):.2f})"
-        out.print(f"  x{row.speedup:.2f}  {ms(row.predicted_ns):.2f} ms {interval} if {row.what()}")
-        out.print("         " + " ".join(f"--edit '{edit}'" for edit in row.edits))
+    shown = [row for row in predictions if not searched or row.speedup >= WORTH_SHOWING]
+    _print_blocks(out, shown)
     if len(shown) < len(predictions):
         out.print(f"{len(predictions) - len(shown)} more would change little or nothing (--json has them)")
-    for note in predictions[0].notes if predictions else ():
+    for note in shown[0].notes if shown else ():
         out.print(f"  - {note}")
-    if predictions:
-        out.print(f"How, for the first: {predictions[0].how()}")
-    trial = _how_to_try(predictions)
+    if shown:
+        out.print(f"How, for the first: {shown[0].how()}")
+    trial = _how_to_try(shown)
     if trial:
         out.print(f"To see what it really does: {trial}")
     for pair in document["interactions"]:

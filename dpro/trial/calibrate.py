@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dpro.replay.whatif.predict import Prediction
+from dpro.replay.whatif.predict import Prediction, ranked
 from dpro.trial.changes import kind_of_edit
-from dpro.trial.ledger import Entry, joint_kind, read, usual_error, widened
+from dpro.trial.ledger import Entry, held, joint_kind, read, usual_error, widened
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Calibration:
 def calibrated(prediction: Prediction, entries: Sequence[Entry]) -> tuple[Prediction, Calibration | None]:
     """A prediction whose interval the ledger has widened, where it has enough entries of its kind.
 
+    One is proven, too, where most tries of its kind took as long as was predicted.
+
     Args:
         prediction: as the replay makes it.
         entries: of the ledger.
@@ -46,13 +48,14 @@ def calibrated(prediction: Prediction, entries: Sequence[Entry]) -> tuple[Predic
     kind = joint_kind(kinds) if all(kinds) else ""
     error, count = usual_error(entries, kind)
     low, high = widened(prediction.predicted_ns, prediction.low_ns, prediction.high_ns, error)
+    prediction = replace(prediction, proven=prediction.proven or held(entries, kind))
     if (low, high) == (prediction.low_ns, prediction.high_ns):
         return prediction, None
     return replace(prediction, low_ns=low, high_ns=high), Calibration(kind, math.expm1(error), count)
 
 
 def as_tried(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[str]]:
-    """Predictions whose intervals what was tried on this machine has widened, and a line for each of those.
+    """Predictions as what was tried on this machine has them: ranked, and a line for each widened interval.
 
     Raises:
         DproError: there is a ledger, and it cannot be read.
@@ -64,4 +67,4 @@ def as_tried(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[
         for prediction, calibration in both
         if calibration
     ]
-    return [prediction for prediction, _ in both], widened_ones
+    return ranked(prediction for prediction, _ in both), widened_ones

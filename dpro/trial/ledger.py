@@ -158,6 +158,13 @@ def usual_error(entries: Sequence[Entry], kind: str) -> tuple[float, int]:
     return errors[min(math.ceil(COVERED * (len(errors) + 1)), len(errors)) - 1], len(errors)
 
 
+def held(entries: Sequence[Entry], kind: str) -> bool:
+    """Whether most tries of a kind, of at least one, took as long as was predicted."""
+    inside = [entry.is_inside for entry in entries if kind and entry.kind == kind]
+    known = [each for each in inside if each is not None]
+    return bool(known) and 2 * sum(known) > len(known)
+
+
 def widened(predicted: float, low: float, high: float, error: float) -> tuple[float, float]:
     """An interval that also holds what a usual error away from the prediction is; never a narrower one."""
     return min(low, predicted * math.exp(-error)), max(high, predicted * math.exp(error))

@@ -29,6 +29,7 @@ class Bucket(Edit):
         "a bucket closes once it holds the size or more, as DDP rebuilds them; re-bucketing as in dPRO (Hu "
         "et al., MLSys 2022); times from the run's own latency and bandwidth"
     )
+    proof = "25 and 1 MB, gloo"
     mb: float = key("size of a bucket, 2**20 bytes", least=0.0)
     first_mb: float | None = key("size of the first one; as the others if not given", None, least=0.0)
     doubt: float = 0.15

@@ -1,4 +1,4 @@
-"""CUDA graphs: what the host does that a captured graph would do instead, and what stays, as the trace shows it.
+"""CUDA graphs: which host time a capture takes away, and which stays, as the trace shows it.
 
 A capture holds GPU work that operators launch, with their dispatch and the launches. It cannot hold what
 synchronises, what moves data between host and device, or what loads data. Host time in no operator may be
@@ -90,11 +90,12 @@ class CudaGraph(Edit):
         taken, left_open, whole = (
             float(nodes.duration[mask & inside].sum()) / per for mask in (found.taken, found.open, inside)
         )
+        stays = format_duration(whole - taken - left_open)
         return (
             f"of {format_duration(whole)} of host time per step and rank {format_duration(taken)} is in "
-            f"operators that can be captured, {format_duration(whole - taken - left_open)} stays (data, "
-            f"synchronising calls, copies, what comes before a graph), and {format_duration(left_open)} is in "
-            "no operator that launches: the interval has it both ways",
+            f"operators that can be captured, {stays} stays (data, synchronising calls, copies, what comes "
+            f"before a graph), and {format_duration(left_open)} is in no operator that launches: the "
+            "interval has it both ways",
         )
 
     def describe(self) -> str:
@@ -211,7 +212,9 @@ def _spans_at(graph: Graph, mask: Bools) -> pl.DataFrame:
 
 def _calls_inside(ops: pl.DataFrame, spans: pl.DataFrame, made: pl.DataFrame) -> pl.Series:
     """[ops] how many of the calls that were made lie in each operator, by its thread and time."""
-    at = spans.join(made, on=["rank", "span_id"], how="semi").select(*LANE, "start_ns").sort(*LANE, "start_ns")
+    at = (
+        spans.join(made, on=["rank", "span_id"], how="semi").select(*LANE, "start_ns").sort(*LANE, "start_ns")
+    )
     starts = {lane: rows["start_ns"].to_numpy() for lane, rows in at.group_by(LANE)}
     none = np.zeros(0, np.int64)
     counts = []

@@ -30,6 +30,7 @@ class NoCommunication(Edit):
     needs = "collectives"
     assumes = "nothing else changes"
     source = "the graph without its rendezvous; no formula"
+    is_advice = False
     doubt: float = 0.0
 
     def apply(self, graph: Graph) -> Graph:
@@ -60,6 +61,8 @@ class Network(Edit):
         "Hockney 1994: time = latency + bytes / bandwidth, fitted to the run's own transfers; these told "
         "from waiting as by Lin et al., OSDI 2025, section 3.2"
     )
+    proof = "links of 200, 500 and 1000 Mbit/s, gloo"
+    is_advice = False
     bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MOST_TIMES)
     latency: float = key("multiple of the latency", 1.0, least=0.0)
     doubt: float = 0.15
@@ -109,6 +112,8 @@ class Delay(Edit):
         "hide a part of the way"
     )
     source = "Hockney 1994: time = latency + bytes / bandwidth, with more latency"
+    proof = "1 ms each way, gloo"
+    is_advice = False
     us: float = key("what a small transfer takes longer, microseconds", least=0.0)
     doubt: float = 0.5
 

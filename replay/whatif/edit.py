@@ -38,8 +38,9 @@ class Edit(ABC):
         assumes: what its prediction takes for granted; goes on from "assumes that".
         source: where its formula is from.
         doubt: share of the predicted gain that rests on what the edit assumes; widens the interval.
-        is_bound: whether nothing can be done to a job that does this: how much there is to gain at most.
-        proof: the jobs that were really changed so, and recorded before and after (docs/accuracy.md); empty
+        is_advice: whether it can be done to a job as it is; if not, it says what a part of the job or of the
+            machine is worth, or how much there is to gain at most.
+        proof: which jobs were really changed so, and recorded before and after (docs/accuracy.md); empty
             where there are none: the edit is unproven.
     """
 
@@ -50,7 +51,7 @@ class Edit(ABC):
     assumes: ClassVar[str]
     source: ClassVar[str]
     doubt: float
-    is_bound: ClassVar[bool] = False
+    is_advice: ClassVar[bool] = True
     proof: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -69,6 +70,10 @@ class Edit(ABC):
         Raises:
             Unanswerable: the run lacks what the edit needs; the message says what.
         """
+
+    def is_proven(self) -> bool:
+        """Whether a pair of recordings before and after such a change has shown what it does."""
+        return bool(self.proof)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What the edit found in the graph that it is applied to, a line each."""

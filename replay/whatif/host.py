@@ -29,7 +29,7 @@ class NoLaunch(Edit):
     needs = "launches, or delays of whole operations"
     assumes = "Python and the dispatch of operators stay as they are"
     source = "launching calls and launch latencies of 0"
-    is_bound = True
+    is_advice = False
     doubt: float = 0.2
 
     def apply(self, graph: Graph) -> Graph:
@@ -56,7 +56,9 @@ class NoLaunch(Edit):
 
     def how(self) -> str:
         """How to do it."""
-        return "cannot be done alone: it bounds what cheaper launch calls can gain; see cuda-graph and free-host"
+        return (
+            "cannot be done alone: it bounds what cheaper launch calls can gain; see cuda-graph and free-host"
+        )
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class FreeHost(Edit):
     needs = "GPU work that the host launches"
     assumes = "nothing else changes"
     source = "CPU durations, launching calls and launch latencies of 0"
-    is_bound = True
+    is_advice = False
     doubt: float = 0.0
 
     def apply(self, graph: Graph) -> Graph:
@@ -113,6 +115,7 @@ class Cpu(Edit):
     needs = "CPU work, or launch delays of whole operations"
     assumes = "all CPU work speeds up alike, and the GPU and the network do not"
     source = "CPU durations / factor"
+    is_advice = False
     factor: float = key("how many times as fast", 2.0, least=1 / MOST_TIMES)
     doubt: float = 0.1
 

@@ -34,6 +34,7 @@ class HideInput(Edit):
     needs = "the DataLoader's annotation, which torch.profiler and dpro record"
     assumes = "there are free cores for the workers and a source that can keep up"
     source = "time inside the DataLoader's `__next__` of 0"
+    proof = "slower input, gloo"
     doubt: float = 0.1
 
     def apply(self, graph: Graph) -> Graph:
@@ -64,6 +65,7 @@ class Workers(Edit):
     source = (
         "wait per step = max(0, time of a batch / workers - step with its input ready): workers are a queue"
     )
+    proof = "0 to 1, 2 and 4 workers, CPU"
     count: int = key("how many workers each rank has", least=0)
     doubt: float = 0.25
 

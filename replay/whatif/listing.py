@@ -47,11 +47,19 @@ def markdown() -> str:
             lines += [f"- `{key.name}={_default(key)}`: {_told(key)}" for key in own_keys(edit)]
             lines += ["- the keys of a selection, as below"] if _selects(edit) else []
             lines += [f"- needs {edit.needs}", f"- assumes that {edit.assumes}"]
-            lines += [f"- source: {edit.source}", f"- for real: {parse_edit(edit.example).how()}", ""]
+            lines += [f"- source: {edit.source}", f"- {proof_of(edit)}"]
+            lines += [f"- for real: {parse_edit(edit.example).how()}", ""]
     lines += ["### Selections", ""]
     lines += ["| key | selects |", "|---|---|"]
     lines += [f"| `{key.name}=` | {_told(key)} |" for key in keys_of(Selection).values()]
     return "\n".join(lines) + "\n"
+
+
+def proof_of(edit: type[Edit]) -> str:
+    """What recordings before and after such a change there are, in words."""
+    if edit.proof:
+        return f"proven by jobs recorded before and after: {edit.proof}"
+    return "unproven: no job was recorded before and after" if edit.is_advice else "a bound or supposition"
 
 
 def own_keys(edit: type[Edit]) -> list[Key]:

@@ -33,6 +33,7 @@ class Accumulate(Edit):
     needs = "reductions of gradients in one process group, or group="
     assumes = "each pass is like the recorded one, and all reductions of the group are of gradients"
     source = "the step, preceded by copies of itself without these reductions and without its optimizer"
+    proof = "2 passes, gloo"
     steps: int = key("passes per optimizer step; the step that is predicted has them all", 2, least=1)
     group: str = key("pattern for the process group that reduces gradients", "")
     doubt: float = 0.1

@@ -61,6 +61,36 @@ def computes(graph: Graph) -> pl.DataFrame:
     ).sort("step", "rank", "start", "node")
 
 
+MIN_SLOWNESS = (
+    1.1  # of a rank to the others of its stage, in three steps of four: less is how its work varies
+)
+
+
+def slowness(rows: pl.DataFrame) -> pl.DataFrame:
+    """How much longer each rank takes than others of its stage do for the same work.
+
+    Args:
+        rows: as from `computes`.
+
+    Returns:
+        `rank`, `kind`, `slowness`: 1 of a rank that is not clearly slower in most steps, or alone.
+    """
+    found: list[tuple[int, str, float]] = []
+    per_step = rows.group_by("stage", "kind", "rank", "step").agg(pl.col("ns").sum())
+    per_step = per_step.sort("stage", "kind", "rank", "step")
+    for (_, kind), alike in per_step.group_by("stage", "kind", maintain_order=True):
+        table = alike.pivot("rank", index="step", values="ns").drop("step")
+        times = table.fill_null(0).to_numpy().astype(np.float64)
+        for column, rank in enumerate(table.columns):
+            others = np.delete(times, column, axis=1)
+            usual = np.median(others, axis=1) if others.size else times[:, column]
+            ratio = times[:, column][usual > 0] / usual[usual > 0]
+            is_slow = ratio.size and np.quantile(ratio, 0.25) > MIN_SLOWNESS
+            found.append((int(rank), str(kind), float(np.median(ratio)) if is_slow else 1.0))
+    schema = {"rank": pl.Int64, "kind": pl.String, "slowness": pl.Float64}
+    return pl.DataFrame(found, schema=schema, orient="row")
+
+
 @dataclass(frozen=True)
 class Balance(Edit):
     """The same work, divided evenly over stages, or over the sequences of a step."""
@@ -69,24 +99,42 @@ class Balance(Edit):
     summary = "stages, or the sequences of a step, have even work"
     example = "balance:over=stages"
     needs = "a trace of whole operations"
-    assumes = "work can be moved in any amount, and takes as long elsewhere"
+    assumes = "work can be moved in any amount, and a rank that is slow beside its stage stays as slow"
     source = "Lin et al., OSDI 2025: uneven stages and uneven sequence lengths, replaced by their mean"
     over: str = key("what is evened out", choices=("stages", "sequences"))
     doubt: float = 0.2
 
     def apply(self, graph: Graph) -> Graph:
-        """Give each operation the mean of those it is evened out with; the sum of all work stays."""
+        """Give each operation the mean of those it is evened out with; the sum of all work stays.
+
+        What a slow rank takes longer is no work that others could do: it stays with it.
+        """
         rows = computes(graph)
-        mean = pl.col("ns").mean()
+        rows = rows.join(slowness(rows), on=["rank", "kind"], how="left", maintain_order="left")
+        mean = (pl.col("ns") / pl.col("slowness")).mean()
         if self.over == "stages":
             own, all_stages = mean.over("kind", "stage"), mean.over("kind")
             new = pl.col("ns") * (all_stages / own).fill_nan(1.0)
         else:
-            new = mean.over("kind", "stage", "step")
+            new = mean.over("kind", "stage", "step") * pl.col("slowness")
         changed = rows.with_columns(new=new.round().cast(pl.Int64))
         duration = graph.nodes.duration.copy()
         duration[changed["node"].to_numpy()] = changed["new"].to_numpy()
         return graph.with_durations(duration)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """Which ranks are slow by themselves, and whether that could be seen."""
+        rows = computes(graph)
+        most = slowness(rows).group_by("rank").agg(pl.col("slowness").max())
+        slow = most.filter(pl.col("slowness") > 1).sort("rank")
+        lines = [
+            f"rank {rank} takes {times:.2f} times as long as others of its stage: that is not spread over "
+            f"them, since it is no work of theirs; heal:rank={rank} says what it costs"
+            for rank, times in slow.iter_rows()
+        ]
+        if rows.group_by("stage").agg(pl.col("rank").n_unique())["rank"].max() == 1:
+            lines.append("each stage is one rank: a slow one cannot be told from one with more work")
+        return tuple(lines)
 
     def describe(self) -> str:
         """What is changed."""

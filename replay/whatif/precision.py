@@ -49,22 +49,20 @@ class Precision(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the kernels of matmuls by their roofline, and pointwise kernels by their bytes."""
-        kernels = self.selection.mask(graph) & (graph.nodes.kind == NodeKind.KERNEL)
-        if not kernels.any():
-            raise Unanswerable("no such GPU kernel in the run: nothing is known of the precision of CPUs")
+        kernels, computing = self._chosen(graph)
         duration = graph.nodes.duration.astype(np.float64)
         if self.speedup is None:
             nodes, new, _ = _by_roofline(graph, kernels, self.dtype)
             duration[nodes] = new
         else:
-            duration[kernels & _computing(graph, self.dtype)] /= self.speedup
+            duration[computing] /= self.speedup
         if self.dtype != "fp8":
             duration[kernels & _pointwise_floats(graph)] *= BYTES[self.dtype] / BYTES["fp32"]
         return graph.with_durations(np.rint(duration).astype(np.int64))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """Which matmuls the arithmetic limits, and which the memory."""
-        kernels = self.selection.mask(graph) & (graph.nodes.kind == NodeKind.KERNEL)
+        kernels, _ = self._chosen(graph)
         halved = int((kernels & _pointwise_floats(graph)).sum()) if self.dtype != "fp8" else 0
         lines = [f"{halved} pointwise kernels on floats move half the bytes"] if halved else []
         if self.speedup is None:
@@ -75,6 +73,28 @@ class Precision(Edit):
                 share = graph.nodes.duration[nodes[of]].sum() / max(total, 1)
                 lines.append(f"{of.sum()} kernels of matmuls, {share:.0%} of their time, are {limit}-bound")
         return tuple(lines)
+
+    def _chosen(self, graph: Graph) -> tuple[Bools, Bools]:
+        """[N] the selected kernels, and which of them are matmuls with more bits.
+
+        Raises:
+            Unanswerable: there is none.
+        """
+        kernels = self.selection.mask(graph) & (graph.nodes.kind == NodeKind.KERNEL)
+        if not kernels.any():
+            raise Unanswerable("no such GPU kernel in the run: nothing is known of the precision of CPUs")
+        matmuls = kernels & _matmuls(graph)
+        if not matmuls.any():
+            raise Unanswerable(
+                "none of these kernels is a matmul, a convolution or attention by its name: fewer bits "
+                "change nothing that is known of the others"
+            )
+        computing = matmuls & _more_bits(graph, self.dtype)
+        if self.speedup is not None and not computing.any():
+            raise Unanswerable(
+                f"no matmul in the run has more bits than {self.dtype}, by the names of its kernels"
+            )
+        return kernels, computing
 
     def describe(self) -> str:
         """What is changed."""
@@ -145,14 +165,16 @@ def _gpu_of(graph: Graph) -> Gpu:
     return gpu_named(graph.run.manifest.gpus if graph.run is not None else [])
 
 
-def _computing(graph: Graph, dtype: str) -> Bools:
-    """[N] kernels of matmuls that have more bits, by their names."""
-    fits = [
-        classify(name).kind in COMPUTES and BYTES.get(stored_as(name), 0) > BYTES[dtype]
-        for name in graph.names
-    ]
-    found: Bools = np.array(fits, np.bool_)[graph.nodes.name]
-    return found
+def _matmuls(graph: Graph) -> Bools:
+    """[N] kernels of matmuls, convolutions and attention, by their names."""
+    found: Bools = np.array([classify(name).kind in COMPUTES for name in graph.names], np.bool_)
+    return found[graph.nodes.name]
+
+
+def _more_bits(graph: Graph, dtype: str) -> Bools:
+    """[N] kernels that read more bits than these, by their names."""
+    found: Bools = np.array([BYTES.get(stored_as(name), 0) > BYTES[dtype] for name in graph.names], np.bool_)
+    return found[graph.nodes.name]
 
 
 def _pointwise_floats(graph: Graph) -> Bools:

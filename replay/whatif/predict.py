@@ -8,7 +8,7 @@ from what may become of waiting for ranks that are missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,6 +28,12 @@ STANDARD_ERRORS = 2.0
 # By how much recordings of one and the same job differ, in standard deviations of their steps: noise
 # lasts, and more steps do not average it away (median of 30 pairs of recordings in docs/accuracy.md).
 RUN_TO_RUN = 0.6
+# The order in which predictions are given, and what each block of them is called.
+BLOCKS = {
+    "proven": "changes of which real jobs were recorded before and after",
+    "unproven": "not proven: of these changes no job was recorded before and after",
+    "bound": "what parts are worth: bounds and suppositions, no advice",
+}
 
 
 @dataclass(frozen=True)
@@ -52,17 +58,24 @@ class Prediction:
     proven: bool = False
 
     @property
-    def is_bound(self) -> bool:
-        """Whether an edit only says how much there is to gain, and cannot be made to a job."""
-        return any(edit.is_bound for edit in self.edits)
+    def is_advice(self) -> bool:
+        """Whether all of it can be done to the job as it is."""
+        return all(edit.is_advice for edit in self.edits)
 
     @property
     def effect(self) -> str:
         """`faster` or `slower` where the interval says so, else `unclear`: it holds the step as it is."""
-        base_ns = self.predicted_ns * self.speedup
+        base_ns = self.predicted_ns * self.speedup if self.predicted_ns else np.inf
         if self.high_ns < base_ns:
             return "faster"
         return "slower" if self.low_ns > base_ns else "unclear"
+
+    @property
+    def block(self) -> str:
+        """Which of `BLOCKS` it stands in."""
+        if not self.is_advice:
+            return "bound"
+        return "proven" if self.proven else "unproven"
 
     def what(self) -> str:
         """What would be different, in words."""
@@ -79,6 +92,19 @@ class Refusal:
 
     edit: str
     reason: str
+
+
+def ranked(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """What is proven first, then what is not, then what is no advice; of each the shortest step first."""
+    return sorted(
+        predictions,
+        key=lambda each: (
+            list(BLOCKS).index(each.block),
+            each.predicted_ns,
+            len(each.edits),
+            *map(str, each.edits),
+        ),
+    )
 
 
 def baseline_steps(graph: Graph, timeline: Timeline | None = None) -> pl.DataFrame:
@@ -152,12 +178,13 @@ def compare(
     spread = STANDARD_ERRORS * float(np.hypot(_standard_error(gain, after_ns), between_runs))
     measured = float(trust.steps["measured_ns"].mean() or base)  # type: ignore[arg-type]
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
-    between = _means_of(graphs[1:-1], baseline)
+    between = [float(_steps_of(replay(each), baseline).mean()) for each in graphs[1:-1]]
     doubt = _doubt(edits, [base, *between, predicted])
     open_ns = max((abs(float(other.mean()) - predicted) for other in others_ns), default=0.0)
     margin = spread + misfit + doubt + open_ns
-    ends = [predicted, *_means_of(_with_each(graphs, edits, lambda edit, at: edit.bounds(at)), baseline)]
-    limits = _means_of(_with_each(graphs, edits, _limits_of), baseline)
+    at_ends = _with_each(graphs, edits, lambda edit, at: edit.bounds(at))
+    ends = [predicted, *_means_of(at_ends, baseline, graph, trust.overlap)]
+    limits = _means_of(_with_each(graphs, edits, _limits_of), baseline, graph, trust.overlap)
     return Prediction(
         tuple(edits),
         predicted,
@@ -165,7 +192,7 @@ def compare(
         max(min(ends) - margin, min(max(limits, default=0.0), predicted), 0.0),
         max(ends) + margin,
         tuple(notes),
-        bool(edits) and all(edit.proof for edit in edits),
+        bool(edits) and all(edit.is_proven() for edit in edits),
     )
 
 
@@ -236,9 +263,15 @@ def _limits_of(edit: Edit, graph: Graph) -> Sequence[Graph]:
     return [] if limit is None else [limit]
 
 
-def _means_of(changed: Sequence[Graph], baseline: pl.DataFrame) -> list[float]:
-    """The mean step of each graph, ns."""
-    return [float(_steps_of(replay(each), baseline).mean()) for each in changed]
+def _means_of(
+    changed: Sequence[Graph], baseline: pl.DataFrame, graph: Graph, overlap: Overlap | None
+) -> list[float]:
+    """The mean step of each changed graph, ns, with what overlap costs where its nodes are still the same."""
+    means = []
+    for each in changed:
+        same = overlap if each.nodes.measured_start is graph.nodes.measured_start else None
+        means.append(float(_steps_of(_replays(each, same)[0], baseline).mean()))
+    return means
 
 
 def _with_missing_ranks(changed: Graph, meetings: Meetings | None) -> list[Timeline]:
@@ -250,4 +283,5 @@ def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:
     """[S] ns, how long each step of a changed graph takes; 0 where all of it moved before the first step."""
     steps = changed_step_times(baseline, timeline.graph, timeline.start, timeline.end)
     both = durations_of(baseline).join(steps, on=["window", "step"], suffix="_after")
-    return np.maximum(both["duration_ns_after"].to_numpy(), 0)
+    lasts: NDArray[np.int64] = np.maximum(both["duration_ns_after"].to_numpy(), 0)
+    return lasts

@@ -45,6 +45,7 @@ class Prefetch(Edit):
         "FSDP (Zhao et al., VLDB 2023), prefetching forward and backward: the order of calls, the waits of "
         "copies; collectives of a group move in the order in which they are called"
     )
+    proof = "1 and 2 layers ahead, FSDP2 on gloo"
     ahead: int = key("how many all-gathers earlier than now each is issued", 1, least=0)
     only: str = key("in which pass; both without", "", choices=("forward", "backward"))
     doubt: float = 0.2

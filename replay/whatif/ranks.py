@@ -15,6 +15,7 @@ from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.heal import RanksAt
 from dpro.replay.whatif.scale import scaled
 from dpro.replay.whatif.select import ranks_at
+from dpro.replay.whatif.shards import why_needed
 from dpro.units import NS_PER_MS
 
 Ints = NDArray[np.int64]
@@ -30,6 +31,8 @@ class Hurt(Edit):
     needs = "the ranks"
     assumes = "all its work slows down alike, and the network does not"
     source = "duration * factor of CPU and GPU work; ms at the beginning of each step"
+    proof = "a rank that sleeps, 4 V100"
+    is_advice = False
     at: RanksAt
     factor: float | None = key("multiple of the time of its CPU and GPU work", None, least=0)
     ms: float | None = key("what it loses at the beginning of each step, ms", None, least=0)
@@ -81,9 +84,10 @@ class Drop(Edit):
     name = "drop"
     summary = "a rank or replica is left out, and nobody waits for it"
     example = "drop:rank=3"
-    needs = "other ranks"
+    needs = "other ranks, and no shard of the model on those that go (tensor parallelism, FSDP, experts)"
     assumes = "the others' work and transfers stay as they are: the batch shrinks by what the rank had"
     source = "the rank's work is 0, and its edges to the others' rendezvous are gone"
+    is_advice = False
     rank: int | None = key("which rank", None, least=0)
     dp: int | None = key("which data-parallel replica, with all its stages", None, least=0)
     doubt: float = 0.1
@@ -108,6 +112,9 @@ class Drop(Edit):
             raise Unanswerable(
                 f"{self._what()} passes data to others, who cannot do without: drop a whole replica (dp=)"
             )
+        needed = why_needed(graph, ranks)
+        if needed:
+            raise Unanswerable(f"{self._what()} cannot be left out: {needed}")
         lag = np.where(gone[edges.target], np.minimum(edges.lag, 0), edges.lag)
         changed = graph.with_durations(np.where(gone, 0, nodes.duration)).with_lags(lag)
         earliest = np.where(gone, 0, nodes.earliest)

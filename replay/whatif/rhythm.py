@@ -25,6 +25,7 @@ class LocalUpdates(Edit):
         "post-local SGD (Lin et al., ICLR 2020) as PyTorch's PeriodicModelAverager does it: 1/k of an "
         "averaging in each step, which is right for the mean step"
     )
+    proof = "every 4 steps, gloo"
     every: int = key("steps from one averaging to the next", 4, least=1)
     doubt: float = 0.15
 

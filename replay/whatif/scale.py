@@ -27,6 +27,8 @@ class Scale(Edit):
     needs = "work that fits the selection"
     assumes = "nothing else changes"
     source = "duration * factor"
+    proof = "layers twice as fast, gloo; a sleep, 4 V100"
+    is_advice = False
     selection: Selection
     factor: float = key("multiple of the time that it takes", 0.5, least=0)
     doubt: float = 0.05
@@ -59,6 +61,7 @@ class Remove(Edit):
     needs = "work that fits the selection"
     assumes = "nothing else needs its result"
     source = "duration 0 of the work and of calls that launch nothing else; no rendezvous"
+    is_advice = False
     selection: Selection
     doubt: float = 0.05
 
@@ -86,6 +89,7 @@ class Replace(Edit):
     needs = "work that fits the selection"
     assumes = "the replacement was measured on the same hardware, and nothing else changes"
     source = "a given duration"
+    is_advice = False
     selection: Selection
     us: float = key("how long each span takes by itself, microseconds", least=0, most=MOST_TIMES * MOST_TIMES)
     doubt: float = 0.05

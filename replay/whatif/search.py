@@ -1,6 +1,7 @@
 """Which edits are worth trying on a run: each for itself, and those that can be done together.
 
-In: a graph. Out: predictions, the largest gain first, and what the run cannot answer. The search is greedy:
+In: a graph. Out: predictions, and what the run cannot answer. What is proven comes first, then what no pair
+of recordings has shown, then bounds and suppositions; of each the largest gain. The search is greedy:
 what saves most is taken, then what saves most on top of it, each time by a replay of all that is taken so
 far, since two edits may save the same time, or make room for each other. Of the best, each two are tried
 together first. Nothing is random: the same run gives the same answer.
@@ -9,7 +10,7 @@ together first. Nothing is random: the same run gives the same answer.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -24,7 +25,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.fusing import sizes_worth_replaying
 from dpro.replay.whatif.heal import Heal, RanksAt
 from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict
+from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
 from dpro.replay.whatif.reduction import reduced
 from dpro.replay.whatif.registry import EDITS
 from dpro.replay.whatif.scale import Scale
@@ -44,7 +45,7 @@ ACTIONS = (
     "gc:every=100",
 )
 # What no change of the job alone can do: how much there is to gain.
-BOUNDS = ("no-launch", "network:bandwidth=2", "no-comm")
+BOUNDS = ("no-launch", "free-host", "network:bandwidth=2", "no-comm")
 MOST_RANKS = 8  # that are healed one by one: those that decide most of the critical path
 LARGEST_OPS = 4  # how many kernels (on a CPU job: operators) are tried at half their time
 MOST_TOGETHER = 4
@@ -73,7 +74,7 @@ class Found:
     """What a search found.
 
     Attributes:
-        predictions: the largest gain first.
+        predictions: as `ranked`; of ranks only those whose healing gains beyond noise, or that are named.
         refused: what the run cannot answer; of edits of one kind that are refused alike, the first.
         interactions: pairs of the best edits whose gains do not add up.
         untried: edits that the budget left no room for.
@@ -85,22 +86,29 @@ class Found:
     untried: list[Edit]
 
 
-def search(graph: Graph, trust: Trust) -> tuple[list[Prediction], list[Refusal]]:
+def search(
+    graph: Graph, trust: Trust, suspects: Collection[int] = ()
+) -> tuple[list[Prediction], list[Refusal]]:
     """Predictions and refusals of `explore`."""
-    found = explore(graph, trust)
+    found = explore(graph, trust, suspects=suspects)
     return found.predictions, found.refused
 
 
 def explore(
-    graph: Graph, trust: Trust, budget: int = BUDGET, tell: Callable[[int, int], None] = lambda *_: None
+    graph: Graph,
+    trust: Trust,
+    budget: int = BUDGET,
+    tell: Callable[[int, int], None] = lambda *_: None,
+    suspects: Collection[int] = (),
 ) -> Found:
-    """Predict every candidate, and the best of them together; largest gain first.
+    """Predict every candidate, and the best of them together.
 
     Args:
         graph: the unchanged graph.
         trust: how well its replay fits.
         budget: how many predictions to make at most.
         tell: is told how many predictions were made, and how many there will be at most.
+        suspects: ranks that findings name.
 
     Raises:
         Unanswerable: there is no whole step.
@@ -114,10 +122,11 @@ def explore(
             predictions.append(tries.predict([edit]))
         except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
             refused.setdefault((edit.name, str(error)), Refusal(str(edit), str(error)))
-    usable = _usable(tries, _by_gain(predictions))
+    predictions = [each for each in predictions if not _heals_the_healthy(each, suspects)]
+    usable = _usable(tries, ranked(predictions))
     pairs, interactions = _pairs(tries, usable)
     predictions += _together(tries, usable, pairs)
-    return Found(_by_gain(predictions), list(refused.values()), interactions, every[budget:])
+    return Found(ranked(predictions), list(refused.values()), interactions, every[budget:])
 
 
 class _Tries:
@@ -190,12 +199,14 @@ def _largest_ops(graph: Graph) -> list[Edit]:
 
 def _usable(tries: _Tries, singles: list[Prediction]) -> list[Prediction]:
     """Those that can be done to a job, and save enough."""
-    doable = {text.partition(":")[0] for text in ACTIONS} | {Bucket.name, Heal.name}
-    return [
-        single
-        for single in singles
-        if single.edits[0].name in doable and single.predicted_ns <= (1 - WORTH) * tries.base_ns
-    ]
+    most_ns = (1 - WORTH) * tries.base_ns
+    return [single for single in singles if single.is_advice and single.predicted_ns <= most_ns]
+
+
+def _heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:
+    """Whether it heals a rank that no finding names, and the step as it is lies in its interval."""
+    edit = prediction.edits[0]
+    return isinstance(edit, Heal) and edit.at.rank not in suspects and prediction.effect != "faster"
 
 
 def _pairs(
@@ -243,11 +254,17 @@ def _together(
 
 
 def _best_pair_first(usable: list[Prediction], pairs: dict[frozenset[Edit], Prediction]) -> list[Prediction]:
-    """Single edits, those of the best pair before the others where that beats the best of them."""
+    """Single edits, those of the best pair before the others where that beats the best of them.
+
+    A pair that is not proven comes before no edit that is.
+    """
     if not pairs:
         return usable
-    best = min(pairs, key=lambda pair: (pairs[pair].predicted_ns, sorted(map(str, pair))))
-    if pairs[best].predicted_ns >= usable[0].predicted_ns:
+    best = min(
+        pairs, key=lambda pair: (not pairs[pair].proven, pairs[pair].predicted_ns, sorted(map(str, pair)))
+    )
+    first = usable[0]
+    if pairs[best].predicted_ns >= first.predicted_ns or first.proven > pairs[best].proven:
         return usable
     return sorted(usable, key=lambda single: single.edits[0] not in best)
 
@@ -261,10 +278,3 @@ def _in_order(edits: Iterable[Edit]) -> list[Edit]:
     """In the order of the registry, so that a set of edits has one text."""
     order = {kind: number for number, kind in enumerate(EDITS.values())}
     return sorted(edits, key=lambda edit: (order[type(edit)], str(edit)))
-
-
-def _by_gain(predictions: list[Prediction]) -> list[Prediction]:
-    return sorted(
-        predictions,
-        key=lambda prediction: (prediction.predicted_ns, len(prediction.edits), str(prediction.edits[0])),
-    )

@@ -20,6 +20,7 @@ from dpro.cli import main
 from dpro.cli.analysis import analyse
 from dpro.cli.whatif import ROWS, WORTH_SHOWING, whatif_document
 from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.predict import BLOCKS
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.traces import annotation, cpu_op, kernel, launch, write
@@ -256,11 +257,11 @@ def test_replay_and_whatif_speak_of_the_same_steps(source, num_steps, request):
 
 
 @pytest.mark.parametrize("source", ["imported", "recorded"])
-def test_predictions_come_fastest_first_with_the_interval_around_them(source, request):
+def test_predictions_come_proven_first_and_fastest_first_with_the_interval_around_them(source, request):
     predictions = one_object(answer("whatif", request.getfixturevalue(source)))["predictions"]
-    times = [prediction["predicted_ms"] for prediction in predictions]
-    assert times
-    assert times == sorted(times)
+    places = [(list(BLOCKS).index(each["block"]), each["predicted_ms"]) for each in predictions]
+    assert places
+    assert places == sorted(places)
     for prediction in predictions:
         assert prediction["low"] <= prediction["predicted_ms"] <= prediction["high"]
 
@@ -289,7 +290,7 @@ def test_an_edit_that_the_run_cannot_answer_is_refused_with_the_reason(imported)
 
 def test_search_keeps_to_its_budget_and_curves_say_what_is_doubtful(imported, here):
     found = one_object(here("whatif", imported, "--budget", "2", "--json"))
-    assert len(found["predictions"]) + len(found["refused"]) == 2
+    assert len(found["predictions"]) + len(found["refused"]) <= 2  # healthy ranks are not offered
     assert found["untried"]
     assert "not tried, for want of budget: " in here("whatif", imported, "--budget", "2").stdout
     whole, curves = (

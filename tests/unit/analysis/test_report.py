@@ -107,7 +107,7 @@ def test_names_from_a_trace_are_text_in_markdown(tmp_path):
     text = markdown_of(make_report(Analysis(_evil(tmp_path))))
     assert "<script" not in text
     assert "@everyone" not in text
-    rows = [line for line in text.splitlines() if line.startswith("| ") and "3 | 0." in line]
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "| 3 | 0." in line]
     assert len(rows) == len(EVIL) <= MOST_KERNELS
     for row in rows:
         assert len(re.findall(r"(?<!\\)\|", row)) == 5

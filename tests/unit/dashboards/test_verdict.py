@@ -76,9 +76,11 @@ def test_nothing_is_said_to_be_healthy_that_could_not_have_shown_otherwise(even)
     assert health_info([], [], dataclasses.replace(trust, answerable=False))[0] == "unknown"
 
 
-def test_what_helps_comes_with_its_interval_best_first(slow):
+def test_what_helps_comes_with_its_interval_and_what_it_rests_on_proven_first(slow):
     table = gain_info(slow.search[0])
-    assert table["predicted_ms"].is_sorted()
+    blocks = table["block"].unique(maintain_order=True).to_list()
+    assert blocks == [block for block in ("proven", "unproven", "bound") if block in blocks]
+    assert all(rows["predicted_ms"].is_sorted() for _, rows in table.group_by("block", maintain_order=True))
     assert (table["low_ms"] <= table["predicted_ms"]).all()
     assert (table["high_ms"] >= table["predicted_ms"]).all()
     assert gain_info([]).schema == table.schema

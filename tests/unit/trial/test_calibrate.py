@@ -43,7 +43,15 @@ def test_an_interval_is_widened_by_the_errors_of_its_kind_and_says_so():
     ],
 )
 def test_an_interval_stays_where_the_ledger_knows_nothing_worse(edits, entries):
-    assert calibrated(prediction(*edits), entries) == (prediction(*edits), None)
+    found, calibration = calibrated(prediction(*edits), entries)
+    assert calibration is None
+    assert (found.low_ns, found.high_ns) == (prediction(*edits).low_ns, prediction(*edits).high_ns)
+
+
+def test_what_was_tried_and_held_is_proven():
+    assert not prediction(WORKERS).proven
+    assert calibrated(prediction(WORKERS), tries("workers:count", 0.51))[0].proven
+    assert not calibrated(prediction(WORKERS), tries("workers:count", 0.9))[0].proven
 
 
 def test_predictions_of_the_command_are_widened_by_the_ledger(repository, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import DproError
-from dpro.trial.ledger import Entry, Ratio, append, joint_kind, ledger_path, read, usual_error, widened
+from dpro.trial.ledger import Entry, Ratio, append, held, joint_kind, ledger_path, read, usual_error, widened
 
 ENTRY = Entry(
     kind="bucket:mb",
@@ -126,3 +126,12 @@ def test_an_interval_never_becomes_narrower(predicted, below, above, error):
 
 def test_changes_made_together_are_of_one_kind_in_any_order():
     assert joint_kind(["b", "a"]) == joint_kind(["a", "b"]) == "a + b"
+
+
+def test_tries_of_a_kind_prove_it_where_most_took_as_long_as_was_predicted():
+    good, bad = ENTRY, replace(ENTRY, measured=Ratio(1.1, 1.0, 1.2))
+    assert held([good], "bucket:mb")
+    assert held([good, good, bad], "bucket:mb")
+    for entries in ([], [bad], [good, bad], [replace(ENTRY, predicted=None)]):
+        assert not held(entries, "bucket:mb")
+    assert not held([good], "compile")

@@ -24,8 +24,8 @@ LASTS = 370.0  # of a step of `training`
 
 
 def training(num_steps: int = 3) -> TinyRun:
-    """Steps of 370 that the host decides: data 100, input copied 40, three operators with 40 of Python between
-    the first two, a scalar read 40, 50 of logging, two more operators."""
+    """Steps of 370 that the host decides: data 100, input copied 40, three operators with 40 of Python
+    between the first two, a scalar read 40, 50 of logging, two more operators."""
     run = TinyRun()
     for step in range(num_steps):
         begin, number = LASTS * step, 100 * step
@@ -124,8 +124,8 @@ def test_what_is_launched_as_graphs_already_is_left_alone(tmp_path):
 
 def test_bounds_say_that_they_are_and_what_is_free():
     launches, host = parse_edit("no-launch"), parse_edit("free-host")
-    assert launches.is_bound
-    assert host.is_bound
+    assert not launches.is_advice
+    assert not host.is_advice
     assert "launch calls only" in launches.describe()
     assert "cannot be done" in launches.how()
 

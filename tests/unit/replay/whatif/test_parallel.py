@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,3 +162,35 @@ def test_a_real_pipeline_rebuilt_as_it_was_takes_as_long(file, traces):
     assert (graph.nodes.kind == NodeKind.KERNEL).sum() == (rebuilt.nodes.kind == NodeKind.KERNEL).sum()
     assert abs(after.mean() / before.mean() - 1) < 0.003
     assert np.median(np.abs(after / before - 1)) < 0.003
+
+
+def _as_work(stage: int, dp: int) -> float:
+    """A slow worker: replica 0 takes three times as long on stage 0."""
+    return 30.0 if (stage, dp) == (0, 0) else 10.0
+
+
+@pytest.mark.parametrize("over", ["stages", "sequences"])
+def test_what_a_slow_worker_takes_longer_is_not_spread_over_others(over, tmp_path):
+    job = Job(2, 3, 4, 3, forward=_as_work, backward=lambda stage, dp: 2 * _as_work(stage, dp))
+    graph = _graph(job, tmp_path / "slow")
+    edit = parse_edit(f"balance:over={over}")
+    balanced = edit.apply(graph)
+    assert (balanced.nodes.duration == graph.nodes.duration).all()
+    (note,) = edit.notes(graph)
+    assert note.startswith("rank 0 takes 3.00 times as long as others of its stage")
+
+
+def test_uneven_stages_are_evened_beside_a_slow_worker_that_stays_as_slow(tmp_path):
+    uneven = Job(
+        2, 3, 4, 3, forward=lambda stage, dp: (5.0 + 10 * stage) * (3 if (stage, dp) == (0, 0) else 1)
+    )
+    rows = computes(parse_edit("balance:over=stages").apply(_graph(uneven, tmp_path / "uneven")))
+    forward = rows.filter(pl.col("kind") == FORWARD)
+    assert set(forward.filter(pl.col("rank") != 0)["ns"].to_list()) == {10_000_000}
+    assert set(forward.filter(pl.col("rank") == 0)["ns"].to_list()) == {30_000_000}
+
+
+def test_with_one_rank_per_stage_a_slow_worker_is_said_to_look_like_a_stage(tmp_path):
+    graph = _graph(Job(2, 1, 3, forward=lambda stage, dp: 5.0 + 10 * stage), tmp_path / "one")
+    (note,) = parse_edit("balance:over=stages").notes(graph)
+    assert "cannot be told from one with more work" in note

@@ -187,3 +187,16 @@ def test_no_real_matmul_is_faster_than_its_gpu_can_be_and_the_best_comes_close(f
             reached.append(asked.least_ns(gpu, stored) / own.sum())
     assert len(reached) > least
     assert 0.6 < max(reached) < 1
+
+
+@pytest.mark.parametrize("edit", ["precision", "precision:speedup=2"])
+def test_kernels_without_a_matmul_among_them_are_refused(edit, tmp_path):
+    graph = graph_of(matmuls([("aten::add", [], ADD, 9), ("aten::add", [], ADD, 9)]), tmp_path / "r")
+    with pytest.raises(Unanswerable, match="none of these kernels is a matmul"):
+        changed(graph, edit)
+
+
+def test_a_speedup_of_matmuls_that_have_so_few_bits_already_is_refused(tmp_path):
+    graph = graph_of(matmuls([("aten::mm", BIG, "nvjet_tst_256x128_64x4", 200)]), tmp_path / "r")
+    with pytest.raises(Unanswerable, match="more bits than bf16"):
+        changed(graph, "precision:speedup=2")

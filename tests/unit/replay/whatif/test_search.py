@@ -14,13 +14,14 @@ from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import replay, time_on_critical_path
 from dpro.replay.whatif.heal import Heal
 from dpro.replay.whatif.input import HideInput
-from dpro.replay.whatif.predict import Refusal
+from dpro.replay.whatif.predict import BLOCKS, Prediction, Refusal
 from dpro.replay.whatif.search import ACTIONS, BOUNDS, MOST_RANKS, candidates, explore, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
 from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job
 from tests.unit.detect.jobs import alike, graph_of, slower, write_job
+from tests.unit.replay.whatif.test_host import launch_bound
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_search_keeps_to_its_budget_and_says_what_it_left_out(job):
     told: list[tuple[int, int]] = []
     found = explore(graph, trust, budget=3, tell=lambda done, total: told.append((done, total)))
     every = candidates(graph)
-    assert len(found.predictions) + len(found.refused) == 3
+    assert len(found.predictions) + len(found.refused) <= 3  # healthy ranks are not offered
     assert found.untried == every[3:]
     assert told == [(1, 3), (2, 3), (3, 3)]
     assert explore(graph, trust).untried == []
@@ -140,3 +141,60 @@ def test_run_without_a_whole_step_has_no_curves(tmp_path):
 def test_times_on_the_critical_path_add_up_to_the_window(job):
     timeline = replay(job[0])
     assert time_on_critical_path(timeline).sum() == timeline.end.max() - timeline.start.min()
+
+
+def test_what_is_proven_comes_first_and_bounds_are_last(job):
+    graph, trust = job
+    found = explore(graph, trust)
+    blocks = [list(BLOCKS).index(each.block) for each in found.predictions]
+    assert blocks == sorted(blocks)
+    for block in range(3):
+        times = [each.predicted_ns for each, where in zip(found.predictions, blocks) if where == block]
+        assert times == sorted(times)
+    assert {str(each.edits[0]) for each, where in zip(found.predictions, blocks) if where == 2} >= {"no-comm"}
+
+
+def test_what_saves_more_but_is_not_proven_stands_behind_what_is(tmp_path):
+    # Ten operators a step that the host launches, and a rank that is slow: graphs would save most.
+    run = launch_bound()
+    built = run.build(tmp_path / "r")
+    manifest = open_run(tmp_path / "r").manifest
+    predictions, _ = search(built.graph, assess(built, replay(built.graph), manifest))
+    graphs = next(each for each in predictions if str(each.edits[0]) == "cuda-graph")
+    assert graphs.block == "unproven"
+    assert graphs.effect == "faster"
+    assert all(each.block == "proven" for each in predictions[: predictions.index(graphs)])
+    free = next(each for each in predictions if str(each.edits[0]) == "free-host")
+    assert free.block == "bound"
+    assert predictions.index(free) > predictions.index(graphs)
+    assert free.predicted_ns <= graphs.predicted_ns
+
+
+def test_healthy_ranks_are_healed_only_where_a_finding_names_them(tmp_path):
+    run = open_run(write_job(tmp_path / "even", alike(4, 6)))
+    built = build_graph(run)
+    trust = assess(built, replay(built.graph), run.manifest)
+
+    def healed(suspects: tuple[int, ...] = ()) -> set[str]:
+        return {
+            str(edit)
+            for each in search(built.graph, trust, suspects)[0]
+            for edit in each.edits
+            if isinstance(edit, Heal)
+        }
+
+    assert healed() == set()
+    assert healed((2,)) == {"heal:rank=2"}
+
+
+def test_a_slow_rank_is_healed_and_its_peers_are_not(job):
+    graph, trust = job
+    offered = {str(edit) for each in search(graph, trust)[0] for edit in each.edits if isinstance(edit, Heal)}
+    assert offered == {"heal:rank=1"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "effect"), [(70, 90, "faster"), (90, 110, "unclear"), (105, 130, "slower")]
+)
+def test_an_effect_is_clear_where_the_interval_leaves_the_step_as_it_is_out(low, high, effect):
+    assert Prediction((), (low + high) / 2, 100 / ((low + high) / 2), low, high).effect == effect
