@@ -25,6 +25,7 @@ from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration
 
 NAME = "verdict"
+HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
 BEST = 3  # what-ifs that are shown
 POINTS = 1200  # steps that a figure of this width can tell apart
 
@@ -146,17 +147,16 @@ def _gains(loaded: Loaded, link: Link) -> Any:
     ]
     measured = float(np.mean(loaded.trust.steps["measured_ns"].to_numpy()))
     note = f"of a mean step of {format_duration(measured)} in deep windows"
-    doubtful = [] if loaded.trust.answerable else [message("Do not rely on it: the replay fits badly.")]
+    doubtful = [message(loaded.trust.verdict)] if loaded.trust.grade == "poor" else []
     header = ["if", "speed-up", "step, ms", "interval, ms", "proof"]
     return [*doubtful, table(header, rows), html.P(note, className="note"), csv_link(NAME, "gains", link)]
 
 
 def _trust(loaded: Loaded, _link: Link) -> Any:
     trust = loaded.trust
-    verdict = "Predictions can be believed." if trust.answerable else "Do not predict from this run."
     said = [*trust.reasons, *trust.doubts, *trust.assumed]
     return [
-        html.P(verdict, className="health good" if trust.answerable else "health bad"),
+        html.P(trust.verdict, className=f"health {HEALTH[trust.grade]}"),
         facts(trust_info(trust)),
         html.Ul([html.Li(line) for line in said], className="unknown"),
     ]

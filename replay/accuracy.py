@@ -19,9 +19,11 @@ from dpro.replay.build import Built
 from dpro.replay.evidence import Evidence, evidence_of, is_started
 from dpro.replay.fit import counted_starts, rank_errors, start_errors, step_errors
 from dpro.replay.folding import Meetings, fold
+from dpro.replay.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.overlap import Overlap, overlap_of
 from dpro.replay.timeline import Timeline, extents_of, measured_step_times, replay, step_times
+from dpro.schema import STEPS
 from dpro.store import Manifest
 from dpro.units import NS_PER_MS, ms, us
 
@@ -60,9 +62,10 @@ class Trust:
         overlap: how kernels slow down beside communication; None where the trace does not tell.
         reasons: what the trace cannot answer, one line each.
         doubts: where it fits less well than a good replay, one line each.
-        answerable: whether predictions from this replay make sense.
+        answerable: whether the replay fits well enough for detectors, and predictions, to start from it.
         assumed: what was taken for granted, one line each.
         meetings: collectives with ranks that are missing; None where there are none.
+        figures: all that predictions stand or fall with, each with its bars, worst first.
     """
 
     steps: pl.DataFrame
@@ -81,6 +84,7 @@ class Trust:
     assumed: tuple[str, ...] = ()
     meetings: Meetings | None = None
     collectives_outside: float = 0.0
+    figures: tuple[Figure, ...] = ()
 
     @property
     def start_error_ns(self) -> tuple[float, float] | None:
@@ -91,6 +95,21 @@ class Trust:
     def starts_anchored(self) -> float:
         """Share of starts of GPU work and collectives whose time was taken from the trace in any way."""
         return self.evidence.anchored + self.evidence.fitted
+
+    @property
+    def score(self) -> float:
+        """How good predictions are, from 0 to 1: what the worst figure scores."""
+        return score_of(self.figures) if self.answerable else 0.0
+
+    @property
+    def grade(self) -> str:
+        """The score in a word: good, fair or poor."""
+        return grade_of(self.score)
+
+    @property
+    def verdict(self) -> str:
+        """How far to believe predictions, in a sentence."""
+        return in_words(self.score, self.figures)
 
 
 def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
@@ -129,7 +148,12 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
         assumed=(*folding.assumed, *_assumed(built, unexplained)),
         meetings=folding.meetings,
         collectives_outside=built.matching.share_outside,
+        figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(_steps_of(built))),
     )
+
+
+def _steps_of(built: Built) -> pl.DataFrame:
+    return STEPS.empty() if built.graph.run is None else built.graph.run.table(STEPS)
 
 
 def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:

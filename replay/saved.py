@@ -27,6 +27,7 @@ from dpro.replay.build import Built
 from dpro.replay.clocks import Line
 from dpro.replay.evidence import Evidence
 from dpro.replay.folding import Meetings
+from dpro.replay.grade import Figure
 from dpro.replay.graph import Edges, Graph, Message, Nodes, Place
 from dpro.replay.match import Matching
 from dpro.replay.overlap import Overlap
@@ -37,8 +38,8 @@ Array = NDArray[Any]
 RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     kind.__name__: kind
     for kind in (
-        Alignment, Built, Clock, Edges, Evidence, Graph, Line, Matching, Meetings, Message, Nodes, Overlap,
-        Place, Trust,
+        Alignment, Built, Clock, Edges, Evidence, Figure, Graph, Line, Matching, Meetings, Message, Nodes,
+        Overlap, Place, Trust,
     )
 }  # fmt: skip
 OUTLINE = "outline"

@@ -42,7 +42,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _folded(table)
     yield from _titled("How far to believe it")
     if report.believed is not None:
-        yield "Predictions can be believed." if report.believed else "Do not predict from this run."
+        yield _plain(report.believed)
         yield from _table(["", ""], report.fit)
     yield ""
     yield from _list(report.doubts)

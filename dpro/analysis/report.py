@@ -80,7 +80,7 @@ class Report:
         of_step: the step time that they are predicted for; empty where nothing could be predicted.
         refused: edits that the run cannot answer, and why.
         tables: where the time went.
-        believed: whether predictions can be relied on; None where nothing was replayed.
+        believed: how far to believe predictions, in a sentence; None where nothing was replayed.
         fit: how well the replay fits.
         doubts: what limits how far to believe it.
         measured: how it was measured.
@@ -96,7 +96,7 @@ class Report:
     of_step: str
     refused: Pairs
     tables: Sequence[Table]
-    believed: bool | None
+    believed: str | None
     fit: Pairs
     doubts: Sequence[str]
     measured: Pairs
@@ -130,7 +130,7 @@ def make_report(analysis: Analysis) -> Report:
         of_step=of_step,
         refused=refused,
         tables=[*_breakdown(analysis), *_kernels(analysis)],
-        believed=None if trust is None else trust.answerable,
+        believed=None if trust is None else trust.verdict,
         fit=[] if trust is None else trust_info(trust),
         doubts=doubts,
         measured=_measured(analysis),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dpro.analysis.analysis import Analysis
+    from dpro.replay.accuracy import Trust
     from dpro.replay.align import Clock
 
 PATH_ROWS = 10
@@ -152,9 +153,32 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> d
             {"rank": row["rank"], "name": row["name"], "kind": row["kind"], "ms": ms(row["duration_ns"])}
             for row in _critical_path(analysis, chosen).iter_rows(named=True)
         ],
-        "answerable": trust.answerable,
+        **trust_document(trust),
         "reasons": [*trust.reasons, *trust.doubts],
         "assumed": list(trust.assumed),
+    }
+
+
+def trust_document(trust: Trust) -> dict[str, Any]:
+    """How far to believe what follows from the replay, as JSON."""
+    return {
+        "answerable": trust.answerable,
+        "trust": {
+            "grade": trust.grade,
+            "score": trust.score,
+            "verdict": trust.verdict,
+            "figures": [
+                {
+                    "name": figure.name,
+                    "value": figure.value,
+                    "good": figure.good,
+                    "poor": figure.poor,
+                    "unit": figure.unit,
+                    "score": figure.score,
+                }
+                for figure in trust.figures
+            ],
+        },
     }
 
 
@@ -307,12 +331,7 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
         table.add_row(str(row["rank"]), row["kind"], f"{row['ms']:.2f}", f"{share:.0%}", row["name"][:70])
     out.print()
     out.print(table)
-    verdict = (
-        "Predictions from this run can be believed."
-        if document["answerable"]
-        else "Do not predict from this run."
-    )
-    out.print(f"\n{verdict}")
+    out.print(f"\n{document['trust']['verdict']}")
     for reason in (*document["reasons"], *document["assumed"]):
         out.print(f"  - {reason}")
 

@@ -11,6 +11,7 @@ from dpro.cli.analysis import analyse, run_argument
 from dpro.cli.completion import edits as complete_edits
 from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json, progress
+from dpro.cli.replay import trust_document
 from dpro.errors import UsageError
 from dpro.units import format_bytes, ms
 
@@ -181,17 +182,16 @@ def _point_document(point: Point) -> dict[str, Any]:
 
 
 def _trust_document(trust: Trust) -> dict[str, Any]:
-    """How far to believe what follows from the replay."""
+    """How far to believe what follows from the replay, and why."""
     return {
-        "answerable": trust.answerable,
+        **trust_document(trust),
         "reasons": list(trust.reasons),
         "assumed": list(trust.assumed),
     }
 
 
 def _print_trust(out: Console, document: dict[str, Any]) -> None:
-    if not document["answerable"]:
-        out.print("Do not rely on what follows: the replay does not fit the trace well enough.")
+    out.print(document["trust"]["verdict"])
     for reason in (*document["reasons"], *document["assumed"]):
         out.print(f"  - {reason}")
 

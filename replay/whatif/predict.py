@@ -19,15 +19,12 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable
 from dpro.replay.accuracy import Trust
 from dpro.replay.folding import Meetings, as_missing_ranks_may_come
+from dpro.replay.grade import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.graph import Graph
 from dpro.replay.overlap import Overlap, replays_with_new_overlap
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.edit import Edit
 
-STANDARD_ERRORS = 2.0
-# By how much recordings of one and the same job differ, in standard deviations of their steps: noise
-# lasts, and more steps do not average it away (median of 30 pairs of recordings in docs/accuracy.md).
-RUN_TO_RUN = 0.6
 # The order in which predictions are given, and what each block of them is called.
 BLOCKS = {
     "proven": "changes of which real jobs were recorded before and after",
