@@ -44,7 +44,7 @@ RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
 }  # fmt: skip
 OUTLINE = "outline"
 DAMAGED = (
-    OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile,
+    OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, zipfile.BadZipFile,
     pl.exceptions.PolarsError,
 )  # fmt: skip
 NARROW = (np.int8, np.int16, np.int32)

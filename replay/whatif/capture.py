@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.threads import merge_intervals
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.host import free_host
 from dpro.replay.whatif.input import DATA_LOADING
-from dpro.replay.whatif.inside import LANE, closure, nodes_of_spans, spans_of
+from dpro.replay.whatif.inside import LANE, ON_CPU, spans_of
 from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
 
@@ -86,7 +87,8 @@ class CudaGraph(Edit):
         found = captured(graph, self.selection.chosen(graph))
         nodes = graph.nodes
         inside = np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
-        per = max(len(np.unique(np.stack([nodes.rank, nodes.window, nodes.step])[:, inside], axis=1).T), 1)
+        where = pl.DataFrame({name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")})
+        per = max(where.n_unique(), 1)
         taken, left_open, whole = (
             float(nodes.duration[mask & inside].sum()) / per for mask in (found.taken, found.open, inside)
         )
@@ -188,41 +190,56 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
     nodes = graph.nodes
     if graph.run is None:
         return nodes.kind == NodeKind.CPU, fixed
-    spans = spans_of(graph.run)
-    ops = spans.filter(pl.col("kind") == "cpu_op").sort(*LANE, "start_ns")
-    makes, stuck = (_calls_inside(ops, spans, _spans_at(graph, mask)) for mask in (calls, fixed))
-    ranges = spans.filter(pl.col("kind") == "annotation")
-    framework, loading = (
-        ranges.filter(pl.col("name").is_in(_fitting(ranges, patterns)))
-        for patterns in (FRAMEWORK, (DATA_LOADING,))
-    )
-    dispatching = nodes_of_spans(graph, closure(spans, pl.concat([ops.filter(makes > 0), framework])))
-    held = nodes_of_spans(graph, closure(spans, pl.concat([ops.filter((stuck > 0) & (makes == 0)), loading])))
+    at = pl.DataFrame({"rank": nodes.rank, "span_id": nodes.span, "call": calls, "fixed": fixed})
+    made = at.filter(pl.col("call") | pl.col("fixed")).unique(["rank", "span_id"])
+    spans = spans_of(graph.run, [*LANE, "span_id", "kind", "name", "start_ns", "duration_ns"])
+    spans = spans.filter(pl.col("kind").is_in(ON_CPU)).join(made, on=["rank", "span_id"], how="left")
+    spans = spans.with_columns(pl.col("call", "fixed").fill_null(False)).sort(*LANE, "start_ns")
+    parts = [_on_thread(thread) for _, thread in spans.group_by(LANE, maintain_order=True)]
+    if not parts:
+        return np.zeros(graph.num_nodes, np.bool_), fixed
+    told = at.join(pl.concat(parts), on=["rank", "span_id"], how="left", maintain_order="left")
+    dispatching, held = (told[name].fill_null(False).to_numpy() for name in ("dispatching", "held"))
     return dispatching, fixed | (held & np.isin(nodes.kind, CPU_KINDS))
 
 
-def _fitting(ranges: pl.DataFrame, patterns: tuple[str, ...]) -> list[str]:
-    names = ranges["name"].unique().to_list()
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-
-
-def _spans_at(graph: Graph, mask: Bools) -> pl.DataFrame:
-    return pl.DataFrame({"rank": graph.nodes.rank[mask], "span_id": graph.nodes.span[mask]}).unique()
-
-
-def _calls_inside(ops: pl.DataFrame, spans: pl.DataFrame, made: pl.DataFrame) -> pl.Series:
-    """[ops] how many of the calls that were made lie in each operator, by its thread and time."""
-    at = (
-        spans.join(made, on=["rank", "span_id"], how="semi").select(*LANE, "start_ns").sort(*LANE, "start_ns")
+def _on_thread(spans: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `span_id`, and whether the spans of a thread lie in what dispatches, and in what stays."""
+    start = spans["start_ns"].to_numpy()
+    end = start + spans["duration_ns"].to_numpy()
+    launches, stuck = (_held_by(start, end, spans[name].to_numpy()) for name in ("call", "fixed"))
+    operator, annotation = (spans["kind"].to_numpy() == kind for kind in ("cpu_op", "annotation"))
+    dispatches = (operator & launches) | (annotation & _fitting(spans["name"], FRAMEWORK))
+    stays = (operator & stuck & ~launches) | (annotation & _fitting(spans["name"], (DATA_LOADING,)))
+    inside = {
+        name: _inside(start, *merge_intervals(start[of], end[of]))
+        for name, of in (("dispatching", dispatches), ("held", stays))
+    }
+    return spans.select("rank", "span_id").with_columns(
+        **{name: pl.Series(of) for name, of in inside.items()}
     )
-    starts = {lane: rows["start_ns"].to_numpy() for lane, rows in at.group_by(LANE)}
-    none = np.zeros(0, np.int64)
-    counts = []
-    for lane, rows in ops.group_by(LANE, maintain_order=True):
-        begin, known = rows["start_ns"].to_numpy(), starts.get(lane, none)
-        end = begin + rows["duration_ns"].to_numpy()
-        counts.append(np.searchsorted(known, end, "left") - np.searchsorted(known, begin, "left"))
-    return pl.Series(np.concatenate(counts) if counts else none)
+
+
+def _held_by(start: Ints, end: Ints, marked: Bools) -> Bools:
+    """[S] which spans have a marked one in them or are it; starts ascend."""
+    at = start[marked]
+    found: Bools = np.searchsorted(at, end, "left") > np.searchsorted(at, start, "left")
+    return found
+
+
+def _inside(time: Ints, begin: Ints, end: Ints) -> Bools:
+    """[T] which times lie in one of these intervals, which are disjoint and ascend."""
+    if begin.size == 0:
+        return np.zeros(time.size, np.bool_)
+    at = np.searchsorted(begin, time, "right") - 1
+    found: Bools = (at >= 0) & (time < end[np.maximum(at, 0)])
+    return found
+
+
+def _fitting(names: pl.Series, patterns: tuple[str, ...]) -> Bools:
+    known = names.unique().to_list()
+    found = [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return names.is_in(found).to_numpy()
 
 
 def _stretches(graph: Graph, calls: Bools, outside: Bools) -> tuple[Ints, Ints, Ints, Bools]:

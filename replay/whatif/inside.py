@@ -46,7 +46,7 @@ def inside_modules(graph: Graph, pattern: str) -> Bools:
         raise Unanswerable(
             f"no module or range in the run fits {pattern!r}{near}: `dpro record --modules` names modules"
         )
-    return nodes_of_spans(graph, _with_backward(spans, chosen))
+    return _nodes_of(graph, _with_backward(spans, chosen))
 
 
 def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
@@ -69,7 +69,7 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     for block, outer in enumerate(
         _outermost(fits).with_row_index("block").partition_by("block", include_key=False)
     ):
-        forward = closure(spans, outer)
+        forward = _closure(spans, outer)
         every = _with_backward(spans, outer)
         marked = every.join(forward.with_columns(backward=pl.lit(False)), on=["rank", "span_id"], how="left")
         parts.append(marked.with_columns(pl.col("backward").fill_null(True), block=pl.lit(block)))
@@ -96,7 +96,7 @@ def names_inside(graph: Graph, pattern: str) -> list[str]:
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
         raise Unanswerable(f"the run has no range {pattern!r}: record with torch.profiler or `dpro record`")
-    inner = spans.join(closure(spans, chosen), on=["rank", "span_id"], how="semi")
+    inner = spans.join(_closure(spans, chosen), on=["rank", "span_id"], how="semi")
     return inner.filter(pl.col("kind").is_in(ON_CPU))["name"].unique().sort().to_list()
 
 
@@ -131,7 +131,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     idle = inside.join(left, on=["rank", "outer"], how="anti").select("rank", span_id="outer").unique()
     chosen = outer.join(idle, on=["rank", "span_id"], how="semi")
     on_cpu = np.isin(graph.nodes.kind, CPU_KINDS)
-    return calls | (nodes_of_spans(graph, closure(spans, chosen)) & on_cpu)
+    return calls | (_nodes_of(graph, _closure(spans, chosen)) & on_cpu)
 
 
 def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -> pl.DataFrame:
@@ -189,7 +189,7 @@ def inside_spans(graph: Graph, pattern: str) -> Bools:
     """[N] nodes of CPU spans whose name fits a pattern, with all that these call and launch."""
     spans = spans_of(_run_of(graph))
     on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
-    return nodes_of_spans(graph, closure(spans, on_cpu.filter(_fits(on_cpu, pattern))))
+    return _nodes_of(graph, _closure(spans, on_cpu.filter(_fits(on_cpu, pattern))))
 
 
 def with_inside(graph: Graph, mask: Bools) -> Bools:
@@ -199,7 +199,7 @@ def with_inside(graph: Graph, mask: Bools) -> Bools:
     spans = spans_of(graph.run)
     picked = pl.DataFrame({"rank": graph.nodes.rank[mask], "span_id": graph.nodes.span[mask]}).unique()
     outer = spans.filter(pl.col("kind").is_in(ON_CPU)).join(picked, on=["rank", "span_id"], how="semi")
-    return mask | nodes_of_spans(graph, closure(spans, outer))
+    return mask | _nodes_of(graph, _closure(spans, outer))
 
 
 def _run_of(graph: Graph) -> Run:
@@ -227,7 +227,7 @@ def _with_backward(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
     A backward operator has the sequence number of the forward operator that asked for it: the last one that
     had it, since those before only looked at the next number.
     """
-    forward = closure(spans, chosen)
+    forward = _closure(spans, chosen)
     numbered = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("kind") == "cpu_op"))
     asked = (
         numbered.filter(pl.col("forward_thread") <= 0)
@@ -238,10 +238,10 @@ def _with_backward(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
     backward = numbered.filter(pl.col("forward_thread") > 0).join(
         asked, on=["rank", "window", "sequence_number"], how="semi"
     )
-    return pl.concat([forward, closure(spans, backward)]).unique()
+    return pl.concat([forward, _closure(spans, backward)]).unique()
 
 
-def closure(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
+def _closure(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
     """`rank`, `span_id` of all CPU spans within the chosen ones on their threads, and what they launched."""
     on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
     parts = []
@@ -261,7 +261,7 @@ def closure(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([called, launched]).select("rank", "span_id").unique()
 
 
-def nodes_of_spans(graph: Graph, members: pl.DataFrame) -> Bools:
+def _nodes_of(graph: Graph, members: pl.DataFrame) -> Bools:
     """[N] nodes of the spans, and of collectives that they called."""
     calls = _run_of(graph).table(COLLECTIVES, ["rank", "span_id", "launch_span_id"])
     called = calls.with_columns(pl.col("rank").cast(pl.Int64)).join(

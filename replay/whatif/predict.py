@@ -9,6 +9,7 @@ from what may become of waiting for ranks that are missing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -249,9 +250,10 @@ def _with_each(
     found = []
     for at, edit in enumerate(edits):
         for changed in others(edit, graphs[at]):
-            for later in edits[at + 1 :]:
-                changed = later.apply(changed)
-            found.append(changed)
+            with suppress(Unanswerable):  # a later edit may find nothing to change there
+                for later in edits[at + 1 :]:
+                    changed = later.apply(changed)
+                found.append(changed)
     return found
 
 
