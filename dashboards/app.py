@@ -1,13 +1,14 @@
 """The application: navigation, selection, and the view that the link names.
 
-In: a run and a token. Out: a Dash application. All state is in the link: whatever changes what is shown
+In: a run, and who may ask. Out: a Dash application. All state is in the link: whatever changes what is shown
 changes the link, and every section is filled from the link alone, so that going back, reloading and sharing
 just work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from dpro.dashboards import (
     verdict,
     workbench,
 )
-from dpro.dashboards.guard import guard
+from dpro.dashboards.bodies import check_bodies
+from dpro.dashboards.guard import LOOPBACK, guard, harden, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
@@ -37,6 +39,7 @@ from dpro.dashboards.page import Filler, View, answer, changes, in_browser, mess
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import css_variables
 from dpro.errors import DproError, UsageError
+from dpro.words import printable
 
 VIEWS: tuple[View, ...] = (
     verdict.VIEW,
@@ -65,39 +68,40 @@ _KEYS = (
 )
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
-<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}<style>PALETTE</style>
-<script>(() => {
+<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}<style>PALETTE</style><script>THEME</script></head>
+<body>{%app_entry%}{%config%}{%scripts%}{%renderer%}</body>
+</html>"""
+_THEME = """(() => {
   const query = new URLSearchParams(location.search);
   if (!query.has("theme") && matchMedia("(prefers-color-scheme: dark)").matches) {
     query.set("theme", "dark");
     history.replaceState(null, "", "?" + query);
   }
   document.documentElement.dataset.theme = query.get("theme") === "dark" ? "dark" : "light";
-})();</script>
-</head>
-<body>{%app_entry%}{%config%}{%scripts%}{%renderer%}</body>
-</html>"""
+})();"""
 
 
-def make_app(run: Loaded | Shown, token: str | None = None) -> Dash:
+def make_app(run: Loaded | Shown, token: str | None = None, names: Collection[str] | None = LOOPBACK) -> Dash:
     """Make the application.
 
     Args:
         run: the run; what takes long is worked out when a view asks for it.
-        token: what those who ask must know; None where only this machine can ask.
+        token: what those who ask must know; None for nothing.
+        names: by which it may be asked for without a token; None for any.
     """
     shown = run if isinstance(run, Shown) else Shown(run)
     app = Dash(
         __name__,
         assets_folder=str(Path(__file__).with_name("assets")),
-        index_string=_INDEX.replace("PALETTE", css_variables()),
-        title=f"dpro: {shown.loaded.run.label}",
+        index_string=_INDEX.replace("PALETTE", css_variables()).replace("THEME", _THEME),
+        title=_in_markup(f"dpro: {shown.loaded.run.label}"),
         update_title="",
         suppress_callback_exceptions=True,
         enable_mcp=False,
         add_log_handler=False,
     )
-    guard(app.server, token)
+    guard(app.server, token, names)
+    check_bodies(app)
     app.layout = _frame(shown)
     _register_navigation(app)
     for view in VIEWS:
@@ -107,7 +111,13 @@ def make_app(run: Loaded | Shown, token: str | None = None) -> Dash:
     _serve_tables(app, shown)
     if shown.lives:
         _register_refresh(app, shown)
+    harden(app.server, [hash_of(_THEME), *app.csp_hashes()])
     return app
+
+
+def _in_markup(text: str) -> str:
+    """A text that is put into the page as it is: no markup, and no place where dash puts something."""
+    return escape(printable(text)).replace("{", "&#123;")
 
 
 def view_of(link: Link) -> View:
@@ -239,7 +249,7 @@ def _serve_tables(app: Dash, shown: Shown) -> None:
         write, mimetype = _DOWNLOADS[kind]
         make = tables.get((view, name)) or abort(404)
         try:
-            frame = make(shown.loaded, parse_link(request.query_string.decode()))
+            frame = make(shown.loaded, parse_link(request.query_string.decode(errors="replace")))
         except DproError as error:
             return Response(f"{error}\n", 400, mimetype="text/plain")
         disposition = {"Content-Disposition": f'attachment; filename="dpro-{view}-{name}.{kind}"'}
@@ -247,13 +257,13 @@ def _serve_tables(app: Dash, shown: Shown) -> None:
 
 
 def in_csv(frame: Any) -> str:
-    """A frame as CSV; lists are joined by blanks."""
+    """A frame as CSV; lists are joined by blanks, and no text is a formula."""
     import polars as pl
 
-    texts = [name for name, dtype in frame.schema.items() if dtype == pl.String]
     lists = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.List)]
     plain = frame.with_columns(pl.col(lists).list.eval(pl.element().cast(pl.String)).list.join(" "))
-    cells = [pl.col(name).map_elements(in_cell, return_dtype=pl.String) for name in texts]
+    texts = [name for name, dtype in plain.schema.items() if not (dtype.is_numeric() or dtype == pl.Boolean)]
+    cells = pl.col(texts).cast(pl.String).map_elements(in_cell, return_dtype=pl.String)
     text = plain.with_columns(cells).write_csv()
     assert isinstance(text, str)
     return text

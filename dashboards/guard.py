@@ -1,58 +1,92 @@
-"""Who may ask: on this machine only those who name it as such, from elsewhere only those who know the token.
+"""Who may ask, those who know the token; and what a page may load and run, nothing from elsewhere.
 
-In: the web server. Out: it answers nobody else, and tells browsers to load nothing from elsewhere. A token in
-the link is exchanged for a cookie, so that it leaves the address bar at once. Without a token the name that
-was asked for must be this machine's own: a page of another name that resolves to 127.0.0.1 gets nothing.
+In: the web server. Out: it answers nobody else, and tells browsers to load nothing from elsewhere and run no
+script but those it serves. A token in the link is exchanged for a cookie and leaves the address bar at once.
+Without a token the name that was asked for must be this machine's own: a page of another name that leads to
+127.0.0.1 gets nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
+from collections.abc import Collection, Sequence
 from hmac import compare_digest
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from flask import Flask, Response, redirect, request
 from isal import igzip
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-COOKIE = "dpro_token"
 _COMPRESSED_FROM = 4096  # bytes
 _TEXT = ("application/json", "text/", "application/javascript")
-_POLICY = (  # plotly compiles what it draws with WebGL at run time, dash starts from a script in the page
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+# Plotly compiles what it draws with WebGL at run time. Dash's components and plotly insert a dozen style
+# sheets of their own, whose text changes with their versions, and plotly's heatmaps set style attributes.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-eval' {scripts}; "
+    "style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data:; worker-src 'self' blob:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 
 
-def guard(server: Flask, token: str | None) -> None:
-    """Refuse strangers, and set headers that keep a page to itself.
+def guard(server: Flask, token: str | None, names: Collection[str] | None = LOOPBACK) -> None:
+    """Refuse strangers, whatever they ask for.
 
     Args:
-        server: gets a check before each request and headers after it.
-        token: what a stranger does not know; None where only this machine can ask.
+        server: gets a check before each request.
+        token: what a stranger does not know; None where all may ask who use one of the names.
+        names: by which this server may be asked for without a token; None for any.
     """
 
     @server.before_request
     def check() -> Response | None:
         if token is None:
-            name = urlsplit(f"//{request.host}").hostname
-            return None if name in LOOPBACK else _refusal("open the address that `dpro dashboard` printed")
-        given = request.args.get("token", "")
-        if given and _same(given, token):
-            rest = [f"{key}={value}" for key, value in request.args.items(multi=True) if key != "token"]
-            answer = redirect(request.path + ("?" + "&".join(rest) if rest else ""))
-            answer.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
-            return answer  # type: ignore[return-value]
-        if _same(request.cookies.get(COOKIE, ""), token):
+            known = names is None or urlsplit(f"//{request.host}").hostname in names
+            return None if known else _refusal("open the address that `dpro dashboard` printed")
+        if _same(request.args.get("token", ""), token):
+            return _exchanged(token) if request.method == "GET" else None
+        if _same(request.cookies.get(cookie_of(token), ""), token):
             return None
         return _refusal("open the address with the token that `dpro dashboard` printed")
 
+
+def cookie_of(token: str) -> str:
+    """The name of the cookie that keeps a token: browsers send the cookies of all ports of a host to each."""
+    return f"dpro_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+
+
+def _exchanged(token: str) -> Response:
+    """The same address without the token, and a cookie in its place."""
+    rest = [pair for pair in request.args.items(multi=True) if pair[0] != "token"]
+    query = "?" + urlencode(rest, safe=",~:=*") if rest else ""
+    answer = redirect("/" + request.path.lstrip("/") + query)  # never to another host, as `//` would be
+    # Lax: with Strict a link in a chat, or the file that opens the browser, would lead to a refusal.
+    answer.set_cookie(cookie_of(token), token, httponly=True, samesite="Lax")
+    return answer  # type: ignore[return-value]
+
+
+def harden(server: Flask, scripts: Sequence[str]) -> None:
+    """Set headers that keep a page to itself.
+
+    Args:
+        server: gets headers after each request.
+        scripts: hashes of the scripts within the page, as from `hash_of`.
+    """
+    policy = _POLICY.format(scripts=" ".join(scripts))
+
     @server.after_request
-    def harden(response: Response) -> Response:
-        response.headers["Content-Security-Policy"] = _POLICY
+    def headers(response: Response) -> Response:
+        response.headers["Content-Security-Policy"] = policy
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
         return _compressed(response)
+
+
+def hash_of(script: str) -> str:
+    """A script within a page, as a content security policy allows it."""
+    return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _same(given: str, token: str) -> bool:

@@ -16,10 +16,13 @@ import polars as pl
 
 from dpro.dashboards.theme import LIGHT, THEMES
 from dpro.errors import UsageError
+from dpro.words import shortened
 
 FIRST = "verdict"  # the view of a link that names none
 _SHARED = ("view", "steps", "ranks", "time", "theme")
 _MOST_RANKS = 1_000_000
+_LONGEST = 60  # characters of what is not understood that are repeated
+_DIGITS = 9  # of the number of a step or a rank, which then fits all columns
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,17 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 def _ends(text: str, what: str) -> tuple[int, int]:
     first, _, last = text.strip().partition("-")
-    if not (first.strip().isdecimal() and (last or first).strip().isdecimal()):
-        raise UsageError(f"{what} {text!r} are not understood: 3, or 3-8, numbers from 0 on")
-    ends = int(first), int(last or first)
+    given = [part.strip() for part in (first, last or first)]
+    if not all(part.isdecimal() and len(part) <= _DIGITS for part in given):
+        raise UsageError(f"{what} {_quoted(text)} are not understood: 3, or 3-8, numbers from 0 on")
+    ends = int(given[0]), int(given[1])
     if ends[0] > ends[1] or ends[1] - ends[0] > _MOST_RANKS:
-        raise UsageError(f"{what} {text!r} are not understood: the first comes before the last")
+        raise UsageError(f"{what} {_quoted(text)} are not understood: the first comes before the last")
     return ends
+
+
+def _quoted(text: str) -> str:
+    return repr(shortened(text, _LONGEST))
 
 
 def _time(text: str) -> tuple[float, float] | None:
@@ -126,9 +134,9 @@ def _time(text: str) -> tuple[float, float] | None:
     try:
         begin, end = (float(part) for part in text.split("~"))
     except ValueError as error:
-        raise UsageError(f"time {text!r} is not understood: two numbers of ms, as 1.5~20") from error
+        raise UsageError(f"time {_quoted(text)} is not understood: two numbers of ms, as 1.5~20") from error
     if not -1e12 < begin < end < 1e12:
-        raise UsageError(f"time {text!r} is not understood: the first comes before the second")
+        raise UsageError(f"time {_quoted(text)} is not understood: the first comes before the second")
     return begin, end
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dpro.words import shortened
 
 LONGEST = 90  # characters of a name that a figure shows
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # how one begins, for spreadsheets
+_SPACE = ("\t", "\r", "\n")  # they skip it
 
 
 def plain(name: object) -> str:
@@ -25,4 +27,4 @@ def plain_all(names: Iterable[object]) -> list[str]:
 
 def in_cell(text: str) -> str:
     """A name in a CSV file that no spreadsheet takes for a formula."""
-    return f"'{text}" if text[:1] in "=+-@\t\r" else text
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) or text.startswith(_SPACE) else text

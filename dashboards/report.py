@@ -1,7 +1,8 @@
 """A report of a run as one HTML file that needs nothing else: no network, no server, no dpro.
 
 In: a run. Out: the page. The same run gives the same bytes. What is in traces is text, whatever it looks
-like: the template escapes it, and figures get their data as JSON that no browser takes for markup.
+like: the template escapes it, and figures get their data as JSON that no browser takes for markup. The page
+lets its own two scripts run, and no other.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from plotly.offline import get_plotlyjs
 
 from dpro.analysis.report import Report
 from dpro.dashboards.figures import Figures
+from dpro.dashboards.guard import hash_of
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import css_variables
 from dpro.errors import DproError
@@ -56,11 +58,14 @@ def html_of(loaded: Loaded, report: Report) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    script, plotly = Path(__file__).with_name("report.js").read_text(encoding="utf-8"), get_plotlyjs()
     return templates.get_template("report.html").render(
         report=report,
         figures=list(_within(MOST_BYTES, _figures(loaded, report))),
         palette=Markup(css_variables()),
-        plotly=Markup(_packed(get_plotlyjs())),
+        allowed=Markup(f"{hash_of(script)} {hash_of(plotly)}"),
+        script=Markup(script),
+        plotly=Markup(_packed(plotly)),
     )
 
 

@@ -1,7 +1,7 @@
 """Serve the application until it is interrupted.
 
-In: a run, where to listen. Out: nothing, until Ctrl-C. From other machines it can be reached only
-where a host is given, and then with a token that is new each time.
+In: a run, where to listen, the token that those who ask must know. Out: nothing, until Ctrl-C. The list of
+processes, which every user of the machine can read, never shows the token: a browser is started with a file.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ import logging
 import secrets
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
-from werkzeug.serving import BaseWSGIServer, make_server
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from dpro.dashboards.app import make_app
 from dpro.dashboards.guard import LOOPBACK
@@ -20,14 +24,28 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.shown import Shown
 from dpro.errors import UsageError
 
+IDLE_S = 60.0  # without a byte until a connection is closed
 
-def serve(run: Loaded | Shown, host: str, port: int, *, browser: bool, say: Callable[[str], None]) -> None:
+
+class _Handler(WSGIRequestHandler):
+    timeout = IDLE_S
+
+
+def new_token() -> str:
+    """What nobody can guess."""
+    return secrets.token_urlsafe(24)
+
+
+def serve(
+    run: Loaded | Shown, host: str, port: int, token: str | None, *, browser: bool, say: Callable[[str], None]
+) -> None:
     """Serve a run's dashboard.
 
     Args:
         run: the run.
         host: address to listen on.
         port: port to listen on, 0 for any that is free.
+        token: as of `listen`.
         browser: open it in a browser.
         say: told the address.
 
@@ -36,33 +54,49 @@ def serve(run: Loaded | Shown, host: str, port: int, *, browser: bool, say: Call
     """
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request is of no use
     shown = run if isinstance(run, Shown) else Shown(run)
-    server, address = listen(shown, host, port)
+    server, address = listen(shown, host, port, token)
     say(address)
     work = shown.follow if shown.lives else shown.loaded.warm
     threading.Thread(target=work, daemon=True).start()
-    if browser:
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     try:
-        server.serve_forever()
+        with way_in(address) as file:
+            if browser:
+                threading.Thread(target=webbrowser.open, args=(file.as_uri(),), daemon=True).start()
+            server.serve_forever()
     except KeyboardInterrupt:
         return
     finally:
         server.server_close()
 
 
-def listen(run: Loaded | Shown, host: str, port: int) -> tuple[BaseWSGIServer, str]:
+def listen(run: Loaded | Shown, host: str, port: int, token: str | None) -> tuple[BaseWSGIServer, str]:
     """A server that listens, and the address to open.
+
+    Args:
+        run: the run.
+        host: address to listen on.
+        port: port to listen on, 0 for any that is free.
+        token: what those who ask must know; None for nothing, so that whoever can reach it may look.
 
     Raises:
         UsageError: nothing can listen there.
     """
-    token = None if host in LOOPBACK else secrets.token_urlsafe(24)
-    app = make_app(run, token)
+    app = make_app(run, token, LOOPBACK if host in LOOPBACK else None)
     try:
-        server = make_server(host, port, app.server, threaded=True)
+        server = make_server(host, port, app.server, threaded=True, request_handler=_Handler)
     except (OSError, SystemExit) as error:  # it ends the program where a port is taken
         raise UsageError(
             f"cannot listen on {host} port {port}: choose others with --host and --port"
         ) from error
     named = f"[{host}]" if ":" in host else host
     return server, f"http://{named}:{server.server_port}/" + (f"?token={token}" if token else "")
+
+
+@contextmanager
+def way_in(address: str) -> Iterator[Path]:
+    """A file that leads a browser to an address; only this user can read it."""
+    page = f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(address)}">'
+    with NamedTemporaryFile("w", prefix="dpro-", suffix=".html") as file:
+        file.write(page)
+        file.flush()
+        yield Path(file.name)

@@ -32,12 +32,14 @@ _WHY = {
     EdgeKind.CONTENTION: "the device was full",
 }
 _LONGEST = 400  # characters of a name in facts
+_DIGITS = 18  # of the number of a node
 
 
 def chosen_node(link: Link, graph: Graph) -> int:
     """The node that a link names, -1 for none."""
     text = link.own.get("node", "")
-    return int(text) if text.isdecimal() and int(text) < graph.num_nodes else -1
+    known = text.isdecimal() and len(text) <= _DIGITS and int(text) < graph.num_nodes
+    return int(text) if known else -1
 
 
 def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:

@@ -46,8 +46,8 @@ def start_browser() -> Any:
 
 @contextmanager
 def served(loaded: Loaded | Shown, host: str = "127.0.0.1") -> Iterator[str]:
-    """The address of a dashboard that runs meanwhile."""
-    server, address = listen(loaded, host, 0)
+    """The address of a dashboard that runs meanwhile, and asks for no token."""
+    server, address = listen(loaded, host, 0, token=None)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import run_argument
-from dpro.cli.output import console, stderr_console
+from dpro.cli.output import console, stderr_console, warn
 from dpro.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; any free one.")
+@click.option(
+    "--token/--no-token",
+    default=True,
+    help="Answer only who knows the token in the address that is printed; it is new each time.",
+)
 @click.option("--browser/--no-browser", default=True, help="Open it in a browser.")
-def dashboard(run: str, against: str | None, host: str, port: int, browser: bool) -> None:
+def dashboard(run: str, against: str | None, host: str, port: int, token: bool, browser: bool) -> None:
     """Look at a run in a browser: is it healthy, what is slow, what would help.
 
     \b
@@ -32,13 +37,14 @@ def dashboard(run: str, against: str | None, host: str, port: int, browser: bool
     dpro dashboard AFTER --against BEFORE            and what explains the difference
     dpro dashboard RUN                               while RUN is being recorded: it refreshes itself
     dpro dashboard RUN --no-browser --port 8050      then: ssh -L 8050:localhost:8050 HOST
-    dpro dashboard RUN --host 0.0.0.0                for others: the address it prints holds a token
+    dpro dashboard RUN --host 0.0.0.0                for others, who need the address that it prints
 
     All views show the same selection of steps and ranks, and the address in the browser reproduces what is
-    seen. It needs no network. Ctrl-C ends it.
+    seen. The address that is printed holds a token, without which nothing is answered: other users of the
+    machine can reach the port, too. It needs no network. Ctrl-C ends it.
     """
     with needs_extra("dashboard"):
-        from dpro.dashboards.serve import serve
+        from dpro.dashboards.serve import new_token, serve
     from dpro.cli.live import copies, is_live
     from dpro.cli.runs import open_or_import
     from dpro.dashboards.loaded import Passing
@@ -51,7 +57,9 @@ def dashboard(run: str, against: str | None, host: str, port: int, browser: bool
             shown = Shown(next(states), states)
     else:
         shown = Shown(load(open_or_import(run), other))
-    serve(shown, host, port, browser=browser, say=_say)
+    if not token:
+        warn(f"--no-token: whoever can reach {host} can look, other users of this machine included")
+    serve(shown, host, port, new_token() if token else None, browser=browser, say=_say)
 
 
 def load(run: Run, against: Run | None = None, kind: type[Loaded] | None = None) -> Loaded:

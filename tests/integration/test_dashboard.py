@@ -10,11 +10,13 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
 from dpro.cli.dashboard import load
 from dpro.dashboards.app import VIEWS
+from dpro.dashboards.serve import listen, new_token, way_in
 from dpro.dashboards.shown import Shown
 from dpro.ingest.importer import import_sources
 from dpro.store import open_run
@@ -233,15 +235,57 @@ def test_keys_reach_every_view(browser, sample):
     assert complaints(browser) == []
 
 
+@pytest.mark.slow
+def test_a_browser_that_is_led_in_sees_the_run_and_keeps_no_token_in_its_address(browser, sample, repository):
+    loaded, token = load(open_run(repository / "sample_traces" / "slow_rank")), new_token()
+    server, address = listen(loaded, "127.0.0.1", 0, token)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with way_in(address) as file:
+            browser.get(file.as_uri())
+            settle(browser)
+        assert browser.current_url.rstrip("?") == address.partition("?")[0]
+        assert complaints(browser) == []
+        browser.get(sample)  # another dashboard of this host, whose cookies are its own
+        settle(browser)
+        browser.get(address.partition("?")[0] + "?view=timeline")
+        settle(browser)
+        assert browser.execute_script("return document.cookie") == ""  # out of reach of scripts
+        browser.delete_all_cookies()
+        browser.get(address.partition("?")[0])
+        assert "not for you" in browser.find_element("css selector", "body").text
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.slow
+def test_the_path_of_a_run_runs_no_script_and_injected_ones_are_refused(browser, tmp_path):
+    evil = tmp_path / "<script>window.pwned=1<"
+    with served(load(replace(_evil_run(tmp_path / "run"), source=evil / "script>" / EVIL))) as address:
+        browser.get(address)
+        settle(browser)
+        assert EVIL in browser.title
+        browser.execute_script(
+            "const made = document.createElement('div'); made.innerHTML = arguments[0];"
+            "document.body.append(made); const script = document.createElement('script');"
+            "script.textContent = 'window.pwned = 2'; document.body.append(script)",
+            EVIL,
+        )
+        wait(browser, "return document.querySelector('img[src=x]').complete")
+        assert browser.execute_script("return window.pwned") is None
+        assert any("Content Security Policy" in said for said in complaints(browser))
+
+
 def test_the_command_prints_an_address_and_ends_on_interrupt(repository, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(repository / "sample_traces" / "healthy", run)
-    command = [sys.executable, "-m", "dpro", "dashboard", str(run), "--no-browser", "--host", "0.0.0.0"]
+    command = [sys.executable, "-m", "dpro", "dashboard", str(run), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
-        address = re.match(r"(http://0\.0\.0\.0:\d+/)\?token=\S{32}", line)
+        address = re.match(r"(http://127\.0\.0\.1:\d+/)\?token=\S{32}", line)
         assert address, line
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(address[1].replace("0.0.0.0", "127.0.0.1"))
+            urllib.request.urlopen(address[1])
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

@@ -140,7 +140,9 @@ def _first_line(words: list[str]) -> str:
     command = [sys.executable, "-m", "dpro", *words, "--no-browser"]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
-        urllib.request.urlopen(line.split()[0]).close()  # it listens
+        keeping = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with keeping.open(line.split()[0]) as answer:  # it listens, and takes the token for a cookie
+            assert "token" not in answer.url
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     return line

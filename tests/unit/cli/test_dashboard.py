@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import pytest
 from click.testing import CliRunner
@@ -26,3 +27,16 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(monkeypatch, li
 def test_a_run_that_is_not_there_is_said_before_anything_listens(tmp_path):
     result = CliRunner().invoke(dashboard, [str(tmp_path / "nowhere"), "--no-browser"])
     assert isinstance(result.exception, InputError)
+
+
+@pytest.mark.parametrize(
+    ("options", "has"), [([], True), (["--no-token"], False), (["--host", "0.0.0.0"], True)]
+)
+def test_there_is_a_token_unless_it_is_declined_which_is_warned_of(monkeypatch, repository, options, has):
+    asked = []
+    serve = import_module("dpro.dashboards.serve")
+    monkeypatch.setattr(serve, "serve", lambda *given, **_: asked.append(given[3]))
+    result = CliRunner().invoke(dashboard, [str(repository / "sample_traces" / "healthy"), *options])
+    assert result.exit_code == 0, result.output
+    assert [token is not None for token in asked] == [has]
+    assert ("other users of this machine" in result.stderr) == (not has)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+from dataclasses import replace
 from io import BytesIO
 
 import polars as pl
@@ -11,6 +14,8 @@ import pytest
 from dpro.cli.dashboard import load
 from dpro.dashboards import serve
 from dpro.dashboards.app import VIEWS, in_csv, make_app, view_of
+from dpro.dashboards.bodies import MAX_BODY_BYTES
+from dpro.dashboards.guard import hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.errors import UsageError
@@ -127,6 +132,11 @@ def test_no_file_can_be_reached(app, path):
 def test_lists_and_formulas_are_harmless_in_csv():
     frame = pl.DataFrame({"name": ["=1+1", None], "ranks": [[0, 2], []]})
     assert in_csv(frame) == 'name,ranks\n\'=1+1,0 2\n,""\n'
+    texts = pl.DataFrame(
+        {"lists": [["=a", "b"]], "odd": [" \t@b"], "kind": pl.Series(["-c"], dtype=pl.Categorical)}
+    )
+    assert in_csv(texts) == "lists,odd,kind\n'=a b,' \t@b,'-c\n"
+    assert in_csv(pl.DataFrame({"x": [-1.5], "y": [True]})) == "x,y\n-1.5,true\n"
 
 
 def test_the_first_page_waits_for_nothing(loaded):
@@ -136,21 +146,137 @@ def test_the_first_page_waits_for_nothing(loaded):
     assert fresh.known == {}
 
 
-def test_another_machine_needs_a_token_that_is_new_each_time(loaded):
-    addresses = []
-    for _ in range(2):
-        server, address = serve.listen(loaded, "0.0.0.0", 0)
-        server.server_close()
-        addresses.append(address.partition("?token=")[2])
-    assert all(len(token) >= 32 for token in addresses)
-    assert addresses[0] != addresses[1]
-    server, address = serve.listen(loaded, "127.0.0.1", 0)
+def test_a_token_is_new_each_time_and_in_the_address_alone(loaded):
+    token = serve.new_token()
+    assert len(token) >= 32
+    assert token != serve.new_token()
+    server, address = serve.listen(loaded, "127.0.0.1", 0, token)
     try:
-        assert "token" not in address
+        assert address == f"http://127.0.0.1:{server.server_port}/?token={token}"
         with pytest.raises(UsageError, match="--port"):
-            serve.listen(loaded, "127.0.0.1", server.server_port)
+            serve.listen(loaded, "127.0.0.1", server.server_port, None)
     finally:
         server.server_close()
+
+
+def test_a_browser_is_led_in_by_a_file_that_only_its_user_can_read():
+    with serve.way_in("http://127.0.0.1:1/?token=a&b") as file:
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert "url=http://127.0.0.1:1/?token=a&amp;b" in file.read_text()
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "/anything", "/_dash-layout", "/_dash-dependencies", "/assets/dpro.js", "/assets/dpro.css",
+        "/_dash-component-suites/dash/deps/react@18.3.1.min.js", "/csv/kernels/kernels", "/span",
+        "/_favicon.ico", "/_reload-hash",
+    ],
+)  # fmt: skip
+def test_without_the_token_nothing_is_answered(loaded, path):
+    client = make_app(loaded, "a-token").server.test_client()
+    for answer in (client.get(path), client.post(path), client.get(f"{path}?token=wrong"), client.head(path)):
+        assert answer.status_code == 403
+    assert client.post("/_dash-update-component", data="x" * (MAX_BODY_BYTES + 1)).status_code == 403
+
+
+CALLBACKS = "/_dash-update-component"
+WHOLE = {
+    "output": "verdict-run.children",
+    "outputs": {"id": "verdict-run", "property": "children"},
+    "inputs": [{"id": "url", "property": "search", "value": "?view=verdict"}],
+    "changedPropIds": ["url.search"],
+}
+URL = {"id": "url", "property": "search"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"output": None}, {"output": []}, {"output": "nothing.children"}, {"output": ""}, {"output": "...."},
+        {"outputs": None}, {"outputs": []}, {"outputs": [1]}, {"outputs": URL},
+        {"outputs": [WHOLE["outputs"]] * 2}, {"inputs": None}, {"inputs": []}, {"inputs": {}},
+        {"inputs": [None]}, {"inputs": [[URL]]}, {"inputs": [URL | {"value": 5}]},
+        {"inputs": [URL | {"value": ["?"]}]},
+        {"inputs": [URL | {"id": {"a": 1}}]}, {"inputs": [URL] * 2}, {"state": 5}, {"state": [URL]},
+        {"changedPropIds": 5}, {"changedPropIds": [[]]}, {"changedPropIds": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_callback_that_no_page_sends_is_a_bad_request(app, caplog, changed):
+    answer = app.server.test_client().post(CALLBACKS, json=WHOLE | changed, headers=HOST)
+    assert answer.status_code == 400
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"5", b"null", b'"x"', b"\xff", b"[" * 100_000, b"1" * 100_000, b'{"output": NaN}'],
+)
+def test_a_body_that_is_no_callback_at_all_is_a_bad_request(app, caplog, body):
+    client = app.server.test_client()
+    answer = client.post(CALLBACKS, data=body, headers=HOST, content_type="application/json")
+    assert answer.status_code == 400
+    assert client.post(CALLBACKS, data=body, headers=HOST).status_code == 415
+    assert caplog.text == ""
+
+
+def test_a_body_that_is_too_long_is_refused_unread(app):
+    long = json.dumps(WHOLE | {"more": "x" * MAX_BODY_BYTES})
+    client = app.server.test_client()
+    assert client.post(CALLBACKS, data=long, headers=HOST, content_type="application/json").status_code == 413
+    assert client.post(CALLBACKS, json=WHOLE, headers=HOST).status_code == 200
+
+
+ODD = (
+    "steps=" + "9" * 5000,
+    "ranks=99999999999999999999",
+    "steps=5-3",
+    "ranks=0--1",
+    "time=nan~1",
+    "node=" + "1" * 5000,
+)
+
+
+@pytest.mark.parametrize(
+    "query", [*ODD, "ranks=\xff", "by=%00&sort=x&filter=(", "edit=%0A%0A:", "theme=</script>"]
+)
+def test_links_that_make_no_sense_are_no_defects(app, caplog, query):
+    client = app.server.test_client()
+    navigate = next(output for output in app.callback_map if "nav.children" in output)
+    parts = [dict(zip(("id", "property"), each.split("."))) for each in navigate.strip(".").split("...")]
+    search, state = URL | {"value": f"?view=kernels&{query}"}, [{"id": "shown", "property": "data"}]
+    body = {"output": navigate, "outputs": parts, "inputs": [search], "state": state}
+    assert client.post(CALLBACKS, json=body, headers=HOST).status_code == 200
+    for view in VIEWS:
+        for name in view.tables.keys() - {"roofline"}:
+            assert client.get(f"/csv/{view.name}/{name}?{query}", headers=HOST).status_code in (200, 400)
+    assert client.get(f"/span?{query}&x=1e400&y=nan&near=-1", headers=HOST).status_code == 200
+    assert client.get("/_dash-component-suites/nothing/x.js", headers=HOST).status_code == 404
+    assert caplog.text == ""
+
+
+def test_the_path_of_a_run_is_text_wherever_it_is_shown(tmp_path):
+    evil = "</title><script>alert(1)<script>{%config%}\x1b"
+    run = cpu_job().write(tmp_path / "run")
+    app = make_app(load(replace(run, source=tmp_path / evil)))
+    page = app.server.test_client().get("/", headers=HOST).text
+    title = page[page.index("<title>") + 7 : page.index("</title>")]
+    assert html.unescape(title).endswith("</title><script>alert(1)<script>{%config%}\\x1b")
+    assert page.count("<title>") == page.count("</title>") == 1
+    assert "alert(1)<" not in page
+
+
+def test_all_scripts_within_the_page_are_known_by_their_hash(app):
+    answer = app.server.test_client().get("/", headers=HOST)
+    within = re.findall(
+        r"<script(?![^>]*src=)(?![^>]*application/json)[^>]*>(.*?)</script>", answer.text, re.DOTALL
+    )
+    assert len(within) == 2
+    for script in within:
+        assert hash_of(script) in answer.headers["Content-Security-Policy"]
+    assert not re.search(r"<[^>]*\son\w+=", answer.text)
 
 
 def test_a_link_keeps_the_selection_from_view_to_view(app):

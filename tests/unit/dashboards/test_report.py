@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from dpro.analysis.report import make_report
 from dpro.dashboards import report as page
+from dpro.dashboards.guard import hash_of
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.report import html_of
 from tests.browser import complaints, start_browser, wait
@@ -82,6 +85,13 @@ def test_the_page_is_one_file_of_less_than_five_megabytes(tmp_path):
     parts = Parts(text)
     assert parts.links == []
     assert "default-src 'none'" in text
+
+
+def test_the_page_lets_its_own_scripts_run_and_no_other(tmp_path):
+    text = _page(_run(tmp_path, EVIL))
+    script, plotly = Parts(text).scripts[-1], get_plotlyjs()
+    assert f"script-src {hash_of(script)} {hash_of(plotly)};" in text
+    assert not re.search(r"<[^>]*\son\w+=", text)
 
 
 def test_the_same_run_gives_the_same_bytes_wherever_it_lies(tmp_path):
