@@ -15,8 +15,7 @@ from flask import abort, request
 
 MAX_BODY_BYTES = 1 << 20
 _CALLBACKS = "/_dash-update-component"
-_SCALARS = (str, int, float, type(None))
-_TYPES = {"search": (str, type(None))}  # property -> types of its values; others may be any scalar
+_TYPES = {"search": (str, type(None))}  # property -> types of its values; those of others are only compared
 
 
 def check_bodies(app: Dash) -> None:
@@ -74,5 +73,5 @@ def _are_values(given: Any, wanted: Sequence[dict[str, Any]]) -> bool:
     return (
         isinstance(given, list)
         and _names(given) == _names(wanted)
-        and all(isinstance(each.get("value"), _TYPES.get(each["property"], _SCALARS)) for each in given)
+        and all(isinstance(each.get("value"), _TYPES.get(each["property"], object)) for each in given)
     )
