@@ -45,7 +45,8 @@ def refused_so_far(launch: Launch) -> Iterator[str]:
 
 
 def _said(process: Process) -> list[dict[str, Any]]:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError, KeyError):
         said: list[dict[str, Any]] = json.loads((process.folder / "applied.json").read_text(encoding="utf-8"))
-        return said
+        if all(isinstance(each[name], list) for each in said for name in ("applied", "refused")):
+            return [each for each in said if isinstance(each["edit"], str)]
     return []

@@ -109,7 +109,8 @@ def _in_a_line(type: str, message: str, calls: Sequence[str], time_ns: int) -> s
 
 def exited(path: Path) -> Ending:
     """What libc wrote when a process exited."""
-    once, twice = (path.read_bytes() if path.is_file() else b"")[:2] or NOT_EXITED
+    said = path.read_bytes() if path.is_file() else b""
+    once, twice = said[:2] if len(said) > 1 else NOT_EXITED
     return Ending(once, -1) if once == twice else UNKNOWN
 
 

@@ -133,10 +133,9 @@ class Launch:
         with _opened_marker(self.marker) as marker:
             try:
                 facts: dict[str, Any] = json.loads(marker.read())
-                host, pid, ticks = facts["host"], facts["pid"], facts["start_ticks"]
-                if isinstance(host, str) and "/" not in host and type(pid) is type(ticks) is int:
+                if _is_a_launchers(facts):
                     return facts
-            except (ValueError, LookupError, TypeError, RecursionError):
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 pass
         raise InputError(
             f"{self.marker}: is not what a launcher writes; remove it, and read the run as it is"
@@ -168,6 +167,23 @@ class Launch:
                 os.unlink(self.marker.name, dir_fd=markers)
             with suppress(OSError):
                 self.marker.parent.rmdir()
+
+
+def _is_a_launchers(facts: dict[str, Any]) -> bool:
+    """Whether the facts of a marker are of the types that a launcher writes.
+
+    Raises:
+        LookupError, TypeError, AttributeError: they are not.
+    """
+    host, pid, ticks = facts["host"], facts["pid"], facts["start_ticks"]
+    changes = facts.get("options", {}).get("apply", [])
+    return (
+        isinstance(host, str)
+        and "/" not in host
+        and type(pid) is type(ticks) is int
+        and isinstance(facts.get("command", []), list)
+        and all(isinstance(change["edit"], str) for change in changes)
+    )
 
 
 def launch_on(python_path: bytes) -> Launch | None:

@@ -247,7 +247,7 @@ def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl
             frame = pl.scan_parquet(parts, schema=table.dtypes, missing_columns="insert", glob=False)
             read = frame.select(columns).collect()
     except InputError:  # which part it is shows by reading them one by one
-        return pl.concat([_read_part(table, part).select(schema) for part in parts])
+        return pl.concat([_read_part(table, part).select(*schema) for part in parts])
     defaults = [
         pl.col(name).fill_null(pl.lit(table.columns[name].default, dtype=dtype))
         for name, dtype in schema.items()

@@ -22,6 +22,7 @@ from typing import BinaryIO, cast
 
 from dpro.errors import InputError, first_line
 from dpro.ingest.streams import decompressed
+from dpro.ingest.values import int32
 from dpro.limits import (
     BYTES_PER_VALUE,
     MAX_DECODED_EXPANSION,
@@ -235,7 +236,7 @@ def read_head(path: Path) -> bytes:
 def rank_of_name(name: str) -> int:
     """The rank that a file's name tells (`rank3`, `rank-3`, `worker3`), -1 where it does not."""
     found = re.search(r"(?:rank|worker)[-_ ]?(\d+)", name, re.IGNORECASE)
-    return int(found[1]) if found else -1
+    return int32(found[1]) if found else -1
 
 
 def _is_archive(head: bytes) -> bool:

@@ -31,6 +31,7 @@ from dpro.ingest.flight_entries import (
     identifier,
     label,
 )
+from dpro.ingest.peers import ranks_of
 from dpro.ingest.trace import RankTrace
 from dpro.ingest.values import int32, int64, mapping, sequence, text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, WORKERS
@@ -122,19 +123,14 @@ def _groups(dump: Mapping[str, Any]) -> dict[str, Sequence[int]]:
     groups = {}
     for name, config in mapping(dump.get("pg_config")).items():
         listed = mapping(config).get("ranks")
-        groups[text(name)] = _ranks_in(listed) if isinstance(listed, str) else _ranks_of(sequence(listed))
+        groups[text(name)] = _ranks_in(listed) if isinstance(listed, str) else ranks_of(sequence(listed))
     return groups
 
 
 @lru_cache(maxsize=1024)
 def _ranks_in(listed: str) -> Sequence[int]:
     """The ranks in a text such as "[0, 1]", which is the same in the dumps of all its ranks."""
-    return _ranks_of(re.findall(r"\d+", listed))
-
-
-def _ranks_of(listed: Sequence[Any]) -> Sequence[int]:
-    ranks = tuple(map(int32, listed))
-    return ranks if min(ranks, default=0) >= 0 else ()
+    return ranks_of(re.findall(r"\d+", listed))
 
 
 def _group_rows(
@@ -146,7 +142,8 @@ def _group_rows(
 ) -> pl.DataFrame:
     """What the dump says of each group as a whole; one row, for when it was saved, where it knows none."""
     described = {
-        name: text(mapping(config).get("desc")) for name, config in mapping(dump.get("pg_config")).items()
+        text(name): text(mapping(config).get("desc"))
+        for name, config in mapping(dump.get("pg_config")).items()
     }
     status = {identifier(number): mapping(facts) for number, facts in mapping(dump.get("pg_status")).items()}
     names = _names_of_ids(entries, described, list(status))

@@ -7,6 +7,15 @@ both directions. Out: global ranks, and bytes only in the direction they go.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from dpro.ingest.values import int32
+
+
+def ranks_of(listed: Sequence[Any]) -> Sequence[int]:
+    """The ranks of a group as recorded, numbers or texts; none where one of them is no rank."""
+    ranks = tuple(map(int32, listed))
+    return ranks if min(ranks, default=0) >= 0 else ()
 
 
 def global_peer(own: int, peer: int, rank: int, ranks: Sequence[int]) -> int:

@@ -24,6 +24,7 @@ from dpro.units import NS_PER_MS, NS_PER_US
 
 SOURCE = "pipeline timeline"
 COMPUTE_STREAM = 0
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _WORK = {
     "rank": pl.Int64,
     "step": pl.Int64,
@@ -112,7 +113,7 @@ def read_pp_timeline(path: Path, *, rank: int | None = None) -> list[RankTrace]:
             timeline = _primus(msgspec.json.decode(data, type=dict[str, _Times]), path)
         else:
             timeline = _megatron(msgspec.json.decode(data, type=list[_Event]), path)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise InputError(
             f"{path}: not a pipeline timeline, or cut short ({error}); export it again"
         ) from error
@@ -363,7 +364,7 @@ def _totals(path: Path) -> dict[str, float]:
         if b'"fwd_start"' not in read_head(path):
             return {}
         found = msgspec.json.decode(read_bytes(path), type=dict[str, _Total])
-    except (InputError, msgspec.DecodeError):
+    except (InputError, *_UNREADABLE):
         return {}
     return {number: times.total for number, times in found.items() if number.isdecimal()}
 
@@ -375,7 +376,7 @@ def _config(path: Path) -> dict[str, int]:
         if beside.is_file():
             try:
                 found: Any = msgspec.json.decode(read_bytes(beside))
-            except (InputError, msgspec.DecodeError):
+            except (InputError, *_UNREADABLE):
                 return {}
             sizes = found.items() if isinstance(found, dict) else ()
             return {key: value for key, value in sizes if isinstance(value, int)}

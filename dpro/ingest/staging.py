@@ -21,7 +21,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.errors import PLEASE_REPORT, DproError, InputError
+from dpro.errors import PLEASE_REPORT, DproError, InputError, InternalError, first_line
 from dpro.ingest.files import Source, blocks
 from dpro.ingest.formats import Format, Importer, registry
 from dpro.ingest.trace import RankTrace
@@ -199,7 +199,8 @@ def _of_the_file(importer: Importer, label: str, error: BaseException) -> BaseEx
     if isinstance(error, DproError) or not (isinstance(error, Exception) or is_panic(error)):
         return error
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {error.args[0] if error.args else error}".splitlines()[0]
+    said = error.args[0] if isinstance(error, InternalError) else first_line(error)
+    what = f"{type(error).__name__}: {said}"
     failed = f"the {importer.name} importer failed on it ({what}, {Path(frame.filename).name}:{frame.lineno})"
     if isinstance(importer, Format):
         return InputError(f"{label}: internal error: {failed}; {PLEASE_REPORT}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from dpro.schema import TABLES, SchemaError, typed
+from dpro.schema import TABLES, SchemaError, Table, typed
 
 
 @dataclass(frozen=True)
@@ -43,5 +43,23 @@ class RankTrace:
         unknown = self.frames.keys() - TABLES.keys()
         if unknown:
             raise SchemaError(f"there is no table {', '.join(sorted(unknown))}")
-        frames = {name: typed(TABLES[name], frame) for name, frame in self.frames.items()}
+        frames = {
+            name: typed(TABLES[name], _in_range(TABLES[name], frame)) for name, frame in self.frames.items()
+        }
         object.__setattr__(self, "frames", frames)
+
+
+def _in_range(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with numbers that are too large for their column unknown: no file can tell such a one."""
+    wider = [
+        name
+        for name, dtype in frame.schema.items()
+        if dtype == pl.Int64 and name in table.columns and table.columns[name].dtype == pl.Int32
+    ]
+    return frame.with_columns(
+        pl.when(pl.col(name).is_null())
+        .then(None)
+        .otherwise(pl.col(name).cast(pl.Int32, strict=False).fill_null(table.columns[name].default))
+        .alias(name)
+        for name in wider
+    )

@@ -190,3 +190,11 @@ def test_what_is_no_file_is_not_read_as_a_part(tmp_path):
     assert run.table(STEPS)["step"].to_list() == run.table(STEPS, ["step"])["step"].to_list() == [3]
     assert run.rows()["steps"] == 1
     assert [part.height for part in run.part_by_part(STEPS, ["step"])] == [1]
+
+
+def test_a_part_with_a_column_of_another_type_is_named_also_where_few_columns_are_read(tmp_path):
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    (tmp_path / "steps").mkdir()
+    pl.DataFrame({"step": ["many"]}).write_parquet(tmp_path / "steps" / "rank00000.parquet")
+    with pytest.raises(InputError, match=r"rank00000\.parquet: damaged"):
+        open_run(tmp_path).table(STEPS, ["step"])

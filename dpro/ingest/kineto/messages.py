@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Raw
 
 from dpro.ingest.dtypes import dtype_bytes, dtype_name
 from dpro.ingest.kineto.events import Args
-from dpro.ingest.peers import directed_bytes, global_peer
+from dpro.ingest.peers import directed_bytes, global_peer, ranks_of
 from dpro.ingest.values import elements
 
-Groups = Mapping[str, list[int]]
+Groups = Mapping[str, Sequence[int]]
 """Global ranks of every process group of the job, by name; empty where the trace does not list them."""
 
 
@@ -37,8 +37,8 @@ def group_columns(told: Args, groups: Groups) -> dict[str, Any]:
     name = only if told.group is None else str(told.group)
     listed = str(told.group_ranks or "")
     if listed and "..." not in listed:
-        return {"group": name, "group_ranks": [int(rank) for rank in re.findall(r"\d+", listed)]}
-    return {"group": name, "group_ranks": list(groups.get(name, []))}
+        return {"group": name, "group_ranks": ranks_of(re.findall(r"\d+", listed))}
+    return {"group": name, "group_ranks": groups.get(name, ())}
 
 
 def payload_columns(op: str, told: Args, ranged: Args, group_size: int) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def payload_columns(op: str, told: Args, ranged: Args, group_size: int) -> dict[
     return {"bytes_in": bytes_in, "bytes_out": bytes_out, "dtype": dtype_name(dtype)}
 
 
-def peer_of(op: str, told: Args, call: Args, rank: int, ranks: list[int]) -> int:
+def peer_of(op: str, told: Args, call: Args, rank: int, ranks: Sequence[int]) -> int:
     """The other global rank of a send or receive, from its arguments or those of its `c10d` call; else -1."""
     if op not in ("send", "recv"):
         return -1

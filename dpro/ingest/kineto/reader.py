@@ -25,8 +25,10 @@ from dpro.ingest.kineto.memory import Memory
 from dpro.ingest.kineto.messages import Groups, whole
 from dpro.ingest.kineto.numbers import LAST_NS
 from dpro.ingest.kineto.syncs import read_syncs
+from dpro.ingest.peers import ranks_of
 from dpro.ingest.steps import guess_steps
 from dpro.ingest.trace import RankTrace
+from dpro.ingest.values import int32
 
 SOURCE = "kineto"
 _NO_TOTALS = "memory events without totals"
@@ -65,7 +67,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     damage = _damage(reader, source)
     return RankTrace(
         rank=known,
-        world_size=whole(distributed.get("world_size")),
+        world_size=int32(distributed.get("world_size")),
         frames={name: _stamped(name, frame, known, window) for name, frame in frames.items()}
         | ({"counters": _of_rank(counters, known)} if counters.height else {}),
         host=_text(facts.host),
@@ -86,7 +88,7 @@ def _keep_freed_memory() -> None:
 
 def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tuple[int, list[str]]:
     """The rank by distributedInfo, else by metadata events, else by the file's name; and what to warn of."""
-    rank = whole(distributed.get("rank"))
+    rank = int32(distributed.get("rank"))
     if rank >= 0:
         return rank, []
     if marks.rank >= 0:
@@ -162,7 +164,7 @@ def _groups(distributed: dict[str, Any]) -> Groups:
     for config in configs if isinstance(configs, list) else []:
         ranks = config.get("ranks") if isinstance(config, dict) else None
         if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
-            groups[str(config.get("pg_name"))] = ranks
+            groups[str(config.get("pg_name"))] = ranks_of(ranks)
     return groups
 
 
@@ -170,7 +172,7 @@ def _worker(spans: pl.DataFrame, facts: Facts, distributed: dict[str, Any]) -> p
     pids = spans.select("pid").filter(pl.col("pid") >= 0)["pid"].mode().sort()
     return pl.DataFrame(
         {
-            "world_size": [whole(distributed.get("world_size"))],
+            "world_size": [int32(distributed.get("world_size"))],
             "host": [_text(facts.host)],
             "pid": [pids[0] if pids.len() else -1],
             "gpu_name": [_gpu_name(facts, spans)],

@@ -6,6 +6,7 @@ for, null where the export has none. What the columns mean is known elsewhere, b
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -60,7 +61,12 @@ class Export:
         have = self.present.get(table, frozenset())
         if not have:
             return pl.DataFrame(schema=columns)
-        selected = ", ".join(f'"{name}"' if name in have else f'NULL AS "{name}"' for name in columns)
+        # SQLite lets any cell hold anything: what is not of its column's type is none.
+        stored = {name: "text" if dtype == pl.String else "integer" for name, dtype in columns.items()}
+        selected = ", ".join(
+            f"""CASE typeof("{name}") WHEN '{stored[name]}' THEN "{name}" END""" if name in have else "NULL"
+            for name in columns
+        )
         rows = self._all(f'SELECT {selected} FROM "{table}"')
         return pl.DataFrame(rows, schema=columns, orient="row", strict=False)
 
@@ -117,7 +123,7 @@ def open_export(path: Path) -> Iterator[Export]:
     with tempfile.TemporaryDirectory(prefix="dpro-nsys-") as folder:
         database = _unpacked(path, Path(folder))
         _refuse_cut_short(database, path)
-        address = f"file:{quote(str(database.resolve()))}?mode=ro&immutable=1"
+        address = f"file:{quote(os.fsencode(database.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
             most_rows = database.stat().st_size // _LEAST_ROW_BYTES

@@ -10,6 +10,9 @@ PLACE = {"where": "DDP of Model", "instead_of": "", "times": 1}
 OPTIONS = {"apply": [{"edit": "gc"}, {"edit": "bucket:mb=1"}]}
 
 
+ODD = ("[1]", "7", '[{"edit": "gc"}]', '[{"edit": [], "applied": [], "refused": []}]', "null")
+
+
 def process(launch, rank, said=None):
     folder = launch.raw / f"host-{rank}"
     folder.mkdir(parents=True)
@@ -34,7 +37,9 @@ def test_each_change_that_was_asked_for_is_told_of_with_its_rank(tmp_path):
 
 
 def test_a_process_that_says_nothing_of_a_change_has_not_made_it(tmp_path):
-    for rank, said in enumerate((None, "[]", "{torn", json.dumps([change("gc"), change("bucket:mb=1")]))):
+    for rank, said in enumerate(
+        (None, "[]", "{torn", *ODD, json.dumps([change("gc"), change("bucket:mb=1")]))
+    ):
         for told in applied(process(Launch(tmp_path, "one"), rank, said), OPTIONS):
             assert told["applied"] == []
             assert "ended before it could tell" in told["refused"][0]

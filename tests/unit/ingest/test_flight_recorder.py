@@ -528,3 +528,8 @@ def test_the_dumps_of_a_real_hang_are_read_whole(traces):
     assert sum(counts.values()) == 142
     assert counts["send"]
     assert counts["recv"]
+
+
+def test_a_group_whose_name_no_text_can_hold_is_read(tmp_path):
+    row = row_of(GATHER, tmp_path, pg_config={"\ud800": {"desc": "\ud800", "ranks": [0, 1 << 40]}})
+    assert row["op"] == "all_gather"

@@ -279,3 +279,10 @@ def test_real_work_of_a_stage_does_not_overlap(traces):
             spans = table(trace, "spans")
             gap = spans["start_ns"] - (spans["start_ns"] + spans["duration_ns"]).shift(1)
             assert gap.min() >= 0
+
+
+def test_broken_utf8_is_one_line(tmp_path):
+    path = tmp_path / "rank0.json"
+    path.write_bytes(b'[{"name": "\xff", "ph": "B", "microbatch": 1}]')
+    with pytest.raises(InputError, match=r"rank0\.json: not a pipeline timeline"):
+        read_pp_timeline(path)

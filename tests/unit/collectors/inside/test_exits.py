@@ -55,6 +55,8 @@ def test_who_had_exited_when_it_was_told_to_end_ended_by_its_exit_code(tmp_path)
     assert ending(tmp_path, [], 15) == (0, -1)
     assert ending(tmp_path, [], 11).signal == 11  # it crashed on its way out
     assert ending(tmp_path / "none", [], None) == UNKNOWN
+    (tmp_path / "exit").write_bytes(b"\0")  # cut short
+    assert ending(tmp_path, [], None) == UNKNOWN
 
 
 def test_when_an_interpreter_went_is_known_only_where_all_its_calls_were_saved(tmp_path):

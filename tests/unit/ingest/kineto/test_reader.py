@@ -424,3 +424,13 @@ def test_messages_called_one_by_one_and_launched_together_are_a_row_each(tmp_pat
         ("recv", 2, 0, 1024, "3", 100_000),
     ]
     assert rows["span_id"].n_unique() == 2
+
+
+@pytest.mark.parametrize("odd", [1 << 31, 1 << 70, -5, "many", [1], None, 1e300])
+def test_ranks_that_no_job_has_are_unknown(tmp_path, odd):
+    groups = [{"pg_name": "0", "ranks": [0, odd]}]
+    told = {"rank": odd, "world_size": odd, "pg_config": groups}
+    path = write(tmp_path / "a.json", [cpu_op("aten::mm", 1, 2)], distributedInfo=told)
+    trace = read_trace(path)
+    assert max(trace.rank, trace.world_size) < 1
+    assert trace.frames["spans"].height == 1

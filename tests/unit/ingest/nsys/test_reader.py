@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -466,3 +467,30 @@ def test_tables_without_the_columns_of_this_version_are_read_all_the_same(tmp_pa
     (trace,) = read(database, tmp_path)
     assert sorted(table(trace, "spans")["kind"].to_list()) == ["kernel", "runtime"]
     assert table(trace, "workers")["pid"][0] == 10
+
+
+def test_a_cell_of_another_type_than_its_column_is_unknown(tmp_path):
+    """SQLite lets any cell hold anything."""
+    database = session()
+    database.kernel("gemm", 100, 200, correlation=3)
+    row = database.tables["CUPTI_ACTIVITY_KIND_KERNEL"][0]
+    for odd in ({"streamId": "seven"}, {"streamId": b"\xff"}, {"streamId": 0.5}):
+        database.tables["CUPTI_ACTIVITY_KIND_KERNEL"] = [row, row | {"start": 300, "end": 400} | odd]
+        (trace,) = read(database, tmp_path)
+        assert table(trace, "spans")["stream"].to_list() == [7, -1]
+
+
+def test_a_file_may_be_called_anything(tmp_path):
+    database = session()
+    database.kernel("gemm", 100, 200)
+    (trace,) = read(database, tmp_path, os.fsdecode(b"rank3 \xff%20?#.sqlite"))
+    assert trace.rank == 3
+
+
+def test_a_table_with_more_rows_than_its_pages_can_hold_is_damaged(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpro.ingest.nsys.tables._LEAST_ROW_BYTES", 1 << 14)
+    database = session()
+    for number in range(9):
+        database.kernel("gemm", 100 * number, 100 * number + 50)
+    with pytest.raises(InputError, match="more rows than its pages can hold"):
+        read(database, tmp_path)

@@ -1,0 +1,93 @@
+"""Thousands of damaged and hostile inputs: each is read, or refused in one line, and takes little.
+
+python -m tests.fuzz.test_fuzz format 17     # make one input again, and see what is said of it
+DPRO_FUZZ=10 make test-slow                  # ten times as many, other ones
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import local
+
+import pytest
+
+from dpro.ingest.parallel import num_cores
+from tests.fuzz.cases import KINDS, commands_of
+from tests.fuzz.pool import Worker
+
+NUMBERS = {"format": 2000, "run": 300, "recording": 120, "topology": 100}
+
+
+class Fuzzer:
+    """Inputs, each in a folder of its own, and workers that read them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._own = local()
+        self.workers: list[Worker] = []
+
+    def faults(self, case: tuple[str, int]) -> list[str]:
+        """What is wrong with how an input is read."""
+        kind, number = case
+        folder = self._folder / f"{kind}{number}"
+        folder.mkdir()
+        found = []
+        for arguments in commands_of(kind, number, folder):
+            if arguments[0] in ("info", "report") and not os.path.lexists(arguments[1]):
+                continue  # there was nothing to import
+            outcome = self._worker().run(arguments)
+            if outcome.fault:
+                found.append(f"{kind} {number}: dpro {' '.join(arguments)}: {outcome.fault}")
+        shutil.rmtree(folder)
+        return found
+
+    def _worker(self) -> Worker:
+        if not hasattr(self._own, "worker"):
+            self._own.worker = Worker(self._folder)
+            self.workers.append(self._own.worker)
+        return self._own.worker
+
+
+@pytest.fixture
+def fuzzer(tmp_path):
+    made = Fuzzer(tmp_path)
+    yield made
+    for worker in made.workers:
+        worker.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_input_is_read_or_refused_in_one_line(fuzzer, kind):
+    rounds = int(os.environ.get("DPRO_FUZZ", "1"))
+    count = NUMBERS[kind]
+    cases = [(kind, number) for number in range((rounds > 1) * count, rounds * count)]
+    if kind == "recording":  # which is made by the first
+        assert fuzzer.faults(cases.pop(0)) == []
+    with ThreadPoolExecutor(num_cores()) as pool:
+        faults = [fault for found in pool.map(fuzzer.faults, cases) for fault in found]
+    assert faults == [], "\n\n".join(faults)
+
+
+def main() -> None:
+    """Make one input, keep it, and print what is said of it."""
+    kind, number = sys.argv[1], int(sys.argv[2])
+    folder = Path(tempfile.mkdtemp(prefix=f"dpro-fuzz-{kind}-{number}-"))
+    (folder / "case").mkdir()
+    worker = Worker(folder)
+    for arguments in commands_of(kind, number, folder / "case"):
+        print("$ dpro", *arguments)
+        outcome = worker.run(arguments)
+        print(
+            outcome.output, outcome.fault or "well", f"{outcome.peak_bytes >> 20} MiB {outcome.cpu_s:.1f} s"
+        )
+    worker.close()
+
+
+if __name__ == "__main__":
+    main()
