@@ -28,6 +28,7 @@ TINY = {
     "diagnosis_dumps": ["--ranks", "16", "--entries", "20", "--rounds", "1", "--json"],
     "diagnosis_hangs": ["--cases", "1", "--ranks", "16", "--ring", "20"],
     "diagnosis_large": ["--ranks", "32", "--rounds", "1", "--json"],
+    "diagnosis_operations": ["--cases", "1", "--json"],
     "edges": [SAMPLE, "--json"],
     "edits": [SAMPLE, "--rounds", "1", "--edit", "no-comm", "heal:rank=1"],
     "engine": ["--only", "small", "--scenarios", "2", "--json"],
