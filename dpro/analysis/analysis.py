@@ -205,9 +205,10 @@ class Analysis(Knowing):
 
     @once
     def suspects(self) -> frozenset[int]:
-        """Ranks that findings name; none where the run cannot tell."""
+        """Ranks that findings name as slow by themselves; none where the run cannot show it."""
         with suppress(DproError):
-            return frozenset(rank for finding in self.verdict[0] for rank in finding.ranks)
+            slow = [each for each in self.verdict[0] if each.class_ in ("slow.compute", "slow.host")]
+            return frozenset(rank for each in slow if each.component_kind != "job" for rank in each.ranks)
         return frozenset()
 
     @once

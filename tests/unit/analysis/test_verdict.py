@@ -6,7 +6,9 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.verdict import find
+from dpro.detect.findings import Finding
 from dpro.store import open_run
+from tests.builders import cpu_job
 from tests.reference.training_jobs import Job, run_job
 from tests.reference.training_records import Recording, write_run
 
@@ -30,3 +32,21 @@ def test_rank_that_is_late_by_messages_of_a_slow_rank_is_not_blamed_beside_it(tm
     run = write_run(tmp_path / "run", job, run_job(job), Recording())
     found = find(Analysis(open_run(run)))
     assert [each.component_id for each in found if each.component_kind == "rank"] == ["15"]
+
+
+def test_ranks_are_suspects_only_where_a_finding_calls_them_slow_by_themselves(tmp_path):
+    def finding(class_: str, kind: str, *ranks: int) -> Finding:
+        return Finding(class_, kind, "it", ranks, 0.1, 0.9, 1e6, ())
+
+    class Judged(Analysis):
+        verdict = (
+            [
+                finding("slow.host", "job", 0, 1, 2, 3),
+                finding("slow.compute", "rank", 2),
+                finding("slow.link", "rank", 1),
+                finding("slow.host", "host", 4, 5),
+            ],
+            [],
+        )
+
+    assert Judged(cpu_job().write(tmp_path / "r")).suspects == {2, 4, 5}
