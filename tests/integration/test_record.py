@@ -634,6 +634,7 @@ def test_model_calls_of_a_process_that_is_mostly_idle_are_recorded(tmp_path):
     assert set(steps["source"]) == {"model call"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "words"),
     [
