@@ -22,7 +22,7 @@ from tests.hang_jobs import diagnosed
 CLASSES = {
     "sleep": "hang.host", "stop": "hang.host", "gil": "hang.host", "die": "dead.rank",
     "skip": "hang.mismatch", "order": "hang.mismatch", "size": "hang.mismatch", "dtype": "hang.mismatch",
-    "deadlock": "hang.mismatch",
+    "deadlock": "hang.mismatch", "leave": "hang.mismatch", "exit": "hang.mismatch", "raise": "dead.rank",
 }  # fmt: skip
 # Gloo ends a process that is sent more than it expects: then the rank is gone, and the job does not hang.
 ABORTED = ("size", "dtype")

@@ -51,6 +51,7 @@ class Death:
         first: whether it is a first cause: it ended clearly before every other rank that did not end well,
             or together with others, each for a reason of its own.
         lost_peer: whether it failed because another process was gone.
+        raised: whether an exception ended its script.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class Death:
     means: str
     first: bool
     lost_peer: bool = False
+    raised: bool = False
 
 
 def find_deaths(records: Records) -> list[Death]:
@@ -75,6 +77,7 @@ def find_deaths(records: Records) -> list[Death]:
             "" if _failed(row) else _MEANS.get(row["exit_signal"], ""),
             row["rank"] in first,
             lost_peer(row["error"]),
+            _failed(row),
         )
         for row in rows
     ]

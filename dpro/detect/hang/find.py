@@ -37,7 +37,15 @@ from dpro.detect.hang.facts import (
 from dpro.detect.hang.mismatch import Mismatch, describe, find_mismatches, message_mismatches, odd_calls
 from dpro.detect.hang.records import Records
 from dpro.detect.hang.waits import Root
-from dpro.detect.hang.words import LEFT, attendance, numbers_in_words, one_of, ranks_in_words, time_in_words
+from dpro.detect.hang.words import (
+    LEFT,
+    RAISED,
+    attendance,
+    numbers_in_words,
+    one_of,
+    ranks_in_words,
+    time_in_words,
+)
 from dpro.units import NS_PER_S
 
 MAX_OPERATIONS = 2  # that are listed for each finding: what waits for one rank waits in many places
@@ -112,7 +120,7 @@ def _root_finding(root: Root, case: Case) -> Finding:
         return _left_finding(root, case)
     death = case.deaths.get(root.ranks[0]) if root.kind in (graph.HOST, graph.UNKNOWN) else None
     if death and len(root.ranks) == 1 and gone_early(death, case.now_ns) and died_at_work(death, root):
-        return _finding("dead.rank", "rank", root, case, 0.99, [death_in_words(death)])
+        return _dead_finding(death, root, case, 0.99, [])
     if root.kind == graph.HOST:
         return _host_finding(root, case)
     if root.kind == graph.DEVICE:
@@ -223,12 +231,17 @@ def _beside_finding(root: Root, case: Case) -> Finding:
 
 def _death_finding(death: Death, case: Case) -> Finding:
     root = Root(graph.HOST, (death.rank,), ())
-    facts = [death_in_words(death), "no other rank ended before it"]
+    facts = ["no other rank ended before it"] if case.records.world_size > 1 else []
     if death.lost_peer:
         facts.append(
             "no rank is seen to have ended of its own: which end of the connection failed is not known"
         )
-    return _finding("dead.rank", "rank", root, case, _OPEN if death.lost_peer else _LIKELY, facts)
+    return _dead_finding(death, root, case, _OPEN if death.lost_peer else _LIKELY, facts)
+
+
+def _dead_finding(death: Death, root: Root, case: Case, confidence: float, facts: Sequence[str]) -> Finding:
+    found = _finding("dead.rank", "rank", root, case, confidence, [death_in_words(death), *facts])
+    return replace(found, cause=RAISED if death.raised else "")
 
 
 def _left_finding(root: Root, case: Case) -> Finding:

@@ -33,10 +33,12 @@ _ADVICE = {
     "and try nccl-tests on their hosts",
     "hang.mismatch": "compare the code that {who} ran with that of its peers; TORCH_DISTRIBUTED_DEBUG=DETAIL "
     "names the call that differs",
-    "dead.rank": "read the end of its log; `dmesg` tells of the kernel's out-of-memory killer{where}",
+    "dead.rank": "read the end of its log; `dmesg` shows what the kernel killed for lack of memory{where}",
 }
 _UNSURE = 0.6  # below this confidence the verdict is one of several that the dumps allow
-LEFT = "left early"  # a cause
+LEFT, RAISED = "left early", "an exception"  # causes
+_RAISED_MEANS = "{who}: its script failed by an exception"
+_RAISED_ADVICE = "mend what raises it; the end of the log of {who} has the whole traceback{where}"
 _LEFT_MEANS = (
     "{who}: it left early, its script ended well while its peers went on; the program is wrong, no hardware: "
     "its loop had fewer steps, as with uneven inputs"
@@ -116,6 +118,8 @@ def verdict_in_words(finding: Finding) -> str:
     who = f"{finding.component_kind} {finding.component_id}"
     if finding.cause == LEFT:
         return _LEFT_MEANS.format(who=who)
+    if finding.cause == RAISED:
+        return _RAISED_MEANS.format(who=who)
     if finding.class_ == "hang.rank":
         return _VERDICTS[finding.class_].format(who=one_of(finding.ranks))
     if finding.confidence >= _UNSURE:
@@ -139,5 +143,5 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
     ]
     where = f" ({'; '.join(known)})" if known else ""
     who = f"{finding.component_kind} {finding.component_id}"
-    advice = _LEFT_ADVICE if finding.cause == LEFT else _ADVICE[finding.class_]
+    advice = {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE}.get(finding.cause, _ADVICE[finding.class_])
     return advice.format(who=who, where=where)

@@ -111,6 +111,7 @@ def test_who_fails_of_its_own_is_the_cause_and_who_lost_a_peer_is_not(job):
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
     assert "ValueError: x is negative (job.py:31 step)" in told(finding)
+    assert verdict_in_words(finding) == "rank 2: its script failed by an exception"
 
 
 def test_who_only_lost_a_peer_is_no_sure_cause(job):
