@@ -80,13 +80,18 @@ def figures_of(
         for percent in (50, 95)
     )
     found = [
-        Figure("replayed steps are off by", error, 1.0, 5.0),
-        Figure("half of the starts are off by, of a step", half, 0.2, 2.0),
-        Figure("one start in twenty is off by, of a step", most, 2.0, 20.0),
+        Figure("error of replayed steps", error, 1.0, 5.0),
+        Figure("median error of starts, of a step", half, 0.2, 5.0),
+        Figure("95th percentile of errors of starts, of a step", most, 2.0, 50.0),
         Figure("time that nothing explains", 100 * unexplained, 1.0, 10.0),
         Figure("starts taken from the trace", 100 * copied, 5.0, 20.0),
-        Figure("steps in deep windows differ from the others", windows, 1.1, 1.5, "x"),
-        Figure("smallest change that noise does not hide", _smallest_change(measured, error), 10.0, 50.0),
+        Figure("steps in deep windows to the typical step outside", windows, 1.1, 1.5, "x"),
+        Figure(
+            "smallest change that noise does not hide, of a step",
+            _smallest_change(measured, error),
+            10.0,
+            50.0,
+        ),
     ]
     return tuple(sorted(found, key=lambda figure: 2.0 if figure.score is None else figure.score))
 
@@ -135,8 +140,10 @@ ADVICE = {
 
 
 def in_words(score: float, figures: Sequence[Figure]) -> str:
-    """The grade, the score, and what keeps it down."""
+    """The grade, the score, what keeps it down, and what of it the run does not show."""
     grade = grade_of(score)
     weak = [str(figure) for figure in figures if figure.score is not None and figure.score < GOOD][:2]
     why = f"; weakest: {'; '.join(weak)}" if weak else ""
-    return f"Predictions from this run: {grade} ({score:.2f} of 1): {ADVICE[grade]}{why}."
+    unknown = [figure.name for figure in figures if figure.value is None]
+    missing = f"; not known: {', '.join(unknown)}" if unknown else ""
+    return f"Predictions from this run: {grade} ({score:.2f} of 1): {ADVICE[grade]}{why}{missing}."

@@ -68,7 +68,7 @@ def test_the_worst_figure_decides_and_is_named_with_its_bars():
     assert grade_of(score_of(figures)) == "fair"
     words = in_words(score_of(figures), figures)
     assert (
-        "weakest: steps in deep windows differ from the others: 1.3x (good up to 1.1x, poor from 1.5x)"
+        "weakest: steps in deep windows to the typical step outside: 1.3x (good up to 1.1x, poor from 1.5x)"
         in words
     )
     assert "starts taken from the trace: 11% (good up to 5%, poor from 20%)" in words
@@ -86,6 +86,7 @@ def test_a_trace_without_other_steps_says_that_it_does_not_know(tmp_path):
     assert windows_to_usual(STEPS.empty()) is None
     (unknown,) = [figure for figure in _figures(windows=None) if figure.value is None]
     assert "not known" in str(unknown)
+    assert in_words(1.0, _figures(windows=None)).endswith(f"not known: {unknown.name}.")
 
 
 def test_a_trust_has_a_grade_and_its_figures_as_json_beside_answerable(tmp_path):
