@@ -162,7 +162,7 @@ def test_input_slow_on_all_ranks_is_one_finding_of_the_job_and_blames_no_rank(sl
     assert 0.9 * 8 * INPUT_MS <= finding["cost_ms_per_step"] <= 1.1 * seen_ms
 
 
-@pytest.mark.parametrize("job", ["healthy", "slow_rank", "slow_input"])
+@pytest.mark.parametrize("job", ["healthy", "slow_rank", pytest.param("slow_input", marks=pytest.mark.slow)])
 def test_the_replay_explains_the_steps_of_real_jobs(job, request):
     fit = document("replay", request.getfixturevalue(job))
     assert fit["answerable"], fit["reasons"]

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.collectors.launch import ALIAS
+from dpro.collectors.inject._dpro_autoload import ALIAS
 from dpro.opening import ensure_finished
 from dpro.replay.build import build_graph
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
