@@ -19,20 +19,18 @@ MAX_DECODED_EXPANSION = 2000
 MIN_DECODED_BYTES = 512 << 20
 BYTES_PER_VALUE = 64  # of a small list, the most wasteful value
 MAX_REPETITION = 64  # bytes of a pickle's values written out, to those that write what is shared once
-MAX_BLANK_BYTES = 256 << 20  # in a row: zeros of a file that was never written, or blanks
+MAX_BLANK_BYTES = 64 << 20  # in a row: zeros of a file that was never written, or blanks
 MAX_WHOLE_BYTES = (
     4 << 30
 )  # of a file whose format is read as a whole; Kineto's, which is not, has no such bound
 MAX_FACTS_BYTES = 64 << 20  # before or behind the events of a trace
 MAX_MEMBERS = 200_000  # of an archive; there are jobs of 100,000 ranks
 MAX_HEADER_BYTES = 1 << 20  # of one member: its name and what else is said of it
-MAX_RANKS = 1 << 20  # ten times the largest job; what is missing is listed
+MAX_RANKS = 1 << 18  # twice the largest job; what is missing is listed
 MAX_DIMENSIONS = 64  # of a tensor: PyTorch's own bound
 MAX_LISTED_RANKS = 1 << 26  # ranks of groups, repeated in each of their collectives, in one file
-MAX_ROWS_PER_BYTE = (
-    64  # of a table in Parquet: columns that never change take nothing, others more than a bit
-)
-MIN_ROWS = 1 << 24
+MAX_ROWS_PER_BYTE = 2  # of a table in Parquet; real ones have a tenth of one
+MIN_ROWS = 1 << 20
 
 
 def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -58,9 +59,13 @@ def names_a_run(path: str | os.PathLike[str]) -> bool:
     from dpro.store import holds_tables, is_run
 
     source = Path(path)
-    if not source.exists():
-        raise InputError(f"{source}: no such file or folder{_instead_of(source)}")
-    if not source.is_dir():
+    try:
+        kind = source.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise InputError(f"{source}: no such file or folder{_instead_of(source)}") from error
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror or error})") from error
+    if not stat.S_ISDIR(kind):
         return False
     ensure_finished(source)
     return is_run(source) or holds_tables(source)

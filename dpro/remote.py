@@ -38,7 +38,10 @@ def local_copy(url: str) -> Path:
         InputError: there is nothing, or it cannot be read.
         DproError: there is no cache to copy it to.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"{url}: is no URL ({error})") from error
     if parts.scheme.lower() == "file":
         return Path(unquote(parts.path))
     files, root, store = _listed(url)
@@ -72,6 +75,8 @@ def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
         raise InputError(f"{url}: {first_line(error)} with pip") from error
     except ValueError as error:
         raise UsageError(f"{url}: {first_line(error)}; see fsspec for those there are") from error
+    except Exception as error:  # whatever the store's library raises
+        raise InputError(f"{url}: {first_line(error)}") from error
     try:
         found = store.find(root, detail=True)
     except Exception as error:  # whatever the store's library raises
@@ -91,10 +96,10 @@ def _below(name: str, root: str, url: str) -> str:
 
 def _fingerprint(url: str, files: Mapping[str, Mapping[str, Any]]) -> str:
     """Changes with the URL, and with any file's place, size, and what its store tells of its last change."""
-    digest = hashlib.sha256(url.encode())
+    digest = hashlib.sha256(os.fsencode(url))
     for place, facts in sorted(files.items()):
         told = [str(facts[key]) for key in ("size", *_CHANGES) if key in facts]
-        digest.update("\0".join(["", place, *told]).encode())
+        digest.update(os.fsencode("\0".join(["", place, *told])))
     return digest.hexdigest()[:32]
 
 

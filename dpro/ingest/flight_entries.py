@@ -23,9 +23,8 @@ import polars as pl
 
 from dpro.classify import operation
 from dpro.ingest.dtypes import dtype_bytes, dtype_name
-from dpro.ingest.peers import directed_bytes, global_peer
+from dpro.ingest.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call
 from dpro.ingest.values import elements, int32, int64, mapping, rounded, sequence, text
-from dpro.limits import MAX_LISTED_RANKS
 from dpro.schema import COLLECTIVES
 from dpro.units import NS_PER_MS
 
@@ -34,7 +33,6 @@ Entry: TypeAlias = Mapping[str, Any]
 Result = TypeVar("Result")
 
 _COALESCED = re.compile(r":\w*coalesced$")  # the end of a coalesced call
-_GROUP_RANKS = "group_ranks"
 _STATES = ("scheduled", "started", "completed")
 # What the kind of a call follows from. The first dumps had the group's name alone, older ones `pg_name`.
 _TELLING = (
@@ -58,12 +56,8 @@ class Calls(NamedTuple):
 
     def with_group_ranks(self) -> pl.DataFrame:
         """The rows with the ranks of their groups, if not too many: `process_groups` has them once."""
-        ranks = [kind[_GROUP_RANKS] for kind in self.kinds]
-        counts = np.array([len(each) for each in ranks], np.int64)
-        if counts[self.of_kind].sum() > MAX_LISTED_RANKS:
-            ranks = [()] * len(ranks)
-        told = pl.Series(_GROUP_RANKS, ranks, COLLECTIVES.dtypes[_GROUP_RANKS])
-        return self.rows.with_columns(told[self.of_kind])
+        ranks = [kind[GROUP_RANKS] for kind in self.kinds]
+        return self.rows.with_columns(of_each_call(ranks, self.of_kind))
 
 
 def calls_of(
@@ -81,10 +75,10 @@ def calls_of(
         stand_ins: as `coalesced_calls` gives them.
     """
     if not entries:
-        return Calls(COLLECTIVES.empty().drop(_GROUP_RANKS), [], np.empty(0, np.int64))
+        return Calls(COLLECTIVES.empty().drop(GROUP_RANKS), [], np.empty(0, np.int64))
     examples, of_kind = _sorts(entries)
     kinds = [_kind(example, groups, rank) for example in examples]
-    names = [name for name in kinds[0] if name in COLLECTIVES.dtypes and name != _GROUP_RANKS]
+    names = [name for name in kinds[0] if name in COLLECTIVES.dtypes and name != GROUP_RANKS]
     shared = pl.DataFrame(
         [pl.Series(name, [kind[name] for kind in kinds], COLLECTIVES.dtypes[name]) for name in names]
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from dpro.ingest.flight_entries import (
     identifier,
     label,
 )
-from dpro.ingest.peers import ranks_of
+from dpro.ingest.peers import ranks_in, ranks_of
 from dpro.ingest.trace import RankTrace
 from dpro.ingest.values import int32, int64, mapping, sequence, text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, WORKERS
@@ -123,14 +122,8 @@ def _groups(dump: Mapping[str, Any]) -> dict[str, Sequence[int]]:
     groups = {}
     for name, config in mapping(dump.get("pg_config")).items():
         listed = mapping(config).get("ranks")
-        groups[text(name)] = _ranks_in(listed) if isinstance(listed, str) else ranks_of(sequence(listed))
+        groups[text(name)] = ranks_in(listed) if isinstance(listed, str) else ranks_of(sequence(listed))
     return groups
-
-
-@lru_cache(maxsize=1024)
-def _ranks_in(listed: str) -> Sequence[int]:
-    """The ranks in a text such as "[0, 1]", which is the same in the dumps of all its ranks."""
-    return ranks_of(re.findall(r"\d+", listed))
 
 
 def _group_rows(

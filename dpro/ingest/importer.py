@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -166,12 +167,18 @@ def _sort(source: Source, head: bytes, known: Registry, traces: Traces) -> None:
 
 def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -> Iterator[Path]:
     """The files of a source; links to folders, and folders that cannot be read, are noted."""
-    if source.is_file():
+    try:
+        kind = source.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        what = "a link that leads nowhere" if source.is_symlink() else "no such file or folder"
+        raise InputError(f"{source}: {what}") from error
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror or error})") from error
+    if stat.S_ISREG(kind):
         yield source
         return
-    if not source.exists():
-        what = "a link that leads nowhere" if source.is_symlink() else "no such file or folder"
-        raise InputError(f"{source}: {what}")
+    if not stat.S_ISDIR(kind):
+        raise InputError(f"{source}: a device, pipe or socket; give a file or a folder")
 
     def unreadable(error: OSError) -> None:
         unopened.append(InputError(f"{error.filename}: cannot be read ({error.strerror})"))

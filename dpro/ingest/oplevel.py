@@ -19,7 +19,7 @@ import polars as pl
 from dpro.errors import InputError, first_line
 from dpro.ingest.files import read_bytes
 from dpro.ingest.trace import RankTrace
-from dpro.limits import MAX_ROWS_PER_BYTE, MIN_ROWS
+from dpro.limits import MAX_RANKS, MAX_ROWS_PER_BYTE, MIN_ROWS
 from dpro.units import NS_PER_S
 
 SOURCE = "op-level parquet"
@@ -67,6 +67,8 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     operations = rows.filter(pl.col("start_ns").is_not_null() & (pl.col("duration_ns") >= 0))
     if operations.is_empty():
         raise InputError(f"{path}: no operation with a time in it; export the trace again")
+    if odd := operations.filter(~pl.col("rank").is_between(0, MAX_RANKS))["rank"].head(1).to_list():
+        raise InputError(f"{path}: an operation of rank {odd[0]}, which no job has; export the trace again")
     operations, steps = _laid_out(operations)
     world_size = _meta(path).get("world_size", -1)
     workers = _workers(operations).with_columns(world_size=pl.lit(world_size))

@@ -6,16 +6,45 @@ both directions. Out: global ranks, and bytes only in the direction they go.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import polars as pl
+
 from dpro.ingest.values import int32
+from dpro.limits import MAX_LISTED_RANKS
+from dpro.schema import COLLECTIVES
+
+GROUP_RANKS = "group_ranks"
+Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def ranks_of(listed: Sequence[Any]) -> Sequence[int]:
     """The ranks of a group as recorded, numbers or texts; none where one of them is no rank."""
     ranks = tuple(map(int32, listed))
     return ranks if min(ranks, default=0) >= 0 else ()
+
+
+@lru_cache(maxsize=64)
+def ranks_in(listed: str) -> Sequence[int]:
+    """The ranks in a text such as "[0, 1]", which is the same in all calls of a group."""
+    return ranks_of(re.findall(r"\d+", listed))
+
+
+def of_each_call(ranks: Sequence[Sequence[int]], of_call: Array) -> pl.Series:
+    """The ranks of the group of each call; none where they are too many to be repeated that often.
+
+    Args:
+        ranks: of some groups.
+        of_call: [N] which of them each call is of.
+    """
+    counts = np.array([len(each) for each in ranks], np.int64)
+    if counts[of_call].sum() > MAX_LISTED_RANKS:
+        ranks = [()] * len(ranks)
+    return pl.Series(GROUP_RANKS, ranks, COLLECTIVES.dtypes[GROUP_RANKS])[of_call]
 
 
 def global_peer(own: int, peer: int, rank: int, ranks: Sequence[int]) -> int:

@@ -17,6 +17,7 @@ from random import Random
 
 from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS
 from dpro.ingest.importer import import_sources
+from tests.fuzz.bombs import BOMBS
 from tests.fuzz.mutate import by_content, cut, mutated, of_bytes, packed
 from tests.fuzz.seeds import SEEDS, format_of
 from tests.jobs import RECORD, ROOT, children, kill, script, sidecar_of, start, wait_for
@@ -157,9 +158,21 @@ def of_a_topology(random: Random, number: int, folder: Path) -> Commands:
     return [*commands, ["import", str(top), "-o", str(run), "--jobs", "1"]]
 
 
+def of_a_bomb(random: Random, number: int, folder: Path) -> Commands:
+    """A small file that would take all memory, or for ever, beside the file of another rank."""
+    for place in ("job0", "job1"):
+        (folder / "in" / place).mkdir(parents=True)
+    BOMBS[number % len(BOMBS)](random)(folder / "in" / "job0" / "rank0")
+    (folder / "in" / "job1" / "rank1").write_bytes(SEEDS["flight recorder (pickle)"](1, 3))
+    run = str(folder / "run")
+    commands = [["import", str(folder / "in"), "-o", run, "--jobs", "1"], ["info", run, "--json"]]
+    return [*commands, ["diagnose", str(folder / "in")]]
+
+
 KINDS: dict[str, Callable[[Random, int, Path], Commands]] = {
     "format": of_a_format,
     "run": of_a_run,
     "recording": of_a_recording,
     "topology": of_a_topology,
+    "bomb": of_a_bomb,
 }

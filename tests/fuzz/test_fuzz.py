@@ -20,7 +20,7 @@ from dpro.ingest.parallel import num_cores
 from tests.fuzz.cases import KINDS, commands_of
 from tests.fuzz.pool import Worker
 
-NUMBERS = {"format": 2000, "run": 300, "recording": 120, "topology": 100}
+NUMBERS = {"format": 2000, "run": 300, "recording": 120, "topology": 100, "bomb": 140}
 
 
 class Fuzzer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from dpro.analysis.analysis import Analysis
@@ -43,3 +45,24 @@ def test_a_run_of_calls_alone_says_what_it_is_enough_for(tmp_path):
     write_manifest(tmp_path, Manifest(world_size=2, ranks=[0, 1]))
     with pytest.raises(Unanswerable, match="is enough for `dpro diagnose`"):
         _ = Analysis(open_run(tmp_path)).built
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", os.fsdecode(b"\xff"), "file.json/deeper"])
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path, name):
+    (tmp_path / "file.json").touch()
+    with pytest.raises(InputError) as caught:
+        open_path(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_traces_whose_names_no_text_can_hold_are_imported_once(tmp_path):
+    folder = tmp_path / os.fsdecode(b"traces\xff")
+    write_rank(folder, 0).rename(folder / os.fsdecode(b"rank0\xfe.json.gz"))
+    assert open_path(folder).path == open_path(folder).path
+
+
+def test_what_is_neither_file_nor_folder_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(InputError, match="a device, pipe or socket"):
+            open_path(path)

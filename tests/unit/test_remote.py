@@ -111,3 +111,8 @@ def test_a_store_whose_library_is_missing_is_named(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(InputError, match="s3fs"):
         open_path("s3://bucket/run")
+
+
+def test_what_only_looks_like_a_url_is_one_line(store):
+    with pytest.raises(UsageError, match="is no URL"):
+        local_copy("http://[")

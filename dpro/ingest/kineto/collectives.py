@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.classify import classify, is_communication, operation
 from dpro.ingest.kineto.events import NO_ARGS, Args
-from dpro.ingest.kineto.messages import Groups, group_columns, payload_columns, peer_of, whole
+from dpro.ingest.kineto.messages import Groups, calls_of, group_columns, payload_columns, peer_of, whole
 from dpro.ingest.launches import enclosed, launched
 from dpro.ingest.values import text
 from dpro.schema import COLLECTIVES
@@ -48,7 +48,7 @@ def gpu_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, r
         for kernel in kernels.iter_rows(named=True)
         for part in batched.get(kernel["span_id"], [kernel["record_position"]])
     ]
-    return pl.DataFrame(rows, schema=COLUMNS, orient="row")
+    return calls_of(rows, COLUMNS)
 
 
 def _batched(kernels: pl.DataFrame, spans: pl.DataFrame, args: Sequence[Args]) -> dict[int, list[int]]:

@@ -15,7 +15,7 @@ import polars as pl
 from dpro.classify import operation
 from dpro.ingest.kineto.collectives import COLUMNS
 from dpro.ingest.kineto.events import NO_ARGS, Args
-from dpro.ingest.kineto.messages import Groups, group_columns, payload_columns, peer_of
+from dpro.ingest.kineto.messages import Groups, calls_of, group_columns, payload_columns, peer_of
 from dpro.ingest.launches import enclosed
 
 _POINT_TO_POINT = ("send", "recv")
@@ -40,7 +40,7 @@ def gloo_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, 
     rows = [
         _row(pair, args, groups, rank) for pair in pairs.sort("start_ns", "span_id").iter_rows(named=True)
     ]
-    return pl.DataFrame(rows, schema=COLUMNS, orient="row")
+    return calls_of(rows, COLUMNS)
 
 
 def _calls(spans: pl.DataFrame) -> pl.DataFrame:

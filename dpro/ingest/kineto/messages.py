@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import operator
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import polars as pl
 from msgspec import Raw
 
 from dpro.ingest.dtypes import dtype_bytes, dtype_name
 from dpro.ingest.kineto.events import Args
-from dpro.ingest.peers import directed_bytes, global_peer, ranks_of
+from dpro.ingest.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call, ranks_in
 from dpro.ingest.values import elements
 
 Groups = Mapping[str, Sequence[int]]
@@ -37,8 +38,19 @@ def group_columns(told: Args, groups: Groups) -> dict[str, Any]:
     name = only if told.group is None else str(told.group)
     listed = str(told.group_ranks or "")
     if listed and "..." not in listed:
-        return {"group": name, "group_ranks": ranks_of(re.findall(r"\d+", listed))}
+        return {"group": name, "group_ranks": ranks_in(listed)}
     return {"group": name, "group_ranks": groups.get(name, ())}
+
+
+def calls_of(rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> pl.DataFrame:
+    """Rows of `collectives`; the ranks of a group, which calls have in common, are held once."""
+    ranks = [row.pop(GROUP_RANKS) for row in rows]
+    groups = {id(each): each for each in ranks}  # mostly the same object: to compare them takes long
+    numbers = {identifier: number for number, identifier in enumerate(groups)}
+    of_call = np.array([numbers[id(each)] for each in ranks], np.int64)
+    rest = {name: dtype for name, dtype in columns.items() if name != GROUP_RANKS}
+    frame = pl.DataFrame(rows, schema=rest, orient="row")
+    return frame.with_columns(of_each_call(list(groups.values()), of_call)).select(*columns)
 
 
 def payload_columns(op: str, told: Args, ranged: Args, group_size: int) -> dict[str, Any]:

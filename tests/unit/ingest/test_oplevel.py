@@ -205,6 +205,45 @@ def test_a_column_of_the_wrong_type_is_refused(tmp_path):
     assert "wrong type" in refusal(path)
 
 
+@pytest.mark.parametrize("name", ["rank", "step", "start_ts", "duration", "optype", "mb_id"])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pl.col("step").cast(pl.Int128),
+        pl.struct("step"),
+        pl.concat_list("step"),
+        pl.lit(b"\xff"),
+        pl.lit(None),
+        pl.lit("many"),
+        pl.lit(2**62),
+        pl.lit(1e300),
+        pl.col("step").cast(pl.Decimal(38, 2)),
+        pl.col("step").cast(pl.Date),
+        pl.lit(True),
+        pl.lit(["a"], dtype=pl.List(pl.Categorical)),
+    ],
+    ids=str,
+)
+def test_a_column_of_any_type_is_read_or_refused_in_one_line(tmp_path, name, odd, capfd):
+    path = write(tmp_path, [op("forward-compute", 0, 1), op("forward-send", 1, 1, mb_id=3)])
+    pl.read_parquet(path).with_columns(odd.alias(name)).write_parquet(path)
+    try:
+        traces = read_oplevel(path)
+    except InputError as error:
+        traces = str(error)
+    if isinstance(traces, str):
+        assert str(path) in traces
+        assert "\n" not in traces
+    assert capfd.readouterr().err == ""
+
+
+def test_more_rows_than_a_file_of_its_size_can_hold_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpro.ingest.oplevel.MIN_ROWS", 100)
+    path = write(tmp_path, [op("gc", 0, 0)] * 100_000)
+    with pytest.raises(InputError, match="says that it holds 100000 rows"):
+        read_oplevel(path)
+
+
 def test_a_file_cut_short_is_refused(tmp_path):
     path = write(tmp_path, two_by_two())
     path.write_bytes(path.read_bytes()[:-50])

@@ -494,3 +494,17 @@ def test_a_table_with_more_rows_than_its_pages_can_hold_is_damaged(tmp_path, mon
         database.kernel("gemm", 100 * number, 100 * number + 50)
     with pytest.raises(InputError, match="more rows than its pages can hold"):
         read(database, tmp_path)
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_damage_within_a_gzipped_export_is_named(tmp_path, at):
+    database = session()
+    for number in range(500):
+        database.kernel(f"gemm_{number * 7919}", 100 * number, 100 * number + 50)
+    packed = bytearray(gzip.compress(database.write(tmp_path / "plain").read_bytes()))
+    begin = int(at * len(packed))
+    packed[begin : begin + 20] = b"\xff" * 20
+    path = tmp_path / "rank0.sqlite.gz"
+    path.write_bytes(packed)
+    with pytest.raises(InputError, match=r"rank0\.sqlite\.gz: .*(damaged|cut short)"):
+        read_nsys(path)
