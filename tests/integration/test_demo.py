@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from dpro._version import __version__
 from dpro.cli import cli
 from dpro.cli.demo import typical_step_ns
 from dpro.schema import SPANS, STEPS
@@ -38,6 +39,7 @@ def waited_for_data_ms(run: Path, rank: int) -> float:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_sample_run_is_small_and_whole(name):
     run = open_run(SAMPLES / name)
+    assert run.manifest.created_by == f"dpro record {__version__}"  # each release runs `make samples`
     assert sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file()) < 1_000_000
     assert run.manifest.ranks == [0, 1]
     assert run.manifest.warnings == []

@@ -25,6 +25,7 @@ from click.testing import CliRunner
 
 from dpro.cli import cli
 from dpro.errors import DproError
+from dpro.replay.whatif.registry import EDITS
 from tests.jobs import ROOT, TINY, TORCHRUN, complete, environment, start
 from tests.reference.hanging_jobs import dumps_of_a_stuck_host
 
@@ -109,8 +110,8 @@ def places(tmp_path_factory) -> dict[Path, Path]:
 
 def _pattern(line: str) -> str:
     """A line as it may be said: with other numbers and other blanks."""
-    words = (re.sub(r"\d+(\\?[.,]\d+)*", r"[\\d.,]+", re.escape(word)) for word in line.split())
-    return r"\s+".join(words)
+    number = re.compile(r"(\\-|\\\+)?\d+(\\?[.,]\d+)*")
+    return r"\s+".join(number.sub(r"[-+]?[\\d.,]+", re.escape(word)) for word in line.split())
 
 
 def _check(command: Command, output: str) -> None:
@@ -133,6 +134,23 @@ def test_a_command_of_a_guide_says_what_the_guide_shows(command, places, monkeyp
     assert not isinstance(done.exception, DproError), done.exception
     assert done.exit_code == (1 if ENDS_WITH_1 in command.words else 0), done.output
     _check(command, done.output)
+
+
+def _edits_in_passing() -> Iterator[tuple[Path, str]]:
+    """Edits that a guide names in its prose, outside its commands."""
+    for guide in GUIDES:
+        prose = re.sub(r"(?ms)^```.*?^```$", "", guide.read_text())
+        for edit in dict.fromkeys(re.findall(r"`([^`\n]+)`", prose)):
+            if edit.split(":")[0] in EDITS:
+                yield guide, edit
+
+
+@pytest.mark.parametrize(("guide", "edit"), list(_edits_in_passing()), ids=str)
+def test_an_edit_that_a_guide_names_is_answered_by_its_run(guide, edit, places):
+    done = CliRunner().invoke(cli, ["whatif", str(places[guide] / "RUN"), "--edit", edit, "--json"])
+    assert not isinstance(done.exception, DproError), done.exception
+    refused = json.loads(done.stdout)["refused"]
+    assert all("GPU" in each["reason"] for each in refused), refused  # the runs that ship are of CPUs
 
 
 def _first_line(words: list[str]) -> str:
