@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from . import (
     aside,
     buckets,
+    captures,
     clocks,
     control,
     data,
@@ -59,8 +60,8 @@ def install(launch: str) -> None:
     # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        control, data, host, aside, naming, inference, mesh, windows, stalls, flight, buckets, clocks, peers,
-        exits, preemption, stacks,
+        captures, control, data, host, aside, naming, inference, mesh, windows, stalls, flight, buckets,
+        clocks, peers, exits, preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)
