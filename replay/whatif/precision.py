@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from dpro.classify import classify
 from dpro.errors import Unanswerable
+from dpro.replay.gpus import Gpu, gpu_named
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
 from dpro.replay.whatif.fusion import OPTIMIZER, is_pointwise
 from dpro.replay.whatif.inside import inside_modules, operators_of_kernels
-from dpro.replay.whatif.roofline import BYTES, MATMULS, Gpu, Matmul, gpu_named, matmul_of, stored_as
+from dpro.replay.whatif.roofline import BYTES, MATMULS, Matmul, matmul_of, stored_as
 from dpro.replay.whatif.select import Selection
 
 Ints = NDArray[np.int64]

@@ -11,11 +11,12 @@ import pytest
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.build import build_graph
+from dpro.replay.gpus import gpu_named
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.inside import operators_of_kernels
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.precision import Precision
-from dpro.replay.whatif.roofline import MATMULS, gpu_named, matmul_of, stored_as
+from dpro.replay.whatif.roofline import MATMULS, matmul_of, stored_as
 from tests.builders import TinyRun, cpu_job
 
 BIG, FLAT = [[4096, 4096], [4096, 4096]], [[1_000_000, 8], [8, 8]]
