@@ -143,6 +143,7 @@ def test_the_stated_cost_is_what_the_job_saves_when_the_fault_is_gone(slow_rank)
     assert finding["cost_ms_per_step"] == pytest.approx(saved_ms, rel=0.10)
 
 
+@pytest.mark.slow  # the sample that ships is healthy as well
 def test_a_healthy_job_is_healthy(healthy):
     found = document("diagnose", healthy)
     assert found["answerable"] is True
@@ -162,7 +163,9 @@ def test_input_slow_on_all_ranks_is_one_finding_of_the_job_and_blames_no_rank(sl
     assert 0.9 * 8 * INPUT_MS <= finding["cost_ms_per_step"] <= 1.1 * seen_ms
 
 
-@pytest.mark.parametrize("job", ["healthy", "slow_rank", pytest.param("slow_input", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "job", ["slow_rank", *(pytest.param(each, marks=pytest.mark.slow) for each in ("healthy", "slow_input"))]
+)
 def test_the_replay_explains_the_steps_of_real_jobs(job, request):
     fit = document("replay", request.getfixturevalue(job))
     assert fit["answerable"], fit["reasons"]

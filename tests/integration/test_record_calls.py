@@ -9,7 +9,7 @@ from tests.jobs import TORCHRUN, record, script
 
 pytest.importorskip("torch")
 
-STEPS, EACH, RING = 500, 6, 1000
+STEPS, EACH, RING = 200, 6, 400
 
 JOB = f"""
 import time
@@ -30,7 +30,7 @@ dist.destroy_process_group()
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calls")
-    options = ["--every", "150"]
+    options = ["--every", "60"]
     return record(folder, [*TORCHRUN, script(folder, JOB)[1]], *options, TORCH_FR_BUFFER_SIZE=RING)[0]
 
 

@@ -105,6 +105,7 @@ def check_samples(run: Run, ranks: int) -> pl.DataFrame:
     return samples.group_by("rank", "peer_rank").len()
 
 
+@pytest.mark.slow
 def test_offsets_of_clocks_are_recorded_within_their_round_trips_while_the_ranks_train(two_hosts):
     pairs = check_samples(two_hosts, 2)
     assert pairs.height == 1
@@ -117,6 +118,7 @@ def test_with_a_fan_out_of_one_each_host_is_compared_with_the_one_before_it(tmp_
     assert pairs.height == pairs["rank"].n_unique() == pairs["peer_rank"].n_unique() == 3
 
 
+@pytest.mark.slow
 def test_info_says_how_well_clocks_were_compared(two_hosts):
     clocks = dpro("info", two_hosts.path)["clocks"]
     assert (clocks["distinct"], clocks["compared"]) == (2, 1)
@@ -124,6 +126,7 @@ def test_info_says_how_well_clocks_were_compared(two_hosts):
     assert 0 < clocks["round_trip_us"] < 100_000
 
 
+@pytest.mark.slow
 def test_a_recorded_job_of_two_hosts_is_aligned_by_the_comparisons_of_their_clocks(two_hosts, tmp_path):
     # Kineto and the hooks have this machine's clock: what they saw on rank 1 is put on the clock of its host.
     shift_ns = round(SHIFT_MS[1] * MS)

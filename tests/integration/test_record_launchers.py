@@ -63,6 +63,7 @@ def test_shells_and_wrappers_around_the_command_pass_the_recorder_on(tmp_path):
     assert run.manifest.warnings == []
 
 
+@pytest.mark.slow
 def test_module_with_the_user_s_own_path_and_sitecustomize_is_recorded(tmp_path):
     package = tmp_path / "package"
     package.mkdir()

@@ -21,7 +21,8 @@ def false_alarms(tmp_path: Path, num_ranks: int, num_steps: int, sigma: float) -
     return sum(bool(named(tmp_path / str(seed), job)) for seed, job in zip(SEEDS, jobs))
 
 
-@pytest.mark.parametrize("num_ranks", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (4, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_noise_of_five_percent_blames_nobody(num_ranks, tmp_path):
     assert false_alarms(tmp_path, num_ranks, num_steps=4, sigma=0.05) == 0
 

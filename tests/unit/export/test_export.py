@@ -200,10 +200,10 @@ def test_names_of_the_trace_stay_literal_in_json(tmp_path):
     assert {e["name"] for e in document["traceEvents"] if e["ph"] == "X"} == {'a "quoted" {brace} \\ é\n'}
 
 
-def test_command_writes_what_it_was_asked_for(repository, tmp_path, capsys):
+def test_command_writes_what_it_was_asked_for(tmp_path, capsys):
     from dpro.cli import cli
 
-    run = str(repository / "sample_traces" / "slow_rank")
+    run = str(written(Job(num_steps=3).run(), tmp_path).path)
     chrome, perfetto = tmp_path / "run.json", tmp_path / "run.pftrace"
     cli(
         ["export", run, "--chrome", str(chrome), "--perfetto", str(perfetto), "--json"], standalone_mode=False

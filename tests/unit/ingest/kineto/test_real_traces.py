@@ -13,15 +13,21 @@ import pytest
 from dpro.ingest.kineto import read_trace
 from dpro.ingest.repetition import repetitions
 
+
+def _large(name: str) -> Any:
+    """A file whose plain reading takes seconds."""
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 FILES = [
     "et/linear_kineto.json.gz",
-    "nccl_meta/mi300x_ddp_rank0of8.json.gz",
-    "nccl_meta/nanogpt_h100_current_rank0of8.json.gz",
+    _large("nccl_meta/mi300x_ddp_rank0of8.json.gz"),
+    _large("nccl_meta/nanogpt_h100_current_rank0of8.json.gz"),
     "nccl_meta/nanogpt_h100_hook_rank0of8.json.gz",
-    "perf/h100_owlv2_132k_pystack.json.gz",
+    _large("perf/h100_owlv2_132k_pystack.json.gz"),
     "perf/h100_timesformer_50k_pystack.json.gz",
-    "robust/kineto2020_barearray.json.gz",
-    "robust/kineto2021_v100.json.gz",
+    _large("robust/kineto2020_barearray.json.gz"),
+    _large("robust/kineto2021_v100.json.gz"),
     "robust/mi210_gpu_only.json.gz",
     "single/h100_bert_pystack.json.gz",
     "single/mi300x_bert_pystack.json.gz",
@@ -35,7 +41,7 @@ FILES = [
     "single_hta/rank_unavailable__rank_not_found.json.gz",
     "single_hta/trace_compare__base__base.json.gz",
     "single_hta/trace_compare__test__test.json.gz",
-    "single_hta/trace_diff__control__control.json.gz",
+    _large("single_hta/trace_diff__control__control.json.gz"),
     "single_hta/trace_diff__test__test.json.gz",
     "single_hta/triton_example__triton_example.json.gz",
 ]
