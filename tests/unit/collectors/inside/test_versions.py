@@ -1,0 +1,32 @@
+"""What older versions of PyTorch do not have, as they would behave; `make test-torch` runs the real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from dpro.collectors.inside import kineto
+
+
+def binding(*names: str) -> Any:
+    def config(**wanted: bool) -> dict[str, bool]:
+        if set(wanted) - set(names):
+            raise TypeError("__init__(): incompatible constructor arguments")
+        return wanted
+
+    return config
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (("enable_cuda_sync_events", "trace_only"), {"enable_cuda_sync_events": True, "trace_only": True}),
+        (("enable_cuda_sync_events",), {"enable_cuda_sync_events": True}),
+        ((), {}),
+    ],
+)
+def test_kineto_is_configured_with_what_its_binding_takes(monkeypatch, names, taken):
+    monkeypatch.setattr(kineto, "_ExperimentalConfig", binding(*names))
+    assert kineto._experimental(enable_cuda_sync_events=True, trace_only=True) == taken
