@@ -19,7 +19,7 @@ import polars as pl
 from dpro.collectors import calls
 from dpro.collectors.cost import window_costs
 from dpro.collectors.endings import ending, exception, left_ns
-from dpro.collectors.host_facts import host_counters
+from dpro.collectors.host_facts import device_times, host_counters
 from dpro.collectors.inside import records
 from dpro.collectors.inside.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.launch import Launch
@@ -320,14 +320,16 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
     boundaries = _boundaries(recorded)
     sources = {r.a: SOURCES[r.d] for r in recorded if r.kind == records.ANCHOR}
     windows = [(r.a, r.b, r.c) for r in recorded if r.kind == records.WINDOW]
+    timed = device_times(recorded, {step: boundary for step, (_, boundary) in boundaries.items()})
     rows = []
     for step, (source, boundary) in boundaries.items():
         if step - 1 not in boundaries:
             continue
         start, end = boundaries[step - 1][1].resume_ns, boundary.end_ns
         window = next((index for index, opened, closed in windows if opened <= start and end <= closed), -1)
-        rows.append((rank, step, window, start, end - start, sources.get(source, SOURCES[0])))
-    columns = ["rank", "step", "window", "start_ns", "duration_ns", "source"]
+        told, gpu_ns = sources.get(source, SOURCES[0]), timed.get(step, -1)
+        rows.append((rank, step, window, start, end - start, told, gpu_ns))
+    columns = ["rank", "step", "window", "start_ns", "duration_ns", "source", "gpu_step_ns"]
     return pl.DataFrame(rows, schema={name: STEPS.dtypes[name] for name in columns}, orient="row")
 
 

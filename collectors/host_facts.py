@@ -1,6 +1,6 @@
 """What the host did in each step, from the recorder's running totals.
 
-In: records of one process, and its step boundaries. Out: rows of `counters`.
+In: records of one process, and its step boundaries. Out: rows of `counters`; times of steps on the device.
 
 Counters that begin with `step_` are about one whole step, the one of that rank that starts at `time_ns`.
 `data_wait_ns`, `gc_pause_ns` and `checkpoint_save_ns` are single intervals of a millisecond or more that
@@ -44,6 +44,31 @@ def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, B
         if len(totals) and boundaries:
             frames.append(_per_step(totals, boundaries, counters))
     return pl.concat(frames)
+
+
+def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Boundary]) -> dict[int, int]:
+    """How long steps took on the device, ns, by number; those that it did not time are missing.
+
+    The process numbers steps before it knows for sure what ends them: its records say when a step began and
+    ended, and count where that is at two boundaries in a row.
+
+    Args:
+        recorded: the records of the process.
+        boundaries: the end of each of its steps, by number.
+    """
+    timed = np.array([tuple(each[:3]) for each in recorded if each.kind == records.GPU_STEP], np.int64)
+    if not len(timed) or not boundaries:
+        return {}
+    numbers = np.array(list(boundaries), np.int64)
+    ends, resumes = np.array([tuple(each) for each in boundaries.values()], np.int64).T
+    begun, ended = (np.searchsorted(resumes, timed[:, column]) for column in (0, 1))
+    last = len(numbers) - 1
+    at_ends = (ended == begun + 1) & (ended <= last)
+    begun, ended, timed = begun[at_ends], ended[at_ends], timed[at_ends]
+    follows = (
+        (numbers[ended] == numbers[begun] + 1) & (timed[:, 0] >= ends[begun]) & (timed[:, 1] >= ends[ended])
+    )
+    return dict(zip(numbers[ended][follows].tolist(), timed[follows, 2].tolist(), strict=True))
 
 
 def _intervals(recorded: Sequence[records.Record]) -> pl.DataFrame:

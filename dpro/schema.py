@@ -224,6 +224,11 @@ STEPS = Table(
         "source": Column(
             pl.String, "What told the boundary: optimizer hook, ProfilerStep, annotation, …", ""
         ),
+        "gpu_step_ns": Column(
+            pl.Int64,
+            "How long the step took on its device, its idle time included: between timing events at the "
+            "step's ends; -1 unknown. The host may only have enqueued the step in `duration_ns`.",
+        ),
     },
     ("rank", "step", "start_ns"),
 )

@@ -25,6 +25,7 @@ from . import (
     data,
     exits,
     flight,
+    gpu_steps,
     host,
     inference,
     mesh,
@@ -60,8 +61,8 @@ def install(launch: str) -> None:
     # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        captures, control, data, host, aside, naming, inference, mesh, windows, stalls, flight, buckets,
-        clocks, peers, exits, preemption, stacks,
+        captures, control, gpu_steps, data, host, aside, naming, inference, mesh, windows, stalls, flight,
+        buckets, clocks, peers, exits, preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)

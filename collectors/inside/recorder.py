@@ -47,6 +47,7 @@ SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
 GPU_KNOWN_AT_STEP = 3
 LONG_NS = 1_000_000  # work of ours between two steps that would show in them
+HOSTS = ("cpu", "meta")  # types of device that no work is enqueued on
 OCCASIONS = ("open", "work", "step", "resume", "window", "second", "request", "end", "exit", "fork")
 
 # Where launchers tell a process its rank and the number of ranks, for jobs without torch.distributed.
@@ -77,6 +78,7 @@ class Recorder:
         data_wait_ns: time spent waiting for a DataLoader so far; -1 where there was none.
         input_elements: elements of the batches that it handed over so far; -1 where none could be counted.
         training_thread: the thread that asks for gradients; 0 before it has.
+        device: where the parameters are that optimizers update; None while none is known beside the CPU.
     """
 
     def __init__(self, launch: Path) -> None:
@@ -106,6 +108,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._exiting = threading.Event()
         self.training_thread = 0
+        self.device: Any = None
         self.ending = ""
         self.data_wait_ns = self.input_elements = -1
         self.num_updates = self.num_backward = 0
@@ -271,8 +274,9 @@ class Recorder:
             self._sources.append(optimizer.source)
             return optimizer.weight
         self._sources.append(0)
-        groups = optimizer.param_groups
-        return float(sum(parameter.numel() for group in groups for parameter in group["params"]))
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self.device = self.device or next((p.device for p in parameters if p.device.type not in HOSTS), None)
+        return float(sum(parameter.numel() for parameter in parameters))
 
     def _on_anchor(self, optimizer: int, base: int, first: int) -> None:
         assert self.records is not None

@@ -37,6 +37,7 @@ DROPPED = 17  # index of a deep window that was opened and is not kept
 MISSED = (
     18  # index of a deep window that was not opened, the steps before it, whether that was known too late
 )
+GPU_STEP = 19  # a step that its device timed: when the host began and ended it, ns by events of the device
 
 _RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
 SIZE = _RECORD.size

@@ -19,7 +19,8 @@ def test_every_column_says_what_it_is_and_sorting_uses_declared_columns(table):
 
 def test_columns_a_source_does_not_have_get_their_default():
     row = conform(STEPS, pl.DataFrame({"step": [4], "start_ns": [10]})).row(0, named=True)
-    assert row == {"rank": -1, "step": 4, "window": -1, "start_ns": 10, "duration_ns": -1, "source": ""}
+    unknown = {"duration_ns": -1, "source": "", "gpu_step_ns": -1}
+    assert row == {"rank": -1, "step": 4, "window": -1, "start_ns": 10, **unknown}
 
 
 def test_an_undeclared_column_is_refused():

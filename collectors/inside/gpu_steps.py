@@ -1,0 +1,149 @@
+"""How long steps take on the device, by a timing event at each step's end on the stream that trains.
+
+In: the ends of steps. Out: a record for each step whose two events answered. The host only enqueues work, so
+where it runs ahead of its device the time between two ends of steps on the host is that of enqueueing. The
+time between two events is what the device made of the step, its idle time included.
+
+Nothing here waits: an event is asked for at the end of a later step, by the thread that recorded it, and no
+call is made to the device while a graph is captured. Time is measured between events of one stream only.
+Where our own work between two steps was long, a second event begins the next step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import torch
+
+from . import captures, records
+from .recorder import Recorder
+
+AGE = 2  # steps before an event is asked for: the host is ahead of its device, and asking has a cost
+AT_ONCE = 8  # events that are asked for at the end of one step
+MOST = 256  # events that wait: hosts run ahead by as many launches as the queue holds, about a thousand
+PATIENCE = 1000  # steps without an answer, after which the events are given up
+
+
+class Mark(NamedTuple):
+    """An event at a step's end, or where the next one begins.
+
+    Attributes:
+        event: of the device.
+        stream: which it was recorded on.
+        time_ns: when the host recorded it.
+        step: steps ended by then.
+        is_end: whether a step lies between the event before it and this one.
+    """
+
+    event: Any
+    stream: int
+    time_ns: int
+    step: int
+    is_end: bool
+
+
+class GpuSteps:
+    """The timing events of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """No event is recorded yet."""
+        self._recorder = recorder
+        self._left: list[Any] = []  # events of the parent of a fork: to destroy them would call the device
+        self._waiting: deque[Mark] = deque()
+        self._free: list[Any] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._device: Any = None
+        self._waiting, self._free = deque(), []
+        self._is_gap = True  # the step that ends now has no event at its beginning
+        self._is_full = False
+
+    def on_fork(self) -> None:
+        """This is a forked child, which must not touch its parent's device."""
+        self._left += [*self._waiting, *self._free]
+        self._forget()
+
+    def on_step(self, step: int) -> None:
+        """A step has ended."""
+        if self._is_ready(step):
+            self._read(step - AGE, AT_ONCE)
+            self._mark(step, is_end=not self._is_gap)
+        else:
+            self._is_gap = True
+
+    def on_resume(self, step: int) -> None:
+        """Work of ours took long after a step; the next one begins now."""
+        if self._is_ready(step):
+            self._mark(step, is_end=False)
+        else:
+            self._is_gap = True
+
+    def on_end(self) -> None:
+        """Read what has been answered; whatever has not stays unknown."""
+        if self._waiting and not captures.is_capturing_here():
+            self._read(self._waiting[-1].step, MOST)
+        self._waiting.clear()
+        self._free.clear()
+        self._is_gap = True
+
+    def _is_ready(self, step: int) -> bool:
+        """Whether the device may be called; it is looked for ever more rarely while there is none."""
+        if self._device is None and step & (step - 1) == 0:
+            self._device = self._find_device()
+        return self._device is not None and not captures.is_capturing_here()
+
+    def _find_device(self) -> Any:
+        """The device that trains: where parameters are, or where the allocator holds memory.
+
+        Of a device that this process does not compute on, even the current one, an event would claim memory.
+        """
+        device = self._recorder.device
+        if device is None and torch.cuda.is_initialized():
+            index = torch.cuda.current_device()
+            device = torch.device("cuda", index) if torch.cuda.memory_allocated(index) else None
+        return device
+
+    def _mark(self, step: int, is_end: bool) -> None:
+        waiting = self._waiting
+        if waiting and step - waiting[0].step > PATIENCE:
+            waiting.clear()  # an event may be destroyed before it has happened
+        self._is_full = len(waiting) >= (MOST // 2 if self._is_full else MOST)
+        if self._is_full:  # half of them have to be free again: events of single boundaries time no step
+            self._is_gap = True
+            return
+        device = self._device
+        module = getattr(torch, device.type)
+        stream = module.current_stream(device.index)
+        event = self._free.pop() if self._free else module.Event(enable_timing=True)
+        event.record(stream)
+        waiting.append(Mark(event, stream.stream_id, time.time_ns(), step, is_end))
+        self._is_gap = False
+
+    def _read(self, until: int, most: int) -> None:
+        """Ask for the oldest events, up to those of a step, and write down the time between them."""
+        waiting = self._waiting
+        for _ in range(most):
+            if len(waiting) < 2 or waiting[1].step > until or not waiting[1].event.query():
+                return
+            first, second = waiting.popleft(), waiting[0]
+            if second.is_end and first.stream == second.stream:
+                self._write(first, second)
+            self._free.append(first.event)
+
+    def _write(self, first: Mark, second: Mark) -> None:
+        elapsed_ns = round(first.event.elapsed_time(second.event) * 1e6)
+        own = self._recorder.records
+        if own is not None and elapsed_ns >= 0:
+            own.write(records.GPU_STEP, first.time_ns, second.time_ns, elapsed_ns)
+
+
+def install(recorder: Recorder) -> None:
+    """Time steps on the device."""
+    steps = GpuSteps(recorder)
+    recorder.listen("step", steps.on_step)
+    recorder.listen("resume", steps.on_resume)
+    recorder.listen("end", steps.on_end)
+    recorder.listen("fork", steps.on_fork)
