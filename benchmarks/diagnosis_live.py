@@ -109,7 +109,7 @@ def healthy(seed: int, num_steps: int) -> dict[str, Any]:
         told = bool(found)
     steps = pl.concat(stream.past)
     counters = stream.counters()
-    at_last = find_regression(steps, lambda: counters, lambda: SPANS.empty())
+    at_last = find_regression(steps, WORKERS.empty(), lambda: counters, lambda: SPANS.empty())
     at_last += find_waiting_for_data(steps.tail(50_000), counters, on_gpus=False)
     alarms += [{"step": num_steps, "ranks": each.ranks, "evidence": each.evidence[0]} for each in at_last]
     hours = float(steps["duration_ns"].sum()) / 3.6e12

@@ -31,9 +31,11 @@ FREQUENT_LOOKS = 10  # so many looks for what keeps the recorder out, then one a
 ABSENCE = "absence.txt"  # what they found
 GONE = "gone"  # in a process's folder: when it was first seen to have ended
 _KINDS: dict[str, type] = dict.fromkeys(("rank", "started_ns", "world_size", "local_rank", "pid"), int)
-_KINDS |= dict.fromkeys(("host", "gpu_uuid", "gpu_name"), str) | {"versions": dict, "environment": dict}
-_FACTS = {"world_size": 0, "local_rank": -1, "pid": -1, "host": "", "gpu_uuid": "", "gpu_name": ""}
-_FACTS |= {"versions": {}, "environment": {}}  # what older recorders left out
+_TEXTS = ("host", "gpu_uuid", "gpu_name", "gpu_pci")
+_KINDS |= dict.fromkeys(_TEXTS, str) | {"versions": dict, "environment": dict}
+# What older recorders left out.
+_FACTS = {"world_size": 0, "local_rank": -1, "pid": -1, "versions": {}, "environment": {}}
+_FACTS |= dict.fromkeys(_TEXTS, "")
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
 
 

@@ -97,7 +97,7 @@ class Figures:
     def telemetry(self, **selected: Any) -> go.Figure:
         """What was sampled beside the job and changed."""
         link = selection(**selected)
-        values = telemetry.telemetry_info(self._run.counters, *self._run.clocks, link)
+        values = telemetry.telemetry_info(self._run.counters, self._run.workers, *self._run.clocks, link)
         return telemetry.telemetry_figure(_some(values, "telemetry"), link.time_ms, link.theme)
 
     def whatif(self, *edits: str, theme: str = LIGHT) -> go.Figure:

@@ -20,6 +20,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, message, panel, section
 from dpro.dashboards.theme import series, styled
+from dpro.detect.devices import gpus_of_ranks, sampled_gpus
 from dpro.detect.telemetry import SERIES
 from dpro.units import NS_PER_MS, NS_PER_S
 
@@ -43,21 +44,31 @@ _OF_STEPS = ("step_", "data_wait_ns", "gc_pause_ns")  # intervals, shown with th
 _FIRST = ("clock", "power", "temperature", "utilization", "tx_", "rx_", "load", "main_thread", "memory")
 
 
-def telemetry_info(counters: pl.DataFrame, ahead: dict[str, int], origin_ns: int, link: Link) -> pl.DataFrame:
-    """What was sampled and changed meanwhile.
+def telemetry_info(
+    counters: pl.DataFrame, workers: pl.DataFrame, ahead: dict[str, int], origin_ns: int, link: Link
+) -> pl.DataFrame:
+    """What was sampled and changed meanwhile; GPUs of others are left out.
 
     Args:
         counters: table `counters`.
+        workers: table `workers`, for which rank uses which GPU.
         ahead: by how many ns each host's clock is ahead of the timeline's.
         origin_ns: when the timeline begins, on its clock.
-        link: the selection; what belongs to no rank always counts.
+        link: the selection; what is of the host always counts.
 
     Returns:
         `counter` (with `/s` where it is growth per second), `series` (which device, host or rank), `time_ms`,
         `value`; counters in order of interest.
     """
+    owned = gpus_of_ranks(counters, workers)
+    chosen = owned.filter(pl.col("rank").is_in(link.ranks)) if link.ranks else owned
+    if owned.height:  # else nothing is known of which they are
+        others = sampled_gpus(counters).join(chosen, on=["host", "device"], how="anti")
+        counters = counters.join(others, on=["host", "device"], how="anti")
     if link.ranks:
         counters = counters.filter((pl.col("rank") < 0) | pl.col("rank").is_in(link.ranks))
+    users = pl.col("rank").cast(pl.String).sort().str.join(", ")
+    users_of = chosen.group_by("host", "device").agg(used_by=users)
     sampled = counters.filter(
         ~pl.any_horizontal(pl.col("counter").str.starts_with(each) for each in _OF_STEPS)
     )
@@ -71,9 +82,15 @@ def telemetry_info(counters: pl.DataFrame, ahead: dict[str, int], origin_ns: int
     )  # a rate is that of a stretch
     rate = pl.when(more >= 0).then(more / (later / NS_PER_S))
     moved = pl.col("host").replace_strict(ahead, default=0, return_dtype=pl.Int64)
-    rank = pl.when(pl.col("rank") >= 0).then(pl.format("rank {}", "rank")).otherwise(pl.lit(""))
+    rank = (
+        pl.when(pl.col("rank") >= 0)
+        .then(pl.format("rank {}", "rank"))
+        .when(pl.col("used_by").is_not_null())
+        .then(pl.format("(rank {})", "used_by"))
+        .otherwise(pl.lit(""))
+    )
     words = [pl.col("host"), pl.col("device"), rank]
-    shown = sampled.select(
+    shown = sampled.join(users_of, on=["host", "device"], how="left", maintain_order="left").select(
         counter=pl.when(grows).then(pl.concat_str(name, pl.lit("/s"))).otherwise(name),
         series=pl.concat_list(words).list.eval(pl.element().filter(pl.element() != "")).list.join(" "),
         time_ms=(since - moved - origin_ns) / NS_PER_MS,
@@ -144,7 +161,7 @@ def _thinned(own: pl.DataFrame) -> pl.DataFrame:
 
 def _values(loaded: Loaded, link: Link) -> pl.DataFrame:
     ahead, origin = loaded.clocks
-    return telemetry_info(loaded.counters, ahead, origin, link)
+    return telemetry_info(loaded.counters, loaded.workers, ahead, origin, link)
 
 
 def _shown(loaded: Loaded, link: Link) -> Any:

@@ -303,7 +303,8 @@ WORKERS = Table(
             pl.String, "Host's clock: ranks with the same share it. Boot id of the kernel; empty unknown.", ""
         ),
         "pid": Column(pl.Int64, "Process id."),
-        "gpu_uuid": Column(pl.String, "GPU the rank computes on.", ""),
+        "gpu_uuid": Column(pl.String, "GPU the rank computes on, or the instance of it.", ""),
+        "gpu_pci": Column(pl.String, "Its PCI address, as `0000:c1:00.0`; empty where unknown.", ""),
         "gpu_name": Column(pl.String, "Its model.", ""),
         "dp": Column(pl.Int32, "Coordinate on the data-parallel axis."),
         "tp": Column(pl.Int32, "Coordinate on the tensor-parallel axis."),

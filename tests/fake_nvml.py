@@ -136,6 +136,11 @@ class FakeNvml:
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Any, result: Any) -> int:
         return self._number(handle, "pcie link", result, 16)
 
+    def nvmlDeviceGetPciInfo_v3(self, handle: Any, result: Any) -> int:
+        gpu, code = self._asked(handle, "pci")
+        result._obj.domain, result._obj.bus, result._obj.device = 1, 0x10 + self._handles.index(gpu), 2
+        return code
+
     def nvmlEventSetCreate(self, events: Any) -> int:
         return point(events, 0x9000)
 

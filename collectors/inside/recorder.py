@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 
 from . import environment, records, stepping
+from .gpu import gpu_facts
 from .own import is_own
 from .store import JobStore
 
@@ -335,7 +336,7 @@ class Recorder:
             "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
             "environment": environment.kept(os.environ),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            **_gpu(),
+            **gpu_facts(),
         }
         self.write_file("facts.json", json.dumps(facts).encode())
 
@@ -367,10 +368,3 @@ def host_clock() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return socket.gethostname()
-
-
-def _gpu() -> dict[str, str]:
-    if not torch.cuda.is_initialized():  # asking further would claim a GPU for this process
-        return {"gpu_name": "", "gpu_uuid": ""}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {"gpu_name": properties.name, "gpu_uuid": str(getattr(properties, "uuid", ""))}

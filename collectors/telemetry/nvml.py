@@ -145,6 +145,11 @@ def _pcie_link(nvml: Any, gpu: Any) -> dict[str, float]:
     }
 
 
+def _address_of(nvml: Any, gpu: Any) -> dict[str, float]:
+    pci = nvml.nvmlDeviceGetPciInfo(gpu)
+    return {"pci_address": pci.domain << 16 | pci.bus << 8 | pci.device << 3}
+
+
 @dataclass
 class _Gpu:
     """A GPU, or one instance of a GPU that is partitioned (MIG), and what may be asked of it."""
@@ -248,7 +253,7 @@ class Gpus:
     def _opened(self, handle: Any) -> _Gpu:
         device = _bare(self._nvml.nvmlDeviceGetUUID(handle))
         calls: list[_Call] = [_clocks, _reasons, _temperature, _utilization, _memory]
-        gpu = _Gpu(handle, device, [], calls, [_limits, _pcie_link])
+        gpu = _Gpu(handle, device, [], calls, [_limits, _pcie_link, _address_of])
         gpu.fields = self._supported(gpu, [*_FIELDS, _LINK_COUNT])
         known = {field.counter for field in gpu.fields}
         links = int(self._values(gpu, [_LINK_COUNT])[_LINK_COUNT.counter]) if _LINK_COUNT in gpu.fields else 0

@@ -222,7 +222,8 @@ def _waiting(rows: Always, workers: pl.DataFrame, lost: Lost) -> list[Finding]:
 def _regression(run: Run) -> list[Finding]:
     from dpro.detect.regression import find_regression
 
-    return find_regression(run.table(STEPS), partial(run.table, COUNTERS), partial(run.table, SPANS))
+    read_counters, read_spans = partial(run.table, COUNTERS), partial(run.table, SPANS)
+    return find_regression(run.table(STEPS), run.table(WORKERS), read_counters, read_spans)
 
 
 def _always_of(run: Run) -> Always:

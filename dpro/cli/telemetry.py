@@ -39,10 +39,11 @@ def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> dict[str,
     """
     import polars as pl
 
+    from dpro.detect.devices import PCI, gpus_of_ranks
     from dpro.schema import COUNTERS
 
     told = pl.col("counter").str.starts_with(_REASON) | pl.col("counter").is_in(
-        [*_ERRORS, "xid", "lost", "remapped_rows_pending", _GPU_HEARTBEAT, _HEARTBEAT]
+        [*_ERRORS, "xid", "ras", "lost", "remapped_rows_pending", PCI, _GPU_HEARTBEAT, _HEARTBEAT]
     )
     kept = [COUNTERS.empty()]
     seen = [COUNTERS.empty().select(_SERIES)]
@@ -61,7 +62,7 @@ def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> dict[str,
         "samples": rows.filter(counter=_HEARTBEAT).height,
         "ports": series.filter(moves).select("host", "device").unique().sort("host", "device").to_dicts(),
         "ranks": series.filter(is_rank)["rank"].unique().sort().to_list(),
-        "gpus": list(_gpus(rows, _ranks_by_gpu(workers))),
+        "gpus": list(_gpus(rows, gpus_of_ranks(rows, workers))),
         "memory_peaks": pl.concat(allocated)
         .group_by("rank", "device")
         .agg(peak_bytes=pl.col("value").max().cast(pl.Int64))
@@ -70,18 +71,25 @@ def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> dict[str,
     }
 
 
-def _gpus(rows: pl.DataFrame, ranks: Mapping[str, list[int]]) -> Iterator[dict[str, Any]]:
-    """One summary per GPU, in the order of hosts and uuids."""
+def _gpus(rows: pl.DataFrame, owned: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """One summary per GPU, in the order of hosts and uuids.
+
+    Args:
+        rows: of `counters`.
+        owned: as `gpus_of_ranks` gives them.
+    """
     import polars as pl
 
     sampled = rows.filter(pl.col("device") != "")
     for host, device in sampled.select("host", "device").unique().sort("host", "device").iter_rows():
         mine = rows.filter(host=host, device=device).sort("time_ns")
         xids = mine.filter(counter="xid")["value"].cast(pl.Int64).value_counts().sort("value")
+        known = owned.filter(host=host, device=device)
         yield {
             "host": host,
             "gpu": device,
-            "ranks": ranks.get(device.rpartition("/")[2], []),
+            "ranks": known["rank"].to_list(),
+            "ranks_by": next(iter(known["by"]), ""),
             "samples": mine.filter(counter=_GPU_HEARTBEAT).height,
             "clocks_held_s": _seconds_held(mine),
             "xids": {str(xid): count for xid, count in xids.iter_rows()},
@@ -114,17 +122,10 @@ def _growth(rows: pl.DataFrame, counter: str) -> int:
     return int(sum(step if step >= 0 else value for step, value in zip(steps, values[1:])))
 
 
-def _ranks_by_gpu(workers: pl.DataFrame) -> dict[str, list[int]]:
-    """Which ranks use which GPU, by its uuid without prefix."""
-    ranks: dict[str, list[int]] = {}
-    for rank, uuid in workers.sort("rank").select("rank", "gpu_uuid").iter_rows():
-        if uuid:
-            ranks.setdefault(uuid.removeprefix("GPU-").removeprefix("MIG-"), []).append(rank)
-    return ranks
-
-
 def in_words(summary: Mapping[str, Any]) -> list[str]:
     """The same for people: what was sampled, GPUs that have something to tell, who uses most memory."""
+    from dpro.detect.devices import ORDER
+
     if not summary["samples"]:
         return list(_peaks(summary["memory_peaks"]))
     counts = {
@@ -136,11 +137,18 @@ def in_words(summary: Mapping[str, Any]) -> list[str]:
     }
     samples, *what = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
     lines = [f"{samples} of {', '.join(what)}"]
+    others = sum(not gpu["ranks"] for gpu in summary["gpus"])
+    if others and others < len(summary["gpus"]):
+        lines.append(f"{others} of the GPUs {'is' if others == 1 else 'are'} of no rank of this job")
+    if any(gpu["ranks_by"] == ORDER for gpu in summary["gpus"]):
+        lines.append(
+            "which rank has which GPU is known by their order alone: no rank recorded its GPU's uuid"
+        )
     for gpu in summary["gpus"]:
         told = list(_troubles(gpu))
         if told:
-            ranks = f" (rank {', '.join(map(str, gpu['ranks']))})" if gpu["ranks"] else ""
-            lines.append(f"GPU {gpu['gpu']} on {gpu['host']}{ranks}: {'; '.join(told)}")
+            ranks = f"rank {', '.join(map(str, gpu['ranks']))}" if gpu["ranks"] else "no rank of this job"
+            lines.append(f"GPU {gpu['gpu']} on {gpu['host']} ({ranks}): {'; '.join(told)}")
     return [*lines, *_peaks(summary["memory_peaks"])]
 
 

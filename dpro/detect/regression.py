@@ -51,12 +51,16 @@ class Regression:
 
 
 def find_regression(
-    steps: pl.DataFrame, read_counters: Callable[[], pl.DataFrame], read_spans: Callable[[], pl.DataFrame]
+    steps: pl.DataFrame,
+    workers: pl.DataFrame,
+    read_counters: Callable[[], pl.DataFrame],
+    read_spans: Callable[[], pl.DataFrame],
 ) -> list[Finding]:
     """Say so if the steps at the end are clearly longer than they were at some time before.
 
     Args:
         steps: table `steps`; those in deep windows are left out, since recording slows them down.
+        workers: table `workers`, for which GPUs are the job's.
         read_counters: gives table `counters`; like the next, asked only if the job became slower.
         read_spans: gives table `spans`.
     """
@@ -70,7 +74,7 @@ def find_regression(
         f"before it took {format_duration(found.before_ns)}",
         *_host_changes(host_facts(steps, counters), found),
         *_work_changes(read_spans, steps, found),
-        *changes(counters, found.before, found.after)[:LINES],
+        *changes(counters, workers, found.before, found.after)[:LINES],
     )
     if len(evidence) == 1:
         evidence += ("nothing else that was recorded tells what is different since then",)

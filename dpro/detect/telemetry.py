@@ -1,7 +1,8 @@
 """What telemetry says of two stretches of one job: which of its values are clearly others than before.
 
-In: table `counters`. Out: a line per kind of change for the worse. It blames nothing: what a change explains
-is for its reader to say.
+In: table `counters`, and which GPUs are the job's. Out: a line per kind of change for the worse. It blames
+nothing: what a change explains is for its reader to say. GPUs of other jobs on the same host tell nothing of
+this one, and are left out.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import polars as pl
+
+from dpro.detect.devices import gpus_of_ranks, sampled_gpus
 
 SERIES = ["rank", "host", "device", "counter"]
 _NS_PER_S = 1e9
@@ -43,6 +46,13 @@ RULES = {
     "sm_clock_mhz": Rule("SM clock", False, -1, 50, "MHz"),
     "memory_clock_mhz": Rule("memory clock", False, -1, 50, "MHz"),
     "temperature_c": Rule("temperature", False, +1, 8, "°C"),
+    "throttled_power_s": Rule("clocks held down by the power cap", True, +1, 0.2, "of the time"),
+    "throttled_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
+    "throttled_board_limit_s": Rule(
+        "clocks held down by a limit of the board", True, +1, 0.02, "of the time"
+    ),
+    "throttled_reliability_s": Rule("clocks held down by the voltage's limit", True, +1, 0.2, "of the time"),
+    "throttled_hardware_s": Rule("clocks held down by the hardware", True, +1, 0.02, "of the time"),
     "clocks_sw_power_cap": Rule("clocks held down by the power cap", False, +1, 0.2, "of the time"),
     "clocks_hw_slowdown": Rule("clocks held down by the hardware", False, +1, 0.02, "of the time"),
     "clocks_sw_thermal_slowdown": Rule("clocks held down by heat", False, +1, 0.02, "of the time"),
@@ -72,18 +82,22 @@ RULES = {
 }
 
 
-def changes(counters: pl.DataFrame, before: Stretch, after: Stretch) -> list[str]:
+def changes(counters: pl.DataFrame, workers: pl.DataFrame, before: Stretch, after: Stretch) -> list[str]:
     """What got worse from one stretch to another, the largest changes first.
 
     Args:
         counters: table `counters`; a value holds until the next one of its series.
+        workers: table `workers`, for which GPUs are the job's.
         before, after: the stretches.
 
     Returns:
         A line per kind of change, with the device, rank or host on which it is largest.
     """
     known = counters.filter(pl.col("counter").is_in(list(RULES))).select(*SERIES, "time_ns", "value")
-    levels = _levels(known, before).join(_levels(known, after), on=SERIES, suffix="_after")
+    owned = gpus_of_ranks(counters, workers)
+    others = sampled_gpus(counters).join(owned, on=["host", "device"], how="anti")
+    known = known.join(others, on=["host", "device"], how="anti")
+    levels = levels_in(known, before).join(levels_in(known, after), on=SERIES, suffix="_after")
     told = []
     for row in levels.iter_rows(named=True):
         rule = RULES[row["counter"]]
@@ -97,17 +111,19 @@ def changes(counters: pl.DataFrame, before: Stretch, after: Stretch) -> list[str
     told.sort(key=lambda each: (-each[0], each[3]))
     lines: dict[str, str] = {}
     for _, rule, row, line in told:
-        lines.setdefault(rule.what, f"{_where(row)}: {line}")
+        lines.setdefault(rule.what, f"{_where(row, owned)}: {line}")
     return list(lines.values())
 
 
-def _where(row: dict[str, object]) -> str:
+def _where(row: dict[str, object], owned: pl.DataFrame) -> str:
+    ranks = owned.filter(host=row["host"], device=row["device"])["rank"].to_list()
     if row["device"]:
-        return f"{row['device']} on {row['host']}"
+        of = f" (rank {', '.join(map(str, ranks))})" if ranks else ""
+        return f"{'GPU ' if ranks else ''}{row['device']} on {row['host']}{of}"
     return f"rank {row['rank']}" if row["rank"] != -1 else f"host {row['host']}"
 
 
-def _levels(rows: pl.DataFrame, stretch: Stretch) -> pl.DataFrame:
+def levels_in(rows: pl.DataFrame, stretch: Stretch) -> pl.DataFrame:
     """By series: `mean` over the time of a stretch, and `growth` per second, through resets."""
     begin, end = stretch
     until = pl.col("time_ns").shift(-1).over(SERIES).fill_null(end).clip(begin, end)

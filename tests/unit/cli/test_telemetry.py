@@ -20,7 +20,9 @@ def counters(*rows: tuple[str, str, float, float], rank: int = -1) -> pl.DataFra
 
 
 def workers(*uuids: str) -> pl.DataFrame:
-    return conform(WORKERS, pl.DataFrame({"rank": range(len(uuids)), "gpu_uuid": list(uuids)}))
+    return conform(
+        WORKERS, pl.DataFrame({"rank": range(len(uuids)), "host": "node1", "gpu_uuid": list(uuids)})
+    )
 
 
 def of_gpu(*rows: tuple[str, float, float]) -> dict:
@@ -105,6 +107,25 @@ def test_ranks_of_an_instance_are_those_that_have_its_uuid():
     frame = counters((f"{GPU}/p1", "sampling_us", 0, 1))
     (gpu,) = summarize([frame], workers("other", "p1"))["gpus"]
     assert gpu["ranks"] == [1]
+
+
+def test_gpus_of_other_jobs_are_counted_apart_and_named_as_such():
+    rows = [(f"g{number}", "sampling_us", 1, 100.0) for number in range(8)]
+    rows += [("g1", "xid", 1, 94.0), ("g7", "xid", 1, 79.0), ("", "telemetry_cpu_s", 1, 1.0)]
+    summary = summarize([counters(*rows)], workers("GPU-g3", "GPU-g2", "GPU-g1", "GPU-g0"))
+    assert [gpu["ranks"] for gpu in summary["gpus"]] == [[3], [2], [1], [0], [], [], [], []]
+    assert in_words(summary) == [
+        "1 sample of 1 host, 8 GPUs",
+        "4 of the GPUs are of no rank of this job",
+        "GPU g1 on node1 (rank 2): XID 94",
+        "GPU g7 on node1 (no rank of this job): XID 79",
+    ]
+
+
+def test_gpus_that_are_known_by_their_order_only_are_said_to_be():
+    rows = [("a", "sampling_us", 1, 9.0), ("a", "pci_address", 1, 5.0), ("", "telemetry_cpu_s", 1, 1.0)]
+    ranks = workers("").with_columns(local_rank=pl.lit(0, pl.Int32), gpu_name=pl.lit("H100"))
+    assert in_words(summarize([counters(*rows)], ranks))[1].startswith("which rank has which GPU is known by")
 
 
 def test_peaks_of_memory_are_those_of_all_parts_and_are_told_without_telemetry_too():

@@ -9,7 +9,7 @@ import pytest
 from dpro.cli.dashboard import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.telemetry import POINTS, telemetry_figure, telemetry_info
-from dpro.schema import COUNTERS, conform
+from dpro.schema import COUNTERS, WORKERS, conform
 from tests.builders import gpu_job
 
 S = 1_000_000_000
@@ -35,7 +35,7 @@ TWO_HOSTS = _counters(
 
 
 def test_values_stand_on_the_clock_of_the_timeline_and_counts_are_rates():
-    shown = telemetry_info(TWO_HOSTS, {"b": S}, 10 * S, Link())
+    shown = telemetry_info(TWO_HOSTS, WORKERS.empty(), {"b": S}, 10 * S, Link())
     assert shown.rows() == [
         ("sm_clock_mhz", "a GPU-1", 0.0, 1980.0),
         ("sm_clock_mhz", "a GPU-1", 2000.0, 1200.0),
@@ -46,8 +46,22 @@ def test_values_stand_on_the_clock_of_the_timeline_and_counts_are_rates():
 
 
 def test_processes_of_other_ranks_are_left_out_and_hosts_are_not():
-    shown = telemetry_info(TWO_HOSTS, {}, 0, parse_link("?ranks=1"))
+    shown = telemetry_info(TWO_HOSTS, WORKERS.empty(), {}, 0, parse_link("?ranks=1"))
     assert shown["counter"].unique().sort().to_list() == ["sm_clock_mhz", "tx_bytes/s"]
+
+
+def test_gpus_of_other_jobs_are_not_shown_and_the_jobs_own_are_with_their_ranks():
+    other = [(-1, "a", "GPU-2", "sm_clock_mhz", second * S, second) for second in (10, 12)]
+    beats = [(-1, "a", f"GPU-{number}", "sampling_us", 10 * S, 50) for number in (1, 2)]
+    counters = pl.concat([TWO_HOSTS, _counters(*other, *beats)])
+    workers = conform(WORKERS, pl.DataFrame({"rank": [0, 1], "host": "a", "gpu_uuid": ["GPU-1", "GPU-1"]}))
+    shown = telemetry_info(counters, workers, {}, 0, Link())
+    assert shown.filter(counter="sm_clock_mhz")["series"].unique().to_list() == ["a GPU-1 (rank 0, 1)"]
+    assert (
+        telemetry_info(counters, workers, {}, 0, parse_link("?ranks=3"))
+        .filter(counter="sm_clock_mhz")
+        .is_empty()
+    )
 
 
 def test_a_row_per_counter_shares_one_axis_and_extremes_survive_thinning():
@@ -55,7 +69,7 @@ def test_a_row_per_counter_shares_one_axis_and_extremes_survive_thinning():
         (-1, "a", "", "load_1m", second * S, 9.0 if second == 7777 else second % 2)
         for second in range(20_000)
     ]
-    shown = telemetry_info(pl.concat([TWO_HOSTS, _counters(*rows)]), {}, 0, Link())
+    shown = telemetry_info(pl.concat([TWO_HOSTS, _counters(*rows)]), WORKERS.empty(), {}, 0, Link())
     figure = telemetry_figure(shown, (0.0, 5.0), "dark")
     assert [note.text for note in figure.layout.annotations][:2] == ["sm_clock_mhz", "tx_bytes/s"]
     load_ = next(trace for trace in figure.data if trace.name == "a")
@@ -65,7 +79,7 @@ def test_a_row_per_counter_shares_one_axis_and_extremes_survive_thinning():
 
 
 def test_without_samples_there_is_nothing():
-    assert telemetry_info(COUNTERS.empty(), {}, 0, Link()).is_empty()
+    assert telemetry_info(COUNTERS.empty(), WORKERS.empty(), {}, 0, Link()).is_empty()
 
 
 @pytest.fixture(scope="module")

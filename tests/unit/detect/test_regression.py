@@ -7,9 +7,12 @@ import polars as pl
 import pytest
 
 from dpro.detect.regression import find_regression
-from dpro.schema import COUNTERS, SPANS, STEPS, conform
+from dpro.schema import COUNTERS, SPANS, STEPS, WORKERS, conform
 
 MS = 1_000_000
+GPUS = conform(
+    WORKERS, pl.DataFrame({"rank": [0, 1], "host": "n1", "gpu_uuid": ["GPU-uuid-7", "GPU-uuid-8"]})
+)
 BEGIN = 1_700_000_000_000_000_000
 
 
@@ -51,7 +54,8 @@ def counter(name: str, rows: list[tuple[int, float]], rank: int = -1, device: st
 
 def findings(steps: pl.DataFrame, counters: pl.DataFrame | None = None, spans: pl.DataFrame | None = None):
     counters = COUNTERS.empty() if counters is None else counters
-    return find_regression(steps, lambda: counters, lambda: SPANS.empty() if spans is None else spans)
+    spans = SPANS.empty() if spans is None else spans
+    return find_regression(steps, GPUS, lambda: counters, lambda: spans)
 
 
 def unread() -> pl.DataFrame:
@@ -111,6 +115,8 @@ def test_telemetry_that_changed_with_the_steps_is_evidence_and_the_rest_is_not()
         [
             counter("sm_clock_mhz", [(0, 1980.0), (change, 1200.0)], device="uuid-7"),
             counter("sm_clock_mhz", [(0, 1980.0)], device="uuid-8"),
+            counter("sm_clock_mhz", [(0, 1980.0), (change, 300.0)], device="uuid-9"),  # another job's
+            *[counter("sampling_us", [(0, 50.0)], device=f"uuid-{number}") for number in (7, 8, 9)],
             counter("clocks_hw_thermal_slowdown", [(0, 0.0), (change, 1.0)], device="uuid-7"),
             counter("temperature_c", [(0, 60.0), (change // 2, 63.0)], device="uuid-7"),
             counter("tcp_retransmitted_segments", [(0, 5.0), (change, 9.0)]),
@@ -118,8 +124,8 @@ def test_telemetry_that_changed_with_the_steps_is_evidence_and_the_rest_is_not()
     )
     (finding,) = findings(steps, counters)
     assert sorted(line.partition(" before")[0] for line in finding.evidence[1:]) == [
-        "uuid-7 on n1: SM clock 1.98e+03",
-        "uuid-7 on n1: clocks held down by heat 0",
+        "GPU uuid-7 on n1 (rank 0): SM clock 1.98e+03",
+        "GPU uuid-7 on n1 (rank 0): clocks held down by heat 0",
     ]
 
 
@@ -163,11 +169,11 @@ def test_work_that_takes_longer_in_windows_since_then_is_evidence():
 
 
 def test_job_that_is_as_fast_as_ever_has_its_large_tables_left_unread():
-    assert find_regression(job(steady(200)), unread, unread) == []
+    assert find_regression(job(steady(200)), GPUS, unread, unread) == []
 
 
 def test_spans_are_left_unread_where_no_window_is_on_either_side_of_the_change():
-    (finding,) = find_regression(job(slower_from(150, 1.3)), COUNTERS.empty, unread)
+    (finding,) = find_regression(job(slower_from(150, 1.3)), GPUS, COUNTERS.empty, unread)
     assert finding.class_ == "slow.regression"
 
 

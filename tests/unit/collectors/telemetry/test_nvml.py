@@ -70,6 +70,7 @@ def test_a_gpu_is_sampled_in_the_units_of_the_names(opened):
         "utilization_pct": 97,
         "memory_used_bytes": 10 << 30,
         "pcie_lanes": 16,
+        "pci_address": 0x1_1010,  # 0001:10:02.0
     }
     assert {name: sample.values[name] for name in expected} == pytest.approx(expected)
     reasons = {name for name, value in sample.values.items() if name.startswith("clocks_") and value}
