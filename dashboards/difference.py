@@ -21,6 +21,7 @@ from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, sect
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.waterfall import waterfall_figure
 from dpro.replay.difference import Difference
+from dpro.replay.pace import pace_of
 from dpro.units import NS_PER_MS, format_duration, ms
 
 NAME = "difference"
@@ -98,14 +99,12 @@ def _told(loaded: Loaded, _link: Link) -> Any:
 
 def _medians(*runs: Analysis) -> list[tuple[str, str]]:
     """The typical step of each run as measured outside of deep windows, where both have such."""
-    medians = []
-    for each in runs:
-        steps = each.steps.filter((pl.col("duration_ns") > 0) & (pl.col("window") < 0))
-        medians += [float(np.median(steps["duration_ns"].to_numpy()))] if steps.height else []
-    if len(medians) < 2:
+    paces = [pace_of(each.steps) for each in runs]
+    typical = [pace.typical_ns for pace in paces if pace is not None and not pace.recorded]
+    if len(typical) < 2:
         return []
-    here, there = map(format_duration, medians)
-    return [("measured", f"median step outside deep windows: {here} here, {there} in the other")]
+    here, there = map(format_duration, typical)
+    return [("measured", f"typical step outside deep windows: {here} here, {there} in the other")]
 
 
 def _waterfall(loaded: Loaded, link: Link) -> Any:

@@ -45,7 +45,7 @@ class Metric(NamedTuple):
 
 
 METRICS = {
-    "step": Metric("step time", "steps", "duration_ns"),
+    "step": Metric("step time", "steps", "time_ns"),
     "data": Metric("waiting for data", "host", "data_wait_ns"),
     "gc": Metric("collecting garbage", "host", "gc_ns"),
     "core": Metric("waiting for a core", "host", "run_queue_ns"),

@@ -21,6 +21,7 @@ from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, pa
 from dpro.dashboards.theme import colour, styled, whole_ticks
 from dpro.detect.findings import Finding
 from dpro.detect.hang.words import HANGS
+from dpro.replay.durations import with_times
 from dpro.schema import SPANS
 from dpro.units import NS_PER_MS, format_duration
 
@@ -42,10 +43,10 @@ def step_info(steps: pl.DataFrame, link: Link) -> pl.DataFrame:
         depth. Of many steps as many stretches as can be shown: `step` is then the first, the rest are the
         median, least and most of all.
     """
-    known = link.chosen(steps).filter(pl.col("duration_ns") > 0)
+    known = with_times(link.chosen(steps)).filter(pl.col("time_ns") > 0)
     number = known["step"].to_numpy()
     every = 1 + int(np.ptp(number)) // POINTS if number.size else 1
-    duration = pl.col("duration_ns") / NS_PER_MS
+    duration = pl.col("time_ns") / NS_PER_MS
     return (
         known.group_by(pl.col("step") // every * every)
         .agg(

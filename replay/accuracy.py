@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpro.classify import classify
 from dpro.replay.build import Built
+from dpro.replay.durations import steps_of
 from dpro.replay.evidence import Evidence, evidence_of, is_started
 from dpro.replay.fit import counted_starts, rank_errors, start_errors, step_errors
 from dpro.replay.folding import Meetings, fold
@@ -153,7 +154,7 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
 
 
 def _steps_of(built: Built) -> pl.DataFrame:
-    return STEPS.empty() if built.graph.run is None else built.graph.run.table(STEPS)
+    return STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
 
 
 def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:

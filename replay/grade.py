@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from dpro.replay.durations import with_times
 from dpro.replay.pace import pace_of
 
 STANDARD_ERRORS = 2.0  # of each side of an interval
@@ -114,11 +115,12 @@ def windows_to_usual(steps: pl.DataFrame) -> float | None:
     Returns:
         None where either are missing.
     """
-    deep = steps.filter((pl.col("window") >= 0) & (pl.col("duration_ns") > 0))
+    steps = with_times(steps)
+    deep = steps.filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
     usual = pace_of(steps)
     if deep.is_empty() or usual is None or usual.recorded or usual.times.size < MIN_USUAL_STEPS:
         return None
-    ratio = float(np.median(deep["duration_ns"].to_numpy())) / usual.typical_ns
+    ratio = float(np.median(deep["time_ns"].to_numpy())) / usual.typical_ns
     return max(ratio, 1 / ratio)
 
 

@@ -1,6 +1,7 @@
 """How long the steps of a job take: the typical step, the mean step with pauses, and which steps are pauses.
 
-In: table `steps`. Out: one row per step of the job, and the two numbers that everything else names:
+In: table `steps`, and how long each took, as `dpro.replay.durations` says. Out: one row per step of the job,
+and the two numbers that everything else names:
 
     typical step            the median of the steps that are no pauses
     mean step with pauses   the time of all steps over their number: what the job makes of the wall clock
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+
+from dpro.replay.durations import with_times
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -43,6 +46,8 @@ class Pace:
         paused: [T] which are pauses.
         lost: [T] ns by which pauses are longer than usual, less what the steps after them catch up; else 0.
         recorded: whether these are steps of deep windows, since there are no others.
+        by_device: whether their device timed them.
+        cycle: over how many steps each time is a mean: 1, but for hosts that run ahead of a device.
     """
 
     steps: NDArray[np.int64]
@@ -51,6 +56,8 @@ class Pace:
     paused: Bools
     lost: Floats
     recorded: bool
+    by_device: bool
+    cycle: int
 
     @property
     def typical_ns(self) -> float:
@@ -71,18 +78,19 @@ class Pace:
 def job_steps(steps: pl.DataFrame) -> pl.DataFrame:
     """The job's steps, in order: `step`, `duration_ns` (median over ranks), `begin_ns` and `end_ns`.
 
-    Of a trace that was recorded in depth all along, all steps count.
+    Of a trace that was recorded in depth all along, all steps count. When a step began and ended is by the
+    host, how long it took by the device where that timed it.
 
     Args:
         steps: table `steps`.
     """
-    timed = steps.filter(pl.col("duration_ns") > 0)
+    timed = with_times(steps).filter(pl.col("time_ns") > 0)
     outside = timed.filter(pl.col("window") < 0)
     return (
         (timed if outside.is_empty() else outside)
         .group_by("step")
         .agg(
-            pl.col("duration_ns").median(),
+            duration_ns=pl.col("time_ns").median(),
             begin_ns=pl.col("start_ns").min(),
             end_ns=(pl.col("start_ns") + pl.col("duration_ns")).max(),
         )
@@ -96,7 +104,7 @@ def pace_of(steps: pl.DataFrame) -> Pace | None:
     Args:
         steps: table `steps`.
     """
-    known = undisturbed(steps)
+    known = undisturbed(with_times(steps))
     series = job_steps(known)
     if series.is_empty():
         return None
@@ -111,6 +119,8 @@ def pace_of(steps: pl.DataFrame) -> Pace | None:
         paused,
         _lost(times - usual, paused, noise * usual),
         recorded=bool((known["window"] >= 0).all()),
+        by_device=bool(known["by_device"].any()),
+        cycle=int(known["cycle"].to_numpy().max()),
     )
 
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from dpro.analysis.once import Knowing, once
 from dpro.errors import DproError
-from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, WORKERS
 from dpro.store import Run
 from dpro.units import NS_PER_MS
 
@@ -40,8 +40,10 @@ class Analysis(Knowing):
 
     @once
     def steps(self) -> pl.DataFrame:
-        """Table `steps`."""
-        return self.run.table(STEPS)
+        """Table `steps`, with how long each took."""
+        from dpro.replay.durations import steps_of
+
+        return steps_of(self.run)
 
     @once
     def spans(self) -> pl.DataFrame:

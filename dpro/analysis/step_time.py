@@ -33,6 +33,8 @@ def step_time_document(steps: pl.DataFrame) -> dict[str, Any] | None:
         "steps": pace.steps.size,
         "pauses": int(pace.paused.sum()),
         "where": INSIDE if pace.recorded else OUTSIDE,
+        "clock": "device" if pace.by_device else "host",
+        "cycle": pace.cycle,
     }
 
 
@@ -59,5 +61,15 @@ def in_words(document: Mapping[str, Any]) -> str:
     of_them = f", {pauses} of them pauses" if pauses else ""
     return (
         f"typical step {typical}, mean step with pauses {mean} "
-        f"({steps:,} step{'s' if steps > 1 else ''} {document['where']}{of_them})"
+        f"({steps:,} step{'s' if steps > 1 else ''} {document['where']}{of_them}{_by_what(document)})"
     )
+
+
+def _by_what(document: Mapping[str, Any]) -> str:
+    """By which clock, unless it is the host's and each step is by itself."""
+    if document["clock"] == "device":
+        return ", timed by the device"
+    if document["cycle"] > 1:
+        cycles = f"{document['cycle']}-step cycles"
+        return f"; host steps: the launch queue hides the GPU's time; mean over {cycles}"
+    return ""

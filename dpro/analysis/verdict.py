@@ -221,17 +221,19 @@ def _waiting(rows: Always, workers: pl.DataFrame, lost: Lost) -> list[Finding]:
 
 def _regression(run: Run) -> list[Finding]:
     from dpro.detect.regression import find_regression
+    from dpro.replay.durations import steps_of
 
     read_counters, read_spans = partial(run.table, COUNTERS), partial(run.table, SPANS)
-    return find_regression(run.table(STEPS), run.table(WORKERS), read_counters, read_spans)
+    return find_regression(steps_of(run), run.table(WORKERS), read_counters, read_spans)
 
 
 def _always_of(run: Run) -> Always:
     """What of a run was always recorded."""
     from dpro.detect.one_clock import Always
+    from dpro.replay.durations import steps_of
 
-    tables = (COLLECTIVES, STEPS, COUNTERS, WORKERS, CLOCK_SAMPLES)
-    return Always(*(run.table(table) for table in tables))
+    others = (COUNTERS, WORKERS, CLOCK_SAMPLES)
+    return Always(run.table(COLLECTIVES), steps_of(run), *(run.table(table) for table in others))
 
 
 def _not_shown(rows: Always, apart: list[int]) -> list[str]:

@@ -71,9 +71,10 @@ def describe(run: Run) -> dict[str, Any]:
     """What `info --json` prints."""
     from dpro.analysis.step_time import step_time_document
     from dpro.analysis.verdict import why_no_window
-    from dpro.schema import COUNTERS, STEPS, WORKERS
+    from dpro.replay.durations import steps_of
+    from dpro.schema import COUNTERS, WORKERS
 
-    steps = run.table(STEPS)
+    steps = steps_of(run)
     held = contents(run)
     return held | {
         "cache": None if run.source is None else str(run.path),

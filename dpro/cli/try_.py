@@ -154,7 +154,7 @@ def _made(folder: Path) -> Path:
 def _tried(plan: Plan, quiet: bool) -> dict[str, Any]:
     """Try the changes, print how that goes, and remember it."""
     from dpro.trial.ledger import append
-    from dpro.trial.measure import compare, step_times
+    from dpro.trial.measure import compare, step_times, times_by_one_clock
 
     first = _first_baseline(plan)
     step_times(first, plan.skip)  # where there are too few, the other runs would be for nothing
@@ -162,7 +162,8 @@ def _tried(plan: Plan, quiet: bool) -> dict[str, Any]:
     if not quiet:
         _print_guess(plan, guess)
     baselines, changed = _recorded(plan, first)
-    before, after = ([step_times(run, plan.skip) for run in side] for side in (baselines, changed))
+    times = times_by_one_clock([*baselines, *changed], plan.skip)
+    before, after = times[: len(baselines)], times[len(baselines) :]
     measured = compare(before, after, any(change.uneven for change in plan.changes))
     ledger = append(_entry(plan, guess, measured, changed[0]))
     document = _document(plan, guess, measured, changed[0]) | {

@@ -20,8 +20,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
+from dpro.replay.durations import host_steps_of, steps_of
 from dpro.replay.pace import job_steps, undisturbed
-from dpro.schema import STEPS
 from dpro.store import Run
 
 Floats = NDArray[np.float64]
@@ -75,7 +75,22 @@ def step_times(run: Run, skip: int) -> Floats:
     Raises:
         Unanswerable: there are too few.
     """
-    steps = run.table(STEPS)
+    return _measured(run, steps_of(run), skip)
+
+
+def times_by_one_clock(runs: Sequence[Run], skip: int) -> list[Floats]:
+    """`step_times` of runs that are compared: by the devices if these timed all of them, else by the hosts.
+
+    Raises:
+        Unanswerable: one has too few steps.
+    """
+    steps = [steps_of(run) for run in runs]
+    if not all(each["by_device"].any() for each in steps):
+        steps = [host_steps_of(run) for run in runs]
+    return [_measured(run, each, skip) for run, each in zip(runs, steps, strict=True)]
+
+
+def _measured(run: Run, steps: pl.DataFrame, skip: int) -> Floats:
     kept = undisturbed(steps).filter((pl.col("window") < 0) & (pl.col("step") > skip))
     times = job_steps(kept)
     if times.height < LEAST_STEPS:
