@@ -1,4 +1,4 @@
-"""Every collective call of a process, once: from overlapping dumps of the flight recorder to rows.
+"""Every call that a process's flight recorder knows, once: from overlapping dumps to rows.
 
 In: the dumps a process has left so far. Out: entries for windows to be joined with and, once no window can
 want them any more, parts of `collectives`. A dump is read once and kept as Parquet, which is some thirty

@@ -80,6 +80,7 @@ class Recorder:
         input_elements: elements of the batches that it handed over so far; -1 where none could be counted.
         training_thread: the thread that asks for gradients; 0 before it has.
         device: where the parameters are that optimizers update; None while none is known beside the CPU.
+        num_messages: sends and receives that were asked of GPUs so far, and ends of several at once.
     """
 
     def __init__(self, launch: Path) -> None:
@@ -108,7 +109,7 @@ class Recorder:
         self.store = JobStore()
         self._thread: threading.Thread | None = None
         self._exiting = threading.Event()
-        self.training_thread = 0
+        self.training_thread = self.num_messages = 0
         self.device: Any = None
         self.ending = ""
         self.data_wait_ns = self.input_elements = -1

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from .flight import STALL_S
 from .kineto import is_profiling
+from .patching import patch
 from .recorder import Recorder
 
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
@@ -57,7 +58,10 @@ class Stalls:
             peer: the other rank, within the group.
         """
         tensor = tensors[0]
-        if work is None or tensor.device.type != "cpu":
+        if tensor.device.type != "cpu":
+            self._recorder.num_messages += 1
+            return
+        if work is None:
             return
         key = (op, group.group_name, peer)
         count = self._counts[key] = self._counts.get(key, 0) + 1
@@ -74,6 +78,10 @@ class Stalls:
         self._pending.append(entry)
         if is_profiling():
             self._in_window.append(message)
+
+    def on_coalesced(self) -> None:
+        """Several messages go as one: the flight recorder has an entry for that, too."""
+        self._recorder.num_messages += 1
 
     def on_window(self, name: str) -> None:
         """A window was saved: so are its messages.
@@ -165,6 +173,8 @@ def install(recorder: Recorder) -> None:
     if dist.is_available():
         for op in _OPS:
             _patch(recorder, stalls, op)
+        if hasattr(dist.ProcessGroup, "_end_coalescing"):
+            patch(dist.ProcessGroup, "_end_coalescing", before=lambda *_: recorder.call(stalls.on_coalesced))
 
 
 def _patch(recorder: Recorder, stalls: Stalls, op: str) -> None:

@@ -109,9 +109,9 @@ def record(
     srun dpro record -o RUN -- python train.py          (one shared RUN)
     mpirun -np 16 dpro record -o RUN -- python train.py
 
-    Every step and every collective call is recorded all the time. Now and then K steps are recorded
-    in depth: that is what replay and what-if work on. How often follows from what it costs; `--every N` fixes
-    it, for a job of few steps say.
+    Every step is recorded all the time, and every collective call outside of CUDA graphs. Now and then
+    K steps are recorded in depth: that is what replay and what-if work on. How often follows from what it
+    costs; `--every N` fixes it, for a job of few steps say.
 
     A step ends where the job's optimizers update. If that is not what a step is, name it: with --step, or
     with a range around it, which needs no dpro: with torch.profiler.record_function("dpro::step"): ...

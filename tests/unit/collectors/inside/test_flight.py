@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 
 pytest.importorskip("torch")
 
-from dpro.collectors.inside.flight import shortened
+from dpro.collectors.inside.rings import last_record, shortened
 
 
 def dump(first: int, last: int, unfinished: int = -1) -> bytes:
@@ -41,5 +42,19 @@ def test_what_is_unfinished_is_shown_however_old_with_all_that_follows():
 
 
 def test_a_dump_that_is_not_as_usual_is_shown_as_it_is():
-    for content in (b"", b"{}", dump(3, 2), b"\x80\x04]q\x00."):
+    for content in (b"{}", dump(3, 2)):
         assert shortened(content, 5) == content
+
+
+def pickled(content: bytes) -> bytes:
+    return pickle.dumps(json.loads(content), protocol=2)
+
+
+def test_a_pickled_dump_is_shown_as_json_and_as_short():
+    content = pickled(dump(10, 30))
+    assert last_record(content) == 30
+    assert shown(content, 20) == list(range(21, 31))
+    assert shown(content, 30) == [30]
+    assert shown(content, 2) == list(range(10, 31))
+    assert shown(pickled(dump(10, 30, unfinished=15)), 25) == list(range(15, 31))
+    assert last_record(pickled(dump(3, 2))) == last_record(dump(3, 2)) == -1
