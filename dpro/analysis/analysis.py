@@ -77,9 +77,15 @@ class Analysis(Knowing):
     def hangs(self) -> list[Finding]:
         """What hangs in the run, or ended it, surest first."""
         from dpro.analysis.told import as_watched
+        from dpro.detect.gpu_state import needed_for_errors, with_errors
         from dpro.detect.hang.find import judge
 
-        return as_watched(judge(self.waiting), self.run, self.steps)
+        found = as_watched(judge(self.waiting), self.run, self.steps)
+        if not found:
+            return found
+        parts = self.run.part_by_part(COUNTERS, list(COUNTERS.columns))
+        events = pl.concat([COUNTERS.empty(), *(needed_for_errors(part) for part in parts)])
+        return with_errors(found, self.steps, events, self.workers)
 
     @once
     def end(self) -> End:

@@ -67,6 +67,7 @@ def find(analysis: Analysis) -> list[Finding]:
     Deep windows have few steps; the steps between them tell of what is too small, or too recent, for those.
     """
     from dpro.detect.diagnose import diagnose_graph, diagnose_operations
+    from dpro.detect.gpu_state import with_gpus
     from dpro.detect.host_bound import find_idle_gpus
 
     graph = analysis.built.graph
@@ -77,6 +78,7 @@ def find(analysis: Analysis) -> list[Finding]:
         slow += find_idle_gpus(graph, lambda: analysis.breakdown, sum(each.cost_ns for each in slow))
     found = [*slow, *_between_windows(analysis.run, slow)]
     found = _with_crowded_hosts(found, analysis.steps, analysis.counters, analysis.workers)
+    found = with_gpus(found, analysis.steps, analysis.counters, analysis.workers)
     return [*_costliest(found), *_regression(analysis.run)]
 
 
@@ -137,6 +139,7 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
 
 def without_windows(run: Run) -> Verdict | None:
     """What the steps and calls of a run show, and what they leave open; None where windows show more."""
+    from dpro.detect.gpu_state import with_gpus
     from dpro.detect.one_clock import on_one_clock
     from dpro.detect.straggler import FEWEST_STEPS
 
@@ -152,6 +155,7 @@ def without_windows(run: Run) -> Verdict | None:
     network = _timed(run, always) or network
     found = [*lost.findings, *late, *network, *_waiting(always, aligned.workers, lost)]
     found = _with_crowded_hosts(found, always.steps, always.counters, always.workers)
+    found = with_gpus(found, always.steps, always.counters, always.workers)
     findings = [*_costliest(found), *_regression(run)]
     reason = why_no_window(run)
     no_window = [f"what operators and kernels take: {reason}"] if reason else []

@@ -28,6 +28,10 @@ PAUSES = 0.1  # of the steps, the costliest, say no more of what a slow rank cos
 MESSAGES_UNSEEN = (
     "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
 )
+HOST_OR_GPU = (
+    "not known: whether its host or its GPU; no counter of its host explains it, and calls are the host's"
+)
+HOST_OR_GPU_SURE = 0.5  # by how much less sure that makes
 HOSTS_ONLY = (
     "a GPU that computes slowly shows in the times of calls only where the host waits for it: deep "
     "windows, or NCCL's Inspector, would tell"
@@ -210,11 +214,7 @@ def _cause(
     if told is not None:
         return "slow.host", told.cause, told.evidence, 1.0
     if on_gpus(workers):
-        how = (
-            "not known: whether its host or its GPU; no counter of its host explains it, and calls "
-            "are the host's"
-        )
-        return "slow.compute", "", how, 0.5
+        return "slow.compute", "", HOST_OR_GPU, HOST_OR_GPU_SURE
     idle = idle_cause(more, longer)
     if idle is not None:
         return "slow.host", idle.cause, idle.evidence, 1.0

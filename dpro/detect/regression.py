@@ -6,7 +6,7 @@ when, by how much, and what else is different since. A spell that is over is non
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import polars as pl
 
 from dpro.detect.changepoints import change_points
 from dpro.detect.findings import Finding
+from dpro.detect.gpu_state import remedy_of_hold
 from dpro.detect.telemetry import Stretch, changes
 from dpro.replay.breakdown import kernel_totals
 from dpro.replay.host import host_facts
@@ -69,19 +70,33 @@ def find_regression(
         return []
     counters = read_counters()
     cost = found.after_ns - found.before_ns
+    changed = changes(counters, workers, found.before, found.after)
+    lower = "SM clock" in changed or counters.filter(counter="sm_clock_mhz").is_empty()
+    cause = next((what for what in changed if lower and remedy_of_hold(what)), "")
     evidence = (
         f"since step {found.since} the typical step takes {format_duration(found.after_ns)}; "
         f"before it took {format_duration(found.before_ns)}",
         *_host_changes(host_facts(steps, counters), found),
         *_work_changes(read_spans, steps, found),
-        *changes(counters, workers, found.before, found.after)[:LINES],
+        *_with_first(cause, changed)[:LINES],
     )
     if len(evidence) == 1:
         evidence += ("nothing else that was recorded tells what is different since then",)
     share = round(cost / found.after_ns, 4)
     return [
-        Finding("slow.regression", "job", "step time", (), share, round(found.persistent, 3), cost, evidence)
-    ]
+        Finding(
+            "slow.regression", "job", "step time", (), share, round(found.persistent, 3), cost, evidence,
+            f"GPU {cause}" if cause else "",
+        )
+    ]  # fmt: skip
+
+
+def _with_first(cause: str, changed: Mapping[str, str]) -> list[str]:
+    """The lines of what changed, those of the cause first, with what to do about it."""
+    if not cause:
+        return list(changed.values())
+    others = [line for what, line in changed.items() if what != cause]
+    return [f"{changed[cause]}; do: {remedy_of_hold(cause)}", *others]
 
 
 def regression_of(series: pl.DataFrame) -> Regression | None:

@@ -82,7 +82,7 @@ RULES = {
 }
 
 
-def changes(counters: pl.DataFrame, workers: pl.DataFrame, before: Stretch, after: Stretch) -> list[str]:
+def changes(counters: pl.DataFrame, workers: pl.DataFrame, before: Stretch, after: Stretch) -> dict[str, str]:
     """What got worse from one stretch to another, the largest changes first.
 
     Args:
@@ -91,7 +91,7 @@ def changes(counters: pl.DataFrame, workers: pl.DataFrame, before: Stretch, afte
         before, after: the stretches.
 
     Returns:
-        A line per kind of change, with the device, rank or host on which it is largest.
+        Per kind of change a line, with the device, rank or host on which it is largest.
     """
     known = counters.filter(pl.col("counter").is_in(list(RULES))).select(*SERIES, "time_ns", "value")
     owned = gpus_of_ranks(counters, workers)
@@ -112,7 +112,7 @@ def changes(counters: pl.DataFrame, workers: pl.DataFrame, before: Stretch, afte
     lines: dict[str, str] = {}
     for _, rule, row, line in told:
         lines.setdefault(rule.what, f"{_where(row, owned)}: {line}")
-    return list(lines.values())
+    return lines
 
 
 def _where(row: dict[str, object], owned: pl.DataFrame) -> str:

@@ -129,6 +129,25 @@ def test_telemetry_that_changed_with_the_steps_is_evidence_and_the_rest_is_not()
     ]
 
 
+def test_throttling_that_begins_with_the_slower_steps_is_the_cause_and_has_a_remedy():
+    steps = job(slower_from(150, 1.3))
+    change = int(steps.filter(pl.col("step") == 150)["start_ns"][0]) - BEGIN
+    end = int(steps["start_ns"].max()) - BEGIN
+    held_s = (end - change) / 1e9
+    parts = [
+        counter("throttled_power_s", [(0, 0.0), (change, 0.0), (end, held_s)], device=f"uuid-{number}")
+        for number in (7, 8)  # on both: no rank is slower than the other
+    ]
+    parts += [counter("sampling_us", [(0, 50.0)], device=f"uuid-{number}") for number in (7, 8)]
+    clocks = [counter("sm_clock_mhz", [(0, 1980.0), (change, 1500.0)], device="uuid-7")]
+    (finding,) = findings(steps, pl.concat(parts + clocks))
+    assert finding.cause == "GPU clocks held down by the power cap"
+    assert "do: raise its power limit" in finding.evidence[1]
+    steady = [counter("sm_clock_mhz", [(0, 1980.0)], device="uuid-7")]  # held down to no effect
+    (finding,) = findings(steps, pl.concat(parts + steady))
+    assert finding.cause == ""
+
+
 def test_growing_counters_are_compared_by_their_rate_through_resets():
     steps = job(slower_from(150, 1.3))
     change = int(steps.filter(pl.col("step") == 150)["start_ns"][0]) - BEGIN
