@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from dpro.errors import InputError
 from dpro.schema import COLLECTIVES, STEPS, TABLES, conform
-from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest, write_part
+from dpro.store import (
+    FORMAT_VERSION,
+    Manifest,
+    is_run,
+    merge_counts,
+    open_run,
+    write_manifest,
+    write_part,
+)
 
 
 def _column(dtype: pl.DataType) -> st.SearchStrategy[object]:
@@ -75,7 +83,7 @@ def test_the_manifest_says_which_ranks_are_missing(tmp_path):
     [
         ("{", "not a run manifest"),
         ("{}", "not a run manifest"),
-        ('{"format_version": 99, "world_size": 1, "ranks": []}', "newer"),
+        (f'{{"format_version": {FORMAT_VERSION + 1}, "world_size": 1, "ranks": []}}', "newer"),
     ],
 )
 def test_a_manifest_that_is_not_one_is_one_line(tmp_path, content, what):

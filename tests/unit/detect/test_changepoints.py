@@ -66,6 +66,14 @@ def test_several_changes_are_found_in_order():
     assert abs(second - 600) <= 2
 
 
+def test_a_change_is_found_by_chance_no_more_often_than_asked_for():
+    found = [
+        change_points(normal(0.05)(np.random.default_rng(seed), 300), least=0.0, chance=0.05)
+        for seed in range(100)
+    ]
+    assert sum(map(bool, found)) <= 11  # of 5 expected at most, by less than 1% (binomial)
+
+
 def test_change_that_is_too_small_to_matter_is_none():
     values = normal(0.001)(np.random.default_rng(0), 1000)
     values[500:] *= 1.02

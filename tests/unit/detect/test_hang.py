@@ -7,7 +7,8 @@ import pytest
 from dpro.detect.findings import Finding
 from dpro.detect.hang.waits import sinks
 from dpro.detect.hang.words import numbers_in_words, ranks_in_words, time_in_words
-from tests.unit.detect.hanging import DONE, OPEN, RUNNING, Job
+from dpro.units import NS_PER_S
+from tests.unit.detect.hanging import DONE, OPEN, RUNNING, START_NS, Job
 
 WORLD = range(4)
 
@@ -84,6 +85,25 @@ def test_a_rank_that_never_starts_what_runs_on_its_peers_is_stuck_on_its_device(
     job.call([0, 1, 3], WORLD, RUNNING)
     job.call([2], WORLD, OPEN)
     assert named(job) == [("hang.device", (2,))]
+
+
+@pytest.mark.parametrize(
+    ("held", "class_"), [([2], "hang.device"), ([2, 3], "hang.device"), ([1, 2, 3], "hang.comm")]
+)
+def test_the_devices_of_most_ranks_are_not_at_fault_at_once(job, held, class_):
+    job.call([rank for rank in WORLD if rank not in held], WORLD, DONE)
+    job.call(held, WORLD, OPEN)
+    assert [finding.class_ for finding in job.findings()] == [class_]
+
+
+@pytest.mark.parametrize(("later_s", "class_"), [(0.9, "hang.host"), (1.1, "hang.rank")])
+def test_a_dump_is_older_than_a_call_only_by_more_than_clocks_of_hosts_differ(job, later_s, class_):
+    job.call([0, 1, 3], WORLD, OPEN)
+    job.dump(2, saved_s=100)
+    for rank in (0, 1, 3):
+        job.dump(rank, saved_s=200)
+        job.rows[-1 - rank // 2]["enqueued_ns"] = round(START_NS + (100 + later_s) * NS_PER_S)
+    assert [finding.class_ for finding in job.findings()] == [class_]
 
 
 def test_what_all_began_and_nobody_finishes_is_the_network_or_the_group(job):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.match import best_shift
+from dpro.replay.match import best_shift, match_collectives
+from dpro.schema import COLLECTIVES, SPANS, conform
 
 US = 1_000
 MS = 1_000_000
@@ -78,3 +80,53 @@ def test_of_many_shifts_the_hopeless_ones_are_left_out_and_nothing_else_changes(
         every = best_shift(a, b, _alike)
     assert best_shift(a, b, _alike) == every
     assert every[1] != periodic
+
+
+def _two_ways(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    return (i == j) | (i == j + 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "times", "clear"),
+    [
+        (64, 2, False),  # of many pairs, 3 times less even is clear
+        (64, 4, True),
+        (8, 3.5, False),  # of eight pairs, 30 / 8 times
+        (8, 5, True),
+    ],
+)
+def test_a_pairing_is_believed_only_where_the_next_best_is_less_even_by_far(count, times, clear):
+    # The spread is 200 us where each entry meets its own, and `times` as much where it meets the next.
+    odd = np.arange(count) % 2 * US
+    a = np.arange(count) * 10 * MS + odd * round(100 * (times - 1))
+    assert best_shift(a, a + odd * 200, _two_ways) == (0, clear)
+
+
+@pytest.mark.parametrize(("others", "clear"), [(1, True), (3, False)])
+def test_orders_whose_operations_differ_in_a_tenth_are_not_laid_against_each_other(others, clear):
+    ends = np.cumsum(np.tile(UNEVEN_MS, 2)[:20]) * MS
+    assert best_shift(ends, ends, lambda i, j: (i != j) | (j >= others))[1] == clear
+
+
+@pytest.mark.parametrize(("op", "members"), [("all_reduce", 1), ("broadcast", 1), ("all_to_all", 2)])
+def test_sizes_have_to_agree_where_the_operation_asks_for_it(op, members):
+    ends = np.cumsum(np.tile(UNEVEN_MS, 2)[:20]) * MS
+    rows = pl.DataFrame(
+        {
+            "rank": rank,
+            "collective_id": number,
+            "window": 0,
+            "op": op,
+            "group": "world",
+            "group_ranks": [0, 1],
+            "bytes_in": 400 + rank * (number == 19),
+            "start_ns": int(end) - US,
+            "duration_ns": US,
+        }
+        for rank in (0, 1)
+        for number, end in enumerate(ends)
+    )
+    matched = match_collectives(conform(COLLECTIVES, rows), SPANS.empty()).rows
+    found = matched.filter(pl.col("collective_id") == 19)["members"].to_list()
+    assert found == [members] * 2
+    assert (matched.filter(pl.col("collective_id") < 19)["members"] == 2).all()
