@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 SETTLED = 10  # steps after a window until its cost can be told
+WARM_UP = 3  # steps, the first: what they take does not come again
 _REMEMBERED = 50  # steps
 _COSTS = 3  # windows
 
@@ -115,6 +116,8 @@ class Budget:
 
     The cost of a window is the recorder's own time at its two ends, by how much its steps took longer than
     others, and by how much the step after it did: then this rank waits for ranks that are still saving.
+    That is by the host's clock: where the end of a window waits for all that a host ahead of its device had
+    enqueued, the cost is at most this.
     """
 
     def __init__(self, share: float, least: int) -> None:
@@ -131,10 +134,21 @@ class Budget:
         self._after: int | None = SETTLED  # plain steps since the window; None where its cost is told
         self._own_ns = 0
         self._inside: list[int] = []
+        self._warm_up = WARM_UP
 
     @property
     def step_ns(self) -> int:
-        """How long a step takes outside of windows; 0 where none was seen."""
+        """How long a step takes outside of windows; 0 where none was seen.
+
+        It is the mean, since windows may cost a share of the job's time. A host that runs ahead of its device
+        has many short steps, and now and then a long one that waits: the median would be the time of
+        enqueueing, and the mean is that of the device.
+        """
+        return int(fmean(self._plain)) if self._plain else 0
+
+    @property
+    def hurried_ns(self) -> int:
+        """The median: how fast steps may follow each other while a host runs ahead; 0 where none was seen."""
         return int(median(self._plain)) if self._plain else 0
 
     def opened(self, own_ns: int) -> None:
@@ -152,7 +166,10 @@ class Budget:
             self._inside.append(duration_ns)
             self._after = 0 if self._after == -1 else None
             return
-        self._plain.append(duration_ns)
+        if self._warm_up:
+            self._warm_up -= 1
+        else:
+            self._plain.append(duration_ns)
         self._after += 1
         if self._after == SETTLED and self._inside:
             slower_ns = sum(self._inside) - len(self._inside) * self.step_ns

@@ -180,7 +180,7 @@ class Windows:
             self._plan.announce(Window(**heard))
 
     def _decide(self) -> None:
-        step_ns = self._budget.step_ns
+        step_ns = self._budget.hurried_ns
         if not step_ns:
             return
         ahead = 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.collectors.inside.plan import SETTLED, Budget, Plan, Window
+from dpro.collectors.inside.plan import SETTLED, WARM_UP, Budget, Plan, Window
 
 
 def taken(plan, steps, announcements=()):
@@ -154,3 +154,16 @@ def test_nothing_is_decided_while_a_window_is_open():
     budget.opened(5)
     budget.step(100)
     assert budget.period() is None
+
+
+def test_step_of_a_host_that_runs_ahead_of_its_device_is_the_mean_over_its_waits():
+    budget = Budget(0.01, 10)
+    for duration in [90_000] * WARM_UP + [10, 10, 10, 10, 10, 10, 10, 10, 10, 410] * 5:
+        budget.step(duration)
+    assert (budget.step_ns, budget.hurried_ns) == (50, 10)
+    budget.opened(1000)
+    budget.step(50)
+    budget.closed(1000)
+    for duration in [50] + [10, 10, 10, 10, 10, 10, 10, 10, 10, 410] * (SETTLED // 10):
+        budget.step(duration)
+    assert budget.period() == math.ceil(2000 / 0.01 / 50)
