@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import polars as pl
@@ -19,6 +20,7 @@ from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Run
 
 RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its operators"
+MAX_ELEMENTS = 1 << 48  # of the inputs of one operator: no memory holds more
 
 
 def amounts_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
@@ -47,11 +49,17 @@ def _shapes(run: Run) -> pl.DataFrame:
     spans = run.table(SPANS, ["rank", "window", "kind", "start_ns", "shapes"])
     spans = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
     known = spans.select(pl.col("shapes").unique()).with_columns(
-        amount=pl.col("shapes").map_elements(
-            lambda text: _elements(json.loads(text)), return_dtype=pl.Int64, skip_nulls=False
-        )
+        amount=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)
     )
     return spans.join(known, on="shapes").select("rank", "window", "start_ns", "amount")
+
+
+def _elements_of_text(text: str) -> int:
+    """How many elements inputs have whose shapes a trace writes so; 0 where that is no number of a tensor."""
+    with suppress(ValueError, RecursionError):
+        elements = _elements(json.loads(text))
+        return elements if 0 <= elements <= MAX_ELEMENTS else 0
+    return 0
 
 
 def _elements(shapes: Any) -> int:

@@ -87,3 +87,18 @@ def test_where_nothing_tells_how_much_work_there_is_nobody_is_blamed_for_uneven_
     run = run_of(tmp_path, "dp", "none")
     assert amounts_in_windows(run) == {}
     assert diagnose_graph(build_graph(run).graph) == []
+
+
+@pytest.mark.parametrize(
+    "shapes", ["[[9223372036854775807, 3]]", "[[-8, 3]]", "[" * 100_000, "not JSON", '{"a": 1}']
+)
+def test_shapes_that_no_tensor_has_count_as_none(tmp_path, shapes):
+    spans = pl.DataFrame(
+        {"rank": 0, "window": 0, "kind": "cpu_op", "start_ns": [10, 20], "shapes": ["[[4, 8]]", shapes]}
+    )
+    steps = pl.DataFrame({"rank": [0], "step": 1, "window": 0, "start_ns": 0, "duration_ns": 100})
+    for table, frame in ((SPANS, spans), (STEPS, steps)):
+        write_part(tmp_path / "run", table, "rank00000", frame)
+    write_manifest(tmp_path / "run", Manifest(world_size=1, ranks=[0]))
+    amounts = amounts_in_windows(open_run(tmp_path / "run"))
+    assert amounts["elements in the inputs of its operators"]["amount"].to_list() == [32.0]
