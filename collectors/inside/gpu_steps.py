@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +46,34 @@ class Mark(NamedTuple):
     is_end: bool
 
 
+class Device(NamedTuple):
+    """What is asked of a device.
+
+    Attributes:
+        event: makes an event that can be timed.
+        current_stream: the stream that the calling thread enqueues work on.
+    """
+
+    event: Callable[[], Any]
+    current_stream: Callable[[], Any]
+
+
+def interface_of(device: torch.device) -> Device | None:
+    """Events and streams of a device: of its own module as for CUDA and ROCm, else of any accelerator.
+
+    None for a device that has neither.
+    """
+    module: Any = getattr(torch, device.type, None)
+    if not (hasattr(module, "Event") and hasattr(module, "current_stream")):
+        accelerator: Any = getattr(torch, "accelerator", None)
+        found = accelerator.current_accelerator() if accelerator is not None else None
+        if found is None or found.type != device.type:
+            return None
+        event = partial(torch.Event, device.type, enable_timing=True)
+        return Device(event, partial(accelerator.current_stream, device.index))
+    return Device(partial(module.Event, enable_timing=True), partial(module.current_stream, device.index))
+
+
 class GpuSteps:
     """The timing events of one process."""
 
@@ -56,7 +86,7 @@ class GpuSteps:
         self._forget()
 
     def _forget(self) -> None:
-        self._device: Any = None
+        self._device: Device | None = None
         self._waiting, self._free = deque(), []
         self._is_gap = True  # the step that ends now has no event at its beginning
         self._is_full = False
@@ -92,7 +122,8 @@ class GpuSteps:
     def _is_ready(self, step: int) -> bool:
         """Whether the device may be called; it is looked for ever more rarely while there is none."""
         if self._device is None and step & (step - 1) == 0:
-            self._device = self._find_device()
+            found = self._find_device()
+            self._device = None if found is None else interface_of(found)
         return self._device is not None and not captures.is_capturing_here()
 
     def _find_device(self) -> Any:
@@ -114,10 +145,10 @@ class GpuSteps:
         if self._is_full:  # half of them have to be free again: events of single boundaries time no step
             self._is_gap = True
             return
-        device = self._device
-        module = getattr(torch, device.type)
-        stream = module.current_stream(device.index)
-        event = self._free.pop() if self._free else module.Event(enable_timing=True)
+        if self._device is None:
+            return
+        stream = self._device.current_stream()
+        event = self._free.pop() if self._free else self._device.event()
         event.record(stream)
         waiting.append(Mark(event, stream.stream_id, time.time_ns(), step, is_end))
         self._is_gap = False

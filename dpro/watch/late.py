@@ -106,10 +106,10 @@ def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 def again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
     """How many steps' calls are looked at again."""
     times = calls["enqueued_ns"]
-    first, last, usual = times.min(), times.max(), steps["duration_ns"].median()
-    if not isinstance(first, int) or not isinstance(last, int) or not isinstance(usual, float):
+    first, last, step_ns = times.min(), times.max(), steps["duration_ns"].mean()
+    if not isinstance(first, int) or not isinstance(last, int) or not isinstance(step_ns, float):
         return AGAIN
-    covered = max((last - first) / max(usual, 1.0), 1.0)
+    covered = max((last - first) / max(step_ns, 1.0), 1.0)
     return max(FEWEST, min(AGAIN, int(ROWS * covered / calls.height)))
 
 

@@ -234,6 +234,28 @@ def test_device_that_is_gone_raises_for_the_core_to_silence_the_probe(device):
         job.end_step()
 
 
+def test_other_accelerators_are_asked_through_pytorchs_own_interface(device, monkeypatch):
+    def event(kind, enable_timing):
+        assert kind == "queued"
+        return device.Event(enable_timing)
+
+    others = SimpleNamespace(
+        current_accelerator=lambda: SimpleNamespace(type="queued"), current_stream=device.current_stream
+    )
+    monkeypatch.setattr(torch, "queued", SimpleNamespace())  # a module without events and streams
+    monkeypatch.setattr(torch, "accelerator", others, raising=False)
+    monkeypatch.setattr(torch, "Event", event)
+    assert set(run(device, 30, every=100).steps()["gpu_step_ns"]) == {50 * MS}
+
+
+def test_device_without_events_is_no_trouble(device, monkeypatch):
+    monkeypatch.delattr(torch, "queued")
+    monkeypatch.setattr(
+        torch, "accelerator", SimpleNamespace(current_accelerator=lambda: None), raising=False
+    )
+    assert set(run(device, 30).steps()["gpu_step_ns"]) == {-1}
+
+
 def test_forked_child_leaves_its_parents_events_alone(device):
     job = run(device, 10)
     device.gone = True
