@@ -18,6 +18,7 @@ import polars as pl
 
 from dpro.collectors import calls
 from dpro.collectors.cost import window_costs
+from dpro.collectors.cut import cut
 from dpro.collectors.endings import ending, exception, left_ns
 from dpro.collectors.host_facts import device_times, host_counters
 from dpro.collectors.inside import records
@@ -176,6 +177,8 @@ def _convert_windows(run: Path, process: Process, readers: Readers, until_ns: in
 
 def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -> None:
     paths = sorted(batch.glob("window*.json"))
+    recorded = records.read_records(process.folder / "records.bin")
+    steps_of = {r.a: (r.b, r.c) for r in recorded if r.kind == records.CUT}
     entries = calls.entries(process.folder)
     frames, notes = [], []
     for path in paths:
@@ -193,7 +196,7 @@ def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -
         sent = messages_in_window(
             path.with_name(path.name.replace("window", "messages")), process.rank, window
         )
-        frames.append(_window_frames(trace, window, pl.concat([entries, sent])))
+        frames.append(_window_frames(trace, window, pl.concat([entries, sent]), steps_of.get(window)))
         notes.append({"warnings": trace.warnings, "skipped": trace.skipped, "versions": trace.versions})
     for table in WINDOW_TABLES if frames else ():
         whole = pl.concat([each[table.name] for each in frames], how="vertical")
@@ -201,13 +204,23 @@ def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -
     (process.folder / f"notes-{batch.name}.json").write_text(json.dumps(notes))
 
 
-def _window_frames(trace: Trace, window: int, entries: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """One window's tables, with ids of their own and what is known of its collectives besides."""
+def _window_frames(
+    trace: Trace, window: int, entries: pl.DataFrame, steps: tuple[int, int] | None
+) -> dict[str, pl.DataFrame]:
+    """One window's tables, with ids of their own and what is known of its collectives besides.
+
+    Args:
+        trace: as it was read.
+        window: its number.
+        entries: of flight recorders.
+        steps: when its steps began and ended, where more than these was recorded.
+    """
     first = (window + 1) * _WINDOW_IDS
     frames = {
-        table.name: _renumbered(conform(table, trace.frames.get(table.name, table.empty())), first)
-        for table in WINDOW_TABLES
+        table.name: conform(table, trace.frames.get(table.name, table.empty())) for table in WINDOW_TABLES
     }
+    frames = cut(frames, *steps) if steps else frames
+    frames = {name: _renumbered(frame, first) for name, frame in frames.items()}
     frames[COLLECTIVES.name] = merge_window(frames[COLLECTIVES.name], frames[SPANS.name], entries)
     return frames
 
@@ -319,18 +332,30 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
     """Steps from boundary to boundary; the first step has no beginning that anything announces."""
     boundaries = _boundaries(recorded)
     sources = {r.a: SOURCES[r.d] for r in recorded if r.kind == records.ANCHOR}
-    windows = [(r.a, r.b, r.c) for r in recorded if r.kind == records.WINDOW]
     timed = device_times(recorded, {step: boundary for step, (_, boundary) in boundaries.items()})
+    windows = {r.a: (r.b, r.c) for r in recorded if r.kind == records.WINDOW}
+    kept_open = _kept_open(recorded)
     rows = []
     for step, (source, boundary) in boundaries.items():
         if step - 1 not in boundaries:
             continue
         start, end = boundaries[step - 1][1].resume_ns, boundary.end_ns
-        window = next((index for index, opened, closed in windows if opened <= start and end <= closed), -1)
+        beside = next((index for index, opened, closed in kept_open if opened < end and start < closed), -1)
+        first, last = windows.get(beside, (end, start))
+        window, beside = (beside, -1) if first <= start and end <= last else (-1, beside)
         told, gpu_ns = sources.get(source, SOURCES[0]), timed.get(step, -1)
-        rows.append((rank, step, window, start, end - start, told, gpu_ns))
-    columns = ["rank", "step", "window", "start_ns", "duration_ns", "source", "gpu_step_ns"]
+        rows.append((rank, step, window, beside, start, end - start, told, gpu_ns))
+    columns = ["rank", "step", "window", "beside", "start_ns", "duration_ns", "source", "gpu_step_ns"]
     return pl.DataFrame(rows, schema={name: STEPS.dtypes[name] for name in columns}, orient="row")
+
+
+def _kept_open(recorded: Sequence[records.Record]) -> list[tuple[int, int, int]]:
+    """Each window, and from when to when Kineto ran for it: until now where it has not been closed."""
+    closed = {r.a: max(r.c, r.d) for r in recorded if r.kind == records.WINDOW}
+    closed |= {r.a: r.b for r in recorded if r.kind == records.DROPPED}
+    opened = {r.a: r.b for r in recorded if r.kind == records.WINDOW}
+    opened |= {r.a: r.b for r in recorded if r.kind == records.OPENED}
+    return [(window, opened[window], closed.get(window, NEVER_NS)) for window in sorted(opened)]
 
 
 def _counters(process: Process, recorded: Sequence[records.Record]) -> pl.DataFrame:

@@ -1,8 +1,8 @@
 """What the deep windows of a recording cost, from the times of its steps.
 
 In: the steps of one rank. Out: a window's cost: the recorder's own time before its first and after its last
-step, by how much its steps took longer than others, and by how much the step after it did, in which this rank
-waits for those that still save theirs.
+step, by how much its steps, and those in which it was recorded besides, took longer than others, and by how
+much the step after them did, in which this rank waits for those that still save theirs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ def window_costs(steps: pl.DataFrame) -> dict[str, float]:
     Returns:
         `count`, `cost_ms`, `share`; nothing where no window can be compared with other steps.
     """
-    ordered = steps.sort("step").with_columns(
-        own_ns=pl.col("start_ns") - pl.col("start_ns").shift() - pl.col("duration_ns").shift(),
-        after=pl.col("window").shift(fill_value=-1),
+    ordered = (
+        steps.sort("step")
+        .with_columns(
+            own_ns=pl.col("start_ns") - pl.col("start_ns").shift() - pl.col("duration_ns").shift(),
+            recorded=pl.max_horizontal("window", "beside"),
+        )
+        .with_columns(after=pl.col("recorded").shift(fill_value=-1))
     )
-    disturbed = pl.max_horizontal("window", "after")
+    disturbed = pl.max_horizontal("recorded", "after")
     plain_ns = ordered.filter(disturbed < 0)["duration_ns"].median()
     if not isinstance(plain_ns, float | int):
         return {}

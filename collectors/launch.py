@@ -63,6 +63,7 @@ class RecordOptions:
     """What to record.
 
     Attributes:
+        windows: whether there are deep windows at all.
         window_steps: steps of a deep window.
         every: steps from one deep window to the next; None for as many as it takes to keep to the budget.
         budget: the share of the job's time that windows may cost then.
@@ -80,6 +81,7 @@ class RecordOptions:
             that makes it, and what that takes as `arguments`.
     """
 
+    windows: bool = True
     window_steps: int = 2
     every: int | None = None
     budget: float = 0.01

@@ -219,6 +219,9 @@ STEPS = Table(
         "rank": _RANK,
         "step": Column(pl.Int64, "Number of the step, the same on all ranks."),
         "window": Column(pl.Int32, "Deep window that covers the step; -1 for none."),
+        "beside": Column(
+            pl.Int32, "Deep window of other steps that was being recorded in this one; -1 for none."
+        ),
         "start_ns": _START,
         "duration_ns": _DURATION,
         "source": Column(

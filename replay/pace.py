@@ -130,8 +130,9 @@ def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
     Args:
         steps: table `steps`.
     """
-    before = pl.col("window").shift(1, fill_value=-1).over("rank")
-    outside = steps.sort("rank", "step").filter((pl.col("window") < 0) & (before < 0))
+    recorded = pl.max_horizontal([name for name in ("window", "beside") if name in steps.columns])
+    before = recorded.shift(1, fill_value=-1).over("rank")
+    outside = steps.sort("rank", "step").filter((recorded < 0) & (before < 0))
     return steps if outside.is_empty() else outside
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,12 @@ class _State:
 
 
 _state = _State()
+_before: list[Callable[[], None]] = []
+
+
+def listen(action: Callable[[], None]) -> None:
+    """Have an action called when a capture is about to begin, in the thread that captures."""
+    _before.append(action)
 
 
 def is_capturing() -> bool:
@@ -88,6 +94,8 @@ def install(recorder: Recorder) -> None:
 
     @functools.wraps(begin)
     def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        for action in _before:
+            recorder.call(action)
         recorder.call(_begin, graph)
         try:
             return begin(graph, *args, **kwargs)

@@ -25,7 +25,11 @@ class OwnProfile(profile):
 
 
 class Recording:
-    """Kineto at work, and what else is recorded beside it."""
+    """Kineto at work, and what else is recorded beside it.
+
+    Attributes:
+        gpu: whether the work of GPUs is recorded.
+    """
 
     def __init__(self, options: Mapping[str, Any], execution_trace: Path) -> None:
         """Start recording; on a GPU its work and synchronisation too.
@@ -34,7 +38,7 @@ class Recording:
             options: `shapes`, `stacks`, `modules`, `memory`, `execution_trace`: whether to record them.
             execution_trace: where to write one, if asked to.
         """
-        gpu = torch.cuda.is_initialized()
+        gpu = self.gpu = torch.cuda.is_initialized()
         self.profiler = OwnProfile(
             use_kineto=True,
             use_device="cuda" if gpu else None,
@@ -62,9 +66,13 @@ class Recording:
         Args:
             path: of the Kineto file; None where nothing is to be kept.
         """
-        self.profiler.__exit__(None, None, None)
-        while self._undo:
-            self._undo.pop()()
+        # Its exit would synchronise the device: without bound, and not at all while a graph is captured.
+        self.profiler.use_device = None
+        try:
+            self.profiler.__exit__(None, None, None)
+        finally:
+            while self._undo:
+                self._undo.pop()()
         if self._trace is not None:
             unnamed = self._trace.with_suffix(".tmp.json")
             if path is None:

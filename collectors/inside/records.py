@@ -19,7 +19,7 @@ from typing import NamedTuple
 UPDATE = 1  # optimizer, its updates so far, end of the step, start of the next (they differ by our own work)
 ANCHOR = 2  # optimizer that counts from now on, steps less its updates, first step, index in stepping.SOURCES
 CLOCK = 3  # CLOCK_REALTIME, CLOCK_MONOTONIC_RAW
-WINDOW = 4  # index of a deep window that was saved, its start, its end
+WINDOW = 4  # index of a deep window that was saved, its start, its end, when it had been saved
 ENDING = 5  # when the process said that it would end, its exit code, the signal; -1 for the one it is not
 PEER = 6  # when, rank whose host's clock was compared, this clock minus that, round trip
 CPU = 7  # at the end of a step: time, CPU time of the process and of its training thread, its wait for a core
@@ -33,11 +33,12 @@ ASIDE = 13  # at the end of a step: time, ns of saving checkpoints, of work with
 SAVED = 14  # a long save of the thread that trains: its start, its duration, its bytes (-1: unknown)
 BEGUN = 15  # a DataLoader began anew: when, how long that took, its workers, whether they persist
 OPENED = 16  # index of a deep window that has begun, its start, the steps before it
-DROPPED = 17  # index of a deep window that was opened and is not kept
+DROPPED = 17  # index of a deep window that was opened and is not kept, when that was known
 MISSED = (
     18  # index of a deep window that was not opened, the steps before it, whether that was known too late
 )
 GPU_STEP = 19  # a step that its device timed: when the host began and ended it, ns by events of the device
+CUT = 22  # index of a deep window of a GPU, start and end of its steps, whether all their GPU work was seen
 
 _RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
 SIZE = _RECORD.size

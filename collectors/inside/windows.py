@@ -11,24 +11,30 @@ import math
 import os
 import threading
 import time
-import weakref
 from typing import Any
 
 import torch
 from torch.autograd.profiler import profile, record_function
 
-from . import records
+from . import captures, records
 from .agreement import Agreement
-from .kineto import OwnProfile, Recording, is_profiling, let_child_exit
+from .foreign import Foreign
+from .kineto import OwnProfile, let_child_exit
+from .opened import OpenWindow
 from .patching import patch
 from .plan import Budget, Plan, Window
 from .recorder import Recorder, identity
 
 BACKWARD = "dpro::backward"  # the range around each backward call within a window
 LEAST = 200  # steps from one window to the next, where their cost decides
+FINISH_S = 2.0  # for the GPU to do what is left of a window when the process ends
+IDLE_S = 1.0  # without a step: the loop does something else, and no step may come for long
 LATE = "this rank learned of it too late"
 OCCUPIED = "a profiler ran already"
+CAPTURED = "a CUDA graph was captured"
 DROPPED = "a profiler or another process was started meanwhile"
+UNWANTED = "the job is recorded without deep windows (--no-windows)"
+ENDED = "the job ended before it began"
 
 
 class Windows:
@@ -37,9 +43,7 @@ class Windows:
     def __init__(self, recorder: Recorder) -> None:
         """No window is open yet."""
         self._recorder = recorder
-        # The user's profilers, from when they are prepared until they stop. While one warms up, PyTorch
-        # reports none as active, but ends the process if that one starts while another runs.
-        self._foreign: weakref.WeakSet[profile] = weakref.WeakSet()
+        self._foreign = Foreign()
         self._forget()
 
     def _forget(self) -> None:
@@ -51,10 +55,8 @@ class Windows:
         self._decides = every is None
         self._requests: list[dict[str, Any]] = []
         self._off = False
-        self._open: Recording | None = None
-        self._window = Window(-1, 0, 0)
-        self._started_ns = 0
-        self._thread = 0
+        self._open: OpenWindow | None = None
+        self._latest = 0  # steps before the latest window
         self._used = False
         self._step = self._resumed_ns = 0
 
@@ -71,20 +73,37 @@ class Windows:
         if self._resumed_ns:
             self._budget.step(now_ns - self._resumed_ns)
         self._step = step
-        if self._open is not None and step >= self._window.step + self._window.steps:
-            self.close(save=True)
-        upcoming = self._plan.upcoming
-        if upcoming is not None and step >= upcoming.step:
-            self._begin(step, self._plan.take(step))
+        try:
+            self._advance(step)
+        except Exception:
+            self._abandon()
+            raise
         self._resumed_ns = time.monotonic_ns()
+
+    def _advance(self, step: int) -> None:
+        if self._open is not None and self._open.end_step(step):
+            self.close(save=True)
+        upcoming, lead = self._plan.upcoming, _lead()
+        if upcoming is None or step < upcoming.step - lead:
+            return
+        if self._open is not None and self._open.has_ended and not captures.is_capturing_here():
+            self.close(save=True)  # whatever the GPU still does: it has to make room
+        if step < upcoming.step and self._hindrance(step):
+            return
+        self._begin(step, self._plan.take(step + lead))
+
+    def _hindrance(self, step: int) -> str:
+        """Why no window can be opened now."""
+        if self._open is not None or self._foreign.are_there(step):
+            return OCCUPIED
+        return CAPTURED if captures.is_capturing_here() else ""
 
     def _begin(self, step: int, window: Window | None) -> None:
         if window is None or not window.steps:
             return
-        if step > window.step:
-            self._miss(window, LATE)
-        elif self._open is not None or self._foreign or is_profiling():
-            self._miss(window, OCCUPIED)
+        why_not = LATE if step > window.step else self._hindrance(step)
+        if why_not:
+            self._miss(window, why_not)
         else:
             self._start(window)
 
@@ -93,36 +112,40 @@ class Windows:
         if folder is None or own is None:
             return
         begun_ns = time.monotonic_ns()
-        own.write(records.OPENED, window.number, time.time_ns(), window.step)
-        self._open = Recording(self._recorder.config, folder / f"trace{window.number:04d}.json")
-        self._window, self._started_ns = window, time.time_ns()
-        self._thread = threading.get_ident()
+        self._foreign.override()
+        self._open = OpenWindow(self._recorder.config, folder, own, window, self._step)
+        self._latest = window.step
         self._used = True
         self._budget.opened(time.monotonic_ns() - begun_ns)
 
-    def close(self, save: bool) -> None:
-        """End the window, if one is being recorded.
+    def _mine(self) -> OpenWindow | None:
+        """The open window, if this thread can close it."""
+        mine = self._open is not None and self._open.thread == threading.get_ident()
+        return self._open if mine else None
+
+    def close(self, save: bool, why_not: str = DROPPED) -> None:
+        """End the window, if one is being recorded and this thread can stop it.
 
         Args:
             save: whether to keep it.
+            why_not: the reason, where it is not kept.
         """
-        folder, own = self._recorder.folder, self._recorder.records
-        if self._open is None or folder is None or own is None:
+        opened = self._mine()
+        if opened is None:
             return
-        if threading.get_ident() != self._thread:
-            return  # only the thread that started Kineto can stop it
-        save = save and folder.is_dir()  # Kineto would say on stderr that the run was deleted
         begun_ns = time.monotonic_ns()
-        recording, self._open = self._open, None
-        number, end_ns = self._window.number, time.time_ns()
-        recording.stop(folder / f"window{number:04d}.json" if save else None)
-        if save:
-            own.write(records.WINDOW, number, self._started_ns, end_ns)
-            self._recorder.on_window(f"window{number:04d}")
-        else:
-            own.write(records.DROPPED, number)
-        self._answer(self._window, "" if save else DROPPED)
+        self._open = None
+        kept = opened.close(save)
+        if kept:
+            self._recorder.on_window(f"window{opened.window.number:04d}")
+        self._answer(opened.window, "" if kept else why_not)
         self._budget.closed(time.monotonic_ns() - begun_ns)
+
+    def _abandon(self) -> None:
+        """There was trouble: Kineto left running would slow the job down, and crash it at its exit."""
+        opened, self._open = self._mine(), None
+        if opened is not None:
+            opened.close(keep=False)
 
     def _miss(self, window: Window, why: str) -> None:
         if self._recorder.records is not None:
@@ -135,19 +158,47 @@ class Windows:
             facts = {"window": window.number, "steps": [window.step, window.step + window.steps]}
             self._recorder.answer(window.request, facts | {"why_not": why_not})
 
+    def on_work(self) -> None:
+        """The loop asks for something; where it makes no steps, a window may wait for the GPU no more."""
+        opened = self._open
+        idle = opened is not None and time.monotonic() - self._recorder.last_step_s > IDLE_S
+        if idle and opened is not None and opened is self._mine() and opened.is_complete():
+            self.close(save=True)
+
     def on_end(self) -> None:
         """No step may follow: keep what there is."""
-        self.close(save=True)
+        opened = self._mine()
+        if opened is not None:
+            begun = opened.has_begun
+            if begun:
+                opened.finish(FINISH_S)
+            self.close(begun, ENDED)
+
+    def on_capture(self) -> None:
+        """A CUDA graph is about to be captured, after which steps may be replays that nothing announces."""
+        opened = self._mine()
+        if opened is not None:
+            whole = opened.has_whole_step
+            if whole:
+                opened.finish(0.0)
+            self.close(whole, CAPTURED)
 
     def on_profiler(self, profiler: profile) -> None:
         """A profiler is about to be prepared; give way to the user's own."""
         if not isinstance(profiler, OwnProfile):
-            self._foreign.add(profiler)
+            self._foreign.prepare(profiler, self._step)
             self.close(save=False)
+
+    def on_profiler_start(self, profiler: profile) -> None:
+        """A profiler is about to start; one that was taken for forgotten may be the user's."""
+        if not isinstance(profiler, OwnProfile):
+            self.close(save=False)
+            if self._open is None:
+                self._foreign.start(profiler)
 
     def on_profiler_end(self, profiler: profile) -> None:
         """A profiler is about to stop."""
-        self._foreign.discard(profiler)
+        self._foreign.end(profiler)
 
     def on_observer(self, _: Any) -> None:
         """The user records an execution trace; one at a time can be."""
@@ -183,7 +234,7 @@ class Windows:
         step_ns = self._budget.hurried_ns
         if not step_ns:
             return
-        ahead = 2
+        ahead = 2 + _lead()
         if identity()[1] > 1:
             ahead += math.ceil(self._agreement.slow_s * 1e9 / step_ns)
         if self._requests:
@@ -191,7 +242,7 @@ class Windows:
         elif self._decides and not self._off and self._plan.upcoming is None and self._open is None:
             period = self._budget.period()
             if period is not None:
-                ahead = max(ahead, self._window.step + period - self._step)
+                ahead = max(ahead, self._latest + period - self._step)
                 self._announce(self._plan.place(self._step, ahead, self._plan.steps))
 
     def _grant(self, request: dict[str, Any], ahead: int) -> None:
@@ -214,9 +265,31 @@ class Windows:
             self._plan.announce(window)
 
 
+def _lead() -> int:
+    """Steps before a window that are recorded with it: on a GPU one, to be dropped."""
+    return int(torch.cuda.is_initialized())
+
+
+class NoWindows:
+    """A process whose user wants no deep windows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """There is nothing to record."""
+        self._recorder = recorder
+
+    def on_request(self, request: dict[str, Any]) -> None:
+        """Somebody asks for one from outside."""
+        if request["kind"] in ("window", "off", "on"):
+            self._recorder.answer(request["id"], {"why_not": UNWANTED})
+
+
 def install(recorder: Recorder) -> None:
     """Record deep windows."""
+    if not recorder.config.get("windows", True):
+        recorder.listen("request", NoWindows(recorder).on_request)
+        return
     windows = Windows(recorder)
+    recorder.listen("work", windows.on_work)
     recorder.listen("step", windows.on_step)
     recorder.listen("second", windows.on_second)
     recorder.listen("request", windows.on_request)
@@ -224,7 +297,9 @@ def install(recorder: Recorder) -> None:
     recorder.listen("fork", windows.on_fork)
     _install_backward(windows)
     patch(profile, "_prepare_trace", before=lambda profiler: recorder.call(windows.on_profiler, profiler))
+    patch(profile, "_start_trace", before=lambda each: recorder.call(windows.on_profiler_start, each))
     patch(profile, "__exit__", before=lambda profiler: recorder.call(windows.on_profiler_end, profiler))
+    captures.listen(windows.on_capture)
     observer = getattr(torch.profiler, "ExecutionTraceObserver", None)
     if observer is not None and recorder.config["execution_trace"]:
         patch(observer, "register_callback", before=lambda each: recorder.call(windows.on_observer, each))

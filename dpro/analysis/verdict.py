@@ -312,6 +312,8 @@ def why_no_window(run: Run) -> str:
     options = run.manifest.options
     if run.rows()[SPANS.name] or not {"skip", "window_steps"} <= options.keys():
         return ""
+    if not options.get("windows", True):
+        return "the job was recorded without deep windows (--no-windows)"
     last = run.table(STEPS, ["step"])["step"].max()
     if not isinstance(last, int):
         return ""

@@ -125,11 +125,19 @@ def _answered(answers: Answers) -> dict[str, Any]:
 
 
 def _first(answers: Answers) -> Mapping[str, Any]:
+    """The answer of the lowest rank that gave one.
+
+    Raises:
+        InputError: none did, or windows cannot be had of this job.
+    """
     if not answers.given:
         raise InputError(
             "no rank answered: the job makes no steps, or its rank 0 sees another folder: ask on its host"
         )
-    return answers.given[min(answers.given)]
+    first = answers.given[min(answers.given)]
+    if "window" not in first and "from_step" not in first:
+        raise InputError(f"nothing to wait for: {first['why_not']}")
+    return first
 
 
 def _copy(run: Path, to: Path) -> None:

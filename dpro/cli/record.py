@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from dpro.cli.output import share
 from dpro.cli.watch import check_outlets, metrics_option, start_watcher, webhook_option
@@ -23,6 +24,10 @@ from dpro.errors import UsageError
 if TYPE_CHECKING:
     from dpro.collectors.launch import Launch
     from dpro.collectors.processes import Process
+
+_OF_WINDOWS = frozenset(
+    {"window_steps", "budget", "every", "skip", "shapes", "stacks", "modules", "memory", "execution_trace"}
+)
 
 
 def _changes(_context: click.Context, _option: click.Parameter, value: str) -> tuple[dict[str, Any], ...]:
@@ -38,6 +43,10 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     type=click.Path(path_type=Path, file_okay=False),
     help="Run directory to make.  [default: dpro-run-YYYYmmdd-HHMMSS]",
 )
+@click.option(
+    "--no-windows", "windows", flag_value=False, default=True,
+    help="No deep windows: steps, calls and telemetry only, nothing to replay.",
+)  # fmt: skip
 @click.option(
     "--window-steps", type=click.IntRange(min=1), default=2, show_default=True, metavar="K",
     help="Steps in a deep window, which sees every operator and kernel.",
@@ -98,8 +107,16 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
 @webhook_option
 @metrics_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
 def record(
-    run: Path | None, command: tuple[str, ...], watch: bool, webhook: str, metrics: str, **options: Any
+    context: click.Context,
+    /,
+    run: Path | None,
+    command: tuple[str, ...],
+    watch: bool,
+    webhook: str,
+    metrics: str,
+    **options: Any,
 ) -> None:
     """Record a job, unchanged, through any launcher.
 
@@ -123,6 +140,8 @@ def record(
     from dpro.collectors.launch import RecordOptions, launch
 
     chosen = RecordOptions(**options)
+    if not chosen.windows:
+        _refuse_options_of_windows(context)
     if chosen.every is not None and chosen.window_steps > chosen.every:
         raise UsageError(f"--window-steps {chosen.window_steps} does not fit into --every {chosen.every}")
     module, colon, function = chosen.step.partition(":")
@@ -133,6 +152,18 @@ def record(
     check_outlets(webhook, metrics)
     watcher = partial(start_watcher, webhook, metrics) if watch or webhook or metrics else None
     launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, chosen, _sidecar, watcher)
+
+
+def _refuse_options_of_windows(context: click.Context) -> None:
+    """Say so where somebody wants no deep windows, and something of them.
+
+    Raises:
+        UsageError: an option of windows was given.
+    """
+    given = context.get_parameter_source
+    for parameter in context.command.params:
+        if parameter.name in _OF_WINDOWS and given(parameter.name) is not ParameterSource.DEFAULT:
+            raise UsageError(f"{parameter.opts[0]} is of deep windows, of which --no-windows wants none")
 
 
 def _sidecar(recording: Launch, job: Process) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import polars as pl
 import pytest
 
+from dpro.analysis.verdict import why_no_window
 from dpro.collectors.convert import MISSED
 from dpro.collectors.inject._dpro_autoload import ALIAS
 from dpro.schema import STEPS
@@ -168,6 +169,24 @@ def test_first_window_before_it_is_known_what_a_step_is_is_refused(tmp_path):
     done = complete([*RECORD, "--skip", "1", "--", "true"], tmp_path)
     assert done.returncode == 2
     assert b"--skip" in done.stderr
+
+
+def test_job_without_deep_windows_has_steps_only_and_says_so(tmp_path):
+    run, done = record(tmp_path, script(tmp_path, "for _ in range(12): train_step()"), "--no-windows")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert run.table(STEPS)["step"].to_list() == list(range(1, 12))
+    assert run.rows()["spans"] == 0
+    assert run.manifest.warnings == []
+    assert "--no-windows" in why_no_window(run)
+
+
+@pytest.mark.parametrize("option", [["--every", "9"], ["--skip", "5"], ["--stacks"], ["--no-memory"]])
+def test_options_of_windows_are_refused_where_there_are_none(tmp_path, option):
+    done = complete([*RECORD, "--no-windows", *option, "--", "true"], tmp_path)
+    assert done.returncode == 2
+    assert option[0].replace("--no-", "--").encode() in done.stderr
+    assert b"--no-windows" in done.stderr
+    assert done.stderr.count(b"\n") == 1
 
 
 # Trains until rank 0 has so many windows, wherever its launcher writes them.

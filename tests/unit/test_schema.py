@@ -19,7 +19,7 @@ def test_every_column_says_what_it_is_and_sorting_uses_declared_columns(table):
 
 def test_columns_a_source_does_not_have_get_their_default():
     row = conform(STEPS, pl.DataFrame({"step": [4], "start_ns": [10]})).row(0, named=True)
-    unknown = {"duration_ns": -1, "source": "", "gpu_step_ns": -1}
+    unknown = {"beside": -1, "duration_ns": -1, "source": "", "gpu_step_ns": -1}
     assert row == {"rank": -1, "step": 4, "window": -1, "start_ns": 10, **unknown}
 
 

@@ -7,14 +7,14 @@ from dpro.collectors.cost import window_costs, worst
 
 
 def steps(*rows):
-    """Rows of (gap before the step, its duration, its window)."""
+    """Rows of (gap before the step, its duration, its window, the window it is recorded beside)."""
     time, found = 0, []
-    for step, (gap, duration, window) in enumerate(rows):
+    for step, (gap, duration, window, *beside) in enumerate(rows):
         start = time + gap
         time = start + duration
-        found.append((step, start * 1_000_000, duration * 1_000_000, window))
+        found.append((step, start * 1_000_000, duration * 1_000_000, window, *(beside or [-1])))
     return pl.DataFrame(
-        found, schema=["step", "start_ns", "duration_ns", "window"], orient="row"
+        found, schema=["step", "start_ns", "duration_ns", "window", "beside"], orient="row"
     )  # fmt: skip
 
 
@@ -26,6 +26,11 @@ def test_cost_is_own_time_and_what_steps_took_longer():
     assert costs["count"] == 1
     assert costs["cost_ms"] == pytest.approx(2 + 30 + 2 + 3 + 5)
     assert costs["share"] == pytest.approx(42 / (28 * 10 + 42))
+
+
+def test_steps_that_are_recorded_beside_a_window_cost_too():
+    beside = [(2, 14, -1, 0), (0, 12, 0), (0, 15, -1, 0), (30, 11, -1)]
+    assert window_costs(steps(*[PLAIN] * 5, *beside, *[PLAIN] * 20))["cost_ms"] == 2 + 4 + 2 + 5 + 30 + 1
 
 
 def test_steps_in_windows_that_were_faster_by_chance_cost_nothing():

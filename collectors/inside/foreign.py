@@ -1,0 +1,47 @@
+"""The user's own profilers: our windows give way to them.
+
+In: profilers as they are prepared, start and end. Out: whether one is there. A schedule's warm-up prepares a
+profiler some steps before it starts: PyTorch reports none as active meanwhile, but ends the process if that
+one starts while another runs, or after another has run, which undoes preparations.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from torch.autograd.profiler import profile
+
+from .kineto import is_profiling
+
+FORGOTTEN = 500  # steps after which a profiler that was prepared and has not started is taken for left alone
+
+
+class Foreign:
+    """The profilers of the user, from when they are prepared until they end or are deleted."""
+
+    def __init__(self) -> None:
+        """There are none."""
+        self._prepared: weakref.WeakKeyDictionary[profile, int] = weakref.WeakKeyDictionary()
+        self._undone: weakref.WeakSet[profile] = weakref.WeakSet()
+
+    def prepare(self, profiler: profile, step: int) -> None:
+        """A profiler is about to be prepared, after so many steps."""
+        self._prepared[profiler] = step
+        self._undone.discard(profiler)
+
+    def end(self, profiler: profile) -> None:
+        """A profiler is about to stop."""
+        self._prepared.pop(profiler, None)
+
+    def are_there(self, step: int) -> bool:
+        """Whether one runs or is going to, after so many steps."""
+        return is_profiling() or any(step - since < FORGOTTEN for since in self._prepared.values())
+
+    def override(self) -> None:
+        """A window is about to be opened: whatever is prepared will not be any more."""
+        self._undone.update(self._prepared)
+
+    def start(self, profiler: profile) -> None:
+        """A profiler is about to start, and no other runs: prepare it again if it has to be."""
+        if profiler in self._undone:
+            profiler._prepare_trace()
