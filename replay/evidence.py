@@ -25,6 +25,8 @@ class Evidence:
 
     Attributes:
         edges: one row per `EdgeKind` in the graph: `kind`, and how many were `recorded` and `inferred`.
+        streams_recorded: pairs of streams of which the trace tells how the one waits for the other.
+        streams_inferred: those of which it only suggests so.
         derived: set by a dependency that the trace recorded.
         inferred: set by one that it only suggests.
         fitted: tied to the draining of the device, by the time measured.
@@ -32,6 +34,8 @@ class Evidence:
     """
 
     edges: pl.DataFrame
+    streams_recorded: int
+    streams_inferred: int
     derived: float
     inferred: float
     fitted: float
@@ -48,7 +52,7 @@ def evidence_of(timeline: Timeline) -> Evidence:
     inferred[bound] = graph.edges.inferred[timeline.binding[bound]]
     sort = np.select([fitted, anchored, inferred], [2, 3, 1], 0)[work]
     shares = np.bincount(sort, minlength=4) / max(sort.size, 1)
-    return Evidence(_count_edges(graph), *map(float, shares))
+    return Evidence(_count_edges(graph), *_count_streams(graph), *map(float, shares))
 
 
 def is_started(graph: Graph) -> Bools:
@@ -76,6 +80,16 @@ def _fitted(graph: Graph) -> Bools:
     full = np.zeros(graph.num_nodes, np.bool_)
     full[graph.edges.target[graph.edges.kind == EdgeKind.CONTENTION]] = True
     return full & graph.nodes.anchored
+
+
+def _count_streams(graph: Graph) -> tuple[int, int]:
+    """Pairs of streams of which one waits for the other: by recorded events, and only by inferred ones."""
+    edges = graph.edges
+    events = edges.kind == EdgeKind.EVENT
+    lanes = [graph.nodes.lane[nodes[events]].tolist() for nodes in (edges.source, edges.target)]
+    inferred = edges.inferred[events].tolist()
+    known = {pair for pair, guessed in zip(zip(*lanes), inferred) if not guessed}
+    return len(known), len(set(zip(*lanes)) - known)
 
 
 def _count_edges(graph: Graph) -> pl.DataFrame:

@@ -4,6 +4,7 @@ In: a `Local`. Out: pairs of span indices, and waits of CPU threads. Where the t
 (`cuda_sync`), dependencies come from them; where it does not, they are inferred and marked so: a collective
 waits for what its thread launched last, a consumer for the collective its thread waited on, and a kernel
 that starts later than its launch and its stream explain, for the work elsewhere that ended at that moment.
+Which it is, is decided by pair of streams: newer drivers lose the record of some waits and keep others.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ WHOLE_DEVICE = r"^(cuda|hip)(DeviceSynchronize|Free$|FreeHost)|^cuCtxSynchronize
 ALLOCATING = r"^(cuda|hip)(Malloc|HostAlloc|HostMalloc|MemGetInfo)"
 STREAM_WAIT = r"^(cuda|hip)StreamWaitEvent"
 READS_EVENTS = r"^(cuda|hip)EventElapsedTime"
+# Kineto writes -1 for the record of an event that it does not know, in 32 bits of either sign.
+IS_RECORDED = pl.col("record_correlation").is_between(0, (1 << 32) - 2)
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,9 @@ def event_links(local: Local, streams: Streams, syncs: pl.DataFrame, needs: Pair
     """
     recorded = _recorded_events(local, streams, syncs)
     pairs = [(source, target, False) for source, target in (*recorded, *needs)]
-    if not recorded:
-        pairs += [(s, t, True) for s, t in _inputs_of_collectives(local, streams)]
-        pairs += [(s, t, True) for s, t in _users_of_collectives(local, streams, names)]
+    if not recorded or _unrecorded_waiters(syncs):
+        guessed = _inputs_of_collectives(local, streams) + _users_of_collectives(local, streams, names)
+        pairs += [(s, t, True) for s, t in _where_unrecorded(local, guessed, recorded, syncs)]
     coincident, draining = _unexplained_starts(local, streams, [(s, t) for s, t, _ in pairs])
     pairs += [(s, t, True) for s, t in coincident]
     unique = {(s, t): inferred for s, t, inferred in reversed(pairs)}
@@ -113,9 +116,33 @@ def event_links(local: Local, streams: Streams, syncs: pl.DataFrame, needs: Pair
     return links(kind, (WORK, source), (WORK, target), inferred)
 
 
+def _unrecorded_waiters(syncs: pl.DataFrame) -> set[int]:
+    """Streams that waited for events of which the trace does not know where they were recorded."""
+    lost = syncs.filter((pl.col("kind") == "stream_wait_event") & (pl.col("stream") >= 0) & ~IS_RECORDED)
+    return {
+        max(device, 0) * 100_000 + stream for device, stream in lost.select("device", "stream").iter_rows()
+    }
+
+
+def _where_unrecorded(local: Local, guessed: Pairs, recorded: Pairs, syncs: pl.DataFrame) -> Pairs:
+    """Inferred dependencies between streams of which no recorded one is known, though one waited.
+
+    Where none is recorded at all, a wait may be known by its call alone, which does not tell the stream.
+    """
+    if not recorded:
+        return guessed
+    known = {(local.stream[s], local.stream[t]) for s, t in recorded}
+    waiting = _unrecorded_waiters(syncs)
+    return [
+        (s, t)
+        for s, t in guessed
+        if local.stream[t] in waiting and (local.stream[s], local.stream[t]) not in known
+    ]
+
+
 def _recorded_events(local: Local, streams: Streams, syncs: pl.DataFrame) -> Pairs:
     """A stream waits for an event: the last work before its record -> the next work after the wait."""
-    waits = syncs.filter((pl.col("kind") == "stream_wait_event") & (pl.col("record_correlation") >= 0))
+    waits = syncs.filter((pl.col("kind") == "stream_wait_event") & IS_RECORDED)
     if waits.height == 0:
         return []
     calls = syncs.filter(pl.col("kind") == "event_record").select("correlation", called="start_ns")
@@ -345,7 +372,7 @@ def _awaited_by_calls(local: Local, streams: Streams, syncs: pl.DataFrame) -> di
     """For calls of which the trace tells what they wait for, the last work of that: by index of the call."""
     told = syncs.filter(
         ((pl.col("kind") == "stream_sync") & (pl.col("stream") >= 0))
-        | ((pl.col("kind") == "event_sync") & (pl.col("record_correlation") >= 0))
+        | ((pl.col("kind") == "event_sync") & IS_RECORDED)
     )
     if told.height == 0:
         return {}

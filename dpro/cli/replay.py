@@ -134,6 +134,7 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> d
                 "anchored": evidence.anchored,
             },
             "edges": evidence.edges.to_dicts(),
+            "stream_pairs": {"recorded": evidence.streams_recorded, "inferred": evidence.streams_inferred},
         },
         "overlap_slowdown": None
         if trust.overlap is None
@@ -303,6 +304,12 @@ def _print(analysis: Analysis, document: dict[str, Any]) -> None:
         f"  starts set by recorded dependencies  {starts['derived']:.1%}, by inferred ones  "
         f"{starts['inferred']:.1%}"
     )
+    pairs = document["evidence"]["stream_pairs"]
+    if any(pairs.values()):
+        out.print(
+            f"  pairs of streams that wait for each other  {pairs['recorded']} by recorded events, "
+            f"{pairs['inferred']} by inferred ones"
+        )
     out.print(
         f"  starts taken from the trace  {starts['anchored']:.1%}, fitted to the draining of the device  "
         f"{starts['fitted']:.1%}"

@@ -19,7 +19,7 @@ from dpro.replay.timeline import (
 from dpro.replay.whatif.host import NoLaunch
 from dpro.replay.whatif.scale import Scale
 from dpro.replay.whatif.select import Selection
-from tests.builders import COMPUTE, US, Seen, TinyRun
+from tests.builders import COMM, COMPUTE, US, Seen, TinyRun
 
 
 def _replayed(run: TinyRun, folder) -> Seen:
@@ -134,6 +134,42 @@ def test_a_stream_that_waits_for_an_event_goes_on_when_the_other_has_come_to_it(
     # Where the trace does not record events, the coincidence of the times tells it, marked as inferred.
     assert seen.graph.edges.inferred[event].tolist() == [not with_event]
     assert seen.lasting("a", 100).start("b") == 402
+
+
+LOST = (1 << 32) - 1
+
+
+@pytest.mark.parametrize("lost", [-1, LOST])
+def test_what_is_recorded_and_what_inferred_is_decided_by_pair_of_streams(tmp_path, lost):
+    """A newer driver: of two waits for events one has lost where the event was recorded.
+
+    Stream 8 waits for 7, which is recorded; that of NCCL waits for 8, which is not, long
+    after `b` has ended, where no coincidence of times tells it.
+    """
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.call(5, 8, 2, name="cudaEventRecord")
+    run.call(8, 11, 3, name="cudaStreamWaitEvent")
+    run.call(11, 16, 4)
+    run.call(16, 18, 5, name="cudaEventRecord")
+    run.call(18, 20, 6, name="cudaStreamWaitEvent")
+    run.call(20, 25, 7)
+    run.call(25, 30, 8)
+    run.kernel("a", 10, 300, 1)
+    run.kernel("b", 302, 400, 4, stream=8)
+    run.nccl(460, 600, 7)
+    run.kernel("c", 470, 650, 8)
+    run.sync("event_record", 5, correlation=2)
+    run.sync("stream_wait_event", 8, correlation=3, stream=8, record_stream=COMPUTE, record_correlation=2)
+    run.sync("event_record", 16, correlation=5)
+    run.sync("stream_wait_event", 18, correlation=6, stream=COMM, record_correlation=lost)
+    seen = _replayed(run, tmp_path)
+    event = seen.graph.edges.kind == EdgeKind.EVENT
+    assert seen.edges(EdgeKind.EVENT) == [("a", "b"), ("b", "ncclDevKernel")]
+    assert seen.graph.edges.inferred[event].tolist() == [False, True]
+    evidence = evidence_of(replay(seen.graph))
+    assert (evidence.streams_recorded, evidence.streams_inferred) == (1, 1)
+    assert seen.lasting("b", 100).start("ncclDevKernel") == seen.start("ncclDevKernel") + 100
 
 
 def test_an_event_recorded_before_the_last_kernel_orders_only_what_came_before_it(tmp_path):
