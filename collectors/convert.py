@@ -47,6 +47,9 @@ from dpro.store import write_part
 
 SOURCE = "dpro recorder"
 MISSED = "deep windows of a rank that learned of them too late"
+OCCUPIED = "deep windows not begun, since another profiler ran"
+UNFINISHED = "deep windows begun and never ended"
+DROPPED = "deep windows dropped, since another profiler or a process was started meanwhile"
 RECORD_TABLES = (STEPS, COUNTERS, CLOCK_SAMPLES, WORKERS)
 WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, COUNTERS)
 _ID_COLUMNS = ("span_id", "launch_span_id", "collective_id", "source_span_id", "target_span_id")
@@ -308,9 +311,15 @@ def frames_of(
 
 
 def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
-    """Deep windows that this rank did not take, though others did."""
-    late = sum(r.kind == records.MISSED and r.c == 1 for r in recorded)
-    return {MISSED: late} if late else {}
+    """Deep windows that this rank did not take, or did not keep."""
+    missed = [r.c for r in recorded if r.kind == records.MISSED]
+    opened, kept, dropped = (
+        {r.a for r in recorded if r.kind == kind}
+        for kind in (records.OPENED, records.WINDOW, records.DROPPED)
+    )
+    counts = {MISSED: missed.count(1), OCCUPIED: missed.count(0), DROPPED: len(dropped)}
+    counts[UNFINISHED] = len(opened - kept - dropped)
+    return {reason: count for reason, count in counts.items() if count}
 
 
 def move_process(run: Path, process: Process, to: Path) -> None:

@@ -31,7 +31,7 @@ from dpro.collectors.convert import (
 from dpro.collectors.cost import worst
 from dpro.collectors.endings import Ending, ending, exited, first_error
 from dpro.collectors.inside import records
-from dpro.collectors.inside.names import IMPORTED, SHOWN
+from dpro.collectors.inside.names import IMPORTED, LACKS, SHOWN
 from dpro.collectors.inspector_logs import convert_logs
 from dpro.collectors.launch import MARKERS, RAW, Launch
 from dpro.collectors.ownership import ensure_mine, keep_others_out
@@ -131,7 +131,7 @@ def _converted(run: Path, process: Process, readers: Readers, status: int | None
     """
     try:
         note = convert_process(run, process, readers, status)
-        return note | {"warnings": [*note["warnings"], *_cut_off(process)]}
+        return note | {"warnings": [*note["warnings"], *_cut_off(process), *_lines(process.folder / LACKS)]}
     except OSError:
         raise
     except Exception as error:

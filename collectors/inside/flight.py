@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from . import coverage
 from .names import LAST, SHOWN, STALL, WANTED
 from .recorder import Recorder
 from .rings import NCCL, Dumps, Ring, last_record, rings, shortened, watch_groups
@@ -27,10 +28,8 @@ from .rings import NCCL, Dumps, Ring, last_record, rings, shortened, watch_group
 STALL_S = 5.0  # after this long without a step the calls are saved: the job may hang
 IDLE_S = 60.0  # calls are saved at least so often, so that a kill loses little
 SHORTEST_S, LONGEST_S = 0.02, 1.0  # between two looks at how far the ring has got
-RING = 2000  # what PyTorch remembers unless told otherwise
 LATEST = 300  # calls that are shown at least of a job that does not move, and the first time
 WAITING = 64  # dumps that nobody has converted yet: from then on the latest takes the place of the one before
-_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 class Level(NamedTuple):
@@ -59,7 +58,7 @@ class Flight:
     def __init__(self, recorder: Recorder) -> None:
         """Nothing is dumped yet."""
         self._recorder = recorder
-        self._half = _ring_size() // 2
+        self._half = max((coverage.entries() or coverage.DEFAULT) // 2, 1)
         self._wanted = recorder.launch.parent / WANTED
         self.dumps = Dumps(recorder)
         self.on_fork()
@@ -301,11 +300,6 @@ def stamp_of(path: Path) -> tuple[int, int]:
     except FileNotFoundError:
         return 0, 0
     return status.st_mtime_ns, status.st_ino
-
-
-def _ring_size() -> int:
-    sizes = [os.environ.get(name, "") for name in _SIZES]
-    return next((int(size) for size in sizes if size.isdigit() and int(size) > 1), RING)
 
 
 def _groups() -> dict[str, list[int]]:

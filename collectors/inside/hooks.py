@@ -22,6 +22,7 @@ from . import (
     captures,
     clocks,
     control,
+    coverage,
     data,
     exits,
     flight,
@@ -61,8 +62,8 @@ def install(launch: str) -> None:
     # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        captures, control, gpu_steps, data, host, aside, naming, inference, mesh, windows, stalls, flight,
-        buckets, clocks, peers, exits, preemption, stacks,
+        coverage, captures, control, gpu_steps, data, host, aside, naming, inference, mesh, windows, stalls,
+        flight, buckets, clocks, peers, exits, preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)

@@ -3,6 +3,7 @@
 WANTED = "wanted.json"  # beside the folders of the launches: changes when somebody wants the latest calls
 IMPORTED = "imported"  # in the folder of a launch: some process of the job has imported torch
 SHOWN = "calls-"  # what names of dumps for them begin with
+LACKS = "lacks.txt"  # what the PyTorch of a process does not record, a sentence a line
 LAST = "last"  # there once the interpreter goes and all calls are saved: none came later
 STALL = "stall"  # what dumps of calls are called that were made while no step ended
 RAISED = "raised.json"  # the exception that ended a process

@@ -6,6 +6,7 @@ that hangs, calls alone tell; of one without deep windows, steps and calls; else
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from dpro.detect.pauses import Lost
     from dpro.store import Manifest, Run
 
+# Of what a recording says of itself, what is about windows.
+_FAILED_WINDOWS = re.compile(r"goes on without windows: |stopped recording in |window \d+ is lost: ")
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")
 
 Verdict = tuple[list[Finding], list[str]]
@@ -323,4 +326,10 @@ def why_no_window(run: Run) -> str:
         whole = f"before its first deep window (steps {first} to {end - 1}) was whole"
         advice = "" if run.manifest.exit_status else ": record more steps, or lower --skip"
         return f"the job ended after {steps} steps, {whole}{advice}"
-    return "no deep window was kept: another profiler ran, or the process forked, while one was open"
+    manifest = run.manifest
+    failed = [each for each in manifest.warnings if _FAILED_WINDOWS.search(each)]
+    missed = [
+        f"{count} {each}" for each, count in manifest.skipped.items() if each.startswith("deep windows")
+    ]
+    reasons = failed[:1] or missed or ["the recording does not tell why"]
+    return f"no deep window was kept: {'; '.join(reasons)}"

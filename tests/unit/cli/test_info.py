@@ -3,6 +3,7 @@
 import dataclasses
 import signal
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from dpro.analysis.verdict import why_no_window
 from dpro.cli import cli
 from dpro.cli.info import describe, in_words
+from dpro.collectors.convert import DROPPED, OCCUPIED, UNFINISHED
 from dpro.errors import InputError
 from dpro.schema import SPANS, STEPS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
@@ -19,7 +21,12 @@ OPTIONS = {"skip": 5, "window_steps": 2, "every": 200}
 
 
 def recorded(
-    folder: Path, ends: list[tuple[int, int]], world_size: int = 4, status: int | None = 1, steps: int = 0
+    folder: Path,
+    ends: list[tuple[int, int]],
+    world_size: int = 4,
+    status: int | None = 1,
+    steps: int = 0,
+    **facts: Any,
 ) -> Run:
     ranks = list(range(len(ends)))
     codes, signals = zip(*ends, strict=True) if ends else ((), ())
@@ -27,7 +34,7 @@ def recorded(
     write_part(folder, WORKERS, "rank00000-1", frame)
     numbers = list(range(1, steps))
     write_part(folder, STEPS, "rank00000-1", pl.DataFrame({"rank": [0] * len(numbers), "step": numbers}))
-    write_manifest(folder, Manifest(world_size, ranks, exit_status=status, options=OPTIONS))
+    write_manifest(folder, Manifest(world_size, ranks, exit_status=status, options=OPTIONS, **facts))
     return open_run(folder)
 
 
@@ -66,7 +73,7 @@ def test_earlier_attempts_are_named(tmp_path):
     [
         (4, "the job ended after 4 steps, before its first deep window (steps 5 to 6) was whole"),
         (6, "the job ended after 6 steps"),
-        (7, "another profiler ran, or the process forked"),
+        (7, "no deep window was kept: the recording does not tell why"),
     ],
 )
 def test_run_without_a_window_says_why_in_every_command_that_needs_one(tmp_path, steps, why):
@@ -75,6 +82,29 @@ def test_run_without_a_window_says_why_in_every_command_that_needs_one(tmp_path,
     for command in ("report", "replay"):
         done = CliRunner().invoke(cli, [command, str(tmp_path)])
         assert why in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (
+            {"warnings": ["a word", "process 7 goes on without windows: TypeError: __init__()"]},
+            "process 7 goes on without windows: TypeError: __init__()",
+        ),
+        ({"warnings": ["rank 0: window 0 is lost: it is cut off"]}, "window 0 is lost: it is cut off"),
+        (
+            {"skipped": {UNFINISHED: 1, OCCUPIED: 2, "calls": 1}},
+            "1 deep windows begun and never ended; 2 deep windows not begun, since another profiler ran",
+        ),
+        (
+            {"skipped": {DROPPED: 2}},
+            "2 deep windows dropped, since another profiler or a process was started",
+        ),
+    ],
+)
+def test_what_kept_windows_away_is_what_the_recorder_says(tmp_path, facts, why):
+    run = recorded(tmp_path, [(0, -1)], steps=30, **facts)
+    assert f"no deep window was kept: {why}" in why_no_window(run).replace("rank 0: ", "")
 
 
 def test_run_with_a_window_needs_no_excuse(tmp_path):
