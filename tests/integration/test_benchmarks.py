@@ -36,6 +36,7 @@ TINY = {
     "overhead": ["--rounds", "1", "--steps", "40", "--short", "500", "--long", "500", "--json"],
     "startup": ["--json"],
     "twins": ["--only", "straggler", "--rounds", "1", "--json"],
+    "unchanged": [SAMPLE, "-o", "out.json"],
     "watch_scale": ["--ranks", "8", "--cases", "straggler"],
 }
 PARTS = (
@@ -72,6 +73,17 @@ def test_the_graph_of_the_engine_benchmark_replays_as_the_event_driven_twin_does
     triples = list(zip(edges.source.tolist(), edges.target.tolist(), edges.lag.tolist()))
     starts = simulate(nodes.duration.tolist(), nodes.earliest.tolist(), triples)
     assert replay(graph).start.tolist() == starts
+
+
+def test_a_changed_answer_is_found_wherever_it_is():
+    differences = _module("unchanged").differences
+    before = {"a": {"diagnose": {"findings": [{"cost": 1}, {"cost": 2}]}, "info": {"ranks": 2}}}
+    after = {"a": {"diagnose": {"findings": [{"cost": 1}, {"cost": 3}]}, "info": {}}}
+    assert list(differences(before, before)) == []
+    assert list(differences(before, after)) == [
+        ("/a/diagnose/findings[1]/cost", 2, 3),
+        ("/a/info/ranks", 2, None),
+    ]
 
 
 @pytest.mark.slow
