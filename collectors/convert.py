@@ -24,6 +24,7 @@ from dpro.collectors.host_facts import device_times, host_counters
 from dpro.collectors.inside import records
 from dpro.collectors.inside.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.launch import Launch
+from dpro.collectors.lost import TAIL, lost_in, sentences
 from dpro.collectors.merge import merge_window
 from dpro.collectors.meshes import mesh_coordinates
 from dpro.collectors.sidecar import GONE, process_facts
@@ -182,6 +183,7 @@ def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -
     paths = sorted(batch.glob("window*.json"))
     recorded = records.read_records(process.folder / "records.bin")
     steps_of = {r.a: (r.b, r.c) for r in recorded if r.kind == records.CUT}
+    unseen = {r.a for r in recorded if r.kind == records.CUT and not r.d}
     entries = calls.entries(process.folder)
     frames, notes = [], []
     for path in paths:
@@ -200,7 +202,12 @@ def _convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -
             path.with_name(path.name.replace("window", "messages")), process.rank, window
         )
         frames.append(_window_frames(trace, window, pl.concat([entries, sent]), steps_of.get(window)))
-        notes.append({"warnings": trace.warnings, "skipped": trace.skipped, "versions": trace.versions})
+        lost = lost_in(frames[-1][SPANS.name]) if process.facts["gpu_name"] else []
+        lost += [TAIL] if window in unseen else []
+        notes.append(
+            {"warnings": trace.warnings, "skipped": trace.skipped, "versions": trace.versions}
+            | {"lost": {what: [window] for what in lost}}
+        )
     for table in WINDOW_TABLES if frames else ():
         whole = pl.concat([each[table.name] for each in frames], how="vertical")
         write_part(run, table, f"{process.part}-{batch.name}", whole)
@@ -265,7 +272,8 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
         note for path in sorted(process.folder.glob("notes-*.json")) for note in json.loads(path.read_text())
     ]
     return {
-        "warnings": [warning for note in notes for warning in note.get("warnings", [])],
+        "warnings": [warning for note in notes for warning in note.get("warnings", [])]
+        + _lost(process, notes),
         "skipped": [
             calls.lost_calls(process.folder),
             _missed(recorded),
@@ -275,6 +283,13 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
         "versions": {k: v for note in notes for k, v in note.get("versions", {}).items()}
         | process.facts["versions"],
     }
+
+
+def _lost(process: Process, notes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the deep windows of a process lack of its GPU's work."""
+    found = [(what, window) for note in notes for what, of in note.get("lost", {}).items() for window in of]
+    lost = {what: [window for each, window in found if each == what] for what, _ in found}
+    return sentences(process.rank, process.facts["gpu_name"] or "its GPU", lost)
 
 
 def _convert_calls(run: Path, process: Process, frames: Mapping[str, pl.DataFrame]) -> None:

@@ -38,6 +38,8 @@ def test_window_on_a_gpu_has_exactly_its_steps_and_synchronises_nothing(tmp_path
     assert (inside["start_ns"] >= inside["first"] - 1_000_000).all()  # our own time between steps
     assert (inside["start_ns"] < inside["last"] + 1_000_000).all()
     assert run.table(WORKERS)["gpu_name"].to_list() == ["Fake GPU"]
+    [warning] = run.manifest.warnings  # Kineto saw the CPU only
+    assert warning.startswith("2 deep windows (0, 1) of rank 0 have no work of Fake GPU")
 
 
 @pytest.mark.slow
@@ -96,6 +98,7 @@ def test_end_of_a_job_whose_gpu_hangs_is_not_held_up(tmp_path):
     run, done = record(tmp_path, job(tmp_path, body))
     assert (done.returncode, done.stdout) == (0, b""), done.stderr
     assert run.table(STEPS).filter(window=0)["step"].to_list() == [5, 6]
+    assert any("deep window 0 of rank 0 has perhaps not all work" in text for text in run.manifest.warnings)
 
 
 @pytest.mark.slow

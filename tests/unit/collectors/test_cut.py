@@ -1,10 +1,12 @@
 """A recording that is longer than its window is cut to the window's steps."""
 
 import polars as pl
+import pytest
 
 from dpro.collectors.convert import WINDOW_TABLES
 from dpro.collectors.cut import cut
-from dpro.schema import COLLECTIVES, COUNTERS, DEPENDENCIES, SPANS, SYNCS, conform
+from dpro.ingest.kineto import read_trace
+from dpro.schema import COLLECTIVES, COUNTERS, DEPENDENCIES, GPU_WORK_KINDS, SPANS, SYNCS, conform
 
 BEGIN, END = 100, 300
 
@@ -84,3 +86,24 @@ def test_what_points_to_spans_goes_with_them():
     assert found[COUNTERS.name].select("time_ns", "value").rows() == [(100, 90.0), (200, 200.0)]
     for table in WINDOW_TABLES:
         assert conform(table, found[table.name]).equals(found[table.name])
+
+
+@pytest.mark.parametrize(
+    ("name", "per_step"),
+    [
+        ("multirank/torchrec_v100_2r_kjt/rank0.pt.trace.json.gz", 75),
+        ("multirank/torchrec_v100_4r_a2a_ar/rank1.pt.trace.json.gz", 208),
+        ("single_hta/nccl_parser_config__nccl_data.json.gz", 1258),
+    ],
+)
+def test_real_trace_cut_to_one_of_its_steps_has_the_work_of_that_step(traces, name, per_step):
+    trace = read_trace(traces / name, rank=0)
+    frames = {
+        table.name: conform(table, trace.frames.get(table.name, table.empty())) for table in WINDOW_TABLES
+    }
+    marked = trace.frames["steps"].sort("start_ns").select("start_ns", "duration_ns").rows()
+    parts = [cut(frames, start, start + duration)[SPANS.name] for start, duration in marked]
+    work = [part.filter(pl.col("kind").is_in(GPU_WORK_KINDS))["span_id"] for part in parts]
+    assert len(work[1]) == per_step
+    assert pl.concat(work).is_unique().all()
+    assert all(part["span_id"].is_unique().all() for part in parts)
