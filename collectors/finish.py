@@ -48,7 +48,7 @@ SOURCES = {
     "steps": "optimizer hooks",
     "buckets": "DDP logging data",
     "clock_samples": "recorder",
-    "counters": "recorder; NVML, /sys/class/infiniband, /sys/class/net, /proc and cgroups",
+    "counters": "recorder; NVML, AMD SMI, /sys/class/infiniband, /sys/class/net, /proc and cgroups",
     "workers": "recorder, and the kernel for how processes ended",
 }
 CLOCKS = {

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dpro.collectors.absence import OLDEST_TORCH
-from dpro.collectors.telemetry import nic
+from dpro.collectors.telemetry import amd, nic
+from dpro.collectors.telemetry.gpus import Unavailable
 from dpro.units import format_bytes
 
 READY, LIMITED, MISSING = "ready", "limited", "missing"
@@ -126,13 +127,14 @@ def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check
         proc: where the kernel tells of the driver.
     """
     driver = proc / "driver" / "nvidia"
-    if not driver.exists() and not facts.get("gpus"):
+    of_amd = amd.DRIVER.exists()
+    if not driver.exists() and not of_amd and not facts.get("gpus"):
         yield Check("GPU", READY, "none: jobs on the CPU are recorded all the same")
         return
     if not facts.get("gpus"):
         yield Check(
-            "GPU", LIMITED, "an NVIDIA driver is loaded, but torch sees no GPU",
-            "look at CUDA_VISIBLE_DEVICES, the container's runtime, and torch's build",
+            "GPU", LIMITED, "a driver is loaded, but torch sees no GPU",
+            "look at CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES, the container's runtime, and torch's build",
         )  # fmt: skip
     else:
         yield Check("GPU", READY, f"torch sees {facts['gpus']}")
@@ -142,7 +144,10 @@ def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check
             "kernels and copies can be traced; the driver keeps hardware counters to administrators",
             "nothing: dpro reads no hardware counters of kernels",
         )  # fmt: skip
-    yield _nvml()
+    if driver.exists() or not of_amd:
+        yield _nvml()
+    if of_amd:
+        yield _amd()
 
 
 def _only_admin(params: Path) -> bool:
@@ -167,6 +172,14 @@ def _nvml() -> Check:
     except pynvml.NVMLError as error:
         return Check("telemetry", LIMITED, f"NVML: {error}", "GPUs are not sampled; is the driver loaded?")
     return Check("telemetry", READY, f"NVML tells of {count} GPUs, driver {version}")
+
+
+def _amd() -> Check:
+    try:
+        amd.Gpus(lambda _: None)
+    except Unavailable as reason:
+        return Check("telemetry", LIMITED, str(reason) or "AMD SMI knows no GPU", "GPUs are not sampled")
+    return Check("telemetry", READY, "AMD SMI answers")
 
 
 def network(find: Callable[[], list[nic.Port]] = nic.find_ports) -> Check:

@@ -1,32 +1,24 @@
 """What the driver's management library (NVML) tells of the GPUs of a node, and the errors (XIDs) it reports.
 
 In: the library, through nvidia-ml-py. Out: samples whose device is the GPU's uuid without the prefix `GPU-`,
-as PyTorch writes it. What a GPU does not support is asked once; a GPU that is lost is asked no more, and that
-it was lost is an event. Calls may block for as long as the driver likes: call where waiting does no harm.
+as PyTorch writes it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpro.collectors.telemetry.samples import Sample
+from dpro.collectors.telemetry.gpus import Call, Complain, Fate, Gpu, SampledGpus, Unavailable, Values
 
 NOT_INSTALLED = (
     "GPUs are not sampled: nvidia-ml-py is not installed beside dpro (pip install 'dpro-toolkit[gpu]')"
 )
-_PAUSE_S = 0.1
 _ALL_LINKS = 0xFFFFFFFF
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a value, by its type
-
-
-class Unavailable(Exception):
-    """No GPU can be sampled; the message says why if that is worth knowing, and is empty otherwise."""
 
 
 class Field(NamedTuple):
@@ -96,17 +88,15 @@ _REASONS = {
     0x100: "clocks_display_setting",
 }
 
-_Call = Callable[[Any, Any], dict[str, float]]
 
-
-def _clocks(nvml: Any, gpu: Any) -> dict[str, float]:
+def _clocks(nvml: Any, gpu: Any) -> Values:
     return {
         "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
     }
 
 
-def _reasons(nvml: Any, gpu: Any) -> dict[str, float]:
+def _reasons(nvml: Any, gpu: Any) -> Values:
     try:
         reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
     except nvml.NVMLError_FunctionNotFound:  # the name before driver 535
@@ -114,125 +104,93 @@ def _reasons(nvml: Any, gpu: Any) -> dict[str, float]:
     return {name: float(bool(reasons & bit)) for bit, name in _REASONS.items()}
 
 
-def _utilization(nvml: Any, gpu: Any) -> dict[str, float]:
+def _utilization(nvml: Any, gpu: Any) -> Values:
     rates = nvml.nvmlDeviceGetUtilizationRates(gpu)
     return {"utilization_pct": rates.gpu, "memory_utilization_pct": rates.memory}
 
 
-def _temperature(nvml: Any, gpu: Any) -> dict[str, float]:
+def _temperature(nvml: Any, gpu: Any) -> Values:
     return {"temperature_c": nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)}
 
 
-def _memory(nvml: Any, gpu: Any) -> dict[str, float]:
+def _memory(nvml: Any, gpu: Any) -> Values:
     return {"memory_used_bytes": nvml.nvmlDeviceGetMemoryInfo(gpu).used}
 
 
-def _power(nvml: Any, gpu: Any) -> dict[str, float]:
+def _power(nvml: Any, gpu: Any) -> Values:
     return {"power_w": nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3}
 
 
-def _limits(nvml: Any, gpu: Any) -> dict[str, float]:
+def _limits(nvml: Any, gpu: Any) -> Values:
     return {
         "sm_clock_max_mhz": nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
         "memory_total_bytes": nvml.nvmlDeviceGetMemoryInfo(gpu).total,
     }
 
 
-def _pcie_link(nvml: Any, gpu: Any) -> dict[str, float]:
+def _pcie_link(nvml: Any, gpu: Any) -> Values:
     return {
         "pcie_generation": nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
         "pcie_lanes": nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
     }
 
 
-def _address_of(nvml: Any, gpu: Any) -> dict[str, float]:
+def _address_of(nvml: Any, gpu: Any) -> Values:
     pci = nvml.nvmlDeviceGetPciInfo(gpu)
     return {"pci_address": pci.domain << 16 | pci.bus << 8 | pci.device << 3}
 
 
-@dataclass
-class _Gpu:
-    """A GPU, or one instance of a GPU that is partitioned (MIG), and what may be asked of it."""
+class Gpus(SampledGpus):
+    """The NVIDIA GPUs of this node."""
 
-    handle: Any
-    device: str
-    fields: list[Field]
-    calls: list[_Call]
-    rare_calls: list[_Call]
-
-
-class Gpus:
-    """The GPUs of this node."""
-
-    def __init__(self, complain: Callable[[str], None]) -> None:
+    def __init__(self, complain: Complain) -> None:
         """Open the library and find the GPUs.
 
         Args:
-            complain: told, in one line each, of what is worth knowing about GPUs that are sampled in part.
+            complain: called with one line each, of what is worth knowing about GPUs that are sampled in part.
 
         Raises:
             Unavailable: there is no GPU, or none can be asked.
         """
-        self._nvml = _open_library()
-        self._complain = complain
-        nvml = self._nvml
+        self._nvml = nvml = _open_library()
+        super().__init__(complain, nvml, (nvml.NVMLError,))
         self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
         self._refusals = {
             nvml.NVML_ERROR_NOT_SUPPORTED,
-            nvml.NVML_ERROR_NO_PERMISSION,
             nvml.NVML_ERROR_INVALID_ARGUMENT,
             nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         }
-        self._forbidden: set[str] = set()
-        self._lost: list[Sample] = []
         self._gpus = list(self._find())
         if not self._gpus:
             raise Unavailable("")
         self._events = self._register_events()
 
-    def read(self, everything: bool) -> list[Sample]:
-        """One sample per GPU.
+    def _fate(self, error: Any) -> Fate:
+        return self._fate_of(error.value)
 
-        Args:
-            everything: also read what changes rarely.
-        """
-        samples = [sample for gpu in list(self._gpus) if (sample := self._read(gpu, everything))]
-        if self._forbidden:
-            self._complain(f"GPUs: no permission to read {', '.join(sorted(self._forbidden))}")
-        lost, self._lost, self._forbidden = self._lost, [], set()
-        return samples + lost
+    def _fate_of(self, code: int) -> Fate:
+        if code in self._gone:
+            return Fate.LOST
+        if code == self._nvml.NVML_ERROR_NO_PERMISSION:
+            return Fate.FORBIDDEN
+        return Fate.REFUSED if code in self._refusals else Fate.LATER
 
-    def wait(self, timeout_s: float) -> list[Sample]:
-        """Wait for errors that the driver reports, for as long as that takes or the time is over.
-
-        Args:
-            timeout_s: how long to wait at most; without GPUs that report errors just the time passes.
-
-        Returns:
-            An event `xid` for each error: its number.
-        """
-        deadline = time.monotonic() + timeout_s
-        samples: list[Sample] = []
-        while (left := deadline - time.monotonic()) > 0:
-            if self._events is None:
-                time.sleep(left)
-                break
-            try:
-                event = self._nvml.nvmlEventSetWait_v2(self._events, max(int(left * 1e3), 1))
-            except self._nvml.NVMLError_Timeout:
-                time.sleep(min(_PAUSE_S, left))  # some drivers return at once
-                continue
-            except self._nvml.NVMLError as error:
-                self._watch_again(error)
-                time.sleep(left)
-                break
-            device = self._device_of(event.device)
-            samples.append(Sample(time.time_ns(), -1, device, {"xid": event.eventData}, is_event=True))
-        return samples
+    def _events_within(self, timeout_s: float) -> list[tuple[str, Values]] | None:
+        """An event `xid` for each error that the driver reports: its number."""
+        if self._events is None:
+            return None
+        try:
+            event = self._nvml.nvmlEventSetWait_v2(self._events, max(int(timeout_s * 1e3), 1))
+        except self._nvml.NVMLError_Timeout:
+            return []
+        except self._nvml.NVMLError as error:
+            self._watch_again(error)
+            return None
+        return [(self._device_of(event.device), {"xid": event.eventData})]
 
     # Finding GPUs, and what they support.
 
-    def _find(self) -> Iterator[_Gpu]:
+    def _find(self) -> Iterator[Gpu]:
         """All GPUs that answer. On a shared node those of others may be out of reach: that is no trouble."""
         nvml = self._nvml
         unreachable = []
@@ -250,10 +208,10 @@ class Gpus:
         if broken:
             self._complain(f"GPUs that are not sampled: {', '.join(broken)}")
 
-    def _opened(self, handle: Any) -> _Gpu:
+    def _opened(self, handle: Any) -> Gpu:
         device = _bare(self._nvml.nvmlDeviceGetUUID(handle))
-        calls: list[_Call] = [_clocks, _reasons, _temperature, _utilization, _memory]
-        gpu = _Gpu(handle, device, [], calls, [_limits, _pcie_link, _address_of])
+        calls: list[Call] = [_clocks, _reasons, _temperature, _utilization, _memory]
+        gpu = Gpu(handle, device, calls, [_limits, _pcie_link, _address_of])
         gpu.fields = self._supported(gpu, [*_FIELDS, _LINK_COUNT])
         known = {field.counter for field in gpu.fields}
         links = int(self._values(gpu, [_LINK_COUNT])[_LINK_COUNT.counter]) if _LINK_COUNT in gpu.fields else 0
@@ -265,7 +223,7 @@ class Gpus:
             gpu.calls.append(_power)
         return gpu
 
-    def _instances(self, gpu: _Gpu) -> Iterator[_Gpu]:
+    def _instances(self, gpu: Gpu) -> Iterator[Gpu]:
         """The instances of a partitioned GPU: what NVML tells of them is their memory."""
         nvml = self._nvml
         with suppress(nvml.NVMLError):  # not partitioned, or too old to be
@@ -273,9 +231,9 @@ class Gpus:
                 with suppress(nvml.NVMLError_NotFound):
                     handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
                     device = f"{gpu.device}/{_bare(nvml.nvmlDeviceGetUUID(handle))}"
-                    yield _Gpu(handle, device, [], [_memory], [])
+                    yield Gpu(handle, device, [_memory], [])
 
-    def _supported(self, gpu: _Gpu, fields: list[Field]) -> list[Field]:
+    def _supported(self, gpu: Gpu, fields: list[Field]) -> list[Field]:
         """Those fields that a GPU has values for."""
         if not fields:
             return []
@@ -315,45 +273,20 @@ class Gpus:
 
     # Reading.
 
-    def _read(self, gpu: _Gpu, everything: bool) -> Sample | None:
-        now, begun = time.time_ns(), time.perf_counter_ns()
-        values: dict[str, float] = {}
-        try:
-            for calls in (gpu.calls, gpu.rare_calls) if everything else (gpu.calls,):
-                self._call_all(gpu, calls, values)
-            refused: list[Field] = []
-            wanted = [field for field in gpu.fields if everything or not field.is_rare]
-            values |= self._values(gpu, wanted, refused) if wanted else {}
-            gpu.fields = [field for field in gpu.fields if field not in refused]
-        except self._nvml.NVMLError as error:
-            self._lose(gpu, error)
-            return None
-        values["sampling_us"] = (time.perf_counter_ns() - begun) // 1000
-        return Sample(now, -1, gpu.device, values)
+    def _batch(self, gpu: Gpu, everything: bool) -> Values:
+        refused: list[Field] = []
+        wanted = [field for field in gpu.fields if everything or not field.is_rare]
+        values = self._values(gpu, wanted, refused) if wanted else {}
+        gpu.fields = [field for field in gpu.fields if field not in refused]
+        return values
 
-    def _call_all(self, gpu: _Gpu, calls: list[_Call], values: dict[str, float]) -> None:
-        """Add what calls return to the values; strike those that are refused off the list.
-
-        Raises:
-            NVMLError: the GPU is lost.
-        """
-        for call in list(calls):
-            try:
-                values |= call(self._nvml, gpu.handle)
-            except self._nvml.NVMLError as error:
-                if error.value in self._gone:
-                    raise
-                if error.value in self._refusals:
-                    self._note_refusal(call.__name__.strip("_").replace("_", " "), error.value)
-                    calls.remove(call)
-
-    def _values(self, gpu: _Gpu, fields: list[Field], refused: list[Field] | None = None) -> dict[str, float]:
+    def _values(self, gpu: Gpu, fields: list[Field], refused: list[Field] | None = None) -> Values:
         """Values by counter, those of one counter summed; what is refused is added to the list.
 
         Raises:
             NVMLError: the GPU is lost, or knows no fields at all.
         """
-        values: dict[str, float] = {}
+        values: Values = {}
         asked = [(field.identifier, field.scope) for field in fields]
         for field, value in zip(fields, self._nvml.nvmlDeviceGetFieldValues(gpu.handle, asked)):
             if value.nvmlReturn in self._gone:
@@ -361,21 +294,10 @@ class Gpus:
             if value.nvmlReturn == self._nvml.NVML_SUCCESS:
                 amount = float(getattr(value.value, _MEMBERS[value.valueType])) * field.factor
                 values[field.counter] = values.get(field.counter, 0) + amount
-            elif value.nvmlReturn in self._refusals and refused is not None:
-                self._note_refusal(field.counter, value.nvmlReturn)
+            elif (fate := self._fate_of(value.nvmlReturn)) is not Fate.LATER and refused is not None:
+                self._note(field.counter, fate)
                 refused.append(field)
         return values
-
-    def _note_refusal(self, what: str, code: int) -> None:
-        if code == self._nvml.NVML_ERROR_NO_PERMISSION:
-            self._forbidden.add(what)
-
-    def _lose(self, gpu: _Gpu, error: Any) -> None:
-        if error.value not in self._gone:
-            return  # another time, perhaps
-        self._complain(f"GPU {gpu.device} was lost: {error}")
-        self._lost.append(Sample(time.time_ns(), -1, gpu.device, {"lost": 1}, is_event=True))
-        self._gpus.remove(gpu)
 
 
 def _open_library() -> Any:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from dpro.collectors.launch import Launch
 from dpro.collectors.processes import close_descriptors
+from dpro.collectors.telemetry.gpus import SampledGpus, Unavailable, libraries
 from dpro.collectors.telemetry.nic import find_ports
 from dpro.collectors.telemetry.node import find_cgroup, read_node, read_node_rarely, read_process
 from dpro.collectors.telemetry.samples import Sample, SampleWriter
@@ -97,8 +98,9 @@ def _sample(recording: Launch, period_s: float, lifeline_end: int) -> None:
     for number in itertools.count():
         if not election.is_won and election.try_to_win():
             sources |= _of_the_node(recording, complain)
-            gpus = threading.Thread(target=_sample_gpus, args=(period_s, output, complain), daemon=True)
-            gpus.start()
+            for open_ in libraries():
+                arguments = (open_, period_s, output, complain)
+                threading.Thread(target=_sample_gpus, args=arguments, daemon=True).start()
         output.append(_read_all(sources, number % RARELY == 0, complain))
         due = max(due + period_s, time.monotonic())
         if is_over(lifeline, due):
@@ -163,13 +165,13 @@ def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
     return {"the node": node, "the network": network}
 
 
-def _sample_gpus(period_s: float, output: _Output, complain: Complain) -> None:
-    """Sample GPUs for as long as the process lives."""
+def _sample_gpus(
+    open_: Callable[[Complain], SampledGpus], period_s: float, output: _Output, complain: Complain
+) -> None:
+    """Sample the GPUs that one library knows for as long as the process lives."""
     try:
-        from dpro.collectors.telemetry.nvml import Gpus, Unavailable
-
         try:
-            gpus = Gpus(complain)
+            gpus = open_(complain)
         except Unavailable as reason:
             if str(reason):
                 complain(str(reason))

@@ -54,7 +54,13 @@ _POWER_DO = "raise its power limit (`nvidia-smi -pl`, or what caps the node) to 
 HOLDS = (
     Hold(
         "heat",
-        ("throttled_thermal_s", "clocks_sw_thermal_slowdown", "clocks_hw_thermal_slowdown"),
+        (
+            "throttled_thermal_s",
+            "throttled_memory_thermal_s",
+            "throttled_regulator_thermal_s",
+            "clocks_sw_thermal_slowdown",
+            "clocks_hw_thermal_slowdown",
+        ),
         0.05,
         "check its cooling: fans, air flow, the liquid loop, the temperature of the inlet",
     ),

@@ -48,6 +48,8 @@ RULES = {
     "temperature_c": Rule("temperature", False, +1, 8, "°C"),
     "throttled_power_s": Rule("clocks held down by the power cap", True, +1, 0.2, "of the time"),
     "throttled_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
+    "throttled_memory_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
+    "throttled_regulator_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
     "throttled_board_limit_s": Rule(
         "clocks held down by a limit of the board", True, +1, 0.02, "of the time"
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from dpro.collectors import readiness
@@ -103,3 +105,14 @@ def test_restricted_ptrace_is_no_hindrance(tmp_path):
     scope.parent.mkdir(parents=True)
     scope.write_text("1\n")
     assert readiness.stacks(tmp_path).state == READY
+
+
+def test_a_node_with_amds_driver_is_told_whether_its_library_answers(tmp_path, monkeypatch):
+    (tmp_path / "kfd").touch()
+    monkeypatch.setattr(readiness.amd, "DRIVER", tmp_path / "kfd")
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    *_, telemetry = readiness.gpus({"gpus": 8}, tmp_path)
+    assert (telemetry.state, telemetry.what) == (LIMITED, readiness.amd.NOT_INSTALLED)
+    monkeypatch.setattr(readiness.amd, "Gpus", lambda complain: None)
+    *_, telemetry = readiness.gpus({"gpus": 8}, tmp_path)
+    assert telemetry.state == READY

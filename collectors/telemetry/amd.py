@@ -1,0 +1,267 @@
+"""What AMD's management library (amdsmi) tells of the GPUs of a node, and the events its driver reports.
+
+In: the library, through its own Python binding. Out: samples whose device is the GPU's id, 16 hexadecimal
+digits, as `rocm-smi --showuniqueid` writes it: PyTorch gives these digits as the bytes of a uuid. Counters
+have the names of those of NVML where they mean the same.
+
+The binding goes by the structures of one version of the library: that of the ROCm that is installed is taken
+before any other. It prints, and fails in odd ways, where there is no library: it is imported only where the
+driver is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeGuard
+
+from dpro.collectors.telemetry.gpus import Call, Complain, Fate, Gpu, SampledGpus, Unavailable, Values
+
+NOT_INSTALLED = (
+    "AMD GPUs are not sampled: no binding of AMD SMI (/opt/rocm/share/amd_smi of ROCm, or "
+    "pip install 'dpro-toolkit[amd]')"
+)
+DRIVER = Path("/dev/kfd")
+_KIB = 1024
+_GENERATIONS = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}  # of PCIe, by 0.1 GT/s of a lane
+_MOST_EVENTS = 16  # that are taken at once
+# Counters of the time that clocks were held down, by the library's: shares of its accumulation counter.
+_RESIDENCIES = {
+    "ppt_residency_acc": "throttled_power_s",
+    "socket_thm_residency_acc": "throttled_thermal_s",
+    "hbm_thm_residency_acc": "throttled_memory_thermal_s",
+    "vr_thm_residency_acc": "throttled_regulator_thermal_s",
+    "prochot_residency_acc": "throttled_hardware_s",
+}
+_EVENTS = {
+    "VMFAULT": "event_vm_fault",
+    "GPU_PRE_RESET": "event_gpu_reset",
+    "THERMAL_THROTTLE": "event_thermal_throttle",
+}
+
+
+def _memory(smi: Any, gpu: Any) -> Values:
+    return {"memory_used_bytes": smi.amdsmi_get_gpu_memory_usage(gpu, smi.AmdSmiMemoryType.VRAM)}
+
+
+def _energy(smi: Any, gpu: Any) -> Values:
+    told = smi.amdsmi_get_energy_count(gpu)
+    return {"energy_j": told["energy_accumulator"] * told["counter_resolution"] / 1e6}
+
+
+def _limits(smi: Any, gpu: Any) -> Values:
+    return {"memory_total_bytes": smi.amdsmi_get_gpu_memory_total(gpu, smi.AmdSmiMemoryType.VRAM)}
+
+
+def _clock_limit(smi: Any, gpu: Any) -> Values:
+    return _numbers(
+        {"sm_clock_max_mhz": smi.amdsmi_get_clock_info(gpu, smi.AmdSmiClkType.GFX).get("max_clk")}
+    )
+
+
+def _power_limit(smi: Any, gpu: Any) -> Values:
+    return {"power_limit_w": smi.amdsmi_get_power_cap_info(gpu)["power_cap"] / 1e6}
+
+
+def _ecc(smi: Any, gpu: Any) -> Values:
+    told = smi.amdsmi_get_gpu_total_ecc_count(gpu)
+    names = {"ecc_corrected": "correctable_count", "ecc_uncorrected": "uncorrectable_count"}
+    return _numbers({name: told.get(theirs) for name, theirs in names.items()})
+
+
+def _address_of(smi: Any, gpu: Any) -> Values:
+    domain, bus, rest = smi.amdsmi_get_gpu_device_bdf(gpu).split(":")
+    device, function = rest.split(".")
+    return {
+        "pci_address": int(domain, 16) << 16 | int(bus, 16) << 8 | int(device, 16) << 3 | int(function, 16)
+    }
+
+
+class _Metrics:
+    """The driver's own table of one GPU: one call for most of what there is to know.
+
+    Attributes:
+        __name__: what a refusal is told as.
+    """
+
+    __name__ = "metrics"
+
+    def __init__(self) -> None:
+        """Nothing was read yet."""
+        self._last: tuple[float, float, dict[str, float]] | None = None
+        self._held_s = dict.fromkeys(_RESIDENCIES, 0.0)
+
+    def __call__(self, smi: Any, gpu: Any) -> Values:
+        """Counters of the table; what a GPU does not have is not among them."""
+        told = smi.amdsmi_get_gpu_metrics_info(gpu)
+        power = told.get("current_socket_power")
+        edge = told.get("temperature_edge")
+        speed = told.get("pcie_link_speed")
+        values = {
+            "sm_clock_mhz": _mean(told.get("current_gfxclks"), told.get("current_gfxclk")),
+            "memory_clock_mhz": told.get("current_uclk"),
+            "power_w": power if _is_number(power) else told.get("average_socket_power"),
+            "temperature_c": edge if _is_number(edge) else told.get("temperature_hotspot"),
+            "hotspot_temperature_c": told.get("temperature_hotspot"),
+            "memory_temperature_c": told.get("temperature_mem"),
+            "utilization_pct": told.get("average_gfx_activity"),
+            "memory_utilization_pct": told.get("average_umc_activity"),
+            "pcie_lanes": told.get("pcie_link_width"),
+            "pcie_generation": _GENERATIONS.get(speed) if isinstance(speed, int) else None,
+            "pcie_replays": told.get("pcie_replay_count_acc"),
+            "xgmi_rx_bytes": _sum(told.get("xgmi_read_data_acc"), _KIB),
+            "xgmi_tx_bytes": _sum(told.get("xgmi_write_data_acc"), _KIB),
+        }
+        return _numbers(values) | self._throttled(told)
+
+    def _throttled(self, told: dict[str, Any]) -> Values:
+        """For how long clocks were held down since the first reading, s; else whether they are."""
+        count = told.get("accumulation_counter")
+        if not _is_number(count):
+            held = told.get("throttle_status")
+            return {"clocks_hw_slowdown": float(held)} if isinstance(held, bool) else {}
+        now, residencies = time.monotonic(), _numbers({name: told.get(name) for name in _RESIDENCIES})
+        if self._last is not None and count > self._last[1]:
+            then, before, earlier = self._last
+            for name, value in residencies.items():
+                share = (value - earlier.get(name, value)) / (count - before)
+                self._held_s[name] += min(max(share, 0.0), 1.0) * (now - then)
+        self._last = now, count, residencies
+        return {_RESIDENCIES[name]: self._held_s[name] for name in residencies}
+
+
+class Gpus(SampledGpus):
+    """The AMD GPUs of this node."""
+
+    most_silent = 30  # no code says that a GPU is lost, and a reset takes many seconds
+
+    def __init__(self, complain: Complain) -> None:
+        """Open the library and find the GPUs.
+
+        Args:
+            complain: called with one line each, of what is worth knowing about GPUs that are sampled in part.
+
+        Raises:
+            Unavailable: there is no GPU, or none can be asked.
+        """
+        smi = _open_library()
+        super().__init__(complain, smi, (smi.AmdSmiException,))
+        self._gpus = list(self._find())
+        if not self._gpus:
+            raise Unavailable("")
+        self._readers = list(self._listen())
+
+    def _fate(self, error: Any) -> Fate:
+        codes = self._library.amdsmi_wrapper
+        code = getattr(error, "err_code", None)
+        if code == codes.AMDSMI_STATUS_NO_PERM:
+            return Fate.FORBIDDEN
+        refusals = ("NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "INVAL", "FAIL_LOAD_SYMBOL")
+        refused = code in {getattr(codes, f"AMDSMI_STATUS_{name}") for name in refusals}
+        return Fate.REFUSED if refused else Fate.LATER
+
+    def _events_within(self, timeout_s: float) -> list[tuple[str, Values]] | None:
+        """Events of all GPUs, each once: 1."""
+        if not self._readers:
+            return None
+        try:
+            told = self._readers[0].read(max(int(timeout_s * 1e3), 1), _MOST_EVENTS)
+        except self._errors:
+            return []  # nothing came in time, which has several codes
+        return [
+            (self._device_of(event["processor_handle"]), {_EVENTS[event["event"]]: 1.0})
+            for event in told
+            if event["event"] in _EVENTS
+        ]
+
+    def _find(self) -> Iterator[Gpu]:
+        smi, met = self._library, set()
+        for number, handle in enumerate(smi.amdsmi_get_processor_handles()):
+            try:
+                device = self._id_of(handle)
+                if device in met:  # parts of one GPU share its id
+                    device = smi.amdsmi_get_gpu_device_uuid(handle).lower()
+            except self._errors as error:
+                self._complain(f"AMD GPUs that are not sampled: {number} ({_in_words(error)})")
+                continue
+            met.add(device)
+            calls: list[Call] = [_Metrics(), _memory, _energy]
+            yield Gpu(handle, device, calls, [_limits, _clock_limit, _power_limit, _ecc, _address_of])
+
+    def _id_of(self, handle: Any) -> str:
+        """The serial number of the chip; where that is not known, the library's uuid."""
+        serial = str(self._library.amdsmi_get_gpu_asic_info(handle).get("asic_serial", "")).lower()
+        digits = serial.removeprefix("0x")
+        if len(digits) == 16 and digits.strip("0"):
+            return digits
+        return str(self._library.amdsmi_get_gpu_device_uuid(handle)).lower()
+
+    def _listen(self) -> Iterator[Any]:
+        """One reader per GPU that reports events; any one reads those of all."""
+        smi = self._library
+        kinds = [getattr(smi.AmdSmiEvtNotificationType, name) for name in _EVENTS]
+        for gpu in self._gpus:
+            with suppress(*self._errors):
+                yield smi.AmdSmiEventReader(gpu.handle, kinds)
+
+    def _device_of(self, handle: Any) -> str:
+        number = getattr(handle, "value", handle)  # bindings before 7 give the number alone
+        return next((gpu.device for gpu in self._gpus if gpu.handle.value == number), "")
+
+
+def _open_library() -> Any:
+    """The binding, ready to be asked.
+
+    Raises:
+        Unavailable: it is not.
+    """
+    if not DRIVER.exists():
+        raise Unavailable("")
+    rocm = str(Path(os.environ.get("ROCM_PATH", "/opt/rocm")) / "share" / "amd_smi")
+    sys.path.insert(0, rocm)
+    try:
+        with redirect_stdout(io.StringIO()):
+            import amdsmi
+    except ImportError:
+        raise Unavailable(NOT_INSTALLED) from None
+    except Exception as error:  # KeyError without a library, AttributeError with one of another version
+        raise Unavailable(
+            f"AMD GPUs are not sampled: the binding of AMD SMI does not go with libamd_smi.so ({error})"
+        ) from error
+    finally:
+        sys.path.remove(rocm)
+    try:
+        amdsmi.amdsmi_init()
+    except amdsmi.AmdSmiException as error:
+        raise Unavailable(f"AMD GPUs are not sampled: {_in_words(error)}") from error
+    return amdsmi
+
+
+def _in_words(error: Any) -> str:
+    return str(getattr(error, "err_info", "") or error)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether a GPU has such a value: else the binding says N/A."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbers(values: dict[str, Any]) -> Values:
+    return {name: float(value) for name, value in values.items() if _is_number(value)}
+
+
+def _mean(several: Any, one: Any) -> Any:
+    """The mean of what the parts of a GPU tell; else what there is of the whole."""
+    known = [value for value in several or () if _is_number(value)] if isinstance(several, list) else []
+    return fmean(known) if known else one
+
+
+def _sum(several: Any, factor: int) -> float | None:
+    known = [value for value in several if _is_number(value)] if isinstance(several, list) else []
+    return sum(known) * factor if known else None
