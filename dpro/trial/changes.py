@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from dpro.collectors.inside.environment import kept
 from dpro.errors import UsageError
+from dpro.replay.whatif.grammar import nearest, split_edit, values_of
 
 Values = dict[str, Any]
 
@@ -95,7 +95,7 @@ def _count(least: int) -> Callable[[str], int]:
 def _one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
-            raise ValueError(f"must be one of {', '.join(words)}{_nearest(text, words)}")
+            raise ValueError(f"must be one of {', '.join(words)}{nearest(text, words)}")
         return text
 
     return read
@@ -199,7 +199,7 @@ def parse_change(text: str) -> Change:
     Raises:
         UsageError: no such change or key (with the nearest one), or a value that is not what it should be.
     """
-    name, _, rest = text.strip().partition(":")
+    name, rest = split_edit(text)
     if name == VARIABLE:
         return _variable(text.strip(), rest)
     if name not in CHANGES:
@@ -231,7 +231,7 @@ def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str])
     Raises:
         UsageError: saying which.
     """
-    names = [change.text.partition(":")[0] for change in changes]
+    names = [split_edit(change.text)[0] for change in changes]
     for name in names:
         if names.count(name) > 1 and name != VARIABLE:
             raise UsageError(f"{name} is given twice: give its keys together, as in {name}:a=…,b=…")
@@ -254,15 +254,7 @@ def kind_of_edit(text: str) -> str:
 
 def _values(name: str, row: Row, rest: str) -> Values:
     values: Values = {}
-    for item in filter(None, rest.split(",")):
-        key, _, value = item.partition("=")
-        if key not in row.keys:
-            known = ", ".join(row.keys)
-            raise UsageError(
-                f"{name}: no key {key!r}{_nearest(key, row.keys)}; it takes {known}, as in {row.example}"
-            )
-        if key in values:
-            raise UsageError(f"{name}: {key} is given twice")
+    for key, value in values_of(name, rest, row.keys, row.example).items():
         try:
             values[key] = row.keys[key](value)
         except ValueError as error:
@@ -289,9 +281,4 @@ def _unknown(name: str) -> str:
     known = [*CHANGES, VARIABLE]
     if name in EDITS:
         return f"{name} can be predicted (dpro whatif), but not made to a job; there are {', '.join(known)}"
-    return f"no change {name!r}{_nearest(name, known)}; there are {', '.join(known)}"
-
-
-def _nearest(word: str, known: Any) -> str:
-    close = get_close_matches(word, list(known), n=1, cutoff=0.4)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return f"no change {name!r}{nearest(name, known)}; there are {', '.join(known)}"

@@ -15,12 +15,12 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar
 
 from dpro.errors import UsageError
 from dpro.replay.graph import Graph
+from dpro.replay.whatif.grammar import nearest
 
 MOST_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
 
@@ -231,9 +231,3 @@ def _quoted(value: str | int) -> str:
     """A value as `--edit` reads it: in quotes where it holds what ends a value."""
     text = str(value).replace('"', "?")
     return f'"{text}"' if any(mark in text for mark in ", =") else text
-
-
-def nearest(word: str, known: typing.Iterable[str]) -> str:
-    """` (did you mean …?)` with what comes nearest to a word; empty where nothing does."""
-    close = get_close_matches(word, list(known), n=1, cutoff=0.4)
-    return f" (did you mean {close[0]!r}?)" if close else ""

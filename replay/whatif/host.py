@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.whatif.edit import MOST_TIMES, Edit, key, nearest
+from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.inside import inside_spans
 from dpro.replay.whatif.scale import scaled
 

@@ -17,7 +17,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.footprint import MODULE
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.threads import merge_intervals
-from dpro.replay.whatif.edit import nearest
+from dpro.replay.whatif.grammar import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
 

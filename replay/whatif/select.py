@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.edit import check, key, nearest, text_of
+from dpro.replay.whatif.edit import check, key, text_of
+from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.inside import inside_modules
 from dpro.schema import WORKERS
 

@@ -96,6 +96,15 @@ def test_autocast_is_another_word_for_precision():
     assert (first.edit, first.kind, first.arguments) == (second.edit, second.kind, second.arguments)
 
 
+def test_quotes_are_read_as_in_what_if_edits():
+    assert parse_change('compress:to="bf16"').arguments == parse_change("compress:to=bf16").arguments
+    for parse in (parse_change, parse_edit):
+        with pytest.raises(UsageError, match="a quote is not closed"):
+            parse('compress:to="bf16')
+        with pytest.raises(UsageError, match="needs a value, as in"):
+            parse("compress:to=")
+
+
 def test_no_collection_at_all_may_be_asked_for_without_a_number():
     assert parse_change("gc").arguments == parse_change("gc:every=0").arguments == {"every": 0}
 

@@ -1,0 +1,62 @@
+"""How edits are written: `heal:rank=1`, `network:bandwidth=2`, `scale:name="a, b",factor=0.5`.
+
+In: what the user typed, and the keys there are. Out: values by key, as text; or one line that names the
+nearest thing that exists. What an edit means, and what its values may be, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+from shlex import shlex
+
+from dpro.errors import UsageError
+
+
+def split_edit(text: str) -> tuple[str, str]:
+    """The name of an edit, and its keys with their values."""
+    name, _, rest = text.strip().partition(":")
+    return name, rest
+
+
+def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict[str, str]:
+    """The values that an edit's text gives to its keys.
+
+    Args:
+        name: of the edit.
+        rest: what follows it: `a=1,b="x, y"`; commas in quotes do not count.
+        keys: what may be given.
+        example: how it is written.
+
+    Raises:
+        UsageError: a key that there is not (with the nearest one), twice or without a value; an open quote.
+    """
+    values: dict[str, str] = {}
+    for item in _items(rest, name):
+        key, equals, value = item.partition("=")
+        if key not in keys:
+            takes = f"it takes {', '.join(keys)}, as in {example}" if keys else "it takes none"
+            raise UsageError(f"{name}: no key {key!r}{nearest(key, keys)}; {takes}")
+        if key in values:
+            raise UsageError(f"{name}: {key} is given twice")
+        if not equals or not value:
+            raise UsageError(f"{name}: {key} needs a value, as in {example}")
+        values[key] = value
+    return values
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean …?)` with what comes nearest to a word; empty where nothing does."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _items(text: str, name: str) -> list[str]:
+    """`a=1,b="x, y"` at its commas; those in quotes do not count."""
+    lexer = shlex(text, posix=True)
+    lexer.whitespace, lexer.quotes, lexer.escape, lexer.commenters = ",", '"', "", ""
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise UsageError(f"{name}: a quote is not closed in {text!r}") from error
