@@ -69,6 +69,7 @@ def contents(run: Run) -> dict[str, Any]:
 
 def describe(run: Run) -> dict[str, Any]:
     """What `info --json` prints."""
+    from dpro.analysis.after_window import after_first_window
     from dpro.analysis.step_time import step_time_document
     from dpro.analysis.verdict import why_no_window
     from dpro.replay.durations import steps_of
@@ -91,6 +92,7 @@ def describe(run: Run) -> dict[str, Any]:
         "attempts": _earlier_attempts(run),
         "while_it_ran": told_while_it_ran(run),
         "windows": run.manifest.windows,
+        "after_first_window": after_first_window(steps, bool(run.manifest.gpus)),
         "coverage": held["coverage"] | _coverage(run, steps, held["coverage"]["unclassified"]["share"]),
     }
 
@@ -199,6 +201,7 @@ def _kernels_by_name(run: Run) -> tuple[Counter[str], Counter[str]]:
 def in_words(document: Mapping[str, Any]) -> list[str]:
     """The same for people, one fact a line; what is missing comes last."""
     coverage = document["coverage"]
+    from dpro.analysis.after_window import in_words as in_words_of_change
     from dpro.analysis.step_time import in_words as in_words_of_time
     from dpro.trial.places import in_words as applied_in_words
 
@@ -221,6 +224,8 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
     ]
     if document["windows"]:
         lines.append(f"windows    {_windows_in_words(document['windows'])}")
+    if document["after_first_window"]:
+        lines.append(f"windows    {in_words_of_change(document['after_first_window'])}")
     shares = {
         "collectives with bytes known": coverage["collective_bytes_known"],
         "collectives with group known": coverage["collective_group_known"],
