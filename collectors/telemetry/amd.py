@@ -30,6 +30,8 @@ NOT_INSTALLED = (
 DRIVER = Path("/dev/kfd")
 _KIB = 1024
 _GENERATIONS = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}  # of PCIe, by 0.1 GT/s of a lane
+# What a binding of another version raises, whose answers have other names or are none.
+_OTHER_VERSIONS = (LookupError, AttributeError, TypeError, ValueError)
 _MOST_EVENTS = 16  # that are taken at once
 # Counters of the time that clocks were held down, by the library's: shares of its accumulation counter.
 _RESIDENCIES = {
@@ -52,7 +54,8 @@ def _memory(smi: Any, gpu: Any) -> Values:
 
 def _energy(smi: Any, gpu: Any) -> Values:
     told = smi.amdsmi_get_energy_count(gpu)
-    return {"energy_j": told["energy_accumulator"] * told["counter_resolution"] / 1e6}
+    count = told["power"] if "power" in told else told["energy_accumulator"]  # its name before 6.3
+    return {"energy_j": count * told["counter_resolution"] / 1e6}
 
 
 def _limits(smi: Any, gpu: Any) -> Values:
@@ -151,13 +154,15 @@ class Gpus(SampledGpus):
             Unavailable: there is no GPU, or none can be asked.
         """
         smi = _open_library()
-        super().__init__(complain, smi, (smi.AmdSmiException,))
+        super().__init__(complain, smi, (smi.AmdSmiException, *_OTHER_VERSIONS))
         self._gpus = list(self._find())
         if not self._gpus:
             raise Unavailable("")
         self._readers = list(self._listen())
 
     def _fate(self, error: Any) -> Fate:
+        if isinstance(error, _OTHER_VERSIONS):
+            return Fate.REFUSED
         codes = self._library.amdsmi_wrapper
         code = getattr(error, "err_code", None)
         if code == codes.AMDSMI_STATUS_NO_PERM:

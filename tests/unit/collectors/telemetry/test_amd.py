@@ -149,6 +149,16 @@ def test_a_gpu_that_is_busy_is_asked_again_and_one_that_stays_silent_is_lost(ope
     assert [sample.device for sample in gpus.read(False)] == ["00000000000000ff"]
 
 
+def test_a_binding_whose_answers_have_other_names_costs_these_counters_only(opened, monkeypatch):
+    gpus, complaints = opened(FakeLibrary(FakeGpu(metrics=MI300X)))
+    smi = sys.modules["amdsmi"]
+    monkeypatch.setattr(smi, "amdsmi_get_power_cap_info", lambda handle: {"cap": 1})
+    monkeypatch.delattr(smi, "amdsmi_get_gpu_total_ecc_count")
+    values = values_of(gpus)
+    assert not {"power_limit_w", "ecc_corrected"} & values.keys()
+    assert (values["power_w"], values["pci_address"], complaints) == (645, 0xC1 << 8, [])
+
+
 def test_events_of_the_driver_are_events_of_their_gpu(opened):
     library = FakeLibrary(FakeGpu(metrics=MI300X), FakeGpu("00000000000000ff", metrics=MI300X))
     gpus, _ = opened(library)
