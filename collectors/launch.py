@@ -40,6 +40,7 @@ from dpro.folders import opened, refuse_link
 
 MARKERS = ".recording"
 RAW = ".raw"
+TIMING = "TORCH_NCCL_ENABLE_TIMING"
 _NAME = re.compile(r"\w[\w.-]*")  # of a launch
 _SHARED = re.compile(r"\.?(control|wanted|windows-\w*)\.[\w.-]*")  # what the processes of all launches share
 _INJECT = Path(__file__).resolve().with_name("inject")
@@ -75,6 +76,7 @@ class RecordOptions:
         execution_trace: whether windows have what operators need from each other.
         telemetry_period_s: time from one sample of the node to the next; 0 for none.
         nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
+        nccl_timing: whether PyTorch measures how long each of NCCL's collectives runs.
         mask_command: whether only the first word of the command is kept.
         step: the function, as `module:name`, whose returns end steps; empty if optimizers tell.
         apply: changes to make to the job: the `edit` as the user wrote it, the `family` of `inside/apply`
@@ -95,6 +97,7 @@ class RecordOptions:
     step: str = ""
     telemetry_period_s: float = 1.0
     nccl_inspector: str = ""
+    nccl_timing: bool = False
     apply: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -291,6 +294,8 @@ def _environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
     if options.nccl_inspector:
         logs = mine.raw / inspector.LOGS
         environment |= inspector.variables(options.nccl_inspector, logs, environment)
+    if options.nccl_timing:
+        environment[TIMING] = "1"
     wanted = (change["arguments"] for change in options.apply if change["family"] == "environment")
     return environment | {each["name"]: each["value"] for each in wanted}
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dpro.collectors.launch import Launch
     from dpro.collectors.processes import Process
 
+_ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
 _OF_WINDOWS = frozenset(
     {"window_steps", "budget", "every", "skip", "shapes", "stacks", "modules", "memory", "execution_trace"}
 )
@@ -102,6 +103,12 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     help="Have NCCL load its Inspector, and take in what that measures: the path of "
     "libnccl-profiler-inspector.so, or `inspector` if it is on the job's library path.",
 )  # fmt: skip
+@click.option(
+    "--nccl-timing", is_flag=True,
+    help="Have PyTorch measure how long every NCCL collective runs (TORCH_NCCL_ENABLE_TIMING=1): a slow GPU "
+    "shows without deep windows. With CUDA_DEVICE_MAX_CONNECTIONS=1 it breaks the overlap of communication "
+    "and compute.",
+)  # fmt: skip
 @click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
 @click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
 @webhook_option
@@ -149,6 +156,10 @@ def record(
         raise UsageError(f"--step {chosen.step}: give a function as MODULE:FUNCTION, for instance train:step")
     if chosen.nccl_inspector:
         chosen = replace(chosen, nccl_inspector=check_plugin(chosen.nccl_inspector, os.environ))
+    if chosen.nccl_timing and os.environ.get(_ONE_QUEUE) == "1":
+        click.echo(
+            f"dpro: --nccl-timing with {_ONE_QUEUE}=1: communication will not overlap compute", err=True
+        )
     check_outlets(webhook, metrics)
     watcher = partial(start_watcher, webhook, metrics) if watch or webhook or metrics else None
     launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), command, chosen, _sidecar, watcher)

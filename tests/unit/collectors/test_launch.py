@@ -5,8 +5,17 @@ import socket
 from contextlib import nullcontext, suppress
 
 import pytest
+from click.testing import CliRunner
 
-from dpro.collectors.launch import Launch, _claim, launches, wait_until_finished
+from dpro.collectors.launch import (
+    TIMING,
+    Launch,
+    RecordOptions,
+    _claim,
+    _environment,
+    launches,
+    wait_until_finished,
+)
 from dpro.collectors.processes import start_ticks
 from dpro.errors import InputError, UsageError
 
@@ -115,3 +124,22 @@ def test_launcher_joins_a_finished_run_of_its_own_slurm_step_only(tmp_path, monk
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     with nullcontext() if joins else pytest.raises(UsageError, match="not empty"):
         _claim(tmp_path)
+
+
+def test_nccl_times_collectives_only_where_asked_to(tmp_path, monkeypatch):
+    monkeypatch.delenv(TIMING, raising=False)
+    launch = Launch(tmp_path, "host-1")
+    assert TIMING not in _environment(launch, RecordOptions())
+    assert _environment(launch, RecordOptions(nccl_timing=True))[TIMING] == "1"
+
+
+@pytest.mark.parametrize(("queues", "lines"), [("1", 1), ("8", 0)])
+def test_timing_beside_a_single_queue_is_warned_of(tmp_path, monkeypatch, queues, lines):
+    from dpro.cli.record import record
+
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    monkeypatch.setattr("dpro.collectors.launch.launch", lambda *_: None)
+    for option, expected in (["--nccl-timing"], lines), ([], 0):
+        said = CliRunner().invoke(record, [*option, "--", "true"]).stderr
+        assert len(said.splitlines()) == expected
+        assert "will not overlap" in said or not expected
