@@ -1,8 +1,8 @@
 """Why nothing is recorded, or no step: in one sentence.
 
 In: the job, as it runs, and what it left. Out: a sentence per reason. While it runs, it is looked at from
-outside, at what the kernel shows of a process: its command line, the environment it was started with, and the
-files it has mapped.
+outside, at what the kernel shows of a process: its command line, the environment it was started with, the
+files it has mapped, and what it has where dpro and the run are, which in a container may be nothing.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-OLDEST_TORCH = (2, 5)  # the first that loads entry points
+from dpro.collectors.portable import COPY
+
+OLDEST_TORCH = (2, 6)  # that is tested
+_LOADING = (2, 5)  # the first that loads entry points
+_NEEDED = ".".join(map(str, OLDEST_TORCH))
+LINKS = 40  # followed on one path, as the kernel does
 _TORCH = re.compile(r"(/\S.*/torch)/lib/libtorch_cpu\.so")
 _VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
 
 
-def reasons(job: int, inject: str | Path) -> dict[str, int]:
+def reasons(job: int, inject: str | Path, raw: Path) -> dict[str, int]:
     """Why processes of a job that have imported torch do not record.
 
     Args:
         job: pid of the process that was started as the job.
         inject: the name on `PYTHONPATH` by which the recorder finds this launch.
+        raw: the folder of the launch.
 
     Returns:
         The reasons, with the first process that each holds for; none where the recorder is in all of them.
@@ -32,7 +38,7 @@ def reasons(job: int, inject: str | Path) -> dict[str, int]:
     for pid in _tree(job):
         with suppress(OSError):  # it has ended, or is somebody else's
             torch = _TORCH.search(Path(f"/proc/{pid}/maps").read_text(errors="replace"))
-            reason = _reason(pid, Path(torch[1]), inject) if torch else None
+            reason = _reason(pid, Path(torch[1]), inject, raw) if torch else None
             if reason:
                 found.setdefault(reason, pid)
     return found
@@ -59,8 +65,8 @@ def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], fa
         if failed:
             return f"{failed} before any process of it was seen to import torch: nothing was recorded"
         return (
-            "no process of the job was seen to import torch 2.5 or later: nothing was recorded (`python -E`, "
-            "`python -I` and TORCH_DEVICE_BACKEND_AUTOLOAD=0 keep the recorder out)"
+            f"no process of the job was seen to import torch {_NEEDED} or later: nothing was recorded "
+            "(`python -E`, `python -I` and TORCH_DEVICE_BACKEND_AUTOLOAD=0 keep the recorder out)"
         )
     if max(updates, default=0) == 0:
         if failed:
@@ -78,7 +84,7 @@ def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], fa
     return f"{failed} after its first step: {alone}" if failed else f"the job ran a single step: {alone}"
 
 
-def _reason(pid: int, torch: Path, inject: str | Path) -> str | None:
+def _reason(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | None:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     environment = dict(variable.partition(b"=")[::2] for variable in variables)
@@ -91,11 +97,48 @@ def _reason(pid: int, torch: Path, inject: str | Path) -> str | None:
         return "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the recorder out"
     if _user(pid) != os.geteuid():
         return "it runs as another user than `dpro record`, and what is recorded is closed to others"
-    version = _VERSION.search((torch / "version.py").read_text())
-    if version and tuple(map(int, version.groups())) < OLDEST_TORCH:
-        needed = ".".join(map(str, OLDEST_TORCH))
-        return f"its torch is {'.'.join(version.groups())}, and the recorder needs {needed} or newer"
+    with suppress(PermissionError):  # its folders are nobody else's to see
+        if hidden := _hidden(pid, Path(inject).parent, raw):
+            return hidden
+    version = _VERSION.search(_seen_by(pid, torch / "version.py").read_text())
+    if version and tuple(map(int, version.groups())) < _LOADING:
+        return f"its torch is {'.'.join(version.groups())}, and the recorder needs {_NEEDED} or newer"
     return None
+
+
+def _hidden(pid: int, code: Path, raw: Path) -> str:
+    """What of the recorder a process does not have where it looks, as in a container; empty for nothing."""
+    has_code, has_run = _seen_by(pid, code).is_dir(), _seen_by(pid, raw).is_dir()
+    copied = (raw / COPY).is_dir()
+    if has_run and (has_code or copied):
+        return ""
+    lacking = [] if has_code or copied else [f"dpro's installation ({code.parent})"]
+    lacking += [] if has_run else [f"the run folder ({raw.parents[1]})"]
+    without = f"it runs in a container without {' and '.join(lacking)}: mount that there under the same path"
+    elsewhere = ", or record into a folder above which no other user can rename one: then a copy is enough"
+    return without if has_code or copied else f"{without}{elsewhere}"
+
+
+def _seen_by(pid: int, path: Path) -> Path:
+    """A path as a process sees it: from its own root, its links led on from there, too.
+
+    Raises:
+        PermissionError: this user may not look into it.
+    """
+    root, left, found, links = Path(f"/proc/{pid}/root"), list(path.parts[1:]), Path("/"), 0
+    os.stat(root)
+    while left:
+        name = left.pop(0)
+        here = found / name if name != ".." else found.parent
+        at = root / here.relative_to("/")
+        if name != ".." and at.is_symlink() and links < LINKS:
+            links += 1
+            target = Path(os.readlink(at))
+            left = [*target.parts[target.is_absolute() :], *left]
+            found = Path("/") if target.is_absolute() else found
+        else:
+            found = here
+    return root / found.relative_to("/")
 
 
 def _user(pid: int) -> int:

@@ -8,7 +8,8 @@ While a run is recorded it holds, for each launcher (one per node, or one per ra
     .recording/LAUNCH.json   the marker: locked by the sidecar for as long as it lives
     .raw/LAUNCH/             what the recorder writes; only the user who records may enter it
 
-What gets the recorder into the job is `inject/` beside this module, on its `PYTHONPATH`: never code in a run.
+What gets the recorder into the job is `inject/` beside this module, on its `PYTHONPATH`, and behind it, for
+containers that dpro is not in, the copy that `portable.py` makes where nobody else can change it.
 Both go when the tables are whole. A marker that nobody locks is a sidecar that was killed (a container
 that ended with the job, say): its recording can be finished by whoever reads the run.
 """
@@ -34,6 +35,7 @@ from urllib.parse import quote, unquote_to_bytes
 from dpro.collectors import inspector
 from dpro.collectors.inside.environment import MASK, masked_command
 from dpro.collectors.ownership import PRIVATE, keep_others_out
+from dpro.collectors.portable import COPY, INJECT, write_copy
 from dpro.collectors.processes import Process, close_descriptors, start_ticks
 from dpro.errors import DproError, InputError, UsageError
 from dpro.folders import opened, refuse_link
@@ -43,8 +45,7 @@ RAW = ".raw"
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
 _NAME = re.compile(r"\w[\w.-]*")  # of a launch
 _SHARED = re.compile(r"\.?(control|wanted|windows-\w*)\.[\w.-]*")  # what the processes of all launches share
-_INJECT = Path(__file__).resolve().with_name("inject")
-_LAUNCH = f"{_INJECT}/launch="  # see `inject/_dpro_autoload.py`
+_LAUNCH = f"{INJECT}/launch="  # see `inject/_dpro_autoload.py`
 
 
 class CommandNotFound(DproError):
@@ -279,6 +280,7 @@ def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO
     json.dump(facts | {"command": shown, "options": asdict(options)}, marker)
     marker.flush()
     unnamed.rename(mine.marker)  # nobody ever sees it unlocked
+    write_copy(mine.raw)
     (mine.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
     if options.nccl_inspector:
         (mine.raw / inspector.LOGS).mkdir()
@@ -288,7 +290,9 @@ def _prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO
 def _environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
     """The job's environment: torch finds the recorder, and Kineto does not talk on stderr."""
     environment = dict(os.environ)
-    paths = [str(_INJECT), mine.inject, environment.get("PYTHONPATH", "")]
+    copy = mine.raw / COPY
+    copied = str(copy) if copy.is_dir() else ""
+    paths = [str(INJECT), mine.inject, copied, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment.setdefault("KINETO_LOG_LEVEL", "99")
     if options.nccl_inspector:

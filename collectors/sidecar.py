@@ -126,7 +126,7 @@ def _note_end(folder: Path) -> None:
 def _note_absence(recording: Launch, job: Process, look: int, absent: dict[str, int]) -> None:
     """Find out why nothing is recorded, ever more rarely: in some jobs there is nothing to record."""
     if look < FREQUENT_LOOKS or look & (look - 1) == 0:
-        absent |= absence.reasons(job.pid, recording.inject) | absent
+        absent |= absence.reasons(job.pid, recording.inject, recording.raw) | absent
         with suppress(OSError):
             (recording.raw / ABSENCE).write_text("\n".join(absence.in_words(absent)), encoding="utf-8")
 

@@ -1,8 +1,10 @@
 """Gets the recorder into processes that import torch: PyTorch calls `load`, an entry point of this folder.
 
 The folder is on the job's `PYTHONPATH`, and beside it a name that no file has: `launch=` and, quoted, the
-folder that the launcher made for its processes. So what the job runs comes from where dpro is installed and
-never from a run, whoever may write there. Runs inside the job, with any Python that PyTorch runs with.
+folder that the launcher made for its processes. So what the job runs comes from where dpro is installed.
+Where that does not exist, in a container, a copy of this folder does the same: it lies in the launcher's
+folder, and is on `PYTHONPATH` only where nobody else can put anything in its place. Runs inside the job, with
+any Python that PyTorch runs with.
 """
 
 import os
@@ -10,15 +12,20 @@ import sys
 
 ALIAS = "_dpro_inside_the_job"  # what the job's processes know the recorder as
 LAUNCH = "launch="
+ARCHIVE = "inside.zip"  # beside this file, in a copy only: the recorder
 
 
 def load() -> None:
-    """Install the recorder; whatever goes wrong is for the log, not for the job."""
+    """Install the recorder, once; whatever goes wrong is for the log, not for the job."""
+    if ALIAS in sys.modules:  # Python 3.9 calls an entry point as often as it finds it
+        return
     launch = ""
     try:
-        launch = _launch()
+        here = os.path.dirname(os.path.abspath(__file__))
+        archive = os.path.join(here, ARCHIVE)
+        launch = os.path.dirname(here) if os.path.exists(archive) else _launch()
         if launch:
-            _install(launch)
+            _install(launch, archive)
     except Exception as error:
         _complain(launch, error)
 
@@ -32,16 +39,30 @@ def _launch() -> str:
     return os.fsdecode(unquote_to_bytes(found[0])) if found else ""
 
 
-def _install(launch: str) -> None:
+def _install(launch: str, archive: str) -> None:
+    import importlib.machinery
     import importlib.util
 
-    package = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inside")
-    spec = importlib.util.spec_from_file_location(ALIAS, os.path.join(package, "__init__.py"))
+    if os.path.exists(archive):
+        if not (_is_private(launch) and _is_private(os.path.dirname(archive))):
+            raise PermissionError(f"{launch} is not this user's own")
+        spec = importlib.machinery.PathFinder.find_spec(ALIAS, [archive])
+    else:
+        package = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inside")
+        spec = importlib.util.spec_from_file_location(ALIAS, os.path.join(package, "__init__.py"))
     assert spec is not None
     assert spec.loader is not None
     sys.modules[ALIAS] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[ALIAS])
     importlib.import_module(f"{ALIAS}.hooks").install(launch)
+
+
+def _is_private(folder: str) -> bool:
+    """Whether a folder, no link to one, is this user's, and closed to others."""
+    import stat
+
+    status = os.lstat(folder)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def _complain(launch: str, error: Exception) -> None:

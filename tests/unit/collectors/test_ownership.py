@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,12 +16,14 @@ import pytest
 
 from dpro.collectors.attach import copy_run
 from dpro.collectors.finish import finish
+from dpro.collectors.inject import _dpro_autoload
 from dpro.collectors.inside import records
 from dpro.collectors.inside.own import is_own
 from dpro.collectors.inside.recorder import Recorder
 from dpro.collectors.inside.records import RecordWriter
 from dpro.collectors.launch import Launch, RecordOptions, _claim, _environment, _make_raw, launches
 from dpro.collectors.ownership import ensure_mine
+from dpro.collectors.portable import COPY, is_out_of_reach, write_copy
 from dpro.errors import DproError, InputError, UsageError
 from dpro.opening import ensure_finished, open_path, readers
 from dpro.schema import STEPS
@@ -320,6 +324,65 @@ def test_job_finds_code_where_dpro_is_installed_and_none_in_the_run(tmp_path):
     assert not Path(code).is_relative_to(tmp_path)
     assert not os.path.lexists(name)
     assert Path(name).parent == Path(code)  # where only those may make it who may change dpro
+
+
+@pytest.fixture
+def copied(tmp_path):
+    launch = Launch(tmp_path / "run", "host-1")
+    _claim(launch.run)
+    _make_raw(launch)
+    write_copy(launch.raw)
+    return launch.raw / COPY
+
+
+def test_copy_for_containers_is_behind_the_installation_and_closed_to_others(copied):
+    launch = Launch(copied.parents[2], "host-1")
+    code, _, copy, *_ = _environment(launch, RecordOptions())["PYTHONPATH"].split(os.pathsep)
+    assert Path(code).name == "inject"
+    assert Path(copy) == copied
+    files = {path.name for path in copied.iterdir()}
+    assert files == {"_dpro_autoload.py", "dpro_recorder-0.dist-info", _dpro_autoload.ARCHIVE}
+    with zipfile.ZipFile(copied / _dpro_autoload.ARCHIVE) as archive:
+        assert f"{_dpro_autoload.ALIAS}/hooks.py" in archive.namelist()
+    assert all(not path.stat().st_mode & 0o077 for path in (copied, copied.parent, copied.parents[1]))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777, 0o755])
+def test_there_is_no_copy_where_others_could_put_one(tmp_path, mode):
+    above = tmp_path / "above"
+    (above / "run").mkdir(parents=True, mode=0o700)
+    above.chmod(mode)
+    assert is_out_of_reach(above / "run") is (mode in (0o1777, 0o755))
+
+
+def test_there_is_no_copy_below_a_folder_of_somebody_else(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    assert is_out_of_reach(tmp_path / "run")
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        found = list(real(path))
+        found[4] = OTHER if path == tmp_path else found[4]
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    assert not is_out_of_reach(tmp_path / "run")
+
+
+@pytest.mark.parametrize("which", [".", ".."])
+def test_copy_that_others_may_enter_is_not_loaded(copied, which):
+    (copied / which).resolve().chmod(0o750)
+    with pytest.raises(PermissionError, match="is not this user's own"):
+        _dpro_autoload._install(str(copied.parent), str(copied / _dpro_autoload.ARCHIVE))
+    assert _dpro_autoload.ALIAS not in sys.modules
+
+
+@pytest.mark.usefixtures("as_another")
+def test_copy_of_another_user_is_not_loaded(tmp_path):
+    (tmp_path / "recorder").mkdir()
+    (tmp_path / "recorder" / _dpro_autoload.ARCHIVE).write_bytes(b"code")
+    with pytest.raises(PermissionError, match="is not this user's own"):
+        _dpro_autoload._install(str(tmp_path), str(tmp_path / "recorder" / _dpro_autoload.ARCHIVE))
 
 
 # A real second user, as far as this one may become them.
