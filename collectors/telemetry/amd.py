@@ -203,7 +203,7 @@ class Gpus(SampledGpus):
         """The serial number of the chip; where that is not known, the library's uuid."""
         serial = str(self._library.amdsmi_get_gpu_asic_info(handle).get("asic_serial", "")).lower()
         digits = serial.removeprefix("0x")
-        if len(digits) == 16 and digits.strip("0"):
+        if len(digits) == 16 and digits.strip("0") and digits.strip("f"):  # else it is not known
             return digits
         return str(self._library.amdsmi_get_gpu_device_uuid(handle)).lower()
 

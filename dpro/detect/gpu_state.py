@@ -7,7 +7,7 @@ equally explains no straggler. No finding is made here, and none is taken away.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -101,25 +101,30 @@ class Gpus:
     Attributes:
         owned: `rank`, `host`, `device`: whole GPUs, no instances.
         rows: of `counters`, of these.
+        parted: `host`, `device`: those of which instances were sampled (MIG).
         steps: `rank`, `step`, `start_ns`, `end_ns`, `host`.
         models: by rank.
     """
 
     owned: pl.DataFrame
     rows: pl.DataFrame
+    parted: pl.DataFrame
     steps: pl.DataFrame
     models: dict[int, str]
 
 
 def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> Gpus:
     """What the tables of a run hold of its ranks' GPUs."""
-    owned = gpus_of_ranks(counters, workers).filter(~pl.col("device").str.contains("/", literal=True))
+    is_part = pl.col("device").str.contains("/", literal=True)
+    owned = gpus_of_ranks(counters, workers).filter(~is_part)
+    parts = counters.filter((pl.col("rank") < 0) & (pl.col("counter") == HEARTBEAT) & is_part)
     known = counters.filter((pl.col("rank") < 0) & pl.col("counter").is_in([*_KEPT, *_EVENTS]))
     hosts = workers.select("rank", "host").unique("rank")
     timed = steps.select("rank", "step", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     return Gpus(
         owned.select("rank", "host", "device"),
         known.join(owned.select("host", "device").unique(), on=["host", "device"], how="semi"),
+        parts.select("host", pl.col("device").str.split("/").list.first()).unique(),
         timed.join(hosts, on="rank"),
         dict(workers.select("rank", "gpu_name").iter_rows()),
     )
@@ -146,7 +151,8 @@ def with_gpus(
     gpus = gpus_of(steps, counters, workers)
     if gpus.owned.is_empty():
         return list(findings)
-    return [_explained(each, gpus) if _is_slow_rank(each) else each for each in findings]
+    states = _States(gpus)
+    return [_explained(each, gpus, states) if _is_slow_rank(each) else each for each in findings]
 
 
 def with_errors(
@@ -173,6 +179,18 @@ def with_errors(
     return told
 
 
+def errors_since(
+    steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, since: int
+) -> Iterator[str]:
+    """Errors that GPUs of the job report from a step on and did not before, a line each."""
+    gpus = gpus_of(steps.filter(pl.col("step") >= since), counters, workers)
+    begins = gpus.steps.group_by("host").agg(begin_ns=pl.col("start_ns").min() - AROUND_NS)
+    kind = ["host", "device", "counter", "value"]
+    earlier = gpus.rows.join(begins, on="host").filter(pl.col("time_ns") < pl.col("begin_ns"))
+    new = gpus.rows.join(earlier, on=kind, how="anti")
+    yield from _errors(replace(gpus, rows=new), gpus.owned["rank"].unique())
+
+
 def remedy_of_hold(what: str) -> str:
     """What to do where clocks are held down by something; empty where that is not known."""
     return next((hold.do for hold in HOLDS if what.endswith(f"held down by {hold.cause}")), "")
@@ -182,9 +200,9 @@ def _is_slow_rank(finding: Finding) -> bool:
     return finding.class_ in SLOW and finding.component_kind in ("rank", "ranks")
 
 
-def _explained(finding: Finding, gpus: Gpus) -> Finding:
+def _explained(finding: Finding, gpus: Gpus, states: _States) -> Finding:
     evidence, cause, confidence = list(finding.evidence), finding.cause, finding.confidence
-    holds = [told for rank in finding.ranks if (told := _held_down(gpus, rank))]
+    holds = [told for rank in finding.ranks[:MOST_LINES] if (told := _held_down(gpus, rank, states))]
     lines = [line for _, line in holds]
     of_gpu = next((hold for hold, _ in holds if hold), "")
     if of_gpu and finding.class_ == "slow.compute" and cause in ("", "kernels"):
@@ -197,7 +215,7 @@ def _explained(finding: Finding, gpus: Gpus) -> Finding:
     return replace(finding, evidence=tuple(evidence), cause=cause, confidence=confidence)
 
 
-def _held_down(gpus: Gpus, rank: int) -> tuple[str, str] | None:
+def _held_down(gpus: Gpus, rank: int, states: _States) -> tuple[str, str] | None:
     """What held the clocks of a rank's GPU down (empty if unknown) and evidence; None if nothing did."""
     peers = [
         peer
@@ -210,7 +228,7 @@ def _held_down(gpus: Gpus, rank: int) -> tuple[str, str] | None:
     for size in sizes if peers else []:
         if size < (FEWEST_STEPS if size < numbers.len() else 1):
             break
-        told = _compared(_state(gpus, int(numbers[-size])), rank, peers)
+        told = _compared(states.since(int(numbers[-size])), rank, peers)
         if told is not None:
             hold, line = told
             when = "" if size == numbers.len() else f"in the latest {size} steps "
@@ -220,18 +238,33 @@ def _held_down(gpus: Gpus, rank: int) -> tuple[str, str] | None:
     return unexplained
 
 
-def _state(gpus: Gpus, since: int) -> pl.DataFrame:
+class _States:
+    """What GPUs were in from a step on, worked out once for all ranks that are asked for."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+        kept = gpus.rows.filter(pl.col("counter").is_in(_KEPT))
+        self._rows = {host: rows for (host,), rows in kept.group_by("host")}
+        self._known: dict[int, pl.DataFrame] = {}
+
+    def since(self, step: int) -> pl.DataFrame:
+        """As `_state`."""
+        if step not in self._known:
+            self._known[step] = _state(self._gpus, self._rows, step)
+        return self._known[step]
+
+
+def _state(gpus: Gpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl.DataFrame:
     """`rank`, `device`, `host`, `counter`, `value`: share of the time or mean, from a step on."""
     extents = (
         gpus.steps.filter(pl.col("step") >= since)
         .group_by("host")
         .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     )
-    rows = gpus.rows.filter(pl.col("counter").is_in(_KEPT))
     parts = [
-        levels_in(rows.filter(host=host), Stretch(begin, end))
+        levels_in(rows[host], Stretch(begin, end))
         for host, begin, end in extents.sort("host").iter_rows()
-        if end > begin
+        if end > begin and host in rows
     ]
     if not parts:
         return pl.DataFrame(schema={"rank": pl.Int32, "counter": pl.String, "value": pl.Float64})
@@ -321,7 +354,9 @@ def _errors(
         error = error_of(counter, int(value))
         if not of_hardware or error.of == HARDWARE:
             times = "" if count == 1 else f" {count} times, first"
+            parted = not gpus.parted.filter(host=host, device=device).is_empty()
+            whose = " (the GPU is partitioned: it may be of another instance)" if parted else ""
             yield (
                 f"the GPU of rank {rank} ({device} on {host}): {name_of(counter, int(value))}{times} at "
-                f"{time_in_words(time_ns)}: {error.means}; do: {remedy_of(counter, int(value))}"
+                f"{time_in_words(time_ns)}{whose}: {error.means}; do: {remedy_of(counter, int(value))}"
             )

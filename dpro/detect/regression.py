@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import polars as pl
 
 from dpro.detect.changepoints import change_points
 from dpro.detect.findings import Finding
-from dpro.detect.gpu_state import remedy_of_hold
+from dpro.detect.gpu_state import errors_since, remedy_of_hold
 from dpro.detect.telemetry import Stretch, changes
 from dpro.replay.breakdown import kernel_totals
 from dpro.replay.host import host_facts
@@ -79,6 +80,7 @@ def find_regression(
         *_host_changes(host_facts(steps, counters), found),
         *_work_changes(read_spans, steps, found),
         *_with_first(cause, changed)[:LINES],
+        *islice(errors_since(steps, counters, workers, found.since), LINES),
     )
     if len(evidence) == 1:
         evidence += ("nothing else that was recorded tells what is different since then",)

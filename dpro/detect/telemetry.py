@@ -128,21 +128,22 @@ def _where(row: dict[str, object], owned: pl.DataFrame) -> str:
 def levels_in(rows: pl.DataFrame, stretch: Stretch) -> pl.DataFrame:
     """By series: `mean` over the time of a stretch, and `growth` per second, through resets."""
     begin, end = stretch
-    until = pl.col("time_ns").shift(-1).over(SERIES).fill_null(end).clip(begin, end)
+    until = pl.col("time_ns").shift(-1).over("series").fill_null(end).clip(begin, end)
     held = until - pl.col("time_ns").clip(begin, end)
-    grown = pl.col("value").diff().over(SERIES)
+    grown = pl.col("value").diff().over("series")
     grown = pl.when(grown < 0).then(pl.col("value")).otherwise(grown)
     inside = pl.col("time_ns").is_between(begin, end, closed="right")
     return (
         rows.sort(*SERIES, "time_ns")
+        .with_columns(series=pl.struct(SERIES).rle_id())  # one number in place of three texts
         .with_columns(held=held, grown=pl.when(inside).then(grown).fill_null(0.0))
-        .group_by(SERIES)
+        .group_by("series", maintain_order=True)
         .agg(
+            pl.col(SERIES).first(),
             mean=(pl.col("value") * pl.col("held")).sum() / pl.col("held").sum(),
             growth=pl.col("grown").sum() / ((end - begin) / _NS_PER_S),
             known=pl.col("held").sum() > 0,
         )
         .filter("known")
-        .drop("known")
-        .sort(SERIES)
+        .drop("series", "known")
     )

@@ -15,6 +15,8 @@ from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, STEPS, WORKERS, c
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.units import NS_PER_S
 from tests.unit.detect.calling import data_parallel, noisy, slower, tables
+from tests.unit.detect.hanging import OPEN, START_NS
+from tests.unit.detect.hanging import Job as Hanging
 
 BEGIN = 1_700_000_000 * 10**9
 STEPS_EACH = 40  # of 1 s
@@ -194,6 +196,11 @@ def test_a_gpu_that_was_lost_is_evidence_of_a_hang():
     assert "lost at" in line
 
 
+def test_an_error_of_a_partitioned_gpu_may_be_that_of_another_instance():
+    (line,) = errors(hang(), ("g1", "xid", [(END, 31.0)]), ("g1/p1", "sampling_us", [(0, 9.0)]))
+    assert "(the GPU is partitioned: it may be of another instance)" in line
+
+
 def test_an_error_long_before_the_last_steps_is_none():
     steps, workers = job()
     later = steps.with_columns(start_ns=pl.col("start_ns") + 3600 * NS_PER_S)
@@ -249,3 +256,26 @@ def test_diagnose_names_the_clocks_of_a_slow_rank_in_a_run_without_windows(tmp_p
     )
     assert any("held down by heat" in line for line in finding.evidence)
     assert not any("g0" in line for line in finding.evidence)
+
+
+def test_diagnose_quotes_the_error_of_the_gpu_beside_the_rank_that_all_wait_for(tmp_path):
+    made = Hanging(4)
+    made.call(range(4), range(4))
+    made.call([0, 2, 3], range(4), OPEN)
+    for rank in range(4):
+        made.dump(rank, saved_s=60)
+    hung_ns = START_NS + 2 * NS_PER_S
+    xid = pl.DataFrame({"device": ["g1"], "counter": ["xid"], "time_ns": [hung_ns], "value": [79.0]})
+    for table, frame in (
+        (COLLECTIVES, pl.DataFrame(made.rows)),
+        (PROCESS_GROUPS, pl.DataFrame(made.groups)),
+        (COUNTERS, xid.with_columns(host=pl.lit("n1"))),
+        (WORKERS, job()[1]),
+    ):
+        write_part(tmp_path / "run", table, "all", conform(table, frame))
+    write_manifest(
+        tmp_path / "run", Manifest(world_size=4, ranks=[0, 1, 2, 3], created_by="dpro record test")
+    )
+    (finding,) = Analysis(open_run(tmp_path / "run")).verdict[0]
+    assert (finding.class_, finding.ranks) == ("hang.host", (1,))
+    assert "XID 79 at 00:16:42.000 UTC: the GPU has fallen off the bus" in finding.evidence[-1]

@@ -148,6 +148,19 @@ def test_throttling_that_begins_with_the_slower_steps_is_the_cause_and_has_a_rem
     assert finding.cause == ""
 
 
+def test_errors_that_gpus_report_only_since_then_are_evidence():
+    steps = job(slower_from(150, 1.3))
+    change = int(steps.filter(pl.col("step") == 150)["start_ns"][0]) - BEGIN
+    second = 1_000_000_000
+    parts = [counter("sampling_us", [(0, 50.0)], device=f"uuid-{number}") for number in (7, 8, 9)]
+    parts.append(counter("xid", [(change + second, 92.0), (change + 2 * second, 92.0)], device="uuid-8"))
+    parts.append(counter("xid", [(-3600 * second, 63.0), (change + second, 63.0)], device="uuid-7"))
+    parts.append(counter("xid", [(change + second, 79.0)], device="uuid-9"))  # another job's
+    (finding,) = findings(steps, pl.concat(parts))
+    assert len(finding.evidence) == 2
+    assert "the GPU of rank 1 (uuid-8 on n1): XID 92 2 times, first at" in finding.evidence[1]
+
+
 def test_growing_counters_are_compared_by_their_rate_through_resets():
     steps = job(slower_from(150, 1.3))
     change = int(steps.filter(pl.col("step") == 150)["start_ns"][0]) - BEGIN

@@ -178,8 +178,13 @@ def test_a_driver_that_reports_no_events_just_waits(opened):
 
 def test_chips_without_a_number_of_their_own_have_the_librarys_uuid(opened):
     parts = [FakeGpu(uuid="FF00-1"), FakeGpu(uuid="FF00-2"), FakeGpu("", uuid="FF00-3")]
-    gpus, _ = opened(FakeLibrary(*parts))
-    assert [sample.device for sample in gpus.read(False)] == ["a1b2c3d4e5f60718", "ff00-2", "ff00-3"]
+    gpus, _ = opened(FakeLibrary(*parts, FakeGpu(16 * "f", uuid="FF00-4")))
+    assert [sample.device for sample in gpus.read(False)] == [
+        "a1b2c3d4e5f60718",
+        "ff00-2",
+        "ff00-3",
+        "ff00-4",
+    ]
 
 
 def test_a_gpu_that_cannot_be_opened_is_named(opened):
