@@ -14,7 +14,7 @@ TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-ur
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint typecheck imports build docs screenshots samples clean
+.PHONY: help demo test test-slow gpu gpu-wheels lint typecheck imports build docs screenshots samples clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,25 @@ test: $(VENV)/dev.stamp  ## the tests, without the slow ones
 
 test-slow: $(VENV)/dev.stamp  ## all tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# On a machine with a GPU: its own Python, which has the CUDA build of PyTorch. docs/gpu.md says what to look at.
+GPU_PYTHON ?= python3
+GPU_FOLDER ?= build/gpu
+gpu:  ## what only a GPU can say: costs, fit, predictions and faults there, in stages of minutes
+	for stage in facts overhead replay pairs ranks; do \
+	  $(GPU_PYTHON) benchmarks/gpu.py -o $(GPU_FOLDER) --only $$stage > /dev/null; test $$? -lt 2 || exit 2; \
+	done
+	$(GPU_PYTHON) benchmarks/gpu.py --table $(GPU_FOLDER)/gpu.json
+	! $(GPU_PYTHON) -c 'import pytest' 2>/dev/null || $(GPU_PYTHON) -m pytest -m "" tests/gpu
+
+# For machines with a GPU and without a network, whose Python lacks what dpro needs.
+GPU_WHEELS := isal msgspec polars polars-runtime-32
+gpu-wheels: $(VENV)/dev.stamp  ## what dpro needs for Python 3.12 on x86-64, into build/wheels
+	rm -rf build/wheels
+	$(BIN)/python -m pip download -q --disable-pip-version-check -c constraints.txt --no-deps \
+	  --only-binary=:all: --python-version 3.12 --implementation cp --platform manylinux2014_x86_64 \
+	  --platform manylinux_2_28_x86_64 -d build/wheels $(GPU_WHEELS)
+	du -ch build/wheels/*.whl | tail -1
 
 lint: $(VENV)/dev.stamp  ## style and format
 	$(BIN)/ruff check

@@ -31,6 +31,7 @@ TINY = {
     "diagnosis_operations": ["--cases", "1", "--json"],
     "edges": [SAMPLE, "--json"],
     "edits": [SAMPLE, "--rounds", "1", "--edit", "no-comm", "heal:rank=1"],
+    "gpu": ["--dry-run", "-o", "gpu", "--only", "facts.versions,replay.gpt-bf16", "--json"],
     "engine": ["--only", "small", "--scenarios", "2", "--json"],
     "import_kineto": ["trace.json.gz", "--rounds", "1", "--json"],
     "overhead": ["--rounds", "1", "--steps", "40", "--short", "500", "--long", "500", "--json"],

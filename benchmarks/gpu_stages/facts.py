@@ -1,0 +1,367 @@
+"""Facts about profiling a GPU: what recording rests on, and what it does to a job that trains on.
+
+Each check is a process: a profiler that was started once changes the process for good, and a driver that
+takes one with it takes no other.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import inspect
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_stages.check import Bench, Check
+
+if TYPE_CHECKING:
+    from gpu_stages.device import Gpu, Rehearsal
+
+CUDA_EVENT_ACTIVITY = 36  # CUPTI_ACTIVITY_KIND_CUDA_EVENT of cupti_activity.h
+
+
+def versions(bench: Bench) -> None:
+    """What is installed, and what this PyTorch can do."""
+    import torch
+    from torch.autograd.profiler import _ExperimentalConfig
+
+    c10d = torch._C._distributed_c10d
+    options = (_ExperimentalConfig.__init__.__doc__ or "").replace(":", " ").replace(",", " ").split()
+    bench.say(
+        "versions",
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        nccl=_nccl_version(),
+        activities=sorted(str(each) for each in torch.profiler.supported_activities()),
+        trace_only="trace_only" in options,
+        handlers=sorted(getattr(c10d, "_get_handler_names", list)()),
+        dumps=sorted(name for name in dir(c10d) if name.startswith("_dump_")),
+    )
+    if not bench.dry:
+        properties = torch.cuda.get_device_properties(0)
+        bench.say(
+            "gpu",
+            name=properties.name,
+            uuid=str(getattr(properties, "uuid", "")),
+            visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            multiprocessors=properties.multi_processor_count,
+            memory_bytes=properties.total_memory,
+        )
+
+
+def _nccl_version() -> str:
+    import torch
+
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except Exception as error:  # a build without NCCL
+        return f"none: {error}"
+
+
+def nvml(bench: Bench) -> None:
+    """What the sampler reads of a busy GPU, at its usual period and at twenty times that."""
+    from dpro.collectors.telemetry.nvml import Gpus
+    from gpu_stages.device import device_of
+
+    complaints: list[str] = []
+    try:
+        gpus = Gpus(complaints.append)
+    except Exception as error:
+        bench.say("nvml", bar="GPUs are sampled", holds=False, why=f"{type(error).__name__}: {error}")
+        return
+    device = device_of(bench.dry)
+    for hz in (1, 20):
+        costs, counters = [], collections.Counter()
+        for number in range(bench.few(4 * hz if hz == 1 else 60, 2)):
+            device.spin(900 / hz)
+            for sample in gpus.read(number == 0):
+                costs.append(sample.values.get("sampling_us", 0.0))
+                counters.update(sample.values.keys())
+            time.sleep(bench.few(1, 0) / hz)
+        device.sync()
+        cost_us = statistics.median(costs) if costs else 0.0
+        bench.say(
+            f"nvml at {hz} Hz", n=len(costs), sampling_us=cost_us, worst_us=max(costs, default=0.0),
+            share_of_a_core_pct=cost_us * hz / 1e4, counters=sorted(counters),
+        )  # fmt: skip
+    bench.say("refused", complaints=complaints, fields=_refused_fields())
+    query = "uuid,clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu,mig.mode.current"
+    done = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    bench.say("nvidia-smi", asked=query, said=done.stdout.strip() or done.stderr.strip())
+
+
+def _refused_fields() -> list[str]:
+    """The field values that this driver has none for, with what it says instead."""
+    import pynvml
+
+    from dpro.collectors.telemetry import nvml as reader
+
+    fields = [*reader._FIELDS, reader._LINK_COUNT, *reader._LINK_FIELDS]
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    values = pynvml.nvmlDeviceGetFieldValues(handle, [(each.identifier, each.scope) for each in fields])
+    return [
+        f"{field.counter} ({field.identifier}): {pynvml.NVMLError(value.nvmlReturn)}"
+        for field, value in zip(fields, values)
+        if value.nvmlReturn
+    ]
+
+
+# What a window costs, and what steps cost after it.
+
+
+def a_step(device: Gpu | Rehearsal, bound: str, dry: bool) -> Callable[[], None]:
+    """A step that launches much and computes little, or the other way round."""
+    import torch
+
+    if bound == "launch":
+        small = torch.ones(256, device=device.name)
+
+        def launches() -> None:
+            for _ in range(4 if dry else 100):
+                small.mul_(1.0001).add_(0.1)
+
+        return launches
+    size = 64 if dry else 8192
+    left = torch.randn(size, size, device=device.name, dtype=torch.bfloat16)
+    right = torch.randn(size, size, device=device.name, dtype=torch.bfloat16)
+    out = torch.empty_like(left)
+
+    def computes() -> None:
+        for _ in range(4):
+            torch.mm(left, right, out=out)
+
+    return computes
+
+
+def window_costs(bench: Bench, bound: str, graph: bool, teardown: bool, sync_events: bool) -> None:
+    """Start and stop Kineto three times, with training steps before, between and after."""
+    os.environ["TEARDOWN_CUPTI"] = str(int(teardown))
+    from gpu_stages.device import device_of, timed
+
+    device = device_of(bench.dry)
+    step = a_step(device, bound, bench.dry)
+    if graph:
+        step = device.captured(step)
+    steps = bench.few(1000 if bound == "launch" else 250, 3)
+    timed(device, step, steps)
+    before, again = timed(device, step, steps), timed(device, step, steps)
+    noise = max(abs(one / other - 1) for one, other in zip(before, again))
+    for number in range(3):
+        costs = _window(bench.folder / "window.json", device, step, sync_events)
+        after = timed(device, step, steps)
+        ratios = [new / ((one + other) / 2) for new, one, other in zip(after, before, again)]
+        bar = 1.01 + noise
+        bench.say(
+            f"window {number + 1}", n=steps, **costs, before_ms=before[0], after_ms=after[0],
+            after_to_before_event=ratios[0], after_to_before_wall=ratios[1], noise=noise,
+            bar=f"steps after a window ≤ {bar:.3f} of those before", holds=max(ratios) <= bar,
+        )  # fmt: skip
+
+
+def _window(path: Path, device: Gpu | Rehearsal, step: Callable[[], None], sync: bool) -> dict[str, float]:
+    """The milliseconds that the parts of a window of two steps take, and what it saw."""
+    from gpu_stages.device import stopwatch
+
+    profiler = kineto(device, sync)
+    with stopwatch() as prepare:
+        profiler._prepare_trace()
+    with stopwatch() as start:
+        profiler._start_trace()
+    with stopwatch() as steps:
+        step()
+        step()
+    with stopwatch() as synchronise:
+        device.sync()
+    with stopwatch() as stop:
+        profiler.__exit__(None, None, None)
+    with stopwatch() as save:
+        profiler.kineto_results.save(str(path))
+    kinds = collections.Counter(event.get("cat", "") for event in events_of(path))
+    return {
+        "prepare_ms": prepare[0], "start_ms": start[0], "steps_ms": steps[0], "sync_ms": synchronise[0],
+        "stop_ms": stop[0], "save_ms": save[0], "kernels": kinds["kernel"],
+        "runtime_calls": kinds["cuda_runtime"] + kinds["cuda_driver"], "sync_events": kinds["cuda_sync"],
+    }  # fmt: skip
+
+
+def kineto(device: Gpu | Rehearsal, sync_events: bool) -> Any:
+    """The profiler's lower half, as windows use it."""
+    from torch.autograd.profiler import _ExperimentalConfig, profile
+
+    on_gpu = device.name == "cuda"
+    extra: dict[str, bool] = {"enable_cuda_sync_events": sync_events and on_gpu}
+    if "trace_only" in (_ExperimentalConfig.__init__.__doc__ or ""):
+        extra["trace_only"] = True
+    config = _ExperimentalConfig(**extra)
+    names = inspect.signature(profile.__init__).parameters
+    device_word = {"use_device": "cuda" if on_gpu else None} if "use_device" in names else {}
+    return profile(use_kineto=True, experimental_config=config, **device_word)
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    """The events of a Kineto file."""
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8", errors="replace"))[
+        "traceEvents"
+    ]
+    return found
+
+
+# What a window sees.
+
+
+def queued_kernels(bench: Bench) -> None:
+    """Start a window while kernels wait in the queue: which of them are in the trace?"""
+    import torch
+
+    from gpu_stages.device import device_of
+
+    device, path = device_of(bench.dry), bench.folder / "queued.json"
+    early, late = torch.ones(1000, device=device.name), torch.ones(1000, device=device.name)
+    for number in range(2):  # the second window starts with CUPTI attached
+        device.sync()
+        device.spin(200)
+        for _ in range(50):
+            torch.neg(early, out=early)
+        profiler = kineto(device, True)
+        profiler._prepare_trace()
+        profiler._start_trace()
+        for _ in range(50):
+            torch.exp(late, out=late)
+        device.sync()
+        profiler.__exit__(None, None, None)
+        profiler.kineto_results.save(str(path))
+        events = events_of(path)
+        kernels = [event for event in events if event.get("cat") == "kernel"]
+        calls = {
+            event["args"].get("correlation")
+            for event in events
+            if event.get("cat") in ("cuda_runtime", "cuda_driver") and "args" in event
+        }
+        seen = [event for event in kernels if "neg" in event["name"]]
+        bench.say(
+            f"queue at the start of window {number + 1}", n=50,
+            queued_before_and_recorded=len(seen),
+            of_those_with_a_launch=sum(event["args"].get("correlation") in calls for event in seen),
+            launched_within_and_recorded=sum("exp" in event["name"] for event in kernels),
+        )  # fmt: skip
+
+
+def sync_correlation(bench: Bench, own_activity: bool) -> None:
+    """Streams that wait for events: does the trace say which record each of them waited for?"""
+    import torch
+
+    from gpu_stages.device import device_of
+
+    device, path = device_of(bench.dry), bench.folder / "sync.json"
+    stream, value = device.stream(), torch.ones(1000, device=device.name)
+    profiler = kineto(device, True)
+    profiler._prepare_trace()
+    profiler._start_trace()
+    enabled = _enable_cuda_events() if own_activity and not bench.dry else None
+    for _ in range(10):
+        value.add_(1)
+        ready = device.event()
+        ready.record()
+        stream.wait_event(ready)
+        with device.on(stream):
+            value.add_(1)
+            done = device.event()
+            done.record(stream)
+        done.synchronize()
+    stream.synchronize()
+    device.sync()
+    profiler.__exit__(None, None, None)
+    profiler.kineto_results.save(str(path))
+    syncs = [event for event in events_of(path) if event.get("cat") == "cuda_sync"]
+    kinds = collections.Counter(event["name"] for event in syncs)
+    records = [event["args"].get("wait_on_cuda_event_record_corr_id", -1) for event in syncs]
+    streams = [event["args"].get("wait_on_stream", -1) for event in syncs]
+    bench.say(
+        "sync events", n=len(syncs), kinds=dict(kinds), cupti_event_activity=enabled,
+        with_a_record=sum(int(each) >= 0 for each in records),
+        with_a_stream=sum(int(each) >= 0 for each in streams),
+        fields=sorted({name for event in syncs for name in event["args"]}),
+    )  # fmt: skip
+
+
+def _enable_cuda_events() -> str:
+    """Turn CUPTI's own activity for events on, which Kineto leaves off; what CUPTI says to that."""
+    loaded = [
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        if "libcupti.so" in line
+    ]
+    if not loaded:
+        return "no libcupti in this process"
+    return f"cuptiActivityEnable returned {ctypes.CDLL(loaded[0]).cuptiActivityEnable(CUDA_EVENT_ACTIVITY)}"
+
+
+def step_events(bench: Bench) -> None:
+    """What an event at each step's end costs the host, and whether it is ready two steps later."""
+    import torch
+
+    from gpu_stages.device import device_of
+
+    device = device_of(bench.dry)
+    for bound in ("launch", "gpu"):
+        step = a_step(device, bound, bench.dry)
+        steps, pending, late = bench.few(200, 3), collections.deque(), 0
+        record_ns, query_ns = [], []
+        device.sync()
+        for _ in range(steps):
+            step()
+            event = device.event()
+            begun = time.perf_counter_ns()
+            event.record()
+            record_ns.append(time.perf_counter_ns() - begun)
+            pending.append(event)
+            if len(pending) > 2:
+                begun = time.perf_counter_ns()
+                late += not pending.popleft().query()
+                query_ns.append(time.perf_counter_ns() - begun)
+        device.sync()
+        bench.say(
+            f"events, {bound}-bound", n=steps, record_us=statistics.median(record_ns) / 1e3,
+            query_us=statistics.median(query_ns or [0]) / 1e3, not_ready_two_steps_later=late,
+            initialised=torch.cuda.is_initialized(),
+        )  # fmt: skip
+
+
+def _window_checks() -> list[Check]:
+    variants = [
+        # First what jobs get today, then what could be changed about it.
+        ("launch", False, False, True), ("gpu", False, False, True), ("launch", True, False, True),
+        ("launch", False, True, True), ("launch", True, True, True), ("launch", False, False, False),
+        ("gpu", False, True, True), ("gpu", True, False, True),
+    ]  # fmt: skip
+    checks = []
+    for bound, graph, teardown, sync in variants:
+        words = [bound, "graph" if graph else "eager", *(["teardown"] if teardown else [])]
+        words += [] if sync else ["no-sync-events"]
+        asks = "what do the parts of a window cost, and are steps slower after it?"
+        run = functools.partial(window_costs, bound=bound, graph=graph, teardown=teardown, sync_events=sync)
+        checks.append(Check("facts", "-".join(["window", *words]), asks, run, 45))
+    return checks
+
+
+CHECKS = (
+    Check("facts", "versions", "what is installed, and what can it do?", versions, 60),
+    Check("facts", "queued-kernels", "are kernels that were queued before the start recorded?",
+          queued_kernels, 45),
+    Check("facts", "sync-correlation", "do sync events say what was waited for?",
+          functools.partial(sync_correlation, own_activity=False), 45),
+    *_window_checks(),
+    Check("facts", "sync-correlation-own", "do they with CUPTI's activity for events on?",
+          functools.partial(sync_correlation, own_activity=True), 45),
+    Check("facts", "step-events", "what does a timing event per step cost?", step_events, 45),
+    Check("facts", "nvml", "what does the driver refuse, and what does asking cost?", nvml, 45),
+)  # fmt: skip

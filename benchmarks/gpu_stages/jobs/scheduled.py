@@ -1,0 +1,45 @@
+"""A job with a profiler of its own: torch.profiler with a schedule of waiting, warming up and recording.
+
+python scheduled.py [--steps 60]
+
+It prints one line of JSON in the end: how many traces its own profiler has made, and the events in each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.profiler import profile, schedule
+
+
+def main() -> None:
+    """Train under the profiler, and print what it has seen."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(10))).to(options.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch, folder = torch.randn(32, 128, device=options.device), Path(tempfile.mkdtemp())
+
+    def keep(profiler: profile) -> None:
+        profiler.export_chrome_trace(str(folder / f"{profiler.step_num}.json"))
+
+    with profile(schedule=schedule(wait=4, warmup=1, active=3), on_trace_ready=keep) as profiler:
+        for _ in range(options.steps):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            profiler.step()
+    traces = [json.loads(path.read_text(encoding="utf-8"))["traceEvents"] for path in folder.iterdir()]
+    kernels = [sum(event.get("cat") == "kernel" for event in trace) for trace in traces]
+    print(json.dumps({"traces": len(traces), "events": sorted(map(len, traces)), "kernels": kernels}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What recording costs a job on a GPU: whole jobs in turns, plain, plain again and recorded.
+
+The script times itself by its own events on the GPU and by the host's clock. Each round runs every way
+once, in an order of its own; a ratio is that of a way to the mean of the round's two plain jobs. The two
+plain jobs of a round against each other are the noise that a bar of half a per cent has to be read against.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from gpu_stages.check import Bench, Check, supports
+
+NEVER = 10**9
+BARS = {"always-on": 1.005, "default windows": 1.01}
+# Student's t for 95%, by the number of rounds.
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
+KEYS = {"event": "event_mean_ms", "wall": "wall_mean_ms"}
+
+
+def ways_of(dry: bool) -> dict[str, list[Any] | None]:
+    """Options of `dpro record` by way; None is a job that is not recorded."""
+    never = ["--no-windows"] if supports("--no-windows") else ["--every", NEVER, "--skip", NEVER]
+    ways: dict[str, list[Any] | None] = {
+        "plain": None,
+        "plain again": None,
+        "always-on": never,
+        "default windows": [],
+        "profiler by hand": None,
+        "a window every 50 steps": ["--every", 50],
+    }
+    if dry:
+        del ways["a window every 50 steps"]
+    return ways
+
+
+def in_turns(bench: Bench, job: str, steps: int, rounds: int) -> None:
+    """Run a job in all ways, round after round, for as long as there is time."""
+    arguments: list[object] = [job, "--steps", bench.few(steps, 12)]
+    arguments += ["--tiny"] if bench.dry else ["--bf16", "--fused"] if job == "gpt" else []
+    ways = ways_of(bench.dry)
+    measured: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    slowest_s = 0.0
+    for number in range(bench.few(rounds, 1)):
+        if number and bench.left_s < 1.1 * slowest_s:
+            break
+        before_s = bench.left_s
+        for way in random.Random(number).sample(list(ways), len(ways)):
+            figures = one_job(bench, way, ways[way], arguments)
+            measured[way].append(figures)
+        slowest_s = max(slowest_s, before_s - bench.left_s)
+        report(bench, measured)
+
+
+def one_job(bench: Bench, way: str, options: list[Any] | None, arguments: list[object]) -> dict[str, float]:
+    """What a job says of its own steps."""
+    command = bench.job("train.py", *arguments, *(["--by-hand"] if way == "profiler by hand" else []))
+    if options is None:
+        return bench.run(command).ensure().last_json()
+    run, done = bench.record("run", command, options)
+    figures = done.ensure().last_json()
+    facts = bench.ask("info", run)
+    windows = facts.get("windows") or {}
+    return figures | {"windows": windows.get("count", 0), "recorded_steps": facts.get("steps", 0)}
+
+
+def report(bench: Bench, measured: dict[str, list[dict[str, float]]]) -> None:
+    """A line per way and clock of the rounds so far."""
+    plain, again = measured["plain"], measured["plain again"]
+    for clock, key in KEYS.items():
+        noise = [two[key] / one[key] for one, two in zip(plain, again)]
+        whole = [(one[key] + two[key]) / 2 for one, two in zip(plain, again)]
+        worst = max(abs(ratio - 1) for ratio in noise)
+        bench.say(
+            f"{clock}: plain against plain", n=len(noise), ratio=statistics.median(noise), worst=worst,
+            step_ms=statistics.median(whole),
+        )  # fmt: skip
+        for way, each in measured.items():
+            if way.startswith("plain"):
+                continue
+            ratios = [mine[key] / base for mine, base in zip(each, whole)]
+            low, high = interval(ratios)
+            bar, ratio = BARS.get(way), statistics.median(ratios)
+            bench.say(
+                f"{clock}: {way}", n=len(ratios), ratio=ratio, low=low, high=high, noise=worst,
+                windows=statistics.median(figures.get("windows", 0) for figures in each),
+                settled=bar is not None and (high <= bar or low > bar),
+                bar=f"≤ {bar:g} of plain" if bar else "", holds=ratio <= bar if bar else None,
+            )  # fmt: skip
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """Student's 95% interval of the mean of the ratios' logarithms; without bounds for a single one."""
+    if len(ratios) < 2:
+        return 0.0, math.inf
+    logs = [math.log(ratio) for ratio in ratios]
+    width = STUDENT.get(len(logs), 2.3) * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle = statistics.fmean(logs)
+    return math.exp(middle - width), math.exp(middle + width)
+
+
+def _check(name: str, job: str, steps: int, limit_s: float) -> Check:
+    run: Callable[[Bench], None] = functools.partial(in_turns, job=job, steps=steps, rounds=6)
+    return Check("overhead", name, "what do always-on recording and windows cost a step?", run, limit_s)
+
+
+CHECKS = (_check("small-launches", "small", 1000, 190), _check("gpt", "gpt", 300, 330))

@@ -1,0 +1,142 @@
+"""Changes to real jobs of a GPU: predicted by the replay, measured by dpro, and timed by the script itself.
+
+Each change is tried by `dpro try` on a job that it should matter to, once as the job is, whose host runs
+far ahead of the GPU, and once with `.item()` in each step, which makes the host wait. A larger batch is no
+change that dpro makes: the script does, and `dpro whatif` predicts it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from gpu_stages.check import Bench, Check
+
+STEPS = 120
+GPT: list[object] = ["gpt", "--layers", 6, "--batch", 4, "--length", 512]
+LOADED: list[object] = ["resnet", "--bf16", "--batch", 64, "--loader", "--sample-work", 2]
+# The change, and the job it is made to.
+CHANGES: dict[str, tuple[str, list[object]]] = {
+    "fused-optimizer": ("optimizer:impl=fused", [*GPT, "--bf16"]),
+    "bf16": ("precision:dtype=bf16", GPT),
+    "workers": ("workers:count=4", LOADED),
+    "gc": ("gc", ["small", "--objects", 1_000_000]),
+    "pinned-memory": ("dataloader:pin_memory=true", [*LOADED, "--workers", 8]),
+    "compile": ("compile", [*GPT, "--bf16"]),
+    "reduce-overhead": ("compile:mode=reduce-overhead", ["small"]),
+}
+REHEARSED = {  # pinned memory needs an accelerator, and a compiler takes its time
+    "dataloader:pin_memory=true": "dataloader:prefetch_factor=4",
+    "compile": "optimizer:impl=foreach",
+    "compile:mode=reduce-overhead": "optimizer:impl=foreach",
+}
+INSIDE = "what was measured is within the predicted interval, and within 5% of the truth"
+
+
+def arguments_of(bench: Bench, job: list[object], item: bool) -> list[object]:
+    """The words of a job."""
+    words = [*job, "--steps", bench.few(STEPS, 40), *(["--item-every", 1] if item else [])]
+    if bench.dry:
+        words += ["--tiny"]
+        if "--objects" in words:
+            words[words.index("--objects") + 1] = 1000
+        if "--workers" in words:
+            words[words.index("--workers") + 1] = 1
+    return words
+
+
+def variables(bench: Bench) -> dict[str, object]:
+    """A ledger of its own, so that no try widens the interval of the next one."""
+    return {"XDG_DATA_HOME": bench.folder / "data"}
+
+
+def tried(bench: Bench, change: str, job: list[object], item: bool) -> None:
+    """Try a change, and hold what dpro measured against the script's own events."""
+    command = bench.job("train.py", *arguments_of(bench, job, item))
+    folder = bench.folder / "try"
+    edit = REHEARSED.get(change, change) if bench.dry else change
+    done = bench.dpro(
+        "try", edit, "--json", "--repeats", 1, "-o", folder, "--", *command,
+        limit_s=150, variables=variables(bench),
+    )  # fmt: skip
+    said = done.ensure().last_json()
+    before, after = (truth(folder, side) for side in ("baseline", "changed"))
+    measured, base_ms = said["measured"]["ms"], said["baseline_ms"]
+    true_ratio, ratio = after / before, measured / base_ms
+    predicted = said["predicted"]
+    bench.say(
+        change, n=said["pairs"], predicted=predicted["ms"] / base_ms if predicted else None,
+        low=predicted["low_ms"] / base_ms if predicted else None,
+        high=predicted["high_ms"] / base_ms if predicted else None, why_not=said["not_predicted"],
+        measured=ratio, truth=true_ratio, before_ms=base_ms, true_before_ms=before, verdict=said["verdict"],
+        prediction_off_pct=100 * (predicted["ms"] / base_ms / true_ratio - 1) if predicted else None,
+        measured_off_pct=100 * (ratio / true_ratio - 1), bar=INSIDE,
+        holds=said["inside_interval"] is not False and abs(ratio / true_ratio - 1) <= 0.05,
+    )  # fmt: skip
+
+
+def truth(folder: Path, side: str) -> float:
+    """Milliseconds per step by the script's own events: median over its runs.
+
+    Raises:
+        RuntimeError: a script has said nothing.
+    """
+    medians = []
+    for log in sorted(folder.glob(f"{side}-*.log")):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        medians += [
+            json.loads(line)["event_median_ms"] for line in lines if line.startswith('{"event_mean_ms"')
+        ]
+    if not medians:
+        raise RuntimeError(f"the script has not timed itself: {side}")
+    return statistics.median(medians)
+
+
+def larger_batch(bench: Bench, item: bool) -> None:
+    """Twice the batch: predicted from the one recording, measured in the other."""
+    sides: dict[str, Any] = {}
+    for name, size in (("before", 4), ("after", 8)):
+        job = ["gpt", "--layers", 6, "--length", 512, "--bf16", "--batch", size]
+        command = bench.job("train.py", *arguments_of(bench, job, item))
+        options = ["--window-steps", 5, "--skip", 10, "--memory"]
+        run, done = bench.record(name, command, options, variables=variables(bench))
+        sides[name] = run, done.ensure().last_json(), bench.ask("info", run)
+    said = bench.ask("whatif", sides["before"][0], "--edit", "batch:factor=2", limit_s=90)
+    times = {name: facts["step_time"]["typical_ms"] for name, (_, _, facts) in sides.items()}
+    true_ratio = sides["after"][1]["event_median_ms"] / sides["before"][1]["event_median_ms"]
+    measured = times["after"] / times["before"]
+    figures = {
+        "measured": measured,
+        "truth": true_ratio,
+        "measured_off_pct": 100 * (measured / true_ratio - 1),
+    }
+    if not said["predictions"]:
+        bench.say("batch:factor=2", **figures, why_not=str(said.get("refused")), bar=INSIDE, holds=False)
+        return
+    [prediction], base_ms = said["predictions"], said["baseline_ms"]
+    predicted, low, high = (prediction[f"{name}_ms"] / base_ms for name in ("predicted", "low", "high"))
+    bench.say(
+        "batch:factor=2", **figures, predicted=predicted, low=low, high=high,
+        prediction_off_pct=100 * (predicted / true_ratio - 1), bar=INSIDE,
+        holds=low <= measured <= high and abs(measured / true_ratio - 1) <= 0.05,
+    )  # fmt: skip
+
+
+def _checks() -> list[Check]:
+    checks = []
+    for name, (change, job) in CHANGES.items():
+        for item in (False, True):
+            run = functools.partial(tried, change=change, job=job, item=item)
+            asks = f"is {change} predicted and measured right{', with .item() in each step' * item}?"
+            checks.append(Check("pairs", f"{name}{'-item' * item}", asks, run, 150))
+    for item in (False, True):
+        run = functools.partial(larger_batch, item=item)
+        asks = f"is a larger batch predicted right{', with .item() in each step' * item}?"
+        checks.append(Check("pairs", f"batch{'-item' * item}", asks, run, 120))
+    return checks
+
+
+CHECKS = tuple(_checks())

@@ -1,0 +1,72 @@
+"""Ending all that was started: ranks and sidecars are in sessions of their own, which no group reaches.
+
+Every process that the benchmark starts carries a mark in its environment, which its children inherit. What
+still carries the mark of a check when that is over is a leftover of it, whoever its parent is by then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "DPRO_GPU_CHECK"
+
+
+def new_mark() -> str:
+    """A mark that no other process has."""
+    return uuid.uuid4().hex
+
+
+def marked(environment: dict[str, str], mark: str | None = None) -> dict[str, str]:
+    """An environment with a mark: the one given, or that of this process."""
+    mark = mark or os.environ.get(MARK, "")
+    return environment | ({MARK: mark} if mark else {})
+
+
+def carriers(mark: str) -> list[int]:
+    """The processes that carry a mark and live, without this one."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int(folder.name) != os.getpid() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def end_carriers(mark: str, patience_s: float = 0.0) -> int:
+    """Kill all that carry a mark.
+
+    Args:
+        mark: theirs.
+        patience_s: how long they may take to end by themselves: a sidecar has tables to write.
+
+    Returns:
+        How many had to be killed.
+    """
+    deadline = time.monotonic() + patience_s
+    while (left := carriers(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    killed = set()
+    for _ in range(20):  # what is being started just now shows at the next look
+        if not left:
+            break
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        time.sleep(0.05)
+        left = carriers(mark)
+    return len(killed)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the group of a process, and wait for the process, but not for ever."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):  # a process within the driver may not end at all
+        process.wait(10)

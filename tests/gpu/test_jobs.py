@@ -1,0 +1,56 @@
+"""Recorded jobs on a real GPU: they end as they would, and the recording holds what it should."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from dpro.schema import SPANS, STEPS
+from tests.jobs import ROOT, record
+
+JOBS = ROOT / "benchmarks" / "gpu_stages" / "jobs"
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("gpu")]
+
+
+def job(script: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(JOBS / script), *map(str, arguments)]
+
+
+def test_windows_of_a_gpu_job_hold_kernels_with_their_launches(tmp_path):
+    command = job("train.py", "gpt", "--tiny", "--steps", 60)
+    run, done = record(tmp_path, command, "--every", "20", "--window-steps", "3")
+    assert done.returncode == 0, done.stderr
+    spans = run.table(SPANS)
+    kernels = spans.filter(spans["kind"] == "kernel")
+    assert kernels.height > 0
+    launched = kernels["correlation"].is_in(spans.filter(spans["kind"] == "runtime")["correlation"].implode())
+    assert launched.mean() > 0.9
+
+
+def test_steps_of_a_gpu_job_have_times_of_the_device(tmp_path):
+    run, done = record(tmp_path, job("train.py", "gpt", "--tiny", "--steps", 60), "--every", "1000")
+    assert done.returncode == 0, done.stderr
+    steps = run.table(STEPS)
+    assert "gpu_step_ns" in steps.columns
+    known = steps["gpu_step_ns"].fill_null(-1) > 0
+    assert known.mean() > 0.8
+
+
+@pytest.mark.parametrize("warmups", [3, 5, 6, 11])
+def test_a_captured_step_lives_through_windows(tmp_path, warmups):
+    command = job("captured.py", "--warmups", warmups, "--steps", 200)
+    _, done = record(tmp_path, command, "--skip", "2", "--every", "4")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"replays": 200, "finite": True}
+
+
+@pytest.mark.parametrize("skip", ["2", "3", "4", "5"])
+def test_a_profiler_of_the_users_own_sees_all_it_would(tmp_path, skip):
+    _, done = record(tmp_path, job("scheduled.py"), "--skip", skip, "--every", "7")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["traces"] == 7
+    assert all(seen["kernels"])
