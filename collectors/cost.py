@@ -2,7 +2,8 @@
 
 In: the steps of one rank. Out: a window's cost: the recorder's own time before its first and after its last
 step, by how much its steps, and those in which it was recorded besides, took longer than others, and by how
-much the step after them did, in which this rank waits for those that still save theirs.
+much the step after them did, in which this rank waits for those that still save theirs. How long steps take
+is by the device where that timed them; the time of the recorder itself is by the host.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import polars as pl
+
+from dpro.timed import with_times
 
 
 def window_costs(steps: pl.DataFrame) -> dict[str, float]:
@@ -22,7 +25,8 @@ def window_costs(steps: pl.DataFrame) -> dict[str, float]:
         `count`, `cost_ms`, `share`; nothing where no window can be compared with other steps.
     """
     ordered = (
-        steps.sort("step")
+        with_times(steps)
+        .sort("step")
         .with_columns(
             own_ns=pl.col("start_ns") - pl.col("start_ns").shift() - pl.col("duration_ns").shift(),
             recorded=pl.max_horizontal("window", "beside"),
@@ -30,10 +34,11 @@ def window_costs(steps: pl.DataFrame) -> dict[str, float]:
         .with_columns(after=pl.col("recorded").shift(fill_value=-1))
     )
     disturbed = pl.max_horizontal("recorded", "after")
-    plain_ns = ordered.filter(disturbed < 0)["duration_ns"].median()
+    known = pl.col("time_ns") > 0
+    plain_ns = ordered.filter(known & (disturbed < 0))["time_ns"].median()
     if not isinstance(plain_ns, float | int):
         return {}
-    slower_ns = pl.col("duration_ns").sum() - pl.len() * plain_ns
+    slower_ns = pl.col("time_ns").filter(known).sum() - known.sum() * plain_ns
     costs = (
         ordered.filter(disturbed >= 0)
         .group_by(number=disturbed)

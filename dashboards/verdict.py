@@ -21,8 +21,8 @@ from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, pa
 from dpro.dashboards.theme import colour, styled, whole_ticks
 from dpro.detect.findings import Finding
 from dpro.detect.hang.words import HANGS
-from dpro.replay.durations import with_times
 from dpro.schema import SPANS
+from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration
 
 NAME = "verdict"

@@ -1,15 +1,10 @@
-"""How long each step took: the one place that every statistic of steps has it from.
+"""How long each step of a run took, also where hosts run ahead of GPUs that timed nothing.
 
-In: table `steps`, or a run. Out: the same rows with `time_ns`, what the step took (-1 where that is not
-known), `by_device`, whether its device timed it, and `cycle`, over how many steps the time is a mean.
+In: a run. Out: table `steps` with the columns of `dpro.timed.with_times`.
 
-Hosts enqueue work, and run ahead of their device as far as the launch queue reaches: a host's step may be the
-time of enqueueing alone. So where a rank's device timed its steps these times count, and its other steps,
-which only the host timed, are of no known duration. In runs on GPUs whose events are missing (older
-recordings, traces) hosts that run ahead show by their rhythm: many short steps, and at a regular distance a
-long one, which waits for all that was enqueued. Of these only the mean over such a cycle is known.
-
-`start_ns` and `duration_ns` stay what they are: when the host was in the step, and what it did there.
+In runs on GPUs whose timing events are missing (older recordings, traces) hosts that run ahead show by
+their rhythm: many short steps, and at a regular distance a long one, which waits for all that was enqueued.
+Of these only the mean over such a cycle is known.
 """
 
 from __future__ import annotations
@@ -23,12 +18,11 @@ from numpy.typing import NDArray
 from dpro.replay.host import FACTS, host_facts
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import Run
+from dpro.timed import disturbed, with_times
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-FEWEST = 5  # steps of a rank that its device timed, and their share, for these alone to count
-SHARE = 0.1
 FAR = 2.0  # times the median step: what a step takes that waits for those before it
 CYCLES = 3  # at least, to be a rhythm
 REGULAR = 0.8  # of the distances between long steps are the same
@@ -59,25 +53,6 @@ def host_steps_of(run: Run) -> pl.DataFrame:
     return over_cycles(steps, lambda: run.table(COUNTERS)) if run.manifest.gpus else steps
 
 
-def with_times(steps: pl.DataFrame) -> pl.DataFrame:
-    """Steps with how long each took, by its device where that timed steps of the rank, else by its host.
-
-    Args:
-        steps: rows of that table; returned as they are where the times have been added.
-    """
-    if "time_ns" in steps.columns:
-        return steps
-    if "gpu_step_ns" not in steps.columns:
-        steps = steps.with_columns(gpu_step_ns=pl.lit(-1, pl.Int64))
-    timed = (pl.col("gpu_step_ns") > 0).sum().over("rank")
-    enough = (timed >= FEWEST) & (timed >= SHARE * pl.len().over("rank"))
-    return steps.with_columns(
-        time_ns=pl.when(enough).then("gpu_step_ns").otherwise("duration_ns"),
-        by_device=enough,
-        cycle=pl.lit(1, pl.Int64),
-    )
-
-
 def over_cycles(steps: pl.DataFrame, read_counters: Callable[[], pl.DataFrame]) -> pl.DataFrame:
     """Steps of hosts that wait for their device at a regular distance, each as the mean of its cycle.
 
@@ -99,10 +74,9 @@ def over_cycles(steps: pl.DataFrame, read_counters: Callable[[], pl.DataFrame]) 
 
 
 def _disturbed(steps: pl.DataFrame) -> Bools:
-    """Steps of deep windows and those right after one, which are no measure of others; none if all are."""
-    deep = steps["window"].to_numpy() >= 0
-    after = np.concatenate([[False], deep[:-1]])
-    return np.asarray((deep | after) & ~deep.all())
+    """Which steps are no measure of others; none if all are so."""
+    found: Bools = steps.select(disturbed(steps)).to_series().to_numpy()
+    return np.asarray(found & ~found.all())
 
 
 def _waits(times: Ints, disturbed: Bools) -> Ints:

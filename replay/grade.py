@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from dpro.replay.durations import with_times
 from dpro.replay.pace import pace_of
+from dpro.timed import with_times
 
 STANDARD_ERRORS = 2.0  # of each side of an interval
 # By how much recordings of one and the same job differ, in standard deviations of their steps: noise

@@ -1,6 +1,6 @@
 """How long the steps of a job take: the typical step, the mean step with pauses, and which steps are pauses.
 
-In: table `steps`, and how long each took, as `dpro.replay.durations` says. Out: one row per step of the job,
+In: table `steps`, and how long each took, as `dpro.timed` says. Out: one row per step of the job,
 and the two numbers that everything else names:
 
     typical step            the median of the steps that are no pauses
@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.replay.durations import with_times
+from dpro.timed import disturbed, with_times
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -130,9 +130,7 @@ def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
     Args:
         steps: table `steps`.
     """
-    recorded = pl.max_horizontal([name for name in ("window", "beside") if name in steps.columns])
-    before = recorded.shift(1, fill_value=-1).over("rank")
-    outside = steps.sort("rank", "step").filter((recorded < 0) & (before < 0))
+    outside = steps.sort("rank", "step").filter(~disturbed(steps))
     return steps if outside.is_empty() else outside
 
 

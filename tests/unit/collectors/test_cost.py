@@ -13,9 +13,8 @@ def steps(*rows):
         start = time + gap
         time = start + duration
         found.append((step, start * 1_000_000, duration * 1_000_000, window, *(beside or [-1])))
-    return pl.DataFrame(
-        found, schema=["step", "start_ns", "duration_ns", "window", "beside"], orient="row"
-    )  # fmt: skip
+    columns = ["step", "start_ns", "duration_ns", "window", "beside"]
+    return pl.DataFrame(found, schema=columns, orient="row").with_columns(rank=pl.lit(0))
 
 
 PLAIN = (0, 10, -1)
@@ -31,6 +30,14 @@ def test_cost_is_own_time_and_what_steps_took_longer():
 def test_steps_that_are_recorded_beside_a_window_cost_too():
     beside = [(2, 14, -1, 0), (0, 12, 0), (0, 15, -1, 0), (30, 11, -1)]
     assert window_costs(steps(*[PLAIN] * 5, *beside, *[PLAIN] * 20))["cost_ms"] == 2 + 4 + 2 + 5 + 30 + 1
+
+
+def test_cost_is_by_the_device_where_it_timed_the_steps_of_a_host_that_runs_ahead():
+    device = [50, 50, 50, 60, 63, 65, *[50] * 20, -1]
+    host = steps(*[PLAIN] * 3, (2, 15, 0), (0, 15, 0), (30, 410, -1), *[PLAIN] * 21)
+    timed = host.with_columns(gpu_step_ns=pl.Series([each * 1_000_000 for each in device]))
+    assert window_costs(timed)["cost_ms"] == pytest.approx(2 + 30 + 10 + 13 + 15)
+    assert window_costs(host)["cost_ms"] > 400
 
 
 def test_steps_in_windows_that_were_faster_by_chance_cost_nothing():

@@ -9,10 +9,11 @@ import pytest
 from dpro.analysis.step_time import step_time_document, step_time_in_words
 from dpro.cli.info import describe, in_words
 from dpro.detect.regression import regression_of
-from dpro.replay.durations import host_steps_of, steps_of, with_times
+from dpro.replay.durations import host_steps_of, steps_of
 from dpro.replay.pace import job_steps, pace_of
 from dpro.schema import COUNTERS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from dpro.timed import with_times
 from dpro.trial.measure import step_times, times_by_one_clock
 
 MS = 1_000_000
@@ -120,6 +121,17 @@ def test_cycles_with_a_deep_window_are_left_out(tmp_path):
     pace = pace_of(steps_of(run_of(tmp_path, steps(host, windows=(44, 45)))))
     assert pace.typical_ns == 50 * MS
     assert not pace.paused.any()
+    assert not set(range(40, 50)) & set(pace.steps.tolist())
+
+
+def test_steps_beside_a_deep_window_are_no_measure_of_others(tmp_path):
+    host = QUEUED.copy()
+    host[[41, 42, 45]] += 300
+    table = steps(host, windows=(41, 42)).with_columns(
+        beside=pl.when(pl.col("step").is_in([43, 44])).then(0).otherwise(-1)
+    )
+    pace = pace_of(steps_of(run_of(tmp_path, conform(STEPS, table))))
+    assert (pace.typical_ns, pace.cycle) == (50 * MS, 10)
     assert not set(range(40, 50)) & set(pace.steps.tolist())
 
 

@@ -1,0 +1,46 @@
+"""How long a step took, by its device or its host: the one place where that is decided.
+
+In: rows of table `steps`. Out: the same with `time_ns`, what the step took (-1 where that is not known),
+`by_device`, whether its device timed it, and `cycle`, over how many steps the time is a mean.
+
+Hosts enqueue work, and run ahead of their device as far as the launch queue reaches: a host's step may be the
+time of enqueueing alone. So where a rank's device timed its steps these times count, and its other steps,
+which only the host timed, are of no known duration. `start_ns` and `duration_ns` stay what they are: when the
+host was in the step. Where no device timed any step, `dpro.replay.durations` does what can be done.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+FEWEST = 5  # steps of a rank that its device timed, and their share, for these alone to count
+SHARE = 0.1
+
+
+def with_times(steps: pl.DataFrame) -> pl.DataFrame:
+    """Steps with how long each took, by its device where that timed steps of the rank, else by its host.
+
+    Args:
+        steps: rows of that table; returned as they are where the times have been added.
+    """
+    if "time_ns" in steps.columns:
+        return steps
+    if "gpu_step_ns" not in steps.columns:
+        steps = steps.with_columns(gpu_step_ns=pl.lit(-1, pl.Int64))
+    timed = (pl.col("gpu_step_ns") > 0).sum().over("rank")
+    enough = (timed >= FEWEST) & (timed >= SHARE * pl.len().over("rank"))
+    return steps.with_columns(
+        time_ns=pl.when(enough).then("gpu_step_ns").otherwise("duration_ns"),
+        by_device=enough,
+        cycle=pl.lit(1, pl.Int64),
+    )
+
+
+def disturbed(steps: pl.DataFrame) -> pl.Expr:
+    """Whether a deep window was being recorded in a step or the one before, which slows it down.
+
+    Args:
+        steps: what it will be asked of, sorted by step.
+    """
+    recorded = pl.max_horizontal([name for name in ("window", "beside") if name in steps.columns])
+    return (recorded >= 0) | (recorded.shift(1, fill_value=-1).over("rank") >= 0)
