@@ -162,11 +162,12 @@ def _tried(plan: Plan, quiet: bool) -> dict[str, Any]:
     if not quiet:
         _print_guess(plan, guess)
     baselines, changed = _recorded(plan, first)
-    times = times_by_one_clock([*baselines, *changed], plan.skip)
+    clock, times = times_by_one_clock([*baselines, *changed], plan.skip)
     before, after = times[: len(baselines)], times[len(baselines) :]
     measured = compare(before, after, any(change.uneven for change in plan.changes))
     ledger = append(_entry(plan, guess, measured, changed[0]))
     document = _document(plan, guess, measured, changed[0]) | {
+        "clock": clock,
         "runs": {
             side: [str(run.path) for run in runs]
             for side, runs in (("baseline", baselines), ("changed", changed))
@@ -350,7 +351,8 @@ def _print_result(document: dict[str, Any], measured: Measured) -> None:
         out.print(f"  predicted  {_line(predicted)}")
     out.print(f"  measured   {_line(times)} instead of {document['baseline_ms']:.2f} ms: {measured.verdict}")
     pairs = f"{measured.num_pairs} pair{'s' * (measured.num_pairs > 1)}"
-    out.print(f"             {pairs} of recordings, {measured.num_steps} steps each at least")
+    timed = ", timed by the device" if document["clock"] == "device" else ""
+    out.print(f"             {pairs} of recordings, {measured.num_steps} steps each at least{timed}")
     if measured.noise is not None:
         out.print(
             f"             noise: one recording of the job as it is is {measured.noise:.1%} from the next"

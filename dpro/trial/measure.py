@@ -78,16 +78,19 @@ def step_times(run: Run, skip: int) -> Floats:
     return _measured(run, steps_of(run), skip)
 
 
-def times_by_one_clock(runs: Sequence[Run], skip: int) -> list[Floats]:
+def times_by_one_clock(runs: Sequence[Run], skip: int) -> tuple[str, list[Floats]]:
     """`step_times` of runs that are compared: by the devices if these timed all of them, else by the hosts.
+
+    Returns:
+        `device` or `host`, and the times of each run.
 
     Raises:
         Unanswerable: one has too few steps.
     """
-    steps = [steps_of(run) for run in runs]
+    clock, steps = "device", [steps_of(run) for run in runs]
     if not all(each["by_device"].any() for each in steps):
-        steps = [host_steps_of(run) for run in runs]
-    return [_measured(run, each, skip) for run, each in zip(runs, steps, strict=True)]
+        clock, steps = "host", [host_steps_of(run) for run in runs]
+    return clock, [_measured(run, each, skip) for run, each in zip(runs, steps, strict=True)]
 
 
 def _measured(run: Run, steps: pl.DataFrame, skip: int) -> Floats:

@@ -154,10 +154,12 @@ def test_irregular_long_steps_make_no_cycles(tmp_path):
 def test_runs_of_which_the_devices_timed_some_are_compared_by_their_hosts(tmp_path):
     timed = run_of(tmp_path / "timed", steps(QUEUED, np.full(QUEUED.size, 50.0)))
     untimed = run_of(tmp_path / "untimed", steps(QUEUED))
-    same = times_by_one_clock([timed, untimed], 0)
+    clock, same = times_by_one_clock([timed, untimed], 0)
+    assert clock == "host"
     assert [len(times) for times in same] == [110, 110]  # without the first cycle
     assert np.array_equal(*same)
-    assert len(times_by_one_clock([timed, timed], 0)[0]) == 119
+    clock, (times, _) = times_by_one_clock([timed, timed], 0)
+    assert (clock, len(times)) == ("device", 119)
     assert pace_of(host_steps_of(timed)).typical_ns == 50 * MS
 
 
