@@ -187,9 +187,20 @@ def _late(recorded: Always, rows: Always, apart: list[int]) -> tuple[Lost, list[
     own = usual_ones(all_own).filter(~pl.col("step").is_in(lost.steps))
     unseen = messages_unseen(rows.collectives, rows.workers)
     late = judge_lateness(own, calls, rows.counters, rows.workers, doubtful=unseen)
+    late += _late_on_gpu(recorded, lost, late, doubtful=unseen)
     if late or unseen or on_gpus(rows.workers):
         return lost, late, []
     return lost, [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
+
+
+def _late_on_gpu(recorded: Always, lost: Lost, late: list[Finding], *, doubtful: bool) -> list[Finding]:
+    """Ranks that the others wait for on their GPUs, beside those whose hosts are late."""
+    from dpro.detect.timed_ranks import find_late_gpus
+
+    steps = recorded.steps.filter(~pl.col("step").is_in(lost.steps))
+    tables = (recorded.collectives, steps, recorded.counters, recorded.workers)
+    named = {rank for finding in late for rank in finding.ranks}
+    return [each for each in find_late_gpus(*tables, doubtful=doubtful) if not named & {*each.ranks}]
 
 
 def _with_crowded_hosts(
@@ -247,9 +258,12 @@ def _not_shown(rows: Always, apart: list[int]) -> list[str]:
     """What the calls leave open, one line each."""
     from dpro.detect.excess import WINDOWS
     from dpro.detect.hang.words import ranks_in_words
-    from dpro.detect.late_ranks import cannot_show
+    from dpro.detect.late_ranks import HOSTS_ONLY, cannot_show
+    from dpro.detect.timed_ranks import is_timed
 
     reasons = cannot_show(rows.collectives, rows.workers)
+    if HOSTS_ONLY in reasons and is_timed(rows.collectives):
+        reasons.remove(HOSTS_ONLY)
     if apart:
         reasons.append(f"{ranks_in_words(apart)}: no comparison of their clocks with the others'")
     if rows.steps["step"].n_unique() <= min(WINDOWS):

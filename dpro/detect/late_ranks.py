@@ -34,7 +34,7 @@ HOST_OR_GPU = (
 HOST_OR_GPU_SURE = 0.5  # by how much less sure that makes
 HOSTS_ONLY = (
     "a GPU that computes slowly shows in the times of calls only where the host waits for it: deep "
-    "windows, or NCCL's Inspector, would tell"
+    "windows, or `dpro record --nccl-timing`, would tell"
 )
 
 
