@@ -36,6 +36,7 @@ from dpro.units import NS_PER_S
 from dpro.watch.activity import Activity, why_silent
 from dpro.watch.calls import Calls
 from dpro.watch.deep import DeepLooks
+from dpro.watch.gpu_errors import with_gpu_errors
 from dpro.watch.late import Lateness, Latest, since_of
 from dpro.watch.ledger import Ledger, Notice
 from dpro.watch.processes import Processes
@@ -262,6 +263,7 @@ class Watcher:
         found = find_hangs(self._snapshot.records(tails))
         self._hang_due_s = now_s + max(ASK_S, (time.thread_time() - begun_s) / HANG_SHARE)
         found = [each for each in found if not self._may_go_on(each)]
+        found = with_gpu_errors(found, self.run, tails)
         notices = self.ledger.observe(HANGS, found, self.step, OVER_AFTER, "nothing waits for it any more")
         self._unproven += [notice.number for notice in notices if notice.event == BEGINS]
         return notices
