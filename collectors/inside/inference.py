@@ -4,6 +4,10 @@ In: a model put into evaluation mode, or a process group; then, once a second, w
 steps. A hook on every module would slow every job, so the outermost model is looked for on the stacks, only
 while nobody has asked for gradients; one that is met twice, however far apart, is watched from then on, and
 it alone. Ranks find it at different calls: their steps are not numbered alike.
+
+A training job may have said nothing yet when its model is found: its first step is long, and it may ask the
+engine itself for gradients, as Megatron's pipelines do. So calls that build a graph are taken for training at
+first, and the first update of an optimizer ends the watch.
 """
 
 from __future__ import annotations
@@ -11,10 +15,12 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import time
 import weakref
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.nn import Module
 
 from .patching import patch
@@ -22,8 +28,10 @@ from .recorder import Recorder
 from .stepping import MODEL_CALL
 
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
+GRAPHS_S = 120.0  # so long calls that build a graph are not counted: the first update may be yet to come
 LOOK_S = 0.05  # a call of 10 ms, once a second, is met every five seconds
 _CALLS = (Module._wrapped_call_impl.__code__, Module._call_impl.__code__)
+_graph_size = torch.autograd._get_sequence_nr  # nodes that this thread has made
 _WATCH = "_compiled_call_impl"  # an attribute that `Module.__call__` honours, and that is never saved
 
 
@@ -80,23 +88,27 @@ class Calls:
         recorder = self._recorder
         self._compiled = getattr(module, _WATCH)
         original = self._compiled or module._call_impl
+        self._since_s = time.monotonic()
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
+            before = _graph_size()
             result = original(*args, **kwargs)
-            recorder.call(self.on_call)
+            recorder.call(self.on_call, _graph_size() != before)
             return result
 
         object.__setattr__(module, _WATCH, watched)
         self._watched = module
 
-    def on_call(self) -> None:
+    def on_call(self, builds_graph: bool) -> None:
         """The outermost model has returned."""
         if self._watched is None:
             return
         if self._recorder.training_thread:  # it trains, after all
             object.__setattr__(self._watched, _WATCH, self._compiled)
             self._watched = None
+            return
+        if builds_graph and time.monotonic() - self._since_s < GRAPHS_S:
             return
         self._recorder.guarded(self._recorder.on_update, MODEL_CALL)
 

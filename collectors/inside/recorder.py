@@ -78,7 +78,7 @@ class Recorder:
         store: the job's own store, for questions of probes.
         data_wait_ns: time spent waiting for a DataLoader so far; -1 where there was none.
         input_elements: elements of the batches that it handed over so far; -1 where none could be counted.
-        training_thread: the thread that asks for gradients; 0 before it has.
+        training_thread: the thread that asks for gradients, or that updates where none was seen to; 0 before.
         device: where the parameters are that optimizers update; None while none is known beside the CPU.
         num_messages: sends and receives that were asked of GPUs so far, and ends of several at once.
     """
@@ -215,6 +215,8 @@ class Recorder:
                 return  # it happens to optimise something
             self._open()
         assert self.records is not None
+        if not self.training_thread and not isinstance(optimizer, stepping.Signal):
+            self.training_thread = threading.get_ident()  # as Megatron, which asks the engine for gradients
         before = self._counter.step
         counted = self._counter.update(optimizer, self._gradients(optimizer))
         if counted is None:

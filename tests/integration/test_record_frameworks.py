@@ -159,6 +159,30 @@ ALONE = {
             for _ in range(13):
                 model(data)
     """,
+    # As Megatron's pipelines: a stage frees what it has sent on, so that gradients are asked of the engine
+    # itself; many micro-batches, and a first forward pass in which the model is found.
+    "megatron": """
+        inference.PATIENCE_S, inference.LOOK_S = 0.0, 0.02
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        engine = torch.autograd.Variable._execution_engine
+        def backward(output, gradient):
+            engine.run_backward(
+                (output,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+        while not model._compiled_call_impl:
+            model(torch.ones(2000, 4))
+        for _ in range(12):
+            sent = []
+            for _ in range(20):
+                output = model(data)
+                gradient = torch.ones_like(output)
+                output.data = torch.empty(1)
+                sent.append((output, gradient))
+            for output, gradient in sent:
+                backward(output, gradient)
+            update()
+        assert model._compiled_call_impl is None
+    """,
     "evaluation_that_is_followed_by_training": """
         inference.PATIENCE_S, inference.LOOK_S = 0.0, 0.02
         model.eval()

@@ -55,10 +55,31 @@ def test_model_that_is_called_now_and_then_is_found_at_the_second_call_that_is_m
     idle = [None] * 100
     recorder, num_looks = looks([*idle, model, *idle, other, *idle, model, *idle])
     assert num_looks == 303
-    model(torch.ones(2))
-    other(torch.ones(2))
-    model(torch.ones(2))
+    with torch.no_grad():
+        model(torch.ones(2))
+        other(torch.ones(2))
+        model(torch.ones(2))
     assert recorder.steps == [MODEL_CALL, MODEL_CALL]
+
+
+def test_calls_that_build_a_graph_are_no_steps_until_no_training_can_be_meant(looks, monkeypatch):
+    model = torch.nn.Linear(2, 2)
+    recorder, _ = looks([model, model, None])
+    model(torch.ones(2))
+    assert recorder.steps == []
+    monkeypatch.setattr(inference, "GRAPHS_S", 0.0)
+    model(torch.ones(2))
+    assert recorder.steps == [MODEL_CALL]
+
+
+def test_model_is_let_go_once_the_process_trains(looks):
+    model = torch.nn.Linear(2, 2)
+    recorder, _ = looks([model, model, None])
+    assert model._compiled_call_impl is not None
+    recorder.training_thread = 1
+    model(torch.ones(2))
+    assert model._compiled_call_impl is None
+    assert recorder.steps == []
 
 
 def test_models_that_are_met_once_are_not_watched(looks):
