@@ -101,6 +101,7 @@ class Groups:
         self._counts: dict[tuple[str, str], int] = {}  # by ring and group; destroyed ones stay counted
         self._made_s: dict[tuple[str, str], float] = {}
         self._making = 0
+        self._since_s = 0.0
         self._changed = threading.Condition()
         self._busy = 0
 
@@ -128,10 +129,11 @@ class Groups:
         """Keep groups from being made, for at most `WAIT_S`.
 
         Yields:
-            Whether none is being made.
+            Whether none is being made, or one for so long that the job hangs there: its calls are wanted, and
+            who waits for other ranks changes no list.
         """
         with self._changed:
-            free = not self._making
+            free = not self._making or time.monotonic() - self._since_s > SETTLED_S
             self._busy += free
         try:
             yield free
@@ -145,6 +147,7 @@ class Groups:
         """A group is about to be made or destroyed."""
         with self._changed:
             self._making += 1
+            self._since_s = time.monotonic()
             self._changed.wait_for(lambda: not self._busy, WAIT_S)
 
     def on_made(self) -> None:

@@ -147,6 +147,14 @@ def test_no_ring_is_dumped_while_a_group_is_made_also_by_what_fails(gpu, monkeyp
     assert in_thread(lambda: dumps.dump(nccl_ring()))[1] == b"dump"
 
 
+def test_a_job_that_hangs_while_it_makes_a_group_is_dumped(gpu, clock):
+    dumps = Dumps(recorder_of())
+    dumps.groups.on_making()
+    assert in_thread(lambda: dumps.dump(nccl_ring()))[1] is None
+    clock.now_s += rings.SETTLED_S + 1
+    assert in_thread(lambda: dumps.dump(nccl_ring()))[1] == b"dump"
+
+
 def test_a_group_that_is_made_waits_for_a_dump(monkeypatch):
     groups = Groups()
     monkeypatch.setattr(rings, "WAIT_S", 60.0)
