@@ -11,6 +11,7 @@ Where our own work between two steps was long, a second event begins the next st
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -90,6 +91,7 @@ class GpuSteps:
         self._waiting, self._free = deque(), []
         self._is_gap = True  # the step that ends now has no event at its beginning
         self._is_full = False
+        self._thread = 0  # that recorded the latest event
 
     def on_fork(self) -> None:
         """This is a forked child, which must not touch its parent's device."""
@@ -112,7 +114,12 @@ class GpuSteps:
             self._is_gap = True
 
     def on_end(self) -> None:
-        """Read what has been answered; whatever has not stays unknown."""
+        """Read what has been answered; whatever has not stays unknown.
+
+        Where a thread of ours ends the recording, since the job's own hangs, the device is left alone.
+        """
+        if self._thread != threading.get_ident():
+            return
         if self._waiting and not captures.is_capturing_here():
             self._read(self._waiting[-1].step, MOST)
         self._waiting.clear()
@@ -151,7 +158,7 @@ class GpuSteps:
         event = self._free.pop() if self._free else self._device.event()
         event.record(stream)
         waiting.append(Mark(event, stream.stream_id, time.time_ns(), step, is_end))
-        self._is_gap = False
+        self._is_gap, self._thread = False, threading.get_ident()
 
     def _read(self, until: int, most: int) -> None:
         """Ask for the oldest events, up to those of a step, and write down the time between them."""

@@ -230,6 +230,20 @@ def test_what_follows_deep_windows_and_nothing_explains_is_not_the_jobs():
     assert found.component_id == "1"
 
 
+def test_pause_of_a_host_that_runs_ahead_of_its_gpu_costs_what_the_gpu_stands_idle():
+    """Every tenth step collects garbage for 200 ms, 120 of which the launch queue covers."""
+    everybody = range(4)
+    job = counted(paused(QUIET, everybody, EVERY_TENTH), step_gc_ns=in_steps(QUIET, everybody, EVERY_TENTH))
+    collectives, steps, counters, _ = tables(job)
+    own = own_time_of_all(calls_of(collectives), steps)
+    device = pl.when(pl.col("step").is_in(EVERY_TENTH.tolist())).then(180 * MS).otherwise(100 * MS)
+    (finding,) = find_pauses(steps.with_columns(gpu_step_ns=device), counters, lambda: own).findings
+    assert finding.component_id == "garbage collection"
+    assert finding.cost_ns == pytest.approx(8 * MS)
+    covered = steps.with_columns(gpu_step_ns=pl.lit(100 * MS))
+    assert find_pauses(covered, counters, lambda: own).findings == []
+
+
 def test_few_steps_show_no_pauses():
     assert lost(paused(data_parallel(2, 8), 0, [4, 6])).findings == []
     assert find_pauses(STEPS.empty(), COUNTERS.empty(), _no_calls).findings == []

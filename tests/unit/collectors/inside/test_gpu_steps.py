@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -254,6 +255,17 @@ def test_device_without_events_is_no_trouble(device, monkeypatch):
         torch, "accelerator", SimpleNamespace(current_accelerator=lambda: None), raising=False
     )
     assert set(run(device, 30).steps()["gpu_step_ns"]) == {-1}
+
+
+def test_only_the_thread_that_recorded_events_asks_for_them_at_the_end(device):
+    job = run(device, 30)
+    asked, before = device.asked, len(job.written)
+    other = threading.Thread(target=job.probe.on_end)
+    other.start()
+    other.join()
+    assert (device.asked, len(job.written)) == (asked, before)
+    job.probe.on_end()
+    assert device.asked > asked
 
 
 def test_forked_child_leaves_its_parents_events_alone(device):
