@@ -1,4 +1,4 @@
-"""Which GPU this process computes on, so that what is sampled of GPUs can be told to be of it.
+"""Which GPU this process computes on, so that samples of GPUs can be joined to it.
 
 Nothing is asked before the job itself has started CUDA: asking would claim a GPU for this process.
 """
@@ -25,7 +25,7 @@ def gpu_facts() -> dict[str, str]:
 
 
 def _instance(index: int) -> str:
-    """The instance of a partitioned GPU that the environment names; CUDA may tell of the whole GPU."""
+    """The instance of a partitioned GPU that the environment names; CUDA may give that of the whole GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = visible[index].strip() if index < len(visible) else ""
     return name if name.startswith(_INSTANCE) and len(name) == len(_INSTANCE) + _UUID_CHARACTERS else ""

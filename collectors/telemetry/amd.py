@@ -53,9 +53,9 @@ def _memory(smi: Any, gpu: Any) -> Values:
 
 
 def _energy(smi: Any, gpu: Any) -> Values:
-    told = smi.amdsmi_get_energy_count(gpu)
-    count = told["power"] if "power" in told else told["energy_accumulator"]  # its name before 6.3
-    return {"energy_j": count * told["counter_resolution"] / 1e6}
+    answer = smi.amdsmi_get_energy_count(gpu)
+    count = answer["power"] if "power" in answer else answer["energy_accumulator"]  # its name before 6.3
+    return {"energy_j": count * answer["counter_resolution"] / 1e6}
 
 
 def _limits(smi: Any, gpu: Any) -> Values:
@@ -73,9 +73,9 @@ def _power_limit(smi: Any, gpu: Any) -> Values:
 
 
 def _ecc(smi: Any, gpu: Any) -> Values:
-    told = smi.amdsmi_get_gpu_total_ecc_count(gpu)
+    answer = smi.amdsmi_get_gpu_total_ecc_count(gpu)
     names = {"ecc_corrected": "correctable_count", "ecc_uncorrected": "uncorrectable_count"}
-    return _numbers({name: told.get(theirs) for name, theirs in names.items()})
+    return _numbers({name: answer.get(theirs) for name, theirs in names.items()})
 
 
 def _address_of(smi: Any, gpu: Any) -> Values:
@@ -90,7 +90,7 @@ class _Metrics:
     """The driver's own table of one GPU: one call for most of what there is to know.
 
     Attributes:
-        __name__: what a refusal is told as.
+        __name__: what a refusal is reported as.
     """
 
     __name__ = "metrics"
@@ -102,34 +102,34 @@ class _Metrics:
 
     def __call__(self, smi: Any, gpu: Any) -> Values:
         """Counters of the table; what a GPU does not have is not among them."""
-        told = smi.amdsmi_get_gpu_metrics_info(gpu)
-        power = told.get("current_socket_power")
-        edge = told.get("temperature_edge")
-        speed = told.get("pcie_link_speed")
+        answer = smi.amdsmi_get_gpu_metrics_info(gpu)
+        power = answer.get("current_socket_power")
+        edge = answer.get("temperature_edge")
+        speed = answer.get("pcie_link_speed")
         values = {
-            "sm_clock_mhz": _mean(told.get("current_gfxclks"), told.get("current_gfxclk")),
-            "memory_clock_mhz": told.get("current_uclk"),
-            "power_w": power if _is_number(power) else told.get("average_socket_power"),
-            "temperature_c": edge if _is_number(edge) else told.get("temperature_hotspot"),
-            "hotspot_temperature_c": told.get("temperature_hotspot"),
-            "memory_temperature_c": told.get("temperature_mem"),
-            "utilization_pct": told.get("average_gfx_activity"),
-            "memory_utilization_pct": told.get("average_umc_activity"),
-            "pcie_lanes": told.get("pcie_link_width"),
+            "sm_clock_mhz": _mean(answer.get("current_gfxclks"), answer.get("current_gfxclk")),
+            "memory_clock_mhz": answer.get("current_uclk"),
+            "power_w": power if _is_number(power) else answer.get("average_socket_power"),
+            "temperature_c": edge if _is_number(edge) else answer.get("temperature_hotspot"),
+            "hotspot_temperature_c": answer.get("temperature_hotspot"),
+            "memory_temperature_c": answer.get("temperature_mem"),
+            "utilization_pct": answer.get("average_gfx_activity"),
+            "memory_utilization_pct": answer.get("average_umc_activity"),
+            "pcie_lanes": answer.get("pcie_link_width"),
             "pcie_generation": _GENERATIONS.get(speed) if isinstance(speed, int) else None,
-            "pcie_replays": told.get("pcie_replay_count_acc"),
-            "xgmi_rx_bytes": _sum(told.get("xgmi_read_data_acc"), _KIB),
-            "xgmi_tx_bytes": _sum(told.get("xgmi_write_data_acc"), _KIB),
+            "pcie_replays": answer.get("pcie_replay_count_acc"),
+            "xgmi_rx_bytes": _sum(answer.get("xgmi_read_data_acc"), _KIB),
+            "xgmi_tx_bytes": _sum(answer.get("xgmi_write_data_acc"), _KIB),
         }
-        return _numbers(values) | self._throttled(told)
+        return _numbers(values) | self._throttled(answer)
 
-    def _throttled(self, told: dict[str, Any]) -> Values:
+    def _throttled(self, answer: dict[str, Any]) -> Values:
         """For how long clocks were held down since the first reading, s; else whether they are."""
-        count = told.get("accumulation_counter")
+        count = answer.get("accumulation_counter")
         if not _is_number(count):
-            held = told.get("throttle_status")
+            held = answer.get("throttle_status")
             return {"clocks_hw_slowdown": float(held)} if isinstance(held, bool) else {}
-        now, residencies = time.monotonic(), _numbers({name: told.get(name) for name in _RESIDENCIES})
+        now, residencies = time.monotonic(), _numbers({name: answer.get(name) for name in _RESIDENCIES})
         if self._last is not None and count > self._last[1]:
             then, before, earlier = self._last
             for name, value in residencies.items():
@@ -176,12 +176,12 @@ class Gpus(SampledGpus):
         if not self._readers:
             return None
         try:
-            told = self._readers[0].read(max(int(timeout_s * 1e3), 1), _MOST_EVENTS)
+            answer = self._readers[0].read(max(int(timeout_s * 1e3), 1), _MOST_EVENTS)
         except self._errors:
             return []  # nothing came in time, which has several codes
         return [
             (self._device_of(event["processor_handle"]), {_EVENTS[event["event"]]: 1.0})
-            for event in told
+            for event in answer
             if event["event"] in _EVENTS
         ]
 

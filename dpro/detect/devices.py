@@ -82,10 +82,10 @@ def _of_host(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, s
     addresses = {pci: device for device, pci in gpus.select("device", "pci").iter_rows() if pci >= 0}
     known = pl.Series("gpu_pci", [], pl.String) if "gpu_pci" not in workers.columns else workers["gpu_pci"]
     pcis = dict(zip(workers["rank"], known))
-    is_told = False
+    is_known = False
     for rank, uuid in workers.select("rank", "gpu_uuid").iter_rows():
         address = pci_number(pcis.get(rank, ""))
-        is_told = is_told or bool(uuid) or address >= 0
+        is_known = is_known or bool(uuid) or address >= 0
         ids = {bare_uuid(uuid), _of_hip(uuid)}
         by_uuid = [device for device in devices if uuid and bare_uuid(device.rpartition("/")[2]) in ids]
         found = [(device, UUID) for device in by_uuid]
@@ -96,7 +96,7 @@ def _of_host(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, s
             whole, is_part, _ = device.partition("/")
             if is_part and whole in devices:
                 yield rank, whole, by
-    if not is_told:
+    if not is_known:
         yield from _in_order(gpus, workers)
 
 

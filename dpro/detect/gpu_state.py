@@ -131,7 +131,7 @@ def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) 
 
 
 def needed_for_errors(part: pl.DataFrame) -> pl.DataFrame:
-    """Those rows of `counters` from which errors of GPUs can be told: few of many."""
+    """Those rows of `counters` that errors of GPUs are found in: few of many."""
     events = part.filter(pl.col("counter").is_in([*_EVENTS, PCI]))
     beats = part.filter(counter=HEARTBEAT).unique(["host", "device"], keep="first")
     return pl.concat([events, beats])
@@ -140,10 +140,10 @@ def needed_for_errors(part: pl.DataFrame) -> pl.DataFrame:
 def with_gpus(
     findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 ) -> list[Finding]:
-    """Findings about slow ranks, with what held the clocks of their GPUs down and errors of these.
+    """Findings on slow ranks, with what held the clocks of their GPUs down and errors of these.
 
     Args:
-        findings: of all sorts; those that are about no slow rank stay as they are.
+        findings: of all sorts; those on anything else stay as they are.
         steps, counters, workers: the tables; times of each host on its own clock.
     """
     if not any(_is_slow_rank(each) for each in findings):
@@ -158,14 +158,14 @@ def with_gpus(
 def with_errors(
     findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 ) -> list[Finding]:
-    """Findings about ranks that hang or are gone, with errors that GPUs reported since the last steps.
+    """Findings on ranks that hang or are gone, with errors that GPUs reported since the last steps.
 
     An error of the hardware of another rank's GPU is evidence, too: who waits for whom may not show it.
     """
     if not any(each.class_ in HANGS for each in findings):
         return list(findings)
     gpus = gpus_of(steps, counters, workers)
-    told = []
+    explained = []
     for each in findings:
         lines = []
         if each.class_ in HANGS:
@@ -175,8 +175,8 @@ def with_errors(
                 f"not named here, and it may be the cause: {line}"
                 for line in _errors(gpus, others, at_end=True, of_hardware=True)
             ]
-        told.append(replace(each, evidence=(*each.evidence, *lines[:MOST_LINES])))
-    return told
+        explained.append(replace(each, evidence=(*each.evidence, *lines[:MOST_LINES])))
+    return explained
 
 
 def errors_since(
@@ -202,7 +202,7 @@ def _is_slow_rank(finding: Finding) -> bool:
 
 def _explained(finding: Finding, gpus: Gpus, states: _States) -> Finding:
     evidence, cause, confidence = list(finding.evidence), finding.cause, finding.confidence
-    holds = [told for rank in finding.ranks[:MOST_LINES] if (told := _held_down(gpus, rank, states))]
+    holds = [found for rank in finding.ranks[:MOST_LINES] if (found := _held_down(gpus, rank, states))]
     lines = [line for _, line in holds]
     of_gpu = next((hold for hold, _ in holds if hold), "")
     if of_gpu and finding.class_ == "slow.compute" and cause in ("", "kernels"):
@@ -228,9 +228,9 @@ def _held_down(gpus: Gpus, rank: int, states: _States) -> tuple[str, str] | None
     for size in sizes if peers else []:
         if size < (FEWEST_STEPS if size < numbers.len() else 1):
             break
-        told = _compared(states.since(int(numbers[-size])), rank, peers)
-        if told is not None:
-            hold, line = told
+        found = _compared(states.since(int(numbers[-size])), rank, peers)
+        if found is not None:
+            hold, line = found
             when = "" if size == numbers.len() else f"in the latest {size} steps "
             if hold:
                 return hold, f"{when}{line}"
