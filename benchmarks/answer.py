@@ -7,7 +7,7 @@ job had gone on in the same window; rows of collectives that not every rank hold
 middle of a window no rank misses one. Commands run in processes of their own and are timed as a whole, once
 with an empty cache and once with what that left; `start` is what every command spends before it has read
 anything: Python, the libraries, and the first call of a compiled loop. CPU time counts user and system, of
-all threads. A search is made of the run as it is, one edit and the local replays of the repeated one.
+all threads. A search is made of the run as it is, one edit of the repeated one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ import polars as pl
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli.runs import open_quietly
 from dpro.replay.match import match_collectives
-from dpro.replay.ripple import Ripple
 from dpro.replay.saved import load
-from dpro.replay.timeline import replay
 from dpro.replay.whatif.comm import Network
 from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.replay.whatif.search import search
@@ -62,7 +60,6 @@ nothing = numpy.zeros(1, numpy.int64)
 longest_path(nothing, nothing, numpy.zeros(2, numpy.int64), nothing[:0], nothing[:0])
 """
 EDIT = Network(bandwidth=2.0)
-LOCAL_CHANGES = 200
 
 
 def repeated(run: Run, spans: int, folder: Path) -> Run:
@@ -175,32 +172,6 @@ def inside(run: Run, as_it_is: Run, rounds: int, cache: Path) -> dict[str, float
     }
 
 
-def local_changes(run: Run, rounds: int, cache: Path) -> dict[str, float]:
-    """A replay of the whole graph beside what a node that takes twice its time moves, for nodes at random."""
-    os.environ["DPRO_CACHE"] = str(cache)
-    graph = graph_of(run)[0].predictive
-    timeline = replay(graph)
-    ripple = Ripple(timeline)
-    whole = seconds(lambda: replay(graph), rounds)
-    lasting = np.flatnonzero(graph.nodes.duration > 0)
-    times, shares = [], []
-    for node in np.random.default_rng(0).choice(lasting, LOCAL_CHANGES, replace=False):
-        begin = time.process_time()
-        moved, _ = ripple.moved(np.array([node]), 2 * graph.nodes.duration[[node]])
-        times.append(time.process_time() - begin)
-        shares.append(moved.size / graph.num_nodes)
-    few = [spent for spent, share in zip(times, shares) if share < 0.001]
-    return {
-        "whole_replay_s": whole,
-        "local_replay_s": statistics.median(times),
-        "ratio": whole / statistics.median(times),
-        "share_moved": statistics.median(shares),
-        "changes_that_move_less_than_a_thousandth": len(few) / len(times),
-        "ratio_of_those": whole / statistics.median(few) if few else float("nan"),
-        "worst_ratio": whole / max(times),
-    }
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -218,7 +189,6 @@ def main() -> None:
             "ranks": len(run.manifest.ranks),
             "commands": commands(run, options.rounds),
             "inside": inside(run, as_it_is, options.rounds, cache),
-            "local changes": local_changes(run, options.rounds, cache),
         }
     if options.json:
         print(json.dumps(results, indent=1))
@@ -226,8 +196,7 @@ def main() -> None:
     print(f"{results['spans']:,} spans of {results['ranks']} ranks")
     for name, values in results["commands"].items():
         print(f"{name:20}", "  ".join(f"{key} {value:.2f}" for key, value in values.items()))
-    for name in ("inside", "local changes"):
-        print(f"{name:20}", "  ".join(f"{key} {value:.4g}" for key, value in results[name].items()))
+    print(f"{'inside':20}", "  ".join(f"{key} {value:.4g}" for key, value in results["inside"].items()))
 
 
 if __name__ == "__main__":

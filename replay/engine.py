@@ -23,7 +23,6 @@ except ImportError as error:  # pragma: no cover - numba is there wherever tests
 Ints = NDArray[np.int64]
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 NO_NODE = -1
-BLOCK = 64  # nodes that a local replay passes over at once where none of them can have moved
 
 
 def compiled(loop: Loop) -> Loop:
@@ -137,82 +136,6 @@ def longest_path_batch(durations: Ints, earliest: Ints, indptr: Ints, source: In
     starts = np.empty_like(durations)
     _batch(np.ascontiguousarray(durations), earliest, indptr, source, lag, starts)
     return starts
-
-
-@compiled
-def _ripple(
-    duration: Any,
-    earliest: Any,
-    indptr: Any,
-    source: Any,
-    lag: Any,
-    indptr_after: Any,
-    after: Any,
-    start: Any,
-    waiting: Any,
-    waiting_in: Any,
-    moved: Any,
-    before: Any,
-) -> int:
-    # Nodes wait to be looked at; stretches of nodes none of which waits are passed over at once.
-    count = 0
-    for block in range(waiting_in.size):
-        if not waiting_in[block]:
-            continue
-        for node in range(block * BLOCK, min((block + 1) * BLOCK, duration.size)):
-            if not waiting[node]:
-                continue
-            latest = earliest[node]
-            for edge in range(indptr[node], indptr[node + 1]):
-                latest = max(latest, start[source[edge]] + duration[source[edge]] + lag[edge])
-            if latest == start[node]:
-                continue
-            moved[count] = node
-            before[count] = start[node]
-            count += 1
-            start[node] = latest
-            for i in range(indptr_after[node], indptr_after[node + 1]):
-                waiting[after[i]] = True
-                waiting_in[after[i] // BLOCK] = True
-    return count
-
-
-def ripple(
-    duration: Ints,
-    earliest: Ints,
-    indptr: Ints,
-    source: Ints,
-    lag: Ints,
-    indptr_after: Ints,
-    after: Ints,
-    start: Ints,
-    suspects: Ints,
-) -> tuple[Ints, Ints]:
-    """`longest_path` where all but a few nodes start as before: only what may move is looked at.
-
-    Args:
-        duration: [N] ns.
-        earliest: [N] ns.
-        indptr: [N + 1].
-        source: [E].
-        lag: [E] ns.
-        indptr_after: [N + 1], what follows node i is after[indptr_after[i]:indptr_after[i + 1]].
-        after: [E] successors.
-        start: [N] ns, as before; changed in place to what it is now.
-        suspects: [K] nodes whose predecessors' durations, or the lags of edges into them, have changed.
-
-    Returns:
-        The nodes that moved, ascending, and when each started before, ns.
-    """
-    # Memory that is never written to costs nothing, so that all of these may have the graph's size.
-    waiting = np.zeros(duration.size, np.bool_)
-    waiting_in = np.zeros(duration.size // BLOCK + 1, np.bool_)
-    waiting[suspects] = True
-    waiting_in[suspects // BLOCK] = True
-    moved, before = np.empty_like(duration), np.empty_like(duration)
-    working = (start, waiting, waiting_in, moved, before)
-    count = _ripple(duration, earliest, indptr, source, lag, indptr_after, after, *working)
-    return moved[:count].copy(), before[:count].copy()
 
 
 @compiled

@@ -119,7 +119,7 @@ def test_all_records_that_a_graph_and_its_judgement_can_hold_are_listed():
     "kind",
     [
         "dpro.replay.accuracy:Path.cwd", "dpro.replay.engine:longest_path", "dpro.replay.saved:save",
-        "dpro.replay.graph:Graph", "Ripple", "nothing",
+        "dpro.replay.graph:Graph", "Timeline", "nothing",
     ],
 )  # fmt: skip
 def test_a_file_that_names_anything_else_is_no_graph_and_nothing_is_called(analysed, file, kind):
