@@ -41,22 +41,24 @@ CHECKS: tuple[Check, ...] = (
     *ranks.CHECKS,
 )
 WHEELS = ROOT / "build" / "wheels"
-NEEDED = {"click": "click", "isal": "isal", "msgspec": "msgspec", "polars": "polars", "rich": "rich"}
+NEEDED = ("click", "isal", "msgspec", "numpy", "polars", "pyarrow", "rich")
 FOLDER = os.environ.get("OUT") or "build/gpu"
 LIMIT_S = 530.0
 
 
 def chosen(only: str) -> list[Check]:
-    """The checks of the stages and names in a list, in their usual order.
+    """The checks of the stages and names in a list, in its order; all where it is empty.
 
     Raises:
         SystemExit: one of them does not exist.
     """
-    wanted = [word for word in only.split(",") if word]
-    for word in wanted:
-        if not any(_fits(check, word) for check in CHECKS):
+    found: dict[str, Check] = {}
+    for word in only.split(",") if only else dict.fromkeys(check.stage for check in CHECKS):
+        fitting = {check.full_name: check for check in CHECKS if _fits(check, word)}
+        if not fitting:
             raise SystemExit(f"no stage or check is called {word}: see --list")
-    return [check for check in CHECKS if not wanted or any(_fits(check, word) for word in wanted)]
+        found |= {name: check for name, check in fitting.items() if name not in found}
+    return list(found.values())
 
 
 def _fits(check: Check, word: str) -> bool:

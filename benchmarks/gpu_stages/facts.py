@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_stages.check import Bench, Check
+from gpu_stages.check import ROOT, Bench, Check
 
 if TYPE_CHECKING:
     from gpu_stages.device import Gpu, Rehearsal
@@ -65,6 +65,18 @@ def _nccl_version() -> str:
         return f"none: {error}"
 
 
+def analysis(bench: Bench) -> None:
+    """Whether dpro itself works here: what it needs may be of other versions."""
+    run = ROOT / "sample_traces" / "slow_rank"
+    said = bench.ask("replay", run, limit_s=100)
+    found = bench.ask("diagnose", run, limit_s=60)["findings"]
+    names = [f"{each['class']} of {each['ranks']}" for each in found]
+    bench.say(
+        "sample run", replay_error_pct=said["error_pct"], findings=names,
+        bar="slow.host of rank 1, as anywhere", holds=names[:1] == ["slow.host of [1]"],
+    )  # fmt: skip
+
+
 def nvml(bench: Bench) -> None:
     """What the sampler reads of a busy GPU, at its usual period and at twenty times that."""
     from dpro.collectors.telemetry.nvml import Gpus
@@ -91,7 +103,8 @@ def nvml(bench: Bench) -> None:
             f"nvml at {hz} Hz", n=len(costs), sampling_us=cost_us, worst_us=max(costs, default=0.0),
             share_of_a_core_pct=cost_us * hz / 1e4, counters=sorted(counters),
         )  # fmt: skip
-    bench.say("refused", complaints=complaints, fields=_refused_fields())
+    bench.say("refused", complaints=complaints)
+    bench.attempt("refused fields", lambda: bench.say("refused fields", fields=_refused_fields()))
     query = "uuid,clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu,mig.mode.current"
     done = subprocess.run(
         ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True
@@ -165,10 +178,26 @@ def window_costs(bench: Bench, bound: str, graph: bool, teardown: bool, sync_eve
             after_to_before_event=ratios[0], after_to_before_wall=ratios[1], noise=noise,
             bar=f"steps after a window ≤ {bar:.3f} of those before", holds=max(ratios) <= bar,
         )  # fmt: skip
+    if not teardown:
+        costs = _window(bench.folder / "window.json", device, step, sync_events, busy=True)
+        bench.say(
+            "stopped while the GPU is busy", **costs, bar="the stop waits for no work of 500 ms",
+            holds=costs["stop_ms"] < 250,
+        )  # fmt: skip
 
 
-def _window(path: Path, device: Gpu | Rehearsal, step: Callable[[], None], sync: bool) -> dict[str, float]:
-    """The milliseconds that the parts of a window of two steps take, and what it saw."""
+def _window(
+    path: Path, device: Gpu | Rehearsal, step: Callable[[], None], sync: bool, busy: bool = False
+) -> dict[str, float]:
+    """The milliseconds that the parts of a window of two steps take, and what it saw.
+
+    Args:
+        path: of its file.
+        device: that steps run on.
+        step: one of them.
+        sync: whether synchronisation is recorded.
+        busy: whether it is stopped while the device has work for half a second.
+    """
     from gpu_stages.device import stopwatch
 
     profiler = kineto(device, sync)
@@ -181,10 +210,14 @@ def _window(path: Path, device: Gpu | Rehearsal, step: Callable[[], None], sync:
         step()
     with stopwatch() as synchronise:
         device.sync()
+    if busy:
+        device.spin(500)
     with stopwatch() as stop:
+        profiler.use_device = None  # as windows do: its exit would synchronise
         profiler.__exit__(None, None, None)
     with stopwatch() as save:
         profiler.kineto_results.save(str(path))
+    device.sync()
     kinds = collections.Counter(event.get("cat", "") for event in events_of(path))
     return {
         "prepare_ms": prepare[0], "start_ms": start[0], "steps_ms": steps[0], "sync_ms": synchronise[0],
@@ -226,6 +259,8 @@ def queued_kernels(bench: Bench) -> None:
 
     device, path = device_of(bench.dry), bench.folder / "queued.json"
     early, late = torch.ones(1000, device=device.name), torch.ones(1000, device=device.name)
+    torch.neg(early, out=early)  # loaded now: a kernel's first launch may wait for the queue
+    torch.exp(late, out=late)
     for number in range(2):  # the second window starts with CUPTI attached
         device.sync()
         device.spin(200)
@@ -355,6 +390,7 @@ def _window_checks() -> list[Check]:
 
 CHECKS = (
     Check("facts", "versions", "what is installed, and what can it do?", versions, 60),
+    Check("facts", "analysis", "does dpro itself work here?", analysis, 120),
     Check("facts", "queued-kernels", "are kernels that were queued before the start recorded?",
           queued_kernels, 45),
     Check("facts", "sync-correlation", "do sync events say what was waited for?",

@@ -229,7 +229,8 @@ def dump_during_capture(bench: Bench, mode: str, way: str) -> None:
             for _ in range(bench.few(3000, 10)):
                 value.add_(1)
 
-        dist.all_reduce(value)
+        dist.all_reduce(value)  # both kernels are loaded now, not within the capture
+        value.add_(1)
         device.sync()
         with device.on(device.stream()):
             device.spin(4000)  # so that the entries below stay unfinished, and their events are queried

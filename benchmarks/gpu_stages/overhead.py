@@ -17,6 +17,7 @@ from typing import Any
 from gpu_stages.check import Bench, Check, supports
 
 NEVER = 10**9
+ONCE = ("profiler by hand", "a window every 50 steps")  # ways without a bar: one round is enough
 BARS = {"always-on": 1.005, "default windows": 1.01}
 # Student's t for 95%, by the number of rounds.
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
@@ -45,15 +46,22 @@ def in_turns(bench: Bench, job: str, steps: int, rounds: int) -> None:
     arguments += ["--tiny"] if bench.dry else ["--bf16", "--fused"] if job == "gpt" else []
     ways = ways_of(bench.dry)
     measured: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    slowest_s = 0.0
+    round_s = 0.0
     for number in range(bench.few(rounds, 1)):
-        if number and bench.left_s < 1.1 * slowest_s:
+        if number and bench.left_s < 1.1 * round_s:
             break
         before_s = bench.left_s
-        for way in random.Random(number).sample(list(ways), len(ways)):
-            figures = one_job(bench, way, ways[way], arguments)
-            measured[way].append(figures)
-        slowest_s = max(slowest_s, before_s - bench.left_s)
+        of_round = [way for way in ways if not number or way not in ONCE]
+        for way in random.Random(number).sample(of_round, len(of_round)):
+            try:
+                measured[way].append(one_job(bench, way, ways[way], arguments))
+            except RuntimeError as error:  # the other ways are measured all the same
+                if ways[way] is None:
+                    raise
+                bench.say(f"{way} failed", holds=False, error=str(error))
+                del ways[way], measured[way]
+        took_s = before_s - bench.left_s
+        round_s = took_s * sum(way not in ONCE for way in of_round) / len(of_round)
         report(bench, measured)
 
 
@@ -109,4 +117,4 @@ def _check(name: str, job: str, steps: int, limit_s: float) -> Check:
     return Check("overhead", name, "what do always-on recording and windows cost a step?", run, limit_s)
 
 
-CHECKS = (_check("small-launches", "small", 1000, 190), _check("gpt", "gpt", 300, 330))
+CHECKS = (_check("small-launches", "small", 1000, 150), _check("gpt", "gpt", 300, 330))

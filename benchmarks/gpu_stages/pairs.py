@@ -125,18 +125,17 @@ def larger_batch(bench: Bench, item: bool) -> None:
     )  # fmt: skip
 
 
-def _checks() -> list[Check]:
-    checks = []
-    for name, (change, job) in CHANGES.items():
-        for item in (False, True):
-            run = functools.partial(tried, change=change, job=job, item=item)
-            asks = f"is {change} predicted and measured right{', with .item() in each step' * item}?"
-            checks.append(Check("pairs", f"{name}{'-item' * item}", asks, run, 150))
-    for item in (False, True):
-        run = functools.partial(larger_batch, item=item)
-        asks = f"is a larger batch predicted right{', with .item() in each step' * item}?"
-        checks.append(Check("pairs", f"batch{'-item' * item}", asks, run, 120))
-    return checks
+def _checks(item: bool) -> list[Check]:
+    where, word = ", with .item() in each step" * item, "-item" * item
+    checks = [
+        Check(
+            "pairs", f"{name}{word}", f"is {change} predicted and measured right{where}?",
+            functools.partial(tried, change=change, job=job, item=item), 150,
+        )
+        for name, (change, job) in CHANGES.items()
+    ]  # fmt: skip
+    run = functools.partial(larger_batch, item=item)
+    return [*checks, Check("pairs", f"batch{word}", f"is a larger batch predicted right{where}?", run, 120)]
 
 
-CHECKS = tuple(_checks())
+CHECKS = (*_checks(item=False), *_checks(item=True))

@@ -122,8 +122,8 @@ def scheduled(bench: Bench) -> None:
 WINDOWS = ["--every", "30", "--window-steps", "3"]
 ALWAYS = ["--no-windows"]
 TIMED = ["--no-windows", "--nccl-timing"]
-HOST = ("slow.host", "slow.input")
-GPU = ("slow.compute", "slow.device")
+HOST = ("slow.host",)
+GPU = ("slow.compute",)
 
 
 def _slow(name: str, fault: str, options: list[str], expected: tuple[str, ...]) -> Check:
