@@ -82,14 +82,27 @@ def _met_by_calls(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Da
 
 
 def _met_by_kernels(collectives: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
-    """The last entry before the launch of each kernel, as for NCCL: pairs of `row` and `entry`."""
+    """The last entry before the launch of each kernel, as for NCCL: pairs of `row` and `entry`.
+
+    Of messages that one kernel carries, the last is the last entry, the one before it that before, and so on.
+    """
     launched = (
         collectives.filter((pl.col("source") == KERNEL) & (pl.col("enqueued_ns") >= 0))
         .select("op", launched="enqueued_ns", row="collective_id")
         .sort("launched", "row")
+        .with_columns(
+            after=pl.len().over("op", "launched") - 1 - pl.int_range(pl.len()).over("op", "launched")
+        )
     )
     made = entries.select("op", "enqueued_ns", entry="collective_id").sort("enqueued_ns", "entry")
-    pairs = launched.join_asof(
-        made, left_on="launched", right_on="enqueued_ns", by="op", tolerance=LAUNCH_NS, check_sortedness=False
-    )
-    return pairs.drop_nulls("entry").select("row", "entry")
+    made = made.with_columns(place=pl.int_range(pl.len()).over("op"))
+    latest = launched.join_asof(
+        made.drop("entry"),
+        left_on="launched",
+        right_on="enqueued_ns",
+        by="op",
+        tolerance=LAUNCH_NS,
+        check_sortedness=False,
+    ).drop_nulls("place")
+    wanted = latest.select("op", "row", place=pl.col("place") - pl.col("after").cast(pl.Int64))
+    return wanted.join(made, on=["op", "place"], maintain_order="left").select("row", "entry")

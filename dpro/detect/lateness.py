@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 MESSAGES = ("send", "recv")
+COALESCED = ":coalesced"  # what the flight recorder calls several messages that go as one ends with
 LEFT = 0.1  # share of the waits that may be left out before hosts are taken not to wait: clocks have errors
 _CALLS = {
     "rank": pl.Int32,
@@ -36,6 +37,7 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
     """
     known = collectives.filter(
         ~pl.col("op").is_in(MESSAGES)
+        & ~pl.col("op").str.ends_with(COALESCED)  # messages, too: each rank counts its own
         & (pl.col("sequence") >= 0)
         & (pl.col("enqueued_ns") >= 0)
         & (pl.col("group") != "")

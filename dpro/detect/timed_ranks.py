@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.late_ranks import HOST_OR_GPU, HOST_OR_GPU_SURE, LEAST_SHARE, judge
-from dpro.detect.lateness import MESSAGES, calls_of, usual_ones
+from dpro.detect.lateness import COALESCED, MESSAGES, calls_of, usual_ones
 
 LAST_ON_GPU = (
     "by the times of its collectives on the GPU, to which it comes last; no counter of its host explains it, "
@@ -104,6 +104,7 @@ def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
         & (pl.col("group") != "")
         & (pl.col("group_ranks").list.len() != 1)
         & ~pl.col("op").is_in([*MESSAGES, "send_recv"])
+        & ~pl.col("op").str.ends_with(COALESCED)
     )
     timed = timed.filter(pl.col("source") == pl.col("source").mode().min())
     call = ["group", "members", "op", "sequence"]

@@ -72,6 +72,28 @@ def test_kernel_takes_the_last_entry_before_its_launch():
     assert merged["collective_id"].to_list() == [7, 9]
 
 
+def test_messages_that_one_kernel_carries_take_an_entry_each_in_order():
+    """As of `batch_isend_irecv`: two sends and two receives, then the same again."""
+    window = seen(
+        *(
+            {"collective_id": 101 + n, "source": KERNEL, "enqueued_ns": 1_060 if n < 4 else 2_060, "op": op}
+            for n, op in enumerate(["send", "recv", "send", "recv"] * 2)
+        )
+    )
+    earlier = {"collective_id": 3, "op": "send", "enqueued_ns": 400, "peer": 9}
+    known = entries(
+        earlier,
+        *(
+            {"collective_id": 11 + 2 * n, "op": op, "peer": n, "enqueued_ns": 1_000 * (1 + n // 4) + n}
+            for n, op in enumerate(["send", "recv", "send", "recv"] * 2)
+        ),
+        {"collective_id": 31, "op": "nccl:coalesced", "peer": -1, "enqueued_ns": 1_050},
+    )
+    merged = merge_window(window, spans((1, 0, 1)), known).sort("collective_id")
+    assert merged["collective_id"].to_list() == [11 + 2 * n for n in range(8)]
+    assert merged["peer"].to_list() == list(range(8))
+
+
 def test_what_the_window_knew_stays_where_the_flight_recorder_knows_nothing():
     window = seen(
         {"collective_id": 101, "launch_span_id": 1, "enqueued_ns": 0, "dtype": "bfloat16", "bytes_in": 8}

@@ -43,6 +43,15 @@ def test_own_time_of_a_step_is_its_work_without_the_wait_for_a_slower_rank(block
     assert own == pytest.approx([41, 61, 41], rel=0.03)
 
 
+def test_messages_that_go_as_one_are_no_calls_of_their_whole_group():
+    collectives, steps, _, _ = tables(noisy(data_parallel(4, 12), 3, 0.01))
+    of_pair = collectives.filter(pl.col("rank") < 2)
+    sent = of_pair.with_columns(op=pl.lit("nccl:coalesced"), sequence=pl.col("sequence") + pl.col("rank"))
+    both = pl.concat([collectives, sent.with_columns(enqueued_ns=pl.col("enqueued_ns") + 2 * MS)])
+    assert calls_of(both).sort("rank", "sequence").equals(calls_of(collectives).sort("rank", "sequence"))
+    assert own_time(calls_of(both), steps).equals(own_time(calls_of(collectives), steps))
+
+
 def test_hosts_that_make_their_next_call_before_the_last_has_come_do_not_wait_for_it():
     job = slower(noisy(data_parallel(3, 12, buckets=4), 1, 0.01), 1, 2.0)
     assert np.median(own_ms(job), axis=0) == pytest.approx([41, 81, 41], rel=0.03)

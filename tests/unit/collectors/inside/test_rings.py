@@ -294,7 +294,7 @@ def job(tmp_path, monkeypatch, clock, gpu, groups):
     monkeypatch.setattr(flight, "rings", lambda: [nccl_ring(job.dump)])
     monkeypatch.setattr(flight.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(flight, "_groups", dict)
-    monkeypatch.setattr(flight, "_ring_size", lambda: RING)
+    monkeypatch.setattr(flight.coverage, "entries", lambda: RING)
     monkeypatch.setattr(flight.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
     job.flight = flight.Flight(recorder)
     job.flight.on_open()
