@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gpu_stages.check import Bench, Check
@@ -54,19 +55,32 @@ def plain_dump(device: Gpu | Rehearsal) -> Callable[[], bytes]:
     return lambda: dump(includeStackTraces=False)
 
 
-def ways_to_dump(device: Gpu | Rehearsal) -> dict[str, Callable[[], bytes]]:
-    """The plain binding, and what the recorder itself uses."""
-    ways = {"binding": plain_dump(device)}
+def ways_to_dump(device: Gpu | Rehearsal) -> dict[str, Callable[[], bytes | None]]:
+    """The plain binding, and the recorder's own way, which keeps away from captures and knows its GPU."""
+    ways: dict[str, Callable[[], bytes | None]] = {"binding": plain_dump(device)}
     try:
-        from dpro.collectors.inside import flight
-
-        rings = {ring.name: ring for ring in flight._rings()}
-        ring = rings.get("nccl" if device.name == "cuda" else "fr")
-        if ring is not None:
-            ways["recorder"] = ring.dump
+        ways["recorder"] = _recorders_way(device)
     except Exception as error:  # it was changed: the binding is measured all the same
-        print(f"the recorder's own dump is not there: {error}")
+        print(f"the recorder's own way is not there: {type(error).__name__}: {error}", flush=True)
     return ways
+
+
+def _recorders_way(device: Gpu | Rehearsal) -> Callable[[], bytes | None]:
+    """What the recorder does in a job, without the rest of it; None where a dump is left for later."""
+    import torch
+
+    from dpro.collectors.inside import captures, rings
+
+    alone: Any = SimpleNamespace(
+        training_thread=threading.main_thread().ident,
+        device=torch.device("cuda", 0) if device.name == "cuda" else None,
+        call=lambda action, *arguments: action(*arguments),
+        listen=lambda *_: None,
+    )
+    captures.install(alone)
+    dumps = rings.Dumps(alone)
+    [ring] = [ring for ring in rings.rings() if (ring.name == rings.NCCL) == (device.name == "cuda")]
+    return lambda: dumps.dump(ring)
 
 
 def entries_of(dump: bytes) -> list[dict[str, Any]]:
@@ -217,13 +231,13 @@ def dump_during_capture(bench: Bench, mode: str, way: str) -> None:
         if dump is None:
             bench.say(f"capture, {mode}", skipped=f"no dump by the {way} here")
             return
-        dumps, over, raised = 0, threading.Event(), ""
+        made, left, over, raised = 0, 0, threading.Event(), ""
 
         def repeat() -> None:
-            nonlocal dumps
+            nonlocal made, left
             while not over.is_set():
-                dump()
-                dumps += 1
+                done = dump() is not None
+                made, left = made + done, left + (not done)
 
         def work() -> None:
             for _ in range(bench.few(3000, 10)):
@@ -247,7 +261,7 @@ def dump_during_capture(bench: Bench, mode: str, way: str) -> None:
         over.set()
         thread.join(10)
         bench.say(
-            f"capture, {mode}, dumps by the {way}", n=dumps, raised=raised,
+            f"capture, {mode}, dumps by the {way}", n=made, left_for_later=left, raised=raised,
             bar="the capture is not disturbed", holds=not raised,
         )  # fmt: skip
 

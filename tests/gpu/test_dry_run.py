@@ -199,3 +199,53 @@ def test_every_check_of_a_stage_is_rehearsed(tmp_path, stage):
     }
     assert not errors
     assert done.returncode == 0
+
+
+def test_a_rehearsal_has_the_names_that_a_gpu_has():
+    pytest.importorskip("torch")
+    from gpu_stages.device import Gpu, Rehearsal
+
+    names = [{name for name in dir(device) if not name.startswith("_")} for device in (Gpu, Rehearsal)]
+    assert names[0] == names[1]
+
+
+def test_a_capture_amid_other_work_is_ended_whatever_happens_in_it(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from contextlib import nullcontext
+
+    from gpu_stages.device import Gpu
+
+    calls = []
+
+    class Graph:
+        def capture_begin(self, capture_error_mode):
+            calls.append(capture_error_mode)
+
+        def capture_end(self):
+            calls.append("end")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    with pytest.raises(ZeroDivisionError):
+        Gpu.captured_amid(object.__new__(Gpu), lambda: 1 / 0, "thread_local")
+    assert calls == ["thread_local", "end"]
+
+
+def test_a_recorded_job_that_fails_keeps_no_other_way_from_being_measured(tmp_path, monkeypatch):
+    from gpu_stages import overhead
+
+    def one_job(_bench, way, _options, _arguments):
+        if way == "default windows":
+            raise RuntimeError("ended with -11")
+        return {"event_mean_ms": 10.0 + (way == "always-on") * 0.2, "wall_mean_ms": 10.0, "windows": 0}
+
+    monkeypatch.setattr(overhead, "one_job", one_job)
+    monkeypatch.setattr(overhead, "supports", lambda _: True)
+    here = bench(tmp_path)
+    overhead.in_turns(here, "small", 100, 3)
+    assert here.lines["default windows failed"]["holds"] is False
+    assert here.lines["event: always-on"]["n"] == 3
+    assert here.lines["event: always-on"]["holds"] is False
+    assert here.lines["wall: always-on"]["holds"] is True
+    assert "event: default windows" not in here.lines
