@@ -51,8 +51,9 @@ def step_times(bench: Bench, run: Path, truth: dict[str, Any]) -> None:
 
     steps = open_run(run).table(STEPS)
     outside = steps.filter((steps["window"] < 0) & (steps["step"] >= 10))
-    column = "gpu_step_ns" if "gpu_step_ns" in steps.columns else "duration_ns"
-    times = outside[column].drop_nulls()
+    times, column = outside["duration_ns"], "duration_ns"
+    if "gpu_step_ns" in steps.columns and outside["gpu_step_ns"].fill_null(-1).max() > 0:
+        times, column = outside["gpu_step_ns"].drop_nulls(), "gpu_step_ns"
     times = times.filter(times > 0)
     median_ms = float(times.median() or 0) / 1e6
     error = median_ms / truth["event_median_ms"] - 1
