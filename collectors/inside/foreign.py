@@ -22,6 +22,7 @@ class Foreign:
     def __init__(self) -> None:
         """There are none."""
         self._prepared: weakref.WeakKeyDictionary[profile, int] = weakref.WeakKeyDictionary()
+        self._running: weakref.WeakSet[profile] = weakref.WeakSet()
         self._undone: weakref.WeakSet[profile] = weakref.WeakSet()
 
     def prepare(self, profiler: profile, step: int) -> None:
@@ -32,10 +33,16 @@ class Foreign:
     def end(self, profiler: profile) -> None:
         """A profiler is about to stop."""
         self._prepared.pop(profiler, None)
+        self._running.discard(profiler)
+
+    def end_all(self) -> None:
+        """Whatever runs was ended without its profiler's knowledge."""
+        self._running.clear()
 
     def are_there(self, step: int) -> bool:
         """Whether one runs or is going to, after so many steps."""
-        return is_profiling() or any(step - since < FORGOTTEN for since in self._prepared.values())
+        prepared = any(step - since < FORGOTTEN for since in self._prepared.values())
+        return prepared or bool(self._running) or is_profiling()
 
     def override(self) -> None:
         """A window is about to be opened: whatever is prepared will not be any more."""
@@ -45,3 +52,5 @@ class Foreign:
         """A profiler is about to start, and no other runs: prepare it again if it has to be."""
         if profiler in self._undone:
             profiler._prepare_trace()
+        self._prepared.pop(profiler, None)
+        self._running.add(profiler)

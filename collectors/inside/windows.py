@@ -23,6 +23,7 @@ from .kineto import OwnProfile, let_child_exit
 from .opened import OpenWindow
 from .patching import patch
 from .plan import Budget, Plan, Window
+from .ranges import Ranges
 from .recorder import Recorder, identity
 
 BACKWARD = "dpro::backward"  # the range around each backward call within a window
@@ -38,12 +39,18 @@ ENDED = "the job ended before it began"
 
 
 class Windows:
-    """The deep windows of one process: at most one is open."""
+    """The deep windows of one process: at most one is open.
+
+    Attributes:
+        foreign: the user's own profilers.
+        ranges: those that outlive a window, or a profiler of the user.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         """No window is open yet."""
         self._recorder = recorder
-        self._foreign = Foreign()
+        self.foreign = Foreign()
+        self.ranges = Ranges()
         self._forget()
 
     def _forget(self) -> None:
@@ -94,7 +101,7 @@ class Windows:
 
     def _hindrance(self, step: int) -> str:
         """Why no window can be opened now."""
-        if self._open is not None or self._foreign.are_there(step):
+        if self._open is not None or self.foreign.are_there(step):
             return OCCUPIED
         return CAPTURED if captures.is_capturing_here() else ""
 
@@ -112,7 +119,8 @@ class Windows:
         if folder is None or own is None:
             return
         begun_ns = time.monotonic_ns()
-        self._foreign.override()
+        self.foreign.override()
+        self.ranges.finish()
         self._open = OpenWindow(self._recorder.config, folder, own, window, self._step)
         self._latest = window.step
         self._used = True
@@ -136,6 +144,7 @@ class Windows:
         begun_ns = time.monotonic_ns()
         self._open = None
         kept = opened.close(save)
+        self.ranges.finish()
         if kept:
             self._recorder.on_window(f"window{opened.window.number:04d}")
         self._answer(opened.window, "" if kept else why_not)
@@ -186,7 +195,7 @@ class Windows:
     def on_profiler(self, profiler: profile) -> None:
         """A profiler is about to be prepared; give way to the user's own."""
         if not isinstance(profiler, OwnProfile):
-            self._foreign.prepare(profiler, self._step)
+            self.foreign.prepare(profiler, self._step)
             self.close(save=False)
 
     def on_profiler_start(self, profiler: profile) -> None:
@@ -194,11 +203,11 @@ class Windows:
         if not isinstance(profiler, OwnProfile):
             self.close(save=False)
             if self._open is None:
-                self._foreign.start(profiler)
+                self.foreign.start(profiler)
 
     def on_profiler_end(self, profiler: profile) -> None:
         """A profiler is about to stop."""
-        self._foreign.end(profiler)
+        self.foreign.end(profiler)
 
     def on_observer(self, _: Any) -> None:
         """The user records an execution trace; one at a time can be."""
@@ -212,6 +221,7 @@ class Windows:
         """This is a forked child."""
         if self._used:
             let_child_exit()
+        self.ranges.forget()
         self._forget()
 
     # In a thread of ours.
@@ -295,7 +305,9 @@ def install(recorder: Recorder) -> None:
     recorder.listen("request", windows.on_request)
     recorder.listen("end", windows.on_end)
     recorder.listen("fork", windows.on_fork)
+    windows.ranges.install()
     _install_backward(windows)
+    _install_disable(recorder, windows)
     patch(profile, "_prepare_trace", before=lambda profiler: recorder.call(windows.on_profiler, profiler))
     patch(profile, "_start_trace", before=lambda each: recorder.call(windows.on_profiler_start, each))
     patch(profile, "__exit__", before=lambda profiler: recorder.call(windows.on_profiler_end, profiler))
@@ -304,6 +316,22 @@ def install(recorder: Recorder) -> None:
     if observer is not None and recorder.config["execution_trace"]:
         patch(observer, "register_callback", before=lambda each: recorder.call(windows.on_observer, each))
     os.register_at_fork(before=lambda: recorder.call(windows.before_fork))
+
+
+def _install_disable(recorder: Recorder, windows: Windows) -> None:
+    """Some frameworks end whatever profiler runs before they begin theirs; ours ends in its own way."""
+    original = torch.autograd._disable_profiler
+
+    @functools.wraps(original)
+    def disable() -> Any:
+        if windows.is_open:
+            recorder.call(windows.close, False)
+            if not windows.is_open:
+                return None
+        windows.foreign.end_all()
+        return original()
+
+    torch.autograd._disable_profiler = disable
 
 
 def _install_backward(windows: Windows) -> None:

@@ -491,6 +491,7 @@ METHODS = [
     "recorder.Recorder._every_second",
     "recorder.Recorder._on_step", "recorder.Recorder._open", "windows.Windows._start",
     "windows.Windows.close", "windows.Windows.on_profiler", "windows.Windows.on_fork", "flight.Flight.save",
+    "opened.OpenWindow.end_step", "ranges.Ranges.finish", "foreign.Foreign.are_there",
     "windows.Windows.on_step", "windows.Windows.on_second", "kineto.Recording.stop", "plan.Plan.take",
     "store.JobStore.leave", "control.Control.on_second", "control.Control.on_open",
     "stacks.Stacks.on_open", "stacks.Stacks.on_second", "stacks.Stacks.on_fork",

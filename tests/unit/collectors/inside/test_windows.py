@@ -296,3 +296,11 @@ def test_profiler_that_was_left_prepared_is_prepared_again_should_it_start(tmp_p
     assert not job.windows.is_open
     assert user.prepared == 1
     assert job.of(records.DROPPED)
+
+
+def test_steps_recorded_beside_a_window_count_as_its_cost(tmp_path, kineto, gpu):
+    gpu.lag = 4
+    job = kineto.job(Job(tmp_path, gpu))
+    job.steps(30)
+    assert kineto.spans == [[4, 11]]
+    assert len(job.windows._budget._inside) == 11 - 4 + 1  # and the step after it
