@@ -78,7 +78,7 @@ def _met_by_calls(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Da
     pairs = made.join_asof(calls, left_on="enqueued_ns", right_on="begin", by="op", check_sortedness=False)
     # Messages are noted once their call has returned, by the thread that made it: until the next one at most.
     inside = (pl.col("enqueued_ns") <= pl.col("end")) | pl.col("op").is_in(_MESSAGES)
-    return pairs.filter(inside).sort("entry").select("row", "entry")
+    return pairs.filter(inside).drop_nulls("row").sort("entry").select("row", "entry")
 
 
 def _met_by_kernels(collectives: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
