@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,10 +54,13 @@ class Device(NamedTuple):
     Attributes:
         event: makes an event that can be timed.
         current_stream: the stream that the calling thread enqueues work on.
+        selected: makes it the current device for a while. What is asked of an event may claim memory on the
+            current device, and a job that names its device everywhere may have another one there.
     """
 
     event: Callable[[], Any]
     current_stream: Callable[[], Any]
+    selected: Callable[[], AbstractContextManager[Any]]
 
 
 def interface_of(device: torch.device) -> Device | None:
@@ -71,8 +75,10 @@ def interface_of(device: torch.device) -> Device | None:
         if found is None or found.type != device.type:
             return None
         event = partial(torch.Event, device.type, enable_timing=True)
-        return Device(event, partial(accelerator.current_stream, device.index))
-    return Device(partial(module.Event, enable_timing=True), partial(module.current_stream, device.index))
+        return Device(event, partial(accelerator.current_stream, device.index), nullcontext)
+    event = partial(module.Event, enable_timing=True)
+    selected = partial(module.device, device.index) if hasattr(module, "device") else nullcontext
+    return Device(event, partial(module.current_stream, device.index), selected)
 
 
 class GpuSteps:
@@ -100,38 +106,50 @@ class GpuSteps:
 
     def on_step(self, step: int) -> None:
         """A step has ended."""
-        if self._is_ready(step):
+        device = self._find(step)
+        if device is None:
+            return
+        with device.selected():
+            if captures.is_capturing_here():
+                self._is_gap = True
+                return
             self._read(step - AGE, AT_ONCE)
-            self._mark(step, is_end=not self._is_gap)
-        else:
-            self._is_gap = True
+            self._mark(device, step, is_end=not self._is_gap)
 
     def on_resume(self, step: int) -> None:
         """Work of ours took long after a step; the next one begins now."""
-        if self._is_ready(step):
-            self._mark(step, is_end=False)
-        else:
-            self._is_gap = True
+        device = self._find(step)
+        if device is None:
+            return
+        with device.selected():
+            if captures.is_capturing_here():
+                self._is_gap = True
+                return
+            self._mark(device, step, is_end=False)
 
     def on_end(self) -> None:
         """Read what has been answered; whatever has not stays unknown.
 
         Where a thread of ours ends the recording, since the job's own hangs, the device is left alone.
         """
-        if self._thread != threading.get_ident():
+        if self._device is None or self._thread != threading.get_ident() or captures.is_capturing():
             return
-        if self._waiting and not captures.is_capturing_here():
-            self._read(self._waiting[-1].step, MOST)
+        with self._device.selected():
+            if self._waiting and not captures.is_capturing_here():
+                self._read(self._waiting[-1].step, MOST)
         self._waiting.clear()
         self._free.clear()
         self._is_gap = True
 
-    def _is_ready(self, step: int) -> bool:
-        """Whether the device may be called; it is looked for ever more rarely while there is none."""
+    def _find(self, step: int) -> Device | None:
+        """The device that trains, if it may be called; while none is known, looked for ever more rarely."""
         if self._device is None and step & (step - 1) == 0:
             found = self._find_device()
             self._device = None if found is None else interface_of(found)
-        return self._device is not None and not captures.is_capturing_here()
+        if self._device is None or captures.is_capturing():
+            self._is_gap = True
+            return None
+        return self._device
 
     def _find_device(self) -> Any:
         """The device that trains: where parameters are, or where the allocator holds memory.
@@ -144,7 +162,7 @@ class GpuSteps:
             device = torch.device("cuda", index) if torch.cuda.memory_allocated(index) else None
         return device
 
-    def _mark(self, step: int, is_end: bool) -> None:
+    def _mark(self, device: Device, step: int, is_end: bool) -> None:
         waiting = self._waiting
         if waiting and step - waiting[0].step > PATIENCE:
             waiting.clear()  # an event may be destroyed before it has happened
@@ -152,10 +170,8 @@ class GpuSteps:
         if self._is_full:  # half of them have to be free again: events of single boundaries time no step
             self._is_gap = True
             return
-        if self._device is None:
-            return
-        stream = self._device.current_stream()
-        event = self._free.pop() if self._free else self._device.event()
+        stream = device.current_stream()
+        event = self._free.pop() if self._free else device.event()
         event.record(stream)
         waiting.append(Mark(event, stream.stream_id, time.time_ns(), step, is_end))
         self._is_gap, self._thread = False, threading.get_ident()

@@ -18,6 +18,7 @@ MS = 1_000_000
 STEPS_RUN, EVERY = 60, 10
 # Work is done in order and takes 50 ms; to enqueue it takes the host 10 ms; every tenth step waits.
 JOB = f"""
+from contextlib import nullcontext
 from types import SimpleNamespace
 now = done = 0
 
@@ -39,6 +40,7 @@ def never():
 cuda = torch.cuda
 cuda.is_initialized = lambda: True
 cuda.current_device = lambda: 0
+cuda.device = lambda index: nullcontext()
 cuda.memory_allocated = lambda index=None: 1 << 20
 cuda.is_current_stream_capturing = lambda: False
 cuda.get_device_properties = lambda index: SimpleNamespace(name="Model of a GPU", uuid="GPU-model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,7 @@ class Device:
         self.asked = 0
         self.answers = True
         self.gone = False
+        self.current = 0
         device = self
 
         class Event:
@@ -60,8 +62,15 @@ class Device:
         self.Event = Event
 
     def check(self):
+        assert self.current == 3, "this claims memory of another device"
         if self.gone:
             raise RuntimeError("the device is gone")
+
+    @contextmanager
+    def device(self, index):
+        self.current, before = index, self.current
+        yield
+        self.current = before
 
     def current_stream(self, index):
         assert index == 3
@@ -245,6 +254,7 @@ def test_other_accelerators_are_asked_through_pytorchs_own_interface(device, mon
     )
     monkeypatch.setattr(torch, "queued", SimpleNamespace())  # a module without events and streams
     monkeypatch.setattr(torch, "accelerator", others, raising=False)
+    device.current = 3
     monkeypatch.setattr(torch, "Event", event)
     assert set(run(device, 30, every=100).steps()["gpu_step_ns"]) == {50 * MS}
 
