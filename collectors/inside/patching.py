@@ -60,11 +60,24 @@ def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
 
 def keep_compiler_out() -> None:
     """The same for the functions of this package that are called before `uncompiled` is."""
-    with suppress(AttributeError):  # an older PyTorch
-        for name, module in list(sys.modules.items()):
-            if name.startswith(f"{__package__}."):
-                for code in _codes(vars(module), name):
-                    torch._C._dynamo.eval_frame.skip_code(code)
+    skip = _skip()
+    if skip is None:
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{__package__}."):
+            for code in _codes(vars(module), name):
+                skip(code)
+
+
+def _skip() -> Callable[[CodeType], Any] | None:
+    """How to have frames of some code left as they are, but not what they call; None where it cannot be."""
+    frames: Any = torch._C._dynamo.eval_frame
+    with suppress(AttributeError):
+        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        set_strategy = frames.set_code_exec_strategy
+        return lambda code: set_strategy(code, strategy)
+    before: Callable[[CodeType], Any] | None = getattr(frames, "skip_code", None)  # PyTorch 2.6
+    return before
 
 
 def _codes(names: dict[str, Any], module: str) -> Iterator[CodeType]:

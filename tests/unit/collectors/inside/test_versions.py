@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from dpro.collectors.inside import kineto
+import torch
+
+from dpro.collectors.inside import kineto, patching
 
 
 def binding(*names: str) -> Any:
@@ -30,3 +32,25 @@ def binding(*names: str) -> Any:
 def test_kineto_is_configured_with_what_its_binding_takes(monkeypatch, names, taken):
     monkeypatch.setattr(kineto, "_ExperimentalConfig", binding(*names))
     assert kineto._experimental(enable_cuda_sync_events=True, trace_only=True) == taken
+
+
+def test_code_that_is_kept_from_the_compiler_is_not_compiled():
+    compiled: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    def ours(value: Any) -> Any:
+        return value + 1
+
+    def theirs(value: Any) -> Any:
+        return value + 2
+
+    skip = patching._skip()
+    assert skip is not None
+    skip(ours.__code__)
+    torch.compile(ours, backend=backend)(torch.ones(1))
+    assert compiled == []
+    torch.compile(theirs, backend=backend)(torch.ones(1))
+    assert len(compiled) == 1
