@@ -14,7 +14,7 @@ TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-ur
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow gpu gpu-wheels lint typecheck imports build docs screenshots samples clean
+.PHONY: help demo test test-slow test-torch gpu gpu-wheels lint typecheck imports build docs screenshots samples clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,19 @@ test: $(VENV)/dev.stamp  ## the tests, without the slow ones
 
 test-slow: $(VENV)/dev.stamp  ## all tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# An environment of each version: the CPU build where its index can be reached, else the CUDA build, which does
+# without a GPU (5 GB each). TORCH_PYTHON is a Python that all of them have builds for.
+TORCH_VERSIONS ?= 2.6 2.8 2.11 2.13
+TORCH_ENVIRONMENTS ?= build/torch
+TORCH_PYTHON ?= $(PYTHON)
+test-torch: $(VENV)/dev.stamp $(TORCH_VERSIONS:%=$(TORCH_ENVIRONMENTS)/%/bin/torchrun)  ## recording on older PyTorch
+	DPRO_TORCH_VERSIONS="$(TORCH_VERSIONS)" DPRO_TORCH_ENVIRONMENTS="$(TORCH_ENVIRONMENTS)" \
+	  $(BIN)/python -m pytest tests/torch_versions
+
+$(TORCH_ENVIRONMENTS)/%/bin/torchrun: | $(VENV)/dev.stamp
+	$(TORCH_PYTHON) -m venv --clear $(TORCH_ENVIRONMENTS)/$*
+	$(TORCH_ENVIRONMENTS)/$*/bin/python -m pip install -qq --disable-pip-version-check $(TORCH_FROM) 'torch==$*.*' numpy
 
 # On a machine with a GPU: its own Python, which has the CUDA build of PyTorch. docs/gpu.md says what to look at.
 GPU_PYTHON ?= python3
