@@ -1,4 +1,4 @@
-"""Facts about profiling a GPU: what recording rests on, and what it does to a job that trains on.
+"""Facts of profiling a GPU: what recording rests on, and what it does to a job that trains on.
 
 Each check is a process: a profiler that was started once changes the process for good, and a driver that
 takes one with it takes no other.
@@ -373,7 +373,7 @@ def step_events(bench: Bench) -> None:
 
 def _window_checks() -> list[Check]:
     variants = [
-        # First what jobs get today, then what could be changed about it.
+        # First what jobs get today, then what could be changed.
         ("launch", False, False, True), ("gpu", False, False, True), ("launch", True, False, True),
         ("launch", False, True, True), ("launch", True, True, True), ("launch", False, False, False),
         ("gpu", False, True, True), ("gpu", True, False, True),

@@ -1,4 +1,4 @@
-"""Facts about PyTorch's flight recorder on NCCL: what a dump does to a process that uses its GPU.
+"""Facts of PyTorch's flight recorder on NCCL: what a dump does to a process that uses its GPU.
 
 One rank is enough: its collectives have entries, states and events like any others. The dumps are made as the
 recorder makes them, on a thread that has never used CUDA, and by the plain binding for comparison.

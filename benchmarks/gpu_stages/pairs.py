@@ -33,6 +33,7 @@ REHEARSED = {  # pinned memory needs an accelerator, and a compiler takes its ti
     "compile": "optimizer:impl=foreach",
     "compile:mode=reduce-overhead": "optimizer:impl=foreach",
 }
+NEEDS = {"precision:dtype=bf16": ["--shapes"]}  # options of a recording that a prediction needs
 INSIDE = "what was measured is within the predicted interval, and within 5% of the truth"
 
 
@@ -58,12 +59,18 @@ def tried(bench: Bench, change: str, job: list[object], item: bool) -> None:
     command = bench.job("train.py", *arguments_of(bench, job, item))
     folder = bench.folder / "try"
     edit = REHEARSED.get(change, change) if bench.dry else change
+    options: list[object] = ["--repeats", 1, "-o", folder]
+    before = None
+    if change in NEEDS:  # more than a try records by itself
+        recording = ["--window-steps", 5, "--skip", 10, *NEEDS[change]]
+        run, done = bench.record("before", command, recording, 90, variables(bench))
+        before = done.ensure().last_json()["event_median_ms"]
+        options += ["--baseline", run]
     done = bench.dpro(
-        "try", edit, "--json", "--repeats", 1, "-o", folder, "--", *command,
-        limit_s=150, variables=variables(bench),
-    )  # fmt: skip
+        "try", edit, "--json", *options, "--", *command, limit_s=150, variables=variables(bench)
+    )
     said = done.ensure().last_json()
-    before, after = (truth(folder, side) for side in ("baseline", "changed"))
+    before, after = before or truth(folder, "baseline"), truth(folder, "changed")
     measured, base_ms = said["measured"]["ms"], said["baseline_ms"]
     true_ratio, ratio = after / before, measured / base_ms
     predicted = said["predicted"]

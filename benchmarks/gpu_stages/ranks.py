@@ -141,7 +141,7 @@ CHECKS = (
     _capture(3),
     _capture(6),
     Check("ranks", "profiler-schedule", "does the user's profiler with a warm-up live beside windows?",
-          scheduled, 100),
+          scheduled, 150),
     _slow("healthy", "none", WINDOWS, ()),
     _slow("slow-host-windows", "slow-host", WINDOWS, HOST),
     _slow("slow-gpu-windows", "slow-gpu", WINDOWS, GPU),

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpu_stages.check import ROOT, TAIL, Bench, Check, job_environment, write_json
+from gpu_stages.check import PATIENCE, ROOT, TAIL, Bench, Check, job_environment, write_json
 from gpu_stages.processes import end_carriers, end_group, marked, new_mark
 
 FORMAT = 1
@@ -59,7 +59,8 @@ def run_checks(
         if left_s < LEAST_S:
             tell(f"{check.full_name}: no time left")
             continue
-        found = run_check(check, output, work, min(check.limit_s, left_s - 2), dry)
+        limit_s = min(check.limit_s * (PATIENCE if dry else 1), left_s - 2)
+        found = run_check(check, output, work, limit_s, dry)
         known[check.name] = found
         write_json(output / "gpu.json", document)
         tell(f"{check.full_name}: {found['status']} in {found['wall_s']:.0f} s, {len(found['lines'])} lines")

@@ -187,7 +187,7 @@ def _is_file(name: str) -> bool:
 def test_every_check_of_a_stage_is_rehearsed(tmp_path, stage):
     pytest.importorskip("torch")
     done = run(
-        "--dry-run", "-o", "out", "--only", stage, "--limit-s", 1500, "--json", cwd=tmp_path, limit_s=1600
+        "--dry-run", "-o", "out", "--only", stage, "--limit-s", 3000, "--json", cwd=tmp_path, limit_s=3100
     )
     checks = json.loads(done.stdout)["stages"][stage]
     errors = {name: check["error"] for name, check in checks.items() if check["status"] != "whole"}

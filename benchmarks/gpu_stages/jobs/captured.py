@@ -2,7 +2,7 @@
 
 python captured.py [--warmups 3] [--steps 80]
 
-One rank with a process group, so that there are collective calls to be asked about while the capture runs. It
+One rank with a process group, so that there are collective calls to dump while the capture runs. It
 prints one line of JSON when all went well.
 """
 
