@@ -124,7 +124,7 @@ def larger_batch(bench: Bench, item: bool) -> None:
         bench.say("batch:factor=2", **figures, why_not=str(said.get("refused")), bar=INSIDE, holds=False)
         return
     [prediction], base_ms = said["predictions"], said["baseline_ms"]
-    predicted, low, high = (prediction[f"{name}_ms"] / base_ms for name in ("predicted", "low", "high"))
+    predicted, low, high = (prediction[name] / base_ms for name in ("predicted_ms", "low", "high"))
     bench.say(
         "batch:factor=2", **figures, predicted=predicted, low=low, high=high,
         prediction_off_pct=100 * (predicted / true_ratio - 1), bar=INSIDE,
