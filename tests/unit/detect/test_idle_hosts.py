@@ -51,7 +51,8 @@ def test_cost_is_what_the_steps_have_grown_by(tmp_path):
     "noise", ["10%", "heavy", pytest.param("5%", marks=SLOWLY), pytest.param("periodic", marks=SLOWLY)]
 )
 def test_healthy_job_raises_nothing(tmp_path, noise):
-    assert found(tmp_path, replace(HEALTHY, noise=noise)) == []
+    # Where long steps come regularly they are pauses, which is another finding.
+    assert {finding.class_ for finding in found(tmp_path, replace(HEALTHY, noise=noise))} <= {"pauses"}
 
 
 @pytest.mark.parametrize("how", ["sleep", *(pytest.param(how, marks=SLOWLY) for how in HOST_FAULTS[:3])])
