@@ -594,7 +594,7 @@ def test_line_in_the_log_becomes_a_warning_of_the_run(tmp_path):
     import pathlib
     train_step()
     [facts] = pathlib.Path("run/.raw").glob("*/*/facts.json")
-    facts.with_name("flight-fr-000001.json.tmp").mkdir()  # where the recorder is about to write
+    facts.with_name("checked.tmp").mkdir()  # where the recorder is about to write
     for _ in range(12): train_step()
     print("trained")
     """
