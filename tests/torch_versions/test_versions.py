@@ -75,7 +75,8 @@ def alone(folder: Path, version: str, body: str, *options: str) -> Recorded:
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def ddp(request, tmp_path_factory) -> Recorded:
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(TRAIN), "--steps", str(STEPS_RUN)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(TRAIN), "--steps", str(STEPS_RUN)]
     options = ["--every", str(EVERY), "--skip", str(SKIP)]
     return recorded(tmp_path_factory.mktemp("ddp"), request.param, command, *options)
 
