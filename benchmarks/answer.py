@@ -29,9 +29,9 @@ import polars as pl
 
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli.runs import open_quietly
-from dpro.replay.match import match_collectives
-from dpro.replay.saved import load
-from dpro.replay.whatif.comm import Network
+from dpro.replay.alignment.match import match_collectives
+from dpro.replay.fidelity.saved import load
+from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.replay.whatif.search import search
 from dpro.schema import COLLECTIVES, SPANS, STEPS, TABLES
@@ -54,7 +54,7 @@ TIMES = ("start_ns", "enqueued_ns")
 MOST_PAUSE_NS = 50_000_000  # between two copies: steps of real jobs are not evenly spaced
 START = """
 import numpy, polars, click, rich.console
-import dpro.replay.accuracy, dpro.replay.whatif.predict
+import dpro.replay.fidelity.accuracy, dpro.replay.whatif.predict
 from dpro.replay.engine import longest_path
 nothing = numpy.zeros(1, numpy.int64)
 longest_path(nothing, nothing, numpy.zeros(2, numpy.int64), nothing[:0], nothing[:0])

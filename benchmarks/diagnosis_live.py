@@ -15,11 +15,11 @@ from typing import Any
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.late_ranks import HISTORY, messages_unseen
-from dpro.detect.lateness import calls_of
+from dpro.detect.imbalance.load_model import AMOUNT
 from dpro.detect.regression import find_regression
-from dpro.detect.uneven import AMOUNT
-from dpro.detect.waiting import find_waiting_for_data
+from dpro.detect.stragglers.from_calls import HISTORY, messages_unseen
+from dpro.detect.stragglers.input_bound import find_waiting_for_data
+from dpro.detect.stragglers.own_time import calls_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.watch.late import AGAIN, Lateness, Latest, since_of
 from tests.reference.training_jobs import LAYOUTS, NOISES, Job, Log, Machine

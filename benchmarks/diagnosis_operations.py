@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from diagnosis_report import table, wilson
 
-from dpro.detect.diagnose import diagnose_operations
-from dpro.detect.slowdown import analyse_slowdown
-from dpro.replay.build import build_graph
+from dpro.detect.pipeline_slowdown import analyse_slowdown
+from dpro.detect.run import diagnose_operations
+from dpro.replay.build.graph_builder import build_graph
 from tests.pipelines import Job, written
 
 KINDS = ("", "data", "stage", "worker", "data+stage", "data+worker", "stage+worker")

@@ -21,7 +21,7 @@ from pathlib import Path
 from twins import TWINS, Job, Twin, folders, predicted_ms, read
 
 from dpro.cli.analysis import analyse
-from dpro.replay.fit import counted_starts, start_errors
+from dpro.replay.fidelity.fit import counted_starts, start_errors
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.timeline import replay
 

@@ -30,12 +30,12 @@ import polars as pl
 from recording import cable, cpu_job, record_window
 
 from dpro.opening import ensure_finished
-from dpro.replay.accuracy import Trust, assess
-from dpro.replay.build import build_graph
+from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, Nodes, make_graph
 from dpro.replay.timeline import changed_step_times, measured_step_times, replay, step_ends
+from dpro.replay.whatif.graph_ops.selected import Selection
 from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.select import Selection
 from dpro.store import open_run
 
 SKIP, WINDOW_STEPS, AFTERWARDS = 8, 16, 3

@@ -1,7 +1,7 @@
 """Where the time of each step went: compute, communication, the host, or nothing.
 
-In: `dpro.replay.breakdown`. Out: milliseconds per part, by rank and by step, and stacked bars of them. The
-parts add up to the step.
+In: `dpro.replay.steps.breakdown`. Out: milliseconds per part, by rank and by step, and
+stacked bars of them. The parts add up to the step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
     """The mean step, by rank or by step.
 
     Args:
-        breakdown: as from `dpro.replay.breakdown.step_breakdown`.
+        breakdown: as from `dpro.replay.steps.breakdown.step_breakdown`.
         by: `rank` or `step`.
         link: the selection.
 

@@ -17,9 +17,9 @@ import plotly.graph_objects as go
 from dpro.dashboards.names import plain
 from dpro.dashboards.theme import colour, styled
 from dpro.detect.hang.case import Case
+from dpro.detect.hang.evidence import attendance, ranks_in_words
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to
-from dpro.detect.hang.words import attendance, ranks_in_words
 from dpro.words import shortened
 
 MOST_BOXES = 60

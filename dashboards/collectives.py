@@ -17,8 +17,8 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, series, styled
-from dpro.replay.costs import Line, Sort
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.models.link_costs import Line, Sort
 from dpro.units import NS_PER_MS, NS_PER_US, format_bytes
 
 NAME = "collectives"
@@ -57,7 +57,7 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[Sort, Line], theme: str
 
     Args:
         transfers: as from `transfer_info`.
-        lines: as from `dpro.replay.costs.fit_costs`.
+        lines: as from `dpro.replay.models.link_costs.fit_costs`.
         theme: light or dark.
     """
     figure = go.Figure()

@@ -21,7 +21,7 @@ from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, sect
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.waterfall import waterfall_figure
 from dpro.replay.difference import Difference
-from dpro.replay.pace import pace_of
+from dpro.replay.steps.typical import pace_of
 from dpro.units import NS_PER_MS, format_duration, ms
 
 NAME = "difference"

@@ -25,8 +25,7 @@ from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, se
 from dpro.dashboards.theme import colour, styled
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case
-from dpro.detect.hang.waits import victims_of
-from dpro.detect.hang.words import (
+from dpro.detect.hang.evidence import (
     HANGS,
     advice_in_words,
     name_of,
@@ -35,6 +34,7 @@ from dpro.detect.hang.words import (
     time_in_words,
     verdict_in_words,
 )
+from dpro.detect.hang.waits import victims_of
 from dpro.words import shortened
 
 NAME = "hang"

@@ -18,7 +18,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
 from dpro.dashboards.roofline import gpu_of, roofline_figure, roofline_info
 from dpro.dashboards.shown import Shown
-from dpro.replay.breakdown import kernel_totals
+from dpro.replay.steps.breakdown import kernel_totals
 from dpro.units import NS_PER_MS, NS_PER_US
 
 NAME = "kernels"

@@ -11,12 +11,12 @@ from dpro.analysis.graphs import make_graph
 from dpro.analysis.once import once
 from dpro.analysis.verdict import why_unanswerable
 from dpro.dashboards.segments import Tracks, make_tracks
-from dpro.detect.traffic import transfers_of
+from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
-from dpro.replay.accuracy import Trust
-from dpro.replay.build import Built
+from dpro.replay.build.graph_builder import Built
 from dpro.replay.difference import Difference, explain
+from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit

@@ -1,8 +1,8 @@
 """Rank × rank and host × host: how long pairs take to move data, and who waits for whom in collectives.
 
-In: what each pair of ranks takes, as `dpro.detect.delays` tells it, and the arrivals of a graph. Out: squares
-of that. A slow sender is a row, a slow receiver a column, a slow link a cell. Transfers in groups of more
-than two ranks tell of no pair; who came last to them is known all the same.
+In: what each pair of ranks takes, as `dpro.detect.network.pairs` tells it, and the arrivals of a graph. Out:
+squares of that. A slow sender is a row, a slow receiver a column, a slow link a cell. Transfers in groups of
+more than two ranks tell of no pair; who came last to them is known all the same.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, panel, section
 from dpro.dashboards.theme import colour, series, styled
-from dpro.detect.delays import both_ways, delay_matrix, host_matrix
-from dpro.detect.network import FEWEST_GROUPS, SLOW
-from dpro.detect.traffic import host_of
-from dpro.replay.costs import ENOUGH, fit_line
+from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
+from dpro.detect.network.traffic import host_of
+from dpro.detect.network.transfers import FEWEST_GROUPS, SLOW
+from dpro.replay.models.link_costs import ENOUGH, fit_line
 from dpro.units import NS_PER_MS
 
 NAME = "matrix"
@@ -68,7 +68,7 @@ def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.
     """What pairs take, both ways.
 
     Args:
-        transfers: as `dpro.detect.traffic.transfers_of` gives them.
+        transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
         hosts: of the ranks.
         link: the selection; pairs of two selected ranks.
 
@@ -200,7 +200,7 @@ def speed_info(transfers: pl.DataFrame) -> pl.DataFrame:
     """How fast each pair moves each size, and how fast the fitted line says.
 
     Args:
-        transfers: as `dpro.detect.traffic.transfers_of` gives them.
+        transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
 
     Returns:
         `sort` (operation, on one host or between hosts), `members`, `bytes`, `payload_gbps`, `line_gbps` (of

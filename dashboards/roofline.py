@@ -15,10 +15,10 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.names import plain
 from dpro.dashboards.theme import colour, series, styled
 from dpro.errors import Unanswerable
-from dpro.replay.gpus import Gpu, gpu_named
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.inside import operators_of_kernels
-from dpro.replay.whatif.roofline import BYTES, MATMULS, matmul_of, stored_as
+from dpro.replay.models.gpus import Gpu, gpu_named
+from dpro.replay.models.roofline import BYTES, MATMULS, matmul_of, stored_as
+from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
 
 MOST_POINTS = 300
 _BEYOND = 2.0  # the roof is drawn so far beyond what is below it

@@ -20,8 +20,8 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, message, panel, section
 from dpro.dashboards.theme import series, styled
-from dpro.detect.devices import gpus_of_ranks, sampled_gpus
-from dpro.detect.telemetry import SERIES
+from dpro.detect.machine.devices import gpus_of_ranks, sampled_gpus
+from dpro.detect.machine.telemetry import SERIES
 from dpro.units import NS_PER_MS, NS_PER_S
 
 NAME = "telemetry"

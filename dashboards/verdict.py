@@ -20,7 +20,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, styled, whole_ticks
 from dpro.detect.findings import Finding
-from dpro.detect.hang.words import HANGS
+from dpro.detect.hang.evidence import HANGS
 from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration

@@ -1,1 +1,15 @@
-"""The global dataflow graph: align, build, replay, explain, and change it."""
+"""The global dataflow graph: built from the tables of a run, replayed, judged, and changed.
+
+graph         read-only arrays, one entry per node and edge, in topological order, validated
+engine        the compiled loops: longest path, many scenarios in one pass, topological order
+timeline      replay, step times, critical path
+intervals     sets of moments in time
+difference    what explains that one run is slower than another
+alignment/    which rows are one collective; each host's clock against the reference
+build/        from tables to a graph: rank by rank, then joined by rendezvous
+pipeline/     the same graph from whole operations of pipeline-parallel jobs
+steps/        durations of steps, pauses, host counters, breakdown: from tables alone, without a graph
+fidelity/     how far a replay is from the trace, and how far to believe predictions
+models/       what communication, gradients, memory and matmuls cost
+whatif/       edits: one graph into another, and the search for what helps
+"""

@@ -1,5 +1,6 @@
-"""Telemetry of the node beside the job: GPUs, network, CPUs, and the recorded processes seen from outside.
+"""Samples of a node beside the job: GPUs, network ports, processors, memory.
 
-A process beside the sidecar asks once a second and appends what has changed to a compact file; at the end the
-file becomes rows of `counters`. Nothing here runs inside the job, and nothing but `tables` imports polars.
+sampler          the process beside the sidecar that samples, one per node for the node; nvml.py, amd.py,
+                 nic.py, node.py are what it asks, gpus.py what the makers' libraries share
+samples, tables  the compact file it appends to, and its rows of counters
 """

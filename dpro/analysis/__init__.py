@@ -1,1 +1,13 @@
-"""All that is asked of one run, each thing worked out once: for commands, views and notebooks."""
+"""All that is asked of one run, computed when it is first asked for and kept: for commands, views, notebooks.
+
+end               how the job ended, which every answer begins with where it failed, hung or was ended
+told              what was found while the job ran; what was seen to hang then
+analysis, once    what can be asked; properties that are worked out once, whoever asks and however many at
+                  a time
+graphs            built graphs, kept in the user's cache
+verdict           all detectors in the order in which they exclude each other, and what a run cannot show
+summary           a run in a few facts and short tables
+step_time         how long a step takes, in the names and numbers that all commands use
+after_window      whether steps became slower with the first deep window, for good
+report, markdown  what a report says, whatever it is written in; the same as Markdown
+"""

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from dpro.analysis.verdict import Verdict
     from dpro.detect.findings import Finding
     from dpro.detect.hang.case import Case
-    from dpro.detect.slowdown import Slowdown
-    from dpro.replay.accuracy import Trust
-    from dpro.replay.build import Built
-    from dpro.replay.costs import Line, Sort
+    from dpro.detect.pipeline_slowdown import Slowdown
+    from dpro.replay.build.graph_builder import Built
+    from dpro.replay.fidelity.accuracy import Trust
+    from dpro.replay.models.link_costs import Line, Sort
     from dpro.replay.timeline import Timeline
     from dpro.replay.whatif.predict import Prediction, Refusal
 
@@ -41,7 +41,7 @@ class Analysis(Knowing):
     @once
     def steps(self) -> pl.DataFrame:
         """Table `steps`, with how long each took."""
-        from dpro.replay.durations import steps_of
+        from dpro.replay.steps.durations import steps_of
 
         return steps_of(self.run)
 
@@ -77,8 +77,8 @@ class Analysis(Knowing):
     def hangs(self) -> list[Finding]:
         """What hangs in the run, or ended it, surest first."""
         from dpro.analysis.told import as_watched
-        from dpro.detect.gpu_state import needed_for_errors, with_errors
         from dpro.detect.hang.find import judge
+        from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
 
         found = as_watched(judge(self.waiting), self.run, self.steps)
         if not found:
@@ -144,7 +144,7 @@ class Analysis(Knowing):
     @once
     def slowdown(self) -> Slowdown | None:
         """The slowdown against evenly fast operations; None where the run does not consist of operations."""
-        from dpro.detect.slowdown import analyse_slowdown
+        from dpro.detect.pipeline_slowdown import analyse_slowdown
 
         operations = self.built.of_operations and self.trust.answerable
         return analyse_slowdown(self.built.graph) if operations else None
@@ -160,7 +160,7 @@ class Analysis(Knowing):
     def breakdown(self) -> pl.DataFrame:
         """Where the time of each step and rank went."""
         from dpro.analysis.verdict import why_unanswerable
-        from dpro.replay.breakdown import step_breakdown
+        from dpro.replay.steps.breakdown import step_breakdown
 
         with why_unanswerable(self):
             return step_breakdown(self.spans, self.collectives, self.steps)
@@ -168,21 +168,21 @@ class Analysis(Knowing):
     @once
     def host(self) -> pl.DataFrame:
         """What the host did in each step."""
-        from dpro.replay.host import host_facts
+        from dpro.replay.steps.host import host_facts
 
         return host_facts(self.steps, self.counters)
 
     @once
     def sizes(self) -> pl.DataFrame:
         """Collectives by operation and size."""
-        from dpro.replay.breakdown import collective_totals
+        from dpro.replay.steps.breakdown import collective_totals
 
         return collective_totals(self.collectives, self.spans, self.workers)
 
     @once
     def costs(self) -> dict[Sort, Line]:
         """What communication costs, as fitted."""
-        from dpro.replay.costs import fit_costs
+        from dpro.replay.models.link_costs import fit_costs
 
         return fit_costs(self.built.graph, self.replayed)
 

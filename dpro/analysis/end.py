@@ -16,7 +16,7 @@ import polars as pl
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import has_left
 from dpro.detect.hang.deaths import INTERRUPTED, signal_name
-from dpro.detect.hang.words import LEFT, ranks_in_words, time_in_words
+from dpro.detect.hang.evidence import LEFT, ranks_in_words, time_in_words
 from dpro.schema import PROCESS_GROUPS, SPANS
 from dpro.units import format_duration
 

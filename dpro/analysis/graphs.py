@@ -17,8 +17,8 @@ from dpro.cache import cache_folder
 from dpro.errors import DproError
 
 if TYPE_CHECKING:
-    from dpro.replay.accuracy import Trust
-    from dpro.replay.build import Built
+    from dpro.replay.build.graph_builder import Built
+    from dpro.replay.fidelity.accuracy import Trust
     from dpro.store import Run
 
 # A smaller graph is built in less time than it takes to be sure that one was saved.
@@ -32,7 +32,7 @@ def graph_of(run: Run) -> tuple[Built, Trust]:
     Raises:
         Unanswerable: the run holds no spans.
     """
-    from dpro.replay.saved import load, save
+    from dpro.replay.fidelity.saved import load, save
 
     try:
         file = cache_folder("graphs") / f"{fingerprint(run)}.npz"
@@ -57,8 +57,8 @@ def make_graph(run: Run) -> tuple[Built, Trust]:
     Raises:
         Unanswerable: the run holds no spans.
     """
-    from dpro.replay.accuracy import assess
-    from dpro.replay.build import build_graph
+    from dpro.replay.build.graph_builder import build_graph
+    from dpro.replay.fidelity.accuracy import assess
     from dpro.replay.timeline import replay
 
     built = build_graph(run)
@@ -72,8 +72,8 @@ def fingerprint(run: Run) -> str:
     from dpro.store import MANIFEST
 
     digest = hashlib.blake2b(__version__.encode(), digest_size=16)
-    folders = (Path(package.__file__ or "").parent for package in (dpro, dpro.replay))
-    for module in sorted(file for folder in folders for file in folder.glob("*.py")):
+    own, replay = (Path(package.__file__ or "").parent for package in (dpro, dpro.replay))
+    for module in sorted([*own.glob("*.py"), *replay.rglob("*.py")]):
         status = module.stat()
         digest.update(f"\0{module.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     for name in sorted(TABLES):

@@ -16,7 +16,7 @@ from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.summary import health_info, run_info, trust_info
 from dpro.detect.findings import Finding
-from dpro.detect.hang.words import HANGS, advice_in_words, verdict_in_words
+from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
@@ -198,7 +198,7 @@ def _breakdown(analysis: Analysis) -> list[Table]:
 
 
 def _kernels(analysis: Analysis) -> list[Table]:
-    from dpro.replay.breakdown import kernel_totals
+    from dpro.replay.steps.breakdown import kernel_totals
 
     kernels = kernel_totals(analysis.spans)
     if kernels.is_empty():

@@ -1,7 +1,7 @@
 """The one way in which everything names how long a step takes: for programs, and for people.
 
-In: table `steps`. Out: the typical step and the mean step with pauses, as `dpro.replay.pace` has them. What
-is replayed are steps in deep windows: their mean is another number, and called so.
+In: table `steps`. Out: the typical step and the mean step with pauses, as `dpro.replay.steps.typical` has
+them. What is replayed are steps in deep windows: their mean is another number, and called so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.replay.pace import pace_of
+from dpro.replay.steps.typical import pace_of
 from dpro.units import NS_PER_MS, format_duration, ms
 
 OUTSIDE, INSIDE = "outside deep windows", "in deep windows"

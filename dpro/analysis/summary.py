@@ -13,8 +13,8 @@ import polars as pl
 from dpro.analysis.end import End
 from dpro.analysis.step_time import step_time_in_words
 from dpro.detect.findings import Finding
-from dpro.detect.hang.words import HANGS, verdict_in_words
-from dpro.replay.accuracy import Trust
+from dpro.detect.hang.evidence import HANGS, verdict_in_words
+from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
 from dpro.units import format_duration, ms

@@ -20,8 +20,8 @@ from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SENDS, SPANS, STEP
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
-    from dpro.detect.one_clock import Always
-    from dpro.detect.pauses import Lost
+    from dpro.detect.pauses.find import Lost
+    from dpro.detect.stragglers.own_time import Always
     from dpro.store import Manifest, Run
 
 # Of what a recording says of itself, what is about windows.
@@ -56,7 +56,7 @@ def what_hangs(analysis: Analysis) -> Verdict | None:
 
 def not_read(manifest: Manifest) -> list[str]:
     """What of a job that hangs was not read, one line each."""
-    from dpro.detect.hang.words import ranks_in_words
+    from dpro.detect.hang.evidence import ranks_in_words
 
     missing = manifest.missing_ranks
     unknown = [f"what {ranks_in_words(missing)} did: no dump of theirs"] if missing else []
@@ -69,9 +69,9 @@ def find(analysis: Analysis) -> list[Finding]:
 
     Deep windows have few steps; the steps between them tell of what is too small, or too recent, for those.
     """
-    from dpro.detect.diagnose import diagnose_graph, diagnose_operations
-    from dpro.detect.gpu_state import with_gpus
-    from dpro.detect.host_bound import find_idle_gpus
+    from dpro.detect.machine.gpu_state import with_gpus
+    from dpro.detect.machine.idle_gpus import find_idle_gpus
+    from dpro.detect.run import diagnose_graph, diagnose_operations
 
     graph = analysis.built.graph
     if analysis.slowdown is not None:
@@ -92,7 +92,7 @@ def _costliest(findings: list[Finding]) -> list[Finding]:
 
 def notes(analysis: Analysis, findings: list[Finding]) -> list[str]:
     """What deep windows show that is worth a sentence though it is no finding, one line each."""
-    from dpro.detect.host_bound import note_idle_gpus
+    from dpro.detect.machine.idle_gpus import note_idle_gpus
     from dpro.detect.notes import note_waiting
 
     if not analysis.run.rows()[SPANS.name] or not analysis.trust.answerable or analysis.built.of_operations:
@@ -111,10 +111,10 @@ def notes_of_few_steps(analysis: Analysis, findings: list[Finding]) -> list[str]
 
 def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
     """What the steps that are always recorded show, and windows did not."""
-    from dpro.detect.excess import WINDOWS
-    from dpro.detect.late_ranks import messages_unseen
-    from dpro.detect.one_clock import on_one_clock
-    from dpro.detect.straggler import INPUT_PIPELINE
+    from dpro.detect.stragglers.excess import WINDOWS
+    from dpro.detect.stragglers.from_calls import messages_unseen
+    from dpro.detect.stragglers.own_time import on_one_clock
+    from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
 
     outside = run.table(STEPS, ["step", "window"]).filter(pl.col("window") < 0)
     if outside["step"].n_unique() < min(WINDOWS):
@@ -142,9 +142,9 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
 
 def without_windows(run: Run) -> Verdict | None:
     """What the steps and calls of a run show, and what they leave open; None where windows show more."""
-    from dpro.detect.gpu_state import with_gpus
-    from dpro.detect.one_clock import on_one_clock
-    from dpro.detect.straggler import FEWEST_STEPS
+    from dpro.detect.machine.gpu_state import with_gpus
+    from dpro.detect.significance import FEWEST_STEPS
+    from dpro.detect.stragglers.own_time import on_one_clock
 
     rows = run.rows()
     if not rows[STEPS.name] or not rows[COLLECTIVES.name]:
@@ -173,11 +173,11 @@ def _late(recorded: Always, rows: Always, apart: list[int]) -> tuple[Lost, list[
         rows: the same on one clock.
         apart: ranks that are no part of that.
     """
-    from dpro.detect.idle_hosts import find_idle_hosts
-    from dpro.detect.late_ranks import judge as judge_lateness
-    from dpro.detect.late_ranks import messages_unseen, on_gpus
-    from dpro.detect.lateness import calls_of, own_time_of_all, usual_ones
-    from dpro.detect.pauses import find_pauses
+    from dpro.detect.network.host_waits import find_idle_hosts
+    from dpro.detect.pauses.find import find_pauses
+    from dpro.detect.stragglers.from_calls import judge as judge_lateness
+    from dpro.detect.stragglers.from_calls import messages_unseen, on_gpus
+    from dpro.detect.stragglers.own_time import calls_of, own_time_of_all, usual_ones
 
     calls = calls_of(rows.collectives)
     all_own = own_time_of_all(calls, rows.steps)
@@ -195,7 +195,7 @@ def _late(recorded: Always, rows: Always, apart: list[int]) -> tuple[Lost, list[
 
 def _late_on_gpu(recorded: Always, lost: Lost, late: list[Finding], *, doubtful: bool) -> list[Finding]:
     """Ranks that the others wait for on their GPUs, beside those whose hosts are late."""
-    from dpro.detect.timed_ranks import find_late_gpus
+    from dpro.detect.stragglers.timed_ranks import find_late_gpus
 
     steps = recorded.steps.filter(~pl.col("step").is_in(lost.steps))
     tables = (recorded.collectives, steps, recorded.counters, recorded.workers)
@@ -207,7 +207,7 @@ def _with_crowded_hosts(
     findings: list[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 ) -> list[Finding]:
     """Hosts with more threads than cores, and of the findings those that are not explained by that."""
-    from dpro.detect.crowded import crowds_of, find_crowded_hosts, not_crowding
+    from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
 
     crowds = crowds_of(steps, counters, workers)
     if not crowds:
@@ -217,9 +217,9 @@ def _with_crowded_hosts(
 
 def _timed(run: Run, rows: Always) -> list[Finding]:
     """What is slow in the network by what was timed without a deep window: wires tell more than calls."""
-    from dpro.detect.diagnose import diagnose_traffic
-    from dpro.detect.timed_calls import traffic_of_calls
-    from dpro.detect.wires import traffic_of_sends
+    from dpro.detect.network.timed_calls import traffic_of_calls
+    from dpro.detect.network.wires import traffic_of_sends
+    from dpro.detect.run import diagnose_traffic
 
     wires = traffic_of_sends(run.table(SENDS), rows.steps, rows.workers)
     found = diagnose_traffic(wires) if wires.transfers.height else []
@@ -230,8 +230,8 @@ def _timed(run: Run, rows: Always) -> list[Finding]:
 
 
 def _waiting(rows: Always, workers: pl.DataFrame, lost: Lost) -> list[Finding]:
-    from dpro.detect.late_ranks import on_gpus
-    from dpro.detect.waiting import find_waiting_for_data
+    from dpro.detect.stragglers.from_calls import on_gpus
+    from dpro.detect.stragglers.input_bound import find_waiting_for_data
 
     steps = rows.steps.filter(~pl.col("step").is_in(lost.steps))
     return find_waiting_for_data(steps, rows.counters, on_gpus=on_gpus(workers))
@@ -239,7 +239,7 @@ def _waiting(rows: Always, workers: pl.DataFrame, lost: Lost) -> list[Finding]:
 
 def _regression(run: Run) -> list[Finding]:
     from dpro.detect.regression import find_regression
-    from dpro.replay.durations import steps_of
+    from dpro.replay.steps.durations import steps_of
 
     read_counters, read_spans = partial(run.table, COUNTERS), partial(run.table, SPANS)
     return find_regression(steps_of(run), run.table(WORKERS), read_counters, read_spans)
@@ -247,8 +247,8 @@ def _regression(run: Run) -> list[Finding]:
 
 def _always_of(run: Run) -> Always:
     """What of a run was always recorded."""
-    from dpro.detect.one_clock import Always
-    from dpro.replay.durations import steps_of
+    from dpro.detect.stragglers.own_time import Always
+    from dpro.replay.steps.durations import steps_of
 
     others = (COUNTERS, WORKERS, CLOCK_SAMPLES)
     return Always(run.table(COLLECTIVES), steps_of(run), *(run.table(table) for table in others))
@@ -256,10 +256,10 @@ def _always_of(run: Run) -> Always:
 
 def _not_shown(rows: Always, apart: list[int]) -> list[str]:
     """What the calls leave open, one line each."""
-    from dpro.detect.excess import WINDOWS
-    from dpro.detect.hang.words import ranks_in_words
-    from dpro.detect.late_ranks import HOSTS_ONLY, cannot_show
-    from dpro.detect.timed_ranks import is_timed
+    from dpro.detect.hang.evidence import ranks_in_words
+    from dpro.detect.stragglers.excess import WINDOWS
+    from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show
+    from dpro.detect.stragglers.timed_ranks import is_timed
 
     reasons = cannot_show(rows.collectives, rows.workers)
     if HOSTS_ONLY in reasons and is_timed(rows.collectives):
@@ -273,7 +273,7 @@ def _not_shown(rows: Always, apart: list[int]) -> list[str]:
 
 def not_known(analysis: Analysis) -> list[str]:
     """What keeps a replayed run from showing all that may be wrong, one line each."""
-    from dpro.detect.straggler import FEWEST_STEPS
+    from dpro.detect.significance import FEWEST_STEPS
 
     reasons = [*bad_ends(analysis.run), *analysis.trust.reasons]
     steps = analysis.trust.steps.height

@@ -154,8 +154,8 @@ def _really_saved(analysis: Analysis, healthy: Path) -> float:
 
 def typical_step_ns(run: Run) -> float:
     """A run's typical step, ns; 0 where it has none."""
-    from dpro.replay.durations import steps_of
-    from dpro.replay.pace import pace_of
+    from dpro.replay.steps.durations import steps_of
+    from dpro.replay.steps.typical import pace_of
 
     pace = pace_of(steps_of(run))
     return 0.0 if pace is None else pace.typical_ns

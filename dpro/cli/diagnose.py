@@ -21,7 +21,7 @@ from dpro.units import format_duration, ms
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.detect.findings import Finding
-    from dpro.detect.slowdown import Slowdown
+    from dpro.detect.pipeline_slowdown import Slowdown
 
 
 SHOWN = 4  # largest slowdowns of each kind that are printed

@@ -101,7 +101,7 @@ def _document(told: _Told) -> dict[str, Any]:
 
 
 def _print(told: _Told) -> None:
-    from dpro.detect.hang.words import advice_in_words, verdict_in_words
+    from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 
     out = console()
     if not told.findings:

@@ -72,7 +72,7 @@ def describe(run: Run) -> dict[str, Any]:
     from dpro.analysis.after_window import after_first_window
     from dpro.analysis.step_time import step_time_document
     from dpro.analysis.verdict import why_no_window
-    from dpro.replay.durations import steps_of
+    from dpro.replay.steps.durations import steps_of
     from dpro.schema import COUNTERS, WORKERS
 
     steps = steps_of(run)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dpro.analysis.analysis import Analysis
-    from dpro.replay.accuracy import Trust
-    from dpro.replay.align import Clock
+    from dpro.replay.alignment.align import Clock
+    from dpro.replay.fidelity.accuracy import Trust
 
 PATH_ROWS = 10
 
@@ -191,7 +191,7 @@ def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, 
     """Percentiles of the errors of derived starts of the chosen steps, us; None where none is derived."""
     import numpy as np
 
-    from dpro.replay.fit import PERCENTILES, counted_starts, start_errors
+    from dpro.replay.fidelity.fit import PERCENTILES, counted_starts, start_errors
 
     errors = analysis.trust.starts_ns
     if chosen is not None:
@@ -215,7 +215,7 @@ def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> pl.DataFr
 
 def _communication(analysis: Analysis) -> list[dict[str, Any]]:
     """Latency and bandwidth of each operation and group, as far as the run tells."""
-    from dpro.replay.costs import fit_costs
+    from dpro.replay.models.link_costs import fit_costs
 
     return [
         {

@@ -104,7 +104,8 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     from dpro.analysis.step_time import step_time_document, step_time_in_words
     from dpro.analysis.verdict import why_unanswerable
     from dpro.cli.runs import open_or_import
-    from dpro.replay import breakdown, bubbles, host
+    from dpro.replay.pipeline import bubbles
+    from dpro.replay.steps import breakdown, host
     from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 
     opened = open_or_import(run)

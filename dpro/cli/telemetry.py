@@ -39,7 +39,7 @@ def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> dict[str,
     """
     import polars as pl
 
-    from dpro.detect.devices import PCI, gpus_of_ranks
+    from dpro.detect.machine.devices import PCI, gpus_of_ranks
     from dpro.schema import COUNTERS
 
     told = pl.col("counter").str.starts_with(_REASON) | pl.col("counter").is_in(
@@ -124,7 +124,7 @@ def _growth(rows: pl.DataFrame, counter: str) -> int:
 
 def in_words(summary: Mapping[str, Any]) -> list[str]:
     """The same for people: what was sampled, GPUs that have something to tell, who uses most memory."""
-    from dpro.detect.devices import ORDER
+    from dpro.detect.machine.devices import ORDER
 
     if not summary["samples"]:
         return list(_peaks(summary["memory_peaks"]))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpro.analysis.analysis import Analysis
-    from dpro.replay.accuracy import Trust
+    from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.whatif.pareto import Point
     from dpro.replay.whatif.predict import Prediction, Refusal
     from dpro.replay.whatif.search import Interaction
@@ -266,7 +266,7 @@ def _how_to_try(predictions: list[Prediction]) -> str:
 
 def _steps_outside_windows(analysis: Analysis) -> float | None:
     """The typical step where no deep window slowed it down, ms; None where there are no such steps."""
-    from dpro.replay.pace import pace_of
+    from dpro.replay.steps.typical import pace_of
 
     pace = pace_of(analysis.steps)
     return None if pace is None or pace.recorded else ms(pace.typical_ns)

@@ -1,1 +1,16 @@
-"""Detectors: tables and graph in, findings out; no printing, no plotting."""
+"""Detectors: tables and graph in, findings out; no printing, no plotting.
+
+findings            what a detector says: class, component, cost, confidence, evidence
+run                 the detectors of deep windows, and which findings exclude each other
+significance        whether a gain per step is large, persistent and beyond chance
+stragglers/         ranks that the others wait for, by replay and by calls alone; input-bound jobs
+imbalance/          uneven work: by data, by pipeline stage, by micro-batch
+network/            slow links, ports, hosts and parts of the network
+machine/            hosts without free cores, idle GPUs, clocks held down, errors of GPUs
+hang/               what a job that stands still waits for
+pauses/             time that is lost in some steps only
+pipeline_slowdown   jobs of whole operations against their ideal: workers, stages, kinds of work
+regression          since when a job is slower, and what else changed then
+change_points       where the level of a series changes
+notes, waits        waiting that costs nothing; who waits for whom in collectives
+"""

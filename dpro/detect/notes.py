@@ -13,13 +13,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.detect.findings import Finding
-from dpro.detect.straggler import excess_by_cause, gains_of
-from dpro.detect.uneven import CLASS as UNEVEN_DATA
+from dpro.detect.imbalance.load_model import CLASS as UNEVEN_DATA
+from dpro.detect.stragglers.replayed import gains_of
+from dpro.detect.stragglers.work_causes import excess_by_cause
 from dpro.detect.waits import waits
+from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.match import NUMBERED_APART
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.heal import healed_in_each_step, peers_of, section_work
+from dpro.replay.whatif.edits.heal import healed_in_each_step, peers_of, section_work
 from dpro.units import format_duration
 
 Ints = NDArray[np.int64]

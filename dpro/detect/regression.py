@@ -13,13 +13,13 @@ from itertools import islice
 import numpy as np
 import polars as pl
 
-from dpro.detect.changepoints import change_points
+from dpro.detect.change_points import change_points
 from dpro.detect.findings import Finding
-from dpro.detect.gpu_state import errors_since, remedy_of_hold
-from dpro.detect.telemetry import Stretch, changes
-from dpro.replay.breakdown import kernel_totals
-from dpro.replay.host import host_facts
-from dpro.replay.pace import job_steps
+from dpro.detect.machine.gpu_state import errors_since, remedy_of_hold
+from dpro.detect.machine.telemetry import Stretch, changes
+from dpro.replay.steps.breakdown import kernel_totals
+from dpro.replay.steps.host import host_facts
+from dpro.replay.steps.typical import job_steps
 from dpro.units import format_duration
 
 LEAST_SHARE = 0.03  # of the step: less is not worth a finding

@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable
-from dpro.replay.gradients import parameters_of, passes_of
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.models.gradients import parameters_of, passes_of
 from dpro.schema import COLLECTIVES, SPANS
 from dpro.words import shortened
 

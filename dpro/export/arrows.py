@@ -13,7 +13,7 @@ import polars as pl
 
 from dpro.export.arguments import SPAN
 from dpro.export.slices import MEASURED, REPLAYED, WAIT
-from dpro.replay.dataflow import backward_of_forward
+from dpro.replay.build.data_dependencies import backward_of_forward
 from dpro.replay.graph import Graph, Ints, NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS

@@ -20,8 +20,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
-from dpro.replay.durations import host_steps_of, steps_of
-from dpro.replay.pace import job_steps, undisturbed
+from dpro.replay.steps.durations import host_steps_of, steps_of
+from dpro.replay.steps.typical import job_steps, undisturbed
 from dpro.store import Run
 
 Floats = NDArray[np.float64]

@@ -22,7 +22,7 @@ import polars as pl
 from dpro.classify import operation
 from dpro.collectors.calls import BACKENDS, with_group_ranks
 from dpro.collectors.inside.names import SHOWN
-from dpro.detect.lateness import MESSAGES, calls_of
+from dpro.detect.stragglers.own_time import MESSAGES, calls_of
 from dpro.errors import InputError
 from dpro.ingest.flight_entries import label
 from dpro.ingest.flight_recorder import read_dump

@@ -143,8 +143,8 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
     """
     from dpro.analysis.graphs import make_graph
     from dpro.collectors.finish import finish
-    from dpro.detect.crowded import crowds_of, not_crowding
-    from dpro.detect.diagnose import diagnose_graph
+    from dpro.detect.machine.oversubscribed import crowds_of, not_crowding
+    from dpro.detect.run import diagnose_graph
     from dpro.schema import COUNTERS, STEPS, WORKERS
     from dpro.store import open_run
 

@@ -16,7 +16,7 @@ from dpro.collectors.launch import launches
 from dpro.collectors.telemetry.samples import read_samples, sample_files
 from dpro.collectors.telemetry.tables import counters
 from dpro.detect.findings import Finding
-from dpro.detect.gpu_state import needed_for_errors, with_errors
+from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
 from dpro.errors import DproError
 from dpro.schema import COUNTERS
 from dpro.watch.tail import Tail, steps_of, workers_of

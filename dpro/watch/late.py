@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from dpro.detect.crowded import crowds_of, find_crowded_hosts, not_crowding
 from dpro.detect.findings import Finding
-from dpro.detect.late_ranks import HISTORY, NOTHING, judge
-from dpro.detect.lateness import own_time
-from dpro.detect.one_clock import Always, on_one_clock
-from dpro.detect.uneven import AMOUNT
+from dpro.detect.imbalance.load_model import AMOUNT
+from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
+from dpro.detect.stragglers.from_calls import HISTORY, NOTHING, judge
+from dpro.detect.stragglers.own_time import Always, on_one_clock, own_time
 from dpro.schema import COUNTERS
 
 AGAIN, FEWEST = 40, 5  # steps whose calls are looked at again: what a call waits for is told from several

@@ -21,7 +21,7 @@ from dpro.collectors.convert import Process, frames_of, worker_row
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record
 from dpro.collectors.inside.stepping import Boundary, number_steps
-from dpro.detect.uneven import AMOUNT
+from dpro.detect.imbalance.load_model import AMOUNT
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 
 RECENT = 2000  # records that are remembered at least: a few hundred steps

@@ -1,1 +1,10 @@
-"""Edits: each a small frozen dataclass that turns one graph into another."""
+"""What-if edits: small frozen dataclasses, each of which turns one graph into another.
+
+edit, grammar, parse   what an edit declares; how it is written; from text to an edit
+registry, listing      which edits there are; help and docs of them
+predict                one edit, or several together: step times, interval, critical path
+search, pareto         what helps alone and together; time against memory
+sensitivity            what limits the step, and how much faster it has to be
+edits/                 one module per family of edits
+graph_ops/             what edits are made of: selected work, scopes, shards, a graph that is changed
+"""

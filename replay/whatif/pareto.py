@@ -12,13 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dpro.errors import Unanswerable
-from dpro.replay.accuracy import Trust
-from dpro.replay.footprint import MODULE, footprint_of, freed_by_recomputing
+from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph
+from dpro.replay.models.memory import MODULE, footprint_of, freed_by_recomputing
 from dpro.replay.timeline import durations_of
-from dpro.replay.whatif.batch import Batch
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.memory import Accumulate, Recompute
+from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute
 from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.schema import SPANS
 from dpro.store import Run

@@ -18,11 +18,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
-from dpro.replay.accuracy import Trust
-from dpro.replay.folding import Meetings, as_missing_ranks_may_come
-from dpro.replay.grade import RUN_TO_RUN, STANDARD_ERRORS
+from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
+from dpro.replay.fidelity.missing_ranks import Meetings, as_missing_ranks_may_come
+from dpro.replay.fidelity.overlap import Overlap, replays_with_new_overlap
 from dpro.replay.graph import Graph
-from dpro.replay.overlap import Overlap, replays_with_new_overlap
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.edit import Edit
 

@@ -6,27 +6,18 @@ and `docs/whatif.md` follow.
 
 from __future__ import annotations
 
-from dpro.replay.whatif.algorithm import Algorithm
-from dpro.replay.whatif.batch import Batch
-from dpro.replay.whatif.bucket import Bucket
-from dpro.replay.whatif.capture import CudaGraph
-from dpro.replay.whatif.comm import Delay, Network, NoCommunication
-from dpro.replay.whatif.compress import Compress
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.fusion import Compile, Optimizer
-from dpro.replay.whatif.garbage import Garbage
-from dpro.replay.whatif.heal import Heal
-from dpro.replay.whatif.host import Cpu, FreeHost, NoLaunch, NoSync
-from dpro.replay.whatif.input import HideInput, Workers
-from dpro.replay.whatif.memory import Accumulate, Recompute
-from dpro.replay.whatif.parallel import Balance, Pipeline
-from dpro.replay.whatif.precision import Precision
-from dpro.replay.whatif.prefetch import Prefetch
-from dpro.replay.whatif.priority import Priority
-from dpro.replay.whatif.ranks import Drop, Hurt
-from dpro.replay.whatif.rhythm import LocalUpdates, Overlap
-from dpro.replay.whatif.scale import Remove, Replace, Scale
-from dpro.replay.whatif.width import Width
+from dpro.replay.whatif.edits.communication import Algorithm, Delay, Network, NoCommunication
+from dpro.replay.whatif.edits.cuda_graph import CudaGraph
+from dpro.replay.whatif.edits.gradients import Bucket, Compress, Priority
+from dpro.replay.whatif.edits.heal import Heal
+from dpro.replay.whatif.edits.host import Cpu, FreeHost, NoLaunch, NoSync
+from dpro.replay.whatif.edits.kernels import Compile, Optimizer, Precision
+from dpro.replay.whatif.edits.pipeline import Balance, Pipeline
+from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute, Width
+from dpro.replay.whatif.edits.selected_work import Drop, Hurt, Remove, Replace, Scale
+from dpro.replay.whatif.edits.synchronisation import LocalUpdates, Overlap, Prefetch
+from dpro.replay.whatif.edits.training_loop import Garbage, HideInput, Workers
 
 FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Selected work": (Scale, Remove, Replace),

@@ -17,19 +17,19 @@ from itertools import combinations
 import numpy as np
 
 from dpro.errors import Unanswerable
-from dpro.replay.accuracy import Trust
+from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError, NodeKind
 from dpro.replay.timeline import durations_of, replay, time_on_critical_path
-from dpro.replay.whatif.bucket import Bucket
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.fusing import sizes_worth_replaying
-from dpro.replay.whatif.heal import Heal, RanksAt
+from dpro.replay.whatif.edits.gradients import Bucket
+from dpro.replay.whatif.edits.heal import Heal, RanksAt
+from dpro.replay.whatif.edits.selected_work import Scale
+from dpro.replay.whatif.graph_ops.bucket_candidates import sizes_worth_replaying
+from dpro.replay.whatif.graph_ops.reduction import reduced
+from dpro.replay.whatif.graph_ops.selected import Selection
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
-from dpro.replay.whatif.reduction import reduced
 from dpro.replay.whatif.registry import EDITS
-from dpro.replay.whatif.scale import Scale
-from dpro.replay.whatif.select import Selection
 from dpro.units import format_duration
 
 # What can be done to a job without buying anything; several go together. Sizes of buckets come on top.

@@ -14,13 +14,13 @@ import polars as pl
 from dpro.errors import Unanswerable
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, replay, time_on_critical_path
-from dpro.replay.whatif.comm import Network
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.host import Cpu
-from dpro.replay.whatif.input import DATA_LOADING
+from dpro.replay.whatif.edits.communication import Network
+from dpro.replay.whatif.edits.host import Cpu
+from dpro.replay.whatif.edits.selected_work import Scale
+from dpro.replay.whatif.edits.training_loop import DATA_LOADING
+from dpro.replay.whatif.graph_ops.selected import Selection
 from dpro.replay.whatif.predict import baseline_steps
-from dpro.replay.whatif.scale import Scale
-from dpro.replay.whatif.select import Selection
 
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 30.0, 1000.0)
 NEARLY_ALL = 0.9  # of the gain that there is

@@ -11,14 +11,14 @@ import polars as pl
 import pytest
 
 from dpro.ingest.importer import import_sources
-from dpro.replay.accuracy import Trust, assess
-from dpro.replay.align import align
-from dpro.replay.build import Built, build_graph
-from dpro.replay.clocks import Line
+from dpro.replay.alignment.align import align
+from dpro.replay.alignment.clocks import Line
+from dpro.replay.alignment.match import Matching, match_collectives
+from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.match import Matching, match_collectives
 from dpro.replay.timeline import Timeline, critical_nodes, measured_step_times, replay, step_times
-from dpro.replay.whatif.heal import Heal, RanksAt
+from dpro.replay.whatif.edits.heal import Heal, RanksAt
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.search import search
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS

@@ -13,7 +13,7 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
 from dpro.cli.replay import replay_document
-from dpro.replay.match import Matching, match_collectives
+from dpro.replay.alignment.match import Matching, match_collectives
 from dpro.schema import COLLECTIVES, SPANS
 
 ROOT = Path(__file__).parents[2]

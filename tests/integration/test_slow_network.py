@@ -15,9 +15,9 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.verdict import find, without_windows
-from dpro.detect.delays import delay_matrix
 from dpro.detect.findings import Finding
-from dpro.detect.traffic import host_of, transfers_of
+from dpro.detect.network.pairs import delay_matrix
+from dpro.detect.network.traffic import host_of, transfers_of
 from tests.jobs import RECORD, free_port, opened, script, start, wait_until
 
 pytest.importorskip("torch")

@@ -23,7 +23,10 @@ from dpro.detect.hang.case import (
     without_dump,
 )
 from dpro.detect.hang.deaths import Death
-from dpro.detect.hang.facts import (
+from dpro.detect.hang.evidence import (
+    LEFT,
+    RAISED,
+    attendance,
     chain,
     death_in_words,
     doubts,
@@ -32,20 +35,15 @@ from dpro.detect.hang.facts import (
     last_call,
     last_state,
     no_dump,
+    numbers_in_words,
+    one_of,
+    ranks_in_words,
     stack,
+    time_in_words,
 )
 from dpro.detect.hang.mismatch import Mismatch, describe, find_mismatches, message_mismatches, odd_calls
 from dpro.detect.hang.records import Records
 from dpro.detect.hang.waits import Root
-from dpro.detect.hang.words import (
-    LEFT,
-    RAISED,
-    attendance,
-    numbers_in_words,
-    one_of,
-    ranks_in_words,
-    time_in_words,
-)
 from dpro.units import NS_PER_S
 
 MAX_OPERATIONS = 2  # that are listed for each finding: what waits for one rank waits in many places

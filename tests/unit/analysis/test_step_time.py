@@ -14,7 +14,7 @@ from dpro.schema import COLLECTIVES, COUNTERS, STEPS, WORKERS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.trial.measure import step_times
 from tests.unit.detect.calling import counted, data_parallel, tables
-from tests.unit.detect.test_pauses import EVERY_TENTH, PAUSE_MS, in_steps, paused
+from tests.unit.detect.pauses.test_find import EVERY_TENTH, PAUSE_MS, in_steps, paused
 
 QUIET = data_parallel(2, 100)
 

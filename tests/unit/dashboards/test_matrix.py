@@ -25,7 +25,7 @@ from dpro.dashboards.matrix import (
 )
 from dpro.store import open_run
 from tests.unit.detect.jobs import alike, graph_of
-from tests.unit.detect.test_delays import transfers
+from tests.unit.detect.network.test_pairs import transfers
 
 
 @pytest.fixture(scope="module")

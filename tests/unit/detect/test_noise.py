@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.detect.diagnose import diagnose_graph
+from dpro.detect.run import diagnose_graph
 from tests.unit.detect.jobs import Work, alike, graph_of, noisy, slower
 
 SEEDS = range(30)

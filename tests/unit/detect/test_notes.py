@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpro.detect.diagnose import diagnose_graph
 from dpro.detect.notes import note_waiting
+from dpro.detect.run import diagnose_graph
 from dpro.detect.waits import waits
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.heal import healed_in_each_step, section_work
+from dpro.replay.whatif.edits.heal import healed_in_each_step, section_work
 from tests.unit.detect.jobs import MS, Work, alike, graph_of, noisy
 
 STEPS = 8

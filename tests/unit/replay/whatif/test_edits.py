@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.accuracy import Trust, assess
-from dpro.replay.build import build_graph
+from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import durations_of, replay, replay_durations, step_times
-from dpro.replay.whatif.comm import Network, NoCommunication
-from dpro.replay.whatif.heal import Heal, RanksAt, healed_durations
-from dpro.replay.whatif.host import NoLaunch
-from dpro.replay.whatif.input import HideInput
+from dpro.replay.whatif.edits.communication import Network, NoCommunication
+from dpro.replay.whatif.edits.heal import Heal, RanksAt, healed_durations
+from dpro.replay.whatif.edits.host import NoLaunch
+from dpro.replay.whatif.edits.selected_work import Scale
+from dpro.replay.whatif.edits.training_loop import HideInput
+from dpro.replay.whatif.graph_ops.selected import KINDS, Selection
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import baseline_steps, predict, ranked
-from dpro.replay.whatif.scale import Scale
 from dpro.replay.whatif.search import search
-from dpro.replay.whatif.select import KINDS, Selection
 from tests.builders import COMM, COMPUTE, US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.build import build_graph
+from dpro.replay.build.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.parse import parse_edit
@@ -23,11 +23,11 @@ from dpro.replay.whatif.registry import EDITS
 from tests.builders import cpu_job, gpu_job
 from tests.ddp import ddp_job
 from tests.pipelines import Job, written
-from tests.unit.replay.whatif.test_algorithm import four_ranks
-from tests.unit.replay.whatif.test_batch import remembered
-from tests.unit.replay.whatif.test_fusion import ADD, GEMM, pointwise
-from tests.unit.replay.whatif.test_host import collecting, loading
-from tests.unit.replay.whatif.test_prefetch import fsdp_job
+from tests.unit.replay.whatif.edits.test_batch import remembered
+from tests.unit.replay.whatif.edits.test_communication import four_ranks
+from tests.unit.replay.whatif.edits.test_host import collecting, loading
+from tests.unit.replay.whatif.edits.test_kernels import ADD, GEMM, pointwise
+from tests.unit.replay.whatif.edits.test_synchronisation import fsdp_job
 
 # Edits that change nothing at this strength, wherever they can be answered.
 ZERO = [

@@ -7,16 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.replay.whatif.comm import Network, NoCommunication
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.heal import Heal, RanksAt
-from dpro.replay.whatif.host import NoLaunch
-from dpro.replay.whatif.input import HideInput
+from dpro.replay.whatif.edits.communication import Network, NoCommunication
+from dpro.replay.whatif.edits.heal import Heal, RanksAt
+from dpro.replay.whatif.edits.host import NoLaunch
+from dpro.replay.whatif.edits.selected_work import Drop, Hurt, Remove, Replace, Scale
+from dpro.replay.whatif.edits.training_loop import HideInput
+from dpro.replay.whatif.graph_ops.selected import KINDS, Selection
 from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.ranks import Drop, Hurt
 from dpro.replay.whatif.registry import EDITS
-from dpro.replay.whatif.scale import Remove, Replace, Scale
-from dpro.replay.whatif.select import KINDS, Selection
 
 patterns = st.text("abcz:*_#() ", max_size=12).map(str.strip)
 numbers = st.none() | st.integers(0, 5000)

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.accuracy import Trust, assess
-from dpro.replay.build import build_graph
+from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import replay, time_on_critical_path
-from dpro.replay.whatif.heal import Heal
-from dpro.replay.whatif.input import HideInput
+from dpro.replay.whatif.edits.heal import Heal
+from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.predict import BLOCKS, Prediction, Refusal
 from dpro.replay.whatif.search import ACTIONS, BOUNDS, MOST_RANKS, candidates, explore, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
@@ -21,7 +21,7 @@ from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job
 from tests.unit.detect.jobs import alike, graph_of, slower, write_job
-from tests.unit.replay.whatif.test_host import launch_bound
+from tests.unit.replay.whatif.edits.test_host import launch_bound
 
 
 @pytest.fixture(scope="module")

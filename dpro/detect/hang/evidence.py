@@ -1,0 +1,262 @@
+"""Ranks, operations and chains of waiting in words; every line can be traced to the calls it speaks of.
+
+What is known of ranks that a finding is about, in words: their calls, dumps, threads, ends.
+
+In: a `Case`, and ranks. Out: lines of evidence, none where nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import polars as pl
+
+from dpro.detect.findings import Finding
+from dpro.detect.hang import waits as graph
+from dpro.detect.hang.case import MIN_WAIT_NS, Case, is_frozen
+from dpro.detect.hang.deaths import Death
+from dpro.detect.hang.operations import Operation
+from dpro.detect.hang.records import UNFINISHED
+from dpro.detect.hang.waits import Root
+from dpro.units import NS_PER_S, format_duration
+
+_VERDICTS = {
+    "hang.host": "{who}: its host code is stuck",
+    "hang.device": "{who}: its GPU does not finish what its peers finished",
+    "hang.rank": "{who}: it stopped taking part; the records cannot tell its host from its device",
+    "hang.comm": "{who}: all came and nobody gets through, be it the network or the group itself",
+    "hang.mismatch": "{who}: calls that do not fit those of the others; the program is wrong, no hardware",
+    "dead.rank": "{who}: the process is gone",
+}
+HANGS = tuple(_VERDICTS)
+_ADVICE = {
+    "hang.host": "see what {who} does: `py-spy dump --pid PID` for its stacks, `ps -o stat,wchan -p PID` "
+    "(T is stopped, D waits for a disk or a driver){where}",
+    "hang.device": "look for errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`) before it is used "
+    "again{where}",
+    "hang.rank": "look at both: what its process does (`py-spy dump --pid PID`, `ps -o stat,wchan -p PID`), "
+    "and errors of its GPU (`dmesg | grep -i xid`, `nvidia-smi -q`); a dump of its calls of the same moment "
+    "as its peers' would distinguish them{where}",
+    "hang.comm": "check the links between these ranks (NCCL_DEBUG=INFO, error counters of the network cards) "
+    "and try nccl-tests on their hosts",
+    "hang.mismatch": "compare the code that {who} ran with that of its peers; TORCH_DISTRIBUTED_DEBUG=DETAIL "
+    "names the call that differs",
+    "dead.rank": "read the end of its log; `dmesg` shows what the kernel killed for lack of memory{where}",
+}
+_UNSURE = 0.6  # below this confidence the verdict is one of several that the dumps allow
+LEFT, RAISED = "left early", "an exception"  # causes
+_RAISED_MEANS = "{who}: its script failed by an exception"
+_RAISED_ADVICE = "mend what raises it; the end of the log of {who} has the whole traceback{where}"
+_LEFT_MEANS = (
+    "{who}: it left early, its script ended well while its peers went on; the program is wrong, no hardware: "
+    "its loop had fewer steps, as with uneven inputs"
+)
+_LEFT_ADVICE = (
+    "give all ranks the same number of batches (`DistributedSampler(drop_last=True)`, a step count agreed on "
+    "by all), or wrap the loop in `torch.distributed.algorithms.join.Join`; read the end of its log{where}"
+)
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    return f"rank{'s' if len(numbers) != 1 else ''} {numbers_in_words(numbers)}"
+
+
+def numbers_in_words(numbers: Sequence[int]) -> str:
+    """Ascending numbers with those that follow each other joined: `0-2, 5`."""
+    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)] if numbers else []
+    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]] if numbers else []
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def one_of(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `one of ranks 0-2, 5`."""
+    numbers = sorted(ranks)
+    return ranks_in_words(numbers) if len(numbers) == 1 else f"one of {ranks_in_words(numbers)}"
+
+
+def time_in_words(time_ns: int) -> str:
+    """`12:34:56.789 UTC`."""
+    if time_ns < 0:
+        return "an unknown time"
+    seconds, rest = divmod(time_ns, NS_PER_S)
+    return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S}.{rest // 1_000_000:03d} UTC"
+
+
+def name_of(operation: Operation) -> str:
+    """`all_reduce #12 of group "5 tp" (ranks 0-3)`, or `message #4 from rank 0 to rank 8 in group "0"`."""
+    number = f" #{operation.sequence}" if operation.sequence >= 0 else ""
+    if operation.pair:
+        source, target = operation.pair
+        return f'message{number} from rank {source} to rank {target} in group "{operation.group}"'
+    return f'{operation.op}{number} of group "{operation.group}" ({ranks_in_words(operation.members)})'
+
+
+def attendance(operation: Operation) -> str:
+    """Who came to an operation, who finished it and who did not come."""
+    parts = []
+    if operation.unfinished:
+        came = f"{ranks_in_words(operation.unfinished)} came and wait"
+        parts.append(came if len(operation.unfinished) > 1 else f"{came}s")
+    if operation.finished:
+        parts.append(f"{ranks_in_words(operation.finished)} finished it")
+    if operation.came:
+        parts.append(f"{ranks_in_words(operation.came)} came")
+    if operation.absent:
+        parts.append(f"{ranks_in_words(operation.absent)} never came")
+    if operation.unknown:
+        parts.append(f"of {ranks_in_words(operation.unknown)} nothing tells")
+    return f"{name_of(operation)}: {'; '.join(parts)}; waited for since {time_in_words(operation.since_ns)}"
+
+
+def chain_in_words(chain: Sequence[tuple[int, Operation]], ends: Collection[int]) -> str:
+    """Who waits in what for whom, link by link; the last link waits for the ends."""
+    links = []
+    for (rank, operation), following in zip(chain, [*chain[1:], None], strict=True):
+        waited = f"rank {following[0]}" if following else ranks_in_words(ends) if ends else "nobody"
+        if following and following[0] == rank:
+            waited = "what it has to finish first"
+        links.append(f"rank {rank} waits in {name_of(operation)} for {waited}")
+    return "; ".join(links)
+
+
+def verdict_in_words(finding: Finding) -> str:
+    """What a finding about a hang means."""
+    who = f"{finding.component_kind} {finding.component_id}"
+    if finding.cause == LEFT:
+        return _LEFT_MEANS.format(who=who)
+    if finding.cause == RAISED:
+        return _RAISED_MEANS.format(who=who)
+    if finding.class_ == "hang.rank":
+        return _VERDICTS[finding.class_].format(who=one_of(finding.ranks))
+    if finding.confidence >= _UNSURE:
+        return _VERDICTS[finding.class_].format(who=who)
+    if finding.class_ == "hang.mismatch":
+        return f"{who}: their calls do not fit each other, and which is wrong cannot be told"
+    return f"{who}: the others wait for it, and its dump would tell why"
+
+
+def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
+    """What to do about a hang, with host and process of its ranks where they are known.
+
+    Args:
+        finding: about a hang.
+        workers: table `workers`.
+    """
+    own = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
+    known = [
+        f"rank {rank}: pid {pid} on {host}"
+        for rank, pid, host in own.select("rank", "pid", "host").iter_rows()
+    ]
+    where = f" ({'; '.join(known)})" if known else ""
+    who = f"{finding.component_kind} {finding.component_id}"
+    advice = {LEFT: _LEFT_ADVICE, RAISED: _RAISED_ADVICE}.get(finding.cause, _ADVICE[finding.class_])
+    return advice.format(who=who, where=where)
+
+
+def last_call(rank: int, root: Root, case: Case) -> str:
+    """What the rank did last in the group where its peers wait for it."""
+    operation = root.operations[0] if root.operations else None
+    number = -1 if operation is None else case.known.issued.get((rank, operation.key), -1)
+    if operation is None or operation.pair or number < 0:
+        return ""
+    return f": its last call in that group is #{number}, and finished"
+
+
+def no_dump(ranks: Sequence[int], case: Case) -> str:
+    """Why nothing is known of some ranks."""
+    old = [rank for rank in ranks if rank in case.known.outdated or _has_dump(rank, case)]
+    none = [rank for rank in ranks if rank not in old]
+    said = [f"the dump of {ranks_in_words(none)} is missing"] if none else []
+    said += [f"the dump of {ranks_in_words(old)} is older than what its peers wait for"] if old else []
+    return "; ".join(said)
+
+
+def _has_dump(rank: int, case: Case) -> bool:
+    return rank in case.known.current
+
+
+def last_state(ranks: Sequence[int], case: Case) -> list[str]:
+    """What dumps that are older than those of their peers say of their moment."""
+    lines = []
+    calls = case.records.calls
+    for rank in ranks:
+        if rank not in case.known.outdated:
+            continue
+        own = calls.filter((pl.col("rank") == rank) & pl.col("state").is_in(UNFINISHED))
+        done = case.records.ranks.filter((pl.col("rank") == rank) & pl.col("idle")).height
+        if own.height:
+            last = own.sort("order").row(-1, named=True)
+            lines.append(
+                f"when its dump was saved, rank {rank} had {own.height} unfinished, the last "
+                f'{last["op"]} #{last["sequence"]} of group "{last["group"]}"'
+            )
+        elif done:
+            lines.append(f"when its dump was saved, rank {rank} had finished all it had begun")
+    return lines
+
+
+def heartbeat(rank: int, case: Case) -> list[str]:
+    """Whether the process still ran, by the recorder's thread in it, which writes once a second."""
+    row = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("heartbeat_ns") > 0))
+    last = case.records.ranks["heartbeat_ns"].max()
+    if row.is_empty() or last is None:
+        return []
+    own = int(row["heartbeat_ns"][0])
+    if is_frozen(rank, case):
+        silent = format_duration(float(int(last) - own))  # type: ignore[arg-type]
+        return [
+            f"no thread of rank {rank} has run since {time_in_words(own)}, {silent} before those of its "
+            "peers: its process is stopped, or one thread keeps the interpreter's lock (GIL)"
+        ]
+    return [f"other threads of rank {rank} went on until {time_in_words(own)}: only its main thread is stuck"]
+
+
+def stack(rank: int, case: Case) -> list[str]:
+    """Where the rank's main thread stood when it was last seen."""
+    rows = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("stack") != ""))
+    if rows.is_empty() or is_frozen(rank, case):
+        return []
+    return [f"the main thread of rank {rank} is in {' < '.join(rows['stack'][0].splitlines()[:3])}"]
+
+
+def death_in_words(death: Death) -> str:
+    """What ended a rank, when, and what that usually means."""
+    means = f" ({death.means})" if death.means else ""
+    return f"rank {death.rank} was ended by {death.how}, seen at {time_in_words(death.ended_ns)}{means}"
+
+
+def fewer_steps(rank: int, case: Case) -> list[str]:
+    """By how much a rank's last step ended before those of its peers."""
+    ends: dict[int, int] = dict(case.records.ranks.select("rank", "last_step_ns").iter_rows())
+    own, last = ends.get(rank, -1), max(ends.values(), default=-1)
+    if own < 0 or last - own < MIN_WAIT_NS:
+        return []
+    return [f"its last step ended {format_duration(float(last - own))} before that of its peers"]
+
+
+def chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
+    """The longest of the shortest ways to the root: it tells most of how the job came to stand."""
+    chains = [graph.chain_from(rank, root, case.waits) for rank in victims]
+    longest = max(chains, key=len, default=[])
+    if len(longest) < 2:
+        return []
+    ends = root.ranks if root.kind in (graph.HOST, graph.DEVICE, graph.UNKNOWN) else ()
+    return [f"the chain: {chain_in_words(longest, ends)}"]
+
+
+def doubts(root: Root, case: Case) -> list[str]:
+    """Ranks of which nothing tells whether they came, where that leaves something open."""
+    if root.kind == graph.UNKNOWN:
+        return []
+    open_ = sorted({rank for operation in root.operations for rank in operation.unknown} - set(root.ranks))
+    if not open_:
+        return []
+    names = ", ".join(name_of(each) for each in root.operations[:1] if each.unknown) or "these operations"
+    return [
+        f"not known: whether {ranks_in_words(open_)} came to {names}; a dump of {ranks_in_words(open_)} "
+        f"would tell whether more than {ranks_in_words(root.ranks)} is stuck"
+    ]

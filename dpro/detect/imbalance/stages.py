@@ -1,0 +1,158 @@
+"""Pipeline stages that have more work than others, in deep windows: every rank of them computes longer.
+
+In: a graph whose run tells the stages. Out: at most one finding of `imbalance.stage`, for which nobody is to
+blame. A stage's work is that of its fastest rank: what another rank of it needs more is that rank's matter.
+The cost is what replaying saves with the same work spread evenly over the stages. A stage of one rank, or of
+hosts of its own, that does as many operations as the others may as well be slow, which is said. Runs of whole
+operations have `slowdown.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.findings import Finding
+from dpro.detect.significance import FEWEST_STEPS, clear_gain, confidence, first_of_latest
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
+from dpro.replay.timeline import durations_of, replay, step_ends, steps_before_and_after
+from dpro.schema import WORKERS
+from dpro.units import format_duration
+
+Bools = NDArray[np.bool_]
+
+CLASS = "imbalance.stage"
+MORE = 0.5  # of what a stage takes longer, that it has to do more operations to be known to have more work
+DOUBTED = 0.5  # confidence, where something else would look the same
+
+
+def find_uneven_work_of_stages(graph: Graph) -> list[Finding]:
+    """Say so if the step would be shorter with the work spread evenly over the pipeline's stages.
+
+    Judged are all recorded steps, and the latest: it may have begun while the job ran.
+    """
+    if len({place.stage for place in graph.places.values()}) < 2:
+        return []
+    timeline = replay(graph)
+    steps = durations_of(step_ends(graph, timeline.start, timeline.end))["step"].to_numpy()
+    if steps.size < FEWEST_STEPS:
+        return []
+    judged = (_uneven_since(graph, first, int((steps >= first).sum())) for first in first_of_latest(steps))
+    return next(filter(None, judged), [])
+
+
+def _uneven_since(graph: Graph, first: int, num_steps: int) -> list[Finding]:
+    """The same by the steps from a first one on."""
+    stages, works = _stages(graph, first), _works(graph)
+    if stages.height < 2:
+        return []
+    work = stages["work_ns"].to_numpy()
+    factor = dict(zip(stages["stage"].to_list(), (work.mean() / work).tolist()))
+    scale = np.ones(graph.num_nodes)
+    for rank, place in graph.places.items():
+        scale[works & (graph.nodes.rank == rank)] = factor.get(place.stage, 1.0)
+    duration = np.rint(graph.nodes.duration * scale).astype(np.int64)
+    times = steps_before_and_after(graph, graph.with_durations(duration))
+    before, after = (each[-num_steps:] for each in times)
+    saved = before - after
+    if not clear_gain(saved, before):
+        return []
+    sure, cost, step = confidence(saved, before), float(saved.mean()), float(before.mean())
+    longest = stages.sort("work_ns").row(-1, named=True)
+    others = stages.filter(pl.col("stage") != longest["stage"])
+    doubt = _doubt(graph, longest, others)
+    evidence = (
+        f"every rank of stage {longest['stage']} computes {format_duration(longest['work_ns'])} or more per "
+        f"step, those of the other stages {format_duration(others['work_ns'].to_numpy().mean())} on average",
+        f"it carries out {longest['operations']:.0f} operations per step, the others "
+        f"{others['operations'].to_numpy().mean():.0f}",
+        f"replayed with the same work spread evenly over {stages.height} stages, the step takes "
+        f"{format_duration(step - cost)} instead of {format_duration(step)}",
+        doubt or "the work is uneven, no rank is at fault",
+    )
+    sure = min(sure, DOUBTED) if doubt else sure
+    return [
+        Finding(
+            CLASS, "stage", str(longest["stage"]), tuple(longest["ranks"]), round(cost / step, 4),
+            round(sure, 3), cost, evidence,
+        )
+    ]  # fmt: skip
+
+
+def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding]:
+    """Findings about slow ranks, where one may instead have a stage of its own with more work than others."""
+    told = []
+    for finding in stragglers:
+        stage = next((each for each in stages if each.ranks == finding.ranks), None)
+        if stage is None:
+            told.append(finding)
+        elif stage.confidence <= DOUBTED:
+            doubt = f"one of two: the rank is slow, or stage {stage.component_id}, its own, has too much work"
+            sure = min(finding.confidence, DOUBTED)
+            told.append(replace(finding, confidence=sure, evidence=(*finding.evidence, doubt)))
+    return told
+
+
+def _works(graph: Graph) -> Bools:
+    """[N] whether a node is what ranks compute with: GPUs where there are any."""
+    nodes = graph.nodes
+    on_gpu = np.isin(nodes.kind, GPU_KINDS)
+    works = on_gpu if on_gpu.any() else np.isin(nodes.kind, CPU_KINDS)
+    return works & (nodes.step >= 0)
+
+
+def _stages(graph: Graph, first: int) -> pl.DataFrame:
+    """`stage`, `work_ns` of its fastest rank and `operations` per step since the first, `ranks`; in order."""
+    nodes = graph.nodes
+    works = _works(graph) & (nodes.step >= first)
+    schema: dict[str, pl.DataType | type[pl.DataType]] = {
+        "stage": pl.Int64,
+        "work_ns": pl.Float64,
+        "operations": pl.Float64,
+        "ranks": pl.List(pl.Int64),
+    }
+    single = works & np.isin(nodes.kind, (NodeKind.CPU, *GPU_KINDS))
+    stage = {rank: place.stage for rank, place in graph.places.items()}
+    per_step = (
+        pl.DataFrame(
+            {
+                "rank": nodes.rank[works],
+                "step": nodes.step[works],
+                "work_ns": nodes.duration[works],
+                "operations": single[works],
+            }
+        )
+        .filter(pl.col("rank").is_in(list(stage)))
+        .group_by("rank", "step")
+        .agg(pl.col("work_ns").sum(), pl.col("operations").sum())
+    )
+    per_rank = per_step.group_by("rank").agg(pl.col("work_ns", "operations").median())
+    return (
+        per_rank.with_columns(stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64))
+        .group_by("stage")
+        .agg(pl.col("work_ns").min(), pl.col("operations").median(), ranks=pl.col("rank").sort())
+        .select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+        .sort("stage")
+    )
+
+
+def _doubt(graph: Graph, longest: dict[str, Any], others: pl.DataFrame) -> str:
+    """What else it may be that the stage computes longer; empty if that is clear."""
+    longer = longest["work_ns"] / float(others["work_ns"].to_numpy().mean()) - 1
+    more = longest["operations"] / max(float(others["operations"].to_numpy().mean()), 1.0) - 1
+    if more >= MORE * longer:
+        return ""
+    if len(longest["ranks"]) == 1:
+        return "one rank of the stage is recorded, and it does as many operations: a slow rank looks the same"
+    hosts = graph.run.table(WORKERS, ["rank", "host"]) if graph.run is not None else WORKERS.empty()
+    mine = pl.col("rank").is_in(longest["ranks"])
+    own, theirs = (set(hosts.filter(each)["host"]) - {""} for each in (mine, ~mine))
+    if own and not own & theirs:
+        return (
+            "the stage is alone on its hosts and does as many operations as others: slow hosts look the same"
+        )
+    return ""

@@ -1,0 +1,195 @@
+"""A job in deep windows as it would be with work handed out evenly, and what that would save.
+
+In: a graph and its run. Out: the same graph with work scaled to what it would be if all ranks with the same
+work had as large batches, and findings of `imbalance.data`. How much work each rank had is in `[rank, step,
+amount]`, one frame per kind of evidence: what loaders handed over, what other ranks sent to be worked on
+(experts, embeddings), and how large the inputs of operators are where shapes are recorded. A rank that is
+slower than its peers at even work is so for another reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.findings import Finding
+from dpro.detect.imbalance.load_model import AMOUNT, ELEMENTS, REST, Uneven, explain, find_uneven_work
+from dpro.detect.significance import FEWEST_STEPS
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
+from dpro.replay.timeline import steps_before_and_after
+from dpro.replay.whatif.edits.heal import ON_CPU, ON_GPU, section_work
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
+from dpro.store import Run
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Even:
+    """A job with even work.
+
+    Attributes:
+        graph: of it.
+        findings: what uneven work costs.
+        told: whether that is told from single steps. If only from ranks that always have more, it explains
+            why they are slow, if they are.
+        explained: ns per step that ranks typically work longer because of what they are handed.
+    """
+
+    graph: Graph
+    findings: list[Finding]
+    told: bool
+    explained: Mapping[int, float]
+
+    def leaves(self, findings: list[Finding]) -> list[Finding]:
+        """Those of the findings about this job that are about more than amounts may be wrong about."""
+        return [
+            each
+            for each in findings
+            if each.cost_ns >= REST * max(self.explained.get(rank, 0.0) for rank in each.ranks)
+        ]
+
+
+def hand_out_evenly(graph: Graph) -> Even:
+    """The job with even work; as it is where amounts tell nothing."""
+    as_it_is = Even(graph, [], True, {})
+    if graph.run is None:
+        return as_it_is
+    work = section_work(graph)
+    resource = ON_GPU if (work["resource"] == ON_GPU).any() else ON_CPU
+    own = (
+        work.filter(pl.col("resource") == resource)
+        .group_by("rank", "step")
+        .agg(pl.col("work_ns").sum(), pl.col("position").max(), pl.col("calls").first())
+        .with_columns(pl.col("position").max().over("rank"))
+    )
+    amounts = amounts_in_windows(graph.run)
+    found = [
+        each
+        for _, alike in own.sort("position", "calls").group_by("position", "calls", maintain_order=True)
+        if (each := _explained(alike, amounts)) is not None
+    ]
+    if not found:
+        return as_it_is
+    even = graph.with_durations(_scaled(graph, resource, found))
+    before, after = steps_before_and_after(graph, even)
+    if before.size < FEWEST_STEPS:
+        return as_it_is
+    ranks, _, most = max(found, key=lambda each: each[2].relation.clear)
+    cost = float((before - after).mean())
+    findings = find_uneven_work(most, cost, float(before.mean()), ranks)
+    explained = {
+        rank: float(value) for ranks, _, uneven in found for rank, value in zip(ranks, uneven.explained)
+    }
+    return Even(even, findings, most.relation.clear > 0, explained)
+
+
+def _explained(
+    alike: pl.DataFrame, amounts: Mapping[str, pl.DataFrame]
+) -> tuple[list[int], Ints, Uneven] | None:
+    """Of ranks that do alike work: who, in which steps, and why their times differ.
+
+    Args:
+        alike: `rank`, `step` and `work_ns` of their steps.
+        amounts: as `amounts_in_windows` gives them; what explains times most clearly counts.
+    """
+    ranks: list[int] = sorted(alike["rank"].unique().to_list())
+    common = alike.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
+    if len(ranks) < 2 or common.is_empty():
+        return None
+    columns: dict[str, NDArray[Any]] = {
+        name: common[name].to_numpy().reshape(-1, len(ranks)) for name in ("step", "work_ns")
+    }
+    steps, own = columns["step"][:, 0], columns["work_ns"].astype(float)
+    told = []
+    for what, frame in amounts.items():
+        rows = common.join(frame, on=["rank", "step"], how="left", maintain_order="left")
+        amount = rows["amount"].fill_null(np.nan).to_numpy().reshape(own.shape)
+        told.append(explain(own, amount, steps, what))
+    uneven = max(filter(None, told), key=lambda each: each.relation.clear, default=None)
+    return None if uneven is None else (ranks, steps, uneven)
+
+
+def _scaled(graph: Graph, resource: int, found: list[tuple[list[int], Ints, Uneven]]) -> Ints:
+    """[N] ns, durations with work scaled to even amounts."""
+    nodes = graph.nodes
+    duration = nodes.duration.astype(float)
+    works = np.isin(nodes.kind, GPU_KINDS if resource == ON_GPU else CPU_KINDS)
+    for ranks, steps, uneven in found:
+        factor = uneven.equal / uneven.own
+        row = np.minimum(np.searchsorted(steps, nodes.step), len(steps) - 1)
+        column = np.minimum(np.searchsorted(ranks, nodes.rank), len(ranks) - 1)
+        mine = works & (steps[row] == nodes.step) & (np.array(ranks)[column] == nodes.rank)
+        duration[mine] *= factor[row[mine], column[mine]]
+    scaled: Ints = np.rint(duration).astype(np.int64)
+    return scaled
+
+
+RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its operators"
+MAX_ELEMENTS = 1 << 48  # of the inputs of one operator: no memory holds more
+
+
+def amounts_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
+    """The frames by what is counted; those with no row are left out."""
+    steps = run.table(STEPS, ["rank", "step", "window", "start_ns", "duration_ns"])
+    steps = steps.filter(pl.col("window") >= 0).sort("start_ns")
+    counters = run.table(COUNTERS).filter(pl.col("counter") == AMOUNT)
+    handed = counters.select("rank", start_ns="time_ns", amount="value").join(steps, on=["rank", "start_ns"])
+    frames = {
+        ELEMENTS: handed.select("rank", "step", "amount"),
+        RECEIVED: _per_step(_received(run), steps),
+        SHAPES: _per_step(_shapes(run), steps),
+    }
+    return {what: frame.filter(pl.col("amount") > 0) for what, frame in frames.items() if frame.height}
+
+
+def _received(run: Run) -> pl.DataFrame:
+    """`rank`, `window`, `start_ns` and `amount` of calls that gather what ranks work on next."""
+    calls = run.table(COLLECTIVES, ["rank", "window", "op", "start_ns", "bytes_out"])
+    known = calls.filter((pl.col("op") == "all_to_all") & (pl.col("bytes_out") >= 0))
+    return known.select("rank", "window", "start_ns", amount="bytes_out")
+
+
+def _shapes(run: Run) -> pl.DataFrame:
+    """The same of operators whose shapes are recorded."""
+    spans = run.table(SPANS, ["rank", "window", "kind", "start_ns", "shapes"])
+    spans = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
+    known = spans.select(pl.col("shapes").unique()).with_columns(
+        amount=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)
+    )
+    return spans.join(known, on="shapes").select("rank", "window", "start_ns", "amount")
+
+
+def _elements_of_text(text: str) -> int:
+    """How many elements inputs have whose shapes a trace writes so; 0 where that is no number of a tensor."""
+    with suppress(ValueError, RecursionError):
+        elements = _elements(json.loads(text))
+        return elements if 0 <= elements <= MAX_ELEMENTS else 0
+    return 0
+
+
+def _elements(shapes: Any) -> int:
+    """How many elements inputs of these shapes have; lists of tensors are lists of shapes."""
+    if not isinstance(shapes, list) or not shapes:
+        return 0
+    if all(isinstance(size, int) for size in shapes):
+        return math.prod(shapes)
+    return sum(_elements(each) for each in shapes)
+
+
+def _per_step(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `step` and `amount`: the sum of those rows that begin in the step."""
+    joined = rows.sort("start_ns").join_asof(
+        steps.rename({"start_ns": "begun_ns"}), left_on="start_ns", right_on="begun_ns",
+        by=["rank", "window"], check_sortedness=False,
+    )  # fmt: skip
+    inside = joined.filter(pl.col("start_ns") < pl.col("begun_ns") + pl.col("duration_ns"))
+    return inside.group_by("rank", "step").agg(pl.col("amount").sum().cast(pl.Float64))

@@ -1,0 +1,362 @@
+"""What GPUs were in while their ranks were slow or stood still: clocks held down, and errors they reported.
+
+In: findings, and the tables `steps`, `counters` and `workers`. Out: the findings, with evidence from the GPUs
+of their ranks. A GPU is compared with those of its peers: what holds down the clocks of all of them
+equally explains no straggler. No finding is made here, and none is taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import polars as pl
+
+from dpro.detect.findings import Finding
+from dpro.detect.hang.evidence import time_in_words
+from dpro.detect.machine.devices import HEARTBEAT, PCI, gpus_of_ranks
+from dpro.detect.machine.telemetry import Stretch, levels_in
+from dpro.detect.machine.xids import EVENTS, HARDWARE, error_of, name_of, remedy_of
+from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE
+from dpro.units import NS_PER_S
+
+HANGS = ("hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank")
+SLOW = ("slow.compute", "slow.host")
+AROUND_NS = 60 * NS_PER_S  # an error may be reported so long before or after the steps that it spoils
+MOST_LINES = 4  # for each finding
+SLOWER_CLOCK = 0.01  # of the peers' clock: one that is less lower has not been held down to any effect
+UNEXPLAINED_CLOCK = 0.03  # the same where no reason was reported
+MORE_IDLE = 0.1  # of the time: a GPU that idles so much more has lower clocks for want of work
+FEWEST_STEPS = 8  # of the latest that are looked at alone
+_PARTS = 4  # all steps, the latest half, quarter, eighth: what holds clocks down may be recent
+_CLOCK, _IDLE, _HEAT, _LIMIT = "sm_clock_mhz", "clocks_gpu_idle", "temperature_c", "power_limit_w"
+_EVENTS = ("xid", "lost", *EVENTS)
+
+
+class Hold(NamedTuple):
+    """What holds clocks down.
+
+    Attributes:
+        cause: in words.
+        counters: those that show it: shares of time, or seconds that grow.
+        least: share of the time, beyond that of the peers, from which on it counts.
+        do: what to do.
+    """
+
+    cause: str
+    counters: tuple[str, ...]
+    least: float
+    do: str
+
+
+_POWER_DO = "raise its power limit (`nvidia-smi -pl`, or what caps the node) to that of its peers"
+HOLDS = (
+    Hold(
+        "heat",
+        (
+            "throttled_thermal_s",
+            "throttled_memory_thermal_s",
+            "throttled_regulator_thermal_s",
+            "clocks_sw_thermal_slowdown",
+            "clocks_hw_thermal_slowdown",
+        ),
+        0.05,
+        "check its cooling: fans, air flow, the liquid loop, the temperature of the inlet",
+    ),
+    Hold(
+        "the power brake",
+        ("clocks_hw_power_brake",),
+        0.05,
+        "check the node's power supplies, their cabling, and what the rack may draw",
+    ),
+    Hold("the power cap", ("throttled_power_s", "clocks_sw_power_cap"), 0.2, _POWER_DO),
+    Hold("a limit of the board", ("throttled_board_limit_s",), 0.05, "check the board's power and cooling"),
+    Hold(
+        "the hardware",
+        ("throttled_hardware_s", "clocks_hw_slowdown"),
+        0.05,
+        "check its power supply and its cooling; the driver does not say which of them",
+    ),
+    Hold(
+        "sync boost",
+        ("throttled_sync_boost_s", "clocks_sync_boost"),
+        0.05,
+        "GPUs of one group take the clock of the slowest of them: find that one",
+    ),
+    Hold(
+        "clocks that were set",
+        ("clocks_application_setting",),
+        0.2,
+        "set them back (`nvidia-smi -rgc` and `-rac`)",
+    ),
+)
+_KEPT = {_CLOCK, _IDLE, _HEAT, _LIMIT, *(name for hold in HOLDS for name in hold.counters)}
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs of a job's ranks.
+
+    Attributes:
+        owned: `rank`, `host`, `device`: whole GPUs, no instances.
+        rows: of `counters`, of these.
+        parted: `host`, `device`: those of which instances were sampled (MIG).
+        steps: `rank`, `step`, `start_ns`, `end_ns`, `host`.
+        models: by rank.
+    """
+
+    owned: pl.DataFrame
+    rows: pl.DataFrame
+    parted: pl.DataFrame
+    steps: pl.DataFrame
+    models: dict[int, str]
+
+
+def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> Gpus:
+    """What the tables of a run hold of its ranks' GPUs."""
+    is_part = pl.col("device").str.contains("/", literal=True)
+    owned = gpus_of_ranks(counters, workers).filter(~is_part)
+    parts = counters.filter((pl.col("rank") < 0) & (pl.col("counter") == HEARTBEAT) & is_part)
+    known = counters.filter((pl.col("rank") < 0) & pl.col("counter").is_in([*_KEPT, *_EVENTS]))
+    hosts = workers.select("rank", "host").unique("rank")
+    timed = steps.select("rank", "step", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    return Gpus(
+        owned.select("rank", "host", "device"),
+        known.join(owned.select("host", "device").unique(), on=["host", "device"], how="semi"),
+        parts.select("host", pl.col("device").str.split("/").list.first()).unique(),
+        timed.join(hosts, on="rank"),
+        dict(workers.select("rank", "gpu_name").iter_rows()),
+    )
+
+
+def needed_for_errors(part: pl.DataFrame) -> pl.DataFrame:
+    """Those rows of `counters` that errors of GPUs are found in: few of many."""
+    events = part.filter(pl.col("counter").is_in([*_EVENTS, PCI]))
+    beats = part.filter(counter=HEARTBEAT).unique(["host", "device"], keep="first")
+    return pl.concat([events, beats])
+
+
+def with_gpus(
+    findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
+) -> list[Finding]:
+    """Findings on slow ranks, with what held the clocks of their GPUs down and errors of these.
+
+    Args:
+        findings: of all sorts; those on anything else stay as they are.
+        steps, counters, workers: the tables; times of each host on its own clock.
+    """
+    if not any(_is_slow_rank(each) for each in findings):
+        return list(findings)
+    gpus = gpus_of(steps, counters, workers)
+    if gpus.owned.is_empty():
+        return list(findings)
+    states = _States(gpus)
+    return [_explained(each, gpus, states) if _is_slow_rank(each) else each for each in findings]
+
+
+def with_errors(
+    findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
+) -> list[Finding]:
+    """Findings on ranks that hang or are gone, with errors that GPUs reported since the last steps.
+
+    An error of the hardware of another rank's GPU is evidence, too: who waits for whom may not show it.
+    """
+    if not any(each.class_ in HANGS for each in findings):
+        return list(findings)
+    gpus = gpus_of(steps, counters, workers)
+    explained = []
+    for each in findings:
+        lines = []
+        if each.class_ in HANGS:
+            lines = [*_errors(gpus, each.ranks, at_end=True)]
+            others = sorted({*gpus.owned["rank"]} - {*each.ranks})
+            lines += [
+                f"not named here, and it may be the cause: {line}"
+                for line in _errors(gpus, others, at_end=True, of_hardware=True)
+            ]
+        explained.append(replace(each, evidence=(*each.evidence, *lines[:MOST_LINES])))
+    return explained
+
+
+def errors_since(
+    steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, since: int
+) -> Iterator[str]:
+    """Errors that GPUs of the job report from a step on and did not before, a line each."""
+    gpus = gpus_of(steps.filter(pl.col("step") >= since), counters, workers)
+    begins = gpus.steps.group_by("host").agg(begin_ns=pl.col("start_ns").min() - AROUND_NS)
+    kind = ["host", "device", "counter", "value"]
+    earlier = gpus.rows.join(begins, on="host").filter(pl.col("time_ns") < pl.col("begin_ns"))
+    new = gpus.rows.join(earlier, on=kind, how="anti")
+    yield from _errors(replace(gpus, rows=new), gpus.owned["rank"].unique())
+
+
+def remedy_of_hold(what: str) -> str:
+    """What to do where clocks are held down by something; empty where that is not known."""
+    return next((hold.do for hold in HOLDS if what.endswith(f"held down by {hold.cause}")), "")
+
+
+def _is_slow_rank(finding: Finding) -> bool:
+    return finding.class_ in SLOW and finding.component_kind in ("rank", "ranks")
+
+
+def _explained(finding: Finding, gpus: Gpus, states: _States) -> Finding:
+    evidence, cause, confidence = list(finding.evidence), finding.cause, finding.confidence
+    holds = [found for rank in finding.ranks[:MOST_LINES] if (found := _held_down(gpus, rank, states))]
+    lines = [line for _, line in holds]
+    of_gpu = next((hold for hold, _ in holds if hold), "")
+    if of_gpu and finding.class_ == "slow.compute" and cause in ("", "kernels"):
+        cause = f"GPU clocks held down by {of_gpu}"
+        if HOST_OR_GPU in evidence:  # no longer: the clocks say that it is the GPU
+            evidence.remove(HOST_OR_GPU)
+            confidence = round(min(confidence / HOST_OR_GPU_SURE, 1.0), 3)
+    lines += _errors(gpus, finding.ranks)
+    evidence += lines[:MOST_LINES]
+    return replace(finding, evidence=tuple(evidence), cause=cause, confidence=confidence)
+
+
+def _held_down(gpus: Gpus, rank: int, states: _States) -> tuple[str, str] | None:
+    """What held the clocks of a rank's GPU down (empty if unknown) and evidence; None if nothing did."""
+    peers = [
+        peer
+        for peer in gpus.owned["rank"].unique().sort()
+        if peer != rank and gpus.models.get(peer) == gpus.models.get(rank)
+    ]
+    numbers = gpus.steps.filter(rank=rank)["step"].unique().sort()
+    sizes = [numbers.len() >> part for part in range(_PARTS)]
+    unexplained = None
+    for size in sizes if peers else []:
+        if size < (FEWEST_STEPS if size < numbers.len() else 1):
+            break
+        found = _compared(states.since(int(numbers[-size])), rank, peers)
+        if found is not None:
+            hold, line = found
+            when = "" if size == numbers.len() else f"in the latest {size} steps "
+            if hold:
+                return hold, f"{when}{line}"
+            unexplained = unexplained or (hold, f"{when}{line}")
+    return unexplained
+
+
+class _States:
+    """What GPUs were in from a step on, worked out once for all ranks that are asked for."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+        kept = gpus.rows.filter(pl.col("counter").is_in(_KEPT))
+        self._rows = {host: rows for (host,), rows in kept.group_by("host")}
+        self._known: dict[int, pl.DataFrame] = {}
+
+    def since(self, step: int) -> pl.DataFrame:
+        """As `_state`."""
+        if step not in self._known:
+            self._known[step] = _state(self._gpus, self._rows, step)
+        return self._known[step]
+
+
+def _state(gpus: Gpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl.DataFrame:
+    """`rank`, `device`, `host`, `counter`, `value`: share of the time or mean, from a step on."""
+    extents = (
+        gpus.steps.filter(pl.col("step") >= since)
+        .group_by("host")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    )
+    parts = [
+        levels_in(rows[host], Stretch(begin, end))
+        for host, begin, end in extents.sort("host").iter_rows()
+        if end > begin and host in rows
+    ]
+    if not parts:
+        return pl.DataFrame(schema={"rank": pl.Int32, "counter": pl.String, "value": pl.Float64})
+    grows = pl.col("counter").str.starts_with("throttled_")
+    value = pl.when(grows).then("growth").otherwise("mean")
+    levels = pl.concat(parts).select("host", "device", "counter", value=value)
+    return levels.join(gpus.owned, on=["host", "device"])
+
+
+def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str, str] | None:
+    """What `_held_down` says of one stretch."""
+    own = dict(state.filter(rank=rank).select("counter", "value").iter_rows())
+    theirs = dict(
+        state.filter(pl.col("rank").is_in(list(peers)))
+        .group_by("counter")
+        .agg(pl.col("value").median())
+        .iter_rows()
+    )
+    if not own:
+        return None
+    clock, usual = own.get(_CLOCK), theirs.get(_CLOCK)
+    known = clock is not None and usual is not None and usual > 0
+    lower = 1 - clock / usual if known else 0.0  # type: ignore[operator]
+    if known and lower < SLOWER_CLOCK:
+        return None
+    device, host = state.filter(rank=rank).row(0, named=True)["device"], state.filter(rank=rank)["host"][0]
+    clocks = f"SM clock {clock:.0f} MHz, theirs {usual:.0f}" if known else ""
+    holds = [(*shares, hold) for hold in HOLDS if (shares := _shares(hold, own, theirs))]
+    if holds:
+        share, usual_share, hold = holds[0]
+        also = " and ".join(each.cause for *_, each in holds[:2])
+        line = (
+            f"the clocks of its GPU ({device} on {host}, rank {rank}) were held down by {also} "
+            f"{share:.0%} of the time, those of its peers {usual_share:.0%}"
+        )
+        details = [clocks, *_details(hold, own, theirs), f"do: {hold.do}"]
+        return hold.cause, "; ".join([line, *(each for each in details if each)])
+    idles = own.get(_IDLE, 0.0) - theirs.get(_IDLE, 0.0) >= MORE_IDLE
+    if not known or lower < UNEXPLAINED_CLOCK or idles:
+        return None
+    return "", (
+        f"its GPU ({device} on {host}, rank {rank}) ran at lower clocks: {clocks}; no reason was reported; "
+        "do: compare the clocks that are set (`nvidia-smi -q -d CLOCK,PERFORMANCE`)"
+    )
+
+
+def _shares(hold: Hold, own: dict[str, float], theirs: dict[str, float]) -> tuple[float, float] | None:
+    """Of the time: held down itself, and its peers; None where that is no difference."""
+    known = [(own[name], theirs.get(name, 0.0)) for name in hold.counters if name in own]
+    share, usual = max(known, key=lambda each: each[0] - each[1], default=(0.0, 0.0))
+    return (min(share, 1.0), usual) if share - usual >= hold.least else None
+
+
+def _details(hold: Hold, own: dict[str, float], theirs: dict[str, float]) -> Iterator[str]:
+    if hold.cause == "heat" and _HEAT in own and _HEAT in theirs:
+        yield f"{own[_HEAT]:.0f} °C, theirs {theirs[_HEAT]:.0f}"
+    if hold.cause == "the power cap" and own.get(_LIMIT, 0.0) < theirs.get(_LIMIT, 0.0):
+        yield f"its power limit is {own[_LIMIT]:.0f} W, theirs {theirs[_LIMIT]:.0f} W"
+
+
+def _errors(
+    gpus: Gpus, ranks: Iterable[int], *, at_end: bool = False, of_hardware: bool = False
+) -> Iterator[str]:
+    """Errors that the GPUs of ranks reported while the steps ran, or since the last ones, a line each.
+
+    Args:
+        gpus: the job's.
+        ranks: whose.
+        at_end: only from the last step of the host on.
+        of_hardware: only those that the hardware is at fault for.
+    """
+    extents = gpus.steps.group_by("host").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    begin = pl.col("end_ns") if at_end else pl.col("start_ns")
+    mine = gpus.owned.filter(pl.col("rank").is_in(list(ranks)))
+    events = (
+        gpus.rows.filter(pl.col("counter").is_in(_EVENTS))
+        .join(mine.group_by("host", "device").agg(pl.col("rank").min()), on=["host", "device"], suffix="_of")
+        .join(extents, on="host", how="left")
+        .filter(pl.col("time_ns") >= begin.fill_null(0) - AROUND_NS)
+    )
+    if not at_end:
+        events = events.filter(pl.col("time_ns") <= pl.col("end_ns") + AROUND_NS)
+    kinds = events.group_by("rank_of", "host", "device", "counter", "value").agg(
+        pl.len(), pl.col("time_ns").min()
+    )
+    for rank, host, device, counter, value, count, time_ns in kinds.sort("time_ns", "rank_of").iter_rows():
+        error = error_of(counter, int(value))
+        if not of_hardware or error.of == HARDWARE:
+            times = "" if count == 1 else f" {count} times, first"
+            parted = not gpus.parted.filter(host=host, device=device).is_empty()
+            whose = " (the GPU is partitioned: it may be of another instance)" if parted else ""
+            yield (
+                f"the GPU of rank {rank} ({device} on {host}): {name_of(counter, int(value))}{times} at "
+                f"{time_in_words(time_ns)}{whose}: {error.means}; do: {remedy_of(counter, int(value))}"
+            )

@@ -1,0 +1,167 @@
+"""Hosts on which all ranks wait for a core: more threads than cores, which is no rank's fault.
+
+In: steps and the host's counters. Out: one finding per such host, and other findings without what crowding
+explains. How long a training thread was ready to run and had no core is the kernel's own account; what a rank
+computed in that time is its CPU time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.detect.findings import Finding
+from dpro.detect.significance import PERSISTENT
+from dpro.detect.stragglers.causes import CPU, EXPLAINED, HOST_CAUSES, counted_more
+from dpro.replay.steps.host import host_facts
+from dpro.units import format_duration
+
+MIN_SHARE = 0.1  # of the steps of each rank, and of nearly each step of all: the wait for a core
+WINDOWS = (40, 20, 10)  # steps that are judged, the latest of: it may have begun while the job ran
+OTHERS = 0.75  # of the cores; where the job has less and waits, something else has them
+MIN_RANKS = 2  # of a host: one that waits alone is not told from its host
+CONTENTION = HOST_CAUSES["step_run_queue_ns"][0]
+CAUSE = "more threads than cores"
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """A host whose ranks wait for a core, in the latest steps.
+
+    Attributes:
+        host: its name.
+        ranks: [R] of the host that were seen to.
+        steps: how many steps show it.
+        steady: share of these in which its ranks wait for long.
+        least_ns, most_ns: what the ranks that wait least and most do per step, on average.
+        step_ns: mean step.
+        cores: how many the ranks' processes compute on, on average; NaN where that was not counted.
+    """
+
+    host: str
+    ranks: tuple[int, ...]
+    steps: int
+    steady: float
+    least_ns: float
+    most_ns: float
+    step_ns: float
+    cores: float
+
+
+def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> list[Crowd]:
+    """Hosts all of whose ranks wait long for a core in nearly each of the latest steps.
+
+    Args:
+        steps: table `steps`; those of deep windows count, too.
+        counters: table `counters`.
+        workers: table `workers`.
+    """
+    hosts = workers.filter(pl.col("host") != "").select("rank", "host").unique("rank")
+    facts = host_facts(steps, counters).drop_nulls("run_queue_ns").join(hosts, on="rank")
+    found = []
+    for (host,), rows in facts.group_by("host", maintain_order=True):
+        crowds = (_crowd(str(host), rows, size) for size in WINDOWS)
+        crowd = next((each for each in crowds if each is not None), None)
+        found += [crowd] if crowd is not None else []
+    return found
+
+
+def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
+    """The crowd of a host, if the latest steps show one: each rank waits for long, and all do in most."""
+    ranks = tuple(sorted(facts["rank"].unique().to_list()))
+    seen = facts.filter(pl.len().over("step") >= max(len(ranks) / 2, MIN_RANKS))  # samples may be missing
+    steps = seen["step"].unique().sort().tail(size)
+    latest = seen.filter(pl.col("step").is_in(steps.to_list()))
+    if steps.len() < size or latest["rank"].n_unique() < len(ranks):
+        return None
+    duration, wait = pl.col("duration_ns"), pl.col("run_queue_ns")
+    shares = latest.group_by("step").agg(share=wait.sum() / duration.sum())["share"].to_numpy()
+    per_rank = latest.group_by("rank").agg(wait.mean(), share=wait.sum() / duration.sum())
+    steady = float((shares >= MIN_SHARE).mean())
+    if steady < PERSISTENT or per_rank["share"].to_numpy().min() < MIN_SHARE:
+        return None
+    waits = per_rank["run_queue_ns"].to_numpy()
+    cores = latest.select((pl.col("cpu_ns") / duration).mean().fill_null(np.nan)).item() * len(ranks)
+    step = float(latest["duration_ns"].to_numpy().mean())
+    return Crowd(host, ranks, size, steady, float(waits.min()), float(waits.max()), step, cores)
+
+
+def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[Finding]:
+    """One finding per crowded host, with what to do about it; the least that any rank waits is its cost.
+
+    Args:
+        crowds: as `crowds_of` gives them.
+        counters: table `counters`.
+    """
+    return [_describe(crowd, counters.filter(pl.col("host") == crowd.host)) for crowd in crowds]
+
+
+def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
+    waits = dict.fromkeys(format_duration(each) for each in (crowd.least_ns, crowd.most_ns))
+    evidence = [
+        f"the training threads of its {len(crowd.ranks)} ranks are ready to run and have no core for "
+        f"{' to '.join(waits)} of a step of {format_duration(crowd.step_ns)}, in {crowd.steady:.0%} of the "
+        f"latest {crowd.steps} steps",
+        *_telemetry(counters, crowd.cores),
+        "no rank is at fault: start fewer threads per rank (OMP_NUM_THREADS, DataLoader workers), or give "
+        "the job more cores (the CPU limit of its cgroup; what else runs on the host)",
+    ]
+    share = round(crowd.least_ns / crowd.step_ns, 4)
+    return Finding(
+        "slow.host", "host", crowd.host, crowd.ranks, share, round(crowd.steady, 3), crowd.least_ns,
+        tuple(evidence), CAUSE,
+    )  # fmt: skip
+
+
+def _telemetry(counters: pl.DataFrame, used: float) -> list[str]:
+    """How many cores there are, and how many threads want one, where that was sampled."""
+
+    def typical(name: str) -> float | None:
+        values = counters.filter(pl.col("counter") == name)["value"]
+        return float(np.median(values.to_numpy())) if values.len() else None
+
+    cores, limit, ready = (typical(name) for name in ("cpus", "cgroup_cpu_limit_cores", "runnable_threads"))
+    lines = []
+    if ready is not None and cores:
+        lines.append(f"the host has {cores:.0f} cores, and typically {ready:.0f} threads are ready to run")
+    if cores and np.isfinite(used):
+        others = ": other processes use the rest" if used < OTHERS * cores else ""
+        lines.append(f"the ranks' processes compute on {used:.1f} of {cores:.0f} cores{others}")
+    if limit is not None and cores and limit < cores:
+        lines.append(f"the job's cgroup may use {limit:g} of them")
+    return lines
+
+
+def not_crowding(
+    findings: Iterable[Finding], crowds: Collection[Crowd], steps: pl.DataFrame, counters: pl.DataFrame
+) -> list[Finding]:
+    """Findings but those of ranks that crowding explains: that wait longer for a core, not work longer.
+
+    Args:
+        findings: of all sorts.
+        crowds: the crowded hosts.
+        steps, counters: tables.
+    """
+    crowded = {rank for crowd in crowds for rank in crowd.ranks}
+    kept = []
+    for each in findings:
+        blamed = each.component_kind in ("rank", "ranks") and {*each.ranks} <= crowded
+        if not (blamed and _is_contention(each, steps, counters)):
+            kept.append(each)
+    return kept
+
+
+def _is_contention(finding: Finding, steps: pl.DataFrame, counters: pl.DataFrame) -> bool:
+    """Whether a rank of a crowded host waits longer for a core, or its CPU time does not show more work."""
+    if finding.cause == CONTENTION:
+        return True
+    if finding.class_ != "slow.compute":
+        return False  # it waits for its data, collects garbage, sleeps: that is counted apart
+    places = steps.select("rank", time_ns="start_ns")
+    rows = counters.filter(pl.col("counter").is_in([CPU])).join(places, on=["rank", "time_ns"])
+    rest = rows.filter(~pl.col("rank").is_in(list(finding.ranks)[1:]))
+    more = counted_more(rest, finding.ranks[0]).get(CPU, 0.0)
+    return more < EXPLAINED * finding.cost_ns

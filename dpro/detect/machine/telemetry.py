@@ -1,0 +1,149 @@
+"""What telemetry says of two stretches of one job: which of its values are clearly others than before.
+
+In: table `counters`, and which GPUs are the job's. Out: a line per kind of change for the worse. It blames
+nothing: what a change explains is for its reader to say. GPUs of other jobs on the same host tell nothing of
+this one, and are left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import polars as pl
+
+from dpro.detect.machine.devices import gpus_of_ranks, sampled_gpus
+
+SERIES = ["rank", "host", "device", "counter"]
+_NS_PER_S = 1e9
+
+
+class Stretch(NamedTuple):
+    """A stretch of time, ns on the host's clock."""
+
+    begin_ns: int
+    end_ns: int
+
+
+class Rule(NamedTuple):
+    """When a change of a counter is worth a line.
+
+    Attributes:
+        what: the counter, in words.
+        per_second: whether it only grows, so that its growth is what counts.
+        worse: +1 where more is worse, -1 where less is.
+        least: by how much it must have changed, in its own unit (per second where it grows).
+        unit: of what is printed.
+    """
+
+    what: str
+    per_second: bool
+    worse: int
+    least: float
+    unit: str = ""
+
+
+RULES = {
+    "sm_clock_mhz": Rule("SM clock", False, -1, 50, "MHz"),
+    "memory_clock_mhz": Rule("memory clock", False, -1, 50, "MHz"),
+    "temperature_c": Rule("temperature", False, +1, 8, "°C"),
+    "throttled_power_s": Rule("clocks held down by the power cap", True, +1, 0.2, "of the time"),
+    "throttled_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
+    "throttled_memory_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
+    "throttled_regulator_thermal_s": Rule("clocks held down by heat", True, +1, 0.02, "of the time"),
+    "throttled_board_limit_s": Rule(
+        "clocks held down by a limit of the board", True, +1, 0.02, "of the time"
+    ),
+    "throttled_reliability_s": Rule("clocks held down by the voltage's limit", True, +1, 0.2, "of the time"),
+    "throttled_hardware_s": Rule("clocks held down by the hardware", True, +1, 0.02, "of the time"),
+    "clocks_sw_power_cap": Rule("clocks held down by the power cap", False, +1, 0.2, "of the time"),
+    "clocks_hw_slowdown": Rule("clocks held down by the hardware", False, +1, 0.02, "of the time"),
+    "clocks_sw_thermal_slowdown": Rule("clocks held down by heat", False, +1, 0.02, "of the time"),
+    "clocks_hw_thermal_slowdown": Rule("clocks held down by heat", False, +1, 0.02, "of the time"),
+    "clocks_hw_power_brake": Rule("clocks held down by the power brake", False, +1, 0.02, "of the time"),
+    "ecc_corrected": Rule("corrected ECC errors", True, +1, 0.01, "per second"),
+    "ecc_uncorrected": Rule("uncorrected ECC errors", True, +1, 1e-9, "per second"),
+    "pcie_replays": Rule("PCIe replays", True, +1, 0.1, "per second"),
+    "pcie_generation": Rule("PCIe generation", False, -1, 0.5),
+    "pcie_lanes": Rule("PCIe lanes", False, -1, 0.5),
+    "nvlink_replays": Rule("NVLink replays", True, +1, 0.1, "per second"),
+    "nvlink_crc_errors": Rule("NVLink CRC errors", True, +1, 0.1, "per second"),
+    "rate_gbps": Rule("rate of the port", False, -1, 1, "Gbit/s"),
+    "symbol_error": Rule("symbol errors", True, +1, 0.1, "per second"),
+    "link_downed": Rule("times the link was down", True, +1, 1e-9, "per second"),
+    "rx_crc_errors": Rule("frames with a wrong checksum", True, +1, 0.01, "per second"),
+    "tcp_retransmitted_segments": Rule("retransmitted TCP segments", True, +1, 5, "per second"),
+    "load_1m": Rule("load", False, +1, 2),
+    "pressure_cpu_some_s": Rule("time in which somebody waits for a core", True, +1, 0.1, "s per second"),
+    "pressure_io_some_s": Rule("time in which somebody waits for a disk", True, +1, 0.1, "s per second"),
+    "pressure_memory_some_s": Rule("time in which somebody waits for memory", True, +1, 0.02, "s per second"),
+    "cgroup_throttled_s": Rule("time without CPU by the cgroup's limit", True, +1, 0.02, "s per second"),
+    "cpu_steal_s": Rule("CPU time that the hypervisor took", True, +1, 0.05, "s per second"),
+    "swapped_in_pages": Rule("pages swapped in", True, +1, 10, "per second"),
+    "major_faults": Rule("page faults from disk", True, +1, 10, "per second"),
+    "main_thread_runqueue_s": Rule("time the main thread waits for a core", True, +1, 0.05, "s per second"),
+}
+
+
+def changes(counters: pl.DataFrame, workers: pl.DataFrame, before: Stretch, after: Stretch) -> dict[str, str]:
+    """What got worse from one stretch to another, the largest changes first.
+
+    Args:
+        counters: table `counters`; a value holds until the next one of its series.
+        workers: table `workers`, for which GPUs are the job's.
+        before, after: the stretches.
+
+    Returns:
+        Per kind of change a line, with the device, rank or host on which it is largest.
+    """
+    known = counters.filter(pl.col("counter").is_in(list(RULES))).select(*SERIES, "time_ns", "value")
+    owned = gpus_of_ranks(counters, workers)
+    others = sampled_gpus(counters).join(owned, on=["host", "device"], how="anti")
+    known = known.join(others, on=["host", "device"], how="anti")
+    levels = levels_in(known, before).join(levels_in(known, after), on=SERIES, suffix="_after")
+    told = []
+    for row in levels.iter_rows(named=True):
+        rule = RULES[row["counter"]]
+        kind = "growth" if rule.per_second else "mean"
+        old, new = row[kind], row[f"{kind}_after"]
+        times = rule.worse * (new - old) / rule.least
+        if times >= 1:
+            told.append(
+                (times, rule, row, f"{rule.what} {old:.3g} before, {new:.3g} {rule.unit} since".rstrip())
+            )
+    told.sort(key=lambda each: (-each[0], each[3]))
+    lines: dict[str, str] = {}
+    for _, rule, row, line in told:
+        lines.setdefault(rule.what, f"{_where(row, owned)}: {line}")
+    return lines
+
+
+def _where(row: dict[str, object], owned: pl.DataFrame) -> str:
+    ranks = owned.filter(host=row["host"], device=row["device"])["rank"].to_list()
+    if row["device"]:
+        of = f" (rank {', '.join(map(str, ranks))})" if ranks else ""
+        return f"{'GPU ' if ranks else ''}{row['device']} on {row['host']}{of}"
+    return f"rank {row['rank']}" if row["rank"] != -1 else f"host {row['host']}"
+
+
+def levels_in(rows: pl.DataFrame, stretch: Stretch) -> pl.DataFrame:
+    """By series: `mean` over the time of a stretch, and `growth` per second, through resets."""
+    begin, end = stretch
+    until = pl.col("time_ns").shift(-1).over("series").fill_null(end).clip(begin, end)
+    held = until - pl.col("time_ns").clip(begin, end)
+    grown = pl.col("value").diff().over("series")
+    grown = pl.when(grown < 0).then(pl.col("value")).otherwise(grown)
+    inside = pl.col("time_ns").is_between(begin, end, closed="right")
+    return (
+        rows.sort(*SERIES, "time_ns")
+        .with_columns(series=pl.struct(SERIES).rle_id())  # one number in place of three texts
+        .with_columns(held=held, grown=pl.when(inside).then(grown).fill_null(0.0))
+        .group_by("series", maintain_order=True)
+        .agg(
+            pl.col(SERIES).first(),
+            mean=(pl.col("value") * pl.col("held")).sum() / pl.col("held").sum(),
+            growth=pl.col("grown").sum() / ((end - begin) / _NS_PER_S),
+            known=pl.col("held").sum() > 0,
+        )
+        .filter("known")
+        .drop("series", "known")
+    )

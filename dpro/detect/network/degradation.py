@@ -1,0 +1,243 @@
+"""Transfers that became slower than they were: the network against its own history.
+
+In: a job's traffic over many steps. Out: a finding for transfers between hosts, and one for those
+within: since when, by how much, and what the groups that became slower have in common. A group is compared
+with itself, so what befell all alike is found, too. Waiting is no part of transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.change_points import CHANCE, SHORTEST, change_points
+from dpro.detect.findings import Finding
+from dpro.detect.network.fabric import LIKE
+from dpro.detect.network.traffic import Traffic
+from dpro.detect.network.transfers import DEVIATIONS, UNSURE, Suspect, blame, words_of
+from dpro.detect.significance import FEWEST_LATEST, PERSISTENT
+from dpro.units import format_bytes, format_duration
+
+Floats = NDArray[np.float64]
+
+SLOWER = 1.15  # times what it was
+LEAST_SHARE = 0.01  # of the step: what costs less is not worth a finding
+FEWEST = 3  # transfers of a group on each side of a change, to say whether it changed
+LINES = 3  # of evidence
+KEYS = [*LIKE, "members"]  # what is compared with itself
+SIDES = {True: "between hosts", False: "within hosts"}
+
+
+class Change(NamedTuple):
+    """What became slower.
+
+    Attributes:
+        since: the first step of the slower level.
+        times: how many times as long transfers take.
+        between: whether transfers between hosts did, or those within.
+        groups: `KEYS` columns, `before_ns`, `after_ns`, whether each is `whole`, and became `slow`.
+    """
+
+    since: int
+    times: float
+    between: bool
+    groups: pl.DataFrame
+
+
+def find_slower_transfers(traffic: Traffic) -> list[Finding]:
+    """Say so if transfers take clearly longer since some step, and the steps wait for it."""
+    changes = [change for side in SIDES if (change := change_of(traffic.transfers, between=side))]
+    found = (_describe(traffic, change) for change in changes)
+    return [finding for finding in found if finding]
+
+
+def change_of(transfers: pl.DataFrame, *, between: bool) -> Change | None:
+    """The change for the worse that lasts to the end; None where there is none.
+
+    All transfers of the side are looked at together, which tells what is small and befalls all; where that
+    shows nothing, each group by itself, which tells what befalls few of many.
+
+    Args:
+        transfers: as `recorded_transfers` gives them.
+        between: look at transfers between hosts; else at those within.
+    """
+    relative = (pl.col("transfer_ns") / pl.col("transfer_ns").median().over(KEYS)).alias("relative")
+    mine = transfers.filter((pl.col("num_hosts") > 1) == between).with_columns(relative)
+    change = _change(mine, mine, between, CHANCE)
+    if change is not None:
+        return change
+    each = mine.partition_by("members")
+    alone = [group for group in each if _since(group, CHANCE / len(each)) is not None]
+    return _change(mine, pl.concat(alone), between, CHANCE) if alone else None
+
+
+def _change(mine: pl.DataFrame, telling: pl.DataFrame, between: bool, chance: float) -> Change | None:
+    """The change that some of the transfers of a side tell, None where they tell none.
+
+    Args:
+        mine: all transfers of the side.
+        telling: those that are looked at.
+        between: which side.
+        chance: of being wrong.
+    """
+    since = _since(telling, chance)
+    if since is None:
+        return None
+    told = pl.col("members").is_in(telling["members"].unique().to_list())
+    groups = sides_of(mine, since).with_columns(slow=pl.col("slow") & told)
+    slow = groups.filter("slow")
+    times = (slow["after_ns"] / slow["before_ns"]).median()
+    return Change(since, float(times), between, groups) if slow.height else None  # type: ignore[arg-type]
+
+
+def _since(transfers: pl.DataFrame, chance: float) -> int | None:
+    """The first step of the slower level that lasts to the end.
+
+    Steps are compared by their medians; where there are few, as in windows, the transfers themselves are.
+
+    Args:
+        transfers: `step`, `instance`, `relative`.
+        chance: of being wrong.
+    """
+    typical = transfers.group_by("step").agg(pl.col("relative").median()).sort("step")
+    ordered = typical if typical.height >= 2 * SHORTEST else transfers.sort("step", "instance")
+    times, steps = ordered["relative"].to_numpy(), ordered["step"].to_numpy()
+    cuts = change_points(times, SLOWER - 1, chance, clear=DEVIATIONS)
+    levels = [float(np.median(part)) for part in np.split(times, cuts)] if cuts else []
+    if len(levels) < 2 or levels[-1] < SLOWER * min(levels[:-1]):
+        return None
+    first = len(levels) - 1  # of the levels that are slower to the end
+    while first > 0 and levels[first - 1] >= SLOWER * min(levels):
+        first -= 1
+    if first == 0:
+        return None
+    cut = cuts[first - 1]
+    begin, end = np.searchsorted(steps, steps[cut]), np.searchsorted(steps, steps[cut], side="right")
+    mostly_before = cut - begin > (end - begin) / 2  # the step that the cut is in is where most of it is
+    return int(steps[min(end, steps.size - 1)] if mostly_before else steps[cut])
+
+
+def sides_of(transfers: pl.DataFrame, since: int) -> pl.DataFrame:
+    """What each group typically took before a step and takes since, and whether it is slow now.
+
+    It is if nearly every step shows it, on both sides: what befalls a step befalls all of its transfers, so
+    steps are what counts, however many transfers they have.
+
+    Args:
+        transfers: as `recorded_transfers` gives them.
+        since: the step.
+
+    Returns:
+        `KEYS` columns, `before_ns`, `after_ns`, `whole`, `slow`; of groups that are known on both sides.
+    """
+    late = pl.col("step") >= since
+    times = pl.col("transfer_ns")
+    typical = transfers.group_by(KEYS).agg(
+        before_ns=times.filter(~late).median(),
+        after_ns=times.filter(late).median(),
+        seen=pl.min_horizontal(times.filter(~late).len(), times.filter(late).len()),
+        whole=pl.col("whole").all(),
+    )
+    middle = (pl.col("before_ns") * pl.col("after_ns")).sqrt()
+    steps = (
+        transfers.join(typical, on=KEYS)
+        .group_by(*KEYS, "step")
+        .agg(over=times.median() > middle.first())
+        .group_by(KEYS)
+        .agg(
+            shown=pl.min_horizontal(
+                pl.col("over").filter(late).mean(), 1 - pl.col("over").filter(~late).mean()
+            ),
+            steps=pl.min_horizontal(late.sum(), (~late).sum()),
+        )
+    )
+    slower = pl.col("after_ns") >= SLOWER * pl.col("before_ns")
+    persistent = (pl.col("shown") >= PERSISTENT) & (pl.col("steps") >= FEWEST_LATEST)
+    return (
+        typical.filter(pl.col("seen") >= FEWEST)
+        .join(steps, on=KEYS)
+        .select(*KEYS, "before_ns", "after_ns", "whole", slow=slower & persistent)
+        .sort(KEYS)
+    )
+
+
+def _describe(traffic: Traffic, change: Change) -> Finding | None:
+    """The finding, None where the steps since then hardly wait for it."""
+    transfers = traffic.transfers
+    slow = change.groups.filter("slow")
+    faster = slow.select(*KEYS, times=pl.col("before_ns") / pl.col("after_ns"))
+    since = transfers.filter(pl.col("step") >= change.since)
+    steps, saved, base = traffic.healed(since.join(faster, on=KEYS))
+    late = steps >= change.since
+    grown = np.inf if traffic.replayed else np.median(base[late]) - np.median(base[~late])
+    saved, base = saved[late], base[late]
+    cost = min(float(saved.mean()), float(grown))  # what steps did not grow by, they do not wait for
+    if cost < LEAST_SHARE * base.mean():
+        return None
+    class_, kind, name, sure = _component(change, traffic.hosts)
+    ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
+    step = float(base.mean())
+    evidence = [
+        f"since step {change.since} transfers {SIDES[change.between]} take {change.times:.2f} times as long "
+        f"as before, {slow.height} of {change.groups.height} groups that call the same on both sides of it",
+        *_slowest(slow),
+        _other_side(transfers, change),
+        traffic.gain_in_words("before", "the steps since then take", cost, step),
+    ]
+    if slow["members"].n_unique() == 1 and kind == "network":
+        evidence.append(
+            f"it is one group: which of its {len(ranks)} ranks or the links between them, is open"
+        )
+    if not slow["whole"].any():
+        sure = min(sure, UNSURE)
+        evidence.append(
+            "not all of their members are recorded: one that comes late since then looks the same"
+        )
+    sure = round(sure * float((saved > 0).mean()), 3)
+    return Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
+
+
+def _component(change: Change, hosts: Mapping[int, str]) -> tuple[str, str, str, float]:
+    """What is at fault: what slow groups have in common where others stayed as they were, else all of it.
+
+    Returns:
+        Class, kind and name, and how sure that is: of several that fit, each as likely.
+    """
+    everywhere = ("slow.fabric", "network", SIDES[change.between], 1.0)
+    if change.groups.group_by("members").agg(pl.col("slow").any())["slow"].all():
+        return everywhere
+    explained = list(blame(change.groups, hosts))
+    if len(explained) != 1:
+        return everywhere
+    suspects: list[Suspect] = explained[0][0]
+    if len(suspects) > 1:
+        names = ", ".join(map(words_of, suspects))
+        return suspects[0].class_, "one of", names, 1 / len(suspects)
+    return suspects[0].class_, suspects[0].kind, suspects[0].id, 1.0
+
+
+def _slowest(slow: pl.DataFrame) -> list[str]:
+    worst = slow.sort(pl.col("after_ns") / pl.col("before_ns"), "members", descending=[True, False])
+    return [
+        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(after)}, before "
+        f"{format_duration(before)}"
+        for op, size, members, before, after in worst.select(
+            "op", "bytes", "members", "before_ns", "after_ns"
+        )
+        .head(LINES)
+        .iter_rows()
+    ]
+
+
+def _other_side(transfers: pl.DataFrame, change: Change) -> str:
+    """Whether transfers on the other side, within hosts or between them, changed as well."""
+    rest = sides_of(transfers.filter((pl.col("num_hosts") > 1) != change.between), change.since)
+    where = SIDES[not change.between]
+    if rest.is_empty():
+        return f"nothing is known of transfers {where}"
+    ratio = float((rest["after_ns"] / rest["before_ns"]).median())  # type: ignore[arg-type]
+    return f"transfers {where} take {ratio:.2f} times as long as before"

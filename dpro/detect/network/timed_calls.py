@@ -1,0 +1,175 @@
+"""Traffic of calls that were timed while they ran: no deep window is needed for it.
+
+In: collectives outside of deep windows that have a duration, as NCCL's Inspector measures all of them, and
+the flight recorder where timing is on; steps and workers. Out: what `traffic.py` takes from a graph.
+All members of a call end together, so the shortest duration among them is the transfer, and the rest is
+waiting for the last; clocks of hosts need not agree. What other work hides of it is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import polars as pl
+
+from dpro.detect.network.fabric import LIKE
+from dpro.detect.network.traffic import MESSAGE, Healed, Traffic
+from dpro.replay.steps.typical import job_steps
+
+_COLUMNS = ("op", "bytes", "members", "num_ranks", "num_hosts", "step", "transfer_ns", "whole")
+
+
+def traffic_of_calls(
+    collectives: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataFrame, world_size: int
+) -> Traffic:
+    """What timed calls tell; no transfers where none was timed.
+
+    Args:
+        collectives, steps, workers: the tables.
+        world_size: ranks of the job, recorded or not.
+    """
+    hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
+    outside = steps.filter(pl.col("window") < 0)
+    calls = _in_steps(_timed(collectives), steps)
+    everybody = outside["rank"].n_unique() >= world_size
+    transfers = pl.concat(
+        [
+            _met(_messages(calls), ["group", "sequence", "sender", "receiver", "source"], hosts, everybody),
+            _met(_collective(calls), ["group", "sequence", "op", "source"], hosts, everybody),
+        ]
+    )
+    transfers = transfers.sort("step", *LIKE, "members", "transfer_ns").with_row_index("instance")
+    transfers = transfers.with_columns(pl.col("instance").cast(pl.Int64))
+    return Traffic(transfers, hosts, partial(at_most, transfers, job_steps(outside)), replayed=False)
+
+
+def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
+    """Rows that tell how long, when and what; `bytes` is what the operation moves for the rank."""
+    told = (pl.col("window") < 0) & (pl.col("duration_ns") > 0) & (pl.col("sequence") >= 0)
+    began = pl.when(pl.col("start_ns") >= 0).then("start_ns").otherwise("enqueued_ns")
+    return collectives.filter(told & (pl.col("group") != "")).select(
+        "rank",
+        "op",
+        "group",
+        "sequence",
+        "peer",
+        "duration_ns",
+        "source",
+        pl.col("group_ranks").list.len().cast(pl.Int64).alias("size"),
+        bytes=pl.max_horizontal("bytes_in", "bytes_out"),
+        began_ns=began,
+    )
+
+
+def _in_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Add the step of the rank that each call began in; what is between steps belongs to the one before."""
+    begins = steps.select("rank", "step", "start_ns", "window").sort("start_ns")
+    joined = calls.filter(pl.col("began_ns") >= 0).sort("began_ns")
+    joined = joined.join_asof(
+        begins, left_on="began_ns", right_on="start_ns", by="rank", check_sortedness=False
+    )
+    return joined.filter(pl.col("window") < 0)
+
+
+def _collective(calls: pl.DataFrame) -> pl.DataFrame:
+    return calls.filter(~pl.col("op").is_in(["send", "recv", "send_recv"])).with_columns(
+        receives=pl.lit(False)
+    )
+
+
+def _messages(calls: pl.DataFrame) -> pl.DataFrame:
+    """Both ends of each message, by who sends to whom, in order: each end counts its own calls.
+
+    Where one end has more than the other, nothing tells which are the same.
+    """
+    ends = calls.filter(pl.col("op").is_in(["send", "recv"]) & (pl.col("peer") >= 0))
+    sends = pl.col("op") == "send"
+    ends = ends.with_columns(
+        sender=pl.when(sends).then("rank").otherwise("peer"),
+        receiver=pl.when(sends).then("peer").otherwise("rank"),
+        receives=~sends,
+    )
+    way = ["group", "sender", "receiver", "source"]
+    numbered = ends.sort("sequence", "began_ns").with_columns(
+        sequence=pl.int_range(pl.len()).over(*way, "receives"),
+        sent=sends.sum().over(way),
+        got=(~sends).sum().over(way),
+        op=pl.lit(MESSAGE),
+        size=pl.lit(2, pl.Int64),
+    )
+    return numbered.filter(pl.col("sent") == pl.col("got"))
+
+
+def _met(calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], everybody: bool) -> pl.DataFrame:
+    """One row per call that at least two members timed.
+
+    Args:
+        calls: one row per member.
+        call: what tells calls apart.
+        hosts: of the ranks.
+        everybody: whether all ranks of the job are recorded; who is in a group may be told by that alone.
+    """
+    if calls.is_empty():
+        return _NOTHING
+    host = pl.col("rank").replace_strict(hosts, default="", return_dtype=pl.String)
+    known = calls.group_by("group").agg(callers=pl.col("rank").n_unique().cast(pl.Int64))
+    size = pl.when(pl.col("size") > 0).then("size").when(everybody).then("callers").otherwise(-1)
+    met = (
+        calls.join(known, on="group")
+        .with_columns(size=size, host=host)
+        .unique([*call, "rank"], keep="none")  # numbers that came twice tell nothing
+        .group_by(call)
+        .agg(
+            *([] if "op" in call else [pl.col("op").first()]),
+            pl.col("bytes").max(),
+            members=pl.col("rank").sort_by("receives", "rank").cast(pl.String).str.join(","),
+            num_ranks=pl.len().cast(pl.Int64),
+            num_hosts=pl.col("host").n_unique().cast(pl.Int64),
+            step=pl.col("step").min(),
+            transfer_ns=pl.col("duration_ns").min(),
+            whole=pl.len() == pl.col("size").max(),
+        )
+    )
+    return met.filter(pl.col("num_ranks") > 1).select(_COLUMNS)
+
+
+_NOTHING = pl.DataFrame(
+    schema={
+        "op": pl.String,
+        "bytes": pl.Int64,
+        "members": pl.String,
+        "num_ranks": pl.Int64,
+        "num_hosts": pl.Int64,
+        "step": pl.Int64,
+        "transfer_ns": pl.Int64,
+        "whole": pl.Boolean,
+    }
+)
+
+
+def at_most(transfers: pl.DataFrame, steps: pl.DataFrame, factor: pl.DataFrame) -> Healed:
+    """The most that steps would save: what transfers lose on the rank that loses the most.
+
+    Args:
+        transfers: all there are.
+        steps: the job's, as `job_steps` gives them.
+        factor: `instance` of transfers, and how many `times` as long they take.
+    """
+    lost = (
+        transfers.join(factor, on="instance")
+        .with_columns(
+            rank=pl.col("members").str.split(","), lost_ns=pl.col("transfer_ns") * (1 - pl.col("times"))
+        )
+        .explode("rank")
+        .group_by("step", "rank")
+        .agg(pl.col("lost_ns").sum())
+        .group_by("step")
+        .agg(pl.col("lost_ns").max())
+    )
+    seen = transfers.select("step").unique()
+    of_steps = steps.join(seen, on="step", how="semi").join(lost, on="step", how="left").sort("step")
+    base = of_steps["duration_ns"].to_numpy().astype(np.float64)
+    saved = of_steps["lost_ns"].fill_null(0.0).to_numpy()
+    return Healed(of_steps["step"].to_numpy(), np.minimum(saved, base), base)

@@ -1,0 +1,289 @@
+"""Links, network ports and hosts that move data slower than their like.
+
+In: a job's traffic. Out: findings. Transfers of the same operation, size and kind of group are compared
+between groups; waiting for a late rank is no part of them. What all the slow groups have in common, and no
+fast one has, is at fault; where several things fit equally well, that is said. A job in which one group does
+all there is gives nothing to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.findings import Finding
+from dpro.detect.network.fabric import LIKE, Block, find_blocks
+from dpro.detect.network.traffic import MESSAGE, Traffic
+from dpro.detect.significance import FEWEST_STEPS, LEAST_SHARE, PERSISTENT, clear_gain, confidence
+from dpro.units import format_bytes, format_duration
+
+Floats = NDArray[np.float64]
+
+FEWEST_GROUPS = 3  # alike: of two that differ nobody knows which is wrong
+UNSURE = 0.5  # the most that is believed of the slower of two: they may have been built so
+SLOW = 1.15  # times the transfer of the other groups
+BROKEN = 1.5  # from here on worth a finding even if the step does not wait for it
+DEVIATIONS = 5.0  # of the other groups, robust, from their median
+LEAST_DEVIATION = 0.02  # of a logarithm: groups are never more alike than this
+LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
+FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
+LINES = 3  # of evidence
+
+
+class Suspect(NamedTuple):
+    """Something that groups of ranks have in common.
+
+    Attributes:
+        thing: what is at fault in the end: rank 3, whatever it does.
+        kind: rank, nic (a rank's way out of its host), sender, receiver, host, link, hosts (what lies between
+            two) or group.
+        id: which.
+    """
+
+    thing: str
+    kind: str
+    id: str
+
+    @property
+    def class_(self) -> str:
+        """The class of a finding that blames it."""
+        return "slow.link" if self.kind in ("link", "hosts", "group") else "slow.nic"
+
+
+def find_slow_network(traffic: Traffic) -> list[Finding]:
+    """Name the links and ports whose transfers take clearly longer than those of their like."""
+    transfers, hosts = traffic.transfers.filter("whole"), traffic.hosts
+    found = []
+    told: set[str] = set()
+    for block in find_blocks(transfers, hosts):
+        finding = _describe_block(traffic, block)
+        found += [finding] if finding else []
+        told.update(block.slow["members"])
+    groups = compare_groups(transfers).filter(~pl.col("members").is_in(sorted(told)))
+    slow = groups.filter("slow")
+    for suspects, members in blame(groups, hosts):
+        mine = slow.filter(pl.col("members").is_in(sorted(members)))
+        finding = _describe(traffic, suspects, mine)
+        found += [finding] if finding else []
+    return sorted(found, key=lambda finding: -finding.cost_ns)
+
+
+def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
+    """Each group against the others that do the same.
+
+    The excess is the logarithm of a group's typical transfer against the others' (leave one out), and is held
+    against how those differ among themselves, with a floor: a port that is in half of them is found, too.
+
+    Args:
+        transfers: as `transfers_of` gives them.
+
+    Returns:
+        `LIKE` columns, `members`, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`, `num_alike`
+        (groups), and whether it is `slow`; of groups that have others of their like.
+    """
+    per_group = transfers.group_by(*LIKE, "members").agg(pl.col("transfer_ns").median(), count=pl.len())
+    compared = []
+    for _, alike in per_group.sort(*LIKE, "members").group_by(LIKE, maintain_order=True):
+        if alike.height < 2:
+            continue
+        least = SLOW if alike.height >= FEWEST_GROUPS else BROKEN
+        times = np.log(alike["transfer_ns"].to_numpy())
+        others = [shortest_half(np.delete(times, at)) for at in range(times.size)]
+        middle, spread = np.array(others).T
+        excess = times - middle
+        far = excess >= DEVIATIONS * np.maximum(spread, LEAST_DEVIATION)
+        compared.append(
+            alike.with_columns(
+                excess=excess,
+                typical_ns=np.exp(middle),
+                num_alike=pl.len(),
+                slow=far & (excess >= np.log(least)),
+            )
+        )
+    if not compared:
+        return per_group.head(0).with_columns(
+            excess=pl.lit(0.0), typical_ns=pl.lit(0.0), num_alike=pl.lit(0), slow=pl.lit(False)
+        )
+    groups = pl.concat(compared)
+    return groups.with_columns(slow=pl.col("slow") & _persistent(transfers, groups))
+
+
+def shortest_half(values: Floats) -> tuple[float, float]:
+    """Middle and spread of the half of the values that lie closest together.
+
+    Up to half of the values may be anything (Rousseeuw and Leroy, "Robust Regression and Outlier Detection",
+    1987, section 4.3). The spread is that of a normal distribution whose middle half is as long.
+
+    Args:
+        values: [N], N > 0.
+    """
+    ordered = np.sort(values)
+    half = values.size // 2 + 1
+    lengths = ordered[half - 1 :] - ordered[: values.size - half + 1]
+    begin = int(np.argmin(lengths))
+    return float(np.median(ordered[begin : begin + half])), float(lengths[begin]) * LENGTH_TO_DEVIATION
+
+
+def _persistent(transfers: pl.DataFrame, groups: pl.DataFrame) -> pl.Series:
+    """Whether a group is beyond half of its excess in nearly every step that it was seen in."""
+    keys = [*LIKE, "members"]
+    over = pl.col("transfer_ns").median().log() - pl.col("typical_ns").first().log()
+    beyond = (
+        transfers.join(groups.select(*keys, "excess", "typical_ns"), on=keys)
+        .group_by(*keys, "step")
+        .agg(over=over > pl.col("excess").first() / 2)
+        .group_by(keys)
+        .agg(share=pl.col("over").mean(), seen=pl.len())
+    )
+    joined = groups.join(beyond, on=keys, how="left", maintain_order="left")
+    return (joined["share"] >= PERSISTENT) & (joined["seen"] >= FEWEST_STEPS)
+
+
+def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Suspect]:
+    """What could slow down a group of ranks.
+
+    Args:
+        members: as in `transfers_of`.
+        op: what they do; a message has a direction.
+        hosts: which host each rank is on.
+    """
+    ranks = [int(rank) for rank in members.split(",")]
+    names = sorted({hosts.get(rank, "") for rank in ranks})
+    for rank in ranks:
+        yield Suspect(f"rank {rank}", "rank", str(rank))
+        if len(names) > 1:
+            yield Suspect(f"rank {rank}", "nic", f"rank {rank}")
+    if op == MESSAGE:
+        yield Suspect(f"rank {ranks[0]}", "sender", f"rank {ranks[0]}")
+        yield Suspect(f"rank {ranks[1]}", "receiver", f"rank {ranks[1]}")
+        yield Suspect(f"link {min(ranks)} - {max(ranks)}", "link", f"{ranks[0]} -> {ranks[1]}")
+    if len(ranks) == 2:
+        pair = f"{min(ranks)} - {max(ranks)}"
+        yield Suspect(f"link {pair}", "link", pair)
+    else:
+        yield Suspect(f"group {members}", "group", members)
+    crowded = [name for name in names if sum(host == name for host in hosts.values()) > 1]
+    if len(names) > 1:  # of a host with one rank nothing is told that is not told of the rank
+        yield from (Suspect(f"host {name}", "host", name) for name in crowded)
+    if len(names) == 2 and crowded:
+        yield Suspect(f"hosts {' - '.join(names)}", "hosts", " - ".join(names))
+
+
+def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list[Suspect], set[str]]]:
+    """What explains most slow groups, then what explains most of the rest.
+
+    Args:
+        groups: `op`, `members` and `slow`.
+        hosts: which host each rank is on.
+
+    Yields:
+        Things that explain the same slow groups, and which groups (`members`) these are.
+    """
+    of: dict[Suspect, set[str]] = {}
+    for members, op in groups.select("members", "op").unique().sort("members", "op").iter_rows():
+        for suspect in suspects_of(members, op, hosts):
+            of.setdefault(suspect, set()).add(members)
+    slow = set(groups.filter("slow")["members"])
+    fitting = {suspect: mine for suspect, mine in of.items() if len(mine & slow) >= FITS * len(mine)}
+    left = set(slow)
+    while left:
+        most = max((len(mine & left) for mine in fitting.values()), default=0)
+        best = {suspect: mine & left for suspect, mine in fitting.items() if len(mine & left) == most}
+        explained = next(iter(best.values()), set()) if most else set()
+        if not explained:
+            return
+        alike = [suspect for suspect, mine in best.items() if mine == explained]
+        yield list({suspect.thing: suspect for suspect in reversed(alike)}.values())[::-1], explained
+        left -= explained
+
+
+def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> Finding | None:
+    """The finding, with what healing would save; None where neither the step nor the transfer tells much."""
+    saved, base = _healed(traffic, slow)
+    sure_which = bool((slow["num_alike"] >= FEWEST_GROUPS).any())
+    times = float(np.exp(slow["excess"].to_numpy().max()))
+    gains = clear_gain(saved, base)
+    if not gains and (times < BROKEN or not sure_which):
+        return None
+    cost = max(float(saved.mean()), 0.0)
+    ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
+    kind, name, who = suspects[0].kind, suspects[0].id, words_of(suspects[0])
+    if len(suspects) > 1:
+        kind, name = "one of", ", ".join(words_of(suspect) for suspect in suspects)
+        who = f"one of these ({name})"
+    evidence = [*_slowest(slow), f"all of them have {who} in common, and no other group of their kind has"]
+    if len(suspects) > 1:
+        evidence.append("no group is recorded that has one of these without the others")
+    step = float(base.mean())
+    if cost >= LEAST_SHARE * step:
+        evidence.append(traffic.gain_in_words("the others'", "the step takes", cost, step))
+    else:
+        evidence.append("the step hardly waits for it: other work hides it")
+    if not sure_which:
+        evidence.append("two groups alike do not tell whether the slower one is broken, or was built slower")
+    sure = confidence(saved, base) if gains else 0.5
+    sure = sure if sure_which else min(sure, UNSURE)
+    return Finding(
+        suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4), sure / len(suspects), cost,
+        tuple(evidence),
+    )  # fmt: skip
+
+
+def _describe_block(traffic: Traffic, block: Block) -> Finding | None:
+    """The finding about parts of the network, None where the step does not wait for what is between them."""
+    saved, base = _healed(traffic, block.slow)
+    if not clear_gain(saved, base):
+        return None
+    cost, step = float(saved.mean()), float(base.mean())
+    ranks = sorted({int(rank) for members in block.slow["members"] for rank in members.split(",")})
+    parts = " and ".join(f"hosts {', '.join(part)}" for part in block.parts)
+    evidence = (
+        *_slowest(block.slow),
+        f"all that crosses between {parts} is slow, and nothing within them: what connects them is broken or "
+        "crowded, or was built slower",
+        traffic.gain_in_words("those within", "the step takes", cost, step),
+    )
+    sure = confidence(saved, base) / 2  # one run does not tell a fault from a design
+    return Finding(
+        "slow.fabric", "hosts", block.name, tuple(ranks), round(cost / step, 4), sure, cost, evidence
+    )
+
+
+def words_of(suspect: Suspect) -> str:
+    """What it is called in a sentence."""
+    words = {
+        "nic": f"{suspect.id}'s way out of its host",
+        "sender": f"{suspect.id} as a sender",
+        "receiver": f"{suspect.id} as a receiver",
+        "hosts": f"what lies between hosts {suspect.id}",
+    }
+    return words.get(suspect.kind, f"{suspect.kind} {suspect.id}")
+
+
+def _slowest(slow: pl.DataFrame) -> list[str]:
+    """The slow groups in words, the worst first."""
+    worst = slow.sort(["excess", "members"], descending=[True, False])
+    lines = [
+        f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(own)} of transfer, "
+        f"{format_duration(typical)} in groups alike ({count} times)"
+        for op, size, members, own, typical, count in worst.select(
+            "op", "bytes", "members", "transfer_ns", "typical_ns", "count"
+        )
+        .head(LINES)
+        .iter_rows()
+    ]
+    rest = worst.height - len(lines)
+    return [*lines, *([f"and {rest} more like these"] if rest else [])]
+
+
+def _healed(traffic: Traffic, slow: pl.DataFrame) -> tuple[Floats, Floats]:
+    """[T] ns that each step would save with the slow groups' transfers as fast as others'; [T] the steps."""
+    keys = [*LIKE, "members"]
+    times = (-pl.col("excess")).exp()
+    mine = traffic.transfers.join(slow.select(*keys, "excess"), on=keys).select("instance", times=times)
+    _, saved, base = traffic.healed(mine)
+    return saved, base

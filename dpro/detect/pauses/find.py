@@ -1,0 +1,279 @@
+"""Time that is lost in some steps only: checkpoints, validation, collections, loader restarts, compilation.
+
+In: steps and counters, which are always recorded; own times of ranks where counters do not explain a pause.
+Out: a finding for each kind of pause that takes enough of the wall time: in which steps, who works in them,
+what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps.typical`, of what kind by
+`kinds.py`. A job that is slower for good has none by that; nor has one of which single steps are a
+little longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.detect.findings import Finding
+from dpro.detect.hang.evidence import ranks_in_words
+from dpro.detect.pauses.kinds import (
+    BUSY,
+    CHECKPOINT,
+    COLLECTION,
+    COMPILATION,
+    CONTENTION,
+    DATA,
+    EPOCH,
+    IDLE,
+    RESTART,
+    VALIDATION,
+    Pause,
+    pauses_of,
+)
+from dpro.detect.pauses.regularity import Rhythm, rhythm_of
+from dpro.replay.steps.typical import Pace, pace_of
+from dpro.units import NS_PER_S, format_bytes, format_duration
+
+CLASS = "pauses"
+MIN_SHARE = 0.03  # of the wall time: less is what jobs do beside training
+MIN_TIMES = 3  # fewer may never come again
+HUGE = 0.1  # of the wall time, in fewer pauses than that
+MIN_UNEXPLAINED = 8  # pauses of one rank, not regular, that nothing explains: fewer are as one pleases
+HUGE_UNEXPLAINED = 0.3  # of the wall time, where they are neither: machines have hiccups
+SAVING = 5  # steps after a deep window in which it may still be saved
+SAME = 0.8  # of the pauses a rank works in, to be the one that does
+WARM_UP = 3  # steps, the first: what is long there comes once in each start of the job
+LONG_WARM_UP, LONG_WARM_UP_NS = (
+    0.3,
+    NS_PER_S,
+)  # of the wall time, and at least: else it is said beside the rest
+
+_DOES = {  # of one rank, of several
+    CHECKPOINT: ("saves a checkpoint", "save a checkpoint"),
+    COLLECTION: ("collects garbage", "collect garbage"),
+    COMPILATION: ("compiles code", "compile code"),
+    VALIDATION: ("validates (works without gradients)", "validate (work without gradients)"),
+    RESTART: ("waits for DataLoader workers to start", "wait for DataLoader workers to start"),
+    EPOCH: ("waits for the first batch of an epoch", "wait for the first batch of an epoch"),
+    DATA: ("waits for its data", "wait for their data"),
+    BUSY: ("does work that is no training step", "do work that is no training step"),
+    IDLE: ("stands still, computing nothing", "stand still, computing nothing"),
+}
+_DO = {
+    CHECKPOINT: "save in the background (torch.distributed.checkpoint.async_save), shards on all ranks, or "
+    "less often",
+    COLLECTION: "gc.freeze() after the first steps; or gc.disable(), and gc.collect() at the same, few steps "
+    "on all ranks",
+    COMPILATION: "torch.compile(dynamic=True), mark_dynamic, or inputs of few sizes; TORCH_LOGS=recompiles "
+    "says why",
+    VALIDATION: "validate on fewer batches, or less often",
+    RESTART: "persistent_workers=True in the DataLoader",
+    EPOCH: "see what the dataset and its sampler do at the start of an epoch",
+    DATA: "more workers, a larger prefetch_factor, or faster storage",
+    BUSY: "see what the training loop does there: logging, metrics, validation with gradients",
+    IDLE: "see what the training loop does there: files, locks, the network, time.sleep",
+}
+_ONE_VALIDATES = "validate on all ranks, a part of the data on each; or less often"
+_UNEXPLAINED = (BUSY, IDLE)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a job loses to pauses.
+
+    Attributes:
+        findings: costliest first.
+        steps: the steps whose time they explain: no other detector has to.
+    """
+
+    findings: list[Finding]
+    steps: list[int]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The pauses of a kind, and who works in them.
+
+    Attributes:
+        kind: what they are of.
+        pauses: in order.
+        rhythm: how regular they are.
+        ranks: who works in nearly all of them.
+        some: who works in any.
+    """
+
+    kind: str
+    pauses: list[Pause]
+    rhythm: Rhythm
+    ranks: tuple[int, ...]
+    some: tuple[int, ...]
+
+    @property
+    def lost_ns(self) -> float:
+        """What they cost the job."""
+        return sum(pause.lost_ns for pause in self.pauses)
+
+
+def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]) -> Lost:
+    """Say what time is lost to, if some steps take far longer than all others.
+
+    The cost of a finding is what its pauses take beyond what their steps usually would, averaged over all
+    steps; the severity is its share of the wall time.
+
+    Args:
+        steps, counters: the tables; times of each rank on its own clock.
+        own: gives own times of ranks in all steps, `rank`, `step`, `own_ns`; asked only if need be.
+    """
+    pace = pace_of(steps)
+    if pace is None or not pace.paused.any():
+        return Lost([], [])
+    pauses = _not_ours(pauses_of(pace, steps, counters, own), steps)
+    first = pace.steps[:WARM_UP] if pace.steps[0] <= WARM_UP else pace.steps[:0]
+    warm_up = [pause for pause in pauses if pause.step in first]
+    groups = _groups([pause for pause in pauses if pause.step not in first], pace)
+    groups = sorted((each for each in groups if _matters(each, pace)), key=lambda group: -group.lost_ns)
+    num_ranks = steps["rank"].n_unique()
+    beside = _names_of_steps(pace, warm_up)
+    findings = [_finding(each, pace, num_ranks, [*_saved(each, counters), *beside]) for each in groups]
+    return Lost(
+        [*findings, *_long_warm_up(warm_up, pace)],
+        sorted(pause.step for pauses in (warm_up, *(each.pauses for each in groups)) for pause in pauses),
+    )
+
+
+def _not_ours(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
+    """Without those that nothing explains and that follow a deep window: it may still be saved then."""
+    windows = set(steps.filter(pl.col("window") >= 0)["step"].to_list())
+    return [
+        pause
+        for pause in pauses
+        if pause.kind not in _UNEXPLAINED or windows.isdisjoint(range(pause.step - SAVING, pause.step))
+    ]
+
+
+def _groups(pauses: list[Pause], pace: Pace) -> list[Group]:
+    """Pauses by kind; of those that nothing explains the large ones, those that come regularly if they do."""
+    by_kind: dict[str, list[Pause]] = {}
+    for pause in pauses:
+        by_kind.setdefault("" if pause.kind in _UNEXPLAINED else pause.kind, []).append(pause)
+    large = _large(by_kind.pop("", []))
+    kinds = sorted(by_kind.items()) + ([(_mostly(large), large)] if large else [])
+    return [_group(kind, held, pace) for kind, held in kinds if kind != CONTENTION]
+
+
+def _large(pauses: list[Pause]) -> list[Pause]:
+    """Those that are at least half as long as that within which half of the time is lost."""
+    if not pauses:
+        return []
+    lengths = np.sort([pause.longer_ns for pause in pauses])
+    middle = lengths[np.searchsorted(lengths.cumsum(), lengths.sum() / 2)]
+    return [pause for pause in pauses if pause.longer_ns >= middle / 2]
+
+
+def _mostly(pauses: list[Pause]) -> str:
+    """The kind that most of the time is lost to."""
+    return max(_UNEXPLAINED, key=lambda kind: sum(p.lost_ns for p in pauses if p.kind == kind))
+
+
+def _group(kind: str, pauses: list[Pause], pace: Pace) -> Group:
+    rhythm = rhythm_of(np.array([pause.step for pause in pauses]), pace.steps)
+    some = sorted({rank for pause in pauses for rank in pause.ranks})
+    lost = sum(pause.longer_ns for pause in pauses)
+    working = {rank: sum(p.longer_ns for p in pauses if rank in p.ranks) for rank in some}
+    ranks = tuple(rank for rank in some if working[rank] >= SAME * lost)
+    return Group(kind, pauses, rhythm, ranks, tuple(some))
+
+
+def _matters(group: Group, pace: Pace) -> bool:
+    """Whether a kind of pause takes enough of the wall time, often enough to be no hiccup of the machine."""
+    share, times = group.lost_ns / float(pace.times.sum()), len(group.pauses)
+    if group.kind not in _UNEXPLAINED:
+        return share >= (MIN_SHARE if times >= MIN_TIMES else HUGE)
+    regular = group.rhythm.period > 0 and group.rhythm.exact and times > MIN_TIMES
+    of_one = len(group.ranks) == 1 and times >= MIN_UNEXPLAINED
+    return share >= (MIN_SHARE if regular or of_one else HUGE_UNEXPLAINED)
+
+
+def _finding(group: Group, pace: Pace, num_ranks: int, beside: list[str]) -> Finding:
+    of_one = len(group.ranks) == 1 and num_ranks > 1
+    times, lost = len(group.pauses), group.lost_ns
+    share = lost / float(pace.times.sum())
+    each = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
+    do = _ONE_VALIDATES if of_one and group.kind == VALIDATION else _DO[group.kind]
+    wait = ", the others wait" if of_one else ""
+    evidence = (
+        f"{_who(group, num_ranks)} for {each} {group.rhythm.in_words()}{wait}; do: {do}",
+        f"{group.rhythm.named()}: {times} of {pace.times.size} steps, {share:.0%} of the wall time; the cost "
+        "is the mean over all steps",
+        *beside,
+    )
+    kind, component = ("rank", str(group.ranks[0])) if of_one else ("job", group.kind)
+    sure = round(_sure(group) * times / (times + 1), 3)
+    return Finding(
+        CLASS, kind, component, group.ranks or group.some, round(share, 4), sure,
+        lost / pace.times.size, evidence, group.kind if of_one else "",
+    )  # fmt: skip
+
+
+def _sure(group: Group) -> float:
+    """How sure it is what the pauses are of."""
+    if group.kind not in _UNEXPLAINED:
+        return float(np.median([pause.explained for pause in group.pauses]))
+    return 0.9 if group.rhythm.period and group.ranks else 0.6
+
+
+def _who(group: Group, num_ranks: int) -> str:
+    """Who does what."""
+    one, several = _DOES[group.kind]
+    if num_ranks == 1 or not group.some:
+        return f"the job {one}"
+    if len(group.ranks) == 1:
+        return f"rank {group.ranks[0]} {one}"
+    if len(group.ranks) == num_ranks:
+        return f"all ranks {several}"
+    together = "" if group.ranks else ", not all in the same steps,"
+    return f"{ranks_in_words(group.ranks or group.some)}{together} {several}"
+
+
+def _saved(group: Group, counters: pl.DataFrame) -> list[str]:
+    """How much a checkpoint is, and how fast it was saved."""
+    if group.kind != CHECKPOINT:
+        return []
+    saves = counters.filter(pl.col("counter").is_in(["checkpoint_save_ns", "checkpoint_save_bytes"]))
+    both = saves.pivot("counter", index=["rank", "time_ns"], values="value", aggregate_function="first")
+    if "checkpoint_save_bytes" not in both.columns:
+        return []
+    files = both.drop_nulls()
+    size, took = (float(files[name].sum()) for name in ("checkpoint_save_bytes", "checkpoint_save_ns"))
+    return [
+        f"files of {format_bytes(size / files.height)}, saved at {format_bytes(size / took * NS_PER_S)}/s"
+    ]
+
+
+def _names_of_steps(pace: Pace, warm_up: list[Pause]) -> list[str]:
+    """The two lengths of a step, and what the first steps took beside."""
+    typical, mean = format_duration(pace.typical_ns), format_duration(pace.mean_ns)
+    lines = [f"typical step {typical}, mean step with pauses {mean}"]
+    if warm_up:
+        lost = format_duration(sum(pause.lost_ns for pause in warm_up))
+        lines.append(f"not counted: {lost} more in the first {WARM_UP} steps (warm-up)")
+    return lines
+
+
+def _long_warm_up(pauses: list[Pause], pace: Pace) -> list[Finding]:
+    """The first steps, where they take much of the recorded time."""
+    lost, wall = sum(pause.lost_ns for pause in pauses), float(pace.times.sum())
+    if lost < max(LONG_WARM_UP * wall, LONG_WARM_UP_NS):
+        return []
+    kinds = sorted({pause.kind for pause in pauses if pause.kind not in (*_UNEXPLAINED, CONTENTION)})
+    evidence = (
+        f"the first {WARM_UP} steps take {format_duration(lost)} more than typical ones"
+        f"{' (' + ', '.join(kinds) + ')' if kinds else ''}; do: record more steps, if the job has them: it "
+        "comes once in each start",
+        f"{lost / wall:.0%} of the wall time of {pace.times.size} steps; the cost is the mean over all steps",
+        *_names_of_steps(pace, []),
+    )
+    ranks = tuple(sorted({rank for pause in pauses for rank in pause.ranks}))
+    cost = lost / pace.times.size
+    return [Finding(CLASS, "job", "warm-up", ranks, round(lost / wall, 4), 0.5, cost, evidence)]

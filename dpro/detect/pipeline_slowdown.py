@@ -1,0 +1,326 @@
+"""What slows down a pipeline-parallel job of whole operations: launches, workers, stages, kinds of work.
+
+In: the graph of such a run. Out: ratios of mean step times, and findings. The method is that of
+"Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025, sections 3
+and 4): the job is replayed without launch delays, and again with every operation taking the typical time of
+its kind over all ranks and steps; then with the own times of one group only, or with one group healed. All of
+it is a few columns of one batched replay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.findings import Finding
+from dpro.detect.imbalance.micro_batches import Variation, variation_of
+from dpro.detect.significance import FEWEST_STEPS, clear_gain, confidence
+from dpro.detect.stragglers.replayed import find_stragglers
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.timeline import replay, replay_durations, step_times
+from dpro.replay.whatif.edits.host import NoLaunch
+from dpro.units import format_duration
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+# How many of the workers count as the slowest.
+SLOWEST_WORKERS = 0.03
+# Columns of a batch are replayed in blocks of this many values at most: memory stays bounded.
+BLOCK = 1 << 25
+_MESSAGE = re.compile(r"^(forward|backward)\W?(send|recv)$")
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Ratios of mean step times; 1 is no slowdown.
+
+    Attributes:
+        total: without launch delays, against every operation taking the typical time of its kind.
+        launch: as measured, against without launch delays.
+        by_rank, by_stage, by_dp, by_op: only that group keeps its own times, against all typical. Sends and
+            receives of one direction are one kind.
+        workers_share: share of the slowdown that healing the slowest 3% of workers removes; None without
+            any slowdown.
+        last_stage_share: likewise, healing the last stage.
+        step_ns: mean step without launch delays.
+        healed_ns: mean step with one rank healed, by rank.
+        batches: how micro-batches differ within their steps; None where no step has two.
+    """
+
+    total: float
+    launch: float
+    by_rank: Mapping[int, float]
+    by_stage: Mapping[int, float]
+    by_dp: Mapping[int, float]
+    by_op: Mapping[str, float]
+    workers_share: float | None
+    last_stage_share: float | None
+    step_ns: float
+    healed_ns: Mapping[int, float]
+    batches: Variation | None
+
+
+def analyse_slowdown(graph: Graph) -> Slowdown:
+    """How much slower the job is than with evenly fast operations, and whose fault that is.
+
+    Args:
+        graph: of a run of operations, with its launch delays.
+    """
+    measured = replay(graph)
+    delayed = float(step_times(graph, measured.start, measured.end)["duration_ns"].to_numpy().mean())
+    free = without_launches(graph)
+    own, typical = free.nodes.duration, typical_durations(free)
+    by_rank = {rank: free.nodes.rank == rank for rank in sorted(free.places)}
+    by_stage = _by_place(free, lambda place: place.stage)
+    by_dp = _by_place(free, lambda place: place.dp)
+    by_op = _by_kind(free)
+    masks = [*by_rank.values(), *by_stage.values(), *by_dp.values(), *by_op.values()]
+    only = [np.where(mask, own, typical) for mask in masks]
+    healed = [np.where(mask, typical, own) for mask in (by_stage[max(by_stage)], *by_rank.values())]
+    means = replayed_steps(free, [own, typical, *only, *healed]).mean(axis=0)
+    step, even = float(means[0]), float(means[1])
+    ratios, after = iter((means[2:] / even).tolist()), means[2 + len(only) :].tolist()
+    slowdown_by_rank = {rank: next(ratios) for rank in by_rank}
+    workers = _slowest(slowdown_by_rank)
+    worst = replayed_steps(free, [np.where(np.isin(free.nodes.rank, workers), typical, own)]).mean()
+    lost = step - even
+    return Slowdown(
+        total=step / even,
+        launch=delayed / step,
+        by_rank=slowdown_by_rank,
+        by_stage={stage: next(ratios) for stage in by_stage},
+        by_dp={dp: next(ratios) for dp in by_dp},
+        by_op={kind: next(ratios) for kind in by_op},
+        workers_share=(step - float(worst)) / lost if lost else None,
+        last_stage_share=(step - after[0]) / lost if lost else None,
+        step_ns=step,
+        healed_ns=dict(zip(by_rank, after[1:])),
+        batches=variation_of(free),
+    )
+
+
+def without_launches(graph: Graph) -> Graph:
+    """The graph without launch delays; itself where there are none."""
+    try:
+        return NoLaunch().apply(graph)
+    except Unanswerable:
+        return graph
+
+
+def typical_durations(graph: Graph) -> Ints:
+    """[N] ns: the mean of its kind for computing, the median for communication; all else as it is."""
+    nodes = graph.nodes
+    frame = pl.DataFrame({"kind": nodes.kind, "name": nodes.name, "own": nodes.duration})
+    typical = (
+        pl.when(pl.col("kind") == NodeKind.KERNEL)
+        .then(pl.col("own").mean().over("kind", "name"))
+        .when(pl.col("kind") == NodeKind.TRANSFER)
+        .then(pl.col("own").median().over("kind", "name"))
+        .otherwise("own")
+    )
+    return frame.select(typical.round().cast(pl.Int64)).to_series().to_numpy()
+
+
+def replayed_steps(graph: Graph, columns: Sequence[Ints]) -> Floats:
+    """[T, S] ns: each step's time when the graph is replayed with each of S columns of durations [N]."""
+    size = max(BLOCK // max(graph.num_nodes, 1), 1)
+    times = []
+    for first in range(0, len(columns), size):
+        durations = np.stack(columns[first : first + size], axis=1)
+        ends = replay_durations(graph, durations)
+        for column in range(durations.shape[1]):
+            end = np.ascontiguousarray(ends[:, column])
+            times.append(step_times(graph, end - durations[:, column], end)["duration_ns"].to_numpy())
+    return np.stack(times, axis=1).astype(np.float64)
+
+
+def _by_place(graph: Graph, key: Callable[..., int]) -> dict[int, Bools]:
+    """Nodes by a coordinate of their rank's place."""
+    ranks: dict[int, list[int]] = {}
+    for rank, place in graph.places.items():
+        ranks.setdefault(key(place), []).append(rank)
+    return {value: np.isin(graph.nodes.rank, ranks[value]) for value in sorted(ranks)}
+
+
+def _by_kind(graph: Graph) -> dict[str, Bools]:
+    """Nodes of work by the kind of operation."""
+    work = np.isin(graph.nodes.kind, (NodeKind.KERNEL, NodeKind.TRANSFER))
+    kinds: dict[str, list[int]] = {}
+    for code in np.unique(graph.nodes.name[work]).tolist():
+        message = _MESSAGE.match(graph.names[code])
+        kinds.setdefault(f"{message[1]}-pp-comm" if message else graph.names[code], []).append(code)
+    return {kind: work & np.isin(graph.nodes.name, kinds[kind]) for kind in sorted(kinds)}
+
+
+def _slowest(by_rank: Mapping[int, float]) -> list[int]:
+    count = int(np.ceil(len(by_rank) * SLOWEST_WORKERS))
+    return sorted(by_rank, key=lambda rank: (-by_rank[rank], rank))[:count]
+
+
+def find_slow_workers(graph: Graph, slowdown: Slowdown) -> list[Finding]:
+    """Workers that are slower than others of their stage, with what healing them would save.
+
+    Peers are the other data-parallel ranks of the stage, which have the same work. The cost is that of the
+    published method: the worker takes the typical times of all.
+    """
+    found = []
+    for finding in find_stragglers(without_launches(graph)):
+        if len(finding.ranks) > 1:
+            found.append(finding)
+            continue
+        rank = finding.ranks[0]
+        cost = slowdown.step_ns - slowdown.healed_ns[rank]
+        place = graph.places[rank]
+        evidence = (
+            f"rank {rank} is data-parallel rank {place.dp} of stage {place.stage}; the others of that stage "
+            "are its peers",
+            f"with only its own times kept and all others typical, the step is {slowdown.by_rank[rank]:.2f} "
+            "times as long",
+            f"the cost is that of its times above what is typical of all ranks: {format_duration(cost)}",
+        )
+        severity = round(cost / slowdown.step_ns, 4)
+        found.append(
+            dataclasses.replace(
+                finding, cost_ns=cost, severity=severity, evidence=(*finding.evidence, *evidence)
+            )
+        )
+    return found
+
+
+def find_uneven_stages(graph: Graph) -> list[Finding]:
+    """Stages of which every rank computes longer than other stages do: uneven work, nobody is at fault."""
+    free = without_launches(graph)
+    ratios = _stage_ratios(free)
+    stages = sorted(ratios["stage"].unique().to_list())
+    if not stages:
+        return []
+    columns = [
+        free.nodes.duration,
+        *(_evened(free, ratios.filter(pl.col("stage") == stage)) for stage in stages),
+    ]
+    times = replayed_steps(free, columns)
+    if times.shape[0] < FEWEST_STEPS:
+        return []
+    base, saved = times[:, 0], times[:, :1] - times[:, 1:]
+    return [
+        _describe_stage(free, ratios.filter(pl.col("stage") == stage), base, saved[:, column])
+        for column, stage in enumerate(stages)
+        if clear_gain(saved[:, column], base)
+    ]
+
+
+def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
+    """Whether a stage computes longer than the others in most data-parallel ranks, each for itself.
+
+    All stages of one have the same micro-batches: where these differ, that tells a stage from a slow worker.
+
+    Args:
+        graph: as recorded.
+        finding: about the stage.
+    """
+    nodes = graph.nodes
+    work = (nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0)
+    total = np.bincount(nodes.rank[work], nodes.duration[work], minlength=max(graph.places) + 1)
+    by_dp: dict[int, dict[int, float]] = {}
+    for rank, place in graph.places.items():
+        by_dp.setdefault(place.dp, {})[place.stage] = float(total[rank])
+    stage = int(finding.component_id)
+    longer = [
+        bool(
+            stages[stage]
+            > (1 + finding.severity / 2) * np.median([v for k, v in stages.items() if k != stage])
+        )
+        for stages in by_dp.values()
+        if stage in stages and len(stages) > 1
+    ]
+    return 2 * sum(longer) > len(longer)
+
+
+def _stage_ratios(graph: Graph) -> pl.DataFrame:
+    """`stage`, `name`, `own`, `others` (ns per operation), `ratio` (below 1), where a stage computes longer.
+
+    A stage's time is that of its fastest rank: what one rank needs more than another of the stage is that
+    rank's matter. A rank's time is its median over steps of the mean over an operation's micro-batches.
+    """
+    nodes = graph.nodes
+    work = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0))
+    frame = pl.DataFrame(
+        {
+            "rank": nodes.rank[work],
+            "step": nodes.step[work],
+            "name": nodes.name[work],
+            "duration": nodes.duration[work],
+        }
+    )
+    stage = {rank: place.stage for rank, place in graph.places.items()}
+    per_rank = (
+        frame.group_by("rank", "step", "name")
+        .agg(pl.col("duration").mean())
+        .group_by("rank", "name")
+        .agg(pl.col("duration").median())
+        .with_columns(stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64))
+    )
+    own = per_rank.group_by("stage", "name").agg(own=pl.col("duration").min())
+    others = (
+        own.join(own.select("name", peer="stage", peers="own"), on="name")
+        .filter(pl.col("peer") != pl.col("stage"))
+        .group_by("stage", "name")
+        .agg(others=pl.col("peers").median())
+    )
+    longer = own.join(others, on=["stage", "name"]).filter(pl.col("own") > pl.col("others"))
+    return longer.with_columns(ratio=pl.col("others") / pl.col("own")).sort("stage", "name")
+
+
+def _evened(graph: Graph, ratios: pl.DataFrame) -> Ints:
+    """Durations with one stage's computing scaled down to what other stages need."""
+    nodes = graph.nodes
+    stage = ratios["stage"][0]
+    mine = np.isin(nodes.rank, [rank for rank, place in graph.places.items() if place.stage == stage])
+    duration = nodes.duration.copy()
+    for name, ratio in ratios.select("name", "ratio").iter_rows():
+        at = mine & (nodes.kind == NodeKind.KERNEL) & (nodes.name == name)
+        duration[at] = np.rint(duration[at] * ratio).astype(np.int64)
+    return duration
+
+
+def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Floats) -> Finding:
+    stage = int(ratios["stage"][0])
+    ranks = tuple(sorted(rank for rank, place in graph.places.items() if place.stage == stage))
+    cost, step = float(saved.mean()), float(base.mean())
+    evidence = [
+        f"on stage {stage} every {graph.names[name]} takes {format_duration(own)}, on the others typically "
+        f"{format_duration(others)}"
+        for name, own, others in ratios.sort("ratio").select("name", "own", "others").iter_rows()
+        if own - others > 0.01 * others
+    ]
+    evidence.append(
+        f"replayed with stage {stage} as fast as the others, the step takes {format_duration(step - cost)} "
+        f"instead of {format_duration(step)}"
+    )
+    sure = confidence(saved, base)
+    if len(ranks) == 1:
+        sure /= 2
+        evidence.append("one rank of the stage is recorded: a slow worker would look the same")
+    else:
+        evidence.append(
+            f"all {len(ranks)} ranks of the stage are alike: the work is uneven, no rank is at fault"
+        )
+    return Finding(
+        "imbalance.stage",
+        "stage",
+        str(stage),
+        ranks,
+        round(cost / step, 4),
+        round(sure, 3),
+        cost,
+        tuple(evidence),
+    )

@@ -1,0 +1,114 @@
+"""A training loop that waits for its input on every rank.
+
+In: a graph; or, where no deep window shows what the wait costs, steps and the host's counters. Out: at most
+one finding. A single rank whose input is slow is a straggler; here no rank is slower than the rest, and the
+step would still be shorter if its input were ready.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from dpro.detect.findings import Finding
+from dpro.detect.significance import FEWEST_STEPS, PERSISTENT
+from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph
+from dpro.replay.steps.host import host_facts
+from dpro.replay.timeline import steps_before_and_after
+from dpro.replay.whatif.edits.training_loop import DATA_LOADING, HideInput
+from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.units import format_duration
+
+LEAST_SHARE = 0.10  # of nearly every step: less is what handing over a batch costs
+
+
+def find_slow_input(graph: Graph, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
+    """Say so if the step would be much shorter with its input always ready.
+
+    Args:
+        graph: the graph.
+        excess_of_stragglers_ns: what healing single ranks would save already; only the rest counts here.
+    """
+    try:
+        changed = HideInput().apply(graph)
+    except Unanswerable:
+        return []
+    base, hidden = steps_before_and_after(graph, changed)
+    saved = base - hidden - excess_of_stragglers_ns
+    steady = float((saved >= LEAST_SHARE * base).mean()) if base.size else 0.0
+    if base.size < FEWEST_STEPS or steady < PERSISTENT:
+        return []
+    loading = _loading_per_step(graph, base.size)
+    if min(loading.values()) < LEAST_SHARE * base.mean():
+        return []  # the input of some ranks only is their fault
+    cost = float(saved.mean())
+    extremes = dict.fromkeys(format_duration(pick(loading.values())) for pick in (min, max))
+    evidence = (
+        f"each rank spends {' to '.join(extremes)} per step in the DataLoader's "
+        "__next__, on the thread that drives the training loop",
+        f"replayed with the input always ready, the step takes {format_duration(float(hidden.mean()))} "
+        f"instead of {format_duration(float(base.mean()))}",
+    )
+    share = round(cost / float(base.mean()), 4)
+    return [
+        Finding("slow.host", "job", INPUT_PIPELINE, tuple(loading), share, round(steady, 3), cost, evidence)
+    ]
+
+
+def _loading_per_step(graph: Graph, num_steps: int) -> dict[int, float]:
+    """Time each rank spends in its DataLoader per step, ns, by rank."""
+    ranks = np.unique(graph.nodes.rank[graph.nodes.rank >= 0])
+    loading = Selection(within=DATA_LOADING).mask(graph) & (graph.nodes.step >= 0)
+    total = np.bincount(
+        graph.nodes.rank[loading], graph.nodes.duration[loading], minlength=int(ranks.max()) + 1
+    )
+    return {int(rank): float(total[rank]) / num_steps for rank in ranks}
+
+
+WINDOWS = (40, 20, 10)  # steps that are judged, the latest of: it may have begun while the job ran
+
+
+def find_waiting_for_data(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bool) -> list[Finding]:
+    """Say so if every rank waits for data for a large part of nearly each of the latest steps.
+
+    Args:
+        steps: table `steps`.
+        counters: table `counters`.
+        on_gpus: whether GPUs may have had work meanwhile.
+    """
+    facts = host_facts(steps.filter(pl.col("window") < 0), counters).drop_nulls("data_wait_ns")
+    waits = (
+        facts.group_by("step")
+        .agg(
+            pl.col("data_wait_ns").min(),
+            pl.col("duration_ns").median(),
+            most_ns=pl.col("data_wait_ns").max(),
+            ranks=pl.len(),
+        )
+        .filter(pl.col("ranks") >= pl.col("ranks").max() / 2)  # single samples may be missing
+        .sort("step")
+    )
+    judged = ((waits.tail(size), _steady(waits.tail(size))) for size in WINDOWS if size <= waits.height)
+    waits, steady = next((each for each in judged if each[1] >= PERSISTENT), (waits, 0.0))
+    if not steady:
+        return []
+    least, most, step = (
+        float(waits[name].to_numpy().mean()) for name in ("data_wait_ns", "most_ns", "duration_ns")
+    )
+    evidence = [
+        f"each rank waits {format_duration(least)} to {format_duration(most)} per step for its data, in the "
+        f"latest {waits.height} steps"
+    ]
+    if on_gpus:
+        evidence.append("not known: whether their GPUs have work meanwhile; a deep window would tell")
+    ranks = tuple(sorted(facts["rank"].unique().to_list()))
+    sure = round(steady * (0.5 if on_gpus else 1.0), 3)
+    share = round(least / step, 4)
+    return [Finding("slow.host", "job", INPUT_PIPELINE, ranks, share, sure, least, tuple(evidence))]
+
+
+def _steady(waits: pl.DataFrame) -> float:
+    """Share of the steps in which all ranks wait for long."""
+    return float((waits["data_wait_ns"] >= LEAST_SHARE * waits["duration_ns"]).to_numpy().mean())

@@ -1,0 +1,122 @@
+"""Ranks whose host works far longer than its peers' between the same collectives, mostly hidden for now.
+
+In: a graph, and the ranks already at fault. Out: findings. While a GPU has work queued, its host may be late
+at no cost, or at one that differs from step to step: the replay alone then does not show that a rank is at
+fault. Its work does, where it is far beyond that of the slowest peer in nearly every step. A rank is named if
+that costs something already; ranks of other pipeline stages are no peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.findings import Finding
+from dpro.detect.significance import FEWEST_STEPS, PERSISTENT, clear_gain, confidence
+from dpro.detect.stragglers.replayed import Gains, healing_gains, lateness
+from dpro.detect.stragglers.work_causes import excess_by_cause
+from dpro.replay.graph import Graph
+from dpro.replay.timeline import durations_of, replay, step_ends
+from dpro.replay.whatif.edits.heal import ON_CPU, peers_of, section_work
+from dpro.units import format_duration
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FAR = 1.5  # times the work of the slowest peer
+LEAST_COST = 0.01  # of the step: what is hidden altogether is nobody's concern yet
+FEWEST_PEERS = 2  # of one other rank nobody knows which of the two is usual
+NO_STAGE = -1
+
+
+def find_hidden_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]:
+    """Name ranks whose host is far slower than its peers' and costs something now, costliest first.
+
+    Args:
+        graph: the graph.
+        named: ranks that are at fault anyway.
+    """
+    timeline = replay(graph)
+    base = durations_of(step_ends(graph, timeline.start, timeline.end))["duration_ns"].to_numpy()
+    if base.size < FEWEST_STEPS:
+        return []
+    work = section_work(graph)
+    found = []
+    for rank, longer in _far_longer(graph, work, base).items():
+        gains = healing_gains(graph, work, [[rank]]) if rank not in named else None
+        if gains is not None and gains.saved.mean() >= LEAST_COST * base.mean():
+            found.append(_describe(graph, work, rank, gains, longer))
+    return sorted(found, key=lambda finding: -finding.cost_ns)
+
+
+def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Floats]:
+    """Ranks that clearly work far longer than the slowest peer: by how much in each step, [T] ns.
+
+    Sections count that are far longer in nearly every step, against what is usual there: what all ranks do
+    longer in a step (allocating memory in the first) does not make a rank look better.
+
+    Args:
+        graph: the graph.
+        work: its `section_work`.
+        base: [T] ns, step times.
+    """
+    excess = pl.col("work_ns") - pl.col("peer")
+    far = excess >= (FAR - 1) * pl.col("peer").median().over("rank", "position")
+    suspects = (
+        _with_slowest_peer(graph, work)
+        .with_columns(far=far, excess=excess)
+        .group_by("rank", "position")
+        .agg(pl.col("excess").sort_by("step"), pl.col("far").mean(), steps=pl.len())
+        .filter((pl.col("far") >= PERSISTENT) & (pl.col("steps") == base.size))
+        .sort("rank", "position")
+    )
+    found: dict[int, Floats] = {}
+    for (rank,), sections in suspects.group_by("rank", maintain_order=True):
+        longer = np.array(sections["excess"].to_list(), np.float64)
+        clear = [each for each in longer if clear_gain(each, base)]
+        if clear or clear_gain(longer.sum(axis=0), base):
+            found[int(rank)] = np.sum(clear or longer, axis=0)
+    return found
+
+
+def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `step`, `position` of a section, `work_ns` of the host there, and that of the slowest `peer`.
+
+    Peers are ranks of one stage whose steps fall into as many sections.
+    """
+    stages = {rank: place.stage for rank, place in graph.places.items()}
+    sort = [pl.col("position").max().over("rank"), pl.col("rank").replace_strict(stages, default=NO_STAGE)]
+    alike = ["step", "position", "sections", "stage"]
+    worked = pl.col("work_ns")
+    return (
+        work.filter(pl.col("resource") == ON_CPU)
+        .group_by("rank", "step", "position")
+        .agg(worked.sum())
+        .with_columns(sections=sort[0], stage=sort[1])
+        .filter(pl.len().over(alike) > FEWEST_PEERS)
+        .with_columns(first=worked.max().over(alike), second=worked.top_k(2).min().over(alike))
+        .with_columns(peer=pl.when(worked == pl.col("first")).then("second").otherwise("first"))
+        .select("rank", "step", "position", "work_ns", "peer")
+    )
+
+
+def _describe(graph: Graph, work: pl.DataFrame, rank: int, gains: Gains, longer: Floats) -> Finding:
+    cost, step = float(gains.saved.mean()), float(gains.base.mean())
+    causes = excess_by_cause(graph, rank, peers_of(work, rank), int(gains.steps.min()))
+    largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
+    excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
+    evidence = (
+        f"between the same collectives, the host of rank {rank} works {excess} longer per step than the "
+        f"slowest of its peers, {FAR} times as long or more in nearly every step; {largest['cause']}: "
+        f"{largest['example']}",
+        lateness(graph, rank),
+        f"replayed with rank {rank} as fast as its peers, the step takes {healed} instead of "
+        f"{format_duration(step)}: work that is queued elsewhere hides the rest for now",
+    )
+    return Finding(
+        "slow.host", "rank", str(rank), (rank,), round(cost / step, 4), confidence(longer, gains.base), cost,
+        evidence, largest["cause"],
+    )  # fmt: skip

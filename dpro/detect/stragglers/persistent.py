@@ -1,0 +1,137 @@
+"""Ranks whose work is clearly longer than their peers', at a cost that differs from step to step.
+
+In: a graph, and the ranks already at fault. Out: findings. Where peers are nearly as late by chance, now this
+one and now that, what healing a slow rank saves is nothing in many steps, and few steps of deep windows do
+not tell that it persists. That the rank's own work is longer does: it is compared with its peers' in
+log-ratios, in units of what these vary by, which all ranks of the team tell together. A rank is named if that
+costs something on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.detect.findings import Finding
+from dpro.detect.significance import FEWEST_LATEST, PERSISTENT
+from dpro.detect.stragglers.excess import (
+    CLEAR,
+    LEAST_NOISE,
+    MIDMEAN_ERROR,
+    Excess,
+    median_of_others,
+    midmean,
+    noise_of,
+)
+from dpro.detect.stragglers.replayed import Gains, describe, gains_of, healing_gains
+from dpro.replay.graph import Graph
+from dpro.replay.whatif.edits.heal import healed_in_each_step, section_work
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LEAST_LONGER = 1.1  # times the peers' work: windows have few steps, and tell little of what is usual
+FEWEST_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not tell what is noise
+LEAST_COST = 0.01  # of the step, on average
+SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the next: faults may be recent
+
+
+def find_longer_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]:
+    """Name ranks that clearly work longer than their peers and cost something, costliest first.
+
+    Args:
+        graph: the graph.
+        named: ranks that are at fault anyway.
+    """
+    work = section_work(graph)
+    found: dict[int, Finding] = {}
+    for ranks, steps, spent in _teams(work):
+        for size in _latest(len(steps)):
+            latest = work.filter(pl.col("step") >= int(steps[-size]))
+            for excess in clearly_longer(spent, size):
+                rank = ranks[excess.column]
+                if rank in found or rank in named:
+                    continue
+                finding = _costing(graph, latest, rank, excess)
+                if finding is not None:
+                    found[rank] = finding
+    return sorted(found.values(), key=lambda finding: -finding.cost_ns)
+
+
+def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
+    """Ranks that do alike work, their steps, and [T, R] ns of work in these, of the CPU and of the GPU."""
+    per_step = work.group_by("rank", "step", "resource").agg(
+        pl.col("work_ns").sum(), pl.col("position").max(), pl.col("calls").first()
+    )
+    kinds = per_step.with_columns(pl.col("position").max().over("rank"))
+    found = []
+    for _, team in kinds.group_by("resource", "position", "calls", maintain_order=True):
+        ranks = sorted(team["rank"].unique().to_list())
+        whole = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
+        if len(ranks) > 1 and whole.height:
+            steps = whole["step"].unique(maintain_order=True).to_numpy()
+            found.append((ranks, steps, whole["work_ns"].to_numpy().reshape(-1, len(ranks)).astype(float)))
+    return found
+
+
+def _latest(count: int) -> list[int]:
+    """Numbers of latest steps that are looked at, most first."""
+    sizes: list[int] = []
+    size = float(count)
+    while round(size) >= FEWEST_LATEST:
+        sizes.append(round(size))
+        size /= SHRINK
+    return sizes
+
+
+def clearly_longer(spent: Floats, size: int) -> list[Excess]:
+    """Ranks that worked longer than their peers in nearly all of the latest steps, beyond chance.
+
+    Noise is what log-ratios differ by from step to step: those of all ranks together, or of the rank alone
+    where that is more. Two ranks tell it half as well as three, since their ratios are the same.
+
+    Args:
+        spent: [T, R] ns of work.
+        size: how many of the latest steps are judged.
+    """
+    if (size - 1) * (spent.shape[1] - 1) < FEWEST_DIFFERENCES:
+        return []
+    logs = np.log(np.maximum(spent[-size:], 1.0))
+    excess = logs - median_of_others(logs)
+    level, persistent = midmean(excess), (excess > 0).mean(axis=0)
+    differences = np.diff(excess, axis=0)
+    noise = np.maximum(noise_of(differences), noise_of(differences.reshape(-1, 1)))
+    error = np.maximum(noise, LEAST_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
+    clear = (level >= np.log(LEAST_LONGER)) & (persistent >= PERSISTENT) & (level >= CLEAR * error)
+    return [
+        Excess(int(at), size, float(level[at]), float(error[at]), float(persistent[at]))
+        for at in np.flatnonzero(clear)
+    ]
+
+
+def _costing(graph: Graph, work: pl.DataFrame, rank: int, excess: Excess) -> Finding | None:
+    """The finding, if healing the rank saves something on average: what is typical, or what is so now."""
+    gains = healing_gains(graph, work, [[rank]])
+    if gains is None:
+        return None
+    if not _costs(gains):
+        healed = healed_in_each_step(graph, rank, work)
+        gains = gains_of(graph, work, [[rank]], healed[:, None])
+    if not _costs(gains):
+        return None
+    finding = describe(graph, work, gains, 0)
+    told = (
+        f"its work is longer than its peers' typically is in {excess.persistent:.0%} of {excess.num_steps} "
+        "recorded steps; the step does not wait for it in all of them"
+    )
+    sure = round(excess.persistent * (1 - excess.error / excess.level), 3)
+    return replace(finding, confidence=sure, evidence=(*finding.evidence, told))
+
+
+def _costs(gains: Gains) -> bool:
+    """Whether the mean gain is worth a finding."""
+    return bool(gains.saved.mean() >= LEAST_COST * gains.base.mean())

@@ -1,0 +1,372 @@
+"""How far the clock of each rank is from the reference rank's, in each window.
+
+In: matched collectives, which ranks share a clock, and comparisons of clocks that were recorded. Out: a line
+per clock and window with its uncertainty and what told it, and what cannot be reconciled. Recorded times are
+never rewritten: the lines are kept beside them, and the graph is built from times moved along them.
+
+Three things tell. Recorded comparisons are best: their round trips bound the error. Else all members of a
+collective end together, so the median difference of the ends is the offset, to the skew of the ends.
+Causality bounds both: none leaves before the last has come, and nothing is received before it is sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.replay.alignment.clocks import ENOUGH, Ints, Line, fit_bounded, fit_scattered
+from dpro.replay.alignment.comparisons import Comparisons, named
+from dpro.units import NS_PER_MS, NS_PER_US, format_duration
+
+# The skew of the ends of one collective is tens of microseconds: below this an offset cannot be told from it.
+LEAST_OFFSET_NS = 50 * NS_PER_US
+# Times on GPUs are converted to the host's clock to some tens of microseconds.
+CONVERSION_NS = 100 * NS_PER_US
+# Ranks of one host name are taken for ranks of one clock unless collectives contradict it by more than this.
+ONE_HOST_NS = NS_PER_MS
+# A window with fewer collectives in common is helped out by the others of the run.
+FEW_IN_WINDOW = 8
+# Nobody leaves one of these before all members have come.
+ALL_AWAIT_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The clock of a rank in a window.
+
+    Attributes:
+        name: what the ranks that share it call it: the host, or the rank where that is unknown.
+        line: how far it is ahead of the reference clock.
+        source: what told it.
+    """
+
+    name: str
+    line: Line
+    source: str
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """All clocks of a run.
+
+    Attributes:
+        clocks: by rank and window.
+        conflicts: one line for each clock that no line fits, or that what is known of contradicts itself.
+    """
+
+    clocks: Mapping[tuple[int, int], Clock]
+    conflicts: tuple[str, ...] = ()
+
+    def of(self, rank: int) -> Clock:
+        """A rank's clock in its first window."""
+        return self.clocks[min(key for key in self.clocks if key[0] == rank)]
+
+    def aligned(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """A table's rows with their times on the reference clock.
+
+        Args:
+            frame: has `rank`, `window` and `start_ns`, perhaps `duration_ns` (negative where unknown). Rows
+                of no window count as the rank's first one's, those of unknown ranks are left alone.
+        """
+        if not any(clock.line.offset_ns or clock.line.drift_ppb for clock in self.clocks.values()):
+            return frame
+        first = dict(sorted(self.clocks, reverse=True))
+        start, end = frame["start_ns"].to_numpy(writable=True), _ends(frame)
+        place, of_row = np.unique(frame.select("rank", "window").to_numpy(), axis=0, return_inverse=True)
+        rows_of_place = np.split(np.argsort(of_row, kind="stable"), np.cumsum(np.bincount(of_row))[:-1])
+        for (rank, window), rows in zip(place.tolist(), rows_of_place):
+            clock = self.clocks.get((rank, window), self.clocks.get((rank, first.get(rank, -1))))
+            if clock is not None:
+                start[rows], end[rows] = clock.line.aligned(start[rows]), clock.line.aligned(end[rows])
+        moved = frame.with_columns(start_ns=pl.Series(start, dtype=pl.Int64))
+        if "duration_ns" not in frame.columns:
+            return moved
+        lasts = pl.when(pl.col("duration_ns") < 0).then("duration_ns").otherwise(pl.Series(end - start))
+        return moved.with_columns(duration_ns=lasts)
+
+
+def _ends(frame: pl.DataFrame) -> Ints:
+    last = frame["duration_ns"].clip(lower_bound=0) if "duration_ns" in frame.columns else 0
+    return (frame["start_ns"] + last).to_numpy(writable=True)
+
+
+def one_clock(places: Iterable[tuple[int, int]], why: str) -> Alignment:
+    """The alignment of a trace whose times are all on one clock.
+
+    Args:
+        places: rank and window of its rows.
+        why: how that is known.
+    """
+    return Alignment({place: Clock("", Line(), why) for place in places})
+
+
+def align(
+    matched: pl.DataFrame, places: Iterable[tuple[int, int]], workers: pl.DataFrame, samples: pl.DataFrame
+) -> Alignment:
+    """Find the clock of every rank in every window.
+
+    Args:
+        matched: rows of `dpro.replay.alignment.match.Matching`.
+        places: rank and window of all that is to be aligned.
+        workers: the `workers` table, for which ranks share a clock.
+        samples: the `clock_samples` table.
+
+    Returns:
+        The clocks against that of the lowest rank. One that nothing connects to it keeps 0, with
+        uncertainty -1.
+    """
+    places = sorted(places)
+    seen = _moments(matched)
+    names = _names(sorted({*workers["rank"], *(rank for rank, _ in places)}), workers, seen)
+    compared = Comparisons(samples, names)
+    seen = seen.with_columns(clock=named("rank", names))
+    clocks: dict[tuple[int, int], Clock] = {}
+    conflicts: list[str] = []
+    for window in sorted({window for _, window in places}):
+        ranks = [rank for rank, where in places if where == window]
+        here = seen.filter(pl.col("window") == window)
+        found = _Window(here, seen, compared)
+        found.solve(dict.fromkeys(names[rank] for rank in ranks))
+        conflicts += [f"window {window}: {conflict}" for conflict in found.conflicts()]
+        for rank in ranks:
+            clock = found.known[names[rank]]
+            shared = rank != ranks[0] and clock.source == "reference"
+            clocks[rank, window] = Clock(clock.name, clock.line, "same host" if shared else clock.source)
+    return Alignment(clocks, tuple(conflicts))
+
+
+def _moments(matched: pl.DataFrame) -> pl.DataFrame:
+    """Collectives of several ranks: `end`, and by causality what others await (`begin`) and what awaits them.
+
+    `begin` is null where nobody has to await the row, `finish` where the row awaits nobody. `way` is 1 where
+    data only come, -1 where they only go.
+    """
+    start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
+    mutual = pl.col("op").is_in(ALL_AWAIT_ALL)
+    return matched.filter(pl.col("members") > 1).select(
+        "rank",
+        "window",
+        "instance",
+        end=end,
+        begin=pl.when(mutual | (pl.col("op") == "send")).then(start),
+        finish=pl.when(mutual | (pl.col("op") == "recv")).then(end),
+        way=(pl.col("op") == "recv").cast(pl.Int8) - (pl.col("op") == "send").cast(pl.Int8),
+    )
+
+
+def _names(ranks: list[int], workers: pl.DataFrame, seen: pl.DataFrame) -> dict[int, str]:
+    """What each rank's clock is called: by its kernel's boot, by its host, or by the rank itself.
+
+    A host's name proves little (`localhost`): it is not believed where its ranks' collectives contradict it.
+    """
+    names = {rank: f"rank {rank}" for rank in ranks}
+    boots: dict[str, str] = {}
+    by_host: dict[str, list[int]] = {}
+    for rank, boot, host in workers.sort("rank").select("rank", "clock", "host").iter_rows():
+        if boot:
+            again = not host or host in boots.values()
+            names[rank] = boots.setdefault(boot, f"{host} ({boot[:8]})" if again else host)
+        elif host:
+            names[rank] = host
+            by_host.setdefault(host, []).append(rank)
+    for members in by_host.values():
+        own = seen.filter(pl.col("rank").is_in(members)).with_columns(clock=pl.col("rank").cast(pl.String))
+        if any(low > ONE_HOST_NS or high < -ONE_HOST_NS for low, high in _feasible(own).values()):
+            names |= {rank: f"rank {rank}" for rank in members}
+    return names
+
+
+def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
+    """How far each clock may be ahead of the others by causality, ns from and to; or infinite."""
+    own = seen.group_by("instance", "clock").agg(pl.col("begin").max(), pl.col("finish").min())
+    of_instance = own.group_by("instance").agg(
+        first_finish=pl.col("finish").min(),
+        next_finish=pl.col("finish").bottom_k(2).max(),
+        first_at=pl.col("clock").sort_by("finish", nulls_last=True).first(),
+        last_begin=pl.col("begin").max(),
+        next_begin=pl.col("begin").top_k(2).min(),
+        last_at=pl.col("clock").sort_by("begin", descending=True, nulls_last=True).first(),
+        begins=pl.col("begin").count(),
+        finishes=pl.col("finish").count(),
+    )
+    both = own.join(of_instance, on="instance")
+    first, last = pl.col("clock") == pl.col("first_at"), pl.col("clock") == pl.col("last_at")
+    their_finish = (
+        pl.when(~first).then("first_finish").otherwise(pl.when(pl.col("finishes") > 1).then("next_finish"))
+    )
+    their_begin = (
+        pl.when(~last).then("last_begin").otherwise(pl.when(pl.col("begins") > 1).then("next_begin"))
+    )
+    bounds = both.group_by("clock").agg(
+        low=(pl.col("begin") - their_finish).max(), high=(pl.col("finish") - their_begin).min()
+    )
+    unbounded = bounds.with_columns(pl.col("low").cast(pl.Float64), pl.col("high").cast(pl.Float64))
+    filled = unbounded.with_columns(
+        pl.col("low").fill_null(float("-inf")), pl.col("high").fill_null(float("inf"))
+    )
+    return {clock: (low, high) for clock, low, high in filled.select("clock", "low", "high").iter_rows()}
+
+
+class _Window:
+    """One window's clocks while they are found; `known` grows until it has all of them."""
+
+    def __init__(self, here: pl.DataFrame, everywhere: pl.DataFrame, compared: Comparisons) -> None:
+        self._here, self._compared = here, compared
+        self._ends, self._all_ends = _ends_by_clock(here), _ends_by_clock(everywhere)
+        ends = (here if here.height else everywhere)["end"].to_list()
+        self._extent = (min(ends, default=0), max(ends, default=0))
+        self.known: dict[str, Clock] = {}
+        self._off_line: list[str] = []
+
+    def solve(self, names: Iterable[str]) -> None:
+        """From the first clock outwards; what it cannot reach is uncertain."""
+        names = list(names)
+        for root in names:
+            if root in self.known:
+                continue
+            first = not self.known
+            line = Line(uncertainty_ns=0 if first else -1)
+            found = {root: Clock(root, line, "reference" if first else "nothing")}
+            while found:
+                self.known |= found
+                found = self._next(names)
+
+    def _next(self, names: list[str]) -> dict[str, Clock]:
+        """Clocks that can be told from known ones, each by what tells it best."""
+        found = self._by_comparison()
+        poor = [
+            name
+            for name in names
+            if name not in self.known
+            and (name not in found or found[name].line.uncertainty_ns > LEAST_OFFSET_NS)
+        ]
+        for name, clock in self._by_ends(poor).items():
+            if name not in found or clock.line.uncertainty_ns < found[name].line.uncertainty_ns:
+                found[name] = clock
+        return found
+
+    def _through(self, peer: str, line: Line) -> Line:
+        """Uncertainties add up on the way from the reference."""
+        before = self.known[peer].line.uncertainty_ns
+        return dataclasses.replace(line, uncertainty_ns=-1 if before < 0 else before + line.uncertainty_ns)
+
+    def _by_comparison(self) -> dict[str, Clock]:
+        """Clocks that were compared with known ones."""
+        found: dict[str, Clock] = {}
+        for clock, peer in self._compared.pairs():
+            if clock in self.known or clock in found or peer not in self.known:
+                continue
+            times, meanwhile, bounds = self._compared.around(clock, peer, sum(self._extent) // 2)
+            if not times.size:
+                continue
+            ahead = times - self.known[peer].line.aligned(meanwhile)
+            line = fit_bounded(times, ahead, bounds, self._extent)
+            off = int((np.abs(ahead - line.ahead(times)) - bounds).max())
+            if off > ONE_HOST_NS:
+                self._off_line.append(
+                    f"comparisons of the clocks of {clock} and {peer} lie {format_duration(off)} off any line"
+                )
+            found[clock] = Clock(clock, self._through(peer, line), "clock samples")
+        return found
+
+    def _by_ends(self, names: list[str]) -> dict[str, Clock]:
+        """Clocks, of some, that have collectives in common with known ones."""
+        shared = _in_common(self._ends, names, list(self.known))
+        few = [name for name in names if name not in shared or shared[name].height < FEW_IN_WINDOW]
+        shared |= _in_common(self._all_ends, few, list(self.known))
+        found = {}
+        for name, rows in shared.items():
+            line, source = self._of_ends(name, rows)
+            found[name] = Clock(name, self._through(str(rows["peer"][0]), line), source)
+        return found
+
+    def _of_ends(self, name: str, shared: pl.DataFrame) -> tuple[Line, str]:
+        together = shared.filter(pl.col("way") == 0)
+        shared = together if together.height >= ENOUGH else shared
+        times, peer = shared["end"].to_numpy(), str(shared["peer"][0])
+        ahead = times - self.known[peer].line.aligned(shared["peer_end"].to_numpy())
+        line, source = fit_scattered(times, ahead), "collective ends"
+        if _apart(ahead, shared["way"].to_numpy()):
+            lines = {name: line, peer: self.known[peer].line}
+            low, high = _feasible(_aligned_moments(self._here, lines)).get(name, (-np.inf, np.inf))
+            if np.isfinite([low, high]).all() and low <= high:
+                offset, half = line.offset_ns + round((low + high) / 2), round((high - low) / 2)
+                line, source = Line(line.reference_ns, offset, line.drift_ppb, half), "causality of sends"
+        most = max(line.uncertainty_ns, abs(line.offset_ns))
+        if times.size < ENOUGH:
+            return Line(line.reference_ns, 0, 0, most), "too few collectives in common"
+        if not line.drift_ppb and abs(line.offset_ns) <= max(line.uncertainty_ns, LEAST_OFFSET_NS):
+            return Line(line.reference_ns, 0, 0, most), f"{source}: clocks agree"
+        return line, source
+
+    def conflicts(self) -> list[str]:
+        """What contradicts itself: comparisons on no line, and collectives left before others had come."""
+        found = list(self._off_line)
+        for name, clock in self.known.items():
+            begin, end = (moment + clock.line.offset_ns for moment in self._extent)
+            if self._compared.was_set(name, begin, end):
+                found.append(
+                    f"the clock of {name} was set meanwhile: no line fits times before and after that"
+                )
+        lines = {name: clock.line for name, clock in self.known.items()}
+        for name, (low, high) in sorted(_feasible(_aligned_moments(self._here, lines)).items()):
+            own = lines[name].uncertainty_ns
+            others = max((line.uncertainty_ns for other, line in lines.items() if other != name), default=0)
+            missed = max(low, -high) > CONVERSION_NS + max(own, others)
+            never_met = low - high > 2 * (CONVERSION_NS + others)
+            if own >= 0 and (missed or never_met):
+                early = format_duration(max(low, -high))
+                found.append(
+                    f"the clock of {name} cannot be reconciled with the others: as best it fits, a "
+                    f"collective is left {early} before all have come, or data received before it is sent"
+                )
+        return found
+
+
+def _aligned_moments(seen: pl.DataFrame, lines: Mapping[str, Line]) -> pl.DataFrame:
+    """Rows of some clocks with what causality binds moved along their lines."""
+    parts = []
+    for name, line in lines.items():
+        rows = seen.filter(pl.col("clock") == name)
+        moved = [
+            pl.Series(column, line.aligned(rows[column].fill_null(line.reference_ns).to_numpy()))
+            for column in ("begin", "finish")
+        ]
+        known = [pl.when(pl.col(s.name).is_not_null()).then(s).alias(s.name) for s in moved]
+        parts.append(rows.with_columns(known))
+    return pl.concat(parts)
+
+
+def _apart(ahead: Ints, way: Ints) -> bool:
+    """Whether sends and receives do not end together: a buffered send ends as soon as it is on its way."""
+    there, back = ahead[way > 0], ahead[way < 0]
+    return bool(there.size and back.size and np.median(there) - np.median(back) > CONVERSION_NS)
+
+
+def _ends_by_clock(seen: pl.DataFrame) -> pl.DataFrame:
+    """The end of each collective on each clock: the middle one of its ranks'."""
+    # As it is: a mean of two would be a float, too coarse for times of day.
+    middle = pl.col("end").sort().get((pl.len() - 1) // 2)
+    return seen.group_by("clock", "instance").agg(middle, pl.col("way").first())
+
+
+def _in_common(ends: pl.DataFrame, names: list[str], known: list[str]) -> dict[str, pl.DataFrame]:
+    """For each of some clocks its ends beside those on the known clock that shares most collectives with it.
+
+    Args:
+        ends: of `_ends_by_clock`.
+        names: clocks; those that have nothing in common with a known one are left out.
+        known: the known clocks, best first.
+    """
+    order = pl.col("peer").replace_strict(known, range(len(known)), default=-1, return_dtype=pl.Int64)
+    theirs = ends.filter(pl.col("clock").is_in(known))
+    theirs = theirs.select("instance", peer="clock", peer_end="end").with_columns(order=order)
+    both = ends.filter(pl.col("clock").is_in(names)).join(theirs, on="instance")
+    counts = both.group_by("clock", "peer", "order").len().sort("len", "order", descending=[True, False])
+    best = counts.unique("clock", keep="first", maintain_order=True).select("clock", "peer")
+    chosen = both.join(best, on=["clock", "peer"]).sort("clock", "end", "instance")
+    return {str(name): rows for (name,), rows in chosen.group_by("clock", maintain_order=True)}

@@ -1,0 +1,118 @@
+"""What the trace tells of which work needs which: data handed from operator to operator, forward to backward.
+
+In: execution traces' dependencies and autograd's sequence numbers. Out: pairs of spans, and from these links
+between threads and between streams. Most of a program's data is handed on along a thread or a stream, which
+is told by their order: only what crosses is kept, and of that only what adds something.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.replay.build.dependencies import Links, links
+from dpro.replay.build.gpu_streams import ROUNDING_NS, Pairs, Streams
+from dpro.replay.build.rank_view import Local, index_of
+from dpro.replay.graph import EdgeKind
+from dpro.schema import DEPENDENCIES
+from dpro.store import Run
+
+Ints = NDArray[np.int64]
+
+PAIR = ("rank", "window", "source_span_id", "target_span_id")
+
+
+def told_dependencies(run: Run, spans: pl.DataFrame) -> pl.DataFrame:
+    """Pairs of spans of which one needs what the other made.
+
+    Args:
+        run: the run, for its `dependencies`.
+        spans: its spans.
+
+    Returns:
+        `rank`, `window`, `source_span_id`, `target_span_id`.
+    """
+    told = run.table(DEPENDENCIES, (*PAIR, "kind")).filter(pl.col("kind") == "data").select(PAIR)
+    return pl.concat([told, backward_of_forward(spans).select(PAIR)])
+
+
+def backward_of_forward(spans: pl.DataFrame) -> pl.DataFrame:
+    """Each backward operator with the forward one of its sequence number, where one thread only has it.
+
+    Operators that make no node of autograd's graph show the number of the next one that does: the last to
+    begin is that.
+    """
+    number = ["rank", "window", "sequence_number"]
+    known = spans.filter(pl.col("sequence_number") >= 0)
+    backward = known.filter(pl.col("forward_thread") > 0).select(*number, target_span_id="span_id")
+    forward = (
+        known.filter(pl.col("forward_thread") <= 0)
+        .join(backward, on=number, how="semi")
+        .group_by(number)
+        .agg(
+            source_span_id=pl.col("span_id").sort_by("start_ns", "span_id").last(),
+            threads=pl.col("tid").n_unique(),
+        )
+        .filter(pl.col("threads") == 1)
+    )
+    return backward.join(forward, on=number).sort("rank", "window", "target_span_id")
+
+
+def as_spans(local: Local, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
+    """Pairs that do not contradict their times, as indices of the rank's spans: sources and targets."""
+    place = index_of(local.span_id)
+    source, target = (place(pairs[f"{end}_span_id"].to_numpy()) for end in ("source", "target"))
+    known = (source >= 0) & (target >= 0)
+    source, target = source[known], target[known]
+    ordered = local.end[source] <= local.start[target]
+    return source[ordered], target[ordered]
+
+
+def between_threads(local: Local, threads: list[int], source: Ints, target: Ints) -> Links:
+    """Hand-overs from one CPU thread to another.
+
+    Args:
+        local: the rank.
+        threads: those that are in the graph.
+        source, target: pairs of spans, as of `as_spans`.
+    """
+    tids = (local.tid[source], local.tid[target])
+    crosses = local.on_cpu[source] & local.on_cpu[target] & (tids[0] != tids[1])
+    crosses &= np.isin(tids[0], threads) & np.isin(tids[1], threads)
+    rows = np.stack(
+        [tids[0][crosses], tids[1][crosses], local.start[target[crosses]], local.end[source[crosses]]]
+    )
+    rows = rows[:, np.lexsort((rows[3], rows[2], rows[1], rows[0]))]
+    # What a thread was handed before, it still has: only what is made later than all of that adds something.
+    latest = np.full(rows.shape[1], -1, np.int64)
+    opens = np.flatnonzero(np.append(True, (np.diff(rows[:2], axis=1) != 0).any(axis=0))[: rows.shape[1]])
+    for first, end in zip(opens, [*opens[1:], rows.shape[1]]):
+        latest[first + 1 : end] = np.maximum.accumulate(rows[3, first:end])[:-1]
+    from_tid, to_tid, started, made = rows[:, rows[3] > latest]
+    return links(EdgeKind.HANDOVER, (from_tid, made), (to_tid, started))
+
+
+def between_streams(local: Local, streams: Streams, source: Ints, target: Ints) -> Pairs:
+    """Work on one stream that needs that of another: the last of an operator, and the first of its user.
+
+    Args:
+        local: the rank.
+        streams: its GPU work.
+        source, target: pairs of spans, as of `as_spans`.
+    """
+    work = streams.work[local.launch[streams.work] >= 0]
+    work = work[np.argsort(streams.launched[work], kind="stable")]
+    tid = local.tid[local.launch[work]]
+    last, first = np.full(source.size, -1, np.int64), np.full(target.size, -1, np.int64)
+    for here in np.unique(tid):
+        mine = work[tid == here]
+        launched = streams.launched[mine]
+        for spans, found, edge in ((source, last, -1), (target, first, 0)):
+            begin = np.searchsorted(launched, local.start[spans])
+            end = np.searchsorted(launched, local.end[spans])
+            inside = (local.tid[spans] == here) & local.on_cpu[spans] & (end > begin)
+            found[inside] = mine[(end + edge if edge else begin)[inside]]
+    crosses = (last >= 0) & (first >= 0) & (local.stream[last] != local.stream[first])
+    crosses &= local.end[last] <= local.start[first] + ROUNDING_NS
+    return [(int(a), int(b)) for a, b in np.unique(np.stack([last, first])[:, crosses], axis=1).T]

@@ -1,0 +1,134 @@
+"""Dependencies before there are nodes: from a moment on a thread, or from work, to another such end.
+
+The rules that find dependencies (launches, events, waits, hand-overs) speak of moments on CPU threads and of
+spans that are work on a stream or worker. Once the threads are cut into pieces and everything is numbered,
+`resolve` turns what they found into edges between nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dpro.replay.build.cpu_threads import Pieces
+from dpro.replay.graph import EdgeKind, Edges
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+# In place of a thread: the end is a span of work, not a moment. Thread ids may be any number, -1 included.
+WORK = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class Links:
+    """Dependencies, each [K].
+
+    Attributes:
+        kind: `EdgeKind`.
+        inferred: whether the trace only suggests it.
+        source_thread, source_at: a thread and a time in ns (what had ended there by then), or `WORK` and the
+            index of a span.
+        target_thread, target_at: likewise (what starts there at that time or next).
+    """
+
+    kind: Ints
+    inferred: Bools
+    source_thread: Ints
+    source_at: Ints
+    target_thread: Ints
+    target_at: Ints
+
+
+End = tuple[ArrayLike, ArrayLike]
+
+
+def links(kind: EdgeKind | Ints, source: End, target: End, inferred: ArrayLike = False) -> Links:
+    """Links of one kind; each end is (thread, time) or (`WORK`, span), scalars or [K]."""
+    columns = np.broadcast_arrays(np.asarray(kind, np.int64), *source, *target, np.atleast_1d(inferred))
+    kinds, source_thread, source_at, target_thread, target_at = (c.astype(np.int64) for c in columns[:-1])
+    return Links(kinds, columns[-1].astype(np.bool_), source_thread, source_at, target_thread, target_at)
+
+
+def join(parts: Sequence[Links]) -> Links:
+    """All links of several rules."""
+    return Links(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Links)})
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """Which nodes stand for what.
+
+    Attributes:
+        pieces: pieces of each thread, by thread.
+        first: node of each thread's first piece.
+        work: [W] span indices of work, in the order of their nodes.
+        begins, ends: [S] first and last node of each span of work (two for a collective), -1 for others.
+        num_nodes: how many there are.
+    """
+
+    pieces: dict[int, Pieces]
+    first: dict[int, int]
+    work: Ints
+    begins: Ints
+    ends: Ints
+    num_nodes: int
+
+
+def number_nodes(pieces: dict[int, Pieces], work: Ints, is_collective: Bools) -> Numbering:
+    """Number the nodes of a rank: pieces thread by thread, then work.
+
+    Args:
+        pieces: by thread.
+        work: [W] span indices.
+        is_collective: [S] spans that become two nodes, arrival and transfer.
+    """
+    sizes = [piece.start.size for piece in pieces.values()]
+    first = dict(zip(pieces, np.cumsum([0, *sizes])[:-1].tolist()))
+    begins, ends = np.full(is_collective.size, -1, np.int64), np.full(is_collective.size, -1, np.int64)
+    size = np.where(is_collective[work], 2, 1)
+    begins[work] = sum(sizes) + np.cumsum(size) - size
+    ends[work] = begins[work] + size - 1
+    return Numbering(pieces, first, work, begins, ends, sum(sizes) + int(size.sum()))
+
+
+def resolve(found: Links, numbering: Numbering) -> Edges:
+    """Edges between nodes, with no lag yet: the links, program order, and arrivals to their transfers.
+
+    A link from before a thread's first piece says nothing, nor does one from a node to itself.
+    """
+    source = numbering.ends[np.where(found.source_thread == WORK, found.source_at, 0)]
+    target = numbering.begins[np.where(found.target_thread == WORK, found.target_at, 0)]
+    for tid, piece in numbering.pieces.items():
+        leaving = found.source_thread == tid
+        last = piece.ending_by(found.source_at[leaving])
+        source[leaving] = np.where(last >= 0, numbering.first[tid] + last, -1)
+        entering = found.target_thread == tid
+        target[entering] = numbering.first[tid] + piece.starting_from(found.target_at[entering])
+    real = (source >= 0) & (target >= 0) & (source != target)
+    ordered, transfer = _program_order(numbering), _transfers(numbering)
+    kind = np.repeat([EdgeKind.THREAD, EdgeKind.STREAM], [ordered.size, transfer.size])
+    given = np.concatenate([ordered, transfer])
+    return Edges(
+        source=np.append(source[real], given),
+        target=np.append(target[real], given + 1),
+        lag=np.zeros(int(real.sum()) + given.size, np.int64),
+        kind=np.append(found.kind[real], kind),
+        inferred=np.append(found.inferred[real], np.zeros(given.size, np.bool_)),
+    )
+
+
+def _program_order(numbering: Numbering) -> Ints:
+    """Nodes of pieces that another piece of the same thread follows; it has the next number."""
+    return np.concatenate(
+        [numbering.first[tid] + np.arange(piece.start.size - 1) for tid, piece in numbering.pieces.items()]
+        or [np.empty(0, np.int64)]
+    )
+
+
+def _transfers(numbering: Numbering) -> Ints:
+    """Nodes of arrivals at collectives; the transfer has the next number."""
+    return numbering.begins[numbering.work[numbering.ends[numbering.work] > numbering.begins[numbering.work]]]

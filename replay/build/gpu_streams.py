@@ -1,0 +1,413 @@
+"""GPU streams of one rank: their order, what waits for what across them, and which CPU calls wait for them.
+
+In: a `Local`. Out: pairs of span indices, and waits of CPU threads. Where the trace records events
+(`cuda_sync`), dependencies come from them; where it does not, they are inferred and marked so: a collective
+waits for what its thread launched last, a consumer for the collective its thread waited on, and a kernel
+that starts later than its launch and its stream explain, for the work elsewhere that ended at that moment.
+Which it is, is decided by pair of streams: newer drivers lose the record of some waits and keep others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.replay.build.dependencies import WORK, Links, links
+from dpro.replay.build.rank_view import KIND, Local, index_of
+from dpro.replay.graph import EdgeKind
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Pairs = list[tuple[int, int]]
+
+# Measured on V100 and H100 traces: a stream goes on within about this time of the event it waited for.
+COINCIDENCE_NS = 15_000
+# Work that waits for room on the device starts at most this long before what occupies it has ended, or in
+# this last part of a kernel's time: its blocks run in waves, and the last of two or more leaves room.
+DRAINING_NS = 450_000
+LAST_WAVE = 0.5
+# A CPU thread goes on within this time of the GPU work it was blocked on.
+WAKE_UP_NS = 200_000
+ROUNDING_NS = 2_000
+# A thread that records nothing for less than this before it reads when events happened need not have waited.
+SILENCE_NS = 500_000
+# What a launching call costs the CPU where a trace holds no other to tell.
+CALL_NS = 5_000
+LONG_AGO = np.iinfo(np.int64).min // 2
+
+COPIES = r"^(cuda|hip)Mem(cpy|set)"
+ONE_STREAM = r"^(cuda|hip)(Stream|Event)Synchronize"
+# These return only when the device has drained; of the allocating ones only some do.
+WHOLE_DEVICE = r"^(cuda|hip)(DeviceSynchronize|Free$|FreeHost)|^cuCtxSynchronize"
+ALLOCATING = r"^(cuda|hip)(Malloc|HostAlloc|HostMalloc|MemGetInfo)"
+STREAM_WAIT = r"^(cuda|hip)StreamWaitEvent"
+READS_EVENTS = r"^(cuda|hip)EventElapsedTime"
+# Kineto writes -1 for the record of an event that it does not know, in 32 bits of either sign.
+IS_RECORDED = pl.col("record_correlation").is_between(0, (1 << 32) - 2)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The GPU work of a rank in stream order.
+
+    Attributes:
+        work: [G] span indices, by stream, then start.
+        before: [G] span index of the previous work on the same stream, -1 for the first.
+        launched: [S] ns when each span's launch was called; work launched before the window: long ago.
+        by_stream: for each stream its span indices in order.
+        called: for each stream when the latest launch was called of its work so far.
+    """
+
+    work: Ints
+    before: Ints
+    launched: Ints
+    by_stream: dict[int, Ints]
+    called: dict[int, Ints]
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A call blocked on GPU work: which, from when to when (ns), on what spans, and whether that is told."""
+
+    call: int
+    start: int
+    end: int
+    awaited: list[int]
+    told: bool
+
+
+def streams_of(local: Local) -> Streams:
+    """Order a rank's GPU work by stream."""
+    gpu = np.flatnonzero(local.on_gpu)
+    work = gpu[np.lexsort((local.end[gpu], local.start[gpu], local.stream[gpu]))]
+    same = np.append(False, local.stream[work][1:] == local.stream[work][:-1])[: work.size]
+    before = np.where(same, np.roll(work, 1), -1)
+    launched = np.where(local.launch >= 0, local.start[np.maximum(local.launch, 0)], LONG_AGO)
+    by_stream = {int(s): work[local.stream[work] == s] for s in np.unique(local.stream[work])}
+    called = {stream: np.maximum.accumulate(launched[order]) for stream, order in by_stream.items()}
+    return Streams(work, before, launched, by_stream, called)
+
+
+def event_links(local: Local, streams: Streams, syncs: pl.DataFrame, needs: Pairs, names: pl.Series) -> Links:
+    """Dependencies between streams, and waits for room on the device.
+
+    Args:
+        local: the rank.
+        streams: its GPU work in order.
+        syncs: its rows of the `syncs` table.
+        needs: work and what on other streams it is known to need.
+        names: the graph's names by code.
+    """
+    recorded = _recorded_events(local, streams, syncs)
+    pairs = [(source, target, False) for source, target in (*recorded, *needs)]
+    if not recorded or _unrecorded_waiters(syncs):
+        guessed = _inputs_of_collectives(local, streams) + _users_of_collectives(local, streams, names)
+        pairs += [(s, t, True) for s, t in _where_unrecorded(local, guessed, recorded, syncs)]
+    coincident, draining = _unexplained_starts(local, streams, [(s, t) for s, t, _ in pairs])
+    pairs += [(s, t, True) for s, t in coincident]
+    unique = {(s, t): inferred for s, t, inferred in reversed(pairs)}
+    source, target = np.array([*unique, *draining], np.int64).reshape(-1, 2).T
+    kind = np.repeat([EdgeKind.EVENT, EdgeKind.CONTENTION], [len(unique), len(draining)])
+    inferred = np.array([*unique.values(), *[True] * len(draining)], np.bool_)
+    return links(kind, (WORK, source), (WORK, target), inferred)
+
+
+def _unrecorded_waiters(syncs: pl.DataFrame) -> set[int]:
+    """Streams that waited for events of which the trace does not know where they were recorded."""
+    lost = syncs.filter((pl.col("kind") == "stream_wait_event") & (pl.col("stream") >= 0) & ~IS_RECORDED)
+    return {
+        max(device, 0) * 100_000 + stream for device, stream in lost.select("device", "stream").iter_rows()
+    }
+
+
+def _where_unrecorded(local: Local, guessed: Pairs, recorded: Pairs, syncs: pl.DataFrame) -> Pairs:
+    """Inferred dependencies between streams of which no recorded one is known, though one waited.
+
+    Where none is recorded at all, a wait may be known by its call alone, which does not tell the stream.
+    """
+    if not recorded:
+        return guessed
+    known = {(local.stream[s], local.stream[t]) for s, t in recorded}
+    waiting = _unrecorded_waiters(syncs)
+    return [
+        (s, t)
+        for s, t in guessed
+        if local.stream[t] in waiting and (local.stream[s], local.stream[t]) not in known
+    ]
+
+
+def _recorded_events(local: Local, streams: Streams, syncs: pl.DataFrame) -> Pairs:
+    """A stream waits for an event: the last work before its record -> the next work after the wait."""
+    waits = syncs.filter((pl.col("kind") == "stream_wait_event") & IS_RECORDED)
+    if waits.height == 0:
+        return []
+    calls = syncs.filter(pl.col("kind") == "event_record").select("correlation", called="start_ns")
+    rows = waits.join(calls, left_on="record_correlation", right_on="correlation", how="inner")
+    pairs = []
+    for row in rows.iter_rows(named=True):
+        device = max(row["device"], 0) * 100_000
+        recorded, waiting = device + row["record_stream"], device + row["stream"]
+        if recorded not in streams.by_stream or waiting not in streams.by_stream:
+            continue
+        source = _last_launched(streams, recorded, row["called"])
+        target = _next_launched(streams, waiting, row["start_ns"])
+        if source >= 0 and target >= 0 and local.end[source] <= local.start[target] + ROUNDING_NS:
+            pairs.append((source, target))
+    return pairs
+
+
+def _last_launched(streams: Streams, stream: int, time: int) -> int:
+    """Of one stream's work, the last that was launched before a time; -1 for none."""
+    at = int(np.searchsorted(streams.called[stream], time, side="left")) - 1
+    return int(streams.by_stream[stream][at]) if at >= 0 else -1
+
+
+def _next_launched(streams: Streams, stream: int, time: int) -> int:
+    """Of one stream's work, the first that was launched at or after a time; -1 for none."""
+    at = int(np.searchsorted(streams.called[stream], time, side="left"))
+    return int(streams.by_stream[stream][at]) if at < streams.called[stream].size else -1
+
+
+def _inputs_of_collectives(local: Local, streams: Streams) -> Pairs:
+    """Before: a collective's stream waits for what the launching thread last put on another stream."""
+    pairs: Pairs = []
+    for _, work in _launches_by_thread(local, streams):
+        collective = local.instance[work] >= 0
+        previous = np.maximum.accumulate(np.where(collective, -1, np.arange(work.size)))
+        at = np.flatnonzero(collective & (previous >= 0))
+        before, after = work[previous[at]], work[at]
+        fits = local.stream[before] != local.stream[after]
+        fits &= local.end[before] <= local.start[after] + ROUNDING_NS
+        pairs += zip(before[fits].tolist(), after[fits].tolist())
+    return pairs
+
+
+def _users_of_collectives(local: Local, streams: Streams, names: pl.Series) -> Pairs:
+    """After: where a thread makes a stream wait, its next work uses a collective nobody has waited for yet.
+
+    Of the pending ones that had ended by then, it is the one whose end the work's start coincides with, else
+    the oldest.
+    """
+    waits = np.flatnonzero(
+        names.str.contains(STREAM_WAIT).to_numpy()[local.name] & (local.kind == KIND["runtime"])
+    )
+    waits = waits[np.argsort(local.start[waits], kind="stable")]
+    user = np.full(waits.size, -1, np.int64)
+    for tid, work in _launches_by_thread(local, streams):
+        mine = np.flatnonzero(local.tid[waits] == tid)
+        at = np.searchsorted(streams.launched[work], local.start[waits[mine]])
+        user[mine] = np.append(work, -1)[at]
+    used = (user >= 0) & (local.instance[user] < 0)
+    waits, user = waits[used], user[used]
+    pending = _Pending(local, streams)
+    told = zip(local.start[waits].tolist(), local.start[user].tolist(), local.stream[user].tolist())
+    taken = [pending.take(*wait) for wait in told]
+    return [(collective, span) for collective, span in zip(taken, user.tolist()) if collective >= 0]
+
+
+class _Pending:
+    """A rank's collectives that nobody has waited for yet."""
+
+    def __init__(self, local: Local, streams: Streams) -> None:
+        spans = streams.work[(local.instance[streams.work] >= 0) & (local.launch[streams.work] >= 0)]
+        spans = spans[np.argsort(streams.launched[spans], kind="stable")]
+        columns = (streams.launched[spans], local.end[spans], local.stream[spans])
+        self._facts = dict(zip(spans.tolist(), zip(*(column.tolist() for column in columns))))
+        self._rank = {span: at for at, span in enumerate(self._facts)}  # by launch
+        by_end = spans[np.argsort(local.end[spans], kind="stable")]
+        self._by_end, self._ends = by_end.tolist(), local.end[by_end]
+
+    def take(self, called: int, begun: int, stream: int) -> int:
+        """Of those launched before the call, the one that work on a stream had to wait for; or -1.
+
+        Args:
+            called: when the stream was told to wait, ns.
+            begun: when the work began, ns.
+            stream: where it ran.
+        """
+        latest = begun + ROUNDING_NS
+
+        def ready(span: int) -> bool:
+            launched, end, where = self._facts[span]
+            return bool(launched < called and end <= latest and where != stream)
+
+        low, high = np.searchsorted(self._ends, (begun - COINCIDENCE_NS, latest + 1))
+        close = [span for span in self._by_end[low:high] if span in self._facts and ready(span)]
+        asked_for = takewhile(lambda span: self._facts[span][0] < called, self._facts)
+        chosen = max(close, key=self._rank.__getitem__) if close else next(filter(ready, asked_for), -1)
+        self._facts.pop(chosen, None)
+        return chosen
+
+
+def _launches_by_thread(local: Local, streams: Streams) -> list[tuple[int, Ints]]:
+    """For each thread the GPU work it launched, in order of launch."""
+    work = streams.work[local.launch[streams.work] >= 0]
+    tid = local.tid[local.launch[work]]
+    return [
+        (int(t), work[tid == t][np.argsort(streams.launched[work[tid == t]], kind="stable")])
+        for t in np.unique(tid)
+    ]
+
+
+def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[Pairs, Pairs]:
+    """Causes for work that starts later than its launch, its stream and known events explain.
+
+    Returns:
+        Pairs where other work ends just when it starts: a dependency the trace did not record. And pairs
+        where work elsewhere is about to end: the device was full, and there is room as it drains.
+    """
+    work = streams.work
+    ready = np.full(local.start.size, LONG_AGO)
+    launch = local.launch[work]
+    called = np.where(launch >= 0, local.end[np.maximum(launch, 0)], LONG_AGO)
+    before = np.where(streams.before >= 0, local.end[np.maximum(streams.before, 0)], LONG_AGO)
+    ready[work] = np.maximum(called, before)
+    for source, target in known:
+        ready[target] = max(ready[target], local.end[source])
+    late = work[local.start[work] - ready[work] > COINCIDENCE_NS]
+    by_end = work[np.argsort(local.end[work], kind="stable")]
+    ends = local.end[by_end]
+    # Communication leaves the device room for more of it; waits for it that are made up may be circular.
+    computes = local.instance < 0
+    coincident, draining = [], []
+    waves = (local.kind[by_end] == KIND["kernel"]) & (local.instance[by_end] < 0)
+    lasts = ends - local.start[by_end]
+    tail = np.maximum(DRAINING_NS, np.where(waves, LAST_WAVE * lasts, 0)).astype(np.int64)
+    longest = int(tail.max(initial=DRAINING_NS))
+    around = local.start[late][:, None] + np.array([-COINCIDENCE_NS, ROUNDING_NS // 2, longest])
+    for span, (low, now, high) in zip(late.tolist(), np.searchsorted(ends, around, side="right").tolist()):
+        elsewhere = local.stream[by_end[low:high]] != local.stream[span]
+        earlier = local.start[by_end[low:high]] < local.start[span]
+        leaving = ends[low:high] - tail[low:high] <= local.start[span]
+        found = low + np.flatnonzero(elsewhere & earlier & leaving)
+        if (ended := found[found < now]).size:
+            coincident.append((int(by_end[ended[-1]]), span))
+        elif found.size and (filling := found[(local.instance[by_end[found]] < 0) | computes[span]]).size:
+            draining.append((int(by_end[filling[0]]), span))
+    return coincident, draining
+
+
+def blocked_calls(local: Local, streams: Streams, syncs: pl.DataFrame, names: pl.Series) -> list[Blocked]:
+    """CPU calls that were blocked on GPU work: those that end with the work they can wait for.
+
+    A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
+
+    Args:
+        local: the rank.
+        streams: its GPU work in order.
+        syncs: its rows of the `syncs` table.
+        names: the graph's names by code.
+    """
+    awaited = _awaited_by_calls(local, streams, syncs)
+    runtime = local.kind == KIND["runtime"]
+    is_copy, is_one, is_all, is_allocating = (
+        np.flatnonzero(runtime & names.str.contains(pattern).to_numpy()[local.name])
+        for pattern in (COPIES, ONE_STREAM, WHOLE_DEVICE, ALLOCATING)
+    )
+    blocked = []
+    cost = _typical_call_ns(local, is_copy)
+    copies = np.full(local.start.size, -1, np.int64)  # what each call launched
+    launched = streams.work[local.launch[streams.work] >= 0]
+    copies[local.launch[launched]] = launched
+    is_copy = is_copy[copies[is_copy] >= 0]
+    is_copy = is_copy[_ends_with(local, is_copy, local.end[copies[is_copy]])]
+    for call, copy in zip(is_copy.tolist(), copies[is_copy].tolist()):
+        handed_in = min(local.start[call] + cost, max(local.start[call], local.start[copy]))
+        blocked.append(_blocked(local, call, int(handed_in), [copy]))
+    for call in is_one.tolist():
+        told = call in awaited
+        last = [awaited[call]] if told else _last_everywhere(local, streams, call)
+        fitting = [span for span in last if _ends_with(local, call, local.end[span])]
+        if fitting:
+            closest = max(fitting, key=lambda span: local.end[span])
+            blocked.append(_blocked(local, call, int(local.start[call]), [closest], told))
+    for call in is_all.tolist():
+        last = _last_everywhere(local, streams, call)
+        if last and max(local.end[span] for span in last) > local.start[call]:
+            blocked.append(_blocked(local, call, int(local.start[call]), last, told=True))
+    for call in is_allocating.tolist():
+        last = _last_everywhere(local, streams, call)
+        if last and _ends_with(local, call, max(local.end[span] for span in last)):
+            blocked.append(_blocked(local, call, int(local.start[call]), last))
+    reading = runtime & names.str.contains(READS_EVENTS).to_numpy()[local.name]
+    return blocked + _silent_waits(local, streams, np.flatnonzero(reading))
+
+
+def _silent_waits(local: Local, streams: Streams, readers: Ints) -> list[Blocked]:
+    """Waits for events that were not recorded, given away by calls that read when events happened.
+
+    That can be read only once they have, and profilers that leave out `cudaEventSynchronize` still record
+    the reading (DDP does both before a forward pass). What is seen of the wait is a thread that does nothing
+    until work on the GPU has just ended.
+
+    Args:
+        local: the rank.
+        streams: its GPU work in order.
+        readers: the calls that read.
+    """
+    work = streams.work[np.argsort(local.end[streams.work], kind="stable")]
+    ends, launched = local.end[work], streams.launched[work]
+    marks = {}
+    for tid in np.unique(local.tid[readers]).tolist():
+        mine = local.on_cpu & (local.tid == tid)
+        marks[tid] = np.sort(np.concatenate([[local.begin], local.start[mine], local.end[mine]]))
+    blocked = []
+    for call in readers.tolist():
+        own, called = marks[int(local.tid[call])], int(local.start[call])
+        silent_from = max(int(own[max(int(np.searchsorted(own, called)) - 1, 0)]), local.begin)
+        low, high = np.searchsorted(ends, (called - WAKE_UP_NS, called + ROUNDING_NS))
+        asked_for = low + np.flatnonzero(launched[low:high] < silent_from)
+        if asked_for.size and called - silent_from >= SILENCE_NS:
+            awaited = int(work[asked_for[-1]])
+            end = min(called, int(local.end[awaited]))
+            blocked.append(Blocked(call, silent_from, end, [awaited], told=False))
+    return blocked
+
+
+def _awaited_by_calls(local: Local, streams: Streams, syncs: pl.DataFrame) -> dict[int, int]:
+    """For calls of which the trace tells what they wait for, the last work of that: by index of the call."""
+    told = syncs.filter(
+        ((pl.col("kind") == "stream_sync") & (pl.col("stream") >= 0))
+        | ((pl.col("kind") == "event_sync") & IS_RECORDED)
+    )
+    if told.height == 0:
+        return {}
+    records = syncs.filter(pl.col("kind") == "event_record").select("correlation", recorded="start_ns")
+    told = told.join(records, left_on="record_correlation", right_on="correlation", how="left")
+    calls = index_of(local.span_id)(told["span_id"].to_numpy())
+    awaited: dict[int, int] = {}
+    for call, row in zip(calls.tolist(), told.iter_rows(named=True)):
+        of_stream = row["kind"] == "stream_sync"
+        stream = max(row["device"], 0) * 100_000 + (row["stream"] if of_stream else row["record_stream"])
+        until = row["start_ns"] if of_stream else row["recorded"]
+        if call >= 0 and until is not None and stream in streams.by_stream:
+            last = _last_launched(streams, stream, until)
+            awaited |= {call: last} if last >= 0 else {}
+    return awaited
+
+
+def _typical_call_ns(local: Local, copies: Ints) -> int:
+    """What a launching call costs the CPU: the median over those that are no copies, which may block."""
+    calls = np.setdiff1d(local.calls, copies, assume_unique=True)
+    return int(np.median(local.end[calls] - local.start[calls])) if calls.size else CALL_NS
+
+
+def _last_everywhere(local: Local, streams: Streams, call: int) -> list[int]:
+    """The last work on each stream that was launched before a call and ended before it returned."""
+    last = [_last_launched(streams, stream, local.start[call]) for stream in streams.by_stream]
+    return [span for span in last if span >= 0 and local.end[span] <= local.end[call] + ROUNDING_NS]
+
+
+def _ends_with(local: Local, call: int | Ints, work_end: int | Ints) -> Bools:
+    """Whether a call was still running when the work ended, and returned soon after."""
+    late = local.end[call] - work_end
+    return (local.start[call] < work_end) & (late >= -ROUNDING_NS) & (late <= WAKE_UP_NS)
+
+
+def _blocked(local: Local, call: int, start: int, awaited: list[int], told: bool = False) -> Blocked:
+    end = min(int(local.end[call]), max(int(local.end[span]) for span in awaited))
+    return Blocked(call, min(start, end), end, awaited, told)

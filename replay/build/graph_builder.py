@@ -1,0 +1,296 @@
+"""From the tables of a run to one global graph.
+
+In: an opened run. Out: a `Built`: the graph, the matching of collectives and the clocks behind it.
+The steps: match collectives across ranks, align clocks, build each rank's part, join the parts with one
+rendezvous per collective, and pool the lags over all ranks. GPU start times are derived from the edges;
+what had to be taken from the trace is marked as anchored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.alignment.align import Alignment, align, one_clock
+from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collectives
+from dpro.replay.build.data_dependencies import told_dependencies
+from dpro.replay.build.lags import pooled_lags
+from dpro.replay.build.phases import positions_in_steps
+from dpro.replay.build.rank_graph import COMMUNICATION_THREAD, Part, build_part
+from dpro.replay.build.rank_view import Local, make_local
+from dpro.replay.graph import (
+    EdgeKind,
+    Edges,
+    Graph,
+    Message,
+    NodeKind,
+    Nodes,
+    Place,
+    assembled,
+    make_graph,
+    order_of,
+    renumbered,
+)
+from dpro.replay.pipeline.operations import consists_of_operations
+from dpro.replay.pipeline.oplevel import build_operations, with_typical_delays
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
+from dpro.store import Run
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+# Of the `spans` table; not the shapes, which are most of it.
+COLUMNS = (
+    "span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "pid", "tid", "device", "stream",
+    "correlation", "sequence_number", "forward_thread",
+)  # fmt: skip
+# What the thread says that drives the training loop.
+STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A graph and what it rests on.
+
+    Attributes:
+        graph: the graph.
+        matching: collectives and their instances.
+        alignment: the clock of each rank.
+        background: spans on threads that touch neither a stream nor a collective, left out.
+        steps_known: whether the run tells where steps begin; else each window counts as one step.
+        of_operations: whether the nodes are whole operations, whose roles tell what depends on what.
+        unknown: what the trace leaves open, one line each.
+        assumed: what was taken for granted, one line each.
+    """
+
+    graph: Graph
+    matching: Matching
+    alignment: Alignment
+    background: int
+    steps_known: bool
+    of_operations: bool = False
+    unknown: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def predictive(self) -> Graph:
+        """The graph to change: where launches are not recorded, without waits that only look like them."""
+        return with_typical_delays(self.graph) if self.of_operations else self.graph
+
+
+def build_graph(run: Run) -> Built:
+    """Build the global graph of a run.
+
+    Raises:
+        Unanswerable: the run has no spans.
+        GraphError: the trace contradicts itself (a cycle).
+    """
+    spans = run.table(SPANS, COLUMNS)
+    if spans.height == 0:
+        raise Unanswerable(
+            "the run holds no spans to replay: record at least one deep window "
+            "(`dpro record --skip S --every N --window-steps K`), or import a trace"
+        )
+    if consists_of_operations(spans):
+        return _of_operations(run)
+    names = spans["name"].unique().sort()
+    code = spans["name"].cast(pl.Enum(names)).to_physical()
+    marks = names.str.contains(STEP_MARKS).gather(code)
+    spans = spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks)
+    matching = match_collectives(run.table(COLLECTIVES), spans)
+    places = spans.select("rank", "window").unique().sort("rank", "window").rows()
+    workers = run.table(WORKERS)
+    alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES))
+    spans, syncs, steps = map(alignment.aligned, (spans, run.table(SYNCS), run.table(STEPS)))
+    moved, messages = with_messages(wait_and_transfer(alignment.aligned(matching.rows)))
+
+    needs = told_dependencies(run, spans)
+    spans_of, moved_of, steps_of, syncs_of, needs_of = map(_by_place, (spans, moved, steps, syncs, needs))
+    locals_: list[Local] = []
+    for rank, window in places:
+        own_steps = steps_of(rank, window)
+        if own_steps.is_empty() and window == 0:
+            own_steps = steps_of(rank, -1)  # known, but not which window they were in
+        locals_.append(make_local(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
+    positions = positions_in_steps(locals_)
+    parts = [
+        build_part(
+            local,
+            syncs_of(local.rank, local.window),
+            needs_of(local.rank, local.window),
+            names,
+            positions.get(local.rank, {}),
+        )
+        for local in locals_
+    ]
+    labels = (*names.to_list(), "(no span)", "(rendezvous)")
+    graph = _join(parts, moved, labels)
+    graph = dataclasses.replace(graph, messages=messages, places=_places(workers), run=run)
+    known = any(local.step_start.size for local in locals_)
+    return Built(graph, matching, alignment, sum(part.background for part in parts), known)
+
+
+def _by_place(table: pl.DataFrame) -> Callable[[int, int], pl.DataFrame]:
+    """A function from rank and window to the rows of a table that are theirs."""
+    parts = table.partition_by("rank", "window", as_dict=True)
+    return lambda rank, window: parts.get((rank, window), table.clear())
+
+
+def _places(workers: pl.DataFrame) -> dict[int, Place]:
+    """Where in the job the ranks stand that are known to be on an axis of it."""
+    known = workers.filter((pl.col("dp") >= 0) | (pl.col("pp") >= 0)).select("rank", "dp", "pp")
+    return {rank: Place(max(dp, 0), max(stage, 0)) for rank, dp, stage in known.iter_rows()}
+
+
+def _of_operations(run: Run) -> Built:
+    """What `build_graph` makes of a run of whole operations; those have one clock and no other threads."""
+    made = build_operations(run)
+    alignment = one_clock(((rank, 0) for rank in made.graph.places), "one trace")
+    known = made.steps_known
+    return Built(made.graph, made.matching, alignment, 0, known, True, made.unknown, made.assumed)
+
+
+def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
+    """Take each member's time in a collective apart into waiting and moving.
+
+    All members move once the last has arrived: a member's transfer is its own end minus the latest start in
+    the group (Lin et al., OSDI 2025, section 3.2).
+
+    A message of CPU tensors lasts in the trace until its caller asks for it: it took as long as on the side
+    that asked first.
+
+    Args:
+        matched: rows of `Matching`, on the aligned clock.
+
+    Returns:
+        The rows with `rendezvous_ns` (aligned), `transfer_ns` and `is_message`.
+    """
+    transfer = (pl.col("start_ns") + pl.col("duration_ns") - pl.col("rendezvous_ns")).clip(lower_bound=0)
+    is_message = pl.col("op").is_in(POINT_TO_POINT) & (pl.col("device") < 0)
+    rows = matched.with_columns(
+        rendezvous_ns=pl.col("start_ns").max().over("instance"), is_message=is_message.fill_null(False)
+    )
+    shortest = transfer.min().over("instance")
+    return rows.with_columns(transfer_ns=pl.when("is_message").then(shortest).otherwise(transfer))
+
+
+def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...]]:
+    """What each member moves.
+
+    Args:
+        matched: rows of `Matching`.
+
+    Returns:
+        The rows with `payload` (bytes, -1 unknown) and `message`, and the messages that the latter numbers.
+    """
+    known = pl.max_horizontal(pl.col("group_ranks").list.len().cast(pl.Int64), "expected").max()
+    rows = matched.with_columns(
+        num_ranks=known.over("key"), payload=pl.max_horizontal("bytes_in", "bytes_out")
+    )
+    columns = ["op", "key", "num_ranks", "dtype"]
+    kinds = rows.select(columns).unique().sort(columns).with_row_index("message")
+    rows = rows.join(kinds.cast({"message": pl.Int64}), on=columns, how="left", maintain_order="left")
+    return rows, tuple(Message(*kind) for kind in kinds.select(columns).iter_rows())
+
+
+def _join(parts: list[Part], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
+    """Put the parts behind one another, add the rendezvous between them, and pool the lags."""
+    first = np.cumsum([0] + [part.begins.size for part in parts])
+    met, meetings = _rendezvous(parts, first, moved, len(names) - 1)
+    edges = _edges_of_all(parts, first, meetings)
+    # Columns are written where they stay: what is in order need not be copied into order.
+    total = int(first[-1]) + met.duration.size
+    order, stuck = order_of(edges, np.concatenate([*(part.begins for part in parts), met.measured_start]))
+    number = np.arange(total)
+    if not stuck.size:
+        number[order] = np.arange(total)
+    nodes = Nodes(**{f.name: np.empty(total, getattr(met, f.name).dtype) for f in dataclasses.fields(Nodes)})
+    lanes: list[tuple[int, str]] = []
+    for part, begin in zip(parts, first.tolist()):
+        own, own_lanes = part.nodes()
+        own.lane[:] += len(lanes)
+        _write(own, nodes, number[begin : begin + part.begins.size])
+        lanes += own_lanes
+    _write(met, nodes, number[first[-1] :])
+    origin = int(nodes.measured_start.min())
+    nodes.name[nodes.name < 0] = len(names) - 2
+    nodes.earliest[nodes.anchored] -= origin
+    for times in (nodes.measured_start, nodes.measured_end):
+        times -= origin
+    if stuck.size:
+        return make_graph(nodes, edges, names, tuple(lanes), origin)  # says what the cycle is
+    on_worker = np.array([what.startswith(COMMUNICATION_THREAD) for _, what in lanes])
+    edges, nodes = pooled_lags(renumbered(edges, order), nodes, on_worker)
+    return assembled(nodes, edges, names, tuple(lanes), origin)
+
+
+def _write(part: Nodes, nodes: Nodes, number: Ints) -> None:
+    """Write the columns of a part into those of all nodes, at their numbers there."""
+    for f in dataclasses.fields(Nodes):
+        getattr(nodes, f.name)[number] = getattr(part, f.name)
+
+
+def _edges_of_all(parts: list[Part], first: Ints, meetings: Edges) -> Edges:
+    """The edges of all parts, in the numbers of all nodes, and those at rendezvous."""
+    columns: dict[str, Any] = {}
+    for f in dataclasses.fields(Edges):
+        chunks = [getattr(part.edges, f.name) for part in parts]
+        if f.name in ("source", "target"):
+            chunks = [chunk + shift for chunk, shift in zip(chunks, first)]
+        columns[f.name] = np.concatenate([*chunks, getattr(meetings, f.name)])
+    return Edges(**columns)
+
+
+def _rendezvous(parts: list[Part], first: Ints, moved: pl.DataFrame, name: int) -> tuple[Nodes, Edges]:
+    """One node per collective that several ranks hold, with edges from each arrival and to each transfer."""
+    instance = np.concatenate([part.instance for part in parts])
+    arrive = np.concatenate([part.arrive + shift for part, shift in zip(parts, first)])
+    transfer = np.concatenate([part.transfer + shift for part, shift in zip(parts, first)])
+    found, at, members = np.unique(instance, return_inverse=True, return_counts=True)
+    shared = members > 1
+    number = np.cumsum(shared) - 1 + first[-1]
+    several = shared[at]
+    node = number[at][several]
+    facts = moved.group_by("instance").agg(pl.col("rendezvous_ns").first(), pl.col("window").first())
+    facts = facts.filter(pl.col("instance").is_in(found[shared].tolist())).sort("instance")
+    time = facts["rendezvous_ns"].to_numpy()
+    count = int(shared.sum())
+
+    def constant(value: int) -> Ints:
+        return np.full(count, value, np.int64)
+
+    nodes = Nodes(
+        kind=constant(NodeKind.RENDEZVOUS),
+        duration=constant(0),
+        earliest=constant(0),
+        anchored=np.zeros(count, np.bool_),
+        rank=constant(-1),
+        window=facts["window"].cast(pl.Int64).to_numpy(),
+        step=constant(-1),
+        lane=constant(-1),
+        name=constant(name),
+        around=constant(-1),
+        span=constant(-1),
+        collective=found[shared],
+        bytes=constant(-1),
+        message=constant(-1),
+        section=constant(-1),
+        measured_start=time,
+        measured_end=time,
+    )
+    num_edges = 2 * node.size
+    edges = Edges(
+        source=np.concatenate([arrive[several], node]),
+        target=np.concatenate([node, transfer[several]]),
+        lag=np.zeros(num_edges, np.int64),
+        kind=np.full(num_edges, EdgeKind.RENDEZVOUS, np.int64),
+        inferred=np.zeros(num_edges, np.bool_),
+    )
+    return nodes, edges

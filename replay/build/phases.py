@@ -1,0 +1,94 @@
+"""Where in a step the ranks stand: the common measure by which their work can be compared.
+
+Ranks of one job call the same collectives in the same order, so "the work after the third collective of the
+step" means the same on all of them, whatever their clocks say and however their windows are clipped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.replay.build.rank_view import Local
+
+Ints = NDArray[np.int64]
+
+# instance of a collective -> (step, position among the rank's own in it, from 1)
+Positions = dict[int, tuple[int, int]]
+
+
+def called_at(local: Local) -> tuple[Ints, Ints]:
+    """Collectives the rank called inside the window: their spans and when each was called, in order."""
+    ran = np.flatnonzero((local.instance >= 0) & (local.launch >= 0))
+    called = local.start[local.launch[ran]]
+    order = np.argsort(called, kind="stable")
+    return ran[order], called[order]
+
+
+def positions_in_steps(locals_: list[Local]) -> dict[int, Positions]:
+    """Number the collectives of each step that several ranks called, for each rank those it called itself.
+
+    What other ranks call among themselves is not counted: in which order that comes is chance.
+    A step whose beginning is cut off by the window holds fewer: it is numbered so that its end agrees with
+    the steps that are whole.
+
+    Args:
+        locals_: all ranks and windows.
+
+    Returns:
+        By rank, the step and position of each instance it called.
+    """
+    steps: dict[int, Counter[int]] = defaultdict(Counter)
+    orders: list[tuple[Local, list[int]]] = []
+    for local in locals_:
+        ran, called = called_at(local)
+        orders.append((local, local.instance[ran].tolist()))
+        for instance, step in zip(local.instance[ran].tolist(), local.step_of(called).tolist()):
+            steps[instance][step] += 1
+    step_of = {each: told.most_common(1)[0][0] for each, told in steps.items() if told.total() > 1}
+    by_rank: dict[int, dict[tuple[int, int], list[int]]] = defaultdict(dict)
+    for local, order in orders:
+        for instance in order:
+            step = step_of.get(instance, -1)
+            if step >= 0:
+                by_rank[local.rank].setdefault((local.window, step), []).append(instance)
+    return {rank: _numbered(by_step) for rank, by_step in by_rank.items()}
+
+
+def _numbered(by_step: dict[tuple[int, int], list[int]]) -> Positions:
+    """The positions of one rank's collectives, given by window and step, in order."""
+    counts = Counter(len(instances) for instances in by_step.values())
+    usual = max(counts, key=lambda count: (counts[count], count))
+    first_steps = {window: min(s for w, s in by_step if w == window) for window, _ in by_step}
+    positions: Positions = {}
+    for (window, step), instances in by_step.items():
+        missing = max(usual - len(instances), 0) if step == first_steps[window] else 0
+        positions |= {instance: (step, missing + i + 1) for i, instance in enumerate(instances)}
+    return positions
+
+
+def sections(local: Local, time: Ints, step: Ints, positions: Positions) -> Ints:
+    """[N] position of the last collective that the rank had called in the step by each time.
+
+    0 where the step had called none yet, -1 outside steps.
+
+    Args:
+        local: the rank.
+        time: [N] ns.
+        step: [N] step that each belongs to.
+        positions: of the rank's collectives.
+    """
+    ran, called = called_at(local)
+    known = [
+        (*positions[instance], time_called)
+        for instance, time_called in zip(local.instance[ran].tolist(), called.tolist())
+        if instance in positions
+    ]
+    if not known:
+        return np.where(step >= 0, 0, -1)
+    in_step, position, when = np.array(known, np.int64).T
+    at = np.searchsorted(when, time, side="left") - 1
+    same_step = (at >= 0) & (in_step[np.maximum(at, 0)] == step)
+    return np.where(step >= 0, np.where(same_step, position[np.maximum(at, 0)], 0), -1)

@@ -1,0 +1,316 @@
+"""One rank's share of the graph: its nodes and the edges among them.
+
+In: a `Local` and its syncs. Out: a `Part` in numbering of its own, with the nodes that other ranks' edges
+attach to. Nodes are pieces of CPU threads first, then work on streams and workers. Lags are left at zero:
+they are pooled over all ranks by `graph_builder.py`. Work whose launch the trace does not hold and that comes
+first on its lane keeps its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.replay.build.cpu_threads import Pieces, cut_thread
+from dpro.replay.build.cpu_waits import (
+    Threads,
+    Waits,
+    ended_when_told,
+    hand_over,
+    results_of_collectives,
+    threads_of,
+)
+from dpro.replay.build.data_dependencies import as_spans, between_streams, between_threads
+from dpro.replay.build.dependencies import WORK, Links, Numbering, join, links, number_nodes, resolve
+from dpro.replay.build.gpu_streams import Blocked, blocked_calls, event_links, streams_of
+from dpro.replay.build.phases import Positions, sections
+from dpro.replay.build.rank_view import KIND, Local
+from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
+
+Ints = NDArray[np.int64]
+
+# GPU clocks are read to about this: work that begins longer before its call returns did not wait for that.
+BEGUN_NS = 100_000
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes and edges of one rank in one window.
+
+    Attributes:
+        begins: [N] ns, when each node began, or its arrival; nodes are numbered from 0.
+        nodes: makes their columns and the lanes of the part. All parts' at once would be large.
+        edges: between them.
+        instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
+        background: spans on threads that touch neither a stream nor a collective, left out.
+    """
+
+    begins: Ints
+    nodes: Callable[[], tuple[Nodes, Lanes]]
+    edges: Edges
+    instance: Ints
+    arrive: Ints
+    transfer: Ints
+    background: int
+
+
+def build_part(
+    local: Local, syncs: pl.DataFrame, needs: pl.DataFrame, names: pl.Series, positions: Positions
+) -> Part:
+    """Build one rank's share of the graph.
+
+    Args:
+        local: the rank's spans.
+        syncs: its rows of the `syncs` table, on the aligned clock.
+        needs: its pairs of `dpro.replay.build.data_dependencies.told_dependencies`.
+        names: the graph's names by code.
+        positions: where in its step each of its collectives stands.
+    """
+    threads = threads_of(local, names)
+    local = ended_when_told(local, threads, names)
+    streams = streams_of(local)
+    blocked = blocked_calls(local, streams, syncs, names)
+    told = as_spans(local, needs)
+    handed = between_threads(local, [*threads.segments], *told)
+    waits = [
+        *(hand_over(local, threads, tid, handed) for tid in threads.backward),
+        results_of_collectives(local, threads, names),
+        _waits_in_calls(local, blocked),
+    ]
+    released = _released(local, blocked)
+    given = [*(wait.links for wait in waits), handed]
+    pieces = {tid: _cut(local, threads, tid, waits, given, released) for tid in threads.segments}
+    executed = np.flatnonzero((local.instance >= 0) & ~local.on_gpu)
+    work = np.concatenate([streams.work, executed[np.argsort(local.start[executed], kind="stable")]])
+    numbering = number_nodes(pieces, work, local.instance >= 0)
+    found = [
+        *given,
+        _launches(local, work, released),
+        _lane_order(local, work),
+        event_links(local, streams, syncs, between_streams(local, streams, *told), names),
+    ]
+    edges = resolve(join(found), numbering)
+    nodes = partial(node_columns, local, threads, numbering, positions)
+    ran, instance = local.meetings
+    arrive, transfer = numbering.begins[ran], numbering.ends[ran]
+    began = np.repeat(local.start[work], numbering.ends[work] - numbering.begins[work] + 1)
+    begins = np.concatenate([*(piece.start for piece in pieces.values()), began])
+    return Part(begins, nodes, edges, instance, arrive, transfer, threads.background)
+
+
+def _waits_in_calls(local: Local, blocked: list[Blocked]) -> Waits:
+    """Calls that were blocked on GPU work, as waits of their threads."""
+    rows = np.array([(local.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
+    pairs = [(span, local.tid[b.call], b.end, not b.told) for b in blocked for span in b.awaited]
+    awaited = np.array(pairs, np.int64).reshape(-1, 4)
+    found = links(EdgeKind.SYNC, (WORK, awaited[:, 0]), (awaited[:, 1], awaited[:, 2]), awaited[:, 3] > 0)
+    return Waits(rows[:, 0], rows[:, 1], rows[:, 2], found)
+
+
+def _released(local: Local, blocked: list[Blocked]) -> Ints:
+    """[S] ns when each launching call lets go of what it launches.
+
+    A call that launches one piece of GPU work lets go when it returns, or when it begins to block. One that
+    launches many (a CUDA graph), one that copies piece by piece, and the call of a CPU collective go on after
+    the work has begun.
+    """
+    released = local.end.copy()
+    for b in blocked:
+        released[b.call] = min(released[b.call], b.start)
+    work = np.flatnonzero(local.launch >= 0)
+    call = local.launch[work]
+    count = np.bincount(call, minlength=local.start.size)
+    began = local.start[work] < local.end[call] - BEGUN_NS
+    early = work[(count[call] > 1) | ~local.on_gpu[work] | began]
+    np.minimum.at(released, local.launch[early], local.start[early])
+    return np.maximum(released, local.start)
+
+
+def _cut(
+    local: Local, threads: Threads, tid: int, waits: list[Waits], given: list[Links], released: Ints
+) -> Pieces:
+    """Cut a thread where it waits, where it lets go of work or hands over, and where steps begin and end."""
+    calls = local.calls
+    handed = [each.source_at[each.source_thread == tid] for each in given]
+    cuts = [released[calls[local.tid[calls] == tid]], local.step_start, [local.steps_end], *handed]
+    mine = [wait.tid == tid for wait in waits]
+    return cut_thread(
+        threads.segments[tid],
+        np.concatenate(cuts),
+        np.concatenate([wait.start[m] for wait, m in zip(waits, mine)]),
+        np.concatenate([wait.end[m] for wait, m in zip(waits, mine)]),
+    )
+
+
+def _launches(local: Local, work: Ints, released: Ints) -> Links:
+    """From the moment a call lets go to the work it launched; inferred where that is before it returns.
+
+    Of the work of a CUDA graph only the first on each stream is bound to the call: the rest follows it.
+    """
+    launched = work[local.launch[work] >= 0]
+    place = place_of_work(local, launched)
+    order = np.lexsort((local.start[launched], place, local.launch[launched]))
+    launched, place = launched[order], place[order]
+    call = local.launch[launched]
+    leads = np.append(True, (call[1:] != call[:-1]) | (place[1:] != place[:-1]))[: launched.size]
+    launched, call = launched[leads], call[leads]
+    early = released[call] < local.end[call]
+    return links(EdgeKind.LAUNCH, (local.tid[call], released[call]), (WORK, launched), early)
+
+
+def _lane_order(local: Local, work: Ints) -> Links:
+    """Each piece of work after the one before it on its stream or worker; messages wait for nobody there."""
+    work = work[~local.is_message[work]]
+    place = place_of_work(local, work)
+    ordered = work[np.lexsort((local.end[work], local.start[work], place))]
+    place = place_of_work(local, ordered)
+    same = np.flatnonzero(place[1:] == place[:-1])
+    return links(EdgeKind.STREAM, (WORK, ordered[same]), (WORK, ordered[same + 1]))
+
+
+Bools = NDArray[np.bool_]
+
+COMMUNICATION_THREAD = "communication thread"
+KIND_OF_PIECE = np.full(len(KIND) + 1, NodeKind.GAP, np.int64)  # by kind of the innermost span; -1: no span
+KIND_OF_PIECE[KIND["cpu_op"]] = NodeKind.CPU
+KIND_OF_PIECE[KIND["runtime"]] = NodeKind.RUNTIME
+KIND_OF_PIECE[[KIND["annotation"], KIND["python"]]] = NodeKind.HOST
+
+Block = dict[str, Ints]  # kind, start, end, span, around, caused, lane, anchored: one entry per node
+Lanes = list[tuple[int, str]]
+
+
+def node_columns(
+    local: Local, threads: Threads, numbering: Numbering, positions: Positions
+) -> tuple[Nodes, Lanes]:
+    """The nodes of a rank in the order of their numbers, and its lanes.
+
+    Args:
+        local: the rank.
+        threads: its CPU threads.
+        numbering: its nodes.
+        positions: where in its step each of its collectives stands.
+    """
+    lanes: Lanes = []
+    blocks = [_pieces(local, threads, numbering, tid, lanes) for tid in numbering.pieces]
+    blocks.append(_work(local, numbering, lanes))
+    block = {name: np.concatenate([b[name] for b in blocks]) for name in blocks[-1]}
+    span, around, total = block["span"], block["around"], numbering.num_nodes
+    inner = np.maximum(span, 0)
+    step = local.step_of(block["caused"])
+    is_work = np.isin(block["kind"], (NodeKind.ARRIVE, NodeKind.TRANSFER))
+    anchored = block["anchored"].astype(np.bool_)
+    nodes = Nodes(
+        kind=block["kind"],
+        duration=block["end"] - block["start"],
+        earliest=np.where(anchored, block["start"], 0),
+        anchored=anchored,
+        rank=np.full(total, local.rank),
+        window=np.full(total, local.window),
+        step=step,
+        lane=block["lane"],
+        name=np.where(span >= 0, local.name[inner], -1),
+        around=np.where(around >= 0, local.name[np.maximum(around, 0)], -1),
+        span=np.where(span >= 0, local.span_id[inner], -1),
+        collective=np.where(is_work, local.instance[inner], -1),
+        bytes=np.where(block["kind"] == NodeKind.TRANSFER, local.payload[inner], -1),
+        message=np.where(block["kind"] == NodeKind.TRANSFER, local.message[inner], -1),
+        section=sections(local, block["caused"], step, positions),
+        measured_start=block["start"],
+        measured_end=block["end"],
+    )
+    return nodes, lanes
+
+
+def _pieces(local: Local, threads: Threads, numbering: Numbering, tid: int, lanes: Lanes) -> Block:
+    piece = numbering.pieces[tid]
+    around = threads.annotations[tid]
+    anchored = np.zeros(piece.start.size, np.int64)
+    anchored[0] = tid not in threads.backward  # those start when they are handed work
+    lanes.append((local.rank, "main thread" if tid == local.main_tid else f"thread {tid}"))
+    return {
+        "kind": KIND_OF_PIECE[np.where(piece.span >= 0, local.kind[np.maximum(piece.span, 0)], -1)],
+        "start": piece.start,
+        "end": piece.end,
+        "span": piece.span,
+        "around": around.span[around.at(piece.start)],
+        "caused": piece.start,
+        "lane": np.full(piece.start.size, len(lanes) - 1),
+        "anchored": anchored,
+    }
+
+
+def _work(local: Local, numbering: Numbering, lanes: Lanes) -> Block:
+    """One node per kernel or copy; an arrival and a transfer per collective."""
+    work = numbering.work
+    collective = local.instance[work] >= 0
+    single = np.where(local.kind[work] == KIND["kernel"], NodeKind.KERNEL, NodeKind.COPY)
+    moved_from = np.clip(local.rendezvous[work], local.start[work], local.end[work])
+    lane, first_on_lane = _lanes_of_work(local, work, lanes)
+    anchored = first_on_lane & (local.launch[work] < 0)
+    caused = _when_asked_for(local, work, lane)
+    first = {
+        "kind": np.where(collective, NodeKind.ARRIVE, single),
+        "start": local.start[work],
+        "end": np.where(collective, local.start[work], local.end[work]),
+        "span": work,
+        "around": np.full(work.size, -1),
+        "caused": caused,
+        "lane": lane,
+        "anchored": anchored.astype(np.int64),
+    }
+    second = first | {
+        "kind": np.full(work.size, NodeKind.TRANSFER),
+        "start": moved_from,
+        "end": local.end[work],
+        "anchored": np.zeros(work.size, np.int64),
+    }
+    # An arrival's number is followed by its transfer's.
+    both = np.concatenate([numbering.begins[work], numbering.ends[work][collective]])
+    order = np.argsort(both, kind="stable")
+    return {name: np.concatenate([first[name], second[name][collective]])[order] for name in first}
+
+
+def _lanes_of_work(local: Local, work: Ints, lanes: Lanes) -> tuple[Ints, Bools]:
+    """[W] lane of each piece of work, and whether it is the first there; new lanes are appended."""
+    place = place_of_work(local, work)
+    lane = np.empty(work.size, np.int64)
+    first = np.zeros(work.size, np.bool_)
+    for here in np.unique(place).tolist():
+        mine = np.flatnonzero(place == here)
+        lane[mine] = len(lanes)
+        first[mine[np.argmin(local.start[work[mine]])]] = True
+        one = work[mine[0]]
+        on_gpu = bool(local.on_gpu[one])
+        what = (
+            f"stream {local.stream[one] % 100_000}" if on_gpu else f"{COMMUNICATION_THREAD} {local.tid[one]}"
+        )
+        lanes.append((local.rank, what))
+    return lane, first
+
+
+def place_of_work(local: Local, work: Ints) -> Ints:
+    """[W] a number for where each piece of work runs: one per stream, and per thread with collectives."""
+    on_gpu = local.on_gpu[work]
+    runs_on = np.where(on_gpu, local.stream[work], local.tid[work])
+    return 2 * np.unique(runs_on, return_inverse=True)[1] + on_gpu
+
+
+def _when_asked_for(local: Local, work: Ints, lane: Ints) -> Ints:
+    """[W] ns when each piece of work was launched; where unknown, as the work before it on its lane, and
+    where there is none, before the window. A trace without launches tells only when work ran.
+    """
+    if not (local.launch[work] >= 0).any():
+        return local.start[work]
+    asked = np.where(local.launch[work] >= 0, local.start[np.maximum(local.launch[work], 0)], -1)
+    order = np.lexsort((local.start[work], lane))
+    known = np.maximum.accumulate(np.where(asked[order] >= 0, np.arange(order.size), -1))
+    same_lane = (known >= 0) & (lane[order][np.maximum(known, 0)] == lane[order])
+    result = np.empty(work.size, np.int64)
+    result[order] = np.where(same_lane, asked[order][np.maximum(known, 0)], local.begin - 1)
+    return result

@@ -1,0 +1,279 @@
+"""How far to believe a replay: its errors against the trace, and what the trace did not tell.
+
+In: a graph with its matching, and its timeline. Out: numbers and a plain verdict. A small error of the step
+time proves little by itself (wrong parts can add up right), so the errors of single starts, the time that
+nothing explains, and the starts that were taken from the trace are counted too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.classify import classify
+from dpro.replay.build.graph_builder import Built
+from dpro.replay.fidelity.evidence import Evidence, evidence_of, is_started
+from dpro.replay.fidelity.fit import counted_starts, rank_errors, start_errors, step_errors
+from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
+from dpro.replay.fidelity.missing_ranks import Meetings, fold
+from dpro.replay.fidelity.overlap import Overlap, overlap_of
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.steps.durations import steps_of
+from dpro.replay.timeline import Timeline, extents_of, measured_step_times, replay, step_times
+from dpro.schema import STEPS
+from dpro.store import Manifest
+from dpro.units import NS_PER_MS, ms, us
+
+Ints = NDArray[np.int64]
+
+# Beyond these a replay does not describe the job well enough to predict from.
+WORST_STEP_ERROR_PCT = 5.0
+WORST_UNEXPLAINED = 0.10
+WORST_ANCHORED = 0.20
+# What a good replay keeps to; where one does not, the verdict says so. Starts in shares of a step.
+GOOD_STEP_ERROR_PCT = 1.0
+GOOD_START_MEDIAN = 0.002
+GOOD_START_P95 = 0.02
+GOOD_UNEXPLAINED = 0.01
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What is known about how well a replay fits.
+
+    Attributes:
+        steps: `window`, `step`, `measured_ns`, `replayed_ns`, `error_pct`.
+        ranks: `rank`, `error_pct`, `p50`, `p95` (ns), as of `dpro.replay.fidelity.fit.rank_errors`.
+        error_pct: mean of the steps' absolute errors.
+        starts_ns: percentiles of |replayed - measured| starts of GPU work and collectives, or of CPU
+            spans where there are none, in the replay of the graph that is predicted from; those that the
+            trace sets are left out, and it is empty where it sets all.
+        collectives_matched: share of collectives found on all ranks that recorded their group, of those that
+            the windows of all these ranks cover.
+        collectives_outside: share of all collectives that ran outside the window of some rank.
+        kernels_classified: share of GPU time in kernels of a known class; None without GPU work.
+        time_unexplained: share of the ranks' window time in which GPU work or a collective could have
+            started by all that is known, but had not.
+        host_gaps: share of the threads' time that no span explains; it is kept as work of its own.
+        evidence: what the starts rest on.
+        overlap: how kernels slow down beside communication; None where the trace does not tell.
+        reasons: what the trace cannot answer, one line each.
+        doubts: where it fits less well than a good replay, one line each.
+        answerable: whether the replay fits well enough for detectors, and predictions, to start from it.
+        assumed: what was taken for granted, one line each.
+        meetings: collectives with ranks that are missing; None where there are none.
+        figures: all that predictions stand or fall with, each with its bars, worst first.
+    """
+
+    steps: pl.DataFrame
+    ranks: pl.DataFrame
+    error_pct: float
+    starts_ns: Mapping[int, float]
+    collectives_matched: float
+    kernels_classified: float | None
+    time_unexplained: float
+    host_gaps: float
+    evidence: Evidence
+    overlap: Overlap | None
+    reasons: tuple[str, ...]
+    doubts: tuple[str, ...]
+    answerable: bool
+    assumed: tuple[str, ...] = ()
+    meetings: Meetings | None = None
+    collectives_outside: float = 0.0
+    figures: tuple[Figure, ...] = ()
+
+    @property
+    def start_error_ns(self) -> tuple[float, float] | None:
+        """Median and 95th percentile of the errors of derived starts; None where no start is derived."""
+        return (self.starts_ns[50], self.starts_ns[95]) if self.starts_ns else None
+
+    @property
+    def starts_anchored(self) -> float:
+        """Share of starts of GPU work and collectives whose time was taken from the trace in any way."""
+        return self.evidence.anchored + self.evidence.fitted
+
+    @property
+    def score(self) -> float:
+        """How good predictions are, from 0 to 1: what the worst figure scores."""
+        return score_of(self.figures) if self.answerable else 0.0
+
+    @property
+    def grade(self) -> str:
+        """The score in a word: good, fair or poor."""
+        return grade_of(self.score)
+
+    @property
+    def verdict(self) -> str:
+        """How far to believe predictions, in a sentence."""
+        return in_words(self.score, self.figures)
+
+
+def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
+    """Compare a replay of the unchanged graph with the trace.
+
+    Args:
+        built: graph and matching.
+        timeline: its replay.
+        manifest: the run's.
+    """
+    graph = built.graph
+    steps = step_errors(timeline)
+    error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
+    unexplained = unexplained_share(graph)
+    evidence = evidence_of(timeline)
+    derived = replay(built.predictive) if built.of_operations else timeline
+    starts = start_errors(derived, counted_starts(derived))
+    # What late launches cost is the unexplained share: their number is no harm.
+    doubtful = 0.0 if built.of_operations else evidence.anchored + evidence.fitted
+    why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
+    folding = fold(built, manifest)
+    return Trust(
+        steps=steps,
+        ranks=rank_errors(timeline, derived),
+        error_pct=error_pct,
+        starts_ns=starts,
+        collectives_matched=built.matching.share_on_all_ranks,
+        kernels_classified=_share_classified(graph),
+        time_unexplained=unexplained,
+        host_gaps=_share_of_gaps(graph),
+        evidence=evidence,
+        overlap=None if built.of_operations else overlap_of(timeline),
+        reasons=(*why_not, *folding.unknown, *_not_known(built, manifest)),
+        doubts=tuple(_doubts(steps, error_pct, starts, unexplained)),
+        answerable=not why_not,
+        assumed=(*folding.assumed, *_assumed(built, unexplained)),
+        meetings=folding.meetings,
+        collectives_outside=built.matching.share_outside,
+        figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(_steps_of(built))),
+    )
+
+
+def _steps_of(built: Built) -> pl.DataFrame:
+    return STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
+
+
+def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:
+    late = built.graph.nodes.kind == NodeKind.DELAY
+    if not late.any():
+        return built.assumed
+    launches = (
+        "launches were not recorded: that operations begin later than all they depend on makes up "
+        f"{unexplained:.1%} of the steps; predictions take the usual delay of each kind"
+    )
+    return (launches, *built.assumed)
+
+
+def unexplained_share(graph: Graph) -> float:
+    """Share of the ranks' window time in which work could have started, by all edges, but had not.
+
+    Where such time is a node of its own, what the steps would save without it: many wait for others
+    meanwhile.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    delay = nodes.kind == NodeKind.DELAY
+    if delay.any():
+        prompt = replay(graph.with_durations(np.where(delay, 0, nodes.duration)))
+        measured = float(measured_step_times(graph)["duration_ns"].sum())
+        left = float(step_times(graph, prompt.start, prompt.end)["duration_ns"].sum())
+        return 1 - left / measured if measured else 0.0
+    started, ready = is_started(graph), nodes.earliest.copy()
+    to_work = np.flatnonzero(started[edges.target])
+    ended = nodes.measured_end[edges.source[to_work]] + edges.lag[to_work]
+    np.maximum.at(ready, edges.target[to_work], ended)
+    lag = np.maximum(nodes.measured_start - ready, 0)[started]
+    extents = extents_of(graph, ["rank", "window"], nodes.measured_start, nodes.measured_end)
+    total = float((extents["end"] - extents["start"]).sum())
+    return float(lag.sum()) / total if total else 0.0
+
+
+def _share_of_gaps(graph: Graph) -> float:
+    cpu = graph.nodes.kind <= NodeKind.GAP
+    total = int(graph.nodes.duration[cpu].sum())
+    return float(graph.nodes.duration[graph.nodes.kind == NodeKind.GAP].sum()) / total if total else 0.0
+
+
+def _share_classified(graph: Graph) -> float | None:
+    nodes = graph.nodes
+    gpu = np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.TRANSFER)) & (nodes.duration > 0)
+    gpu &= np.isin(nodes.lane, [i for i, (_, what) in enumerate(graph.lanes) if what.startswith("stream")])
+    total = int(nodes.duration[gpu].sum())
+    if total == 0:
+        return None
+    known = np.array([classify(name).kind != "other" for name in graph.names])
+    return float(nodes.duration[gpu & known[nodes.name]].sum()) / total
+
+
+def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:
+    """What forbids predictions from the replay, one line each."""
+    reasons = []
+    if steps == 0:
+        reasons.append("no whole step in the trace: record at least two steps")
+    if error_pct > WORST_STEP_ERROR_PCT:
+        reasons.append(f"the replayed steps are off by {error_pct:.1f}%: do not predict from this trace")
+    if unexplained > WORST_UNEXPLAINED:
+        reasons.append(
+            f"nothing in the trace explains {unexplained:.1%} of the time before GPU work and collectives"
+        )
+    if anchored > WORST_ANCHORED:
+        reasons.append(
+            f"{anchored:.0%} of the starts of GPU work and collectives were taken from the trace, which does "
+            "not tell what they depend on: a small error proves nothing"
+        )
+    return reasons
+
+
+def _doubts(
+    steps: pl.DataFrame, error_pct: float, starts: Mapping[int, float], unexplained: float
+) -> list[str]:
+    """Where the replay fits less well than a good one, and predictions are accordingly less sharp."""
+    doubts = []
+    if GOOD_STEP_ERROR_PCT < error_pct <= WORST_STEP_ERROR_PCT:
+        doubts.append(f"the replayed steps are off by {error_pct:.1f}%: gains below that cannot be told")
+    step_ns = float(steps["measured_ns"].mean() or 0.0)  # type: ignore[arg-type]
+    for percent, good, which in ((50, GOOD_START_MEDIAN, "half"), (95, GOOD_START_P95, "one in twenty")):
+        if starts.get(percent, 0.0) > good * step_ns > 0:
+            doubts.append(
+                f"{which} of the starts are off by {us(starts[percent]):,.0f} us or more, "
+                f"{starts[percent] / step_ns:.1%} of a step: where in a step time goes is known less well "
+                "than how long it takes"
+            )
+    if GOOD_UNEXPLAINED < unexplained <= WORST_UNEXPLAINED:
+        doubts.append(
+            f"nothing in the trace explains {unexplained:.1%} of the time before GPU work and collectives"
+        )
+    return doubts
+
+
+def _not_known(built: Built, manifest: Manifest) -> list[str]:
+    """What the trace leaves open without forbidding predictions, one line each."""
+    reasons = list(built.unknown)
+    silent = sorted(set(manifest.ranks) - {int(rank) for rank in np.unique(built.graph.nodes.rank)})
+    if silent:
+        reasons.append(f"no spans of ranks {', '.join(map(str, silent))}: they are left out")
+    if not built.steps_known:
+        reasons.append("no steps are known: each window is taken as one step; mark steps in the profiler")
+    if len(manifest.ranks) > 1 and not built.of_operations and not (built.matching.rows["members"] > 1).any():
+        reasons.append("no collective is known on two ranks: who waits for whom cannot be told")
+    reasons += [
+        f"collectives not matched ({line}): their waiting counts as communication"
+        for line in built.matching.refused
+    ]
+    return reasons + _clocks_not_known(built)
+
+
+def _clocks_not_known(built: Built) -> list[str]:
+    uncertainty = {place: clock.line.uncertainty_ns for place, clock in built.alignment.clocks.items()}
+    reasons = []
+    unsure = {rank for (rank, _), ns in uncertainty.items() if ns > NS_PER_MS}
+    if unsure:
+        worst = ms(max(uncertainty.values()))
+        reasons.append(f"the clocks of {len(unsure)} ranks are known only to {worst:.1f} ms")
+    unknown = {rank for (rank, _), ns in uncertainty.items() if ns < 0}
+    if unknown and (built.matching.rows["members"] > 1).any():
+        reasons.append(f"nothing tells how far the clocks of {len(unknown)} ranks are off")
+    return reasons

@@ -1,0 +1,142 @@
+"""A graph and the judgement of its replay as one file, so that a second command need not make them again.
+
+In: records of arrays, frames, texts and numbers. Out: an `.npz` file of the arrays, each as narrow as its
+values allow, and one JSON text for what holds them together; and the same records from it. Nothing is
+unpickled, no class but those listed here is made, and a file that is not whole is no file. Which run a file
+belongs to is not known here.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.replay.alignment.align import Alignment, Clock
+from dpro.replay.alignment.clocks import Line
+from dpro.replay.alignment.match import Matching
+from dpro.replay.build.graph_builder import Built
+from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.fidelity.evidence import Evidence
+from dpro.replay.fidelity.grade import Figure
+from dpro.replay.fidelity.missing_ranks import Meetings
+from dpro.replay.fidelity.overlap import Overlap
+from dpro.replay.graph import Edges, Graph, Message, Nodes, Place
+from dpro.store import Run
+
+Array = NDArray[Any]
+
+RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
+    kind.__name__: kind
+    for kind in (
+        Alignment, Built, Clock, Edges, Evidence, Figure, Graph, Line, Matching, Meetings, Message, Nodes,
+        Overlap, Place, Trust,
+    )
+}  # fmt: skip
+OUTLINE = "outline"
+DAMAGED = (
+    OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, zipfile.BadZipFile,
+    pl.exceptions.PolarsError,
+)  # fmt: skip
+NARROW = (np.int8, np.int16, np.int32)
+
+
+def save(file: Path, built: Built, trust: Trust) -> None:
+    """Write both, whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    arrays: dict[str, Array] = {}
+    outline = json.dumps(_taken_apart((built, trust), arrays))
+    arrays[OUTLINE] = np.frombuffer(outline.encode(), np.uint8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
+    """Read both; None where there is no such file, or not a whole one.
+
+    Args:
+        file: what `save` has written.
+        run: what the graph was made from.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
+            outline = json.loads(arrays[OUTLINE].tobytes())
+            built, trust = _put_together(outline, arrays, run)
+    except DAMAGED:
+        return None
+    return (built, trust) if isinstance(built, Built) and isinstance(trust, Trust) else None
+
+
+def _taken_apart(value: Any, arrays: dict[str, Array]) -> Any:
+    """The value as JSON, in which arrays and frames stand as names of `arrays`."""
+    kind = type(value)
+    if RECORDS.get(kind.__name__) is kind:
+        names = getattr(value, "_fields", None) or [f.name for f in fields(value)]
+        return {kind.__name__: {name: _taken_apart(getattr(value, name), arrays) for name in names}}
+    if isinstance(value, np.ndarray):
+        return {"array": _named(_narrow(value), arrays), "dtype": value.dtype.str}
+    if isinstance(value, pl.DataFrame):
+        stream = io.BytesIO()
+        value.write_ipc(stream)
+        return {"frame": _named(np.frombuffer(stream.getvalue(), np.uint8), arrays)}
+    if isinstance(value, Mapping):
+        return {"mapping": [[_taken_apart(each, arrays) for each in item] for item in value.items()]}
+    if isinstance(value, (tuple, list)):
+        return {"tuple": [_taken_apart(each, arrays) for each in value]}
+    if isinstance(value, Run):
+        return {"run": None}
+    return value
+
+
+def _named(array: Array, arrays: dict[str, Array]) -> str:
+    name = str(len(arrays))
+    arrays[name] = array
+    return name
+
+
+def _narrow(array: Array) -> Array:
+    """Integers in the smallest type that holds them all: a graph is then a quarter as large."""
+    if array.dtype != np.int64 or array.size == 0:
+        return array
+    low, high = array.min(), array.max()
+    fitting = (t for t in NARROW if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
+    return array.astype(next(fitting, np.int64))
+
+
+def _put_together(outline: Any, arrays: Mapping[str, Array], run: Run) -> Any:
+    if not isinstance(outline, dict):
+        return outline
+    (kind, content), *_ = outline.items()
+    if kind in RECORDS:
+        return RECORDS[kind](**{each: _put_together(content[each], arrays, run) for each in content})
+    if kind == "array":
+        whole = arrays[content].astype(outline["dtype"], copy=False)
+        whole.setflags(write=False)
+        return whole
+    if kind == "frame":
+        return pl.read_ipc(io.BytesIO(arrays[content].tobytes()))
+    if kind == "mapping":
+        return {_put_together(key, arrays, run): _put_together(each, arrays, run) for key, each in content}
+    if kind == "tuple":
+        return tuple(_put_together(each, arrays, run) for each in content)
+    if kind == "run":
+        return run
+    raise ValueError(f"a file of a graph names {kind}")

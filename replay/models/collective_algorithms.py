@@ -1,0 +1,91 @@
+"""What collectives cost by the algorithm that runs them: messages one after the other, and bytes on a link.
+
+In: an operation, an algorithm, a number of ranks. Out: `Cost`, in which a message costs alpha and a byte of
+the payload beta. A fitted line (`link_costs.py`) is latency = messages * alpha and ns per byte = share * beta
+of the algorithm that ran, so that it tells what another one, or another number of ranks, would cost.
+
+Ring and halving (recursive halving and doubling): Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005). Tree, for
+all-reduces: two binary trees at once (Sanders, Speck and Traeff, Parallel Computing 35, 2009), as NCCL does
+it, in a pipeline of pieces. In two levels: reduce-scatter within hosts, all-reduce between them, all-gather
+within (Cho et al., BlueConnect, MLSys 2019), with one port per host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.models.link_costs import Line
+
+Floats = NDArray[np.float64]
+
+RING, TREE, HALVING = "ring", "tree", "halving"
+FLAT = (RING, TREE, HALVING)
+ONE_WAY = ("all_gather", "reduce_scatter")  # an all-reduce is one of each, one after the other
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one collective: `messages` * alpha + `share` * bytes * beta."""
+
+    messages: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a message (ns) and a byte (ns) cost on a link."""
+
+    alpha: float
+    beta: float
+
+
+def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
+    """What an operation of so many ranks costs.
+
+    Raises:
+        Unanswerable: there is no formula for it.
+    """
+    if num_ranks < 2:
+        return Cost(0.0, 0.0)
+    share, rounds = (num_ranks - 1) / num_ranks, float(ceil(log2(num_ranks)))
+    one_way = {RING: Cost(num_ranks - 1.0, share), HALVING: Cost(rounds, share)}
+    if op in ONE_WAY and algorithm in one_way:
+        return one_way[algorithm]
+    if op == "all_to_all":  # pairwise, whatever runs the others
+        return Cost(num_ranks - 1.0, share)
+    if op == "all_reduce" and algorithm in FLAT:
+        half = one_way.get(algorithm, Cost(rounds, 1.0))
+        return Cost(2 * half.messages, 2 * half.share)
+    raise Unanswerable(f"there is no formula for {op} by {algorithm}")
+
+
+def link_of(line: Line, spent: Cost) -> Link:
+    """The link on which a collective of this cost takes what its line says."""
+    return Link(line.latency_ns / spent.messages, line.ns_per_byte / spent.share)
+
+
+def time_ns(spent: Cost, link: Link, num_bytes: Floats) -> Floats:
+    """[T] ns for payloads."""
+    return spent.messages * link.alpha + spent.share * link.beta * num_bytes
+
+
+def two_level_ns(
+    op: str, hosts: int, per_host: int, outside: Link, inside: Link, num_bytes: Floats
+) -> Floats:
+    """[T] ns of a collective that runs within hosts first, then between them; each ring by ring.
+
+    Each rank of a host takes its share of the payload to its counterparts: the host's one port moves all
+    shares.
+
+    Raises:
+        Unanswerable: there is no formula for it.
+    """
+    if op not in (*ONE_WAY, "all_reduce"):
+        raise Unanswerable(f"there is no formula for {op} in two levels")
+    within, between = cost(op, RING, per_host), cost(op, RING, hosts)
+    return time_ns(within, inside, num_bytes) + time_ns(between, outside, num_bytes)

@@ -1,0 +1,317 @@
+"""Data-parallel gradients: when each parameter's is ready, in which bucket it goes, where it is needed next.
+
+In: a graph and the run it was made from. Out: one `Pass` per backward pass that reduces gradients, and for
+each parameter the node of the forward pass that first needs it, on the thread or on the GPU. DDP hangs a hook
+on each parameter's AccumulateGrad: the k-th of these in a pass is the k-th parameter in the order in which
+gradients were ready when the buckets were rebuilt, which is the order of the buckets. A gradient is
+accumulated right behind the backward operator that made it, which has the sequence number of its forward
+operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.schema import BUCKETS, SPANS
+from dpro.store import Run
+
+Ints = NDArray[np.int64]
+
+ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+MB = 1 << 20
+NO_BUCKETS = (
+    "the run does not tell which parameters are in which gradient bucket: record a DDP job with `dpro record`"
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What is reduced, in the order in which it is ready; all ranks alike.
+
+    Attributes:
+        num_bytes: [P] size of each gradient.
+        shapes: shape of each parameter.
+        hook: what reduces in place of a plain all-reduce, empty for nothing.
+    """
+
+    num_bytes: Ints
+    shapes: tuple[tuple[int, ...], ...]
+    hook: str
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One backward pass of one rank.
+
+    Attributes:
+        rank, window, step: which.
+        ready: [P] the node of the thread after which each gradient is ready.
+        closes: [B] the last parameter in each bucket.
+        calls: for each bucket the nodes of the thread that call its reduction.
+        arrive, transfer: [B] nodes of the reductions.
+    """
+
+    rank: int
+    window: int
+    step: int
+    ready: Ints
+    closes: Ints
+    calls: tuple[Ints, ...]
+    arrive: Ints
+    transfer: Ints
+
+
+def parameters_of(run: Run | None) -> Parameters:
+    """The parameters of the run's only DDP module.
+
+    Raises:
+        Unanswerable: there is none, there are several, or their sizes are not recorded.
+    """
+    buckets = run.table(BUCKETS) if run is not None else BUCKETS.empty()
+    if buckets.is_empty():
+        raise Unanswerable(NO_BUCKETS)
+    buckets = buckets.filter(pl.col("source").str.starts_with("DDP"))
+    if buckets.is_empty():
+        raise Unanswerable("gradients are reduced by FSDP, which has no buckets of a size to choose")
+    if buckets["module"].n_unique() > 1:
+        raise Unanswerable("several modules are wrapped by DDP: which bucket is whose is not told apart")
+    own = buckets.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
+    sizes = own["parameter_bytes"].explode(empty_as_null=False)
+    if (own["parameter_bytes"].list.len() == 0).any():
+        raise Unanswerable(
+            "sizes of single parameters are not in the run: DDP did not rebuild its buckets "
+            "(find_unused_parameters), or an older dpro recorded it"
+        )
+    shapes = [tuple(shape) for each in own["shapes"].to_list() for shape in each]
+    return Parameters(sizes.to_numpy(), tuple(shapes), str(own["hook"][0]))
+
+
+def passes_of(graph: Graph, num_parameters: int) -> list[Pass]:
+    """Backward passes that reduce gradients, of all ranks, in order of time on each.
+
+    Raises:
+        Unanswerable: there are none, or what was seen does not fit what was recorded of the buckets.
+    """
+    if graph.run is None or ACCUMULATE not in graph.names:
+        raise Unanswerable("the run does not show when gradients are ready: it holds no autograd spans")
+    spans = graph.run.table(SPANS, ["span_id", "rank", "window", "name", "start_ns", "duration_ns", "tid"])
+    issued = spans.filter(pl.col("name").str.starts_with("c10d::"))
+    spans = spans.filter(pl.col("name") == ACCUMULATE).sort("rank", "window", "start_ns")
+    launches = Launches(graph)
+    found = []
+    for (rank, window), own in spans.group_by("rank", "window", maintain_order=True):
+        calls = issued.filter((pl.col("rank") == rank) & (pl.col("window") == window))
+        found += _passes_of_rank(graph, launches, int(rank), int(window), own, calls, num_parameters)
+    if not found:
+        raise Unanswerable("no backward pass in the run reduces gradients in buckets")
+    return found
+
+
+class Launches:
+    """Calls of collectives in a graph.
+
+    Attributes:
+        source, arrive: [C] nodes of the thread that calls, and the arrivals at the rendezvous.
+        transfer: [C] their transfers, -1 where there is none.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Read from its edges."""
+        nodes, edges = graph.nodes, graph.edges
+        launch = (edges.kind == EdgeKind.LAUNCH) & (nodes.kind[edges.target] == NodeKind.ARRIVE)
+        moves = (nodes.kind[edges.source] == NodeKind.ARRIVE) & (
+            nodes.kind[edges.target] == NodeKind.TRANSFER
+        )
+        transfer = dict(zip(edges.source[moves].tolist(), edges.target[moves].tolist()))
+        self.source, self.arrive = edges.source[launch], edges.target[launch]
+        self.transfer = np.array([transfer.get(node, -1) for node in self.arrive.tolist()], np.int64)
+
+
+def _passes_of_rank(
+    graph: Graph,
+    launches: Launches,
+    rank: int,
+    window: int,
+    spans: pl.DataFrame,
+    issued: pl.DataFrame,
+    num_parameters: int,
+) -> list[Pass]:
+    nodes = graph.nodes
+    lane = lane_of(graph, rank, window, spans["span_id"].to_numpy())
+    if lane is None:
+        return []
+    thread = np.flatnonzero((nodes.lane == lane[0]) & (nodes.window == window))
+    thread = thread[np.argsort(nodes.measured_start[thread], kind="stable")]
+    begin = spans["start_ns"].to_numpy() + lane[1]
+    end = begin + spans["duration_ns"].to_numpy()
+    called = issued.filter(pl.col("tid") == spans["tid"][0])
+    call_start = called["start_ns"].to_numpy() + lane[1]
+    call_end = call_start + called["duration_ns"].to_numpy()
+    ready = thread[np.searchsorted(nodes.measured_end[thread], end, side="right") - 1]
+    mine = np.flatnonzero(np.isin(launches.source, thread))
+    mine = mine[np.lexsort((launches.arrive[mine], nodes.measured_start[launches.source[mine]]))]
+    at = nodes.measured_start[launches.source[mine]]
+    position = np.searchsorted(begin, at, side="right") - 1
+    within = (position >= 0) & (at <= end[np.maximum(position, 0)])
+    mine, position = mine[within], position[within]
+    found = []
+    for first in _first_of_passes(nodes.step[ready], num_parameters):
+        inside = (position >= first) & (position < first + num_parameters)
+        if not inside.any():
+            continue
+        chosen = mine[inside]
+        closes = position[inside] - first
+        if closes[-1] != num_parameters - 1 or (np.diff(closes) <= 0).any():
+            raise Unanswerable(
+                "the reductions seen do not fit the buckets recorded: parameters are ready in another order"
+            )
+        pieces = [
+            _pieces(thread, nodes.measured_start, source, call_start, call_end)
+            for source in launches.source[chosen].tolist()
+        ]
+        found.append(
+            Pass(
+                rank,
+                window,
+                int(nodes.step[ready[first]]),
+                ready[first : first + num_parameters],
+                closes,
+                tuple(pieces),
+                launches.arrive[chosen],
+                launches.transfer[chosen],
+            )
+        )
+    return found
+
+
+def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, int] | None:
+    """The lane on which gradients accumulate, and what to add to recorded times to get the graph's."""
+    nodes = graph.nodes
+    mine = np.flatnonzero((nodes.rank == rank) & (nodes.window == window) & np.isin(nodes.span, span_ids))
+    if mine.size == 0 or graph.run is None:
+        return None
+    first = mine[np.argmin(nodes.measured_start[mine])]
+    spans = graph.run.table(SPANS, ["span_id", "rank", "start_ns"])
+    start = spans.filter((pl.col("rank") == rank) & (pl.col("span_id") == int(nodes.span[first])))["start_ns"]
+    return int(nodes.lane[first]), int(nodes.measured_start[first]) - int(start[0])
+
+
+def _first_of_passes(step: Ints, num_parameters: int) -> list[int]:
+    """Where passes begin: in each whole step its gradients are a multiple of the parameters.
+
+    Raises:
+        Unanswerable: they are not.
+    """
+    first = []
+    for number in np.unique(step[step >= 0]).tolist():
+        mine = np.flatnonzero(step == number)
+        if mine.size % num_parameters:
+            raise Unanswerable(
+                f"step {number} has {mine.size} gradients of {num_parameters} parameters: not all are used"
+            )
+        first += mine[::num_parameters].tolist()
+    return first
+
+
+def _pieces(thread: Ints, start: Ints, source: int, call_start: Ints, call_end: Ints) -> Ints:
+    """Nodes of a thread in the call that holds a node; that one alone where no call does."""
+    at = start[source]
+    around = np.flatnonzero((call_start <= at) & (at < np.maximum(call_end, call_start + 1)))
+    if around.size == 0:
+        return np.array([source])
+    begin, end = call_start[around[0]], call_end[around[0]]
+    on_thread = start[thread]
+    return thread[np.searchsorted(on_thread, begin) : np.searchsorted(on_thread, end)]
+
+
+MAIN_THREAD = "main thread"
+COLUMNS = ["span_id", "kind", "name", "start_ns", "sequence_number", "forward_thread"]
+
+
+def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
+    """For each pass the nodes of its own forward pass that use its parameters first.
+
+    Args:
+        graph: the graph.
+        passes: backward passes.
+        on_gpu: whether the GPU's work is meant, or that of the thread.
+
+    Returns:
+        For each pass [P] nodes.
+
+    Raises:
+        Unanswerable: the run does not tell.
+    """
+    found: list[Ints] = [np.empty(0, np.int64)] * len(passes)
+    for place in sorted({(each.rank, each.window) for each in passes}):
+        mine = [which for which, each in enumerate(passes) if (each.rank, each.window) == place]
+        nodes, begins = _work_of(graph, *place, on_gpu)
+        for which, starts in zip(mine, _forward_starts(graph, *place, [passes[which] for which in mine])):
+            at = np.searchsorted(begins, starts)
+            if (at == begins.size).any():
+                raise Unanswerable("no work of the forward pass follows the operator that uses a parameter")
+            found[which] = nodes[at]
+    return found
+
+
+def _work_of(graph: Graph, rank: int, window: int, on_gpu: bool) -> tuple[Ints, Ints]:
+    """Work of the main thread or what it launched, and when the thread did it or launched it, in order."""
+    nodes, edges = graph.nodes, graph.edges
+    lanes = [lane for lane, what in enumerate(graph.lanes) if what == (rank, MAIN_THREAD)]
+    on_thread = np.isin(nodes.lane, lanes) & (nodes.window == window)
+    if on_gpu:
+        launch = (edges.kind == EdgeKind.LAUNCH) & on_thread[edges.source]
+        launch &= np.isin(nodes.kind[edges.target], GPU_KINDS)
+        source, target = edges.source[launch], edges.target[launch]
+    else:
+        source = target = np.flatnonzero(on_thread)
+    order = np.lexsort((target, nodes.measured_start[source]))
+    return target[order], nodes.measured_start[source[order]]
+
+
+def _forward_starts(graph: Graph, rank: int, window: int, passes: list[Pass]) -> list[Ints]:
+    """For each pass [P] ns, when the forward operators began that its gradients come from."""
+    assert graph.run is not None
+    spans = graph.run.table(SPANS, ["rank", "window", *COLUMNS])
+    spans = spans.filter((pl.col("rank") == rank) & (pl.col("window") == window)).sort("start_ns", "span_id")
+    lane = lane_of(graph, rank, window, spans.filter(pl.col("name") == ACCUMULATE)["span_id"].to_numpy())
+    numbered = spans.filter(
+        (pl.col("kind") == "cpu_op")
+        & (pl.col("sequence_number") >= 0)
+        & ~pl.col("name").str.ends_with("AccumulateGrad")
+    )
+    backward = numbered.filter(pl.col("forward_thread") > 0)
+    forward = numbered.filter(pl.col("forward_thread") <= 0)
+    if lane is None or backward.is_empty():
+        raise Unanswerable(
+            "the run does not tell which forward operator a gradient comes from: it has no sequence numbers"
+        )
+    ends = np.concatenate([graph.nodes.measured_end[each.ready] for each in passes])
+    made = pl.DataFrame({"ready": ends - lane[1] - 1})  # what begins at the end is the next operator
+    asked = (
+        made.with_row_index("gradient")
+        .sort("ready")
+        .join_asof(
+            backward.select("start_ns", "sequence_number"),
+            left_on="ready",
+            right_on="start_ns",
+            strategy="backward",
+        )
+    )
+    used = asked.sort("start_ns").join_asof(
+        forward.select("start_ns", "sequence_number", began="start_ns"),
+        on="start_ns",
+        by="sequence_number",
+        strategy="backward",
+        check_sortedness=False,
+    )
+    if used["began"].null_count():
+        raise Unanswerable("the window does not hold the forward operator that a gradient comes from")
+    began = used.sort("gradient")["began"].to_numpy() + lane[1]
+    return np.split(began, len(passes))

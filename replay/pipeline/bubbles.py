@@ -1,0 +1,70 @@
+"""How long the stages of a pipeline stand still for each other.
+
+In: an opened run whose spans are operations of known role. Out: per stage, how much of the time between the
+first forward of a step on any stage and its last backward on any its ranks did not compute. What else is in a
+step (gathering parameters, reducing gradients, the optimizer) is not the pipeline's.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from dpro.replay.intervals import covered, union
+from dpro.replay.pipeline.operations import Role, consists_of_operations, read_operations
+from dpro.schema import SPANS
+from dpro.store import Run
+
+SCHEMA: dict[str, type[pl.DataType]] = {
+    "stage": pl.Int64,
+    "ranks": pl.Int64,
+    "steps": pl.Int64,
+    "pipeline_ns": pl.Float64,
+    "compute_ns": pl.Float64,
+    "bubble_ns": pl.Float64,
+    "bubble_share": pl.Float64,
+}
+
+
+def pipeline_bubbles(run: Run) -> pl.DataFrame:
+    """The bubble of each stage: the pipeline's time in which a rank computes neither forward nor backward.
+
+    With p stages, m micro-batches and even work it is (p - 1) / (m + p - 1) of the pipeline's time (Narayanan
+    et al., SC 2021, section 2.2). It is averaged over steps and the ranks of a stage.
+
+    Returns:
+        One row per stage, columns as in `SCHEMA`; none where the run does not consist of operations, or its
+        pipeline has one stage.
+    """
+    if not consists_of_operations(run.table(SPANS)):
+        return pl.DataFrame(schema=SCHEMA)
+    operations = read_operations(run)
+    rows = operations.rows.filter(pl.col("role").is_in([int(Role.FORWARD), int(Role.BACKWARD)]))
+    if operations.num_stages < 2 or rows.is_empty():
+        return pl.DataFrame(schema=SCHEMA)
+    extents = rows.group_by("step", "dp").agg(begin=pl.col("start").min(), finish=pl.col("end").max())
+    parts = []
+    for (_, stage), own in rows.join(extents, on=["step", "dp"]).group_by(
+        ["rank", "stage"], maintain_order=True
+    ):
+        busy = union(own["start"].to_numpy(), own["end"].to_numpy())
+        steps = own.unique("step", maintain_order=True)
+        begin, finish = steps["begin"].to_numpy(), steps["finish"].to_numpy()
+        compute = covered(busy, begin, finish)
+        parts.append(
+            pl.DataFrame(
+                {"stage": stage, "rank": own["rank"][0], "pipeline": finish - begin, "compute": compute}
+            )
+        )
+    total = (
+        pl.concat(parts)
+        .group_by("stage")
+        .agg(
+            ranks=pl.col("rank").n_unique(),
+            steps=pl.len() // pl.col("rank").n_unique(),
+            pipeline_ns=pl.col("pipeline").mean(),
+            compute_ns=pl.col("compute").mean(),
+        )
+    )
+    bubble = pl.col("pipeline_ns") - pl.col("compute_ns")
+    found = total.with_columns(bubble_ns=bubble, bubble_share=bubble / pl.col("pipeline_ns"))
+    return found.select(*SCHEMA).cast(pl.Schema(SCHEMA)).sort("stage")

@@ -1,0 +1,332 @@
+"""What depends on what among the operations of a pipeline-parallel step.
+
+In: `dpro.replay.pipeline.operations`. Out: pairs of operations, and which operations are one and the same
+communication. The rules are those of "Understanding Stragglers in Large Model Training Using What-if
+Analysis" (Lin et al., OSDI 2025, section 3.2), stated by role so that they hold for any number of stages,
+chunks and micro-batches: operations keep their order on their stream; a stage computes what it has received
+and sends what it has computed; parameters are gathered before the first forward that needs them; gradients
+are reduced after the work that makes them, and the optimizer comes after that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import EdgeKind
+from dpro.replay.pipeline.operations import COMMUNICATION, Operations, Role
+
+# Starts and ends of one rank's operations contradict their order by up to this: rounding, and clocks that
+# tick at different moments.
+CLOCK_SLACK_NS = 200_000
+STEP = ["rank", "step"]
+COMPUTES = (Role.FORWARD, Role.BACKWARD)
+GARBAGE_COLLECTION = "gc"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The structure of all steps.
+
+    Attributes:
+        rows: of `Operations`, those of steps that are whole, with `id` (0, 1, … in their order) and
+            `instance`: the same number on all operations that are one communication, -1 on work.
+        pairs: `source`, `target` (ids), `kind` (`EdgeKind`): the target starts after the source.
+        handed: such pairs between stages whose communication was not recorded.
+        problems: steps that were left out, and communication that lacks members; a line each.
+    """
+
+    rows: pl.DataFrame
+    pairs: pl.DataFrame
+    handed: pl.DataFrame
+    problems: tuple[str, ...]
+
+
+def find_dependencies(operations: Operations) -> Pipeline:
+    """Dependencies of all steps, on each rank by itself and between stages.
+
+    Raises:
+        Unanswerable: no step can be understood; the message says what is wrong with the first.
+    """
+    rows = operations.rows.with_columns(nth=pl.int_range(pl.len()).over(*STEP, "role", "direction"))
+    needs = _messages_needed(rows, operations)
+    broken = _broken_steps(needs)
+    rows = rows.filter(~pl.col("step").is_in(list(broken))).drop("nth").with_row_index("id")
+    if rows.is_empty():
+        raise Unanswerable(f"no step can be replayed: {next(iter(broken.values()))}")
+    rows = rows.with_columns(pl.col("id").cast(pl.Int64))
+    ids = rows.select("rank", "span_id", "id")
+    messages = needs.filter(pl.col("span_id").is_not_null()).join(ids, on=["rank", "span_id"])
+    messages = messages.join(
+        ids.rename({"span_id": "compute_span_id", "id": "compute"}), on=["rank", "compute_span_id"]
+    )
+    rows, short = _instances(rows, messages)
+    handed = _handed_over(rows, operations)
+    pairs = pl.concat(
+        [
+            _stream_order(rows),
+            _around_messages(rows, messages),
+            _around_collectives(rows),
+            _after_collectives(rows),
+        ]
+    )
+    pairs = pairs.unique(["source", "target"], keep="first", maintain_order=True)
+    left_out = [f"step {step} is left out: {why}" for step, why in broken.items()]
+    return Pipeline(rows, pairs, handed, (*left_out, *short))
+
+
+def _pairs(frame: pl.DataFrame, kind: EdgeKind) -> pl.DataFrame:
+    columns = frame.select(pl.col("source", "target").cast(pl.Int64), kind=pl.lit(int(kind), pl.Int64))
+    return columns.drop_nulls()
+
+
+def _of(rows: pl.DataFrame, *roles: Role) -> pl.DataFrame:
+    return rows.filter(pl.col("role").is_in([int(role) for role in roles]))
+
+
+def _stream_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """Each operation after the one before it on its stream."""
+    before = pl.col("id").shift(1).over(*STEP, "stream")
+    return _pairs(rows.select(source=before, target="id"), EdgeKind.STREAM)
+
+
+def _messages_needed(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
+    """Forward and backward computes with the send and the receive that belong to each.
+
+    The k-th message of a direction belongs to the k-th compute of that direction that has a stage to send to
+    or receive from. Interleaved schedules may record messages also where there is none (the first chunk
+    receives nothing), for every compute or for every compute but the first; and idle ones before the first
+    or after the last compute, which belong to none.
+
+    Returns:
+        A row per compute and message: `rank`, `step`, `direction`, `role` (of the message),
+        `compute_span_id`, `span_id` (of the message; null where there is none), `real` (whether anything is
+        sent), `recorded` and `expected` (how many messages there are, and should be).
+    """
+    last = operations.num_stages * operations.num_chunks - 1
+    at = pl.col("chunk").clip(lower_bound=0) * operations.num_stages + pl.col("stage")
+    computes = _of(rows, *COMPUTES).with_columns(at=at)
+    by = [*STEP, "direction"]
+    parts = []
+    for role in (Role.SEND, Role.RECEIVE):
+        outward = pl.col("direction") == ("forward" if role == Role.SEND else "backward")
+        real = pl.when(outward).then(pl.col("at") < last).otherwise(pl.col("at") > 0)
+        messages = _not_idle(_of(rows, role), computes, role, operations.num_chunks).with_columns(
+            slot=pl.int_range(pl.len()).over(by), recorded=pl.len().over(by)
+        )
+        counts = messages.select(*by, "recorded").unique()
+        wanted = (
+            computes.with_columns(real=real)
+            .with_columns(
+                expected=pl.col("real").sum().over(by),
+                among_real=pl.when("real").then(pl.col("real").cum_sum().over(by) - 1),
+                every=pl.len().over(by),
+            )
+            .join(counts, on=by, how="left")
+            .with_columns(pl.col("recorded").fill_null(0))
+        )
+        slot = (
+            pl.when(pl.col("recorded") == pl.col("expected"))
+            .then("among_real")
+            .when(pl.col("recorded") == pl.col("every"))
+            .then("nth")
+            .when((pl.col("recorded") == pl.col("every") - 1) & (role == Role.RECEIVE))
+            .then(pl.col("nth") - 1)
+        )
+        found = wanted.with_columns(slot=slot.cast(pl.Int64)).join(
+            messages.select(*by, pl.col("slot").cast(pl.Int64), message="span_id"),
+            on=[*by, "slot"],
+            how="left",
+        )
+        parts.append(
+            found.select(
+                *by,
+                "stage",
+                role=pl.lit(int(role), pl.Int64),
+                compute_span_id="span_id",
+                span_id="message",
+                nth="nth",
+                real="real",
+                recorded="recorded",
+                expected="expected",
+            )
+        )
+    return pl.concat(parts)
+
+
+def _not_idle(messages: pl.DataFrame, computes: pl.DataFrame, role: Role, num_chunks: int) -> pl.DataFrame:
+    """Messages but those of an interleaved schedule that lie wholly before or after what they could serve."""
+    if num_chunks == 1:
+        return messages
+    by = [*STEP, "direction"]
+    extent = computes.group_by(by).agg(first_end=pl.col("end").min(), last_start=pl.col("start").max())
+    late = pl.col("start") <= pl.col("last_start") + CLOCK_SLACK_NS
+    early = pl.col("end") >= pl.col("first_end") - CLOCK_SLACK_NS
+    joined = messages.join(extent, on=by, how="left", maintain_order="left")
+    return joined.filter(late if role == Role.RECEIVE else early).drop("first_end", "last_start")
+
+
+def _broken_steps(needs: pl.DataFrame) -> dict[int, str]:
+    """Steps in which messages cannot be told apart, and why; a direction nobody recorded is no such case."""
+    recorded = needs.filter((pl.col("recorded") > 0).any().over("direction", "role"))
+    odd = recorded.filter(pl.col("real") & pl.col("span_id").is_null()).sort("step", "rank")
+    why = {}
+    for row in odd.unique("step", keep="first", maintain_order=True).iter_rows(named=True):
+        word = "sends" if row["role"] == Role.SEND else "receives"
+        why[row["step"]] = (
+            f"rank {row['rank']} (stage {row['stage']}) has {row['recorded']} {row['direction']} {word} for "
+            f"{row['expected']} {row['direction']} computes that need one"
+        )
+    return why
+
+
+def _instances(rows: pl.DataFrame, messages: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """Number what is one communication; lines about what lacks a partner.
+
+    The k-th real message from one rank to another in a step is the k-th that the other receives; other
+    communication is matched by its group and its sequence number, or its order where it has none.
+    """
+    real = messages.filter("real").select("id", real=pl.lit(True))
+    marked = rows.join(real, on="id", how="left", maintain_order="left").with_columns(
+        pl.col("real").fill_null(False)
+    )
+    sends = pl.col("role") == Role.SEND
+    pair = pl.when(pl.col("real") & (pl.col("peer") >= 0)).then(
+        pl.format(
+            "{} {} {}",
+            "direction",
+            pl.when(sends).then("rank").otherwise("peer"),
+            pl.when(sends).then("peer").otherwise("rank"),
+        )
+    )
+    grouped = pl.col("role").is_in([int(Role.GATHER), int(Role.REDUCE)]) & (pl.col("members_known"))
+    keyed = (
+        marked.with_columns(members_known=pl.col("group") != "")
+        .with_columns(key=pl.when(grouped).then(pl.format("{} {}", "group", "name")).otherwise(pair))
+        .with_columns(order=pl.int_range(pl.len()).over("step", "rank", "key"))
+        .with_columns(
+            order=pl.when((pl.col("sequence") >= 0) & ~pl.col("real")).then("sequence").otherwise("order")
+        )
+        .with_columns(alone=pl.when(pl.col("key").is_null()).then("id").otherwise(-1))
+    )
+    communicates = pl.col("role").is_in([int(role) for role in COMMUNICATION])
+    numbered = keyed.with_columns(
+        instance=pl.when(communicates)
+        .then(pl.struct("step", pl.col("key").fill_null(""), "order", "alone").rank("dense").cast(pl.Int64))
+        .otherwise(-1)
+    )
+    single = numbered.filter(pl.col("real") & (pl.len().over("instance") == 1))
+    lines = [
+        f"step {step}: {count} messages of {key.split()[0]} from rank {key.split()[1]} to rank "
+        f"{key.split()[2]} have no counterpart"
+        for step, key, count in single.filter(pl.col("key").is_not_null())
+        .group_by("step", "key")
+        .len()
+        .sort("step", "key")
+        .iter_rows()
+    ]
+    lost = single.filter(pl.col("key").is_null()).height
+    if lost:
+        lines.append(
+            f"{lost} sends and receives do not tell their peer: their waiting counts as communication"
+        )
+    return numbered.select(*rows.columns, "instance"), lines
+
+
+def _around_messages(rows: pl.DataFrame, messages: pl.DataFrame) -> pl.DataFrame:
+    """Compute -> its send, receive -> its compute, and when a receive is posted.
+
+    A receive is posted once the compute before the one it serves is done; the first of the backward pass
+    together with the send before the last forward of the warm-up.
+    """
+    sent = messages.filter(pl.col("role") == Role.SEND).select(source="compute", target="id")
+    received = messages.filter(pl.col("role") == Role.RECEIVE).sort("compute")
+    served = received.select(source="id", target="compute")
+    before = _of(rows, *COMPUTES).select(target="id", source=pl.col("id").shift(1).over(*STEP, "role"))
+    posted = received.join(before, left_on="compute", right_on="target").select("source", target="id")
+    return pl.concat([_pairs(each, EdgeKind.EVENT) for each in (sent, served, posted, _first_backward(rows))])
+
+
+def _first_backward(rows: pl.DataFrame) -> pl.DataFrame:
+    """The first backward messages come after the last forward but one of the warm-up."""
+    computes = _of(rows, *COMPUTES).sort("step", "rank", "start", "end", "span_id")
+    warm_up = computes.filter((pl.col("role") == Role.BACKWARD).cum_sum().over(STEP) == 0)
+    last_but_one = warm_up.group_by(STEP).agg(source=pl.col("id").get(-2, null_on_oob=True))
+    backward = _of(rows, Role.SEND, Role.RECEIVE).filter(pl.col("direction") == "backward")
+    first = backward.unique([*STEP, "role"], keep="first", maintain_order=True)
+    return first.join(last_but_one, on=STEP).select("source", target="id")
+
+
+def _around_collectives(rows: pl.DataFrame) -> pl.DataFrame:
+    """Gathered parameters -> the first forward of their chunk; work -> the reduction of what it made.
+
+    A reduction beside computing needs the backward of its chunk; one after it, all that came before it. A
+    gather that no forward follows needs what came before it, too.
+    """
+    gathers, forwards = _of(rows, Role.GATHER), _of(rows, Role.FORWARD)
+    of_chunk = _next_after(gathers.filter(pl.col("chunk") >= 0), forwards, ["chunk"])
+    of_all = _next_after(gathers.filter(pl.col("chunk") < 0), forwards, [])
+    to_forward = pl.concat([of_chunk, of_all])
+    computed = pl.col("end").filter(pl.col("role").is_in([int(role) for role in COMPUTES])).max().over(STEP)
+    unused = ~pl.col("id").is_in(to_forward["source"].implode())
+    waiting = rows.with_columns(beside=pl.col("start") + CLOCK_SLACK_NS < computed).filter(
+        (pl.col("role") == Role.REDUCE) | ((pl.col("role") == Role.GATHER) & unused)
+    )
+    beside = pl.col("beside") & (pl.col("chunk") >= 0) & (pl.col("role") == Role.REDUCE)
+    after_chunk = _last_before(waiting.filter(beside), _of(rows, Role.BACKWARD), ["chunk"])
+    work = _of(rows, *COMPUTES, Role.WORK)
+    after_all = _last_before(waiting.filter(~beside), work, [])
+    return pl.concat([_pairs(each, EdgeKind.EVENT) for each in (to_forward, after_chunk, after_all)])
+
+
+def _after_collectives(rows: pl.DataFrame) -> pl.DataFrame:
+    """Communication of parameters and gradients -> other work after it: the optimizer needs the gradients.
+
+    Collecting garbage needs nothing but its place on the stream.
+    """
+    work = _of(rows, Role.WORK).filter(pl.col("name") != GARBAGE_COLLECTION)
+    return _pairs(_last_before(work, _of(rows, Role.GATHER, Role.REDUCE), []), EdgeKind.EVENT)
+
+
+def _last_before(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """For each row as `target` the one of the others that had ended last when it began, as `source`."""
+    began = rows.select(*STEP, *by, target="id", at=pl.col("start") + CLOCK_SLACK_NS).sort("at")
+    ended = others.select(*STEP, *by, source="id", at="end").sort("at")
+    found = began.join_asof(ended, on="at", by=[*STEP, *by], strategy="backward", check_sortedness=False)
+    return found.filter(pl.col("source") != pl.col("target")).select("source", "target")
+
+
+def _next_after(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """For each row as `source` the one of the others that began first when it had ended, as `target`."""
+    ended = rows.select(*STEP, *by, source="id", at=pl.col("end") - CLOCK_SLACK_NS).sort("at")
+    began = others.select(*STEP, *by, target="id", at="start").sort("at")
+    found = ended.join_asof(began, on="at", by=[*STEP, *by], strategy="forward", check_sortedness=False)
+    return found.filter(pl.col("target").is_not_null()).select("source", "target")
+
+
+def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
+    """Computes of one micro-batch on neighbouring stages, for directions in which no message was recorded.
+
+    Forward goes up the chunks of all stages, backward down. Micro-batches that are not told apart by number
+    are by their order, where there is one chunk.
+    """
+    recorded = _of(rows, Role.SEND, Role.RECEIVE)["direction"].unique().to_list()
+    at = pl.col("chunk").clip(lower_bound=0) * operations.num_stages + pl.col("stage")
+    order = pl.int_range(pl.len()).over(*STEP, "role")
+    computes = _of(rows, *COMPUTES).with_columns(
+        at=at, batch=pl.when(pl.col("micro_batch") >= 0).then("micro_batch").otherwise(order)
+    )
+    key = ["step", "dp", "batch", "at"]
+    forward, backward = _of(computes, Role.FORWARD), _of(computes, Role.BACKWARD)
+    ways = {"forward": (forward, 1), "backward": (backward, -1)}
+    parts = [
+        computes.select(*key[:3], at=pl.col("at") + away, source="id")
+        .join(computes.select(*key, target="id"), on=key)
+        .select("source", "target")
+        for direction, (computes, away) in ways.items()
+        if direction not in recorded
+    ]
+    none = rows.clear().select(source="id", target="id")
+    return _pairs(pl.concat([none, *parts]), EdgeKind.HANDOVER)

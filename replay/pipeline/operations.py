@@ -1,0 +1,153 @@
+"""Whole operations of a pipeline-parallel job: what each is, in which step, on which stage.
+
+In: an opened run whose spans are operations of known role (forward, backward, send, all-gather, …) and not
+the kernels and CPU work they consist of. Out: one frame, a row per operation, and the place of each rank.
+What depends on what is the business of `dpro.replay.pipeline.dependencies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import polars as pl
+
+from dpro.replay.graph import Place
+from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.store import Run
+
+
+class Role(IntEnum):
+    """What an operation does in a step."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    WORK = 2  # other work on the compute stream: garbage collection, optimizer
+    SEND = 3
+    RECEIVE = 4
+    GATHER = 5  # parameters, before the first forward that needs them
+    REDUCE = 6  # all other communication: gradients, their norm
+
+
+COMMUNICATION = (Role.SEND, Role.RECEIVE, Role.GATHER, Role.REDUCE)
+FORWARD_NAMES = ("forward", "forward-compute")
+BACKWARD_NAMES = ("backward", "backward-compute")
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of a run.
+
+    Attributes:
+        rows: sorted by step, rank, start; columns `rank`, `dp`, `stage`, `step` (its number), `span_id`,
+            `name`, `role`, `direction` (forward, backward; of sends and receives), `start` and `end` (ns),
+            `stream`, `chunk`, `micro_batch`, `op`, `group`, `sequence`, `peer` (-1 none).
+        steps: `step`, `begin`, `finish` (ns): from when the first rank begins it until the last has ended it.
+        places: of each rank.
+        steps_known: whether the run tells where steps begin.
+    """
+
+    rows: pl.DataFrame
+    steps: pl.DataFrame
+    places: Mapping[int, Place]
+    steps_known: bool
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline."""
+        return max(place.stage for place in self.places.values()) + 1
+
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks that each stage holds."""
+        return int(self.rows["chunk"].to_numpy().max(initial=0)) + 1
+
+
+def consists_of_operations(spans: pl.DataFrame) -> bool:
+    """Whether spans are whole operations: nothing launched them, and every rank has forward work by name."""
+    if spans.is_empty() or not ((spans["kind"] == "kernel") & (spans["correlation"] == -1)).all():
+        return False
+    has_forward = pl.col("name").str.to_lowercase().is_in(FORWARD_NAMES).any()
+    return bool(spans.group_by("rank").agg(has_forward.alias("forward"))["forward"].all())
+
+
+def read_operations(run: Run) -> Operations:
+    """The operations of a run for which `consists_of_operations` holds."""
+    spans, workers = run.table(SPANS), run.table(WORKERS)
+    places = {rank: Place(0, 0) for rank in sorted(spans["rank"].unique().to_list())}
+    for rank, dp, stage in workers.select("rank", "dp", "pp").iter_rows():
+        if rank in places:  # a job without such an axis has one of each
+            places[rank] = Place(max(dp, 0), max(stage, 0))
+    placed = pl.DataFrame([(rank, *place) for rank, place in places.items()], _PLACED, orient="row")
+    steps = run.table(STEPS).filter(pl.col("duration_ns") >= 0).select("rank", "step", begin="start_ns")
+    named = (
+        spans.filter(pl.col("duration_ns") >= 0)
+        .join(run.table(COLLECTIVES).select(_OF_COLLECTIVES), on=["rank", "span_id"], how="left")
+        .join(placed, on="rank")
+        .sort("start_ns", "rank", "span_id")
+        .join_asof(
+            steps.sort("begin"),
+            left_on="start_ns",
+            right_on="begin",
+            by="rank",
+            strategy="backward",
+            check_sortedness=False,
+        )
+    )
+    known = steps.height > 0
+    rows = (
+        named.with_columns(pl.col("step") if known else pl.lit(0, pl.Int64).alias("step"), role=_role())
+        .drop_nulls("step")
+        .select(
+            *("rank", "dp", "stage", "step", "span_id", "name", "role"),
+            direction=pl.col("name").str.to_lowercase().str.extract("^(forward|backward)"),
+            start="start_ns",
+            end=pl.col("start_ns") + pl.col("duration_ns"),
+            stream="stream",
+            chunk=pl.col("model_chunk").cast(pl.Int64),
+            micro_batch=pl.col("micro_batch").cast(pl.Int64),
+            op=pl.col("op").fill_null(""),
+            group=pl.col("group").fill_null(""),
+            sequence=pl.col("sequence").fill_null(-1),
+            peer=pl.col("peer").fill_null(-1),
+        )
+        .sort("step", "rank", "start", "end", "span_id")
+    )
+    return Operations(rows, _extents(rows, run.table(STEPS) if known else None), places, known)
+
+
+_PLACED = {"rank": pl.Int32, "dp": pl.Int64, "stage": pl.Int64}
+_OF_COLLECTIVES = ("rank", "span_id", "op", "group", "sequence", "peer")
+
+
+def _role() -> pl.Expr:
+    """By what the `collectives` table says of the span, else by its name."""
+    name, op = pl.col("name").str.to_lowercase(), pl.col("op")
+    return (
+        pl.when(op == "send")
+        .then(Role.SEND)
+        .when(op == "recv")
+        .then(Role.RECEIVE)
+        .when(op == "all_gather")
+        .then(Role.GATHER)
+        .when(op.is_not_null())
+        .then(Role.REDUCE)
+        .when(name.is_in(FORWARD_NAMES))
+        .then(Role.FORWARD)
+        .when(name.is_in(BACKWARD_NAMES))
+        .then(Role.BACKWARD)
+        .otherwise(Role.WORK)
+        .cast(pl.Int64)
+    )
+
+
+def _extents(rows: pl.DataFrame, told: pl.DataFrame | None) -> pl.DataFrame:
+    """`step`, `begin`, `finish` over all ranks, from the steps as told and the operations in them."""
+    ran = rows.group_by("step").agg(begin=pl.col("start").min(), finish=pl.col("end").max())
+    if told is None:
+        return ran
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    said = told.filter(pl.col("step").is_in(ran["step"].to_list())).group_by("step")
+    both = pl.concat([ran, said.agg(begin=pl.col("start_ns").min(), finish=end.max())])
+    return both.group_by("step").agg(pl.col("begin").min(), pl.col("finish").max()).sort("begin")

@@ -1,0 +1,376 @@
+"""The graph of a run that consists of whole operations: pipeline-parallel jobs traced by their framework.
+
+In: an opened run whose spans are operations. Out: a graph like the one `build/graph_builder.py` makes of
+kernels and CPU work, and the matching behind it. A compute is one node; a send, receive or collective is an
+arrival and a transfer, with one rendezvous for all its members. Launches are not in such traces: an operation
+that begins later than all it depends on, and than the computing on its rank before it, has a node of its own
+for the delay, so that free launches are an edit. A step begins when the one before it has ended on all ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.replay.alignment.match import Matching
+from dpro.replay.graph import EdgeKind, Edges, Graph, Message, NodeKind, Nodes, make_graph
+from dpro.replay.pipeline.dependencies import CLOCK_SLACK_NS, STEP, Pipeline, find_dependencies
+from dpro.replay.pipeline.operations import COMMUNICATION, Role, read_operations
+from dpro.schema import COLLECTIVES
+from dpro.store import Run
+from dpro.units import format_duration
+
+MOST_CONTRADICTIONS = 0.01  # more pairs of operations than this that end before they begin are worth a line
+LEAST_BETWEEN = 0.001  # shares of the time between steps below this are not
+LAUNCH_DELAY, RENDEZVOUS, BETWEEN_STEPS = "(launch delay)", "(rendezvous)", "(between steps)"
+
+
+@dataclass(frozen=True)
+class OperationGraph:
+    """A graph of operations and what it rests on.
+
+    Attributes:
+        graph: the graph.
+        matching: communication and its instances.
+        steps_known: whether the run tells where steps begin.
+        unknown: what the trace leaves open, one line each.
+        assumed: what was taken for granted, one line each.
+    """
+
+    graph: Graph
+    matching: Matching
+    steps_known: bool
+    unknown: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def build_operations(run: Run) -> OperationGraph:
+    """Build the graph of a run for which `dpro.replay.pipeline.operations.consists_of_operations` holds.
+
+    Raises:
+        Unanswerable: no step can be understood.
+    """
+    operations = read_operations(run)
+    pipeline = find_dependencies(operations)
+    lanes = pipeline.rows.select("rank", "stream").unique().sort("rank", "stream").with_row_index("lane")
+    rows, messages = _with_messages(_numbered(pipeline.rows.join(lanes, on=["rank", "stream"]).sort("id")))
+    direct = _direct(rows, pipeline)
+    ended = rows.group_by("step").agg(ended=pl.col("end").max())
+    steps = operations.steps.join(ended, on="step").sort("begin")
+    # Operations come first, then delays, rendezvous of several members, two nodes at the end of each step.
+    count = int(rows["last"][-1]) + 1
+    delays = _with_nodes(_delays(rows, direct, steps), count)
+    met = rows.filter(pl.col("members") > 1).unique("instance", maintain_order=True).sort("instance")
+    met = _with_nodes(met.select("instance", "arrived"), count + delays.height)
+    steps = _with_nodes(steps, count + delays.height + met.height, each=2)
+    nodes = [*_operation_nodes(rows), _delay_nodes(delays), _rendezvous_nodes(met), *_step_nodes(steps)]
+    edges = [*_operation_edges(rows, direct), *_rendezvous_edges(rows, met)]
+    edges += [*_delay_edges(rows, delays, direct, steps), *_step_edges(rows, direct, steps)]
+    graph = _assembled(_joined_nodes(nodes), pl.concat(edges), lanes)
+    graph = dataclasses.replace(graph, messages=messages, places=operations.places, run=run)
+    matching, unknown = _matching(run, rows), (*pipeline.problems, *_contradictions(rows, direct))
+    if not _all_places_recorded(graph):
+        unknown += ("ranks of some stages are missing: what made the others wait for them cannot be told",)
+    return OperationGraph(
+        graph, matching, operations.steps_known, unknown, _assumed(run, graph, direct, steps)
+    )
+
+
+def _with_nodes(frame: pl.DataFrame, first: int, each: int = 1) -> pl.DataFrame:
+    """The rows with the number of their (first) node."""
+    return frame.with_columns(node=first + each * pl.int_range(pl.len(), dtype=pl.Int64))
+
+
+def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
+    """Operations with their nodes (`first`, `last`), number of `members`, and when the last `arrived`."""
+    communicates = pl.col("role").is_in([int(role) for role in COMMUNICATION])
+    size = communicates.cast(pl.Int64) + 1
+    together = pl.when(communicates).then("instance").otherwise(-1 - pl.col("id"))
+    return rows.with_columns(
+        communicates=communicates,
+        members=pl.len().over(together),
+        arrived=pl.col("start").max().over(together),
+        first=size.cum_sum() - size,
+        last=size.cum_sum() - 1,
+    )
+
+
+def _with_messages(rows: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...]]:
+    """Operations with the `message` of each, and the messages that it numbers; bytes are not recorded."""
+    columns = ["op", "group", "members"]
+    kinds = rows.filter("communicates").select(columns).unique().sort(columns).with_row_index("message")
+    rows = rows.join(kinds.cast({"message": pl.Int64}), on=columns, how="left", maintain_order="left")
+    return rows, tuple(Message(op, group, members, "") for _, op, group, members in kinds.iter_rows())
+
+
+def _direct(rows: pl.DataFrame, pipeline: Pipeline) -> pl.DataFrame:
+    """Dependencies between operations with their lags and the times of both ends.
+
+    An operation that seems to begin before what it depends on has ended gets a negative lag, as recorded.
+    What passes between stages where nobody recorded it takes one time, pooled over those that waited for it.
+    """
+    pairs = pl.concat(
+        [pipeline.pairs.with_columns(handed=pl.lit(False)), pipeline.handed.with_columns(handed=pl.lit(True))]
+    )
+    known = pairs.join(rows.select(source="id", ended="end", leaves="last"), on="source").join(
+        rows.select("role", target="id", started="start", enters="first"), on="target"
+    )
+    slack = pl.col("started") - pl.col("ended")
+    latest = pl.col("ended") == pl.col("ended").max().over("target")
+    waited = slack.filter(pl.col("handed") & latest & (slack > 0)).median().over("role")
+    pooled = pl.when("handed").then(waited.fill_null(0).round().cast(pl.Int64)).otherwise(0)
+    return known.with_columns(lag=pl.min_horizontal(pooled, slack)).sort("target", "source")
+
+
+def _delays(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Operations that begin later than what they depend on allows.
+
+    Communication is called in the order of the program: after whatever on its rank had ended last.
+
+    Returns:
+        `id`, what its node needs, `ready` and `start` (ns, the delay lies between), and `before`: the node of
+        what had ended last.
+    """
+    freed = direct.group_by(id="target").agg(freed=(pl.col("ended") + pl.col("lag").clip(0)).max())
+    over = rows.filter(pl.col("end") > pl.col("start")).select(*STEP, before="last", over="end").sort("over")
+    called = rows.filter("communicates").sort("start")
+    called = called.join_asof(
+        over, left_on="start", right_on="over", by=STEP, strategy="backward", check_sortedness=False
+    )
+    return (
+        rows.join(steps.select("step", "begin"), on="step")
+        .join(freed, on="id", how="left")
+        .join(called.select("id", "before", "over"), on="id", how="left")
+        .with_columns(ready=pl.max_horizontal("freed", "over", "begin"))
+        .filter(pl.col("start") > pl.max_horizontal("freed", "begin"))
+        .select("id", "rank", "step", "lane", "stage", "first", "ready", "start", "before")
+        .sort("id")
+    )
+
+
+def _operation_nodes(rows: pl.DataFrame) -> list[pl.DataFrame]:
+    """One node of a compute, two of communication: its arrival and its transfer."""
+    batch, chunk = pl.col("micro_batch"), pl.col("chunk")
+    around = pl.when(batch >= 0).then(pl.format("micro-batch {}", batch)).otherwise(pl.lit(""))
+    around = (
+        pl.when((batch >= 0) & (chunk.max() > 0))
+        .then(pl.format("chunk {} {}", chunk, around))
+        .otherwise(around)
+    )
+    renamed = (
+        around.alias("around"),
+        pl.col("span_id").alias("span"),
+        pl.col("instance").alias("collective"),
+    )
+    common = ("rank", "step", "lane", "name", *renamed, pl.col("stage").alias("section"))
+    single, moved = rows.filter(~pl.col("communicates")), rows.filter("communicates")
+    begun = pl.min_horizontal("arrived", "end")  # clocks that disagree can have the last arrive after the end
+    return [
+        single.select(*common, node="last", kind=pl.lit(int(NodeKind.KERNEL)), start="start", end="end"),
+        moved.select(*common, node="first", kind=pl.lit(int(NodeKind.ARRIVE)), start="start", end="start"),
+        moved.select(
+            *common, "message", node="last", kind=pl.lit(int(NodeKind.TRANSFER)), start=begun, end="end"
+        ),
+    ]
+
+
+def _delay_nodes(delays: pl.DataFrame) -> pl.DataFrame:
+    kind, name = pl.lit(int(NodeKind.DELAY)), pl.lit(LAUNCH_DELAY)
+    return delays.select(
+        "rank", "step", "lane", "node", kind=kind, name=name, section="stage", start="ready", end="start"
+    )
+
+
+def _rendezvous_nodes(met: pl.DataFrame) -> pl.DataFrame:
+    kind, name = pl.lit(int(NodeKind.RENDEZVOUS)), pl.lit(RENDEZVOUS)
+    return met.select("node", kind=kind, name=name, collective="instance", start="arrived", end="arrived")
+
+
+def _step_nodes(steps: pl.DataFrame) -> list[pl.DataFrame]:
+    """Two nodes per step: all ranks have ended it; what lies between that and the next step is over."""
+    begins = pl.col("begin").shift(-1).fill_null(pl.col("finish"))
+    kind, name = pl.lit(int(NodeKind.RENDEZVOUS)), pl.lit(RENDEZVOUS)
+    gap = steps.select("step", node=pl.col("node") + 1, start="ended", end=pl.max_horizontal("ended", begins))
+    return [
+        steps.select("node", kind=kind, name=name, start="ended", end="ended"),
+        gap.with_columns(kind=pl.lit(int(NodeKind.GAP)), name=pl.lit(BETWEEN_STEPS)),
+    ]
+
+
+def _edges(frame: pl.DataFrame, kind: EdgeKind, inferred: bool = False) -> pl.DataFrame:
+    """Edges of one kind from a frame with `source`, `target` (nodes) and perhaps `lag`."""
+    lag = pl.col("lag") if "lag" in frame.columns else pl.lit(0, pl.Int64)
+    return frame.select(
+        "source", "target", lag=lag, kind=pl.lit(int(kind), pl.Int64), inferred=pl.lit(inferred)
+    )
+
+
+def _operation_edges(rows: pl.DataFrame, direct: pl.DataFrame) -> list[pl.DataFrame]:
+    """Dependencies between operations, and each transfer after its own arrival."""
+    given = direct.select(source="leaves", target="enters", lag="lag", kind="kind", inferred="handed")
+    moved = rows.filter("communicates").select(source="first", target="last")
+    return [given, _edges(moved, EdgeKind.STREAM)]
+
+
+def _rendezvous_edges(rows: pl.DataFrame, met: pl.DataFrame) -> list[pl.DataFrame]:
+    """Arrivals -> rendezvous -> transfers; and what is sent to who receives it, which needs no rendezvous."""
+    members = rows.filter(pl.col("members") > 1).join(met, on="instance")
+    sent = members.filter(pl.col("role") == Role.SEND).select("instance", source="first")
+    received = members.filter(pl.col("role") == Role.RECEIVE).select("instance", target="last")
+    return [
+        _edges(members.select(source="first", target="node"), EdgeKind.RENDEZVOUS),
+        _edges(members.select(source="node", target="last"), EdgeKind.RENDEZVOUS),
+        _edges(sent.join(received, on="instance"), EdgeKind.HANDOVER),
+    ]
+
+
+def _delay_edges(
+    rows: pl.DataFrame, delays: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame
+) -> list[pl.DataFrame]:
+    """A launch follows all that its operation needs and the program before it; the operation follows."""
+    after = direct.join(delays.select("node", target="id"), on="target")
+    rooted = delays.join(direct.select(id="target"), on="id", how="anti")
+    doors = _doors(steps)
+    return [
+        _edges(after.select("lag", source="leaves", target="node"), EdgeKind.SYNC, inferred=True),
+        _edges(
+            delays.drop_nulls("before").select(source="before", target="node"), EdgeKind.SYNC, inferred=True
+        ),
+        _edges(
+            rooted.join(doors, on="step").select(source="door", target="node"), EdgeKind.SYNC, inferred=True
+        ),
+        _edges(delays.select(source="node", target="first"), EdgeKind.LAUNCH, inferred=True),
+    ]
+
+
+def _doors(steps: pl.DataFrame) -> pl.DataFrame:
+    """`step` and `door`: the node after which it begins; the first has none."""
+    return steps.select("step", door=pl.col("node").shift(1) + 1).drop_nulls()
+
+
+def _step_edges(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> list[pl.DataFrame]:
+    """The last on each stream -> the end of the step -> the first of the next that depend on nothing else."""
+    last = rows.group_by(*STEP, "stream").agg(source=pl.col("last").last()).join(steps, on="step")
+    first = rows.join(direct.select(id="target"), on="id", how="anti").join(_doors(steps), on="step")
+    return [
+        _edges(last.select("source", target="node"), EdgeKind.THREAD),
+        _edges(steps.select(source="node", target=pl.col("node") + 1), EdgeKind.THREAD),
+        _edges(first.select(source="door", target="first"), EdgeKind.THREAD),
+    ]
+
+
+def _joined_nodes(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """All nodes in the order of their numbers, with -1 (or no name) for what one has not."""
+    nodes = pl.concat(parts, how="diagonal_relaxed").sort("node")
+    return nodes.with_columns(pl.col("around").fill_null(""), pl.exclude("around", "name").fill_null(-1))
+
+
+def _assembled(nodes: pl.DataFrame, edges: pl.DataFrame, lanes: pl.DataFrame) -> Graph:
+    labels = pl.concat([nodes["name"], nodes["around"].filter(nodes["around"] != "")]).unique().sort()
+    code = pl.Enum(labels)
+
+    def column(name: str) -> np.typing.NDArray[np.int64]:
+        return nodes[name].cast(pl.Int64).to_numpy().copy()
+
+    def coded(name: str) -> np.typing.NDArray[np.int64]:
+        known = nodes.select(pl.when(pl.col(name) != "").then(name).alias(name))[name]
+        return known.cast(code).to_physical().cast(pl.Int64).fill_null(-1).to_numpy().copy()
+
+    size = nodes.height
+    origin = int(nodes["start"].min())  # type: ignore[arg-type]
+    columns = Nodes(
+        kind=column("kind"),
+        duration=column("end") - column("start"),
+        earliest=np.zeros(size, np.int64),
+        anchored=np.zeros(size, np.bool_),
+        rank=column("rank"),
+        window=np.zeros(size, np.int64),
+        step=column("step"),
+        lane=column("lane"),
+        name=coded("name"),
+        around=coded("around"),
+        span=column("span"),
+        collective=column("collective"),
+        bytes=np.full(size, -1, np.int64),
+        message=column("message"),
+        section=column("section"),
+        measured_start=column("start") - origin,
+        measured_end=column("end") - origin,
+    )
+    edges = edges.sort("source", "target", "kind", "lag")
+    arrays = {name: edges[name].to_numpy().copy() for name in ("source", "target", "lag", "kind", "inferred")}
+    streams = lanes.select("rank", "stream").iter_rows()
+    named = tuple((rank, "compute" if stream == 0 else f"communication {stream}") for rank, stream in streams)
+    return make_graph(columns, Edges(**arrays), tuple(labels), named, origin)
+
+
+def _matching(run: Run, rows: pl.DataFrame) -> Matching:
+    """Rows of `collectives` with their instances, as other runs have them."""
+    members = pl.col("members").cast(pl.Int64)
+    known = rows.filter("communicates").select("rank", "span_id", "instance", members, key="group")
+    matched = run.table(COLLECTIVES).join(known, on=["rank", "span_id"])
+    expected = pl.max_horizontal(pl.col("group_ranks").list.len().cast(pl.Int64), 1)
+    return Matching(matched.with_columns(expected=expected, covering=expected), ())
+
+
+def _contradictions(rows: pl.DataFrame, direct: pl.DataFrame) -> list[str]:
+    """A line if what went from rank to rank often ended before it began: their clocks disagree."""
+    moved = rows.filter(pl.col("members") > 1).select(odd=pl.col("end") + CLOCK_SLACK_NS < pl.col("arrived"))
+    handed = direct.filter("handed").select(odd=pl.col("started") + CLOCK_SLACK_NS < pl.col("ended"))
+    odd = pl.concat([moved, handed])["odd"]
+    share = float(odd.mean() or 0.0)  # type: ignore[arg-type]
+    if share <= MOST_CONTRADICTIONS:
+        return []
+    return [
+        f"the clocks of the ranks disagree: {share:.0%} of what passed between them ended before it began"
+    ]
+
+
+def _all_places_recorded(graph: Graph) -> bool:
+    """Whether there is a rank on every stage of every data-parallel rank, as far as they are known to go."""
+    places = set(graph.places.values())
+    return len(places) == (max(p.dp for p in places) + 1) * (max(p.stage for p in places) + 1)
+
+
+def _assumed(run: Run, graph: Graph, direct: pl.DataFrame, steps: pl.DataFrame) -> tuple[str, ...]:
+    lines = []
+    missing, total = run.manifest.missing_ranks, run.manifest.world_size
+    if missing and _all_places_recorded(graph):
+        lines.append(
+            f"{len(missing)} of {total} ranks are not recorded: each is taken to do as the recorded rank of "
+            "its stage and data-parallel rank does"
+        )
+    waited = direct.filter(pl.col("handed") & (pl.col("lag") > 0)).group_by("role").agg(pl.col("lag").max())
+    if waited.height:
+        longest = format_duration(float(waited["lag"].max()))  # type: ignore[arg-type]
+        lines.append(
+            f"communication between stages was not recorded: it is taken to need {longest} at most, whatever "
+            "the network, and its waiting is not told from its moving"
+        )
+    gaps = graph.nodes.duration[graph.nodes.kind == NodeKind.GAP].sum()
+    length = int(steps["finish"].to_numpy().max() - steps["begin"].to_numpy().min())
+    if gaps > LEAST_BETWEEN * length:
+        lines.append(
+            f"{gaps / length:.1%} of the time lies after the last operation of a step: it stays as it is"
+        )
+    return tuple(lines)
+
+
+def with_typical_delays(graph: Graph) -> Graph:
+    """The graph with no launch later than is usual for operations of that name: the one to predict from.
+
+    A delay much longer than its like is a wait for something that was not recorded (a barrier, another rank)
+    and would stay under an edit that makes its cause disappear. The usual delay is the median over all ranks.
+    """
+    late = np.flatnonzero(graph.nodes.kind == NodeKind.DELAY)
+    launch = np.flatnonzero(graph.nodes.kind[graph.edges.source] == NodeKind.DELAY)
+    launched = np.full(graph.num_nodes, -1, np.int64)
+    launched[graph.edges.source[launch]] = graph.nodes.name[graph.edges.target[launch]]
+    delays = pl.DataFrame({"node": late, "name": launched[late], "delay": graph.nodes.duration[late]})
+    usual = pl.min_horizontal("delay", pl.col("delay").median().over("name")).round().cast(pl.Int64)
+    duration = graph.nodes.duration.copy()
+    duration[late] = delays.select(usual).to_series().to_numpy()
+    return graph.with_durations(duration)

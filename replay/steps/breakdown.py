@@ -1,0 +1,296 @@
+"""Where the time went: per step and rank, per kernel, per kind of collective.
+
+In: tables of a run. Out: frames in integer nanoseconds. Nothing here is predicted or aligned across
+clocks, nothing is drawn.
+
+A **step** of a rank is split without remainder: duration = compute + exposed communication + host bound +
+idle. Work is counted in the step in whose time it *ran*: a GPU runs behind its CPU, so the first kernels of
+a step may have been launched in the step before.
+
+On a rank with GPU work the split is the GPU's view, all streams together:
+
+- communication: spans that a row of `collectives` points to; compute: every other kernel, copy and fill;
+- exposed is communication while nothing computes, overlapped is communication while something does;
+- host bound: the GPU idles until a span whose launch call returned only after the GPU had become idle, so
+  it waited for the CPU; idle: the rest (the launch came in time, or is not recorded).
+
+On a rank without, it is the view of the main thread, the one that computes among those that launch
+collectives:
+
+- compute: operators on it; communication: spans that a row of `collectives` points to, on any thread;
+- host bound: neither, which leaves Python, the input pipeline and the optimizer's own code; idle is 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.errors import Unanswerable
+from dpro.replay.alignment.match import match_collectives
+from dpro.replay.intervals import Intervals, Times, covered, union
+from dpro.schema import GPU_WORK_KINDS
+
+NO_STEP = -1  # the number of the step that stands for a whole window where no steps were recorded
+LANE = ["rank", "window", "pid", "tid"]
+END = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
+IS_GPU = pl.col("kind").is_in(GPU_WORK_KINDS)
+STEP_SCHEMA = {
+    "step": pl.Int64,
+    "rank": pl.Int32,
+    "duration_ns": pl.Int64,
+    "compute_ns": pl.Int64,
+    "exposed_comm_ns": pl.Int64,
+    "overlapped_comm_ns": pl.Int64,
+    "host_bound_ns": pl.Int64,
+    "idle_ns": pl.Int64,
+}
+
+
+class Activity(NamedTuple):
+    """What one rank did in one window."""
+
+    compute: Intervals
+    communication: Intervals
+    host_bound: Intervals | None  # None: whenever it neither computed nor communicated
+
+
+def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Split every recorded step of every rank into where its time went.
+
+    Steps outside deep windows are left out, since nothing is known about their inside.
+
+    Args:
+        spans: table `spans`.
+        collectives: table `collectives`.
+        steps: table `steps`; may be empty, then each window is one step with the number -1.
+
+    Returns:
+        One row per step and rank, `duration_ns = compute_ns + exposed_comm_ns + host_bound_ns + idle_ns`,
+        all int64 ns, sorted by step and rank.
+
+    Raises:
+        Unanswerable: the run holds no spans.
+    """
+    spans = spans.filter(pl.col("duration_ns") >= 0).with_columns(END)
+    if spans.height == 0:
+        raise Unanswerable("the run holds no spans: record at least one deep window, or import a trace")
+    spans = _marked(spans, collectives, "span_id", "is_comm")
+    spans = _marked(spans, collectives, "launch_span_id", "is_launch")
+    on_gpu = set(spans.filter(IS_GPU)["rank"].unique())
+    stretches = _steps_with_spans(spans, steps).partition_by("rank", "window", as_dict=True)
+    parts = [pl.DataFrame(schema=STEP_SCHEMA)]
+    for key, inside in spans.partition_by("rank", "window", as_dict=True).items():
+        if key in stretches:
+            begin = min(_ints(stretches[key], "start_ns").min(), _ints(inside, "start_ns").min())
+            activity = _gpu_activity(inside, int(begin)) if key[0] in on_gpu else _cpu_activity(inside)
+            parts.append(_split(stretches[key], activity))
+    return pl.concat(parts).sort("step", "rank", "duration_ns")
+
+
+def _marked(spans: pl.DataFrame, collectives: pl.DataFrame, link: str, mark: str) -> pl.DataFrame:
+    """The spans with a boolean column: does a collective of the same rank point to it by `link`."""
+    pointed = collectives.select("rank", pl.col(link).alias("span_id")).unique()
+    pointed = pointed.with_columns(pl.lit(True).alias(mark))
+    return spans.join(pointed, on=["rank", "span_id"], how="left").with_columns(pl.col(mark).fill_null(False))
+
+
+def _steps_with_spans(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Stretches `[rank, window, step, start_ns, end_ns]` to split, each in a window that holds spans.
+
+    An importer that knows no windows leaves the steps at -1 and puts all spans into window 0. A rank
+    without steps is given one per window.
+    """
+    columns = ["rank", "window", "step", "start_ns", "end_ns"]
+    known = steps.filter(pl.col("duration_ns") > 0).with_columns(END)
+    deep = known.filter(pl.col("window") >= 0)
+    undivided = known.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
+    windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    stepless = windows.join(known, on="rank", how="anti").with_columns(step=pl.lit(NO_STEP, pl.Int64))
+    stretches = pl.concat([deep.select(columns), undivided.select(columns), stepless.select(columns)])
+    return stretches.join(windows, on=["rank", "window"], how="semi")
+
+
+def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> Activity:
+    """The GPU's view; before its first span it has been idle since `begin_ns`."""
+    gpu = spans.filter(IS_GPU).sort("start_ns", "span_id")
+    launches = (
+        spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
+        .group_by("correlation")
+        .agg(pl.col("end_ns").max().alias("launched_ns"))
+    )
+    idle_since = pl.col("end_ns").cum_max().shift(1, fill_value=begin_ns)
+    late = (
+        gpu.with_columns(idle_ns=idle_since)
+        .join(launches, on="correlation", how="left")
+        .filter((pl.col("idle_ns") < pl.col("start_ns")) & (pl.col("launched_ns") > pl.col("idle_ns")))
+    )
+    return Activity(
+        compute=_union(gpu.filter(~pl.col("is_comm"))),
+        communication=_union(gpu.filter("is_comm")),
+        host_bound=union(_ints(late, "idle_ns"), _ints(late, "start_ns")),
+    )
+
+
+def _cpu_activity(spans: pl.DataFrame) -> Activity:
+    """The main thread's view, for a rank that has no GPU work."""
+    ops = spans.filter((pl.col("kind") == "cpu_op") & ~pl.col("is_comm"))
+    threads = ops.group_by("pid", "tid").agg(pl.col("is_launch").any(), pl.col("duration_ns").sum())
+    main = threads.sort("is_launch", "duration_ns", "tid", descending=True).head(1)
+    on_main = ops.join(main, on=["pid", "tid"], how="semi")
+    return Activity(_union(on_main), _union(spans.filter("is_comm")), host_bound=None)
+
+
+def _split(stretches: pl.DataFrame, activity: Activity) -> pl.DataFrame:
+    """Lengths of unions say it all: |comm without compute| = |both together| - |compute|, and so on."""
+    starts, ends = _ints(stretches, "start_ns"), _ints(stretches, "end_ns")
+    duration = ends - starts
+    compute = covered(activity.compute, starts, ends)
+    communication = covered(activity.communication, starts, ends)
+    either = np.concatenate([activity.compute, activity.communication])
+    busy = covered(union(either[:, 0], either[:, 1]), starts, ends)
+    free = duration - busy
+    host_bound = free if activity.host_bound is None else covered(activity.host_bound, starts, ends)
+    parts = {
+        "duration_ns": duration,
+        "compute_ns": compute,
+        "exposed_comm_ns": busy - compute,
+        "overlapped_comm_ns": compute + communication - busy,
+        "host_bound_ns": host_bound,
+        "idle_ns": free - host_bound,
+    }
+    return stretches.select("step", "rank").with_columns(**{name: pl.Series(v) for name, v in parts.items()})
+
+
+def _union(spans: pl.DataFrame) -> Intervals:
+    return union(_ints(spans, "start_ns"), _ints(spans, "end_ns"))
+
+
+def _ints(frame: pl.DataFrame, column: str) -> Times:
+    return frame[column].to_numpy()
+
+
+def kernel_totals(spans: pl.DataFrame) -> pl.DataFrame:
+    """GPU kernels by name over all ranks and windows; where no GPU was used, operators by their own time.
+
+    Args:
+        spans: table `spans`.
+
+    Returns:
+        `[name, count, total_ns]`, the largest total first.
+    """
+    kernels = spans.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
+    timed = kernels.with_columns(self_ns=pl.col("duration_ns")) if kernels.height else _self_times(spans)
+    totals = timed.group_by("name").agg(
+        pl.len().cast(pl.Int64).alias("count"), pl.col("self_ns").sum().alias("total_ns")
+    )
+    return totals.sort(["total_ns", "name"], descending=[True, False])
+
+
+def _self_times(spans: pl.DataFrame) -> pl.DataFrame:
+    """CPU operators with `self_ns`: their duration less that of the operators directly inside them.
+
+    How deep an operator lies is how many of its thread are open when it begins; what it lies in is the
+    latest to have begun one level up.
+    """
+    ops = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("duration_ns") > 0)).with_columns(END)
+    level = [*LANE, "depth"]
+    opening = ops.select(*LANE, "span_id", "name", size="duration_ns", at="start_ns", turn=1)
+    closing = ops.select(*LANE, "span_id", "name", size="duration_ns", at="end_ns", turn=-1)
+    opened = (
+        pl.concat([opening, closing])
+        .sort([*LANE, "at", "turn", "size", "span_id"], descending=[False] * 6 + [True, False])
+        .with_columns(pl.col("turn").cum_sum().over(LANE).alias("depth"))
+        .filter(pl.col("turn") > 0)
+        .sort("at", maintain_order=True)
+    )
+    parents = opened.select(*LANE, pl.col("depth") + 1, "at", parent="span_id")
+    inside = (
+        opened.join_asof(parents, on="at", by=level, check_sortedness=False)
+        .group_by("rank", pl.col("parent").alias("span_id"))
+        .agg(pl.col("size").sum().alias("inside_ns"))
+    )
+    own = pl.col("size") - pl.col("inside_ns").fill_null(0)
+    timed = opened.join(inside, on=["rank", "span_id"], how="left")
+    return timed.select("name", own.clip(lower_bound=0).alias("self_ns"))
+
+
+def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
+    """Collectives that ran, by operation, size and hosts of the group, over all ranks and windows.
+
+    A rank's duration is waiting for the others plus moving data. All members move together, so the transfer
+    is the shortest duration among them and the rest of each is someone else's lateness. Both are known only
+    where every rank of the group that left a record was matched; if the late rank left none, its lateness
+    counts as transfer.
+
+    The bus bandwidth is that of the NCCL tests (nccl-tests, doc/PERFORMANCE.md): bytes moved per second of
+    transfer, times a factor that makes it comparable with the speed of a link whatever the group's size.
+
+    Args:
+        collectives: table `collectives`.
+        spans: table `spans`, which tells the stream a collective ran on.
+        workers: table `workers`, which tells the host of each rank.
+
+    Returns:
+        `[op, bytes, hosts, count, total_ns, matched, wait_ns, transfer_ns, busbw_gbps]`, the largest total
+        first. `hosts` is how many the members that left a record are on, 1 is within a host; null where that
+        is not known. `bytes` is what one rank puts in, -1 where unknown. `matched` is how many of the `count`
+        the split into wait and transfer rests on; nulls where it is 0. `busbw_gbps` is in 1e9 bytes per
+        second, null where the bytes, the transfer or the size of the group is not known.
+    """
+    members = _members(collectives, spans).with_columns(hosts=_hosts(workers))
+    transfer = pl.col("duration_ns").min().over("instance")
+    known = pl.when("complete")
+    rows = members.with_columns(
+        known.then(transfer).alias("transfer_ns"),
+        known.then(pl.col("duration_ns") - transfer).alias("wait_ns"),
+        known.then(_bus_bytes()).alias("bus_bytes"),
+    )
+    timed = pl.col("transfer_ns").filter(pl.col("bus_bytes").is_not_null())
+    totals = rows.group_by("op", pl.col("bytes_in").alias("bytes"), "hosts").agg(
+        pl.len().cast(pl.Int64).alias("count"),
+        pl.col("duration_ns").sum().alias("total_ns"),
+        pl.col("complete").sum().cast(pl.Int64).alias("matched"),
+        _sum_or_null("wait_ns"),
+        _sum_or_null("transfer_ns"),
+        pl.when(timed.sum() > 0).then(pl.col("bus_bytes").sum() / timed.sum()).alias("busbw_gbps"),
+    )
+    return totals.sort(["total_ns", "op", "bytes", "hosts"], descending=[True, False, False, False])
+
+
+def _members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Collectives that ran, with `instance` (alike on all members) and `complete` (all members are here)."""
+    rows = match_collectives(collectives, spans).rows
+    size = pl.max_horizontal("expected", pl.col("group_ranks").list.len().cast(pl.Int64), 2)
+    return rows.with_columns(complete=pl.col("members") >= size)
+
+
+def _hosts(workers: pl.DataFrame) -> pl.Expr:
+    """How many hosts the members of a row's group, or the two ends of a message, are on."""
+    known = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
+    host = pl.col("rank").replace_strict(known, default=None, return_dtype=pl.String)
+    count = pl.when(host.is_null().any().over("key")).then(None).otherwise(host.n_unique().over("key"))
+    return count.cast(pl.Int64)
+
+
+def _sum_or_null(column: str) -> pl.Expr:
+    """A sum that is null, not 0, where nothing is known."""
+    return pl.when(pl.col(column).is_not_null().any()).then(pl.col(column).sum()).alias(column)
+
+
+def _bus_bytes() -> pl.Expr:
+    """Bytes that cross one rank's link, by the convention of the NCCL tests, from what the rank puts in."""
+    n = pl.col("group_ranks").list.len().cast(pl.Float64)
+    per_byte = (
+        pl.when(pl.col("op") == "all_reduce")
+        .then(2 * (n - 1) / n)
+        .when(pl.col("op").is_in(["reduce_scatter", "all_to_all"]))
+        .then((n - 1) / n)
+        .when(pl.col("op") == "all_gather")
+        .then(n - 1)  # (n - 1) / n of the larger side, which is n times what goes in
+        .when(pl.col("op").is_in(["send", "recv", "send_recv", "broadcast", "reduce"]))
+        .then(1.0)
+    )
+    return pl.when((n > 1) & (pl.col("bytes_in") >= 0)).then(per_byte * pl.col("bytes_in"))

@@ -1,0 +1,325 @@
+"""Another network, or another algorithm for collectives: ring, tree, halving, or hosts first.
+
+Each transfer is scaled by what the other algorithm takes for its bytes over what the one that ran does, as
+`dpro.replay.models.collective_algorithms` has it, in a graph whose transfers show what messages and bytes
+cost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
+from dpro.replay.models.collective_algorithms import (
+    FLAT,
+    HALVING,
+    RING,
+    Link,
+    cost,
+    link_of,
+    time_ns,
+    two_level_ns,
+)
+from dpro.replay.models.link_costs import Line, Sort, fit_costs, sorts, untold
+from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_fitting
+from dpro.schema import COLLECTIVES
+from dpro.units import NS_PER_US
+
+
+def require_communication(graph: Graph) -> None:
+    """Refuse a run without communication."""
+    if not (graph.nodes.kind == NodeKind.TRANSFER).any():
+        raise Unanswerable("the run holds no communication")
+
+
+@dataclass(frozen=True)
+class NoCommunication(Edit):
+    """Collectives take no time and nobody waits in them: the bound for all communication work."""
+
+    name = "no-comm"
+    summary = "no communication at all: a bound"
+    example = "no-comm"
+    needs = "collectives"
+    assumes = "nothing else changes"
+    source = "the graph without its rendezvous; no formula"
+    is_advice = False
+    doubt: float = 0.0
+
+    def apply(self, graph: Graph) -> Graph:
+        """Make transfers free and take out the rendezvous: each rank runs by itself."""
+        require_communication(graph)
+        duration = np.where(graph.nodes.kind == NodeKind.TRANSFER, 0, graph.nodes.duration)
+        return graph.with_durations(duration).without_edges(graph.edges.kind == EdgeKind.RENDEZVOUS)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return "no communication at all"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "cannot be done: it bounds what any change to communication can gain"
+
+
+@dataclass(frozen=True)
+class Network(Edit):
+    """Collectives take less for their bytes, or for beginning; who waits for whom stays as it is."""
+
+    name = "network"
+    summary = "another bandwidth and latency of the network"
+    example = "network:bandwidth=2,latency=1"
+    needs = "collectives; to tell latency from bandwidth, sizes that vary twofold or more"
+    assumes = "all groups share one network; where sizes do not vary, that transfer time is all bandwidth"
+    source = (
+        "Hockney 1994: time = latency + bytes / bandwidth, fitted to the run's own transfers; these told "
+        "from waiting as by Lin et al., OSDI 2025, section 3.2"
+    )
+    proof = "links of 200, 500 and 1000 Mbit/s, gloo"
+    is_advice = False
+    bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MOST_TIMES)
+    latency: float = key("multiple of the latency", 1.0, least=0.0)
+    doubt: float = 0.15
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale the two parts of each transfer, and the time by which transfers of one link may overlap."""
+        require_communication(graph)
+        nodes = graph.nodes
+        transfer = nodes.kind == NodeKind.TRANSFER
+        fixed = np.minimum(latencies(graph), nodes.duration)[transfer]
+        duration = nodes.duration.copy()
+        moving = (duration[transfer] - fixed) / self.bandwidth
+        duration[transfer] = np.rint(self.latency * fixed + moving).astype(np.int64)
+        changed = graph.with_durations(duration)
+        if self.latency == 1:
+            return changed
+        overlap = _side_by_side(graph)
+        lag = np.where(overlap, np.rint(graph.edges.lag * self.latency), graph.edges.lag)
+        return changed.with_lags(lag.astype(np.int64))
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What latency is not known of."""
+        return untold(graph)
+
+    def describe(self) -> str:
+        """What is changed."""
+        words = f"a network {self.bandwidth:g} times as fast"
+        return words if self.latency == 1 else f"{words}, with {self.latency:g} times the latency"
+
+    def how(self) -> str:
+        """How to do it."""
+        if self.bandwidth < 1 or self.latency > 1:
+            return "nothing to do: it shows what a slower network would cost"
+        return "faster links, or fewer bytes (gradient compression, bf16 reduction)"
+
+
+@dataclass(frozen=True)
+class Delay(Edit):
+    """Collectives and messages take longer, whatever their size: a longer way."""
+
+    name = "delay"
+    summary = "a longer way: each transfer takes longer, whatever its size"
+    example = "delay:us=500"
+    needs = "collectives"
+    assumes = (
+        "large transfers take as much longer as small ones, where an algorithm that sends them in pieces may "
+        "hide a part of the way"
+    )
+    source = "Hockney 1994: time = latency + bytes / bandwidth, with more latency"
+    proof = "1 ms each way, gloo"
+    is_advice = False
+    us: float = key("what a small transfer takes longer, microseconds", least=0.0)
+    doubt: float = 0.5
+
+    def apply(self, graph: Graph) -> Graph:
+        """Lengthen each transfer; those of one link are on their way at the same time."""
+        require_communication(graph)
+        added = round(NS_PER_US * self.us)
+        duration = np.where(graph.nodes.kind == NodeKind.TRANSFER, added, 0) + graph.nodes.duration
+        lag = np.where(_side_by_side(graph), graph.edges.lag - added, graph.edges.lag)
+        return graph.with_durations(duration).with_lags(lag)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"each transfer takes {self.us:g} us longer"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "nothing to do: it shows what hosts further apart would cost"
+
+
+def _side_by_side(graph: Graph) -> NDArray[np.bool_]:
+    """[E] edges that say by how much a transfer may begin before the one ahead of it on its link ends."""
+    nodes, edges = graph.nodes, graph.edges
+    transfer = nodes.kind == NodeKind.TRANSFER
+    between = transfer[edges.source] & transfer[edges.target] & (edges.kind == EdgeKind.STREAM)
+    return np.asarray(between & (edges.lag < 0))
+
+
+def latencies(graph: Graph) -> NDArray[np.int64]:
+    """[N] ns of each transfer that do not depend on its bytes, as far as the run tells; else 0."""
+    fixed = np.zeros(graph.num_nodes, np.int64)
+    lines = fit_costs(graph)
+    for sort, messages in sorts(graph).items():
+        if sort in lines:
+            fixed[np.isin(graph.nodes.message, messages)] = round(lines[sort].latency_ns)
+    return fixed
+
+
+Floats = NDArray[np.float64]
+
+HIERARCHICAL = "hierarchical"
+
+
+@dataclass(frozen=True)
+class Algorithm(Edit):
+    """Collectives of known cost run another algorithm."""
+
+    name = "algorithm"
+    summary = "collectives by ring, tree, halving, or first within hosts"
+    example = "algorithm:to=tree"
+    needs = (
+        "all-reduces, all-gathers or reduce-scatters whose sizes vary twofold or more; for hierarchical the "
+        "hosts of ranks, and a group within one host or inside_gbps="
+    )
+    assumes = (
+        "a message and a byte cost the same in each algorithm, a host has one port to the others, and the "
+        "library's protocol and channels stay"
+    )
+    source = (
+        "ring and halving: Thakur et al., IJHPCA 2005; tree, of all-reduces: Sanders et al., Parallel "
+        "Computing 2009; hierarchical: Cho et al., BlueConnect, MLSys 2019; with the run's own latency and "
+        "bandwidth"
+    )
+    to: str = key("which", choices=(*FLAT, HIERARCHICAL))
+    now: str = key("which one ran, where the run does not tell; ring without", "", choices=FLAT)
+    group: str = key("pattern for the process group; all without", "")
+    inside_gbps: float | None = key("bandwidth within a host, 1e9 bytes per second", None, least=1e-6)
+    inside_us: float | None = key("latency of a message within a host, microseconds", None, least=0.0)
+    doubt: float = 0.3
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale the transfers of each operation and group that there is a formula for."""
+        duration = graph.nodes.duration.copy()
+        answered, refused = self._ratios(graph)
+        if not answered:
+            raise Unanswerable(refused[0] if refused else f"no group in the run fits {self.group!r}")
+        for mine, ratio in answered:
+            duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
+        return graph.with_durations(duration)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What keeps its time, and why."""
+        return tuple(f"unchanged: {reason}" for reason in self._ratios(graph)[1])
+
+    def _ratios(self, graph: Graph) -> tuple[list[tuple[NDArray[np.int64], Floats]], list[str]]:
+        """Transfers with the ratio of their times, and why others have none."""
+        require_communication(graph)
+        nodes, lines = graph.nodes, fit_costs(graph)
+        fits = messages_fitting(graph, "", self.group)
+        answered, refused = [], []
+        for sort, messages in sorts(graph).items():
+            if not fits[messages[0]]:
+                continue
+            mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
+            num_bytes = nodes.bytes[mine].astype(np.float64)
+            try:
+                answered.append(
+                    (mine, self._ratio(graph, lines, sort, graph.messages[messages[0]], num_bytes))
+                )
+            except Unanswerable as error:
+                refused.append(f"{sort[0]} in {sort[1] or 'unnamed group'}: {error}")
+        return answered, refused
+
+    def _ratio(
+        self, graph: Graph, lines: dict[Sort, Line], sort: Sort, message: Message, num_bytes: Floats
+    ) -> Floats:
+        """[T] time by the other algorithm over time by the one that ran."""
+        now = self._ran(graph, message.op)
+        if sort not in lines:
+            raise Unanswerable("too few transfers of known size with all their ranks to tell what one costs")
+        if message.num_ranks < 2:
+            raise Unanswerable("how many ranks are in it is not known")
+        if lines[sort].bandwidth_only:
+            raise Unanswerable("sizes are too alike to tell what a message costs from what its bytes do")
+        if now == self.to:
+            return np.ones(num_bytes.size)
+        spent = cost(message.op, now, message.num_ranks)
+        link = link_of(lines[sort], spent)
+        before = time_ns(spent, link, num_bytes)
+        if self.to != HIERARCHICAL:
+            return time_ns(cost(message.op, self.to, message.num_ranks), link, num_bytes) / before
+        hosts, per_host = _layout(graph, message)
+        inside = self._inside(graph, lines)
+        return two_level_ns(message.op, hosts, per_host, link, inside, num_bytes) / before
+
+    def _ran(self, graph: Graph, op: str) -> str:
+        return recorded_algorithm(graph, op) or self.now or RING
+
+    def _inside(self, graph: Graph, lines: dict[Sort, Line]) -> Link:
+        """What communication within a host costs, as given, or as a group within one host tells.
+
+        Raises:
+            Unanswerable: neither does.
+        """
+        if self.inside_gbps is not None:
+            return Link((self.inside_us or 0.0) * NS_PER_US, 1 / self.inside_gbps)
+        for sort, messages in sorts(graph).items():
+            message = graph.messages[messages[0]]
+            if sort in lines and len(_hosts_in(graph, message)) == 1:
+                return link_of(lines[sort], cost(message.op, self._ran(graph, message.op), message.num_ranks))
+        raise Unanswerable("no group within one host tells what communication there costs: give inside_gbps=")
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"collectives run by {self.to}" if self.to in FLAT else "collectives run within hosts first"
+
+    def how(self) -> str:
+        """How to do it."""
+        if self.to == HALVING:
+            return "a library that has it, as MPI and gloo do"
+        if self.to in FLAT:
+            return f"NCCL_ALGO={self.to.capitalize()}"
+        return "reduce-scatter, all-reduce and all-gather over a two-dimensional init_device_mesh"
+
+
+def recorded_algorithm(graph: Graph, op: str) -> str:
+    """The algorithm that all collectives of an operation ran; empty where the run does not tell."""
+    if graph.run is None:
+        return ""
+    rows = graph.run.table(COLLECTIVES, ["op", "algorithm"]).filter(pl.col("op") == op)
+    found = [name.lower() for name in rows["algorithm"].unique().to_list()]
+    return found[0] if len(found) == 1 and found[0] in FLAT else ""
+
+
+def _hosts_in(graph: Graph, message: Message) -> Counter[str]:
+    """How many ranks of a group are on each host.
+
+    Raises:
+        Unanswerable: the run does not tell of all.
+    """
+    hosts, nodes = hosts_of(graph), graph.nodes
+    same = [number for number, other in enumerate(graph.messages) if other.group == message.group]
+    ranks = np.unique(nodes.rank[np.isin(nodes.message, same)]).tolist()
+    if len(ranks) < message.num_ranks or not set(ranks) <= hosts.keys():
+        raise Unanswerable("the run does not tell the hosts of all ranks of the group")
+    return Counter(hosts[rank] for rank in ranks)
+
+
+def _layout(graph: Graph, message: Message) -> tuple[int, int]:
+    """Hosts of a group, and ranks on each.
+
+    Raises:
+        Unanswerable: the run does not tell, there is but one, or they hold different numbers of ranks.
+    """
+    ranks = _hosts_in(graph, message)
+    if len(ranks) < 2:
+        raise Unanswerable("its ranks are all on one host")
+    if len(set(ranks.values())) > 1:
+        raise Unanswerable("its hosts have different numbers of ranks")
+    return len(ranks), next(iter(ranks.values()))

@@ -1,0 +1,268 @@
+"""CUDA graphs: which host time a capture takes away, and which stays, as the trace shows it.
+
+A capture holds GPU work that operators launch, with their dispatch and the launches. It cannot hold what
+synchronises, what moves data between host and device, or what loads data. Host time in no operator may be
+Python between two operators, which a capture takes in, or logging, which it does not: the trace does not
+say, so the prediction keeps it and its interval goes to where it is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.build.cpu_threads import merge_intervals
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.host import free_host
+from dpro.replay.whatif.edits.training_loop import DATA_LOADING
+from dpro.replay.whatif.graph_ops.scope import LANE, ON_CPU, spans_of
+from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.units import format_duration
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MAX_PAUSE_NS = 1_000_000  # code in no operator that takes longer does something of its own
+# Launching a graph of 2,534 kernels took 1.4 to 2.2 us per kernel on an H200, under a profiler.
+MAX_NODE_NS = 2_200
+# Calls that fail while a stream is captured, and graphs that are launched already.
+NOT_CAPTURED = (
+    *("*StreamSynchronize*", "*EventSynchronize*", "*DeviceSynchronize*", "*CtxSynchronize*"),
+    *("cudaMemcpy", "hipMemcpy", "cudaMemcpy_v*", "hipMemcpyWithStream", "*GraphLaunch*"),
+)
+# Copies between host and device: what they read or write is elsewhere in the next step.
+HOST_COPIES = ("*HtoD*", "*DtoH*", "*HostToDevice*", "*DeviceToHost*", "*Host -> *", "*-> Host*")
+# Ranges that frameworks put around code that is part of what is captured.
+FRAMEWORK = (
+    *("Optimizer.step#*", "Optimizer.zero_grad#*", "dpro::backward"),
+    *("Torch-Compiled Region*", "## Call CompiledFxGraph*"),
+)
+
+
+@dataclass(frozen=True)
+class CudaGraph(Edit):
+    """What operators launch between two points that cannot be captured becomes one CUDA graph."""
+
+    name = "cuda-graph"
+    summary = "operators that can be captured are launched as CUDA graphs"
+    example = "cuda-graph"
+    needs = "launches"
+    assumes = (
+        "shapes are static, and launching a graph costs what its first launch did; the interval goes to "
+        "2.2 us per kernel more, and to host code in no operator being captured, too"
+    )
+    source = (
+        "ours: between two calls that cannot be captured (they synchronise, copy between host and device or "
+        "load data) operators that launch GPU work take no CPU time from the first launch to the last"
+    )
+    selection: Selection
+    doubt: float = 0.3
+
+    def apply(self, graph: Graph) -> Graph:
+        """Make the CPU time of captured operators free, behind the first launch of each graph."""
+        found = captured(graph, self.selection.chosen(graph))
+        return graph.with_durations(np.where(found.taken, 0, graph.nodes.duration))
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """Where launching a graph takes long, and where all host code between launches is captured."""
+        found = captured(graph, self.selection.chosen(graph))
+        duration = np.where(found.taken, 0, graph.nodes.duration)
+        return (
+            graph.with_durations(duration + found.launching),
+            graph.with_durations(np.where(found.open, 0, duration)),
+        )
+
+    def limit(self, graph: Graph) -> Graph | None:
+        """No graph gains more than a host that takes no time."""
+        return free_host(graph)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """How much host time is captured, stays, and is neither known to be one nor the other."""
+        found = captured(graph, self.selection.chosen(graph))
+        nodes = graph.nodes
+        inside = np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
+        where = pl.DataFrame({name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")})
+        per = max(where.n_unique(), 1)
+        taken, left_open, whole = (
+            float(nodes.duration[mask & inside].sum()) / per for mask in (found.taken, found.open, inside)
+        )
+        stays = format_duration(whole - taken - left_open)
+        return (
+            f"of {format_duration(whole)} of host time per step and rank {format_duration(taken)} is in "
+            f"operators that can be captured, {stays} stays (data, synchronising calls, copies, what comes "
+            f"before a graph), and {format_duration(left_open)} is in no operator that launches: the "
+            "interval has it both ways",
+        )
+
+    def describe(self) -> str:
+        """What is changed."""
+        return "operators are launched as CUDA graphs"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "torch.compile(mode='reduce-overhead'), or torch.cuda.make_graphed_callables by hand"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What becomes of host time, each [N].
+
+    Attributes:
+        taken: CPU work that a graph does away with.
+        open: CPU work between launches in no operator that launches: the trace does not say.
+        launching: ns that launching a graph may take longer than its first launch did, at that node.
+    """
+
+    taken: Bools
+    open: Bools
+    launching: Ints
+
+
+def captured(graph: Graph, chosen: Bools) -> Captured:
+    """What graphs of the chosen work would do away with.
+
+    Args:
+        graph: the unchanged graph.
+        chosen: [N] work that may be captured.
+
+    Raises:
+        Unanswerable: nothing can be captured.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    calls, fixed = _calls(graph)
+    calls &= chosen & (nodes.step >= 0)
+    dispatching, staying = _operators(graph, calls, fixed)
+    pause = np.isin(nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (nodes.duration > MAX_PAUSE_NS)
+    order, stretch, first, behind = _stretches(graph, calls & ~staying, staying | pause)
+    inside = np.zeros(graph.num_nodes, np.bool_)
+    inside[order[behind]] = True
+    inside &= chosen
+    if not inside.any():
+        raise Unanswerable(
+            "nowhere are two launches that can be captured without a wait, a copy from or to the host, or "
+            "a synchronising call between them: record with GPU activities; of operation-level traces "
+            "no-launch predicts what launches cost"
+        )
+    taken = inside & (dispatching | (nodes.kind == NodeKind.RUNTIME))
+    launched = np.bincount(edges.source[edges.kind == EdgeKind.LAUNCH], minlength=graph.num_nodes)
+    size = first.size
+    kernels = np.bincount(stretch, (launched * taken)[order], minlength=size)
+    saved = np.bincount(stretch, (nodes.duration * taken)[order], minlength=size)
+    launching = np.zeros(graph.num_nodes, np.int64)
+    begun = first < order.size
+    launching[order[first[begun]]] = np.minimum(MAX_NODE_NS * kernels, saved)[begun].astype(np.int64)
+    return Captured(taken, inside & ~taken, launching)
+
+
+def _calls(graph: Graph) -> tuple[Bools, Bools]:
+    """[N] calls that launch GPU work that can be captured, and calls that can be in no graph."""
+    nodes, edges = graph.nodes, graph.edges
+    on_stream = np.array([what.startswith("stream ") for _, what in graph.lanes] + [False], np.bool_)
+    copies = (nodes.kind == NodeKind.COPY) & _named(graph, HOST_COPIES)
+    begun = (np.isin(nodes.kind, GPU_KINDS) | on_stream[nodes.lane]) & ~copies
+    launch = edges.kind == EdgeKind.LAUNCH
+    some, others = np.zeros((2, graph.num_nodes), np.bool_)
+    some[edges.source[launch & begun[edges.target]]] = True
+    others[edges.source[launch & ~begun[edges.target]]] = True  # host copies, and what is not on a GPU
+    runtime = nodes.kind == NodeKind.RUNTIME
+    fixed = np.isin(nodes.kind, CPU_KINDS) & (others | (runtime & _named(graph, NOT_CAPTURED)))
+    return some & runtime & ~fixed, fixed
+
+
+def _named(graph: Graph, patterns: tuple[str, ...]) -> Bools:
+    fits = [any(fnmatchcase(name, pattern) for pattern in patterns) for name in graph.names]
+    mask: Bools = np.array(fits, np.bool_)[graph.nodes.name]
+    return mask
+
+
+def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
+    """[N] CPU work in operators that make these calls, and what stays because of the fixed ones.
+
+    An operator that makes a fixed call and launches nothing else stays as a whole. Where the run's spans are
+    not known, operators are those of the graph's own nodes.
+    """
+    nodes = graph.nodes
+    if graph.run is None:
+        return nodes.kind == NodeKind.CPU, fixed
+    at = pl.DataFrame({"rank": nodes.rank, "span_id": nodes.span, "call": calls, "fixed": fixed})
+    made = at.filter(pl.col("call") | pl.col("fixed")).unique(["rank", "span_id"])
+    spans = spans_of(graph.run, [*LANE, "span_id", "kind", "name", "start_ns", "duration_ns"])
+    spans = spans.filter(pl.col("kind").is_in(ON_CPU)).join(made, on=["rank", "span_id"], how="left")
+    spans = spans.with_columns(pl.col("call", "fixed").fill_null(False)).sort(*LANE, "start_ns")
+    parts = [_on_thread(thread) for _, thread in spans.group_by(LANE, maintain_order=True)]
+    if not parts:
+        return np.zeros(graph.num_nodes, np.bool_), fixed
+    told = at.join(pl.concat(parts), on=["rank", "span_id"], how="left", maintain_order="left")
+    dispatching, held = (told[name].fill_null(False).to_numpy() for name in ("dispatching", "held"))
+    return dispatching, fixed | (held & np.isin(nodes.kind, CPU_KINDS))
+
+
+def _on_thread(spans: pl.DataFrame) -> pl.DataFrame:
+    """`rank`, `span_id`, and whether the spans of a thread lie in what dispatches, and in what stays."""
+    start = spans["start_ns"].to_numpy()
+    end = start + spans["duration_ns"].to_numpy()
+    launches, stuck = (_held_by(start, end, spans[name].to_numpy()) for name in ("call", "fixed"))
+    operator, annotation = (spans["kind"].to_numpy() == kind for kind in ("cpu_op", "annotation"))
+    dispatches = (operator & launches) | (annotation & _fitting(spans["name"], FRAMEWORK))
+    stays = (operator & stuck & ~launches) | (annotation & _fitting(spans["name"], (DATA_LOADING,)))
+    inside = {
+        name: _inside(start, *merge_intervals(start[of], end[of]))
+        for name, of in (("dispatching", dispatches), ("held", stays))
+    }
+    return spans.select("rank", "span_id").with_columns(
+        **{name: pl.Series(of) for name, of in inside.items()}
+    )
+
+
+def _held_by(start: Ints, end: Ints, marked: Bools) -> Bools:
+    """[S] which spans have a marked one in them or are it; starts ascend."""
+    at = start[marked]
+    found: Bools = np.searchsorted(at, end, "left") > np.searchsorted(at, start, "left")
+    return found
+
+
+def _inside(time: Ints, begin: Ints, end: Ints) -> Bools:
+    """[T] which times lie in one of these intervals, which are disjoint and ascend."""
+    if begin.size == 0:
+        return np.zeros(time.size, np.bool_)
+    at = np.searchsorted(begin, time, "right") - 1
+    found: Bools = (at >= 0) & (time < end[np.maximum(at, 0)])
+    return found
+
+
+def _fitting(names: pl.Series, patterns: tuple[str, ...]) -> Bools:
+    known = names.unique().to_list()
+    found = [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return names.is_in(found).to_numpy()
+
+
+def _stretches(graph: Graph, calls: Bools, outside: Bools) -> tuple[Ints, Ints, Ints, Bools]:
+    """CPU work in the order of its threads, cut where a thread waits or does what cannot be captured.
+
+    Returns:
+        [C] nodes in order, [C] the stretch each is in, [S] where in that order a stretch first launches (C
+        where it does not), [C] whether a node comes behind the first launch, up to the last.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    woken = np.zeros(graph.num_nodes, np.bool_)
+    woken[edges.target[edges.kind == EdgeKind.SYNC]] = True
+    on_cpu = np.flatnonzero(np.isin(nodes.kind, CPU_KINDS))
+    order = on_cpu[
+        np.lexsort((on_cpu, nodes.measured_start[on_cpu], nodes.lane[on_cpu], nodes.window[on_cpu]))
+    ]
+    same = (nodes.lane[order], nodes.window[order], nodes.step[order], outside[order])
+    opens = np.append(True, np.any([np.diff(column) != 0 for column in same], axis=0)) | woken[order]
+    stretch = np.cumsum(opens) - 1
+    at = np.arange(order.size)
+    launching = calls[order]
+    first = np.full(int(stretch[-1]) + 1 if stretch.size else 0, order.size)
+    np.minimum.at(first, stretch[launching], at[launching])
+    last = np.full(first.size, -1)
+    np.maximum.at(last, stretch[launching], at[launching])
+    return order, stretch, first, (at > first[stretch]) & (at <= last[stretch]) & ~outside[order]

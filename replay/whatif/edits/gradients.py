@@ -1,0 +1,336 @@
+"""Gradients of DDP: buckets of another size, in the order of the next forward pass, or compressed.
+
+With priorities gradients are cut into pieces, moved in the order in which the next forward pass uses them,
+and awaited by the layer that does, instead of by the whole next step. What compressing costs is counted in
+passes over the gradients, each of which takes what it took to copy them into their buckets. That a processor
+may be slow at sums in a format it does not know (fp16 on most CPUs) is not counted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.graph import EdgeKind, Graph
+from dpro.replay.models.gradients import MB, first_uses
+from dpro.replay.models.link_costs import untold
+from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.graph_ops.reduction import (
+    Reduced,
+    Reduction,
+    next_of_rank,
+    on_stream,
+    reduced,
+    with_reductions,
+)
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Bucket(Edit):
+    """DDP groups its gradients into buckets of another size."""
+
+    name = "bucket"
+    summary = "gradient buckets of another size"
+    example = "bucket:mb=1"
+    needs = "a DDP job recorded by dpro: parameters of its buckets, autograd spans, bytes reduced"
+    assumes = "gradients are ready in the same order, and bytes cost what they cost in the run"
+    source = (
+        "a bucket closes once it holds the size or more, as DDP rebuilds them; re-bucketing as in dPRO (Hu "
+        "et al., MLSys 2022); times from the run's own latency and bandwidth"
+    )
+    proof = "25 and 1 MB, gloo"
+    mb: float = key("size of a bucket, 2**20 bytes", least=0.0)
+    first_mb: float | None = key("size of the first one; as the others if not given", None, least=0.0)
+    doubt: float = 0.15
+
+    def apply(self, graph: Graph) -> Graph:
+        """Close buckets where DDP would, and reduce each once its last gradient is ready."""
+        known = reduced(graph)
+        first = self.mb if self.first_mb is None else self.first_mb
+        closes = closing(known.parameters.num_bytes, round(first * MB), round(self.mb * MB))
+        if all(np.array_equal(each.closes, closes) for each in known.passes):
+            return graph
+        return with_reductions(known, [buckets(known, closes)] * len(known.passes))
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What latency is not known of."""
+        return untold(graph)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"gradient buckets of {self.mb:g} MB"
+
+    def how(self) -> str:
+        """How to do it."""
+        return f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
+
+
+def closing(num_bytes: Ints, first_cap: int, cap: int) -> Ints:
+    """The last parameter of each bucket: a bucket closes once it holds the cap or more.
+
+    Args:
+        num_bytes: [P] sizes of gradients in the order in which they are ready.
+        first_cap, cap: bytes, of the first bucket and of the others.
+    """
+    closes: list[int] = []
+    held = 0
+    for parameter, size in enumerate(num_bytes.tolist()):
+        held += size
+        if held >= (cap if closes else first_cap):
+            closes.append(parameter)
+            held = 0
+    if not closes or closes[-1] != num_bytes.size - 1:
+        closes.append(num_bytes.size - 1)
+    return np.array(closes, np.int64)
+
+
+def buckets(known: Reduced, closes: Ints) -> list[Reduction]:
+    """Plain reductions of buckets that close after some parameters, each called as soon as it can be."""
+    found = []
+    for first, last in zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()):
+        size = known.bytes_of(first, last)
+        moving = known.line.ns_per_byte * size
+        found.append(Reduction(first, last, size, moving, known.line.latency_ns, known.call_ns, last))
+    return found
+
+
+@dataclass(frozen=True)
+class Priority(Edit):
+    """Reductions in pieces, of which that for the first layer of the next step goes first."""
+
+    name = "priority"
+    summary = "gradients in pieces, those first that the next forward pass needs first"
+    example = "priority:mb=4"
+    needs = "what bucket needs, and sequence numbers of autograd, as torch.profiler and dpro record"
+    assumes = (
+        "each parameter is updated once its gradient is there, which takes what it does now, a piece that is "
+        "on its way is not interrupted, and a piece costs a call"
+    )
+    source = (
+        "ByteScheduler (Peng et al., SOSP 2019) and P3 (Jayarajan et al., MLSys 2019): priority by layer, no "
+        "barrier between steps; gradients cut as in dPRO (Hu et al., MLSys 2022)"
+    )
+    mb: float = key("size of a piece, 2**20 bytes", least=1 / MOST_TIMES)
+    doubt: float = 0.3
+
+    def apply(self, graph: Graph) -> Graph:
+        """Order the pieces as a link would that always takes the one needed first of those that are ready."""
+        known = reduced(graph)
+        uses = first_uses(graph, known.passes, on_stream(known))
+        following = next_of_rank(known)
+        if all(after < 0 for after in following):
+            raise Unanswerable(
+                "no two steps follow each other in a window: when gradients are needed is not seen"
+            )
+        kind = EdgeKind.EVENT if on_stream(known) else EdgeKind.SYNC
+        pieces = cut(known, round(self.mb * MB))
+        order = _orders(known, pieces, uses)
+        wanted = []
+        for which, after in enumerate(following):
+            needed = [
+                ()
+                if after < 0
+                else tuple((int(node), kind) for node in np.unique(uses[after][each.first : each.last + 1]))
+                for each in pieces
+            ]
+            wanted.append([replace(pieces[piece], needed=needed[piece]) for piece in order[which]])
+        return with_reductions(known, wanted)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What latency is not known of."""
+        return untold(graph)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"gradients in pieces of {self.mb:g} MB, those first that are needed first"
+
+    def how(self) -> str:
+        """How to do it."""
+        return (
+            "BytePS (BYTEPS_PARTITION_BYTES), and an optimizer that updates a parameter when its layer runs"
+        )
+
+
+def cut(known: Reduced, size: int) -> list[Reduction]:
+    """Reductions of one size: small gradients together, large ones in pieces of even size."""
+    found = []
+    for each in buckets(known, closing(known.parameters.num_bytes, size, size)):
+        count = max(round(each.num_bytes / max(size, 1)), 1) if each.first == each.last else 1
+        found += [
+            replace(each, num_bytes=max(each.num_bytes // count, 1), moving_ns=each.moving_ns / count)
+        ] * count
+    return found
+
+
+def _orders(known: Reduced, pieces: list[Reduction], uses: list[Ints]) -> list[list[int]]:
+    """For each pass its pieces in the order in which they move, alike on all ranks of a pass."""
+    timeline = known.timeline
+    start = known.graph.nodes.measured_start
+    last = np.array([each.last for each in pieces])
+    together: dict[tuple[int, int], list[int]] = defaultdict(list)
+    numbers: dict[tuple[int, int], int] = defaultdict(int)
+    for which, each in enumerate(known.passes):
+        place = (each.rank, each.window)
+        together[each.window, numbers[place]].append(which)
+        numbers[place] += 1
+    orders: list[list[int]] = [[]] * len(known.passes)
+    takes = np.array([each.moving_ns + each.fixed_ns for each in pieces])
+    for members in together.values():
+        ready = np.max([timeline.end[known.passes[which].ready][last] for which in members], axis=0)
+        used = start[uses[members[0]]]
+        urgency = np.array([used[each.first : each.last + 1].min() for each in pieces])
+        order = by_priority(ready, urgency, takes)
+        for which in members:
+            orders[which] = order
+    return orders
+
+
+def by_priority(ready: Ints, urgency: Ints, takes: NDArray[np.float64]) -> list[int]:
+    """The order in which a link moves pieces if it always takes the most urgent of those that are ready.
+
+    Args:
+        ready: [C] ns from which each can be moved.
+        urgency: [C] smaller is more urgent; of equals the one that is listed first.
+        takes: [C] ns.
+    """
+    coming = sorted(range(ready.size), key=lambda piece: (int(ready[piece]), piece))
+    waiting: list[tuple[int, int]] = []
+    order: list[int] = []
+    now = 0.0
+    while coming or waiting:
+        if not waiting:
+            now = max(now, float(ready[coming[0]]))
+        while coming and ready[coming[0]] <= now:
+            piece = coming.pop(0)
+            heappush(waiting, (int(urgency[piece]), piece))
+        _, piece = heappop(waiting)
+        order.append(piece)
+        now += float(takes[piece])
+    return order
+
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+HALF = {"fp16": "float16", "bf16": "bfloat16"}
+INDEX_BYTES = 4
+MIN_COMPRESSION_RATE = 2  # PowerSGDState: a matrix is compressed if that saves so much
+
+# Passes over the gradients, one being 4 bytes read and 4 written per element: before and after the reduction.
+HALF_PASSES = (10 / 8, 6 / 8)  # read 4, write 2, divide 2 in place; read 2, write 4
+# Add the error, copy, orthogonalise, multiply; orthogonalise, multiply twice, subtract. A product with a
+# matrix of a few columns takes what 3 passes do, as measured on a CPU.
+POWERSGD_PASSES = (6.0, 8.0)
+TOPK_PASSES = (10.0, 2.0)  # select; scatter
+
+
+@dataclass(frozen=True)
+class Compress(Edit):
+    """Gradients are compressed, bucket by bucket, before they are reduced."""
+
+    name = "compress"
+    summary = "compressed gradients: half precision, PowerSGD or the largest only"
+    example = "compress:to=fp16"
+    needs = "a DDP job recorded by dpro without a communication hook; shapes of parameters for PowerSGD"
+    assumes = (
+        "each pass over the gradients takes what copying them into buckets took, and arithmetic in half "
+        "precision is no slower"
+    )
+    source = (
+        "PyTorch's fp16, bf16 and PowerSGD hooks (Vogels et al., NeurIPS 2019); the largest: k values and "
+        "indices, gathered (Aji and Heafield, EMNLP 2017)"
+    )
+    proof = "fp16 and PowerSGD of rank 2, gloo"
+    to: str = key("half precision", "", choices=tuple(HALF))
+    powersgd_rank: int | None = key("rank of PowerSGD's matrices", None, least=1)
+    topk: float | None = key("share of gradients that is sent", None, least=0.0, most=1.0)
+    doubt: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Refuse none or several of the ways."""
+        super().__post_init__()
+        if sum([bool(self.to), self.powersgd_rank is not None, self.topk is not None]) != 1:
+            raise UsageError("compress needs one of to=fp16, to=bf16, powersgd_rank=2, topk=0.01")
+
+    def apply(self, graph: Graph) -> Graph:
+        """Shrink what each bucket moves and add what compressing costs."""
+        known = reduced(graph)
+        if known.ratio < 1:
+            raise Unanswerable("gradients are compressed already")
+        plain = [buckets(known, each.closes) for each in known.passes]
+        wanted = [[self._compressed(known, bucket) for bucket in own] for own in plain]
+        return with_reductions(known, wanted)
+
+    def _compressed(self, known: Reduced, plain: Reduction) -> Reduction:
+        dtype = known.message.dtype
+        item = ITEM_BYTES.get(dtype)
+        if item is None:
+            raise Unanswerable(f"gradients of type {dtype or 'unknown'} are not known to be compressed")
+        messages, passes = 1, HALF_PASSES
+        if self.to:
+            if item <= 2:
+                raise Unanswerable(f"gradients are {dtype} already")
+            size = plain.num_bytes * 2 // item
+        elif self.powersgd_rank is not None:
+            size = item * _low_rank(known.parameters.shapes[plain.first : plain.last + 1], self.powersgd_rank)
+            messages, passes = 3, POWERSGD_PASSES
+        else:
+            kept = plain.num_bytes / item * float(self.topk or 0.0)
+            # A rank gets k from each of n - 1 others; of a reduction of b bytes it gets 2 b (n - 1) / n.
+            size = round(kept * (item + INDEX_BYTES) * known.message.num_ranks / 2)
+            passes = TOPK_PASSES
+        copying = known.copy_ns_per_byte * plain.num_bytes
+        return Reduction(
+            plain.first,
+            plain.last,
+            max(size, 1),
+            known.line.ns_per_byte * size,
+            messages * known.line.latency_ns + passes[1] * copying,
+            plain.call_ns + passes[0] * copying,
+            plain.called_after,
+        )
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What latency is not known of."""
+        return untold(graph)
+
+    def is_proven(self) -> bool:
+        """Sending only the largest was not measured."""
+        return self.topk is None
+
+    def describe(self) -> str:
+        """What is changed."""
+        if self.to:
+            return f"gradients reduced in {HALF[self.to]}"
+        if self.topk is not None:
+            return f"the largest {self.topk:.2%} of the gradients exchanged"
+        return f"gradients reduced by PowerSGD of rank {self.powersgd_rank}"
+
+    def how(self) -> str:
+        """How to do it."""
+        if self.to:
+            return f"model.register_comm_hook(None, default_hooks.{self.to}_compress_hook)"
+        if self.topk is not None:
+            return "a hook that gathers the largest gradients and keeps the others, as `dpro try` makes it"
+        state = f"PowerSGDState(None, matrix_approximation_rank={self.powersgd_rank})"
+        return f"model.register_comm_hook({state}, powerSGD_hook); look after accuracy"
+
+
+def _low_rank(shapes: tuple[tuple[int, ...], ...], rank: int) -> int:
+    """Elements that PowerSGD exchanges of tensors, seen as matrices; others go as they are."""
+    total = 0
+    for shape in shapes:
+        rows = shape[0] if shape else 1
+        columns = 1
+        for size in shape[1:]:
+            columns *= size
+        used = min(rows, columns, rank)
+        shrunk = (rows + columns) * used
+        small = shrunk * MIN_COMPRESSION_RATE < rows * columns
+        total += shrunk if small else rows * columns
+    return total

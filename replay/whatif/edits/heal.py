@@ -1,0 +1,322 @@
+"""Give a rank, a host or a stage the speed of its peers.
+
+The ranks of one job do alike work between one collective and the next. What a rank needs longer for such a
+section than its peers typically do, and typically in every step, is what healing takes away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
+from dpro.replay.whatif.edit import Edit, check, key
+from dpro.replay.whatif.graph_ops.selected import ranks_at
+
+Ints = NDArray[np.int64]
+
+ON_CPU, ON_GPU = 0, 1
+
+
+@dataclass(frozen=True)
+class RanksAt:
+    """A rank, all ranks of a host, or those of a pipeline stage; one of them must be given."""
+
+    rank: int | None = key("which rank", None, least=0)
+    host: str = key("which host, a pattern", "")
+    stage: int | None = key("which pipeline stage; its peers are the others", None, least=0)
+
+    def __post_init__(self) -> None:
+        """Refuse ranks and stages below 0."""
+        check(self, "ranks")
+
+    def require_one(self, label: str) -> None:
+        """Refuse none or several of rank, host and stage."""
+        if sum([self.rank is not None, self.host != "", self.stage is not None]) != 1:
+            raise UsageError(f"{label} needs one of rank=, host= and stage=, as in {label}:rank=1")
+
+    def ranks(self, graph: Graph) -> list[int]:
+        """Which they are.
+
+        Raises:
+            Unanswerable: there are none, or the run does not tell.
+        """
+        found = ranks_at(graph, self.rank, self.host, self.stage)
+        if not found:
+            raise Unanswerable(f"{self.describe()} is not in the run")
+        return found
+
+    def describe(self) -> str:
+        """The one that is given, in words."""
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        return f"host {self.host}" if self.host else f"stage {self.stage}"
+
+
+@dataclass(frozen=True)
+class Heal(Edit):
+    """A rank, all ranks of a host, or a pipeline stage take the median of their peers."""
+
+    name = "heal"
+    summary = "a rank, host or stage is as fast as its peers"
+    example = "heal:rank=1"
+    needs = "ranks that call the same collectives; for a host, others; for a stage, other stages"
+    assumes = "its peers do the same work (stages: that layers can be moved to make it so)"
+    source = "ours: per section between collectives the median over steps, against the median of the peers'"
+    proof = "slow ranks of DDP, FSDP2 and tensor parallelism, gloo; a sleep, 4 V100"
+    at: RanksAt
+    doubt: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse none or several of rank, host and stage."""
+        super().__post_init__()
+        self.at.require_one(self.name)
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale the work, section by section, down to the peers' median; never up."""
+        ranks = self.at.ranks(graph)
+        healed = healed_against_stages if self.at.stage is not None else healed_durations
+        return graph.with_durations(healed(graph, ranks, apart=ranks).min(axis=1))
+
+    def is_proven(self) -> bool:
+        """Hosts and stages as a whole were not."""
+        return self.at.rank is not None
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self.at.describe()} is as fast as its peers"
+
+    def how(self) -> str:
+        """How to do it."""
+        if self.at.stage is not None:
+            return f"give stage {self.at.stage} fewer layers, or split it: as much work as the others have"
+        return f"`dpro diagnose` says what holds {self.at.describe()} up"
+
+
+def healed_durations(
+    graph: Graph, ranks: Sequence[int], apart: Collection[int] = (), work: pl.DataFrame | None = None
+) -> Ints:
+    """Durations with one rank healed at a time.
+
+    For each section of a step, and for CPU and GPU work apart, the rank's typical time (median over steps)
+    is compared with its peers' (median over peers of their medians). What it needs more is taken away from
+    the work that is longer there than on the peers, told by its name and the annotation around it, by the
+    same ratios in every step: noise of single steps is left alone.
+
+    Args:
+        graph: the graph.
+        ranks: which ranks, one scenario each.
+        apart: ranks that are nobody's peers.
+        work: as `section_work` gives it, of the steps that tell what is typical; of all where None.
+
+    Returns:
+        [N, len(ranks)] ns, nowhere longer than in the graph.
+
+    Raises:
+        Unanswerable: a rank is not in the run, or has no peer that went through the same sections.
+    """
+    known = section_work(graph) if work is None else work
+    peers = {
+        rank: [peer for peer in others if peer not in apart] for rank, others in peers_by_rank(known).items()
+    }
+    return _healed(graph, _work_keys(graph), known, ranks, peers)
+
+
+def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
+    """Durations with one rank healed in each step for itself: for work that is longer now here and now there.
+
+    What a rank works longer in a step than its peers do in that step, in sum, is taken away from the sections
+    that are longer, in proportion; CPU and GPU work apart. Sections that are shorter count against it: noise
+    is no gain.
+
+    Args:
+        graph: the graph.
+        rank: which rank.
+        work: as `section_work` gives it, of the steps that count.
+
+    Returns:
+        [N] ns, nowhere longer than in the graph.
+
+    Raises:
+        Unanswerable: the rank has no peer that went through the same sections.
+    """
+    peers, place = peers_of(work, rank), ["step", *SECTION]
+    if not peers:
+        raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
+    sums = work.group_by("rank", *place).agg(pl.col("work_ns").sum())
+    own = sums.filter(pl.col("rank") == rank).select(*place, own="work_ns")
+    theirs = sums.filter(pl.col("rank").is_in(peers)).group_by(place).agg(_median_of(len(peers)))
+    excess = pl.col("own") - pl.col("work_ns").fill_null(0)
+    longer, whole = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
+    taken = longer * (whole / longer.sum().over("step", "resource")).clip(0.0, 1.0).fill_nan(0.0)
+    ratios = own.join(theirs, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
+    mine = _work_keys(graph).filter(pl.col("rank") == rank)
+    joined = mine.join(ratios, on=place, how="left", maintain_order="left")
+    factor = joined["ratio"].fill_nan(1.0).fill_null(1.0).to_numpy()
+    durations, at = graph.nodes.duration.copy(), mine["node"].to_numpy()
+    durations[at] = np.rint(durations[at] * factor).astype(np.int64)
+    return durations
+
+
+def healed_against_stages(graph: Graph, ranks: Sequence[int], apart: Collection[int]) -> Ints:
+    """As `healed_durations`, against all ranks of other stages, by kinds of work in the step as a whole."""
+    whole = {"position": pl.lit(0, pl.Int64)}
+    work = section_work(graph).with_columns(**whole)
+    work = work.group_by("rank", "step", *LABEL).agg(pl.col("work_ns").sum()).sort("rank", "step", *LABEL)
+    others = sorted(set(work["rank"].to_list()) - set(apart))
+    return _healed(graph, _work_keys(graph).with_columns(**whole), work, ranks, dict.fromkeys(ranks, others))
+
+
+def _healed(
+    graph: Graph,
+    keys: pl.DataFrame,
+    work: pl.DataFrame,
+    ranks: Sequence[int],
+    peers: Mapping[int, list[int]],
+) -> Ints:
+    durations = np.repeat(graph.nodes.duration[:, None], len(ranks), axis=1)
+    known = frozenset(work["rank"])
+    sections, labels = _typical(work, SECTION), _typical(work, LABEL)
+    of_rank = keys.sort("rank", maintain_order=True)
+    for column, rank in enumerate(ranks):
+        if rank not in known:
+            raise Unanswerable(f"rank {rank} is not in the run")
+        ratios = _ratios(sections, labels, rank, peers[rank])
+        begin, end = (of_rank["rank"].search_sorted(rank, side) for side in ("left", "right"))
+        mine = of_rank[begin:end]
+        joined = mine.join(ratios, on=LABEL, how="left", maintain_order="left")
+        factor = joined["ratio"].fill_null(1.0).to_numpy()
+        at = mine["node"].to_numpy()
+        durations[at, column] = np.rint(durations[at, column] * factor).astype(np.int64)
+    return durations
+
+
+SECTION = ["position", "resource"]
+LABEL = [*SECTION, "name", "around"]
+
+
+def _work_keys(graph: Graph) -> pl.DataFrame:
+    """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step."""
+    nodes = graph.nodes
+    on_cpu = np.isin(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
+    on_gpu = np.isin(nodes.kind, GPU_KINDS)
+    node = np.flatnonzero((on_cpu | on_gpu) & (nodes.section >= 0) & (nodes.step >= 0))
+    same = _names_alike(graph)
+    return pl.DataFrame(
+        {
+            "node": node,
+            "rank": nodes.rank[node],
+            "step": nodes.step[node],
+            "position": nodes.section[node],
+            "resource": np.where(on_gpu[node], ON_GPU, ON_CPU),
+            "name": same[nodes.name[node]],
+            "around": np.where(nodes.around[node] >= 0, same[nodes.around[node]], -1),
+        }
+    )
+
+
+def _names_alike(graph: Graph) -> Ints:
+    """[len(names)] a code per name; names that differ in numbers only (`ProfilerStep#3`) share one."""
+    plain = [re.sub(r"\d+", "0", name) for name in graph.names]
+    return np.unique(np.array(plain), return_inverse=True)[1].astype(np.int64)
+
+
+def section_work(graph: Graph) -> pl.DataFrame:
+    """How long each rank worked in each section of each step, waits and transfers left out.
+
+    Returns:
+        `rank`, `step`, `position` (of the section in its step), `resource` (CPU 0, GPU 1), `name`, `around`
+        (codes of names that are alike), `work_ns`, `calls` (a code of what the rank calls in a step).
+    """
+    keys = _work_keys(graph)
+    return (
+        keys.with_columns(work_ns=pl.Series(graph.nodes.duration[keys["node"].to_numpy()]))
+        .group_by("rank", "step", *LABEL)
+        .agg(pl.col("work_ns").sum())
+        .join(_calls(graph), on="rank", how="left")
+        .with_columns(pl.col("calls").fill_null(0))
+        .sort("rank", "step", *LABEL)
+    )
+
+
+def _calls(graph: Graph) -> pl.DataFrame:
+    """`rank` and `calls`, a code of what it mostly calls in a step: operations, sizes of groups, places.
+
+    Stages of a pipeline may call as often, and still do other work in between.
+    """
+    nodes = graph.nodes
+    here = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0) & (nodes.message >= 0))
+    messages = pl.DataFrame(
+        [(each.op, each.num_ranks) for each in graph.messages],
+        schema={"op": pl.String, "size": pl.Int64}, orient="row",
+    )  # fmt: skip
+    called = pl.DataFrame({"rank": nodes.rank[here], "step": nodes.step[here], "place": nodes.section[here]})
+    called = called.with_columns(messages[nodes.message[here]])
+    of_steps = called.group_by("rank", "step").agg(calls=pl.struct("op", "size", "place").hash().sum())
+    return of_steps.group_by("rank").agg(pl.col("calls").mode().min())
+
+
+def _ratios(sections: pl.DataFrame, labels: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
+    """Columns of `LABEL` and `ratio`, below 1, for the work that makes the rank slower than its peers."""
+    if not peers:
+        raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
+    section = _excess(sections, rank, peers, SECTION).select(*SECTION, whole=pl.col("excess"))
+    longer = _excess(labels, rank, peers, LABEL).with_columns(parts=pl.col("excess").sum().over(SECTION))
+    taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0)
+    return (
+        longer.join(section, on=SECTION)
+        .with_columns(ratio=1.0 - taken / pl.col("own"))
+        .select(*LABEL, "ratio")
+        .sort(LABEL)
+    )
+
+
+def _typical(work: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """What each rank typically needs per step: `rank`, `work_ns` and what it is told by."""
+    num_steps = work["step"].n_unique()
+    per_step = work.group_by("rank", "step", *by).agg(pl.col("work_ns").sum())
+    return per_step.group_by("rank", *by).agg(_median_of(num_steps))
+
+
+def _excess(typical: pl.DataFrame, rank: int, peers: list[int], by: list[str]) -> pl.DataFrame:
+    """What the rank typically needs more than its peers per step: `own` and `excess` ns, where positive.
+
+    A peer that never does a piece of work needs no time for it.
+    """
+    own = typical.filter(pl.col("rank") == rank).rename({"work_ns": "own"}).drop("rank")
+    theirs = (
+        typical.filter(pl.col("rank").is_in(peers))
+        .group_by(by)
+        .agg(_median_of(len(peers)))
+        .rename({"work_ns": "peer"})
+    )
+    return (
+        own.join(theirs, on=by, how="left", nulls_equal=True)
+        .with_columns(excess=pl.col("own") - pl.col("peer").fill_null(0))
+        .filter(pl.col("excess") > 0)
+    )
+
+
+def _median_of(count: int) -> pl.Expr:
+    """Median of `work_ns` over `count` cases, of which those without a row are 0."""
+    falling = pl.col("work_ns").sort(descending=True)
+    middle = [falling.get(at, null_on_oob=True).fill_null(0) for at in ((count - 1) // 2, count // 2)]
+    return ((middle[0] + middle[1]) / 2).alias("work_ns")
+
+
+def peers_of(work: pl.DataFrame, rank: int) -> list[int]:
+    """Other ranks whose steps fall into as many sections, between the same calls."""
+    return peers_by_rank(work).get(rank, [])
+
+
+def peers_by_rank(work: pl.DataFrame) -> dict[int, list[int]]:
+    """`peers_of` each rank."""
+    sections = work.group_by("rank").agg(pl.col("position").max(), pl.col("calls").first()).sort("rank")
+    alike = sections.group_by("position", "calls").agg("rank")["rank"].to_list()
+    return {rank: [peer for peer in ranks if peer != rank] for ranks in map(sorted, alike) for rank in ranks}

@@ -1,0 +1,214 @@
+"""Change what the host costs: launches, the CPU's speed, and its waits for the GPU.
+
+Its input and its garbage are changed by `training_loop.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.edits.selected_work import scaled
+from dpro.replay.whatif.grammar import nearest
+from dpro.replay.whatif.graph_ops.scope import inside_spans
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class NoLaunch(Edit):
+    """Launching GPU work costs the CPU nothing and the work is there at once."""
+
+    name = "no-launch"
+    summary = "calls that launch GPU work take no time, and no other host work changes: a bound"
+    example = "no-launch"
+    needs = "launches, or delays of whole operations"
+    assumes = "Python and the dispatch of operators stay as they are"
+    source = "launching calls and launch latencies of 0"
+    is_advice = False
+    doubt: float = 0.2
+
+    def apply(self, graph: Graph) -> Graph:
+        """Make launching calls and launch latencies free; a latency that was negative stays.
+
+        Launches that were not recorded, only how late work began, go altogether: their order on the host, and
+        what the clock's noise made negative, too.
+        """
+        late = graph.nodes.kind == NodeKind.DELAY
+        if late.any():
+            return _without_delays(graph, late)
+        launch = graph.edges.kind == EdgeKind.LAUNCH
+        calls = launching_calls(graph, launch)
+        if not calls.any():
+            raise Unanswerable("the run holds no GPU launches")
+        duration = np.where(calls, 0, graph.nodes.duration)
+        return graph.with_durations(duration).with_lags(
+            np.where(launch, np.minimum(graph.edges.lag, 0), graph.edges.lag)
+        )
+
+    def describe(self) -> str:
+        """What is changed."""
+        return "launch calls are free (launch calls only)"
+
+    def how(self) -> str:
+        """How to do it."""
+        return (
+            "cannot be done alone: it bounds what cheaper launch calls can gain; see cuda-graph and free-host"
+        )
+
+
+@dataclass(frozen=True)
+class FreeHost(Edit):
+    """The host takes no time at all: only the GPU, the network and waits for them are left."""
+
+    name = "free-host"
+    summary = "the host's CPU takes no time at all: a bound"
+    example = "free-host"
+    needs = "GPU work that the host launches"
+    assumes = "nothing else changes"
+    source = "CPU durations, launching calls and launch latencies of 0"
+    is_advice = False
+    doubt: float = 0.0
+
+    def apply(self, graph: Graph) -> Graph:
+        """Make all CPU work and all launches free."""
+        return free_host(graph)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return "the host is free: no Python, dispatch, launches or data loading"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "cannot be done: it bounds what any change to the host can gain, CUDA graphs included"
+
+
+def free_host(graph: Graph) -> Graph:
+    """The graph with all CPU work of steps, all launch calls and launch latencies of 0.
+
+    A latency that was negative stays, and so does what else the host does before the first step: that is no
+    part of a step.
+
+    Raises:
+        Unanswerable: the host launches nothing, so that its work is the job's.
+    """
+    launch = graph.edges.kind == EdgeKind.LAUNCH
+    calls = launching_calls(graph, launch)
+    if not calls.any():
+        raise Unanswerable("the run holds no GPU launches: what the CPU does is the job's own work")
+    on_cpu = calls | np.isin(graph.nodes.kind, CPU_KINDS) & (graph.nodes.step >= 0)
+    lag = np.where(launch, np.minimum(graph.edges.lag, 0), graph.edges.lag)
+    return graph.with_durations(np.where(on_cpu, 0, graph.nodes.duration)).with_lags(lag)
+
+
+@dataclass(frozen=True)
+class Cpu(Edit):
+    """The host's CPU works faster, launches included."""
+
+    name = "cpu"
+    summary = "the host's CPU is faster"
+    example = "cpu:factor=2"
+    needs = "CPU work, or launch delays of whole operations"
+    assumes = "all CPU work speeds up alike, and the GPU and the network do not"
+    source = "CPU durations / factor"
+    is_advice = False
+    factor: float = key("how many times as fast", 2.0, least=1 / MOST_TIMES)
+    doubt: float = 0.1
+
+    def apply(self, graph: Graph) -> Graph:
+        """Divide the durations of all CPU work."""
+        mask = np.isin(graph.nodes.kind, (*CPU_KINDS, NodeKind.DELAY)) & (graph.nodes.rank >= 0)
+        if not mask.any():
+            raise Unanswerable("the run holds no CPU work: record with CPU activities")
+        return graph.with_durations(scaled(graph, mask, 1 / self.factor))
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"a CPU {self.factor:g} times as fast"
+
+    def how(self) -> str:
+        """How to do it."""
+        if self.factor < 1:
+            return "nothing to do: it shows what a slower CPU would cost"
+        return "faster cores, ranks bound to cores of their own, OMP_NUM_THREADS, fewer Python calls per step"
+
+
+@dataclass(frozen=True)
+class NoSync(Edit):
+    """The CPU does not wait for the GPU in selected calls."""
+
+    name = "no-sync"
+    summary = "selected calls do not wait for the GPU"
+    example = "no-sync:within=aten::item"
+    needs = "calls that wait for GPU work"
+    assumes = "nothing on the host depends on what was waited for, or it is read some steps later"
+    source = "the edges from GPU work to the CPU in those calls are gone"
+    within: str = key("pattern for the call that waits, or any operator or range around it; all without", "")
+    doubt: float = 0.1
+
+    def apply(self, graph: Graph) -> Graph:
+        """Take the waits away."""
+        waits = _waits_for_gpu(graph)
+        if not waits.any():
+            raise Unanswerable("the CPU waits for the GPU in no call of the run")
+        dropped = waits & _waiting_in(graph, self.within) if self.within else waits
+        if not dropped.any():
+            calls = {graph.names[name] for name in graph.nodes.name[graph.edges.target[waits]]}
+            near = nearest(self.within, sorted(calls))
+            raise Unanswerable(f"the CPU waits for the GPU nowhere in {self.within!r}{near}")
+        return graph.without_edges(dropped)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"the CPU does not wait for the GPU {'in ' + self.within if self.within else 'anywhere'}"
+
+    def how(self) -> str:
+        """How to do it."""
+        return (
+            "keep losses and metrics on the GPU and read them every N steps; copy with non_blocking=True "
+            "from pinned memory; leave out torch.cuda.synchronize()"
+        )
+
+
+def _waits_for_gpu(graph: Graph) -> Bools:
+    """[E] edges from work on a GPU stream to the CPU that waits for it."""
+    nodes, edges = graph.nodes, graph.edges
+    on_stream = np.array([what.startswith("stream ") for _, what in graph.lanes] + [False], np.bool_)
+    works = np.isin(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER)) & on_stream[nodes.lane]
+    waits: Bools = (edges.kind == EdgeKind.SYNC) & works[edges.source]
+    return waits
+
+
+def _waiting_in(graph: Graph, pattern: str) -> Bools:
+    """[E] edges that end a wait in a span that fits, or in something inside one.
+
+    The wait lies between two pieces of its thread. The later is what is left of the call that waited; where
+    nothing is left of it, the earlier is the operator around it.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    inside = inside_spans(graph, pattern)
+    before = np.full(graph.num_nodes, -1)
+    thread = edges.kind == EdgeKind.THREAD
+    before[edges.target[thread]] = edges.source[thread]
+    earlier = (before >= 0) & inside[before] & (nodes.kind != NodeKind.RUNTIME)
+    waiting: Bools = (inside | earlier)[edges.target]
+    return waiting
+
+
+def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[N] runtime calls that these edges begin at."""
+    calls = np.zeros(graph.num_nodes, np.bool_)
+    calls[graph.edges.source[launch]] = True
+    calls &= graph.nodes.kind == NodeKind.RUNTIME
+    return calls
+
+
+def _without_delays(graph: Graph, late: NDArray[np.bool_]) -> Graph:
+    freed = graph.with_durations(np.where(late, 0, graph.nodes.duration))
+    freed = freed.with_lags(np.maximum(graph.edges.lag, 0))
+    return freed.without_edges(late[graph.edges.source])

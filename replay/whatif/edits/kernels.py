@@ -1,0 +1,385 @@
+"""The same work in fewer kernels, or with fewer bits.
+
+Pointwise work takes as long as memory needs to move what it reads and writes. Fused, what one kernel writes
+for the next to read stays on the chip; the launches and operators of all kernels but one go.
+
+A matmul that the GPU's arithmetic limits gains by the ratio of the peaks; one that its memory limits, by the
+bytes; both keep the share of the limit that they reached. Casts come on top, and pointwise kernels between
+matmuls move fewer bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.classify import classify
+from dpro.errors import Unanswerable
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.models.gpus import Gpu, gpu_named
+from dpro.replay.models.roofline import BYTES, MATMULS, Matmul, matmul_of, stored_as
+from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.graph_ops.scope import (
+    inside_modules,
+    launching_only,
+    names_inside,
+    operators_of_kernels,
+)
+from dpro.replay.whatif.graph_ops.selected import Selection
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+OPTIMIZER = "Optimizer.step#"
+# Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused
+# pass must (parameter, gradient and state in; parameter and state out).
+LOOPS = {"AdamW": (9, 21, 7), "Adam": (8, 19, 7), "Adagrad": (5, 12, 5), "SGD": (3, 8, 5)}
+PLAIN_SGD = (1, 3, 3)  # without momentum
+
+# Share of a pointwise kernel's time that goes into writing its result, and into reading the one before: most
+# read two tensors and write one.
+SHARE_OF_A_TENSOR = 1 / 3
+
+
+@dataclass(frozen=True)
+class Optimizer(Edit):
+    """The optimizer updates all parameters in a few kernels (foreach) or in one pass (fused)."""
+
+    name = "optimizer"
+    summary = "a foreach or fused optimizer instead of a loop over parameters"
+    example = "optimizer:impl=fused"
+    needs = "the range that torch.profiler and dpro record around `Optimizer.step`"
+    assumes = "updating is bound by memory, and one fused pass moves each tensor once"
+    source = (
+        "tensors moved per parameter in torch's loops and by one pass: Adam 19 to 7, AdamW 21, SGD 8 to 5"
+    )
+    proof = "AdamW as a loop, foreach and fused, CPU"
+    impl: str = key("which implementation", "fused", choices=("fused", "foreach"))
+    doubt: float = 0.3
+
+    def apply(self, graph: Graph) -> Graph:
+        """Shorten the work inside the optimizer's step as far as its present implementation lets it."""
+        names = names_inside(graph, f"{OPTIMIZER}*")
+        now = next((impl for impl in ("fused", "foreach") if _any(names, f"aten::_{impl}_")), "loop")
+        if now == self.impl:
+            return graph
+        if now == "fused":
+            raise Unanswerable("the optimizer is fused: what a loop of operators would cost cannot be told")
+        operators, moved, fused = _loop_of(names)
+        mask = inside_modules(graph, f"{OPTIMIZER}*")
+        ratio = fused / moved if self.impl == "fused" else 1.0
+        kernels = mask & (graph.nodes.kind == NodeKind.KERNEL)
+        if kernels.any():
+            return _updated_at_once(graph, mask, kernels, ratio, operators)
+        if self.impl == "foreach":
+            return graph  # on CPUs it loops all the same
+        duration = graph.nodes.duration.astype(np.float64)
+        duration[mask & (graph.nodes.kind == NodeKind.CPU)] *= ratio
+        duration[mask & np.isin(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
+        return graph.with_durations(np.rint(duration).astype(np.int64))
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"a {self.impl} optimizer"
+
+    def how(self) -> str:
+        """How to do it."""
+        return f"torch.optim.…(…, {self.impl}=True)"
+
+
+def _any(names: list[str], beginning: str) -> bool:
+    return any(name.startswith(beginning) for name in names)
+
+
+def _loop_of(names: list[str]) -> tuple[int, int, int]:
+    """The row of `LOOPS` for the optimizer that was recorded."""
+    found = {name.removeprefix(OPTIMIZER).split(".")[0] for name in names if name.startswith(OPTIMIZER)}
+    known = [name for name in LOOPS if name in found]
+    if len(known) != 1 or len(found) != 1:
+        raise Unanswerable(
+            f"what {', '.join(sorted(found))} moves is not known: there are {', '.join(LOOPS)}, one in a run"
+        )
+    if known == ["SGD"] and not any(name in ("aten::mul_", "aten::_foreach_mul_") for name in names):
+        return PLAIN_SGD
+    return LOOPS[known[0]]
+
+
+def _updated_at_once(graph: Graph, mask: Bools, kernels: Bools, ratio: float, operators: int) -> Graph:
+    """Kernels behind one another without gaps; of operators and launches, the first of each step are left."""
+    nodes, edges = graph.nodes, graph.edges
+    duration = nodes.duration.astype(np.float64)
+    duration[kernels] *= ratio
+    duration[mask & np.isin(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
+    calls = np.zeros(graph.num_nodes, np.bool_)
+    calls[edges.source[(edges.kind == EdgeKind.LAUNCH) & kernels[edges.target]]] = True
+    for rank, window, step in np.unique(np.stack([nodes.rank, nodes.window, nodes.step])[:, calls], axis=1).T:
+        here = (nodes.rank == rank) & (nodes.window == window) & (nodes.step == step) & mask
+        first = nodes.measured_end[np.flatnonzero(here & calls)].min()
+        later = here & (nodes.measured_start >= first) & np.isin(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+        duration[later] = 0
+    queued = (edges.kind == EdgeKind.STREAM) & kernels[edges.source] & kernels[edges.target]
+    lag = np.where(queued, np.minimum(edges.lag, 0), edges.lag)
+    return graph.with_durations(np.rint(duration).astype(np.int64)).with_lags(lag)
+
+
+@dataclass(frozen=True)
+class Compile(Edit):
+    """Pointwise kernels that follow one another on a stream become one."""
+
+    name = "compile"
+    summary = "runs of pointwise kernels are fused, as torch.compile does"
+    example = "compile"
+    needs = "GPU kernels and their launches"
+    assumes = (
+        "kernels that follow one another use each other's results, and guards cost nothing; fusing into "
+        "reductions and matmuls, and CUDA graphs, come on top"
+    )
+    source = (
+        "ours: each kernel saves a third of its time for reading what the one before wrote, and a third for "
+        "writing what the next reads (two tensors in, one out); no less than the longest is left"
+    )
+    selection: Selection
+    doubt: float = 0.35
+
+    def apply(self, graph: Graph) -> Graph:
+        """Give the first of each run the time of all, and take the others with what launched them."""
+        if not (graph.nodes.kind == NodeKind.KERNEL).any():
+            raise Unanswerable(
+                "the run holds no GPU kernels: what torch.compile fuses on CPUs is not modelled"
+            )
+        run = _pointwise_runs(graph, self.selection.chosen(graph))
+        gone = run >= 0
+        leads = _firsts(run)
+        gone[leads] = False
+        if not gone.any():
+            raise Unanswerable("no two pointwise kernels follow one another on a stream: nothing to fuse")
+        duration = graph.nodes.duration.copy()
+        duration[leads] = _fused_ns(graph, run)
+        duration[gone | launching_only(graph, gone)] = 0
+        lag = np.where(gone[graph.edges.target], np.minimum(graph.edges.lag, 0), graph.edges.lag)
+        return graph.with_durations(duration).with_lags(lag)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return "pointwise kernels are fused"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "torch.compile(model)"
+
+
+def _pointwise_runs(graph: Graph, chosen: Bools) -> Ints:
+    """[N] number of the run of pointwise kernels that a node is in, -1 for none; runs have two or more.
+
+    What follows on a stream belongs to one run if the same thread launched it in the same step, with no
+    collective called in between.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    pointwise = np.array([is_pointwise(name) for name in graph.names], np.bool_)
+    fits = chosen & (nodes.kind == NodeKind.KERNEL) & pointwise[nodes.name]
+    caller = np.full(graph.num_nodes, -1)
+    launch = edges.kind == EdgeKind.LAUNCH
+    caller[edges.target[launch]] = nodes.lane[edges.source[launch]]
+    on_stream = np.flatnonzero(np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE)))
+    order = on_stream[
+        np.lexsort((nodes.measured_start[on_stream], nodes.lane[on_stream], nodes.window[on_stream]))
+    ]
+    columns = (nodes.window, nodes.lane, nodes.step, nodes.section, caller, fits)
+    breaks = np.any([np.diff(column[order].astype(np.int64)) != 0 for column in columns], axis=0)
+    number = np.cumsum(np.append(True, breaks)[: order.size]) - 1
+    several = np.bincount(number)[number] > 1
+    run = np.full(graph.num_nodes, -1)
+    kept = fits[order] & several & (caller[order] >= 0)
+    run[order[kept]] = np.unique(number[kept], return_inverse=True)[1]
+    return run
+
+
+def is_pointwise(name: str) -> bool:
+    """Whether a kernel reads and writes element by element: also those that copy or cast so."""
+    kind = classify(name).kind
+    return kind == "elementwise" or (kind == "memory" and "elementwise" in name.lower())
+
+
+def _firsts(run: Ints) -> Ints:
+    """The first node of each run: numbers of nodes on a stream ascend with time."""
+    members = np.flatnonzero(run >= 0)
+    return members[np.unique(run[members], return_index=True)[1]]
+
+
+def _fused_ns(graph: Graph, run: Ints) -> Ints:
+    """[R] how long each run takes as one kernel."""
+    members = np.flatnonzero(run >= 0)
+    of, own = run[members], graph.nodes.duration[members]
+    first, last = _firsts(run), members[members.size - 1 - np.unique(of[::-1], return_index=True)[1]]
+    total = np.bincount(of, own)
+    ends = graph.nodes.duration[first] + graph.nodes.duration[last]
+    longest = np.zeros(total.size, np.int64)
+    np.maximum.at(longest, of, own)
+    saved = SHARE_OF_A_TENSOR * (2 * total - ends)
+    return np.maximum(np.rint(total - saved).astype(np.int64), longest)
+
+
+Floats = NDArray[np.float64]
+
+COMPUTES = ("gemm", "convolution", "attention")
+
+
+@dataclass(frozen=True)
+class Precision(Edit):
+    """Matmuls and what is between them compute with fewer bits."""
+
+    name = "precision"
+    summary = "autocast to bf16 or fp16, or fp8 matmuls"
+    example = "precision:dtype=bf16"
+    needs = "GPU kernels, operators with shapes (`--shapes`), and a GPU that is known; or speedup="
+    assumes = (
+        "matmuls reach the same share of their limit, each forward one casts both operands and each backward "
+        "one its result, pointwise kernels on floats move half the bytes, and the rest stays in fp32"
+    )
+    source = "roofline (Williams et al., CACM 2009) with the makers' peaks; casts move old and new bytes"
+    selection: Selection
+    dtype: str = key("of matmuls", "bf16", choices=("bf16", "fp16", "fp8"))
+    speedup: float | None = key("of matmuls, instead of a roofline", None, least=1 / MOST_TIMES)
+    doubt: float = 0.3
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale the kernels of matmuls by their roofline, and pointwise kernels by their bytes."""
+        kernels, computing = self._chosen(graph)
+        duration = graph.nodes.duration.astype(np.float64)
+        if self.speedup is None:
+            nodes, new, _ = _by_roofline(graph, kernels, self.dtype)
+            duration[nodes] = new
+        else:
+            duration[computing] /= self.speedup
+        if self.dtype != "fp8":
+            duration[kernels & _pointwise_floats(graph)] *= BYTES[self.dtype] / BYTES["fp32"]
+        return graph.with_durations(np.rint(duration).astype(np.int64))
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """Which matmuls the arithmetic limits, and which the memory."""
+        kernels, _ = self._chosen(graph)
+        halved = int((kernels & _pointwise_floats(graph)).sum()) if self.dtype != "fp8" else 0
+        lines = [f"{halved} pointwise kernels on floats move half the bytes"] if halved else []
+        if self.speedup is None:
+            nodes, _, limits = _by_roofline(graph, kernels, self.dtype)
+            total = graph.nodes.duration[nodes].sum()
+            for limit in ("compute", "memory"):
+                of = limits == limit
+                share = graph.nodes.duration[nodes[of]].sum() / max(total, 1)
+                lines.append(f"{of.sum()} kernels of matmuls, {share:.0%} of their time, are {limit}-bound")
+        return tuple(lines)
+
+    def _chosen(self, graph: Graph) -> tuple[Bools, Bools]:
+        """[N] the selected kernels, and which of them are matmuls with more bits.
+
+        Raises:
+            Unanswerable: there is none.
+        """
+        kernels = self.selection.mask(graph) & (graph.nodes.kind == NodeKind.KERNEL)
+        if not kernels.any():
+            raise Unanswerable("no such GPU kernel in the run: nothing is known of the precision of CPUs")
+        matmuls = kernels & _matmuls(graph)
+        if not matmuls.any():
+            raise Unanswerable(
+                "none of these kernels is a matmul, a convolution or attention by its name: fewer bits "
+                "change nothing that is known of the others"
+            )
+        computing = matmuls & _more_bits(graph, self.dtype)
+        if self.speedup is not None and not computing.any():
+            raise Unanswerable(
+                f"no matmul in the run has more bits than {self.dtype}, by the names of its kernels"
+            )
+        return kernels, computing
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{'matmuls in fp8' if self.dtype == 'fp8' else 'autocast to ' + self.dtype}"
+
+    def how(self) -> str:
+        """How to do it."""
+        if self.dtype == "fp8":
+            return "torchao.float8.convert_to_float8_training(model), or Transformer Engine's fp8_autocast"
+        scaler = " and torch.amp.GradScaler" if self.dtype == "fp16" else ""
+        kind = "bfloat16" if self.dtype == "bf16" else "float16"
+        return f"with torch.autocast('cuda', dtype=torch.{kind}) around forward and loss{scaler}"
+
+
+def _by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats, NDArray[np.str_]]:
+    """Kernels of matmuls that have more bits, their new times in ns, and what limits each now.
+
+    Raises:
+        Unanswerable: no matmul has shapes, all have as few bits already, or the GPU is not known.
+    """
+    operators = operators_of_kernels(graph, kernels, MATMULS)
+    if operators.filter(pl.col("shapes") != "").is_empty():
+        raise Unanswerable("no matmul with shapes in the run: record with --shapes, or give speedup=")
+    gpu = _gpu_of(graph)
+    if dtype not in gpu.tflops:
+        raise Unanswerable(f"the run's GPU does not multiply in {dtype}")
+    found: list[tuple[int, float, str]] = []
+    by = ["rank", "span_id", "name", "shapes", "backward"]
+    kernels_of = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
+    asks = {told: matmul_of(*told) for told in kernels_of.select("name", "shapes").unique().iter_rows()}
+    for name, shapes, backward, at in kernels_of.select("name", "shapes", "backward", "node").iter_rows():
+        asked = asks[name, shapes]
+        if asked is not None:
+            found += _cast(graph, np.array(at, np.int64), asked, gpu, dtype, backward)
+    if not found:
+        raise Unanswerable(f"no matmul in the run has more bits than {dtype}, by the names of its kernels")
+    nodes, new, limits = zip(*found)
+    return np.array(nodes, np.int64), np.array(new), np.array(limits)
+
+
+def _cast(
+    graph: Graph, at: Ints, asked: Matmul, gpu: Gpu, dtype: str, backward: bool
+) -> list[tuple[int, float, str]]:
+    """For each kernel of one matmul its node, its time with the cast, and what limits it; none if it has the
+    bits already. The cast is added to the longest.
+    """
+    own = graph.nodes.duration[at]
+    stored = stored_as(graph.names[graph.nodes.name[at[own.argmax()]]])
+    if stored not in gpu.tflops or BYTES[stored] <= BYTES[dtype]:
+        return []
+    # A convolution may do less than its shapes say, by its stride: then only that it moves bytes is known.
+    arithmetic = own.sum() >= asked.least_ns(gpu, stored)
+    bound = arithmetic and asked.compute_ns(gpu, stored) >= asked.least_ns(gpu, stored)
+    fewer = asked.least_ns(gpu, dtype) / asked.least_ns(gpu, stored)
+    ratio = fewer if arithmetic else BYTES[dtype] / BYTES[stored]
+    cast = (asked.written if backward else asked.read) * _cast_bytes(stored, dtype) / gpu.gbps
+    new = own * ratio
+    new[own.argmax()] += cast
+    return [(int(node), float(time), "compute" if bound else "memory") for node, time in zip(at, new)]
+
+
+def _cast_bytes(stored: str, dtype: str) -> int:
+    """Bytes moved to cast an element: read, written; for fp8 also read once more for its scale."""
+    return BYTES[stored] + BYTES[dtype] + (BYTES[stored] if dtype == "fp8" else 0)
+
+
+def _gpu_of(graph: Graph) -> Gpu:
+    return gpu_named(graph.run.manifest.gpus if graph.run is not None else [])
+
+
+def _matmuls(graph: Graph) -> Bools:
+    """[N] kernels of matmuls, convolutions and attention, by their names."""
+    found: Bools = np.array([classify(name).kind in COMPUTES for name in graph.names], np.bool_)
+    return found[graph.nodes.name]
+
+
+def _more_bits(graph: Graph, dtype: str) -> Bools:
+    """[N] kernels that read more bits than these, by their names."""
+    found: Bools = np.array([BYTES.get(stored_as(name), 0) > BYTES[dtype] for name in graph.names], np.bool_)
+    return found[graph.nodes.name]
+
+
+def _pointwise_floats(graph: Graph) -> Bools:
+    """[N] pointwise kernels on 32-bit floats but those of the optimizer: parameters stay as they are."""
+    fits = np.array([is_pointwise(name) and stored_as(name) == "fp32" for name in graph.names], np.bool_)
+    mask: Bools = fits[graph.nodes.name] & (graph.nodes.kind == NodeKind.KERNEL)
+    try:
+        return mask & ~inside_modules(graph, f"{OPTIMIZER}*")
+    except Unanswerable:
+        return mask

@@ -1,0 +1,349 @@
+"""Another amount of work per step: micro-batches, recomputation, batch size, data-parallel ranks.
+
+Of more or fewer data-parallel ranks each does what those that were recorded do: what its collectives cost
+follows from the formulas of their algorithm, and each waits for the slowest of more. The ranks of the graph
+have to be all in one group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
+from dpro.replay.models.link_costs import MAD_TO_DEVIATION, fit_costs, sorts, untold
+from dpro.replay.models.memory import footprint_of
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
+from dpro.replay.whatif.edits.heal import ON_GPU, section_work
+from dpro.replay.whatif.edits.kernels import OPTIMIZER
+from dpro.replay.whatif.edits.selected_work import scaled, without
+from dpro.replay.whatif.edits.training_loop import DATA_LOADING
+from dpro.replay.whatif.graph_ops.repeat import with_copies
+from dpro.replay.whatif.graph_ops.scope import blocks_of, inside_modules
+from dpro.replay.whatif.graph_ops.selected import Selection, messages_fitting
+from dpro.units import format_bytes
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Accumulate(Edit):
+    """An optimizer step is several forward and backward passes; gradients are reduced in the last."""
+
+    name = "accumulate"
+    summary = "gradients of several batches are added up before they are reduced and applied"
+    example = "accumulate:steps=2"
+    needs = "reductions of gradients in one process group, or group="
+    assumes = "each pass is like the recorded one, and all reductions of the group are of gradients"
+    source = "the step, preceded by copies of itself without these reductions and without its optimizer"
+    proof = "2 passes, gloo"
+    steps: int = key("passes per optimizer step; the step that is predicted has them all", 2, least=1)
+    group: str = key("pattern for the process group that reduces gradients", "")
+    doubt: float = 0.1
+
+    def apply(self, graph: Graph) -> Graph:
+        """Put the further passes before each step."""
+        refuse_operations(graph)
+        light = without(graph, _gradient_reductions(graph, self.group) | optimizing(graph))
+        return with_copies(graph, light, self.steps - 1)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What a step is."""
+        return (f"a step has {self.steps} batches: divide by that to compare the time of one",)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self.steps} batches per optimizer step"
+
+    def how(self) -> str:
+        """How to do it."""
+        return (
+            f"model.no_sync() around all but one of {self.steps} passes (FSDP2: set_requires_gradient_sync)"
+        )
+
+
+def refuse_operations(graph: Graph) -> None:
+    """Refuse a graph of whole operations.
+
+    Raises:
+        Unanswerable: it is one.
+    """
+    if not (np.isin(graph.nodes.kind, CPU_KINDS) & (graph.nodes.rank >= 0)).any():
+        raise Unanswerable("the run consists of whole operations, whose steps have micro-batches already")
+
+
+def _gradient_reductions(graph: Graph, group: str) -> Bools:
+    """[N] transfers that reduce gradients.
+
+    Raises:
+        Unanswerable: there are none, or it cannot be told which of several groups reduces gradients.
+    """
+    fits = np.array([message.op in REDUCTIONS for message in graph.messages] + [False], np.bool_)
+    if group:
+        fits[:-1] &= messages_fitting(graph, "", group)
+    found: Bools = fits[graph.nodes.message] & (graph.nodes.kind == NodeKind.TRANSFER)
+    if not found.any():
+        raise Unanswerable(
+            "the run holds no reduction of gradients" + (f" in group {group!r}" if group else "")
+        )
+    groups = sorted({graph.messages[index].group for index in np.unique(graph.nodes.message[found])})
+    if len(groups) > 1 and not group:
+        raise Unanswerable(
+            f"several groups reduce: say which of {', '.join(groups)} has the gradients (group=)"
+        )
+    return found
+
+
+def optimizing(graph: Graph) -> Bools:
+    """[N] what the optimizer does; nothing where its range was not recorded."""
+    try:
+        return inside_modules(graph, f"{OPTIMIZER}*")
+    except Unanswerable:
+        return np.zeros(graph.num_nodes, np.bool_)
+
+
+@dataclass(frozen=True)
+class Recompute(Edit):
+    """Blocks keep their inputs only: backward does the forward pass of each block again before its own."""
+
+    name = "recompute"
+    summary = "activations of modules are computed again in backward"
+    example = "recompute:module=layers.*"
+    needs = "modules (`dpro record --modules`), and backward operators with sequence numbers"
+    assumes = "the second forward pass takes what the first took; what memory it frees is not told"
+    source = (
+        "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016: one more forward pass per block"
+    )
+    module: str = key("pattern for the modules, of which the outermost that fit are the blocks")
+    doubt: float = 0.1
+
+    def apply(self, graph: Graph) -> Graph:
+        """Make the first backward work of each block longer by its forward work, on CPU and GPU."""
+        blocks = blocks_of(graph, self.module)
+        if blocks.filter("backward").is_empty():
+            raise Unanswerable(f"no backward pass of {self.module!r} in the run has sequence numbers")
+        nodes = graph.nodes
+        at = blocks["node"].to_numpy()
+        if (nodes.kind[at] == NodeKind.TRANSFER).any():
+            raise Unanswerable(f"{self.module!r} communicates: whether that is repeated depends on the job")
+        on_gpu = np.isin(nodes.kind[at], GPU_KINDS)
+        rows = blocks.with_columns(
+            on_gpu=pl.Series(on_gpu),
+            works=pl.Series(on_gpu | np.isin(nodes.kind[at], CPU_KINDS)),
+            ns=pl.Series(nodes.duration[at]),
+            start=pl.Series(nodes.measured_start[at]),
+        ).filter("works")
+        forward = rows.filter(~pl.col("backward")).group_by("block", "on_gpu").agg(pl.col("ns").sum())
+        begins = rows.filter("backward").sort("start", "node").unique(["block", "on_gpu"], keep="first")
+        longer = begins.drop("ns").join(forward, on=["block", "on_gpu"])
+        duration = nodes.duration.copy()
+        np.add.at(duration, longer["node"].to_numpy(), longer["ns"].to_numpy())
+        return graph.with_durations(duration)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self.module} is computed again in backward"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "torch.utils.checkpoint.checkpoint(block, …, use_reentrant=False) around each block"
+
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Batch(Edit):
+    """Each step has a larger batch: more work on the device, as many launches, gradients of the same size."""
+
+    name = "batch"
+    summary = "a larger batch per step, where memory allows"
+    example = "batch:factor=2"
+    needs = "what the allocator gave out (`dpro record --memory`), and how much memory there is"
+    assumes = (
+        "work in forward and backward and reading a batch take as many times as long, all else what it does; "
+        "what a step allocates grows as much; all communication is of gradients or parameters"
+    )
+    source = (
+        "ours: duration * factor of GPU work outside the optimizer (on CPUs of operators), an upper bound, "
+        "since larger kernels use a GPU better"
+    )
+    factor: float = key("multiple of the batch", 2.0, least=1.0)
+    memory_gb: float | None = key("free memory, 1e9 bytes, where the run does not tell", None, least=0.0)
+    doubt: float = 0.3
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale work that depends on the batch, once memory is known to suffice."""
+        refuse_operations(graph)
+        footprint = footprint_of(graph.run)
+        free = round(self.memory_gb * GB) if self.memory_gb is not None else footprint.free_bytes
+        if free is None:
+            raise Unanswerable(
+                "the run does not tell how much memory there is: give what is free, memory_gb="
+            )
+        more = round((self.factor - 1) * footprint.within_step_bytes)
+        if more > free:
+            raise Unanswerable(
+                f"a step would allocate {format_bytes(more)} more, and {format_bytes(free)} are free"
+            )
+        return with_larger_batch(graph, self.factor)
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What a step is, and what it allocates."""
+        within = footprint_of(graph.run).within_step_bytes
+        return (
+            f"a step has {self.factor:g} times the samples: divide by that to compare the time of one",
+            f"a step allocates {format_bytes(within)} now, {format_bytes(within * self.factor)} then",
+        )
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"batches of {self.factor:g} times the size"
+
+    def how(self) -> str:
+        """How to do it."""
+        return f"DataLoader(batch_size={self.factor:g} times as much); look after the learning rate"
+
+
+def with_larger_batch(graph: Graph, factor: float) -> Graph:
+    """The graph with all work that depends on the batch taking so many times as long."""
+    kind = graph.nodes.kind
+    on_device: NDArray[np.bool_] = np.isin(kind, GPU_KINDS)
+    work = on_device if on_device.any() else kind == NodeKind.CPU
+    reading = Selection(within=DATA_LOADING).mask(graph) & (kind != NodeKind.TRANSFER)
+    return graph.with_durations(scaled(graph, (work & ~optimizing(graph)) | reading, factor))
+
+
+Floats = NDArray[np.float64]
+
+FEWEST = 4  # durations that noise is taken from
+
+
+@dataclass(frozen=True)
+class Width(Edit):
+    """The job has another number of data-parallel ranks."""
+
+    name = "width"
+    summary = "another number of data-parallel ranks, each with the same work"
+    example = "width:dp=16"
+    needs = "ranks that are all in one group, and transfers of known size in it"
+    assumes = (
+        "further ranks are like the recorded ones and on a like network, their noise is independent and "
+        "normal, and the batch of each rank stays: that of the job grows with it"
+    )
+    source = (
+        "costs of ring, tree or halving for so many ranks (Thakur et al., IJHPCA 2005); waiting for the "
+        "slowest: the expected largest of n normal deviates (Blom, 1958) times the noise of work between "
+        "collectives"
+    )
+    dp: int = key("how many data-parallel ranks", least=2)
+    now: str = key("which algorithm runs; ring without", "", choices=FLAT)
+    doubt: float = 0.3
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale the transfers, and let each begin later by what the slowest of so many is later."""
+        (changed,) = self._with_noise(graph, 1.0)
+        return changed
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """With no more noise than now, and with twice what is expected."""
+        return self._with_noise(graph, 0.0, 2.0)
+
+    def _with_noise(self, graph: Graph, *times: float) -> tuple[Graph, ...]:
+        """The wider job with multiples of the noise that is expected."""
+        ranks = _one_group(graph)
+        if ranks == self.dp:
+            return (graph,) * len(times)
+        scaled = graph.with_durations(self._transfers(graph, ranks))
+        later = (largest_of(self.dp) - largest_of(ranks)) * _noise_before(graph)
+        lag = graph.edges.lag
+        return tuple(scaled.with_lags(lag + np.rint(each * later).astype(np.int64)) for each in times)
+
+    def _transfers(self, graph: Graph, ranks: int) -> NDArray[np.int64]:
+        """[N] ns, with transfers that take what they do among so many ranks."""
+        nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
+        for sort, messages in sorts(graph).items():
+            if sort not in lines:
+                raise Unanswerable(f"too few transfers of known size to tell what {sort[0]} costs")
+            mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
+            algorithm = recorded_algorithm(graph, sort[0]) or self.now or RING
+            spent = cost(sort[0], algorithm, ranks)
+            link, num_bytes = link_of(lines[sort], spent), nodes.bytes[mine].astype(np.float64)
+            after = time_ns(cost(sort[0], algorithm, self.dp), link, num_bytes)
+            ratio = after / np.maximum(time_ns(spent, link, num_bytes), 1e-9)
+            duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
+        return duration
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """What latency is not known of."""
+        return untold(graph)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self.dp} data-parallel ranks"
+
+    def how(self) -> str:
+        """How to do it."""
+        return f"torchrun with {self.dp} processes in all; look after the learning rate"
+
+
+def _one_group(graph: Graph) -> int:
+    """How many ranks the job's one group has.
+
+    Raises:
+        Unanswerable: there are several, or it is not told.
+    """
+    require_communication(graph)
+    groups = {(message.group, message.num_ranks) for message in graph.messages}
+    if len(groups) > 1:
+        raise Unanswerable("ranks talk in several groups: which are data-parallel is not told apart")
+    ((_, ranks),) = groups
+    if ranks < 2:
+        raise Unanswerable("how many ranks are in the group is not known")
+    return ranks
+
+
+def largest_of(count: int) -> float:
+    """What the largest of so many normal deviates is expected to be, in standard deviations (Blom, 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def _noise_before(graph: Graph) -> Floats:
+    """[E] ns, on edges from a rendezvous to its transfers: how the work before it varies; 0 on others."""
+    nodes, edges = graph.nodes, graph.edges
+    spread = np.zeros(graph.edges.lag.size)
+    deviation = _deviation_of_sections(graph)
+    met = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.target] == NodeKind.TRANSFER)
+    arrives = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.source] == NodeKind.ARRIVE)
+    section = np.full(graph.num_nodes, -1)
+    section[edges.target[arrives]] = nodes.section[edges.source[arrives]]
+    spread[met] = [deviation.get(at, 0.0) for at in section[edges.source[met]].tolist()]
+    return spread
+
+
+def _deviation_of_sections(graph: Graph) -> dict[int, float]:
+    """Of each section of a step how long its work deviates from what its rank usually takes, ns."""
+    work = section_work(graph)
+    if (work["resource"] == ON_GPU).any():
+        work = work.filter(pl.col("resource") == ON_GPU)
+    whole = work.group_by("rank", "step", "position").agg(pl.col("work_ns").sum())
+    usual = pl.col("work_ns").median().over("rank", "position")
+    spread = (
+        whole.with_columns(off=(pl.col("work_ns") - usual).abs())
+        .group_by("position")
+        .agg(mad=pl.col("off").median(), count=pl.len())
+        .filter(pl.col("count") >= FEWEST)
+    )
+    return {
+        int(at): MAD_TO_DEVIATION * float(mad) for at, mad in spread.select("position", "mad").iter_rows()
+    }

@@ -1,0 +1,286 @@
+"""Selected work: faster or slower, of another length, or gone; of a whole rank, too."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.edits.heal import RanksAt
+from dpro.replay.whatif.graph_ops.scope import calls_of, with_inside
+from dpro.replay.whatif.graph_ops.selected import Selection, ranks_at
+from dpro.replay.whatif.graph_ops.shards import why_needed
+from dpro.units import NS_PER_MS, NS_PER_US
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Scale(Edit):
+    """Multiply the time of selected work by a factor."""
+
+    name = "scale"
+    summary = "selected work takes a multiple of its time"
+    example = "scale:name=aten::mm,factor=0.5"
+    needs = "work that fits the selection"
+    assumes = "nothing else changes"
+    source = "duration * factor"
+    proof = "layers twice as fast, gloo; a sleep, 4 V100"
+    is_advice = False
+    selection: Selection
+    factor: float = key("multiple of the time that it takes", 0.5, least=0)
+    doubt: float = 0.05
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale durations, rounded to whole nanoseconds."""
+        return graph.with_durations(scaled(graph, self.selection.chosen(graph), self.factor))
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self.selection.describe()} takes {self.factor:.0%} of its time"
+
+    def how(self) -> str:
+        """How to do it."""
+        if self.factor > 1:
+            return "nothing to do: it shows what slower work would cost"
+        return "a faster implementation of the selected work"
+
+
+@dataclass(frozen=True)
+class Remove(Edit):
+    """Take selected work out: its time, what it calls, launches for it alone, waits in its collectives.
+
+    Where kinds of work are asked for, it is those alone, and not what they call.
+    """
+
+    name = "remove"
+    summary = "selected work is not done, nor what it calls and launches"
+    example = "remove:name=*dropout*"
+    needs = "work that fits the selection"
+    assumes = "nothing else needs its result"
+    source = "duration 0 of the work and of calls that launch nothing else; no rendezvous"
+    is_advice = False
+    selection: Selection
+    doubt: float = 0.05
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph without it; nodes stay, so that what came after it still comes after what came before."""
+        mask = self.selection.chosen(graph)
+        return without(graph, mask if self.selection.kind else with_inside(graph, mask))
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self.selection.describe()} is not done"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "leave the work out of the model or the loop"
+
+
+@dataclass(frozen=True)
+class Replace(Edit):
+    """Give each selected span another length."""
+
+    name = "replace"
+    summary = "selected spans take a given time each"
+    example = "replace:name=*softmax*,us=12.5"
+    needs = "work that fits the selection"
+    assumes = "the replacement was measured on the same hardware, and nothing else changes"
+    source = "a given duration"
+    is_advice = False
+    selection: Selection
+    us: float = key("how long each span takes by itself, microseconds", least=0, most=MOST_TIMES * MOST_TIMES)
+    doubt: float = 0.05
+
+    def apply(self, graph: Graph) -> Graph:
+        """Stretch the nodes of each span so that they last as long together."""
+        mask = self.selection.chosen(graph)
+        return graph.with_durations(lasting(graph, mask, self.us * NS_PER_US))
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self.selection.describe()} takes {self.us:g} us each time"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "put the other implementation in, whose time was measured by itself"
+
+
+def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> Ints:
+    """[N] durations with those of the masked nodes times a factor, of which there may be one each."""
+    duration = graph.nodes.duration.copy()
+    duration[mask] = np.rint(duration[mask] * factor).astype(np.int64)
+    return duration
+
+
+def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
+    """[N] durations with which the masked nodes of each span last so long together, as they were divided."""
+    nodes = graph.nodes
+    duration = nodes.duration.copy()
+    picked = np.flatnonzero(mask)
+    if picked.size == 0:
+        return duration
+    alone = np.where(nodes.span[picked] >= 0, -1, picked)
+    keys = np.stack([nodes.rank[picked], nodes.window[picked], nodes.span[picked], alone])
+    _, of = np.unique(keys, axis=1, return_inverse=True)
+    of = of.reshape(-1)
+    order = np.argsort(of, kind="stable")
+    total = np.bincount(of, duration[picked])
+    weight = np.where(total[of] > 0, duration[picked], 1)[order]  # a span of no length is divided evenly
+    whole = np.bincount(of[order], weight)[of[order]]
+    first = np.append(True, np.diff(of[order]) != 0)
+    summed = np.cumsum(weight)
+    summed -= (summed - weight)[first][np.cumsum(first) - 1]
+    # Round where the pieces end, not how long they are: so the sum is exact.
+    ends = np.rint(summed * (span_ns / whole)).astype(np.int64)
+    duration[picked[order]] = np.where(first, ends, np.diff(ends, prepend=0))
+    return duration
+
+
+def without(graph: Graph, mask: Bools) -> Graph:
+    """The graph without the masked work, as `Remove` has it."""
+    nodes, edges = graph.nodes, graph.edges
+    mask = mask | _arriving(graph, mask)
+    gone = mask | calls_of(graph, mask)
+    duration = np.where(gone, 0, nodes.duration)
+    lag = np.where(gone[edges.target], np.minimum(edges.lag, 0), edges.lag)
+    unmet = (edges.kind == EdgeKind.RENDEZVOUS) & (mask[edges.source] | mask[edges.target])
+    return graph.with_durations(duration).with_lags(lag).without_edges(unmet)
+
+
+def _arriving(graph: Graph, mask: Bools) -> Bools:
+    """[N] arrivals at collectives whose transfers are masked."""
+    nodes = graph.nodes
+    member = nodes.collective * (int(nodes.rank.max(initial=0)) + 2) + nodes.rank
+    moved = mask & (nodes.kind == NodeKind.TRANSFER)
+    arriving: Bools = (nodes.kind == NodeKind.ARRIVE) & np.isin(member, member[moved])
+    return arriving
+
+
+@dataclass(frozen=True)
+class Hurt(Edit):
+    """A rank, all ranks of a host, or a stage work longer: by a factor, by a time in each step, or both."""
+
+    name = "hurt"
+    summary = "a rank, host or stage becomes a straggler"
+    example = "hurt:rank=2,factor=1.3"
+    needs = "the ranks"
+    assumes = "all its work slows down alike, and the network does not"
+    source = "duration * factor of CPU and GPU work; ms at the beginning of each step"
+    proof = "a rank that sleeps, 4 V100"
+    is_advice = False
+    at: RanksAt
+    factor: float | None = key("multiple of the time of its CPU and GPU work", None, least=0)
+    ms: float | None = key("what it loses at the beginning of each step, ms", None, least=0)
+    doubt: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse none or several of rank, host and stage, and neither factor nor ms."""
+        super().__post_init__()
+        self.at.require_one(self.name)
+        if self.factor is None and self.ms is None:
+            raise UsageError(f"hurt needs factor= or ms=, as in {self.example}")
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale the ranks' work, and make the first work of each step longer."""
+        ranks = self.at.ranks(graph)
+        mine = np.isin(graph.nodes.rank, ranks) & np.isin(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
+        duration = scaled(graph, mine, 1.0 if self.factor is None else self.factor)
+        duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
+        return graph.with_durations(duration)
+
+    def describe(self) -> str:
+        """What is changed."""
+        by = [f"takes {self.factor:g} times as long"] if self.factor is not None else []
+        by += [f"loses {self.ms:g} ms per step"] if self.ms is not None else []
+        return f"{self.at.describe()} {' and '.join(by)}"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "nothing to do: it shows what such a straggler would cost"
+
+
+def first_work(graph: Graph, ranks: list[int]) -> Ints:
+    """The nodes with which the steps of these ranks begin: on their main threads, else on their GPUs."""
+    nodes = graph.nodes
+    main = np.array([what in ("main thread", "compute") for _, what in graph.lanes] + [False], np.bool_)
+    works = np.isin(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)
+    at = np.flatnonzero(works & main[nodes.lane])
+    rows = pl.DataFrame(
+        {name: getattr(nodes, name)[at] for name in ("rank", "window", "step", "measured_start")}
+    ).with_columns(node=pl.Series(at))
+    first = rows.sort("measured_start", "node").unique(["rank", "window", "step"], keep="first")
+    return first["node"].sort().to_numpy()
+
+
+@dataclass(frozen=True)
+class Drop(Edit):
+    """Leave a rank, or all ranks of a data-parallel replica, out of the job."""
+
+    name = "drop"
+    summary = "a rank or replica is left out, and nobody waits for it"
+    example = "drop:rank=3"
+    needs = "other ranks, and no shard of the model on those that go (tensor parallelism, FSDP, experts)"
+    assumes = "the others' work and transfers stay as they are: the batch shrinks by what the rank had"
+    source = "the rank's work is 0, and its edges to the others' rendezvous are gone"
+    is_advice = False
+    rank: int | None = key("which rank", None, least=0)
+    dp: int | None = key("which data-parallel replica, with all its stages", None, least=0)
+    doubt: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse none or both of rank and dp."""
+        super().__post_init__()
+        if (self.rank is None) == (self.dp is None):
+            raise UsageError(f"drop needs one of rank= and dp=, as in {self.example}")
+
+    def apply(self, graph: Graph) -> Graph:
+        """Take the ranks' time and their edges to others away."""
+        nodes, edges = graph.nodes, graph.edges
+        ranks = ranks_at(graph, self.rank, dp=self.dp)
+        gone, kept = np.isin(nodes.rank, ranks), (nodes.rank >= 0) & ~np.isin(nodes.rank, ranks)
+        if not gone.any():
+            raise Unanswerable(f"{self._what()} is not in the run")
+        if not kept.any():
+            raise Unanswerable("no other rank is in the run")
+        handed = gone[edges.source] & kept[edges.target] | kept[edges.source] & gone[edges.target]
+        if handed.any():
+            raise Unanswerable(
+                f"{self._what()} passes data to others, who cannot do without: drop a whole replica (dp=)"
+            )
+        needed = why_needed(graph, ranks)
+        if needed:
+            raise Unanswerable(f"{self._what()} cannot be left out: {needed}")
+        lag = np.where(gone[edges.target], np.minimum(edges.lag, 0), edges.lag)
+        changed = graph.with_durations(np.where(gone, 0, nodes.duration)).with_lags(lag)
+        earliest = np.where(gone, 0, nodes.earliest)
+        earliest.setflags(write=False)
+        free = dataclasses.replace(changed, nodes=dataclasses.replace(changed.nodes, earliest=earliest))
+        meeting = edges.kind == EdgeKind.RENDEZVOUS
+        return free.without_edges(meeting & gone[edges.source] | _ends_of_steps(graph, gone))
+
+    def _what(self) -> str:
+        return f"rank {self.rank}" if self.rank is not None else f"data-parallel replica {self.dp}"
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"{self._what()} is left out"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "start the job without it, with a batch or learning rate for so many ranks"
+
+
+def _ends_of_steps(graph: Graph, gone: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[E] edges from the ranks to nodes that all ranks must have reached: they are no hold-up any more."""
+    edges = graph.edges
+    shared = graph.nodes.kind == NodeKind.RENDEZVOUS
+    ends: NDArray[np.bool_] = gone[edges.source] & shared[edges.target] & (edges.kind == EdgeKind.THREAD)
+    return ends

@@ -1,0 +1,336 @@
+"""When ranks exchange: FSDP's parameters earlier, gradients seldom, beside backward, or beside the next step.
+
+FSDP2 records ranges around its all-gathers and the copies of their results. Prefetched, each all-gather is
+called behind the copy of one before it, forward and backward passes apart, and awaited where its own result
+is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, Nodes
+from dpro.replay.models.gradients import Launches
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.communication import latencies
+from dpro.replay.whatif.edits.gradients import buckets
+from dpro.replay.whatif.graph_ops.graph_editor import Draft
+from dpro.replay.whatif.graph_ops.reduction import (
+    STEP,
+    Reduced,
+    Reduction,
+    next_of_rank,
+    reduced,
+    with_reductions,
+)
+from dpro.replay.whatif.graph_ops.selected import fitting
+
+Ints = NDArray[np.int64]
+
+GATHER, COPY_OUT = "FSDP::all_gather", "FSDP::all_gather_copy_out"
+BACKWARD = ("FSDP::pre_backward", "FSDP::backward_prefetch", "FSDP::post_backward")
+PASS = ["rank", "window", "step", "backward"]
+
+
+@dataclass(frozen=True)
+class Prefetch(Edit):
+    """All-gathers of FSDP are issued earlier, and awaited only where their result is used."""
+
+    name = "prefetch"
+    summary = "FSDP gathers parameters some layers earlier"
+    example = "prefetch:ahead=1"
+    needs = "a job with FSDP2, whose ranges torch.profiler and dpro record"
+    assumes = (
+        "there is memory for so many layers more, what a rank moves queues on its link, and copying takes "
+        "what it did"
+    )
+    source = (
+        "FSDP (Zhao et al., VLDB 2023), prefetching forward and backward: the order of calls, the waits of "
+        "copies; collectives of a group move in the order in which they are called"
+    )
+    proof = "1 and 2 layers ahead, FSDP2 on gloo"
+    ahead: int = key("how many all-gathers earlier than now each is issued", 1, least=0)
+    only: str = key("in which pass; both without", "", choices=("forward", "backward"))
+    doubt: float = 0.2
+
+    def apply(self, graph: Graph) -> Graph:
+        """Issue each all-gather where an earlier one of its pass is; workers take them as they are called."""
+        gathers = gathers_of(graph)
+        if self.only:
+            gathers = gathers.filter(pl.col("backward") == (self.only == "backward"))
+        moved = gathers.with_columns(
+            by=pl.min_horizontal(pl.int_range(pl.len()).over(PASS), self.ahead),
+        ).with_columns(
+            earlier=pl.col("arrive").gather(pl.int_range(pl.len()) - pl.col("by")),
+            behind=pl.col("done").gather(pl.int_range(pl.len()) - pl.col("by")),
+        )
+        moved = moved.filter(pl.col("by") > 0)
+        if moved.is_empty():
+            return graph
+        draft = Draft(graph)
+        _issue_earlier(draft, moved)
+        _await_at_copies(draft, moved)
+        _order_workers(draft, moved)
+        return draft.finish()
+
+    def describe(self) -> str:
+        """What is changed."""
+        where = f" in {self.only}" if self.only else ""
+        return f"parameters gathered {self.ahead} layers earlier{where}"
+
+    def how(self) -> str:
+        """How to do it."""
+        calls = [
+            f"set_modules_to_{each}_prefetch" for each in ("forward", "backward") if self.only in ("", each)
+        ]
+        return f"{' and '.join(calls)} of each FSDP module, with the next {self.ahead + 1} modules"
+
+
+def gathers_of(graph: Graph) -> pl.DataFrame:
+    """FSDP's all-gathers in the order of their calls on each rank.
+
+    Returns:
+        `arrive`, `transfer` (nodes), `called` (ns, of the call), `copied` and `done` (the first and last node
+        of the thread that copy the result out), and `PASS`.
+
+    Raises:
+        Unanswerable: there are none.
+    """
+    nodes, launches = graph.nodes, Launches(graph)
+    gathers = _within(graph, f"{GATHER} ")[launches.source] & (nodes.step[launches.source] >= 0)
+    source, arrive = launches.source[gathers], launches.arrive[gathers]
+    if arrive.size == 0:
+        raise Unanswerable(f"the run holds no all-gather within a range {GATHER}, as FSDP2 has them")
+    frame = pl.DataFrame(
+        {
+            "arrive": arrive,
+            "transfer": launches.transfer[gathers],
+            "called": nodes.measured_start[source],
+            "layer": [graph.names[i].removeprefix(GATHER) for i in nodes.around[source].tolist()],
+            "rank": nodes.rank[source],
+            "window": nodes.window[source],
+            "step": nodes.step[source],
+        }
+    )
+    begins = _nodes_within(graph, BACKWARD).group_by(PASS[:3]).agg(begins=pl.col("at").min())
+    return (
+        frame.join(begins, on=PASS[:3], how="left")
+        .with_columns(backward=(pl.col("called") >= pl.col("begins")).fill_null(False))
+        .drop("begins")
+        .join(_copies(graph, frame), on="arrive")
+        .sort(*PASS, "called", "arrive")
+    )
+
+
+def _copies(graph: Graph, gathers: pl.DataFrame) -> pl.DataFrame:
+    """For each all-gather (`arrive`) the first and last node that copy its result out: `copied`, `done`."""
+    place = ["rank", "window", "layer"]
+    copying = _nodes_within(graph, (f"{COPY_OUT} ",)).with_columns(
+        layer=pl.col("around").str.strip_prefix(COPY_OUT)
+    )
+    return (
+        copying.sort("at", "node")
+        .join_asof(
+            gathers.select(*place, "arrive", "called").sort("called"),
+            left_on="at",
+            right_on="called",
+            by=place,
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .drop_nulls("arrive")
+        .group_by("arrive", maintain_order=True)
+        .agg(copied=pl.col("node").first(), done=pl.col("node").last())
+    )
+
+
+def _nodes_within(graph: Graph, prefixes: tuple[str, ...]) -> pl.DataFrame:
+    """CPU nodes in ranges with such names: `node`, `around`, `at` (ns), `rank`, `window`, `step`."""
+    nodes = graph.nodes
+    fits = np.isin(nodes.kind, CPU_KINDS)
+    fits &= np.any([_within(graph, prefix) for prefix in prefixes], axis=0)
+    at = np.flatnonzero(fits)
+    names = pl.Series(graph.names, dtype=pl.String)
+    columns = {name: getattr(nodes, name)[at] for name in ("rank", "window", "step")}
+    told = {"node": at, "around": names.gather(nodes.around[at]), "at": nodes.measured_start[at]}
+    return pl.DataFrame({**told, **columns})
+
+
+def _within(graph: Graph, prefix: str) -> NDArray[np.bool_]:
+    """[N] whether a node is in a range whose name begins so."""
+    fits = np.append(fitting(graph.names, f"{prefix}*"), False)  # what is in no range has -1, the last
+    return np.asarray(fits[graph.nodes.around])
+
+
+def _issue_earlier(draft: Draft, moved: pl.DataFrame) -> None:
+    """Call all-gathers once the results of earlier ones are copied; of the GPU they need what those did."""
+    graph, edges = draft.graph, draft.graph.edges
+    for arrive, earlier, behind in moved.select("arrive", "earlier", "behind").iter_rows():
+        for edge in range(graph.indptr[arrive], graph.indptr[arrive + 1]):
+            if edges.kind[edge] == EdgeKind.LAUNCH:
+                draft.link(behind, arrive, EdgeKind.LAUNCH, int(edges.lag[edge]))
+            draft.cut[edge] |= edges.kind[edge] in (EdgeKind.LAUNCH, EdgeKind.EVENT)
+        for edge in range(graph.indptr[earlier], graph.indptr[earlier + 1]):
+            if edges.kind[edge] == EdgeKind.EVENT:
+                draft.link(int(edges.source[edge]), arrive, EdgeKind.EVENT, int(edges.lag[edge]))
+
+
+def _await_at_copies(draft: Draft, moved: pl.DataFrame) -> None:
+    """A thread waits for an all-gather where it copies the result, not where it calls it."""
+    edges = draft.graph.edges
+    waits = np.flatnonzero(
+        (edges.kind == EdgeKind.SYNC) & np.isin(edges.source, moved["transfer"].to_numpy())
+    )
+    copied = dict(moved.select("transfer", "copied").iter_rows())
+    for edge in waits.tolist():
+        draft.cut[edge] = True
+        source = int(edges.source[edge])
+        draft.link(source, int(copied[source]), EdgeKind.SYNC, int(edges.lag[edge]))
+
+
+def _order_workers(draft: Draft, moved: pl.DataFrame) -> None:
+    """On each worker or stream, communication in the order of its calls."""
+    nodes, edges = draft.graph.nodes, draft.graph.edges
+    arrives = (nodes.kind == NodeKind.ARRIVE) & np.isin(nodes.rank, moved["rank"].to_numpy())
+    moves = arrives[edges.source] & (nodes.kind[edges.target] == NodeKind.TRANSFER)
+    transfer = dict(zip(edges.source[moves].tolist(), edges.target[moves].tolist()))
+    launch = (edges.kind == EdgeKind.LAUNCH) & arrives[edges.target]
+    called = dict(zip(edges.target[launch].tolist(), nodes.measured_start[edges.source[launch]].tolist()))
+    begins = {
+        arrive: int(nodes.measured_end[node]) for arrive, node in moved.select("arrive", "behind").iter_rows()
+    }
+    issued = called | begins
+    queued = (edges.kind == EdgeKind.STREAM) & (nodes.kind[edges.source] == NodeKind.TRANSFER)
+    queued &= arrives[edges.target] & (nodes.lane[edges.source] == nodes.lane[edges.target])
+    draft.cut |= queued
+    lag = dict(zip(edges.target[queued].tolist(), edges.lag[queued].tolist()))
+    in_order = sorted(
+        (int(nodes.lane[node]), int(nodes.window[node]), issued[node], called[node], node)
+        for node in transfer
+        if node in called
+    )
+    for before, after in pairwise(in_order):
+        if before[:2] == after[:2]:
+            draft.link(transfer[before[-1]], after[-1], EdgeKind.STREAM, lag.get(after[-1], 0))
+    _share_links(draft, [(issued[node], called[node], node) for *_, node in in_order], transfer)
+
+
+def _share_links(draft: Draft, calls: list[tuple[int, int, int]], transfer: dict[int, int]) -> None:
+    """What a rank moves queues on its link; what was recorded side by side took its share of it into account.
+
+    Args:
+        draft: the graph in the making.
+        calls: of each arrival when it is called now, when it was, and its node.
+        transfer: of each arrival.
+    """
+    nodes = draft.graph.nodes
+    fixed = latencies(draft.graph)
+    last: dict[tuple[int, int], int] = {}
+    for *_, arrive in sorted(calls):
+        place, moves = (int(nodes.rank[arrive]), int(nodes.window[arrive])), transfer[arrive]
+        before = last.get(place)
+        if before is not None and not _side_by_side(nodes, before, moves):
+            draft.link(before, moves, EdgeKind.STREAM, -min(int(fixed[moves]), int(nodes.duration[moves])))
+        last[place] = moves
+
+
+def _side_by_side(nodes: Nodes, one: int, other: int) -> bool:
+    begins = max(nodes.measured_start[one], nodes.measured_start[other])
+    return bool(begins < min(nodes.measured_end[one], nodes.measured_end[other]))
+
+
+AVERAGING_PASSES = 3.0  # flatten, divide, copy back
+
+
+@dataclass(frozen=True)
+class LocalUpdates(Edit):
+    """Ranks train by themselves and average their parameters every k steps (local SGD)."""
+
+    name = "local-updates"
+    summary = "ranks train by themselves and average parameters every k steps"
+    example = "local-updates:every=4"
+    needs = "a DDP job recorded by dpro: parameters of its buckets, autograd spans, bytes reduced"
+    assumes = "parameters are averaged all at once after the update, and ranks do not drift apart in between"
+    source = (
+        "post-local SGD (Lin et al., ICLR 2020) as PyTorch's PeriodicModelAverager does it: 1/k of an "
+        "averaging in each step, which is right for the mean step"
+    )
+    proof = "every 4 steps, gloo"
+    every: int = key("steps from one averaging to the next", 4, least=1)
+    doubt: float = 0.15
+
+    def apply(self, graph: Graph) -> Graph:
+        """Take the reductions out of backward, and put 1/k of one of all parameters at each step's end."""
+        known = reduced(graph)
+        if self.every == 1:
+            return graph
+        last = {(each.rank, each.window, each.step): which for which, each in enumerate(known.passes)}
+        averaging = self._averaging(known)
+        at_end = set(last.values())
+        return with_reductions(
+            known, [[averaging] if which in at_end else [] for which in range(len(known.passes))]
+        )
+
+    def _averaging(self, known: Reduced) -> Reduction:
+        last = known.parameters.num_bytes.size - 1
+        size = known.bytes_of(0, last)
+        copying = AVERAGING_PASSES * known.copy_ns_per_byte * size
+        return Reduction(
+            0,
+            last,
+            size,
+            known.line.ns_per_byte * size / self.every,
+            known.line.latency_ns / self.every,
+            (known.call_ns + copying) / self.every,
+            STEP,
+        )
+
+    def describe(self) -> str:
+        """What is changed."""
+        return f"parameters averaged every {self.every} steps instead of gradients in each"
+
+    def how(self) -> str:
+        """How to do it."""
+        return (
+            "post_localSGD_hook without gradient all-reduce, and PostLocalSGDOptimizer(optimizer, "
+            f"PeriodicModelAverager(period={self.every})); look after accuracy"
+        )
+
+
+@dataclass(frozen=True)
+class Overlap(Edit):
+    """Gradients are reduced after backward, or beside the next step."""
+
+    name = "overlap"
+    summary = "gradients reduced after backward (off), or beside the next step (full)"
+    example = "overlap:mode=full"
+    needs = "a DDP job recorded by dpro: parameters of its buckets, autograd spans, bytes reduced"
+    assumes = "with full overlap, that the update may use the gradients of the step before"
+    source = "ours; full overlap with gradients one step old as in Pipe-SGD (Li et al., NeurIPS 2018)"
+    mode: str = key("off: none, full: a step later", choices=("off", "full"))
+    doubt: float = 0.15
+
+    def apply(self, graph: Graph) -> Graph:
+        """Call all reductions behind the last gradient, or wait for them one pass later."""
+        known = reduced(graph)
+        plain = [buckets(known, each.closes) for each in known.passes]
+        if self.mode == "full":
+            return with_reductions(known, plain, next_of_rank(known))
+        last = known.parameters.num_bytes.size - 1
+        return with_reductions(known, [[replace(each, called_after=last) for each in own] for own in plain])
+
+    def describe(self) -> str:
+        """What is changed."""
+        return "gradients reduced after backward" if self.mode == "off" else "gradients awaited a step later"
+
+    def how(self) -> str:
+        """How to do it."""
+        if self.mode == "off":
+            return "nothing to do: it shows what overlap gains; DDP does that with one bucket for all"
+        return "an optimizer that applies gradients one step late; look after accuracy"

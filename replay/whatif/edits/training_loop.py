@@ -1,0 +1,263 @@
+"""The training loop beside the model: its input, always ready or from more workers, and its garbage."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
+from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
+from dpro.replay.timeline import replay, step_times
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.selected_work import Scale, first_work, scaled
+from dpro.replay.whatif.graph_ops.selected import Selection, fitting
+from dpro.schema import COUNTERS, SPANS
+from dpro.units import NS_PER_MS, format_duration
+
+Floats = NDArray[np.float64]
+
+DATA_LOADING = "enumerate(DataLoader)*"
+IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
+LEAST_WAIT = 0.05  # of a step: a loop that waits less does not show that its workers cannot keep up
+
+
+@dataclass(frozen=True)
+class HideInput(Edit):
+    """The training loop never waits for its input."""
+
+    name = "hide-input"
+    summary = "the step never waits for its DataLoader"
+    example = "hide-input"
+    needs = "the DataLoader's annotation, which torch.profiler and dpro record"
+    assumes = "there are free cores for the workers and a source that can keep up"
+    source = "time inside the DataLoader's `__next__` of 0"
+    proof = "slower input, gloo"
+    doubt: float = 0.1
+
+    def apply(self, graph: Graph) -> Graph:
+        """Make the time inside the DataLoader's `__next__` free."""
+        return Scale(Selection(within=DATA_LOADING), 0.0).apply(graph)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return "the input is ready when the step asks for it"
+
+    def how(self) -> str:
+        """How to do it."""
+        return "DataLoader(num_workers=N, prefetch_factor=…, pin_memory=True) with enough workers"
+
+
+@dataclass(frozen=True)
+class Workers(Edit):
+    """Each rank's DataLoader has so many worker processes; 0 loads in the training process."""
+
+    name = "workers"
+    summary = "the DataLoader has so many workers"
+    example = "workers:count=4"
+    needs = (
+        "a DataLoader without workers, whose `__next__` shows what a batch takes, or one whose workers "
+        "cannot keep up, which tells it, too"
+    )
+    assumes = "each worker has a core and its share of the source, and handing a batch over costs nothing"
+    source = (
+        "wait per step = max(0, time of a batch / workers - step with its input ready): workers are a queue"
+    )
+    proof = "0 to 1, 2 and 4 workers, CPU"
+    count: int = key("how many workers each rank has", least=0)
+    doubt: float = 0.25
+
+    def apply(self, graph: Graph) -> Graph:
+        """Scale each rank's time in `__next__` to what it would wait."""
+        loading = Selection(within=DATA_LOADING).chosen(graph) & (graph.nodes.step >= 0)
+        if not loading.any():
+            raise Unanswerable("no whole step in the run: record at least two steps")
+        ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
+        now = _per_step(graph, loading, ranks, steps.size)
+        batch, beside = _batch_and_rest(graph, loading, now)
+        wait = batch if self.count == 0 else np.maximum(0.0, batch / self.count - beside)
+        factor = np.ones(int(ranks.max()) + 1)
+        factor[ranks] = np.where(now > 0, wait / np.maximum(now, 1.0), 1.0)
+        return graph.with_durations(scaled(graph, loading, factor[graph.nodes.rank[loading]]))
+
+    def describe(self) -> str:
+        """What is changed."""
+        return (
+            f"{self.count} DataLoader worker{'s' * (self.count > 1)} per rank"
+            if self.count
+            else "the training process loads its data"
+        )
+
+    def how(self) -> str:
+        """How to do it."""
+        return f"DataLoader(num_workers={self.count}, persistent_workers={self.count > 0}, pin_memory=True)"
+
+
+def _per_step(graph: Graph, loading: NDArray[np.bool_], ranks: NDArray[np.int64], num_steps: int) -> Floats:
+    """[R] ns per step that each rank spends in its DataLoader."""
+    total = np.bincount(
+        graph.nodes.rank[loading], graph.nodes.duration[loading], minlength=int(ranks.max()) + 1
+    )
+    return total[ranks] / num_steps
+
+
+def _mean_step(graph: Graph) -> float:
+    timeline = replay(graph)
+    return float(step_times(graph, timeline.start, timeline.end)["duration_ns"].to_numpy().mean())
+
+
+def _batch_and_rest(graph: Graph, loading: NDArray[np.bool_], now: Floats) -> tuple[Floats, Floats]:
+    """[R] ns that one process of each rank needs for a step's batches, and what of a step is not waiting.
+
+    Without workers the former is the time in `__next__`, and a loop that need not load has the step that
+    replay tells. Workers that are always waited for are always busy: each needs the steps of all of them for
+    its own.
+    """
+    around = graph.nodes.around[loading]
+    if fitting(graph.names, IN_PROCESS)[around].all():
+        return now, np.full(now.size, _mean_step(HideInput().apply(graph)))
+    workers = _num_workers(graph)
+    step = _mean_step(graph)
+    if workers == 0 or float(now.max()) < LEAST_WAIT * step:
+        raise Unanswerable(
+            "the DataLoader has workers, and what a batch takes them cannot be told: record some steps with "
+            "num_workers=0, or steps in which the loop waits for them"
+        )
+    return np.where(now >= LEAST_WAIT * step, workers * step, 0.0), step - now
+
+
+def _num_workers(graph: Graph) -> int:
+    """How many DataLoader workers a rank has, by the numbers of those that were waited for; 0 unknown."""
+    if graph.run is None:
+        return 0
+    waits = graph.run.table(COUNTERS, ["counter", "device"]).filter(pl.col("counter") == "data_wait_ns")
+    numbers = [re.search(r"worker (\d+)", device) for device in waits["device"].unique().to_list()]
+    return max((int(found[1]) + 1 for found in numbers if found), default=0)
+
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Garbage(Edit):
+    """Python's garbage collector does not run by itself; planned, it runs at one step on all ranks."""
+
+    name = "gc"
+    summary = "no automatic garbage collection, or one at the same step on all ranks"
+    example = "gc:every=100"
+    needs = "pauses of 1 ms or more in deep windows, as `dpro record` notes, or operations named gc"
+    assumes = "a planned collection takes what the longest took, and memory does not run out in between"
+    source = "planned garbage collection, as in Lin et al., OSDI 2025"
+    every: int = key("collect before every so many steps; 0 is never", 0, least=0)
+    doubt: float = 0.2
+
+    def apply(self, graph: Graph) -> Graph:
+        """Take the pauses out of the CPU work they fell into, and put the planned ones in evenly."""
+        paused = paused_ns(graph)
+        if not paused.any():
+            raise Unanswerable(
+                f"no garbage collection of 1 ms or more fell into a deep window{_outside(graph)}"
+            )
+        duration = graph.nodes.duration - paused
+        if self.every:
+            ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})
+            duration[first_work(graph, ranks)] += round(_longest(graph, paused) / self.every)
+        return graph.with_durations(duration)
+
+    def describe(self) -> str:
+        """What is changed."""
+        return (
+            f"garbage is collected every {self.every} steps on all ranks" if self.every else "no collections"
+        )
+
+    def how(self) -> str:
+        """How to do it."""
+        if self.every:
+            return f"gc.disable(), and gc.collect() after every {self.every} steps on all ranks"
+        return "gc.disable() or gc.freeze() after setup, where the loop makes no cycles"
+
+
+def paused_ns(graph: Graph) -> Ints:
+    """[N] ns of each node's time that went to collecting garbage.
+
+    A pause is taken from the thread that was busiest during it.
+    """
+    nodes = graph.nodes
+    paused = np.zeros(graph.num_nodes, np.int64)
+    if GARBAGE_COLLECTION in graph.names:
+        named = (nodes.name == graph.names.index(GARBAGE_COLLECTION)) & (nodes.kind == NodeKind.KERNEL)
+        paused[named] = nodes.duration[named]
+    on_cpu = np.isin(nodes.kind, CPU_KINDS)
+    for rank, begin, end in _pauses(graph):
+        at = np.flatnonzero(
+            on_cpu & (nodes.rank == rank) & (nodes.measured_end > begin) & (nodes.measured_start < end)
+        )
+        if at.size == 0:
+            continue
+        overlap = np.minimum(nodes.measured_end[at], end) - np.maximum(nodes.measured_start[at], begin)
+        by_lane = np.bincount(nodes.lane[at], overlap)
+        mine = nodes.lane[at] == int(by_lane.argmax())
+        paused[at[mine]] += overlap[mine]
+    return np.minimum(paused, nodes.duration)
+
+
+def _pauses(graph: Graph) -> list[tuple[int, int, int]]:
+    """(rank, begin, end) of noted collections, on the graph's clock."""
+    if graph.run is None:
+        return []
+    noted = graph.run.table(COUNTERS, ["rank", "counter", "time_ns", "value"])
+    noted = noted.filter(pl.col("counter") == "gc_pause_ns").sort("rank", "time_ns")
+    if noted.is_empty():
+        return []
+    shift = clock_shifts(graph)
+    found = []
+    for rank, time, length in noted.select("rank", "time_ns", pl.col("value").cast(pl.Int64)).iter_rows():
+        if rank in shift:
+            found.append((rank, time + shift[rank], time + shift[rank] + length))
+    return found
+
+
+def clock_shifts(graph: Graph) -> dict[int, int]:
+    """What to add to a recorded time of each rank to have it on the graph's clock, within its drift, ns."""
+    if graph.run is None:
+        return {}
+    nodes = graph.nodes
+    known = nodes.span >= 0
+    seen = pl.DataFrame(
+        {"rank": nodes.rank[known], "span_id": nodes.span[known], "at": nodes.measured_start[known]}
+    ).group_by("rank", "span_id")
+    spans = graph.run.table(SPANS, ["rank", "span_id", "start_ns"]).with_columns(
+        pl.col("rank").cast(pl.Int64)
+    )
+    both = seen.agg(pl.col("at").min()).join(spans, on=["rank", "span_id"])
+    # A span's first own piece begins with it, unless one that it contains begins at the same moment.
+    shifts = both.group_by("rank").agg(shift=(pl.col("at") - pl.col("start_ns")).mode().min())
+    return {int(rank): int(shift) for rank, shift in shifts.iter_rows()}
+
+
+def _longest(graph: Graph, paused: Ints) -> float:
+    """The longest collection: noted, or as an operation."""
+    noted = [end - begin for _, begin, end in _pauses(graph)]
+    return float(max(noted, default=int(paused.max(initial=0))))
+
+
+def _outside(graph: Graph) -> str:
+    """What collecting garbage takes in all steps, where that was counted."""
+    if graph.run is None:
+        return ""
+    counted = graph.run.table(COUNTERS, ["counter", "value"]).filter(pl.col("counter") == "step_gc_ns")[
+        "value"
+    ]
+    mean = counted.mean()
+    if not isinstance(mean, float):
+        return ": `dpro record` notes them"
+    share = f"in all recorded steps it takes {format_duration(mean)} per step"
+    return (
+        f"; {share}: record more or longer windows (--every, --window-steps)"
+        if mean > NS_PER_MS / 100
+        else f"; {share}"
+    )

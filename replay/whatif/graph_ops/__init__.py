@@ -1,0 +1,11 @@
+"""What edits are made of.
+
+selected            which work an edit is for, by name, kind, rank, op, group
+scope               work within a range, a module or a function
+shards              which ranks hold which part of the model
+graph_editor        a graph under change: nodes added, taken out, joined
+repeat              a step several times over
+reduction           gradient reductions moved, cut or joined
+schedules           orders of micro-batches
+bucket_candidates   bucket sizes that may be best
+"""

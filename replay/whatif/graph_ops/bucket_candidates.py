@@ -1,0 +1,112 @@
+"""Which bucket sizes are worth a replay: those whose buckets are not better fused, nor better in two.
+
+In: how a graph reduces its gradients, and sizes. Out: the sizes that remain.
+
+The condition is dPRO's theorem on tensor fusion and partition (Hu et al., MLSys 2022, Theorem 2): tensor n is
+ready at p_n, its reduction ends at q_n and takes t(s_n) for its size. Apart, the second of two ends at
+max(q_(n-1), p_n) + t(s_n); fused, both end at max(q_(n-2), p_n) + t(s_(n-1) + s_n). Where the link is free
+by p_n, fused is earlier if q_(n-1) > p_n + t(s_(n-1) + s_n) - t(s_n), which is the theorem. Read backwards
+it says which buckets are better in two. On CPUs, where two workers take turns, what one reduction costs
+besides its bytes passes beside the other's. All of this is exact for one link, and says nothing of what waits
+for reductions: so what remains is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.replay.models.gradients import MB
+from dpro.replay.models.link_costs import Line
+from dpro.replay.whatif.edits.gradients import closing
+from dpro.replay.whatif.graph_ops.reduction import Reduced, workers_of
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SIZES_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, 400.0)
+CLEARLY = 0.01  # of the time of a pass: what is better by less is as good
+MOST = 3
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients as the theorem sees them.
+
+    Attributes:
+        ready: [P] ns since backward began, on the last rank, in the middle of the passes.
+        num_bytes: [P] that are moved.
+        line: what a reduction takes.
+        workers: how many reductions may run at once, which share the link.
+    """
+
+    ready: Floats
+    num_bytes: Floats
+    line: Line
+    workers: int
+
+    def end_ns(self, ends: Sequence[float], first: int, last: int) -> float:
+        """When the reduction of a bucket ends.
+
+        Args:
+            ends: of those before it.
+            first, last: parameters in it.
+        """
+        free = ends[-self.workers] if len(ends) >= self.workers else 0.0
+        begins = max(free, float(self.ready[last])) + self.line.latency_ns
+        moving = self.line.ns_per_byte * float(self.num_bytes[first : last + 1].sum())
+        return max(begins, ends[-1] if ends else 0.0) + moving
+
+
+def sizes_worth_replaying(known: Reduced) -> list[float]:
+    """Of `SIZES_MB` those that may be best, and those of them that end earliest, at most `MOST`."""
+    gradients = gradients_of(known)
+    different: dict[tuple[int, ...], float] = {}
+    for size in SIZES_MB:
+        closes = closing(known.parameters.num_bytes, round(size * MB), round(size * MB))
+        different.setdefault(tuple(closes.tolist()), size)
+    ends = {closes: reductions_end(gradients, closes)[-1] for closes in different}
+    by_end = sorted(different, key=lambda closes: (ends[closes], closes))
+    kept = [closes for closes in by_end if not is_better_changed(gradients, closes)]
+    return sorted(different[closes] for closes in (kept or by_end)[:MOST])
+
+
+def gradients_of(known: Reduced) -> Gradients:
+    """What the theorem asks of a graph's gradients."""
+    end = known.timeline.end
+    lowest = [int(end[each.ready].min()) for each in known.passes]
+    ready = np.array([end[each.ready] - begin for each, begin in zip(known.passes, lowest)])
+    return Gradients(
+        np.median(ready, axis=0),
+        known.ratio * known.parameters.num_bytes.astype(np.float64),
+        known.line,
+        max(workers_of(known.graph).values()),
+    )
+
+
+def reductions_end(gradients: Gradients, closes: tuple[int, ...]) -> list[float]:
+    """When the reduction of each bucket ends, ns since backward began."""
+    ends: list[float] = []
+    first = 0
+    for last in closes:
+        ends.append(gradients.end_ns(ends, first, last))
+        first = last + 1
+    return ends
+
+
+def is_better_changed(gradients: Gradients, closes: tuple[int, ...]) -> bool:
+    """Whether two neighbours are clearly better fused, or a bucket in two."""
+    ends = reductions_end(gradients, closes)
+    firsts = [0, *(last + 1 for last in closes[:-1])]
+    clearly = CLEARLY * ends[-1]
+    for at, (first, last) in enumerate(zip(firsts, closes)):
+        if at and gradients.end_ns(ends[: at - 1], firsts[at - 1], last) < ends[at] - clearly:
+            return True
+        for cut in range(first, last):
+            half = gradients.end_ns(ends[:at], first, cut)
+            if gradients.end_ns([*ends[:at], half], cut + 1, last) < ends[at] - clearly:
+                return True
+    return False

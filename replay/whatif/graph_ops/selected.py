@@ -1,0 +1,179 @@
+"""Which nodes an edit is about: by name, kind, place in the job, stream, step, module, or collective.
+
+In: `key=value` pairs. Out: a `Selection`, and a mask over a graph's nodes. Names are shell patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.errors import Unanswerable
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.whatif.edit import check, key, text_of
+from dpro.replay.whatif.grammar import nearest
+from dpro.replay.whatif.graph_ops.scope import inside_modules
+from dpro.schema import WORKERS
+
+Bools = NDArray[np.bool_]
+
+# What users call the kinds of work, and the nodes each stands for.
+KINDS: dict[str, tuple[NodeKind, ...]] = {
+    "cpu": (NodeKind.CPU,),
+    "runtime": (NodeKind.RUNTIME,),
+    "host": (NodeKind.HOST, NodeKind.GAP),
+    "delay": (NodeKind.DELAY,),
+    "kernel": (NodeKind.KERNEL,),
+    "copy": (NodeKind.COPY,),
+    "collective": (NodeKind.TRANSFER,),
+}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Work that fits all the given conditions; an empty string or None is no condition."""
+
+    name: str = key("pattern for the name of a span, such as `aten::mm` or `*gemm*`", "")
+    within: str = key("pattern for the innermost annotation around CPU work, or `micro-batch 3`", "")
+    module: str = key(
+        "pattern for a module or any other range: all inside it, its backward pass, the GPU work of both", ""
+    )
+    kind: str = key("what sort of work", "", choices=tuple(KINDS))
+    rank: int | None = key("a rank", None)
+    host: str = key("pattern for the name of a host", "")
+    stage: int | None = key("a pipeline stage", None)
+    dp: int | None = key("a data-parallel rank", None)
+    stream: int | None = key("a GPU stream, or stream of an operation-level trace", None)
+    step: int | None = key("a step", None)
+    op: str = key("pattern for the operation of collectives, such as `all_reduce`", "")
+    group: str = key("pattern for the name of the process group of collectives", "")
+
+    def __post_init__(self) -> None:
+        """Refuse a kind that does not exist."""
+        check(self, "selection")
+
+    def __str__(self) -> str:
+        """The conditions as `key=value`, comma-separated."""
+        return text_of(self)
+
+    def describe(self) -> str:
+        """The conditions in words."""
+        words = [self.name or (f"{self.kind} work" if self.kind else "all work")]
+        words += [f"within {self.within}"] if self.within else []
+        words += [f"of module {self.module}"] if self.module else []
+        words += [f"of {self.op}"] if self.op else []
+        words += [f"in group {self.group}"] if self.group else []
+        words += [f"on rank {self.rank}"] if self.rank is not None else []
+        words += [f"on host {self.host}"] if self.host else []
+        words += [f"on stage {self.stage}"] if self.stage is not None else []
+        words += [f"of data-parallel rank {self.dp}"] if self.dp is not None else []
+        words += [f"on stream {self.stream}"] if self.stream is not None else []
+        words += [f"in step {self.step}"] if self.step is not None else []
+        return " ".join(words)
+
+    def mask(self, graph: Graph) -> Bools:
+        """[N] the nodes that fit; a rendezvous never does.
+
+        Raises:
+            Unanswerable: the run does not tell what a condition asks for.
+        """
+        nodes = graph.nodes
+        mask: Bools = nodes.kind != NodeKind.RENDEZVOUS
+        if self.kind:
+            mask &= np.isin(nodes.kind, KINDS[self.kind])
+        if self.name:
+            mask &= fitting(graph.names, self.name)[nodes.name] & (nodes.span >= 0)
+        if self.within:
+            mask &= (nodes.around >= 0) & fitting(graph.names, self.within)[nodes.around]
+        if self.step is not None:
+            mask &= nodes.step == self.step
+        if self.stream is not None:
+            mask &= _on_stream(graph, self.stream)[nodes.lane]
+        if self.rank is not None or self.host or self.stage is not None or self.dp is not None:
+            mask &= np.isin(nodes.rank, ranks_at(graph, self.rank, self.host, self.stage, self.dp))
+        if self.op or self.group:
+            mask &= _of_collectives(graph, self.op, self.group)
+        if self.module:
+            mask &= inside_modules(graph, self.module)
+        return mask
+
+    def chosen(self, graph: Graph) -> Bools:
+        """`mask`, of which something fits.
+
+        Raises:
+            Unanswerable: nothing does; the message has the nearest name.
+        """
+        mask = self.mask(graph)
+        if not mask.any():
+            known = not self.name or fitting(graph.names, self.name).any()
+            near = "" if known else nearest(self.name, graph.names)
+            raise Unanswerable(f"nothing in the run fits {self}{near}")
+        return mask
+
+
+def fitting(names: Iterable[str], pattern: str) -> Bools:
+    """Which names fit a shell pattern, or are it."""
+    return np.array([name == pattern or fnmatchcase(name, pattern) for name in names], np.bool_)
+
+
+def ranks_at(
+    graph: Graph, rank: int | None = None, host: str = "", stage: int | None = None, dp: int | None = None
+) -> list[int]:
+    """Ranks for which all that is given holds.
+
+    Raises:
+        Unanswerable: the run does not tell hosts, or places in the job.
+    """
+    found = [int(each) for each in np.unique(graph.nodes.rank) if each >= 0 and rank in (None, each)]
+    if host:
+        hosts = hosts_of(graph)
+        found = [each for each in found if fitting([hosts.get(each, "")], host)[0]]
+    if stage is not None or dp is not None:
+        if not graph.places:
+            raise Unanswerable("the run does not tell which stage and data-parallel rank its ranks are")
+        places = {each: graph.places[each] for each in found if each in graph.places}
+        found = [each for each, at in places.items() if stage in (None, at.stage) and dp in (None, at.dp)]
+    return found
+
+
+def hosts_of(graph: Graph) -> dict[int, str]:
+    """The host of each rank.
+
+    Raises:
+        Unanswerable: the run does not tell.
+    """
+    workers = graph.run.table(WORKERS) if graph.run is not None else WORKERS.empty()
+    hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
+    if not hosts:
+        raise Unanswerable("the run does not tell which hosts its ranks are on")
+    return hosts
+
+
+def _on_stream(graph: Graph, stream: int) -> Bools:
+    """[lanes + 1] lanes that are this stream; the last is for nodes on no lane."""
+    labels = {f"stream {stream}", f"communication {stream}"} | ({"compute"} if stream == 0 else set())
+    return np.array([what in labels for _, what in graph.lanes] + [False], np.bool_)
+
+
+def _of_collectives(graph: Graph, op: str, group: str) -> Bools:
+    """[N] transfers of an operation and a group."""
+    if not graph.messages:
+        raise Unanswerable("the run does not tell which collectives it holds")
+    fits = np.append(messages_fitting(graph, op, group), False)  # the last is for nodes without a message
+    found: Bools = fits[graph.nodes.message]
+    return found
+
+
+def messages_fitting(graph: Graph, op: str, group: str) -> Bools:
+    """[messages] those of an operation and a group, which may be named with or without its ranks."""
+    fits = np.ones(len(graph.messages), np.bool_)
+    if op:
+        fits &= fitting((message.op for message in graph.messages), op)
+    if group:
+        groups = [message.group for message in graph.messages]
+        fits &= fitting(groups, group) | fitting((name.partition("[")[0] for name in groups), group)
+    return fits

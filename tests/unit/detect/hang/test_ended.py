@@ -1,0 +1,219 @@
+"""Who is named when a job hung and was then ended, or failed: small cases worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpro.detect.findings import Finding
+from dpro.detect.hang.deaths import lost_peer
+from dpro.detect.hang.evidence import verdict_in_words
+from tests.unit.detect.hanging import DONE, OPEN, Job
+
+WORLD = range(4)
+INTERRUPTED = "KeyboardInterrupt\njob.py:7 main"
+LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:9616\njob.py:9 step"
+BUG = "ValueError: x is negative\n/venv/lib/python3.11/site-packages/lib.py:3 f\njob.py:31 step"
+
+
+@pytest.fixture
+def job() -> Job:
+    job = Job(4)
+    job.call(WORLD, WORLD)
+    return job
+
+
+def named(job: Job) -> list[tuple[str, tuple[int, ...]]]:
+    return [(finding.class_, finding.ranks) for finding in job.findings()]
+
+
+def told(finding: Finding) -> str:
+    return "\n".join(finding.evidence)
+
+
+def saved(job: Job, at_s: float, *ranks: int) -> None:
+    for rank in ranks:
+        job.dump(rank, saved_s=at_s)
+
+
+def test_a_call_that_failed_when_the_job_was_interrupted_is_unfinished_if_one_never_made_it(job):
+    job.call([0, 1, 3], WORLD, DONE)  # so PyTorch calls what failed
+    saved(job, 60, *WORLD)
+    for rank in WORLD:
+        job.ended(rank, 61, number=2, error=INTERRUPTED, final=True)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("hang.host", (2,))
+    assert "ranks 0-1, 3 came and wait; rank 2 never came" in told(finding)
+
+
+def test_a_call_that_all_made_and_finished_stays_finished_however_the_job_ended(job):
+    job.call(WORLD, WORLD, DONE)
+    saved(job, 60, *WORLD)
+    for rank in WORLD:
+        job.ended(rank, 61, number=2, error=INTERRUPTED, final=True)
+    assert job.findings() == []
+
+
+def test_a_call_that_a_rank_may_have_made_after_its_last_dump_is_believed(job):
+    # All were killed while they moved; the dump of rank 2 is just older than the calls of the others.
+    job.dump(2, saved_s=0.001)
+    job.call([0, 1, 3], WORLD, DONE)
+    saved(job, 60, 0, 1, 3)
+    for rank in WORLD:
+        job.ended(rank, 61, number=9)
+    assert job.findings() == []
+
+
+@pytest.mark.parametrize("how", [{"code": 0}, {"number": 15}])
+def test_a_rank_that_left_early_is_the_cause_and_not_those_that_failed_without_it(job, how):
+    # Its launcher may tell it to end while it is slow to go: it had left all the same.
+    job.call([0, 1, 3], WORLD, DONE)
+    saved(job, 0.1, *WORLD)
+    job.ended(2, 0.1, final=True, **how)
+    for rank in (0, 1, 3):
+        job.ended(rank, 0.2, code=1, error=LOST, final=True)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("hang.mismatch", (2,))
+    assert "it left early, its script ended well" in verdict_in_words(finding)
+    assert "ranks 0-1, 3 failed because it was gone" in told(finding)
+
+
+def test_a_rank_that_left_early_while_its_peers_hang_is_the_cause(job):
+    job.call([0, 1, 3], WORLD, OPEN)
+    saved(job, 60, 0, 1, 3)
+    saved(job, 0.1, 2)
+    job.ended(2, 0.1, code=0, final=True)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("hang.mismatch", (2,))
+
+
+def test_a_rank_that_left_without_a_word_is_the_cause_where_all_others_lost_a_peer(job):
+    job.ended(2, 5, code=0)
+    for rank in (0, 1, 3):
+        job.ended(rank, 5.5, code=1, error=LOST)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks, finding.confidence) == ("hang.mismatch", (2,), 0.75)
+
+
+def test_a_rank_that_was_stuck_and_left_well_when_it_was_interrupted_was_stuck(job):
+    job.call([0, 1, 3], WORLD, OPEN)
+    saved(job, 60, *WORLD)
+    for rank in (0, 1, 3):
+        job.ended(rank, 61, number=2, error=INTERRUPTED, final=True)
+    job.ended(2, 61, code=0, final=True)
+    assert named(job) == [("hang.host", (2,))]
+
+
+def test_who_fails_of_its_own_is_the_cause_and_who_lost_a_peer_is_not(job):
+    job.ended(0, 4.9, code=1, error=LOST)
+    job.ended(2, 5, code=1, error=BUG)
+    for rank in (1, 3):
+        job.ended(rank, 6, number=15)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
+    assert "ValueError: x is negative (job.py:31 step)" in told(finding)
+    assert verdict_in_words(finding) == "rank 2: its script failed by an exception"
+
+
+def test_who_only_lost_a_peer_is_no_sure_cause(job):
+    for rank in WORLD:
+        job.ended(rank, 5 + rank, code=1, error=LOST)
+    (finding,) = job.findings()
+    assert (finding.ranks, finding.confidence) == ((0,), 0.5)
+    assert "which end of the connection failed is not known" in told(finding)
+
+
+def test_two_ranks_that_are_killed_at_once_stay_two(job):
+    for rank in (1, 3):
+        job.ended(rank, 5, number=9)
+    for rank in (0, 2):
+        job.ended(rank, 5.1, code=1, error=LOST)
+    assert named(job) == [("dead.rank", (1,)), ("dead.rank", (3,))]
+
+
+def test_what_fails_on_most_ranks_at_once_is_the_fault_of_none(job):
+    for rank in WORLD:
+        job.ended(rank, 5 + rank / 100, code=1, error=BUG)
+    assert job.findings() == []
+
+
+def test_ranks_that_are_killed_one_by_one_are_killed_together(job):
+    for rank in WORLD:
+        job.ended(rank, 5 + rank, number=9)
+    assert job.findings() == []
+
+
+def test_two_ranks_that_stand_still_stay_two_also_without_their_dumps(job):
+    job.call([0, 3], WORLD, OPEN)
+    saved(job, 60, 0, 3)
+    for rank in (0, 3):
+        job.beat(rank, 60)
+    job.lose(1, 2)
+    for rank in (1, 2):
+        job.beat(rank, 1)
+    findings = job.findings()
+    assert [(each.class_, each.ranks, each.confidence) for each in findings] == [
+        ("hang.host", (1,), 0.9),
+        ("hang.host", (2,), 0.9),
+    ]
+
+
+def test_a_second_rank_that_stands_still_is_named_beside_one_that_never_came(job):
+    job.call([0], [0, 1], OPEN)
+    job.call([3], [2, 3], OPEN)
+    saved(job, 60, 0, 1, 3)
+    for rank in (0, 1, 3):
+        job.beat(rank, 60)
+    job.lose(2)
+    job.beat(2, 1)
+    assert sorted(named(job)) == [("hang.host", (1,)), ("hang.host", (2,))]
+
+
+def test_a_missing_dump_of_a_rank_that_others_wait_for_alone_may_be_a_second_cause(job):
+    job.call([0], [0, 1], OPEN)
+    job.call([3], [2, 3], OPEN)
+    job.lose(2)
+    (sure, open_) = job.findings()
+    assert (sure.class_, sure.ranks, sure.confidence) == ("hang.host", (1,), 0.9)
+    assert (open_.class_, open_.ranks, open_.confidence) == ("hang.rank", (2,), 0.25)
+    assert "it may be stuck as well, or wait for the rank that is" in told(open_)
+
+
+def test_a_dump_that_is_older_says_what_the_rank_had_open_and_not_what_of_it_is_stuck(job):
+    job.call([2], WORLD, OPEN)
+    for state in (DONE, DONE, OPEN):
+        job.call([0, 1, 3], WORLD, state)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("hang.rank", (2,))
+    assert "when its dump was saved, rank 2 had 1 unfinished, the last all_reduce #2" in told(finding)
+    assert "cannot tell its host from its device" in verdict_in_words(finding)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (LOST, True),
+        ("DistBackendError: NCCL error: remote process exited or there was a network error", True),
+        ("DistNetworkError: The client socket has timed out after 60000ms", True),
+        ("RuntimeError: Timed out waiting 1800000ms for recv operation to complete", True),
+        (BUG, False),
+        ("OutOfMemoryError: CUDA out of memory.", False),
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", False),
+        ("", False),
+    ],
+)
+def test_losing_a_peer_is_distinguished_from_failing_of_its_own(error, expected):
+    assert lost_peer(error) is expected
+
+
+def test_a_rank_that_is_killed_because_it_did_not_go_when_all_were_asked_to_did_not_die_of_itself(job):
+    job.ended(2, 35, number=9)
+    for rank in (0, 1, 3):
+        job.ended(rank, 5, number=15)
+    assert job.findings() == []
+
+
+def test_who_lost_a_peer_that_was_interrupted_is_no_cause(job):
+    job.ended(1, 5, number=2, error=INTERRUPTED)
+    for rank in (0, 2, 3):
+        job.ended(rank, 5.1, code=1, error=LOST)
+    assert job.findings() == []

@@ -1,0 +1,105 @@
+"""Hosts with more threads than cores: one finding about the host, and no rank is named for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from dpro.detect.findings import Finding
+from dpro.detect.machine.oversubscribed import CONTENTION, crowds_of, find_crowded_hosts, not_crowding
+from dpro.detect.stragglers.causes import CPU
+from dpro.schema import COUNTERS, STEPS, WORKERS, conform
+
+MS = 1_000_000
+STEP = 100 * MS
+Tables = tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]
+LATE = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 20.0 * MS, ("it waits",), CONTENTION)
+
+
+def tables(
+    waits_ms: Mapping[int, float],
+    hosts: Mapping[int, str] | None = None,
+    steps: int = 40,
+    cpu_ms: Mapping[int, float] | None = None,
+    since: int = 0,
+) -> Tables:
+    """Steps of 100 ms, in each of which ranks wait for a core and compute for as long as given."""
+    rows, counted = [], []
+    for step in range(steps):
+        for rank, wait in waits_ms.items():
+            at = {"rank": rank, "host": "", "time_ns": step * STEP}
+            rows.append({"rank": rank, "step": step, "start_ns": step * STEP, "duration_ns": STEP})
+            computed = (cpu_ms or {}).get(rank, 30.0)
+            values = {"step_run_queue_ns": wait * (step >= since), CPU: computed, "step_cpu_ns": computed}
+            counted += [at | {"counter": name, "value": value * MS} for name, value in values.items()]
+    workers = [{"rank": rank, "host": (hosts or {}).get(rank, "one")} for rank in waits_ms]
+    on_node = {"rank": -1, "host": "one", "time_ns": 0}
+    told = {"cpus": 2.0, "runnable_threads": 9.0, "cgroup_cpu_limit_cores": 1.5}
+    counted += [on_node | {"counter": name, "value": value} for name, value in told.items()]
+    frames = zip((STEPS, COUNTERS, WORKERS), (rows, counted, workers), strict=True)
+    found = [conform(table, pl.DataFrame(each)) for table, each in frames]
+    return found[0], found[1], found[2]
+
+
+def test_a_host_all_of_whose_ranks_wait_for_a_core_is_one_finding_about_the_host():
+    steps, counters, workers = tables({0: 30.0, 1: 50.0})
+    (finding,) = find_crowded_hosts(crowds_of(steps, counters, workers), counters)
+    assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "host", "one")
+    assert finding.ranks == (0, 1)
+    assert finding.cost_ns == pytest.approx(30 * MS)  # what all of them wait
+    assert finding.severity == pytest.approx(0.3)
+    said = " ".join(finding.evidence)
+    assert "no core for 30 ms to 50 ms of a step of 100 ms, in 100% of the latest 40 steps" in said
+    assert "2 cores, and typically 9 threads are ready to run" in said
+    assert "the ranks' processes compute on 0.6 of 2 cores: other processes use the rest" in said
+    assert "cgroup may use 1.5 of them" in said
+    assert "OMP_NUM_THREADS" in said
+
+
+@pytest.mark.parametrize(
+    "crowd",
+    [
+        tables({0: 30.0, 1: 5.0}),  # one rank alone waits: that is about the rank
+        tables({0: 30.0}),
+        tables({0: 30.0, 1: 50.0}, steps=8),
+        tables({0: 30.0, 1: 50.0}, hosts={0: "one", 1: "two"}),
+        tables({0: 0.0, 1: 0.0}),
+    ],
+)
+def test_fewer_ranks_or_steps_are_no_crowd(crowd):
+    assert crowds_of(*crowd) == []
+
+
+def test_a_host_that_became_crowded_is_found_in_its_latest_steps():
+    (crowd,) = crowds_of(*tables({0: 30.0, 1: 50.0}, since=25))
+    assert crowd.steps == 10
+
+
+def test_a_run_that_does_not_count_waiting_for_a_core_tells_nothing():
+    steps, counters, workers = tables({0: 30.0, 1: 50.0})
+    assert crowds_of(steps, counters.filter(pl.col("counter") != "step_run_queue_ns"), workers) == []
+
+
+def left(finding: Finding, cpu_ms: Mapping[int, float] | None = None) -> list[Finding]:
+    steps, counters, workers = tables({0: 30.0, 1: 50.0, 2: 30.0}, cpu_ms=cpu_ms)
+    return not_crowding([finding], crowds_of(steps, counters, workers), steps, counters)
+
+
+def test_a_rank_that_waits_longer_for_a_core_is_not_named_beside_its_host():
+    assert left(LATE) == []
+
+
+def test_a_rank_is_named_if_its_own_cpu_time_shows_that_it_works_longer():
+    slow = replace(LATE, class_="slow.compute", cause="")
+    assert left(slow) == []
+    assert left(slow, cpu_ms={1: 50.0}) == [slow]
+
+
+def test_what_is_counted_apart_from_computing_is_kept():
+    for cause in ("the input pipeline", "garbage collection", "host code that waits"):
+        assert left(replace(LATE, cause=cause)) != []
+    assert left(replace(LATE, component_kind="job")) != []
+    assert left(replace(LATE, ranks=(7,), component_id="7")) != []  # of another host

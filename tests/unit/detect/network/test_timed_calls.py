@@ -1,0 +1,105 @@
+"""Traffic of calls that were timed without deep windows, of jobs of a model of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dpro.analysis.verdict import without_windows
+from dpro.detect.findings import Finding
+from dpro.detect.network.timed_calls import traffic_of_calls
+from dpro.schema import COLLECTIVES, STEPS, WORKERS, conform
+from dpro.store import open_run
+from tests.reference.training_jobs import Job, run_job
+from tests.reference.training_records import Recording, write_run
+
+SINCE = 30
+HEALTHY = Job("fsdp", 4, 60, gpu=True, seed=3)
+SLOW = replace(HEALTHY, fault="network", how="nic", victim=2, severity=3.0, since=SINCE)
+
+
+def found(folder: Path, job: Job, **recorded: object) -> list[Finding]:
+    recording = Recording(timed=True, **recorded)
+    verdict = without_windows(open_run(write_run(folder, job, run_job(job), recording)))
+    assert verdict is not None
+    return [finding for finding in verdict[0] if finding.class_ != "slow.regression"]
+
+
+def test_network_that_became_slow_is_told_and_dated_without_common_clocks(tmp_path):
+    (finding,) = found(tmp_path, SLOW, skew="unknown")
+    assert (finding.class_, finding.component_kind) == ("slow.fabric", "network")
+    assert finding.component_id == "between hosts"
+    assert finding.evidence[0].startswith(f"since step {SINCE} transfers between hosts take 3.")
+    assert any("at most" in line for line in finding.evidence)
+
+
+def test_port_that_is_slow_all_along_is_told_from_groups_alike(tmp_path):
+    job = Job("moe", 16, 30, gpu=True, seed=1, fault="network", how="rank", victim=5, severity=2.0)
+    (finding,) = found(tmp_path, job)
+    assert finding.class_ == "slow.nic"
+    assert 5 in finding.ranks
+    assert finding.ranks == (4, 5, 6, 7)
+
+
+@pytest.mark.parametrize("noise", ["heavy", pytest.param("10%", marks=pytest.mark.slow)])
+def test_healthy_network_is_left_alone(tmp_path, noise):
+    assert found(tmp_path, replace(HEALTHY, layout="moe", noise=noise)) == []
+
+
+def test_change_that_the_steps_do_not_show_is_none(tmp_path):
+    assert found(tmp_path, replace(SLOW, layout="dp", severity=1.2)) == []  # hidden behind backward
+
+
+@pytest.mark.slow
+def test_rank_that_computes_slowly_is_no_network(tmp_path):
+    assert [f for f in found(tmp_path, replace(SLOW, fault="compute")) if f.class_ != "slow.compute"] == []
+
+
+def table(rows: list[dict[str, object]], **columns: object) -> pl.DataFrame:
+    given = {"group": "g", "window": -1, "op": "all_reduce", "bytes_in": 8, "bytes_out": 8, "start_ns": 5}
+    return conform(COLLECTIVES, pl.DataFrame([given | columns | row for row in rows]))
+
+
+def transfers(calls: pl.DataFrame, world_size: int = 2) -> pl.DataFrame:
+    steps = pl.DataFrame({"rank": [0, 1], "step": 7, "window": -1, "start_ns": 0, "duration_ns": 100})
+    workers = pl.DataFrame({"rank": [0, 1], "host": ["a", "b"]})
+    traffic = traffic_of_calls(calls, conform(STEPS, steps), conform(WORKERS, workers), world_size)
+    return traffic.transfers
+
+
+def test_transfer_is_what_the_last_member_took():
+    calls = table([
+        {"collective_id": 0, "rank": 0, "sequence": 1, "duration_ns": 50},
+        {"collective_id": 0, "rank": 1, "sequence": 1, "duration_ns": 20},
+        {"collective_id": 1, "rank": 0, "sequence": 2, "duration_ns": 30},  # the other one was lost
+    ])  # fmt: skip
+    (row,) = transfers(calls).rows(named=True)
+    assert (row["members"], row["step"], row["transfer_ns"], row["num_hosts"]) == ("0,1", 7, 20, 2)
+    assert row["whole"]
+
+
+def test_group_is_whole_only_if_nobody_may_be_missing():
+    calls = table([
+        {"collective_id": 0, "rank": rank, "sequence": 1, "duration_ns": 50} for rank in (0, 1)
+    ])  # fmt: skip
+    assert not transfers(calls, world_size=3)["whole"].any()
+
+
+def test_messages_are_met_in_order_each_end_counting_its_own():
+    calls = table([
+        {"collective_id": 0, "rank": 0, "op": "send", "peer": 1, "sequence": 4, "duration_ns": 50},
+        {"collective_id": 1, "rank": 0, "op": "send", "peer": 1, "sequence": 5, "duration_ns": 60},
+        {"collective_id": 0, "rank": 1, "op": "recv", "peer": 0, "sequence": 1, "duration_ns": 40},
+        {"collective_id": 1, "rank": 1, "op": "recv", "peer": 0, "sequence": 2, "duration_ns": 70},
+        {"collective_id": 2, "rank": 1, "op": "send", "peer": 0, "sequence": 3, "duration_ns": 70},
+    ])  # fmt: skip
+    rows = transfers(calls).select("op", "members", "transfer_ns", "whole").rows()
+    assert rows == [("message", "0,1", 40, True), ("message", "0,1", 60, True)]
+
+
+def test_nothing_was_timed():
+    calls = table([{"collective_id": 0, "rank": 0, "sequence": 1, "duration_ns": -1}])
+    assert transfers(calls).is_empty()

@@ -1,0 +1,162 @@
+"""Slow links and ports, told apart by which groups are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import polars as pl
+import pytest
+
+from dpro.detect.network.traffic import traffic_of, transfers_of
+from dpro.detect.network.transfers import blame, compare_groups, find_slow_network
+from tests.unit.detect.jobs import MS, Work, alike, graph_of, noisy
+
+FOUR = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2)))  # all pairs of four ranks, in three rounds
+
+
+def pairs(num_steps: int = 6, **changes: object) -> Work:
+    """Four ranks that talk pair by pair, each a host of its own."""
+    work = alike(4, num_steps, num_collectives=3)
+    hosts = ["a", "b", "c", "d"]
+    usual = {"groups": FOUR, "transfer": 10.0, "transfer_sigma": 0.03, "hosts": hosts}
+    return replace(work, **(usual | changes))
+
+
+def named(tmp_path, work: Work) -> list[tuple[str, str, str]]:
+    found = find_slow_network(traffic_of(graph_of(tmp_path, work)))
+    return [(finding.class_, finding.component_kind, finding.component_id) for finding in found]
+
+
+def test_healthy_network_is_left_alone(tmp_path):
+    assert named(tmp_path, noisy(pairs(), 0, 0.05)) == []
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.2])
+def test_noise_of_transfers_blames_nothing(tmp_path, sigma):
+    for seed in range(10):
+        work = noisy(pairs(num_steps=4, transfer_sigma=sigma, transfer_seed=seed), seed, 0.05)
+        assert named(tmp_path / str(seed), work) == []
+
+
+def test_one_slow_pair_of_many_is_a_slow_link(tmp_path):
+    assert named(tmp_path, pairs(links={(1, 2): 2.0})) == [("slow.link", "link", "1 - 2")]
+
+
+def test_rank_whose_pairs_are_all_slow_has_a_slow_port(tmp_path):
+    slow = {pair: 2.0 for pair in combinations(range(4), 2) if 3 in pair}
+    assert named(tmp_path, pairs(links=slow)) == [("slow.nic", "rank", "3")]
+
+
+def test_two_faults_are_two_findings(tmp_path):
+    rounds = [
+        [(0, 1), (2, 3), (4, 5), (6, 7)],
+        [(0, 2), (1, 3), (4, 6), (5, 7)],
+        [(0, 3), (1, 2), (4, 7), (5, 6)],
+    ]
+    work = replace(alike(8, 6, 3), groups=rounds, transfer=10.0, transfer_sigma=0.02)
+    work = replace(work, links={(1, 2): 3.0, (4, 6): 2.0})
+    assert sorted(named(tmp_path, work)) == [("slow.link", "link", "1 - 2"), ("slow.link", "link", "4 - 6")]
+
+
+def test_cost_is_what_the_steps_would_save(tmp_path):
+    (finding,) = find_slow_network(traffic_of(graph_of(tmp_path, pairs(links={(1, 2): 3.0}))))
+    assert finding.cost_ns == pytest.approx(20 * MS, rel=0.1)
+    assert finding.ranks == (1, 2)
+    assert finding.confidence > 0.9
+
+
+def test_rings_that_share_no_rank_cannot_tell_which_of_their_parts_is_slow(tmp_path):
+    rings = [[(0, 1), (2, 3), (4, 5), (6, 7)]] * 2
+    work = replace(alike(8, 6), groups=rings, transfer=10.0, transfer_sigma=0.02, links={(4, 5): 2.0})
+    (finding,) = find_slow_network(traffic_of(graph_of(tmp_path, work)))
+    assert finding.component_kind == "one of"
+    assert finding.component_id == "rank 4, rank 5, link 4 - 5"
+    assert finding.confidence < 0.5
+    assert "no group is recorded that has one of these without the others" in finding.evidence
+
+
+def two_groups(**changes: object) -> Work:
+    """Four ranks in two groups of two, which are all that is alike."""
+    work = replace(alike(4, 6), groups=[[(0, 1), (2, 3)]] * 2, transfer=10.0, transfer_sigma=0.03)
+    return replace(work, **changes)
+
+
+def test_slower_of_two_groups_is_one_of_three_things_and_doubtful(tmp_path):
+    (finding,) = find_slow_network(traffic_of(graph_of(tmp_path, two_groups(links={(0, 1): 3.0}))))
+    assert finding.component_id == "rank 0, rank 1, link 0 - 1"
+    assert finding.confidence <= 0.5 / 3
+    assert any("two groups alike do not tell" in line for line in finding.evidence)
+
+
+def test_two_groups_that_differ_little_or_at_no_cost_say_nothing(tmp_path):
+    assert named(tmp_path / "little", two_groups(links={(0, 1): 1.3})) == []
+    assert named(tmp_path / "free", two_groups(transfer=0.1, links={(0, 1): 3.0})) == []
+
+
+def test_groups_across_hosts_are_not_compared_with_groups_within(tmp_path):
+    crossing = dict.fromkeys([(0, 2), (1, 3), (0, 3), (1, 2)], 5.0)
+    assert named(tmp_path, pairs(hosts=["a", "a", "b", "b"], links=crossing)) == []
+
+
+def test_slow_transfer_that_lasts_a_moment_is_none(tmp_path):
+    graph = graph_of(tmp_path, pairs(num_steps=10))
+    transfers = transfers_of(graph)
+    spoiled = pl.when((pl.col("members") == "1,2") & (pl.col("step") == 4)).then(9).otherwise(1)
+    assert not compare_groups(transfers.with_columns(pl.col("transfer_ns") * spoiled))["slow"].any()
+
+
+def table(op: str, rows: Sequence[tuple[str, bool]]) -> pl.DataFrame:
+    frame = pl.DataFrame(rows, schema={"members": pl.String, "slow": pl.Boolean}, orient="row")
+    return frame.with_columns(op=pl.lit(op))
+
+
+def suspects(groups: pl.DataFrame, hosts: dict[int, str]) -> list[list[tuple[str, str]]]:
+    return [[(suspect.kind, suspect.id) for suspect in each] for each, _ in blame(groups, hosts)]
+
+
+def test_messages_tell_a_slow_sender_from_a_slow_receiver():
+    every = [(a, b) for a in range(4) for b in range(4) if a != b]
+    apart = dict(enumerate("abcd"))
+    sender = table("message", [(f"{a},{b}", a == 2) for a, b in every])
+    receiver = table("message", [(f"{a},{b}", b == 2) for a, b in every])
+    one_way = table("message", [(f"{a},{b}", (a, b) == (1, 2)) for a, b in every])
+    assert suspects(sender, apart) == [[("sender", "rank 2")]]
+    assert suspects(receiver, apart) == [[("receiver", "rank 2")]]
+    assert suspects(one_way, apart) == [[("link", "1 -> 2")]]
+
+
+def test_host_whose_ranks_all_talk_slowly_to_others_is_named():
+    hosts = {rank: "ab"[rank // 4] + str(rank // 2) for rank in range(8)}
+    every = list(combinations(range(8), 2))
+    groups = table(
+        "all_reduce", [(f"{a},{b}", hosts[a] != hosts[b] and "b2" in (hosts[a], hosts[b])) for a, b in every]
+    )
+    assert suspects(groups, hosts) == [[("host", "b2")]]
+    between = table("all_reduce", [(f"{a},{b}", {hosts[a], hosts[b]} == {"a0", "b2"}) for a, b in every])
+    assert suspects(between, hosts) == [[("hosts", "a0 - b2")]]
+
+
+def test_way_out_of_the_host_is_told_from_the_rank_itself():
+    hosts = {0: "a", 1: "a", 2: "b", 3: "b"}
+    every = list(combinations(range(4), 2))
+    groups = table("all_reduce", [(f"{a},{b}", 0 in (a, b) and hosts[a] != hosts[b]) for a, b in every])
+    assert suspects(groups, hosts) == [[("nic", "rank 0")]]
+    everywhere = table("all_reduce", [(f"{a},{b}", 0 in (a, b)) for a, b in every])
+    assert suspects(everywhere, hosts) == [[("rank", "0")]]
+
+
+def test_every_slow_group_is_explained():
+    groups = table(
+        "all_reduce",
+        [
+            ("0,1,2,3", True),
+            ("4,5,6,7", False),
+            ("0,4", False),
+            ("1,5", False),
+            ("2,6", False),
+            ("3,7", False),
+        ],
+    )
+    assert suspects(groups, {}) == [[("group", "0,1,2,3")]]

@@ -1,0 +1,295 @@
+"""Time that is lost in some steps only, told from steps, counters and calls of made-up jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro.detect.pauses.find import find_pauses
+from dpro.detect.stragglers.from_calls import judge
+from dpro.detect.stragglers.own_time import calls_of, own_time, own_time_of_all
+from dpro.schema import COUNTERS, STEPS, conform
+from tests.unit.detect.calling import MS, Job, counted, data_parallel, noisy, slower, tables
+
+STEP_MS = 41.1  # of `data_parallel`: work, the last call, the optimizer
+PAUSE_MS = 200.0
+ALL = slice(None)
+
+
+def paused(job: Job, ranks, steps, ms: float = PAUSE_MS) -> Job:
+    """The same with more work of some ranks at the start of some steps."""
+    factors = job.factors.copy()
+    factors[np.ix_(np.atleast_1d(ranks), np.atleast_1d(steps), [0])] += ms / job.sections[0].ms
+    return replace(job, factors=factors)
+
+
+def in_steps(job: Job, ranks, steps, ms: float = PAUSE_MS) -> np.ndarray:
+    """[R, T] ms of a counter that has a value in some steps of some ranks."""
+    values = np.full(job.factors.shape[:2], 0.1)
+    values[np.ix_(np.atleast_1d(ranks), np.atleast_1d(steps))] += ms
+    return values
+
+
+def lost(job: Job, more: pl.DataFrame | None = None):
+    collectives, steps, counters, _ = tables(job)
+    counters = counters if more is None else pl.concat([counters, conform(COUNTERS, more)])
+    return find_pauses(steps, counters, lambda: own_time_of_all(calls_of(collectives), steps))
+
+
+EVERY_TENTH = np.arange(9, 100, 10)
+QUIET = noisy(data_parallel(4, 100), 1, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("counter", "cause", "do"),
+    [
+        ("step_gc_ns", "garbage collection", "gc.freeze()"),
+        ("step_checkpoint_ns", "checkpoint", "async_save"),
+        ("step_compile_ns", "compilation", "dynamic=True"),
+        ("step_no_grad_ns", "validation", "validate on all ranks"),
+        ("step_data_wait_ns", "waiting for data", "prefetch_factor"),
+    ],
+)
+def test_what_one_rank_does_in_some_steps_is_named_with_its_period_its_share_and_what_to_do(
+    counter, cause, do
+):
+    job = counted(paused(QUIET, 2, EVERY_TENTH), **{counter: in_steps(QUIET, 2, EVERY_TENTH)})
+    (finding,) = lost(job).findings
+    assert (finding.class_, finding.component_kind, finding.component_id) == ("pauses", "rank", "2")
+    assert (finding.cause, finding.ranks) == (cause, (2,))
+    assert "rank 2" in finding.evidence[0]
+    assert "in every 10th step, the others wait" in finding.evidence[0]
+    assert do in finding.evidence[0]
+    assert "steps 9, 19, 29, 39 …: 10 of 100 steps" in finding.evidence[1]
+    assert finding.cost_ns == pytest.approx(PAUSE_MS / 10 * MS, rel=0.03)
+    assert finding.severity == pytest.approx(20 / (20 + STEP_MS), rel=0.03)
+    assert finding.confidence > 0.8
+
+
+def test_what_all_ranks_do_is_of_the_job():
+    job = counted(
+        paused(QUIET, range(4), EVERY_TENTH), step_no_grad_ns=in_steps(QUIET, range(4), EVERY_TENTH)
+    )
+    (finding,) = lost(job).findings
+    assert (finding.component_kind, finding.component_id, finding.ranks) == (
+        "job",
+        "validation",
+        (0, 1, 2, 3),
+    )
+    assert finding.evidence[0].startswith("all ranks validate")
+    assert "less often" in finding.evidence[0]
+
+
+def test_ranks_that_pause_in_turn_are_said_to_not_do_so_together():
+    job, values = QUIET, np.full((4, 100), 0.1)
+    for rank in range(4):
+        mine = np.arange(3 + 2 * rank, 100, 12)
+        job, values = paused(job, rank, mine), values + in_steps(QUIET, rank, mine)
+    (finding,) = lost(counted(job, step_gc_ns=values)).findings
+    assert (finding.component_kind, finding.component_id) == ("job", "garbage collection")
+    assert "ranks 0-3, not all in the same steps, collect garbage" in finding.evidence[0]
+    assert "same, few steps on all ranks" in finding.evidence[0]
+
+
+def test_pause_that_no_counter_explains_is_of_the_rank_that_the_others_wait_for():
+    cpu = in_steps(QUIET, 1, EVERY_TENTH)
+    idle = lost(counted(paused(QUIET, 1, EVERY_TENTH), step_training_thread_cpu_ns=0.0 * cpu)).findings
+    busy = lost(counted(paused(QUIET, 1, EVERY_TENTH), step_training_thread_cpu_ns=cpu)).findings
+    assert [(each.component_id, each.cause) for each in (*idle, *busy)] == [
+        ("1", "unknown wait"),
+        ("1", "other work"),
+    ]
+    assert "computing nothing" in idle[0].evidence[0]
+
+
+def test_validation_that_mostly_waits_for_its_own_data_is_a_validation():
+    job = counted(
+        paused(QUIET, 0, EVERY_TENTH),
+        step_no_grad_ns=in_steps(QUIET, 0, EVERY_TENTH, 50.0),
+        step_data_wait_ns=in_steps(QUIET, 0, EVERY_TENTH, 90.0),
+    )
+    assert [finding.cause for finding in lost(job).findings] == ["validation"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "component", "do"),
+    [
+        ("4 workers", "loader restart", "persistent_workers=True"),
+        ("4 persistent workers", "epoch start", "sampler"),
+        ("0 workers", "epoch start", "sampler"),
+    ],
+)
+def test_waiting_for_data_where_a_loader_begins_anew_is_told_from_other_waits(workers, component, do):
+    job = paused(QUIET, range(4), EVERY_TENTH)
+    job = counted(job, step_data_wait_ns=in_steps(QUIET, range(4), EVERY_TENTH))
+    begins = tables(job)[1].filter(pl.col("step").is_in(EVERY_TENTH.tolist()))
+    began = begins.select(
+        "rank",
+        device=pl.lit(workers),
+        counter=pl.lit("loader_start_ns"),
+        time_ns=pl.col("start_ns") + MS,
+        value=pl.lit(1.0 * MS),
+    )
+    (finding,) = lost(job, began).findings
+    assert (finding.component_kind, finding.component_id) == ("job", component)
+    assert do in finding.evidence[0]
+
+
+def test_size_and_speed_of_a_checkpoint_are_told():
+    job = counted(paused(QUIET, 0, EVERY_TENTH), step_checkpoint_ns=in_steps(QUIET, 0, EVERY_TENTH))
+    rows = [(0, "checkpoint_save_ns", 7, 2e8), (0, "checkpoint_save_bytes", 7, float(2**20))]
+    saved = pl.DataFrame(rows, schema=["rank", "counter", "time_ns", "value"], orient="row")
+    (finding,) = lost(job, saved).findings
+    assert "files of 1.0 MiB, saved at 5.0 MiB/s" in finding.evidence
+
+
+def test_host_that_ran_ahead_of_its_gpu_loses_what_it_does_not_catch_up():
+    steps = [100.0] * 60
+    for at in range(8, 60, 10):
+        steps[at], steps[at + 1] = 300.0, 50.0  # 200 more, of which the next step catches up 50
+    frame = _steps(steps)
+    busy = _counter(frame, "step_gc_ns", [200.0 if ms == 300 else 0.0 for ms in steps])
+    (finding,) = find_pauses(frame, busy, _no_calls).findings
+    assert finding.cost_ns == pytest.approx(6 * 150 / 60 * MS)
+
+
+def test_pause_of_a_rank_that_the_others_notice_some_steps_later_is_that_ranks():
+    pauses = np.arange(10, 100, 15)
+    durations = np.full((3, 100), 100.0)
+    durations[0, pauses] = 400.0
+    durations[1:, pauses + 2] = 400.0  # their hosts ran ahead
+    frame = pl.concat([_steps(each.tolist(), rank) for rank, each in enumerate(durations)])
+    collected = np.zeros((3, 100))
+    collected[0, pauses] = 300.0
+    counters = pl.concat(
+        [_counter(_steps(durations[rank].tolist(), rank), "step_gc_ns", collected[rank]) for rank in range(3)]
+    )
+    (finding,) = find_pauses(frame, counters, _no_calls).findings
+    assert (finding.component_id, finding.cause) == ("0", "garbage collection")
+
+
+def test_one_huge_pause_counts_and_two_small_ones_do_not():
+    one = counted(paused(QUIET, 0, 50, 1000.0), step_gc_ns=in_steps(QUIET, 0, 50, 1000.0))
+    (finding,) = lost(one).findings
+    assert "in one step" in finding.evidence[0]
+    assert finding.confidence <= 0.5
+    two = counted(paused(QUIET, 0, [40, 70]), step_gc_ns=in_steps(QUIET, 0, [40, 70]))
+    assert lost(two).findings == []
+
+
+def test_long_first_steps_are_said_apart_and_are_a_finding_only_if_most_of_the_time_is_lost_there():
+    job = counted(paused(QUIET, 1, EVERY_TENTH), step_gc_ns=in_steps(QUIET, 1, EVERY_TENTH))
+    (finding,) = lost(paused(job, range(4), [0, 1], 500.0)).findings
+    assert finding.cost_ns == pytest.approx(PAUSE_MS / 10 * MS, rel=0.03)
+    assert any("warm-up" in line for line in finding.evidence)
+    assert lost(paused(QUIET, range(4), [0, 1], 500.0)).findings == []
+    (start,) = lost(paused(QUIET, range(4), 0, 5000.0)).findings
+    assert (start.class_, start.component_id) == ("pauses", "warm-up")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("sigma", "tail"), [(0.01, 0.0), (0.05, 0.0), (0.1, 0.0), (0.05, 2.5)])
+def test_noise_is_no_pause(seed, sigma, tail):
+    assert lost(noisy(data_parallel(4, 300), seed, sigma, tail)).findings == []
+
+
+def test_slow_rank_and_a_job_that_became_slower_have_no_pauses():
+    assert lost(slower(QUIET, 1, 1.5)).findings == []
+    became = QUIET
+    for rank in range(4):
+        became = slower(became, rank, 2.0, since=60)
+    assert lost(became).findings == []
+    assert lost(paused(QUIET, 1, np.arange(40, 60))).findings == []  # a slow spell
+
+
+def test_hiccups_of_a_busy_machine_are_no_pauses():
+    rng = np.random.default_rng(3)
+    job, queued = QUIET, np.full((4, 100), 0.1)
+    for step in rng.choice(np.arange(5, 100), 12, replace=False):
+        rank = int(rng.integers(4))
+        job = paused(job, rank, step, 100.0)
+        queued += in_steps(QUIET, rank, step, 80.0)
+    assert lost(counted(job, step_run_queue_ns=queued)).findings == []  # they waited for a core
+    assert lost(job).findings == []  # nothing says what they are of; neither regular, nor of one rank
+
+
+def test_what_follows_deep_windows_and_nothing_explains_is_not_the_jobs():
+    job = paused(QUIET, 1, np.arange(9, 100, 10))
+    collectives, steps, counters, _ = tables(job)
+    inside = pl.col("step").is_between(pl.col("step") // 10 * 10 + 5, pl.col("step") // 10 * 10 + 6)
+    windows = steps.with_columns(window=pl.when(inside).then(0).otherwise(-1).cast(pl.Int32))
+    assert (
+        find_pauses(windows, counters, lambda: own_time_of_all(calls_of(collectives), windows)).findings == []
+    )
+    (found,) = find_pauses(steps, counters, lambda: own_time_of_all(calls_of(collectives), steps)).findings
+    assert found.component_id == "1"
+
+
+def test_pause_of_a_host_that_runs_ahead_of_its_gpu_costs_what_the_gpu_stands_idle():
+    """Every tenth step collects garbage for 200 ms, 120 of which the launch queue covers."""
+    everybody = range(4)
+    job = counted(paused(QUIET, everybody, EVERY_TENTH), step_gc_ns=in_steps(QUIET, everybody, EVERY_TENTH))
+    collectives, steps, counters, _ = tables(job)
+    own = own_time_of_all(calls_of(collectives), steps)
+    device = pl.when(pl.col("step").is_in(EVERY_TENTH.tolist())).then(180 * MS).otherwise(100 * MS)
+    (finding,) = find_pauses(steps.with_columns(gpu_step_ns=device), counters, lambda: own).findings
+    assert finding.component_id == "garbage collection"
+    assert finding.cost_ns == pytest.approx(8 * MS)
+    covered = steps.with_columns(gpu_step_ns=pl.lit(100 * MS))
+    assert find_pauses(covered, counters, lambda: own).findings == []
+
+
+def test_few_steps_show_no_pauses():
+    assert lost(paused(data_parallel(2, 8), 0, [4, 6])).findings == []
+    assert find_pauses(STEPS.empty(), COUNTERS.empty(), _no_calls).findings == []
+
+
+def test_steps_that_pauses_explain_name_no_slow_rank():
+    late = np.arange(7, 100, 5)
+    job = counted(paused(QUIET, 2, late, 100.0), step_gc_ns=in_steps(QUIET, 2, late, 100.0))
+    collectives, steps, counters, workers = tables(job)
+    calls = calls_of(collectives)
+    known = find_pauses(steps, counters, lambda: own_time_of_all(calls, steps))
+    assert known.steps == late.tolist()
+    rest = own_time(calls, steps).filter(~pl.col("step").is_in(known.steps))
+    assert judge(rest, calls, counters, workers, doubtful=False) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    period=st.integers(3, 20),
+    phase=st.integers(4, 20),
+    rank=st.integers(0, 3),
+    times=st.floats(1.0, 50.0),
+)
+def test_cost_is_what_was_added_whatever_period_phase_rank_and_length(period, phase, rank, times):
+    at = np.arange(phase, 100, period)
+    added = times * 40.0
+    job = counted(paused(QUIET, rank, at, added), step_checkpoint_ns=in_steps(QUIET, rank, at, added))
+    (finding,) = lost(job).findings
+    assert finding.ranks == (rank,)
+    assert finding.cost_ns == pytest.approx(added * at.size / 100 * MS, rel=0.06)
+    assert 0 < finding.severity < 1
+    if at.size >= 3:
+        assert f"every {period}" in finding.evidence[0]
+
+
+def _no_calls() -> pl.DataFrame:
+    return pl.DataFrame(schema={"rank": pl.Int32, "step": pl.Int64, "own_ns": pl.Int64})
+
+
+def _steps(durations_ms: list[float], rank: int = 0) -> pl.DataFrame:
+    lasted = np.round(np.array(durations_ms) * MS).astype(np.int64)
+    starts = np.concatenate([[0], lasted.cumsum()[:-1]]) + 10**18
+    rows = {"step": np.arange(lasted.size), "start_ns": starts, "duration_ns": lasted}
+    return conform(STEPS, pl.DataFrame(rows).with_columns(rank=pl.lit(rank), window=pl.lit(-1)))
+
+
+def _counter(steps: pl.DataFrame, name: str, values_ms) -> pl.DataFrame:
+    rows = steps.select("rank", pl.lit(name).alias("counter"), time_ns="start_ns")
+    return conform(COUNTERS, rows.with_columns(value=pl.Series(values_ms, dtype=pl.Float64) * MS))

@@ -1,0 +1,302 @@
+"""Ranks that others wait for, found in the times of calls of made-up jobs."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.detect.stragglers.excess import Excess, Team, late_columns
+from dpro.detect.stragglers.from_calls import (
+    HOSTS_ONLY,
+    LEAST_SHARE,
+    _finding,
+    cannot_show,
+    find_late_ranks,
+    team_of,
+)
+from dpro.detect.stragglers.own_time import Always, calls_of, on_one_clock, own_time, teams
+from dpro.schema import CLOCK_SAMPLES, COUNTERS, WORKERS, conform
+from dpro.watch.late import Lateness, Latest
+from tests.unit.detect.calling import (
+    MS,
+    Job,
+    Section,
+    counted,
+    data_parallel,
+    noisy,
+    slower,
+    tables,
+    tensor_and_data_parallel,
+)
+
+
+def named(job: Job) -> list[str]:
+    return [finding.component_id for finding in find_late_ranks(*tables(job))]
+
+
+def own_ms(job: Job) -> np.ndarray:
+    """[T, R] ms of own work per step."""
+    collectives, steps, _, _ = tables(job)
+    own = own_time(calls_of(collectives), steps)
+    return own.sort("step", "rank")["own_ns"].to_numpy().reshape(-1, job.factors.shape[0]) / MS
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_own_time_of_a_step_is_its_work_without_the_wait_for_a_slower_rank(blocks):
+    job = slower(noisy(data_parallel(3, 12, blocks=blocks), 1, 0.01), 1, 1.5)
+    own = np.median(own_ms(job), axis=0)
+    assert own == pytest.approx([41, 61, 41], rel=0.03)
+
+
+def test_messages_that_go_as_one_are_no_calls_of_their_whole_group():
+    collectives, steps, _, _ = tables(noisy(data_parallel(4, 12), 3, 0.01))
+    of_pair = collectives.filter(pl.col("rank") < 2)
+    sent = of_pair.with_columns(op=pl.lit("nccl:coalesced"), sequence=pl.col("sequence") + pl.col("rank"))
+    both = pl.concat([collectives, sent.with_columns(enqueued_ns=pl.col("enqueued_ns") + 2 * MS)])
+    assert calls_of(both).sort("rank", "sequence").equals(calls_of(collectives).sort("rank", "sequence"))
+    assert own_time(calls_of(both), steps).equals(own_time(calls_of(collectives), steps))
+
+
+def test_hosts_that_make_their_next_call_before_the_last_has_come_do_not_wait_for_it():
+    job = slower(noisy(data_parallel(3, 12, buckets=4), 1, 0.01), 1, 2.0)
+    assert np.median(own_ms(job), axis=0) == pytest.approx([41, 81, 41], rel=0.03)
+
+
+def test_rank_that_works_longer_is_named_with_what_the_others_wait_for_it():
+    [finding] = find_late_ranks(*tables(slower(noisy(data_parallel(4, 12), 3, 0.01), 2, 1.25)))
+    assert (finding.component_kind, finding.component_id, finding.ranks) == ("rank", "2", (2,))
+    assert finding.cost_ns == pytest.approx(10 * MS, rel=0.15)
+    assert finding.confidence > 0.6
+    assert "rank 2 takes" in finding.evidence[0]
+
+
+def nearly_as_late() -> Job:
+    """Rank 4 takes 12% more than most in each step, and some other rank still more: no rank waits for it."""
+    job = slower(data_parallel(6, 24), 4, 1.12)
+    for step in range(24):
+        job.factors[step % 4, step] *= 1.35
+    return job
+
+
+def test_a_rank_that_costs_nothing_now_is_said_to():
+    findings = find_late_ranks(*tables(nearly_as_late()))
+    [finding] = [each for each in findings if each.component_id == "4"]
+    assert finding.cost_ns == 0
+    assert "none of it for rank 4 alone: it costs nothing now" in finding.evidence[1]
+
+
+def test_a_watcher_raises_no_alarm_at_what_costs_nothing():
+    collectives, steps, counters, workers = tables(nearly_as_late())
+    calls = calls_of(collectives).rename({"time_ns": "enqueued_ns"})
+    none = CLOCK_SAMPLES.empty()
+    assert Lateness().look(Latest(calls, steps, workers, none, counters, False, lambda ranks: counters)) == []
+
+
+def test_how_much_longer_a_rank_takes_is_never_less_than_nothing():
+    # Its ratio to its peers is above 1 in the middle, while it takes less in more than half of the steps.
+    own = np.full((10, 3), 100.0 * MS)
+    own[:6, 1], own[6:, 1] = 99.0 * MS, 130.0 * MS
+    team = Team([0, 1, 2], np.arange(10), own, np.zeros_like(own), np.zeros_like(own, dtype=np.int64))
+    longer = Excess(1, 10, 0.05, 0.001, 0.9)
+    finding = _finding(team, longer, COUNTERS.empty(), WORKERS.empty())
+    assert "takes 4.83 ms (5.1%) more" in finding.evidence[0]
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_lateness_that_a_rank_inherits_from_another_group_is_not_its_own(rank):
+    assert named(slower(noisy(tensor_and_data_parallel(14), 5, 0.01), rank, 1.3)) == [str(rank)]
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_ranks_whose_hosts_never_wait_are_not_blamed(hosts):
+    job = slower(noisy(data_parallel(hosts, 14), 7, 0.01), 1, 1.3)
+    assert named(Job(job.sections, job.factors, hosts_wait=False)) == []
+
+
+def test_that_a_gpu_may_be_slow_unseen_is_said():
+    gpus = pl.DataFrame({"rank": [0, 1], "gpu_uuid": ["a", "b"]})
+    collectives, *_, workers = tables(data_parallel(2, 3), gpus)
+    assert cannot_show(collectives, workers) == [HOSTS_ONLY]
+    assert cannot_show(collectives, tables(data_parallel(2, 3))[-1]) == []
+
+
+def test_uneven_stages_are_no_peers_of_each_other():
+    sections = [Section(20.0, [[0, 1], [2, 3]], False)] * 2
+    job = slower(slower(noisy(Job(sections, np.ones((4, 14, 2))), 2, 0.01), 2, 1.5), 3, 1.5)
+    assert named(job) == []
+
+
+def test_lateness_is_called_doubtful_where_waits_for_messages_are_not_seen():
+    stages = pl.DataFrame({"rank": [0, 1], "pp": [0, 0]})
+    [finding] = find_late_ranks(*tables(slower(noisy(data_parallel(2, 14), 2, 0.01), 1, 1.5), stages))
+    assert finding.confidence <= 0.5
+    assert "not known: whether it is the first cause" in finding.evidence[-1]
+
+
+@pytest.mark.parametrize(
+    ("counter", "class_", "cause"),
+    [
+        ("step_data_wait_ns", "slow.host", "the input pipeline"),
+        ("step_gc_ns", "slow.host", "garbage collection"),
+        ("step_run_queue_ns", "slow.host", "CPU contention"),
+        ("step_training_thread_cpu_ns", "slow.compute", ""),
+    ],
+)
+def test_cause_is_what_its_host_counted_more_of(counter, class_, cause):
+    job = slower(noisy(data_parallel(2, 14), 2, 0.01), 1, 1.5)
+    times = np.full((2, 14), 5.0)
+    others = {"step_gc_ns": times, "step_training_thread_cpu_ns": times}
+    spent = times.copy()
+    spent[1] += 18
+    [finding] = find_late_ranks(*tables(counted(job, **(others | {counter: spent}))))
+    assert (finding.class_, finding.cause) == (class_, cause)
+
+
+def test_rank_that_sleeps_is_late_by_its_host():
+    job = slower(noisy(data_parallel(2, 14), 2, 0.01), 1, 1.5)
+    [finding] = find_late_ranks(*tables(counted(job, step_training_thread_cpu_ns=np.full((2, 14), 40.0))))
+    assert finding.class_ == "slow.host"
+    assert "sleeps or waits" in finding.evidence[2]
+
+
+def test_steps_of_deep_windows_and_steps_unlike_most_do_not_count():
+    collectives, steps, _, _ = tables(data_parallel(2, 12))
+    extra = collectives.filter(sequence=16).with_columns(sequence=pl.lit(100, pl.Int64), op=pl.lit("barrier"))
+    steps = steps.with_columns(window=pl.when(pl.col("step") == 8).then(0).otherwise("window"))
+    own = own_time(calls_of(pl.concat([collectives, extra])), steps)
+    assert 5 not in own["step"].to_list()  # has the barrier
+    assert not {8, 9} & set(own["step"].to_list())  # was recorded in depth, and follows such a step
+    assert {3, 4, 7, 11} <= set(own["step"].to_list())
+
+
+def test_calls_of_which_a_member_is_missing_tell_nothing_of_their_steps():
+    collectives, steps, _, _ = tables(data_parallel(3, 12))
+    lost = collectives.filter(~((pl.col("rank") == 1) & (pl.col("sequence") == 13)))
+    own = own_time(calls_of(lost), steps)
+    assert 4 not in own["step"].to_list()
+    assert {3, 5} <= set(own["step"].to_list())
+
+
+NOISES = {
+    "1%": {"sigma": 0.01},
+    "5%": {"sigma": 0.05},
+    "10%": {"sigma": 0.10},
+    "heavy tails": {"sigma": 0.05, "tail": 2.5},
+}
+
+
+def alarms(job: Job, size: int = 240, stride: int = 5) -> int:
+    """How often a healthy job is called sick when it is looked at again and again while it runs."""
+    collectives, steps, _, _ = tables(job)
+    calls = calls_of(collectives)
+    own = own_time(calls, steps)
+    [ranks] = teams(calls, own, {})
+    whole = team_of(own, ranks)
+    return sum(
+        bool(late_columns(team_of(own.filter(pl.col("step").is_between(end - size, end)), ranks)))
+        for end in whole.steps[10::stride]
+    )
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_healthy_job_raises_nothing_however_often_it_is_looked_at(num_ranks, noise):
+    assert alarms(noisy(data_parallel(num_ranks, 250, buckets=1), 11, **NOISES[noise])) == 0
+
+
+def test_periodic_checkpoint_of_one_rank_raises_nothing():
+    job = noisy(data_parallel(4, 250, buckets=1), 3, 0.03)
+    job.factors[0, ::20] *= 6
+    assert alarms(job) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("num_ranks", [2, 4, 16])
+@pytest.mark.parametrize("seed", range(4))
+def test_long_healthy_job_raises_nothing(seed, num_ranks, noise):
+    assert alarms(noisy(data_parallel(num_ranks, 1500, buckets=1), seed, **NOISES[noise]), stride=3) == 0
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 16])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_rank_that_takes_a_fifth_longer_is_named_within_ten_steps_and_nobody_else(num_ranks, blocks):
+    """The first two steps of a recording are no whole ones."""
+    for seed in range(3):
+        job = slower(noisy(data_parallel(num_ranks, 62, blocks=blocks), seed, 0.02), 1, 1.2, since=52)
+        assert named(job) == ["1"]
+
+
+def test_what_costs_little_is_not_told():
+    assert all(
+        finding.severity >= LEAST_SHARE
+        for finding in find_late_ranks(*tables(slower(noisy(data_parallel(2, 40), 1, 0.01), 1, 1.06)))
+    )
+
+
+def test_clocks_that_were_compared_make_hosts_comparable_and_others_are_left_out():
+    job = slower(noisy(data_parallel(3, 14), 2, 0.01), 1, 1.5)
+    hosts = pl.DataFrame({"rank": [0, 1, 2], "clock": ["a", "b", "c"], "host": ["a", "b", "c"]})
+    collectives, steps, counters, workers = tables(job, hosts)
+    ahead = 700 * MS
+    moved = pl.when(pl.col("rank") == 1).then(ahead).otherwise(0)
+    now = int(steps["start_ns"].median()) + ahead  # type: ignore[arg-type]
+    compared = {"rank": 1, "time_ns": now, "peer_rank": 0, "offset_ns": ahead, "round_trip_ns": 10_000}
+    rows = Always(
+        collectives.with_columns(pl.col("enqueued_ns") + moved),
+        steps.with_columns(pl.col("start_ns") + moved),
+        counters, workers, conform(CLOCK_SAMPLES, pl.DataFrame([compared])),
+    )  # fmt: skip
+    aligned, apart = on_one_clock(rows)
+    assert apart == [2]
+    alone = aligned.collectives.with_columns(group_ranks=pl.lit([0, 1], pl.List(pl.Int32)))
+    [finding] = find_late_ranks(alone, aligned.steps, aligned.counters, aligned.workers)
+    assert finding.ranks == (1,)
+    assert finding.cost_ns == pytest.approx(20 * MS, rel=0.15)
+
+
+def test_runs_without_calls_or_steps_tell_nothing():
+    collectives, steps, counters, workers = tables(data_parallel(2, 12))
+    assert find_late_ranks(collectives.clear(), steps, counters, workers) == []
+    assert find_late_ranks(collectives, steps.clear(), counters, workers) == []
+
+
+def without(job: Job, rank: int) -> list[str]:
+    """Who is named where nothing of a rank was recorded."""
+    rows = [table.filter(pl.col("rank") != rank) for table in tables(job)]
+    return [finding.component_id for finding in find_late_ranks(*rows)]
+
+
+def test_slow_rank_is_named_where_another_was_not_recorded_at_all():
+    assert without(slower(noisy(data_parallel(4, 14), 3, 0.01), 2, 1.3), rank=0) == ["2"]
+
+
+@pytest.mark.parametrize("job", [data_parallel(4, 14), tensor_and_data_parallel(14)])
+def test_nobody_is_blamed_for_a_slow_rank_that_was_not_recorded(job):
+    for rank in range(4):
+        assert without(slower(noisy(job, 3, 0.01), rank, 1.5), rank) == []
+
+
+def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
+    job = noisy(data_parallel(5, 40, buckets=1), 1, 0.01)
+    for step, busy in enumerate(np.random.default_rng(4).choice([0, 2, 3, 4], 40)):
+        job.factors[busy, step] *= 2.5  # in each step somebody else has much to do
+    (finding,) = find_late_ranks(*tables(slower(job, 1, 1.8)))
+    assert finding.component_id == "1"
+    assert finding.severity < LEAST_SHARE
+    assert "nearly as late" in finding.evidence[-1]
+
+
+def test_rank_that_became_a_little_slower_is_named_even_if_the_step_hardly_waits_for_it():
+    job = noisy(data_parallel(8, 100, buckets=1), 3, 0.03)
+    (finding,) = find_late_ranks(*tables(slower(job, 2, 1.05, since=80)))
+    assert finding.component_id == "2"
+    assert finding.severity < LEAST_SHARE
+    assert "it became slower: before, it took" in finding.evidence[1]
+    assert find_late_ranks(*tables(slower(job, 2, 1.05))) == []  # as slow, but always was
+
+
+def test_what_costs_little_may_be_a_wait_for_a_message_where_these_are_not_seen():
+    job = slower(noisy(data_parallel(8, 100, buckets=1), 3, 0.03), 2, 1.05, since=80)
+    assert find_late_ranks(*tables(job, pl.DataFrame({"rank": range(8), "pp": [0] * 8}))) == []

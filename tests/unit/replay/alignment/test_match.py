@@ -1,0 +1,132 @@
+"""Laying two ranks' orders of collectives against each other, by the ends alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro.replay.alignment.match import best_shift, match_collectives
+from dpro.schema import COLLECTIVES, SPANS, conform
+
+US = 1_000
+MS = 1_000_000
+UNEVEN_MS = np.array([3, 8, 1, 12, 2, 7, 5, 20, 4, 9, 6, 11])  # between one collective and the next
+SKEW_US = np.array([0, 18, -7, 30, 4, -22, 11, 2, -15, 9, 25, -3])
+
+
+def _ends(first: int, count: int, late_ms: int = 0) -> np.ndarray:
+    """Ends on a rank that holds so many collectives of one series, from some number on."""
+    ends = np.cumsum(UNEVEN_MS) * MS + late_ms * (MS + SKEW_US * US)
+    return ends[first : first + count]
+
+
+def _alike(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    return np.ones(j.size, np.bool_)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_few_collectives_that_both_ranks_hold_are_laid_against_each_other(count):
+    a, b = _ends(2, count), _ends(2, count, late_ms=1)
+    assert best_shift(a, b, _alike) == (0, True)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 3), (4, 3), (9, 3), (3, 5), (7, 5)])
+def test_three_collectives_are_found_among_many(first, count):
+    a, b = _ends(0, 12), _ends(first, count, late_ms=1)
+    assert best_shift(a, b, _alike) == (first, True)
+
+
+def test_a_single_pair_decides_nothing_however_even_it_is():
+    # Laid against each other fully, the ends differ by milliseconds: these are not the same three.
+    a = np.array([0, 10, 30]) * MS
+    b = np.array([0, 25, 31]) * MS
+    assert not best_shift(a, b, _alike)[1]
+
+
+def test_three_collectives_at_equal_distances_are_refused():
+    a = np.array([0, 10, 20]) * MS
+    b = a + np.array([0, 20, -10]) * US
+    assert not best_shift(a, b, _alike)[1]
+
+
+def test_two_collectives_are_laid_end_to_end_where_they_are_alike():
+    a, b = _ends(0, 5), _ends(3, 2)
+    assert best_shift(a, b, _alike) == (3, True)
+    assert best_shift(a, b, lambda i, j: (i != 4) | (j != 1)) == (3, False)
+
+
+@given(st.integers(0, 2**31), st.integers(3, 8), st.integers(0, 6), st.integers(-50, 50))
+def test_what_is_called_clear_is_right_wherever_the_windows_were_clipped(seed, count, first, late_ms):
+    noise = np.random.default_rng(seed)
+    ends = np.cumsum(noise.integers(100, 20_000, 20)) * US
+    a = ends[first : first + count + 4]
+    b = (ends + noise.normal(0, 20 * US, 20).astype(np.int64) + late_ms * MS)[first + 1 : first + 1 + count]
+    shift, clear = best_shift(a, b, _alike)
+    assert not clear or shift == 1
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 2**31), st.integers(-300, 300), st.booleans())
+def test_of_many_shifts_the_hopeless_ones_are_left_out_and_nothing_else_changes(seed, first, periodic):
+    noise = np.random.default_rng(seed)
+    gaps = noise.integers(100, 20_000, 1400) if not periodic else np.full(1400, 5_000)
+    ends = np.cumsum(gaps) * US
+    a, b = ends[300:1000], ends[300 + first : 1000 + first] + noise.integers(-50, 50, 700) * US + MS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpro.replay.alignment.match.MANY_SHIFTS", 10_000)
+        every = best_shift(a, b, _alike)
+    assert best_shift(a, b, _alike) == every
+    assert every[1] != periodic
+
+
+def _two_ways(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    return (i == j) | (i == j + 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "times", "clear"),
+    [
+        (64, 2, False),  # of many pairs, 3 times less even is clear
+        (64, 4, True),
+        (8, 3.5, False),  # of eight pairs, 30 / 8 times
+        (8, 5, True),
+    ],
+)
+def test_a_pairing_is_believed_only_where_the_next_best_is_less_even_by_far(count, times, clear):
+    # The spread is 200 us where each entry meets its own, and `times` as much where it meets the next.
+    odd = np.arange(count) % 2 * US
+    a = np.arange(count) * 10 * MS + odd * round(100 * (times - 1))
+    assert best_shift(a, a + odd * 200, _two_ways) == (0, clear)
+
+
+@pytest.mark.parametrize(("others", "clear"), [(1, True), (3, False)])
+def test_orders_whose_operations_differ_in_a_tenth_are_not_laid_against_each_other(others, clear):
+    ends = np.cumsum(np.tile(UNEVEN_MS, 2)[:20]) * MS
+    assert best_shift(ends, ends, lambda i, j: (i != j) | (j >= others))[1] == clear
+
+
+@pytest.mark.parametrize(("op", "members"), [("all_reduce", 1), ("broadcast", 1), ("all_to_all", 2)])
+def test_sizes_have_to_agree_where_the_operation_asks_for_it(op, members):
+    ends = np.cumsum(np.tile(UNEVEN_MS, 2)[:20]) * MS
+    rows = pl.DataFrame(
+        {
+            "rank": rank,
+            "collective_id": number,
+            "window": 0,
+            "op": op,
+            "group": "world",
+            "group_ranks": [0, 1],
+            "bytes_in": 400 + rank * (number == 19),
+            "start_ns": int(end) - US,
+            "duration_ns": US,
+        }
+        for rank in (0, 1)
+        for number, end in enumerate(ends)
+    )
+    matched = match_collectives(conform(COLLECTIVES, rows), SPANS.empty()).rows
+    found = matched.filter(pl.col("collective_id") == 19)["members"].to_list()
+    assert found == [members] * 2
+    assert (matched.filter(pl.col("collective_id") < 19)["members"] == 2).all()

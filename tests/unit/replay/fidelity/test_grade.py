@@ -1,0 +1,100 @@
+"""How far to believe predictions: graded, with each figure and its bars, and no turning over at a bar."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.cli.replay import trust_document
+from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
+from dpro.replay.timeline import replay
+from dpro.schema import STEPS, conform
+from dpro.units import NS_PER_MS as MS_NS
+from tests.builders import cpu_job
+
+
+def _figures(copied: float = 0.0, windows: float | None = 1.0, **other: float) -> tuple[Figure, ...]:
+    steps = pl.DataFrame({"measured_ns": [100.0, 101.0, 99.0], "error_pct": [0.1, -0.1, 0.0]})
+    return figures_of(
+        steps, other.get("starts", {50: 0.0, 95: 0.0}), other.get("unexplained", 0.0), copied, windows
+    )
+
+
+def _table(usual_ms: float, deep_ms: float, num_usual: int = 30) -> pl.DataFrame:
+    rows = [(step, -1, usual_ms) for step in range(num_usual)] + [
+        (num_usual + step, 0, deep_ms) for step in range(4)
+    ]
+    frame = pl.DataFrame(rows, schema=["step", "window", "ms"], orient="row")
+    duration = (pl.col("ms") * MS_NS).cast(pl.Int64)
+    return conform(
+        STEPS, frame.select("step", "window", duration_ns=duration).with_columns(rank=0, start_ns=0)
+    )
+
+
+@pytest.mark.parametrize(("value", "score"), [(0.0, 1.0), (5.0, 1.0), (12.5, 0.5), (20.0, 0.0), (22.0, 0.0)])
+def test_a_figure_scores_in_a_straight_line_between_its_bars(value, score):
+    assert Figure("starts", value, 5.0, 20.0).score == pytest.approx(score)
+    assert Figure("starts", None, 5.0, 20.0).score is None
+
+
+@given(st.floats(0, 0.5), st.floats(0, 0.01))
+def test_a_little_more_changes_the_score_a_little(copied, more):
+    before, after = score_of(_figures(copied)), score_of(_figures(copied + more))
+    assert 0 <= before - after <= more / 0.15 + 1e-9
+
+
+def test_20_and_22_percent_of_copied_starts_say_the_same_in_nearly_the_same_words():
+    said = [
+        in_words(score_of(figures), figures) for figures in (_figures(0.199), _figures(0.2), _figures(0.22))
+    ]
+    assert {each.split(" (")[0] for each in said} == {"Predictions from this run: poor"}
+    assert [each.split("starts taken from the trace: ")[1][:5] for each in said] == [
+        "19.9%",
+        "20% (",
+        "22% (",
+    ]
+
+
+def test_the_worst_figure_decides_and_is_named_with_its_bars():
+    figures = _figures(copied=0.11, windows=1.3)
+    assert score_of(figures) == pytest.approx(0.5)
+    assert grade_of(score_of(figures)) == "fair"
+    words = in_words(score_of(figures), figures)
+    assert (
+        "weakest: steps in deep windows to the typical step outside: 1.3x (good up to 1.1x, poor from 1.5x)"
+        in words
+    )
+    assert "starts taken from the trace: 11% (good up to 5%, poor from 20%)" in words
+
+
+@pytest.mark.parametrize(
+    ("deep_ms", "grade"), [(10.0, "good"), (13.0, "fair"), (16.0, "poor"), (6.0, "poor")]
+)
+def test_windows_that_are_unlike_the_other_steps_are_no_ground_for_predictions(deep_ms, grade):
+    assert grade_of(score_of(_figures(windows=windows_to_usual(_table(10.0, deep_ms))))) == grade
+
+
+def test_a_trace_without_other_steps_says_that_it_does_not_know(tmp_path):
+    assert windows_to_usual(_table(10.0, 10.0, num_usual=2)) is None
+    assert windows_to_usual(STEPS.empty()) is None
+    (unknown,) = [figure for figure in _figures(windows=None) if figure.value is None]
+    assert "not known" in str(unknown)
+    assert in_words(1.0, _figures(windows=None)).endswith(f"not known: {unknown.name}.")
+
+
+def test_a_trust_has_a_grade_and_its_figures_as_json_beside_answerable(tmp_path):
+    run = cpu_job().write(tmp_path / "r")
+    built = build_graph(run)
+    trust = assess(built, replay(built.graph), run.manifest)
+    document = json.loads(json.dumps(trust_document(trust)))
+    assert document["answerable"] is True
+    assert document["trust"]["grade"] == trust.grade
+    assert len(document["trust"]["figures"]) == 7
+    assert dataclasses.replace(trust, answerable=False).grade == "poor"

@@ -1,0 +1,135 @@
+"""A built graph comes back from its file as it was, or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.fidelity.accuracy import Trust, assess
+from dpro.replay.fidelity.saved import RECORDS, _put_together, load, save
+from dpro.replay.timeline import replay
+from dpro.store import Run
+from tests.builders import cpu_job, gpu_job
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two records hold the same, down to the types of their arrays."""
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, pl.DataFrame):
+        return a.schema == b.schema and a.equals(b)
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and all(
+            alike(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)
+        )
+    if isinstance(a, tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
+    return type(a) is type(b) and bool(a == b)
+
+
+@pytest.fixture(params=[cpu_job, gpu_job])
+def analysed(request, tmp_path) -> tuple[Run, Built, Trust]:
+    run = request.param().write(tmp_path / "run")
+    built = build_graph(run)
+    return run, built, assess(built, replay(built.graph), run.manifest)
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return tmp_path / "cache" / "graph.npz"
+
+
+def test_what_is_read_is_what_was_written(analysed, file):
+    run, built, trust = analysed
+    save(file, built, trust)
+    again = load(file, run)
+    assert again is not None
+    assert alike(again[0], built)
+    assert alike(again[1], trust)
+
+
+def test_a_saved_graph_replays_to_the_same_nanosecond_and_cannot_be_written_to(analysed, file):
+    run, built, trust = analysed
+    save(file, built, trust)
+    graph = load(file, run)[0].graph
+    assert replay(graph).start.tolist() == replay(built.graph).start.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        graph.nodes.duration[0] = 1
+
+
+def test_no_file_a_cut_file_and_a_file_of_something_else_are_no_graph(analysed, file):
+    run, built, trust = analysed
+    assert load(file, run) is None
+    save(file, built, trust)
+    whole = file.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], b"no archive", whole[:-1]):
+        file.write_bytes(content)
+        assert load(file, run) is None
+    np.savez(file, outline=np.frombuffer(b'{"tuple": [1, 2]}', np.uint8))
+    assert load(file, run) is None
+
+
+def test_a_file_with_one_byte_changed_anywhere_is_no_graph_or_the_same(analysed, file):
+    run, built, trust = analysed
+    save(file, built, trust)
+    whole = bytearray(file.read_bytes())
+    for at in np.random.default_rng(0).integers(0, len(whole), 100).tolist():
+        damaged = whole.copy()
+        damaged[at] ^= 0x10
+        file.write_bytes(damaged)
+        again = load(file, run)
+        assert again is None or (alike(again[0], built) and alike(again[1], trust))
+
+
+def test_nothing_is_left_behind_where_writing_fails(analysed, file, monkeypatch):
+    _, built, trust = analysed
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="full"):
+        save(file, built, trust)
+    assert list(file.parent.iterdir()) == []
+
+
+def named_in(hint: Any) -> set[type]:
+    """The records of `dpro.replay` that a type names, and those that they name."""
+    found = set().union(*map(named_in, typing.get_args(hint)))
+    if isinstance(hint, type) and hint.__module__.startswith("dpro.replay."):
+        found |= {hint}.union(*map(named_in, typing.get_type_hints(hint).values()))
+    return found
+
+
+def test_all_records_that_a_graph_and_its_judgement_can_hold_are_listed():
+    assert named_in(tuple[Built, Trust]) == set(RECORDS.values())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "dpro.replay.fidelity.accuracy:Path.cwd", "dpro.replay.engine:longest_path",
+        "dpro.replay.fidelity.saved:save",
+        "dpro.replay.graph:Graph", "Timeline", "nothing",
+    ],
+)  # fmt: skip
+def test_a_file_that_names_anything_else_is_no_graph_and_nothing_is_called(analysed, file, kind):
+    run, _, _ = analysed
+    file.parent.mkdir()
+    outline = json.dumps({"tuple": [{kind: {}}, {kind: {"file": str(file), "built": 1, "trust": 2}}]})
+    np.savez(file, outline=np.frombuffer(outline.encode(), np.uint8))
+    before = file.read_bytes()
+    assert load(file, run) is None
+    assert file.read_bytes() == before
+    with pytest.raises(ValueError, match="names"):
+        _put_together(json.loads(outline), {}, run)

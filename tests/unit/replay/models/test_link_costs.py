@@ -1,0 +1,90 @@
+"""What communication costs: lines fitted to made-up times, and to graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.replay.models.link_costs import fit_costs, fit_line
+from tests.builders import US, TinyRun
+
+LATENCY, PER_BYTE = 50_000.0, 8.0
+
+
+def _times(sizes: np.ndarray) -> np.ndarray:
+    return LATENCY + PER_BYTE * sizes
+
+
+@given(st.lists(st.integers(1, 10**7), min_size=4, max_size=40), st.integers(0, 10**7), st.floats(0.01, 1e3))
+def test_a_line_without_noise_comes_back(sizes, latency, slope):
+    x = np.array([1000, *sizes, 10**8], np.float64)
+    line = fit_line(x, latency + slope * x)
+    assert line.time_ns(x) == pytest.approx(latency + slope * x, rel=1e-3)
+    assert line.misfit < 1e-3
+    assert not line.bandwidth_only
+
+
+def test_outliers_and_noise_leave_the_line_within_its_interval():
+    noise = np.random.default_rng(3)
+    x = np.repeat(2.0 ** np.arange(12, 23), 20)
+    y = _times(x) * np.exp(noise.normal(0, 0.03, x.size))
+    y[::9] *= 4  # slow spells
+    line = fit_line(x, y)
+    assert abs(line.ns_per_byte / PER_BYTE - 1) < 0.03
+    assert abs(line.latency_ns / LATENCY - 1) < 0.05
+    assert line.ns_per_byte_error > 0
+    assert line.misfit < 0.05
+
+
+def test_one_size_tells_bandwidth_only():
+    line = fit_line(np.full(10, 1e6), np.full(10, 4e6))
+    assert line.bandwidth_only
+    assert (line.latency_ns, line.ns_per_byte) == (0.0, 4.0)
+    assert line.gbps == 0.25
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**8), st.integers(1, 10**9)), min_size=4, max_size=30))
+def test_neither_latency_nor_time_per_byte_is_ever_negative(samples):
+    x, y = np.array(samples, np.float64).T
+    line = fit_line(x, y)
+    assert line.latency_ns >= 0
+    assert line.ns_per_byte >= 0
+    assert np.isfinite([line.latency_error_ns, line.ns_per_byte_error, line.misfit]).all()
+
+
+def _job(side_by_side: bool) -> TinyRun:
+    """Two ranks reduce 1 and 3 MB, in turn or at once, on a link of 1 byte per ns."""
+    run = TinyRun()
+    for rank in (0, 1):
+        run.op("train", 0, 100_000, rank)
+        for step in range(4):
+            at = 20_000 * step
+            first, second = 1000 + at, (1000 if side_by_side else 3000) + at
+            ends = (3000 + at, 5000 + at) if side_by_side else (2000 + at, 6000 + at)
+            for number, (begin, end, size) in enumerate(
+                ((first, ends[0], 10**6), (second, ends[1], 3 * 10**6))
+            ):
+                end = end if side_by_side or number == 0 else begin + 3000
+                called = run.op("c10d::allreduce_", begin - 20, begin - 10, rank)
+                ran = run.mark("gloo:all_reduce", begin, end, rank, tid=20 + number)
+                run.member(ran, launched_by=called, bytes_in=size, bytes_out=size, sequence=2 * step + number)
+    return run
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_transfers_that_share_a_link_cost_what_they_would_cost_in_turn(tmp_path, side_by_side):
+    graph = _job(side_by_side).build(tmp_path / "r").graph
+    (line,) = fit_costs(graph).values()
+    assert line.ns_per_byte == pytest.approx(1.0, rel=0.01)
+    assert line.latency_ns == pytest.approx(0, abs=20 * US)
+
+
+def test_sizes_that_are_unknown_tell_nothing(tmp_path):
+    run = TinyRun()
+    for rank in (0, 1):
+        run.op("train", 0, 1000, rank)
+        for step in range(5):
+            run.gloo((100 * step, 100 * step + 5), (100 * step + 10, 100 * step + 60), rank, sequence=step)
+    assert fit_costs(run.build(tmp_path / "r").graph) == {}

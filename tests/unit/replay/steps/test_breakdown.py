@@ -1,0 +1,268 @@
+"""Small cases worked out by hand; times are in ns and drawn to scale in the comments."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.errors import Unanswerable
+from dpro.replay.steps.breakdown import collective_totals, kernel_totals, step_breakdown
+from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS, Table, conform
+
+MAIN, WORKER = 1, 2
+PARTS = ["compute_ns", "exposed_comm_ns", "overlapped_comm_ns", "host_bound_ns", "idle_ns"]
+
+
+def _table(table: Table, rows: list[dict[str, Any]]) -> pl.DataFrame:
+    defaults = {
+        name: [] if column.default is None else column.default for name, column in table.columns.items()
+    }
+    return conform(table, pl.DataFrame([defaults | row for row in rows], schema=table.dtypes))
+
+
+def _span(span_id: int, kind: str, start: int, end: int, **more: Any) -> dict[str, Any]:
+    row = {"span_id": span_id, "rank": 0, "window": 0, "kind": kind, "start_ns": start, "name": kind}
+    return row | {"duration_ns": end - start} | more
+
+
+def _kernel(span_id: int, start: int, end: int, **more: Any) -> dict[str, Any]:
+    return _span(span_id, "kernel", start, end, **{"device": 0, "stream": 7, **more})
+
+
+def _op(span_id: int, start: int, end: int, **more: Any) -> dict[str, Any]:
+    return _span(span_id, "cpu_op", start, end, **{"pid": 1, "tid": MAIN, **more})
+
+
+def _collective(number: int, span: dict[str, Any], **more: Any) -> dict[str, Any]:
+    copied = {name: span[name] for name in ("rank", "window", "span_id", "start_ns", "duration_ns")}
+    return {"collective_id": number, "op": "all_reduce", **copied, **more}
+
+
+def _step(step: int, start: int, end: int, **more: Any) -> dict[str, Any]:
+    return {"rank": 0, "step": step, "window": 0, "start_ns": start, "duration_ns": end - start} | more
+
+
+def _split(
+    spans: list[dict[str, Any]], collectives: list[dict[str, Any]], steps: list[dict[str, Any]]
+) -> pl.DataFrame:
+    return step_breakdown(_table(SPANS, spans), _table(COLLECTIVES, collectives), _table(STEPS, steps))
+
+
+def _parts(frame: pl.DataFrame) -> list[tuple[int, ...]]:
+    return frame.select(PARTS).rows()
+
+
+def test_communication_beside_compute_is_overlapped_and_the_rest_of_it_exposed():
+    # compute  ####......      0-40
+    # comm     ..######..     20-80
+    spans = [_kernel(1, 0, 40), _kernel(2, 20, 80, stream=9)]
+    frame = _split(spans, [_collective(1, spans[1])], [_step(5, 0, 100)])
+    assert frame.select("step", "rank", "duration_ns").rows() == [(5, 0, 100)]
+    assert _parts(frame) == [(40, 40, 20, 0, 20)]
+
+
+def test_a_copy_is_compute_and_a_gpu_annotation_is_nothing():
+    spans = [
+        _kernel(1, 0, 10),
+        _span(2, "memcpy", 20, 30, device=0, stream=8),
+        _span(3, "gpu_annotation", 0, 100, device=0, stream=7),
+    ]
+    assert _parts(_split(spans, [], [_step(0, 0, 100)])) == [(20, 0, 0, 0, 80)]
+
+
+def test_a_gpu_that_waits_for_its_launch_is_host_bound():
+    # launches     A        B      C         A ends at 10, B at 50, C at 60
+    # GPU           AAAA     B   C           10-30, 55-70, 90-95: B came late, C was launched before the gap
+    spans = [
+        _kernel(1, 10, 30, correlation=1),
+        _kernel(2, 55, 70, correlation=2),
+        _kernel(3, 90, 95, correlation=3),
+        *(_span(10 + i, "runtime", end - 5, end, correlation=i) for i, end in ((1, 10), (2, 50), (3, 60))),
+    ]
+    # Host bound: 0-10 before A and 30-55 before B. Idle: 70-90 before C, and 95-100 that no work ends.
+    assert _parts(_split(spans, [], [_step(0, 0, 100)])) == [(40, 0, 0, 35, 25)]
+
+
+def test_idleness_before_work_whose_launch_was_not_recorded_is_just_idle():
+    spans = [_kernel(1, 0, 10), _kernel(2, 50, 60, correlation=4)]
+    assert _parts(_split(spans, [], [_step(0, 0, 60)])) == [(20, 0, 0, 0, 40)]
+
+
+def test_work_that_crosses_a_step_boundary_counts_on_both_sides():
+    spans = [_kernel(1, 80, 130)]
+    assert _parts(_split(spans, [], [_step(0, 0, 100), _step(1, 100, 200)])) == [
+        (20, 0, 0, 0, 80),
+        (30, 0, 0, 0, 70),
+    ]
+
+
+def test_without_a_gpu_communication_is_exposed_while_the_main_thread_runs_no_operator():
+    # main    ####..####..#...   ops 0-40, 60-100, 120-130; nothing else is known of 130-160
+    # worker  ..######........   gloo 20-80
+    spans = [
+        _op(1, 0, 40),
+        _op(2, 5, 10),
+        _op(3, 60, 100),
+        _op(4, 120, 130),
+        _span(5, "annotation", 20, 80, pid=1, tid=WORKER, name="gloo:all_reduce"),
+        _op(6, 0, 160, tid=WORKER),
+    ]
+    collectives = [_collective(1, spans[4], launch_span_id=2)]
+    assert _parts(_split(spans, collectives, [_step(0, 0, 160)])) == [(90, 20, 40, 50, 0)]
+
+
+def test_without_collectives_the_main_thread_is_the_one_with_most_operator_time():
+    spans = [_op(1, 0, 10), _op(2, 0, 30, tid=WORKER)]
+    assert _parts(_split(spans, [], [_step(0, 0, 40)])) == [(30, 0, 0, 10, 0)]
+
+
+def test_steps_outside_deep_windows_are_left_out():
+    steps = [_step(0, 0, 10, window=-1), _step(1, 10, 20)]
+    assert _split([_op(1, 10, 15)], [], steps)["step"].to_list() == [1]
+
+
+def test_an_imported_trace_whose_steps_know_no_window_reports_them_all():
+    steps = [_step(0, 0, 10, window=-1), _step(1, 10, 20, window=-1)]
+    assert _split([_op(1, 5, 15)], [], steps)["compute_ns"].to_list() == [5, 5]
+
+
+def test_without_steps_each_window_is_one_step_numbered_minus_one():
+    spans = [_op(1, 0, 10), _op(2, 20, 30), _op(3, 1000, 1007, window=1)]
+    frame = _split(spans, [], [])
+    assert frame.select("step", "duration_ns", "compute_ns").rows() == [(-1, 7, 7), (-1, 30, 20)]
+
+
+def test_a_run_without_spans_is_refused_with_what_to_record():
+    with pytest.raises(Unanswerable, match="deep window"):
+        _split([], [], [_step(0, 0, 10)])
+
+
+moments = st.integers(0, 60)
+
+
+@given(
+    st.lists(
+        st.tuples(moments, moments, st.booleans(), st.integers(-1, 4), st.sampled_from([7, 9])), max_size=12
+    ),
+    st.lists(st.tuples(moments, st.integers(0, 5)), max_size=6),
+    st.lists(moments, min_size=2, max_size=5, unique=True),
+    st.booleans(),
+)
+def test_the_parts_of_a_step_add_up_to_it_exactly(work, launches, boundaries, on_gpu):
+    spans, collectives = [_op(100, 0, 1)], []
+    for index, (a, b, is_comm, correlation, lane) in enumerate(work):
+        times = (index, min(a, b), max(a, b))
+        spans.append(
+            _kernel(*times, stream=lane, correlation=correlation) if on_gpu else _op(*times, tid=lane)
+        )
+        if is_comm:
+            collectives.append(_collective(index, spans[-1]))
+    for index, (start, correlation) in enumerate(launches):
+        spans.append(_span(200 + index, "runtime", start, start + 3, correlation=correlation))
+    edges = sorted(boundaries)
+    frame = _split(spans, collectives, [_step(i, *edge) for i, edge in enumerate(pairwise(edges))])
+    assert frame.height == len(edges) - 1
+    whole = pl.sum_horizontal("compute_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns")
+    assert frame.select((whole == pl.col("duration_ns")).all()).item()
+    assert frame.select((pl.min_horizontal(PARTS) >= 0).all()).item()
+    assert frame.select((pl.col("overlapped_comm_ns") <= pl.col("compute_ns")).all()).item()
+
+
+def test_kernels_are_summed_by_name_over_ranks_with_the_largest_first():
+    spans = [_kernel(1, 0, 10, name="gemm"), _kernel(1, 0, 12, name="gemm", rank=1), _kernel(2, 20, 25)]
+    totals = kernel_totals(_table(SPANS, [*spans, _op(3, 0, 99)]))
+    assert totals.rows() == [("gemm", 2, 22), ("kernel", 1, 5)]
+
+
+def test_without_kernels_operators_are_summed_by_the_time_not_spent_in_others():
+    # linear 0-100 { t 0-10, addmm 20-80 { copy 30-50 } }, then t again on its own, and one on another thread
+    spans = [
+        _op(1, 0, 100, name="linear"),
+        _op(2, 0, 10, name="t"),
+        _op(3, 20, 80, name="addmm"),
+        _op(4, 30, 50, name="copy"),
+        _op(5, 100, 103, name="t"),
+        _op(6, 25, 45, name="t", tid=WORKER),
+    ]
+    totals = kernel_totals(_table(SPANS, spans))
+    assert totals.rows() == [("addmm", 1, 40), ("t", 3, 33), ("linear", 1, 30), ("copy", 1, 20)]
+
+
+@given(st.lists(st.tuples(moments, moments), max_size=12))
+def test_own_times_of_nested_operators_add_up_to_the_time_any_of_them_ran(pairs):
+    nested: list[tuple[int, int]] = []
+    for start, end in ((min(pair), max(pair)) for pair in pairs):
+        if start < end and all(a >= end or b <= start or a <= start <= end <= b for a, b in nested):
+            nested.append((start, end))
+    totals = kernel_totals(_table(SPANS, [_op(i, *pair) for i, pair in enumerate(nested)]))
+    assert totals["total_ns"].sum() == len({moment for pair in nested for moment in range(*pair)})
+    assert totals["count"].sum() == len(nested)
+
+
+def _all_reduces(
+    durations: dict[int, list[int]], ranks: list[int], **more: Any
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Ranks of a group enter at different times and leave together, every 1000 ns."""
+    spans, rows = [], []
+    for rank, of_rank in durations.items():
+        for index, duration in enumerate(of_rank):
+            end = 1000 * (index + 1)
+            spans.append(_kernel(index, end - duration, end, rank=rank))
+            rows.append(_collective(index, spans[-1], sequence=index, group="g", group_ranks=ranks, **more))
+    return _table(COLLECTIVES, rows), _table(SPANS, spans)
+
+
+def test_waiting_is_what_a_rank_spends_beyond_the_fastest_member():
+    collectives, spans = _all_reduces({0: [100] * 4, 1: [40] * 4}, [0, 1], bytes_in=800)
+    row = collective_totals(collectives, spans, WORKERS.empty()).row(0, named=True)
+    assert (row["op"], row["bytes"], row["count"], row["matched"]) == ("all_reduce", 800, 8, 8)
+    assert (row["total_ns"], row["wait_ns"], row["transfer_ns"]) == (560, 240, 320)
+    # 800 bytes in 40 ns are 20 GB/s, times 2 (n - 1) / n = 1.
+    assert row["busbw_gbps"] == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "factor"), [("all_reduce", 1.5), ("reduce_scatter", 0.75), ("all_gather", 3.0), ("broadcast", 1.0)]
+)
+def test_bus_bandwidth_follows_the_convention_of_the_nccl_tests(op, factor):
+    durations = {rank: [50] * 4 for rank in range(4)}
+    collectives, spans = _all_reduces(durations, list(durations), op=op, bytes_in=1000)
+    assert collective_totals(collectives, spans, WORKERS.empty())["busbw_gbps"].to_list() == [
+        pytest.approx(factor * 20.0)
+    ]
+
+
+def test_operations_within_a_host_are_told_from_those_between_hosts():
+    parts = [
+        _all_reduces({rank: [duration] * 4 for rank in ranks}, ranks, bytes_in=800)
+        for ranks, duration in (([0, 1], 40), ([1, 2], 80))
+    ]
+    collectives = parts[0][0], parts[1][0].with_columns(pl.lit("h").alias("group"), pl.col("span_id") + 9)
+    spans = parts[0][1], parts[1][1].with_columns(pl.col("span_id") + 9, stream=pl.lit(9, pl.Int64))
+    hosts = _table(WORKERS, [{"rank": rank, "host": "ab"[rank // 2]} for rank in range(3)])
+    tables = pl.concat(collectives), pl.concat(spans)
+    totals = collective_totals(*tables, hosts).sort("hosts")
+    assert totals.select("hosts", "count", "busbw_gbps").rows() == [(1, 8, 20.0), (2, 8, 10.0)]
+    assert collective_totals(*tables, WORKERS.empty())["hosts"].to_list() == [None]
+
+
+def test_without_sizes_there_is_no_bandwidth():
+    collectives, spans = _all_reduces({0: [100] * 4, 1: [40] * 4}, [0, 1])
+    row = collective_totals(collectives, spans, WORKERS.empty()).row(0, named=True)
+    assert (row["bytes"], row["transfer_ns"], row["busbw_gbps"]) == (-1, 320, None)
+
+
+def test_a_rank_whose_peers_left_no_record_does_not_know_its_waiting():
+    collectives, spans = _all_reduces({0: [100] * 4}, [0, 1], bytes_in=800)
+    row = collective_totals(collectives, spans, WORKERS.empty()).row(0, named=True)
+    assert (row["total_ns"], row["matched"]) == (400, 0)
+    assert (row["wait_ns"], row["transfer_ns"], row["busbw_gbps"]) == (None, None, None)
+
+
+def test_a_run_without_collectives_has_an_empty_table_of_them():
+    assert collective_totals(COLLECTIVES.empty(), SPANS.empty(), WORKERS.empty()).height == 0

@@ -1,0 +1,115 @@
+"""Time for memory: larger batches, and what helps both, on a made-up job whose allocator is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpro.errors import Unanswerable
+from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.models.memory import ALLOCATED, footprint_of, freed_by_recomputing
+from dpro.replay.timeline import replay
+from dpro.replay.whatif.pareto import blocks_of_run, pareto
+from dpro.replay.whatif.parse import parse_edit
+from tests.builders import US, TinyRun
+from tests.ddp import ddp_job, gpu_ddp_job
+from tests.edits import step_us
+
+LAYERS, LAYER, KEPT, INSIDE = 4, 1000.0, 1000, 300
+MB = 1 << 20
+
+
+def remembered(run: TinyRun, *, device: str = "", stays: int = 5000, free: int | None = None) -> TinyRun:
+    """What a job's allocator said: each layer keeps something until its backward pass, and one uses more."""
+    for row in run.rows["steps"]:
+        begin, rank = row["start_ns"] / US, row["rank"]
+        told = stays
+        run.counter(ALLOCATED, begin, told, rank, device)
+        for layer in range(LAYERS):
+            told += KEPT
+            run.counter(ALLOCATED, begin + LAYER * (layer + 0.5), told, rank, device)
+        run.counter(ALLOCATED, begin + LAYERS * LAYER + 10, told + INSIDE, rank, device)
+        run.counter(ALLOCATED, begin + LAYERS * LAYER + 20, stays, rank, device)
+    if free is not None:
+        name = "memory_total_bytes" if device else "memory_available_bytes"
+        run.counter(name, 0, free, 0, device)
+    return run
+
+
+def built(run: TinyRun, folder: Path) -> Built:
+    return build_graph(run.write(folder / "run"))
+
+
+def test_a_step_takes_what_it_has_at_most_beyond_what_it_found(tmp_path):
+    on_cpu = footprint_of(remembered(ddp_job(), free=10_000).write(tmp_path / "cpu"))
+    assert (on_cpu.within_step_bytes, on_cpu.free_bytes) == (LAYERS * KEPT + INSIDE, 10_000)
+    # A GPU's total holds what stays, and what is left of it is what the peak leaves.
+    on_gpu = footprint_of(remembered(ddp_job(), device="gpu 0", free=10_000).write(tmp_path / "gpu"))
+    assert on_gpu.free_bytes == 10_000 - 5000 - LAYERS * KEPT - INSIDE
+    assert footprint_of(remembered(ddp_job()).write(tmp_path / "untold")).free_bytes is None
+
+
+def test_of_recomputed_layers_one_at_a_time_keeps_its_activations(tmp_path):
+    run = remembered(ddp_job()).write(tmp_path / "run")
+    assert freed_by_recomputing(run, [f"layers.{layer}" for layer in range(LAYERS)]) == (LAYERS - 1) * KEPT
+    assert freed_by_recomputing(run, ["layers.0"]) == 0
+    assert blocks_of_run(run) == {"layers.*": [f"layers.{layer}" for layer in range(LAYERS)]}
+
+
+def test_a_batch_twice_as_large_takes_twice_the_work_and_as_long_to_reduce(tmp_path):
+    graph = built(remembered(ddp_job(), free=10_000), tmp_path).graph
+    assert step_us(graph) == 8000 + 10 + LAYERS * 4096 + 50 + 100
+    larger = parse_edit("batch:factor=2").apply(graph)
+    # The call and the copies of results are operators, too; the optimizer is not of the batch.
+    assert step_us(larger) == pytest.approx(16000 + 20 + LAYERS * 4096 + 100 + 100, abs=30)
+    assert parse_edit("batch:factor=2").notes(graph)[1] == "a step allocates 4.2 KiB now, 8.4 KiB then"
+
+
+def test_on_gpus_kernels_grow_and_launches_do_not(tmp_path):
+    graph = built(remembered(gpu_ddp_job(), device="gpu 0", free=100_000), tmp_path).graph
+    gained = step_us(parse_edit("batch:factor=2").apply(graph)) - step_us(graph)
+    assert gained == pytest.approx(5 * 1000 + 50, abs=5)  # five kernels and the update in no optimizer range
+
+
+def test_a_batch_of_todays_size_changes_no_nanosecond(tmp_path):
+    graph = built(remembered(ddp_job(), free=0), tmp_path).graph
+    assert (parse_edit("batch:factor=1").apply(graph).nodes.duration == graph.nodes.duration).all()
+
+
+def test_a_batch_for_which_there_is_no_memory_is_refused(tmp_path):
+    graph = built(remembered(ddp_job(), free=4000), tmp_path / "little").graph
+    with pytest.raises(Unanswerable, match=r"would allocate 4.2 KiB more, and 3.9 KiB are free"):
+        parse_edit("batch:factor=2").apply(graph)
+    assert parse_edit("batch:factor=1.9").apply(graph)
+    untold = built(remembered(ddp_job()), tmp_path / "untold").graph
+    with pytest.raises(Unanswerable, match="memory_gb="):
+        parse_edit("batch:factor=2").apply(untold)
+    assert parse_edit("batch:factor=2,memory_gb=1").apply(untold)
+    with pytest.raises(Unanswerable, match="record with `dpro record --memory`"):
+        parse_edit("batch:factor=2").apply(built(ddp_job(), tmp_path / "none").graph)
+
+
+def test_of_time_against_memory_that_is_best_which_nothing_beats_in_both(tmp_path):
+    made = remembered(ddp_job(), free=5000).write(tmp_path / "run")
+    whole = build_graph(made)
+    points = pareto(whole.graph, assess(whole, replay(whole.graph), made.manifest))
+    by_text = {" ".join(map(str, point.edits)): point for point in points}
+    now, within = by_text[""], LAYERS * KEPT + INSIDE
+    assert now.within_step_bytes == within
+    again = by_text["recompute:module=layers.*"]
+    assert again.within_step_bytes == within - (LAYERS - 1) * KEPT
+    assert again.ns_per_batch == pytest.approx(now.ns_per_batch + LAYERS * LAYER * US, rel=0.01)
+    twice = by_text["batch:factor=2,memory_gb=1000000"]
+    assert twice.within_step_bytes == 2 * within
+    assert twice.ns_per_batch < now.ns_per_batch
+    assert (now.fits, twice.fits, by_text["batch:factor=4,memory_gb=1000000"].fits) == (True, True, False)
+    for point in points:
+        others = [other for other in points if other is not point]
+        beaten = any(
+            other.ns_per_batch <= point.ns_per_batch and other.within_step_bytes <= point.within_step_bytes
+            for other in others
+        )
+        assert point.best != beaten
+    assert points == sorted(points, key=lambda point: (point.within_step_bytes, point.ns_per_batch))

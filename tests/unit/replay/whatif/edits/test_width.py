@@ -1,0 +1,112 @@
+"""A wider job, by hand and against a job of as many ranks as was asked for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from dpro.errors import Unanswerable
+from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.graph import NodeKind
+from dpro.replay.timeline import durations_of, replay
+from dpro.replay.whatif.edits.scaling import largest_of
+from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.store import open_run
+from tests.builders import TinyRun
+from tests.ddp import ddp_job
+from tests.unit.replay.whatif.edits.test_communication import ALPHA, BETA, SIZES, four_ranks, times_us
+
+NOISE, STEPS = 200.0, 40
+
+
+def noisy_job(num_ranks: int, seed: int = 3) -> TinyRun:
+    """Ranks whose work varies from step to step, each for itself, and an all-reduce in a ring's time."""
+    run = TinyRun()
+    noise = np.random.default_rng(seed)
+    share = 2 * (num_ranks - 1) / num_ranks
+    begin = 0.0
+    for step in range(STEPS):
+        size = 1000 * (1 + step % 2)
+        work = 2000 + NOISE * noise.normal(size=num_ranks)
+        together = begin + work.max() + 20
+        end = together + 0.5 * share * size
+        for rank in range(num_ranks):
+            ready = begin + work[rank]
+            run.op("work", begin, ready, rank)
+            told = {"group": "dp", "group_ranks": list(range(num_ranks)), "bytes_in": size, "bytes_out": size}
+            run.gloo((ready, ready + 10), (ready + 20, end), rank, sequence=step, **told)
+            run.mark("wait", ready + 10, end + 5, rank)
+            run.op("update", end + 5, end + 100, rank)
+            run.step(step, begin, end + 100, rank)
+        begin = end + 100
+    return run
+
+
+def built(run: TinyRun, folder) -> Built:
+    run.write(folder)
+    return build_graph(open_run(folder))
+
+
+def mean_step_us(job: Built) -> float:
+    return float(durations_of(baseline_steps(job.graph))["duration_ns"].to_numpy().mean()) / 1000
+
+
+def test_a_wider_job_waits_for_the_slowest_of_more_ranks_and_reduces_over_more(tmp_path):
+    narrow, wide = (built(noisy_job(ranks), tmp_path / str(ranks)) for ranks in (4, 12))
+    trust = assess(narrow, replay(narrow.graph), narrow.graph.run.manifest)
+    told = predict(narrow.graph, baseline_steps(narrow.graph), [parse_edit("width:dp=12")], trust)
+    measured = mean_step_us(wide)
+    assert told.predicted_ns / 1000 == pytest.approx(measured, rel=0.03)
+    assert told.low_ns / 1000 <= measured <= told.high_ns / 1000
+    assert abs(told.predicted_ns / 1000 - measured) < abs(mean_step_us(narrow) - measured)
+
+
+def test_transfers_cost_what_a_ring_of_so_many_does(tmp_path):
+    graph = parse_edit("width:dp=8").apply(four_ranks(tmp_path))
+    expected = [14 * ALPHA + 2 * 7 / 8 * BETA * size for size in SIZES]
+    assert times_us(graph) == pytest.approx(expected, rel=0.01)
+
+
+def test_what_the_run_says_ran_counts_more_than_a_ring(tmp_path):
+    told = parse_edit("width:dp=8").apply(four_ranks(tmp_path / "told", algorithm="TREE"))
+    supposed = parse_edit("width:dp=8,now=tree").apply(four_ranks(tmp_path / "supposed"))
+    assert times_us(told) == times_us(supposed)
+    assert times_us(told) != pytest.approx(
+        times_us(parse_edit("width:dp=8").apply(four_ranks(tmp_path / "r")))
+    )
+
+
+def test_as_many_ranks_as_there_are_change_nothing(tmp_path):
+    graph = four_ranks(tmp_path)
+    assert parse_edit("width:dp=4").apply(graph) is graph
+
+
+def test_a_wider_job_is_never_faster(tmp_path):
+    graph = four_ranks(tmp_path)
+    lasts = [
+        parse_edit(f"width:dp={ranks}").apply(graph).nodes.duration[graph.nodes.kind == NodeKind.TRANSFER]
+        for ranks in (2, 4, 8, 64)
+    ]
+    assert all((fewer <= more).all() for fewer, more in pairwise(lasts))
+
+
+def test_the_largest_of_many_deviates_is_what_drawing_them_gives():
+    draws = np.random.default_rng(0).normal(size=(20_000, 64))
+    for count in (2, 5, 16, 64):
+        assert largest_of(count) == pytest.approx(draws[:, :count].max(axis=1).mean(), abs=0.03)
+    assert largest_of(1) == pytest.approx(NormalDist().inv_cdf(0.5))
+
+
+def test_ranks_in_several_groups_are_refused(tmp_path):
+    with pytest.raises(Unanswerable, match="several groups"):
+        parse_edit("width:dp=8").apply(four_ranks(tmp_path, inside=True))
+
+
+def test_that_latency_is_not_told_is_said(tmp_path):
+    (line,) = parse_edit("width:dp=8").notes(ddp_job().build(tmp_path / "run").graph)
+    assert "too alike to tell latency" in line
