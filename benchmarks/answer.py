@@ -51,7 +51,7 @@ SEQUENCES = (
     ("step",),
 )
 TIMES = ("start_ns", "enqueued_ns")
-MOST_PAUSE_NS = 50_000_000  # between two copies: steps of real jobs are not evenly spaced
+MAX_PAUSE_NS = 50_000_000  # between two copies: steps of real jobs are not evenly spaced
 START = """
 import numpy, polars, click, rich.console
 import dpro.replay.fidelity.accuracy, dpro.replay.whatif.predict
@@ -79,7 +79,7 @@ def repeated(run: Run, spans: int, folder: Path) -> Run:
     own = tables[SPANS.name]
     lasts = int((own["start_ns"] + own["duration_ns"]).max() - own["start_ns"].min())
     copies = -(-spans // own.height)
-    pauses = np.random.default_rng(0).integers(0, MOST_PAUSE_NS, copies)
+    pauses = np.random.default_rng(0).integers(0, MAX_PAUSE_NS, copies)
     later = np.append(0, np.cumsum(lasts + pauses))
     steps = {name: size for names in SEQUENCES for name, size in _sizes(names, tables).items()}
     for name, table in tables.items():

@@ -53,7 +53,7 @@ SEVERITIES = (1.05, 1.1, 1.2, 1.5, 2.0, 5.0)
 RANKS = {"windows": ((4, 16, 64), (48, 48, 4)), "calls": ((4, 16, 64, 512), (38, 38, 20, 4))}
 MISSING = (0.0, 0.1, 0.3)
 STEPS = 80
-MOST_TRACES = 16  # ranks of a job of which traces are written for another tool
+MAX_TRACES = 16  # ranks of a job of which traces are written for another tool
 WINDOW_EVERY, WINDOW_STEPS, FIRST_WINDOW = 12, 2, 5  # two steps in a window is what `record` does
 RIGHT_CLASS = {
     "compute": ("slow.compute",),
@@ -275,7 +275,7 @@ def matrix(cases: int, seed: int, only: list[str], traces: Path | None) -> Itera
             case = draw(number, fault)
             with tempfile.TemporaryDirectory() as folder:
                 row = judge(case, Path(folder))
-                if traces and case.seen == "windows" and case.job.gpu and case.job.num_ranks <= MOST_TRACES:
+                if traces and case.seen == "windows" and case.job.gpu and case.job.num_ranks <= MAX_TRACES:
                     write_kineto(open_run(Path(folder) / "run"), traces / f"{number}-{fault}")
                     row["traces"] = f"{number}-{fault}"
             yield row | {"verdict": verdict(row)}

@@ -21,8 +21,8 @@ import polars as pl
 from dpro.schema import COLLECTIVES, SPANS, STEPS
 from dpro.store import Run
 
-LEAST_SCORE = 0.75
-MOST_TIMES = 2.0
+MIN_SCORE = 0.75
+MAX_TIMES = 2.0
 COMMUNICATION = "^(nccl|gloo:|c10d::)"
 HTA_PROGRAM = """
 import json, logging, sys
@@ -71,13 +71,13 @@ def relative(work: pl.DataFrame) -> set[int]:
     scored = work.with_columns(best=best).group_by("rank").agg(
         score=(pl.col("best") / pl.col("typical") * pl.col("total")).sum() / pl.col("total").sum()
     )  # fmt: skip
-    return set(scored.filter(pl.col("score") < LEAST_SCORE)["rank"])
+    return set(scored.filter(pl.col("score") < MIN_SCORE)["rank"])
 
 
 def twice(work: pl.DataFrame) -> set[int]:
     """Ranks that take more than two times the median."""
     times = work.group_by("rank").agg(pl.col("typical").sum())
-    return set(times.filter(pl.col("typical") > MOST_TIMES * pl.col("typical").median())["rank"])
+    return set(times.filter(pl.col("typical") > MAX_TIMES * pl.col("typical").median())["rank"])
 
 
 def write_kineto(run: Run, folder: Path) -> None:

@@ -26,7 +26,7 @@ from dpro.units import format_bytes
 
 READY, LIMITED, MISSING = "ready", "limited", "missing"
 ASK_TORCH_S = 120
-LEAST_FREE_BYTES = 1 << 30
+MIN_FREE_BYTES = 1 << 30
 _TIME_ERROR = 5  # what adjtimex(2) returns of a clock that nothing keeps in step
 _SHORT_RING = 2000  # calls that PyTorch's flight recorder keeps by default
 
@@ -248,7 +248,7 @@ def folder(path: Path, mounts: Path = Path("/proc/mounts")) -> Check:
         what = f"{path} ({kind}): {error.strerror or error}"
         return Check(name, MISSING, what, "record into another folder: it needs write access and flock")
     what = f"{path} ({kind}): files, locks and renames work, {format_bytes(free)} free"
-    if free < LEAST_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         return Check(name, LIMITED, what, "recording stops when the disk is full; the job goes on")
     return Check(name, READY, what)
 

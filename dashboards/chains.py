@@ -22,7 +22,7 @@ from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to
 from dpro.words import shortened
 
-MOST_BOXES = 60
+MAX_BOXES = 60
 _TOLD = 3  # operations of a box that are told one by one
 _LABEL, _FACT = 24, 300  # characters of ranks in a label, and in facts
 _COLUMN_CHARACTERS = 150  # of a label, in all columns together
@@ -78,7 +78,7 @@ def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
     away = lead_to(case.waits, roots)
     circle = {id(operation) for root in roots if root.kind == CYCLE for operation in root.operations}
     groups, ends = _alike(case, away, at_fault)
-    shown = groups[:MOST_BOXES]
+    shown = groups[:MAX_BOXES]
     columns = [
         -away[nodes[0]] + (nodes[0][0] == OPERATION and _operation(case, nodes[0]) in circle)
         for nodes in shown

@@ -18,11 +18,11 @@ from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, series, styled
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.link_costs import Line, Sort
+from dpro.replay.models.link_costs import LinkCost, Sort
 from dpro.units import NS_PER_MS, NS_PER_US, format_bytes
 
 NAME = "collectives"
-MOST_POINTS = 4000
+MAX_POINTS = 4000
 _LINE_POINTS = 40
 _NONE = "No collective of this selection was recorded in depth."
 
@@ -52,7 +52,7 @@ def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
     return link.chosen(frame)
 
 
-def transfer_figure(transfers: pl.DataFrame, lines: dict[Sort, Line], theme: str) -> go.Figure:
+def transfer_figure(transfers: pl.DataFrame, lines: dict[Sort, LinkCost], theme: str) -> go.Figure:
     """Time against bytes, both logarithmic, with the line that was fitted to each operation and group.
 
     Args:
@@ -61,7 +61,7 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[Sort, Line], theme: str
         theme: light or dark.
     """
     figure = go.Figure()
-    few = transfers.gather_every(1 + transfers.height // MOST_POINTS)
+    few = transfers.gather_every(1 + transfers.height // MAX_POINTS)
     for number, ((op, group), own) in enumerate(few.group_by("op", "group", maintain_order=True)):
         ink = series(number, theme)
         figure.add_scattergl(

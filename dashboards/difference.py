@@ -26,7 +26,7 @@ from dpro.units import NS_PER_MS, format_duration, ms
 
 NAME = "difference"
 BARS = 15  # of single kinds of work
-LEAST_SHARE = 0.002  # of the step: what contributes less is taken together
+MIN_SHARE = 0.002  # of the step: what contributes less is taken together
 LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
 
 
@@ -41,7 +41,7 @@ def difference_info(found: Difference) -> pl.DataFrame:
         `after_ms` (how much of it there is per rank and step, null where that cannot be said); the last rows
         are the rest.
     """
-    told = [each for each in found.contributors if abs(each.delta_ns) >= LEAST_SHARE * found.a_ns][:BARS]
+    told = [each for each in found.contributors if abs(each.delta_ns) >= MIN_SHARE * found.a_ns][:BARS]
     less = sum(each.delta_ns for each in found.contributors) - sum(each.delta_ns for each in told)
     rows: list[tuple[str, str, float, float | None, float | None]] = [
         (each.name, each.kind, each.delta_ns, each.a_ns, each.b_ns) for each in told

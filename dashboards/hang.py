@@ -38,9 +38,9 @@ from dpro.detect.hang.waits import victims_of
 from dpro.words import shortened
 
 NAME = "hang"
-MOST_GROUPS = 60  # rows of the figure
-MOST_RANKS = 300  # rows of the table
-MOST_OF_NAME = 48  # characters
+MAX_GROUPS = 60  # rows of the figure
+MAX_RANKS = 300  # rows of the table
+MAX_OF_NAME = 48  # characters
 FEW = 40  # cells across that have room for a number
 _ROW = 19  # pixels
 _NO_CALLS = (
@@ -117,7 +117,7 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
         if ranks
     }
     named = standing.with_columns(row=pl.format("{} ({})", "group", pl.col("ranks").replace(names)))
-    rows = named["row"].unique(maintain_order=True).to_list()[:MOST_GROUPS]
+    rows = named["row"].unique(maintain_order=True).to_list()[:MAX_GROUPS]
     named = named.filter(pl.col("row").is_in(rows))
     ranks = named["rank"].unique().sort().to_list()
     at = {rank: place for place, rank in enumerate(ranks)}
@@ -152,7 +152,7 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
         range=[-0.5, len(ranks) - 0.5], zeroline=False,
     )  # fmt: skip
     figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=[plain(shortened(row, MOST_OF_NAME)) for row in rows],
+        tickvals=list(range(len(rows))), ticktext=[plain(shortened(row, MAX_OF_NAME)) for row in rows],
         showgrid=False, range=[len(rows) - 0.5, -0.5], zeroline=False,
     )  # fmt: skip
     return figure.update_layout(hovermode="closest")
@@ -288,7 +288,7 @@ def _standing(loaded: Loaded, link: Link) -> Any:
     shown = standing.filter(apart.any().over("group", "ranks"))
     shown = standing if shown.is_empty() else shown
     groups, told = (each.select("group", "ranks").n_unique() for each in (standing, shown))
-    left_out = groups - min(told, MOST_GROUPS)
+    left_out = groups - min(told, MAX_GROUPS)
     more = f" {left_out} more groups are in the CSV." if left_out else ""
     note = f"Numbers are calls fewer than the rank of the group that made most.{more}"
     figure = graph("standing-figure", standing_figure(shown, link.theme))
@@ -307,7 +307,7 @@ def _ranks(loaded: Loaded, link: Link) -> Any:
             row["waits_in"],
             row["since"],
         ]
-        for row in ranks.head(MOST_RANKS).iter_rows(named=True)
+        for row in ranks.head(MAX_RANKS).iter_rows(named=True)
     ]
     return [table(header, rows, len(header)), csv_link(NAME, "ranks", link)]
 

@@ -27,7 +27,7 @@ NAME = "heatmap"
 COLUMNS = 1200  # that a figure of this width can tell apart
 SCALE = "Cividis"  # lightness grows evenly, for any sort of colour vision
 _CLIPPED = (1, 99)  # percentiles that the colours span: one slow step leaves the others their differences
-_ROW, _LEAST_HEIGHT, _MOST_HEIGHT = 16, 170, 900  # pixels
+_ROW, _MIN_HEIGHT, _MAX_HEIGHT = 16, 170, 900  # pixels
 
 
 class Metric(NamedTuple):
@@ -120,7 +120,7 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
     title = "step" if every == 1 else f"step ({every} to a column)"
     figure.update_xaxes(title_text=title, showgrid=False, **whole_ticks(cells.shape[1]))
     figure.update_yaxes(title_text="rank", showgrid=False, tickformat="d", **whole_ticks(ranks.size))
-    height = int(np.clip(_ROW * ranks.size + 100, _LEAST_HEIGHT, _MOST_HEIGHT))
+    height = int(np.clip(_ROW * ranks.size + 100, _MIN_HEIGHT, _MAX_HEIGHT))
     styled(figure, link.theme, height=height)
     return figure.update_layout(
         dragmode="select",

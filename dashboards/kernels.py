@@ -22,7 +22,7 @@ from dpro.replay.steps.breakdown import kernel_totals
 from dpro.units import NS_PER_MS, NS_PER_US
 
 NAME = "kernels"
-MOST_ROWS = 200
+MAX_ROWS = 200
 COLUMNS = {  # column -> header
     "name": "name",
     "class": "class",
@@ -97,9 +97,9 @@ def _table(loaded: Loaded, link: Link) -> Any:
             f"{row['share']:.1%}",
             f"{row['mean_us']:.1f}",
         ]
-        for row in rows.head(MOST_ROWS).iter_rows(named=True)
+        for row in rows.head(MAX_ROWS).iter_rows(named=True)
     ]
-    more = f"{rows.height - MOST_ROWS} more: filter, or take the CSV." if rows.height > MOST_ROWS else ""
+    more = f"{rows.height - MAX_ROWS} more: filter, or take the CSV." if rows.height > MAX_ROWS else ""
     header = [_header(link, column, title) for column, title in COLUMNS.items()]
     return [
         table(header, body, numbers_from=2),

@@ -20,7 +20,7 @@ from dpro.words import shortened
 
 FIRST = "verdict"  # the view of a link that names none
 _SHARED = ("view", "steps", "ranks", "time", "theme")
-_MOST_RANKS = 1_000_000
+_MAX_RANKS = 1_000_000
 _LONGEST = 60  # characters of what is not understood that are repeated
 _DIGITS = 9  # of the number of a step or a rank, which then fits all columns
 
@@ -119,7 +119,7 @@ def _ends(text: str, what: str) -> tuple[int, int]:
     if not all(part.isdecimal() and len(part) <= _DIGITS for part in given):
         raise UsageError(f"{what} {_quoted(text)} are not understood: 3, or 3-8, numbers from 0 on")
     ends = int(given[0]), int(given[1])
-    if ends[0] > ends[1] or ends[1] - ends[0] > _MOST_RANKS:
+    if ends[0] > ends[1] or ends[1] - ends[0] > _MAX_RANKS:
         raise UsageError(f"{what} {_quoted(text)} are not understood: the first comes before the last")
     return ends
 

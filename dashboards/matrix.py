@@ -24,12 +24,12 @@ from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, 
 from dpro.dashboards.theme import colour, series, styled
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
-from dpro.detect.network.transfers import FEWEST_GROUPS, SLOW
+from dpro.detect.network.transfers import MIN_GROUPS, SLOW
 from dpro.replay.models.link_costs import ENOUGH, fit_line
 from dpro.units import NS_PER_MS
 
 NAME = "matrix"
-MOST_RANKS = 400  # of a square
+MAX_RANKS = 400  # of a square
 SCALE = "Cividis"
 _FEW = 24  # across: so many cells have room for a number
 _LEAST, _MOST, _CELL = 260, 760, 26  # pixels
@@ -235,7 +235,7 @@ def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
     for number, ((sort,), own) in enumerate(speeds.group_by("sort", maintain_order=True)):
         ink = series(number, theme)
         behind = own["line_gbps"].fill_null(0.0) / own["payload_gbps"]
-        alike = own["members"].n_unique() >= FEWEST_GROUPS  # of fewer pairs nobody knows which is slow
+        alike = own["members"].n_unique() >= MIN_GROUPS  # of fewer pairs nobody knows which is slow
         slow = pl.DataFrame({"at": np.arange(own.height), "behind": behind}).filter(
             alike & (pl.col("behind") >= SLOW)
         )
@@ -271,7 +271,7 @@ def _metric(link: Link, there: Iterable[str]) -> str:
 def _pairs(loaded: Loaded, link: Link) -> Any:
     pairs = _pairs_of(loaded, link)
     ranks = pl.concat([pairs["source"], pairs["target"]]).n_unique()
-    if pairs.is_empty() or ranks > MOST_RANKS:
+    if pairs.is_empty() or ranks > MAX_RANKS:
         return message(_NO_PAIRS if pairs.is_empty() else _too_many(ranks))
     there = {name: each.title for name, each in METRICS.items() if pairs[each.column].count()}
     metric = _metric(link, there)
@@ -292,7 +292,7 @@ def _pairs(loaded: Loaded, link: Link) -> Any:
 
 
 def _too_many(ranks: int) -> str:
-    return f"{ranks} ranks are more than a square of {MOST_RANKS} can show: select some, or take the hosts."
+    return f"{ranks} ranks are more than a square of {MAX_RANKS} can show: select some, or take the hosts."
 
 
 def _hosts(loaded: Loaded, link: Link) -> Any:
@@ -315,7 +315,7 @@ def _between(loaded: Loaded, link: Link) -> pl.DataFrame:
 def _late(loaded: Loaded, link: Link) -> Any:
     late = late_info(arrivals(loaded.built.graph), link)
     ranks = pl.concat([late["rank"], late["last"]]).unique().sort().to_list()
-    if not ranks or len(ranks) > MOST_RANKS:
+    if not ranks or len(ranks) > MAX_RANKS:
         return message(
             "Nobody waits in a collective of this selection." if not ranks else _too_many(len(ranks))
         )

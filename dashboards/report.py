@@ -28,9 +28,9 @@ from dpro.errors import DproError
 from dpro.units import format_bytes
 from dpro.words import printable
 
-MOST_BYTES = 2_500_000  # of all figures; what draws them takes 2 MB, and all has to stay below 5
-MOST_LANES_OF = 8  # ranks whose lanes are drawn
-MOST_POINTS = 60_000  # of lanes, which a browser draws in some seconds
+MAX_BYTES = 2_500_000  # of all figures; what draws them takes 2 MB, and all has to stay below 5
+MAX_LANES_OF = 8  # ranks whose lanes are drawn
+MAX_POINTS = 60_000  # of lanes, which a browser draws in some seconds
 _STEPS = 2  # whose lanes are drawn
 
 
@@ -61,7 +61,7 @@ def html_of(loaded: Loaded, report: Report) -> str:
     script, plotly = Path(__file__).with_name("report.js").read_text(encoding="utf-8"), get_plotlyjs()
     return templates.get_template("report.html").render(
         report=report,
-        figures=list(_within(MOST_BYTES, _figures(loaded, report))),
+        figures=list(_within(MAX_BYTES, _figures(loaded, report))),
         palette=Markup(css_variables()),
         allowed=Markup(f"{hash_of(script)} {hash_of(plotly)}"),
         script=Markup(script),
@@ -93,7 +93,7 @@ def _lanes(loaded: Loaded) -> list[int]:
         blamed = [rank for finding in loaded.verdict[0] for rank in finding.ranks if rank in ranks]
     except DproError:
         blamed = []
-    return sorted(list(dict.fromkeys([*blamed, *ranks]))[:MOST_LANES_OF])
+    return sorted(list(dict.fromkeys([*blamed, *ranks]))[:MAX_LANES_OF])
 
 
 def _timeline(loaded: Loaded, ranks: list[int]) -> go.Figure:
@@ -102,7 +102,7 @@ def _timeline(loaded: Loaded, ranks: list[int]) -> go.Figure:
     window = steps.filter(window=steps["window"].min())["step"]
     chosen = (int(window[-min(_STEPS, window.len())]), int(window[-1])) if window.len() else None
     figure = Figures(loaded).timeline(ranks=ranks, steps=chosen)
-    if len(ranks) > 1 and sum(len(trace.x) for trace in figure.data) > MOST_POINTS:
+    if len(ranks) > 1 and sum(len(trace.x) for trace in figure.data) > MAX_POINTS:
         return _timeline(loaded, ranks[: len(ranks) // 2])
     return figure
 

@@ -20,7 +20,7 @@ from dpro.replay.models.gpus import Gpu, gpu_named
 from dpro.replay.models.roofline import BYTES, MATMULS, matmul_of, stored_as
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
 
-MOST_POINTS = 300
+MAX_POINTS = 300
 _BEYOND = 2.0  # the roof is drawn so far beyond what is below it
 _SCHEMA = {
     "name": pl.String(),
@@ -100,7 +100,7 @@ def roofline_figure(reached: pl.DataFrame, gpu: Gpu, theme: str) -> go.Figure:
         gpu: whose roof it is.
         theme: light or dark.
     """
-    shown = reached.head(MOST_POINTS)
+    shown = reached.head(MAX_POINTS)
     figure = go.Figure()
     intensity, total_ms = shown["intensity"].to_numpy(), shown["total_ms"].to_numpy()
     low, high = intensity.min() / _BEYOND, intensity.max() * _BEYOND

@@ -15,11 +15,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from dpro.arrays import Ints
 
 # Kinds of slices, as `dpro.export.slices` has them; what else there may be is drawn like operators.
 KINDS = ("cpu", "runtime", "host", "gap", "kernel", "copy", "transfer", "wait", "delay")
-MOST_SEGMENTS = 16_000
+MAX_SEGMENTS = 16_000
 PIXELS = 1600  # of the width of a large window
 FINER = 4  # grains to a pixel, at least: so exact is what is seen of a coarser level
 COARSEST = 10  # grains to a pixel of a look at all: shorter looks can still do with them
@@ -172,7 +172,7 @@ def segments(
     pixel_ns: float,
     *,
     critical: bool = False,
-    most: int = MOST_SEGMENTS,
+    most: int = MAX_SEGMENTS,
 ) -> Segments:
     """What to draw of some tracks between two times.
 

@@ -25,7 +25,7 @@ from dpro.detect.machine.telemetry import SERIES
 from dpro.units import NS_PER_MS, NS_PER_S
 
 NAME = "telemetry"
-MOST_COUNTERS = 14
+MAX_COUNTERS = 14
 POINTS = 1500  # of a series, that a figure of this width can tell apart
 _ROW, _LEGEND = 92, 56  # pixels of a counter, of the room above all
 _GROWS = (
@@ -112,7 +112,7 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
         extent: from and to, ms; None for all there is.
         theme: light or dark.
     """
-    names = values["counter"].unique(maintain_order=True).to_list()[:MOST_COUNTERS]
+    names = values["counter"].unique(maintain_order=True).to_list()[:MAX_COUNTERS]
     figure = make_subplots(rows=len(names), shared_xaxes=True, vertical_spacing=0.25 / max(len(names), 1))
     lines = values["series"].unique().sort().to_list()
     named: set[str] = set()
@@ -171,9 +171,7 @@ def _shown(loaded: Loaded, link: Link) -> Any:
             "Nothing was sampled beside this run: `dpro record` does, imports of traces have none."
         )
     names = values["counter"].n_unique()
-    more = (
-        f" {names - MOST_COUNTERS} more counters changed: the CSV has them." if names > MOST_COUNTERS else ""
-    )
+    more = f" {names - MAX_COUNTERS} more counters changed: the CSV has them." if names > MAX_COUNTERS else ""
     return [
         message(f"Counters that changed, of {values['series'].n_unique()} devices, hosts and ranks.{more}"),
         graph("telemetry-figure", telemetry_figure(values, _extent(loaded, link), link.theme)),

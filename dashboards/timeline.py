@@ -44,7 +44,7 @@ from dpro.units import NS_PER_MS
 NAME = "timeline"
 SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}
 BESIDE = 0.3  # of what is seen is drawn on each side of it, for panning
-MOST_ROWS = 160  # at once
+MAX_ROWS = 160  # at once
 _STEP_LABELS = 60
 _ROW, _BAR, _PATH = 17, 10, 3  # pixels: distance of rows, height of a bar, of the mark of the critical path
 _BETWEEN_RANKS = 0.5  # rows
@@ -98,7 +98,7 @@ def row_info(tracks: Tracks, link: Link) -> Rows:
         height.append(at)
         labels.append(plain(f"{track if path else f'rank {rank} {track}'}{replayed}"))
         before = lane
-    shown = MOST_ROWS
+    shown = MAX_ROWS
     return Rows(found[:shown], height[:shown], labels[:shown], max(len(found) - shown, 0))
 
 

@@ -14,16 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay_durations, step_ends
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-MOST_KINDS = 24  # of work told apart; the rest, which differs least, is taken together
+MAX_KINDS = 24  # of work told apart; the rest, which differs least, is taken together
 LONGEST = 1000.0  # how many times as long work may become: more is work that one run hardly has
 REST = "all other work"
 KINDS = {
@@ -147,10 +144,10 @@ def _compared(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
     )
     change = (pl.col("b_ns") - pl.col("a_ns")).abs()
     both = both.sort([change, "kind", "name"], descending=[True, False, False])
-    rest = both[MOST_KINDS:].select(
+    rest = both[MAX_KINDS:].select(
         name=pl.lit(REST), kind=pl.lit(""), a_ns=pl.col("a_ns").sum(), b_ns=pl.col("b_ns").sum()
     )
-    return pl.concat([both[:MOST_KINDS], rest])
+    return pl.concat([both[:MAX_KINDS], rest])
 
 
 def _told_apart(keys: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.errors import MissingExtra
 
 try:
@@ -19,7 +19,6 @@ try:
 except ImportError as error:  # pragma: no cover - numba is there wherever tests run
     raise MissingExtra("numba", "replay") from error
 
-Ints = NDArray[np.int64]
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 NO_NODE = -1
 

@@ -13,14 +13,11 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Ints
 from dpro.errors import DproError
 from dpro.replay.engine import grouped, topological_order
 from dpro.store import Run
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 class NodeKind(IntEnum):

@@ -13,10 +13,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.replay.engine import NO_NODE, latest_ends, longest_path, longest_path_batch
 from dpro.replay.graph import Graph, NodeKind
 
-Ints = NDArray[np.int64]
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
 

@@ -30,7 +30,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--n
 PATIENCE = 3  # times as long may all take in a rehearsal, which shares a busy machine with others
 TAIL = 2000  # characters of what a process wrote that are kept
 LARGEST_TAR = 15_000_000  # bytes
-MOST_TARS = 3  # of a stage; what has no room in them is left out, and said to be
+MAX_TARS = 3  # of a stage; what has no room in them is left out, and said to be
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Bench:
         parcel = self.folder / "parcel.tar"
         with tarfile.open(parcel, "w") as archive:
             archive.add(run, arcname=f"{check}/{run.name}")
-        for number in range(1, MOST_TARS + 1):
+        for number in range(1, MAX_TARS + 1):
             path = self.runs / f"runs-{stage}-{number}.tar"
             before = path.stat().st_size if path.exists() else 0
             if before + parcel.stat().st_size <= LARGEST_TAR:

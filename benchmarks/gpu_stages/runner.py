@@ -24,7 +24,7 @@ from gpu_stages.processes import end_carriers, end_group, marked, new_mark
 
 FORMAT = 1
 WHOLE, FAILED, CUT = "whole", "failed", "cut short"
-LEAST_S = 5.0  # with less time left than this no check is begun
+MIN_S = 5.0  # with less time left than this no check is begun
 SIDECAR_S = 5.0  # for which what a check leaves behind may go on
 
 Document = dict[str, Any]
@@ -56,7 +56,7 @@ def run_checks(
         if known.get(check.name, {}).get("status") == WHOLE:
             continue
         left_s = deadline - time.monotonic()
-        if left_s < LEAST_S:
+        if left_s < MIN_S:
             tell(f"{check.full_name}: no time left")
             continue
         limit_s = min(check.limit_s * (PATIENCE if dry else 1), left_s - 2)

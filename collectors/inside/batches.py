@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-MOST_PARTS = 256  # of a batch; what has more is not counted: that would take long
+MAX_PARTS = 256  # of a batch; what has more is not counted: that would take long
 _PLAIN = (str, bytes, int, float)
 
 
@@ -28,7 +28,7 @@ def count_elements(batch: Any) -> int:
             elif id(part) not in met:
                 met.add(id(part))
                 held = _held(part)
-                if len(met) + len(parts) + len(held) > MOST_PARTS:
+                if len(met) + len(parts) + len(held) > MAX_PARTS:
                     return 0
                 parts.extend(held)
     except Exception:  # whatever a class of the job's makes of being asked

@@ -35,7 +35,7 @@ _graph_size = torch.autograd._get_sequence_nr  # nodes that this thread has made
 _WATCH = "_compiled_call_impl"  # an attribute that `Module.__call__` honours, and that is never saved
 
 
-class Calls:
+class ModelCalls:
     """The model calls of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -115,7 +115,7 @@ class Calls:
 
 def install(recorder: Recorder) -> None:
     """Record the model calls of a job that does not train."""
-    calls = Calls(recorder)
+    calls = ModelCalls(recorder)
     patch(Module, "eval", after=lambda *_: recorder.call(calls.on_eval))
     recorder.listen("open", calls.search)
     recorder.listen("exit", calls.on_exit)

@@ -32,7 +32,7 @@ _KIB = 1024
 _GENERATIONS = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}  # of PCIe, by 0.1 GT/s of a lane
 # What a binding of another version raises, whose answers have other names or are none.
 _OTHER_VERSIONS = (LookupError, AttributeError, TypeError, ValueError)
-_MOST_EVENTS = 16  # that are taken at once
+_MAX_EVENTS = 16  # that are taken at once
 # Counters of the time that clocks were held down, by the library's: shares of its accumulation counter.
 _RESIDENCIES = {
     "ppt_residency_acc": "throttled_power_s",
@@ -176,7 +176,7 @@ class Gpus(SampledGpus):
         if not self._readers:
             return None
         try:
-            answer = self._readers[0].read(max(int(timeout_s * 1e3), 1), _MOST_EVENTS)
+            answer = self._readers[0].read(max(int(timeout_s * 1e3), 1), _MAX_EVENTS)
         except self._errors:
             return []  # nothing came in time, which has several codes
         return [

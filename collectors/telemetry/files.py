@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 
 
 def read_text(path: str | Path) -> str | None:
@@ -15,7 +15,7 @@ def read_text(path: str | Path) -> str | None:
     except OSError:
         return None
     try:
-        return os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
+        return os.read(descriptor, _MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
     finally:

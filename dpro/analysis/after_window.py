@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpro.replay.steps.typical import Floats, pace_of
+from dpro.arrays import Floats
+from dpro.replay.steps.typical import pace_of
 
 WARM_UP = 10  # steps that are not like the others
 LEAST = 30  # steps on either side

@@ -22,10 +22,10 @@ from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
 from dpro.words import shortened
 
-MOST_PREDICTIONS = 5
+MAX_PREDICTIONS = 5
 WORTH_SHOWING = 1.005  # speed-up: less is nothing
-MOST_KERNELS = 10
-MOST_RANKS = 16  # rows of a table
+MAX_KERNELS = 10
+MAX_RANKS = 16  # rows of a table
 LONGEST_NAME = 160  # characters: names of kernels have hundreds
 
 Pairs = Sequence[tuple[str, str]]
@@ -159,7 +159,7 @@ def _gains(analysis: Analysis) -> tuple[list[Gain], str, Pairs]:
         return [], "", []
     helpful = [_gain(each) for each in predictions if each.is_advice and each.speedup >= WORTH_SHOWING]
     measured = format_duration(float(steps.to_numpy().mean()))
-    return helpful[:MOST_PREDICTIONS], measured, [(each.edit, each.reason) for each in refused]
+    return helpful[:MAX_PREDICTIONS], measured, [(each.edit, each.reason) for each in refused]
 
 
 def _gain(prediction: Prediction) -> Gain:
@@ -181,7 +181,7 @@ def _breakdown(analysis: Analysis) -> list[Table]:
     except DproError:
         return []
     mean = steps.group_by("rank").agg(pl.col("^.*_ns$").mean())
-    shown = mean.sort(["duration_ns", "rank"], descending=[True, False]).head(MOST_RANKS).sort("rank")
+    shown = mean.sort(["duration_ns", "rank"], descending=[True, False]).head(MAX_RANKS).sort("rank")
     parts = ("compute_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns", "overlapped_comm_ns")
     rows = [
         [
@@ -211,7 +211,7 @@ def _kernels(analysis: Analysis) -> list[Table]:
             f"{ms(row['total_ns']):.2f}",
             f"{row['total_ns'] / whole:.1%}",
         ]
-        for row in kernels.head(MOST_KERNELS).iter_rows(named=True)
+        for row in kernels.head(MAX_KERNELS).iter_rows(named=True)
     ]
     on_gpu = bool((analysis.spans["kind"] == "kernel").any())
     title = "GPU kernels, all ranks" if on_gpu else "CPU operators by their own time, all ranks"

@@ -21,7 +21,7 @@ from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SENDS, SPANS, STEP
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.detect.pauses.find import Lost
-    from dpro.detect.stragglers.own_time import Always
+    from dpro.detect.stragglers.own_time import AlwaysOn
     from dpro.store import Manifest, Run
 
 # Of what a recording says of itself, what is about windows.
@@ -143,14 +143,14 @@ def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
 def without_windows(run: Run) -> Verdict | None:
     """What the steps and calls of a run show, and what they leave open; None where windows show more."""
     from dpro.detect.machine.gpu_state import with_gpus
-    from dpro.detect.significance import FEWEST_STEPS
+    from dpro.detect.significance import MIN_STEPS
     from dpro.detect.stragglers.own_time import on_one_clock
 
     rows = run.rows()
     if not rows[STEPS.name] or not rows[COLLECTIVES.name]:
         return None
     windows = run.table(STEPS, ["step", "window"]).filter(pl.col("window") >= 0)
-    if rows[SPANS.name] and windows["step"].n_unique() >= FEWEST_STEPS:
+    if rows[SPANS.name] and windows["step"].n_unique() >= MIN_STEPS:
         return None
     always = _always_of(run)
     aligned, apart = on_one_clock(always)
@@ -165,7 +165,7 @@ def without_windows(run: Run) -> Verdict | None:
     return findings, [*bad_ends(run), *_not_shown(aligned, apart), *no_window]
 
 
-def _late(recorded: Always, rows: Always, apart: list[int]) -> tuple[Lost, list[Finding], list[Finding]]:
+def _late(recorded: AlwaysOn, rows: AlwaysOn, apart: list[int]) -> tuple[Lost, list[Finding], list[Finding]]:
     """What is lost to pauses; in all other steps, ranks that the others wait for, or hosts that all wait.
 
     Args:
@@ -193,7 +193,7 @@ def _late(recorded: Always, rows: Always, apart: list[int]) -> tuple[Lost, list[
     return lost, [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
 
 
-def _late_on_gpu(recorded: Always, lost: Lost, late: list[Finding], *, doubtful: bool) -> list[Finding]:
+def _late_on_gpu(recorded: AlwaysOn, lost: Lost, late: list[Finding], *, doubtful: bool) -> list[Finding]:
     """Ranks that the others wait for on their GPUs, beside those whose hosts are late."""
     from dpro.detect.stragglers.timed_ranks import find_late_gpus
 
@@ -215,7 +215,7 @@ def _with_crowded_hosts(
     return [*find_crowded_hosts(crowds, counters), *not_crowding(findings, crowds, steps, counters)]
 
 
-def _timed(run: Run, rows: Always) -> list[Finding]:
+def _timed(run: Run, rows: AlwaysOn) -> list[Finding]:
     """What is slow in the network by what was timed without a deep window: wires tell more than calls."""
     from dpro.detect.network.timed_calls import traffic_of_calls
     from dpro.detect.network.wires import traffic_of_sends
@@ -229,7 +229,7 @@ def _timed(run: Run, rows: Always) -> list[Finding]:
     return diagnose_traffic(calls) if calls.transfers.height else []
 
 
-def _waiting(rows: Always, workers: pl.DataFrame, lost: Lost) -> list[Finding]:
+def _waiting(rows: AlwaysOn, workers: pl.DataFrame, lost: Lost) -> list[Finding]:
     from dpro.detect.stragglers.from_calls import on_gpus
     from dpro.detect.stragglers.input_bound import find_waiting_for_data
 
@@ -245,16 +245,16 @@ def _regression(run: Run) -> list[Finding]:
     return find_regression(steps_of(run), run.table(WORKERS), read_counters, read_spans)
 
 
-def _always_of(run: Run) -> Always:
+def _always_of(run: Run) -> AlwaysOn:
     """What of a run was always recorded."""
-    from dpro.detect.stragglers.own_time import Always
+    from dpro.detect.stragglers.own_time import AlwaysOn
     from dpro.replay.steps.durations import steps_of
 
     others = (COUNTERS, WORKERS, CLOCK_SAMPLES)
-    return Always(run.table(COLLECTIVES), steps_of(run), *(run.table(table) for table in others))
+    return AlwaysOn(run.table(COLLECTIVES), steps_of(run), *(run.table(table) for table in others))
 
 
-def _not_shown(rows: Always, apart: list[int]) -> list[str]:
+def _not_shown(rows: AlwaysOn, apart: list[int]) -> list[str]:
     """What the calls leave open, one line each."""
     from dpro.detect.hang.evidence import ranks_in_words
     from dpro.detect.stragglers.excess import WINDOWS
@@ -273,12 +273,12 @@ def _not_shown(rows: Always, apart: list[int]) -> list[str]:
 
 def not_known(analysis: Analysis) -> list[str]:
     """What keeps a replayed run from showing all that may be wrong, one line each."""
-    from dpro.detect.significance import FEWEST_STEPS
+    from dpro.detect.significance import MIN_STEPS
 
     reasons = [*bad_ends(analysis.run), *analysis.trust.reasons]
     steps = analysis.trust.steps.height
-    if 0 < steps < FEWEST_STEPS:
-        reasons.append(f"{steps} step cannot show that anything persists: record at least {FEWEST_STEPS}")
+    if 0 < steps < MIN_STEPS:
+        reasons.append(f"{steps} step cannot show that anything persists: record at least {MIN_STEPS}")
     return reasons
 
 

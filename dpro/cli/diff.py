@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ROWS = 15
 LONGEST_NAME = 70  # printed: names of kernels have hundreds of characters
-LEAST_SHARE = 0.005  # of the step: what contributes less is not printed
+MIN_SHARE = 0.005  # of the step: what contributes less is not printed
 
 
 @click.command()
@@ -90,7 +90,7 @@ def _print(found: Difference, doubts: list[str]) -> None:
         f"The mean step in deep windows takes {format_duration(found.a_ns)} in A and "
         f"{format_duration(found.b_ns)} in B: {_signed(delta)} ({delta / found.a_ns:+.1%})."
     )
-    shown = [each for each in found.contributors if abs(each.delta_ns) >= LEAST_SHARE * found.a_ns][:ROWS]
+    shown = [each for each in found.contributors if abs(each.delta_ns) >= MIN_SHARE * found.a_ns][:ROWS]
     for each in shown:
         out.print(
             f"  {_signed(each.delta_ns):>10}  {each.kind} {shortened(each.name, LONGEST_NAME + 1)}: "
@@ -100,9 +100,7 @@ def _print(found: Difference, doubts: list[str]) -> None:
     if less:
         out.print(f"  {_signed(less):>10}  all that contributes less")
     out.print(f"  {_signed(found.unexplained_ns):>10}  not explained by any kind of work")
-    if len(found.by_rank) > 1 and any(
-        abs(each) >= LEAST_SHARE * found.a_ns for each in found.by_rank.values()
-    ):
+    if len(found.by_rank) > 1 and any(abs(each) >= MIN_SHARE * found.a_ns for each in found.by_rank.values()):
         ranks = ", ".join(f"rank {rank} {_signed(each)}" for rank, each in found.by_rank.items())
         out.print(f"Work of single ranks, each taken for itself: {ranks}")
     for doubt in doubts:

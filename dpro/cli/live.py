@@ -21,7 +21,7 @@ from dpro.errors import DproError
 if TYPE_CHECKING:
     from dpro.store import Run
 
-LEAST_S = 2.0  # from one copy to the next
+MIN_S = 2.0  # from one copy to the next
 SHARE = 0.1  # of the time that copies may take
 KEPT = 2  # the latest may still be read when the next is there
 
@@ -33,7 +33,7 @@ def is_live(run: Path) -> bool:
     return any(is_locked(each) and job_lives(each) for each in launches(run.resolve()))
 
 
-def copies(run: Path, least_s: float = LEAST_S) -> Iterator[Run]:
+def copies(run: Path, least_s: float = MIN_S) -> Iterator[Run]:
     """Copies of a recording, the run itself last.
 
     Args:

@@ -12,10 +12,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import MAD_TO_SIGMA
+
 Values = NDArray[np.float64]
 
 CHANCE = 1e-4  # of a change somewhere in a series that has none
-MAD_TO_SIGMA = 1.4826
 SHORTEST = 12  # values; fewer in a row are no level of their own
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import CLASS as UNEVEN_DATA
@@ -22,8 +21,6 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.heal import healed_in_each_step, peers_of, section_work
 from dpro.units import format_duration
-
-Ints = NDArray[np.int64]
 
 MIN_WAITING = 0.1  # of the step, mean over ranks
 ONCE = 0.8  # of what a rank is waited for: in one step

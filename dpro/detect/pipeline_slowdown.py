@@ -16,21 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.micro_batches import Variation, variation_of
-from dpro.detect.significance import FEWEST_STEPS, clear_gain, confidence
+from dpro.detect.significance import MIN_STEPS, clear_gain, confidence
 from dpro.detect.stragglers.replayed import find_stragglers
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, replay_durations, step_times
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.units import format_duration
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 # How many of the workers count as the slowest.
 SLOWEST_WORKERS = 0.03
@@ -208,7 +204,7 @@ def find_uneven_stages(graph: Graph) -> list[Finding]:
         *(_evened(free, ratios.filter(pl.col("stage") == stage)) for stage in stages),
     ]
     times = replayed_steps(free, columns)
-    if times.shape[0] < FEWEST_STEPS:
+    if times.shape[0] < MIN_STEPS:
         return []
     base, saved = times[:, 0], times[:, :1] - times[:, 1:]
     return [

@@ -22,7 +22,7 @@ from dpro.replay.steps.host import host_facts
 from dpro.replay.steps.typical import job_steps
 from dpro.units import format_duration
 
-LEAST_SHARE = 0.03  # of the step: less is not worth a finding
+MIN_SHARE = 0.03  # of the step: less is not worth a finding
 EXPLAINS = 0.2  # of the growth of the step: what grew by less is no evidence
 LINES = 4  # of evidence of a kind, at most
 HOST_WORDS = {
@@ -108,12 +108,12 @@ def regression_of(series: pl.DataFrame) -> Regression | None:
         series: as `job_steps` gives it.
     """
     times = series["duration_ns"].to_numpy().astype(np.float64)
-    begins = [0, *change_points(times, LEAST_SHARE)]
+    begins = [0, *change_points(times, MIN_SHARE)]
     if len(begins) < 2:
         return None
     levels = [float(np.median(part)) for part in np.split(times, begins[1:])]
     fastest = int(np.argmin(levels))
-    slower = [level >= (1 + LEAST_SHARE) * levels[fastest] for level in levels]
+    slower = [level >= (1 + MIN_SHARE) * levels[fastest] for level in levels]
     first = fastest + 1  # of the levels that are slower to the end
     while first < len(levels) and not all(slower[first:]):
         first += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.micro_batches import equal_batches
 from dpro.detect.imbalance.stages import find_uneven_work_of_stages, with_doubt
-from dpro.detect.imbalance.windows import Even, hand_out_evenly
+from dpro.detect.imbalance.windows import BalancedJob, hand_out_evenly
 from dpro.detect.network.degradation import find_slower_transfers
 from dpro.detect.network.traffic import Traffic, traffic_of
 from dpro.detect.network.transfers import find_slow_network
@@ -33,7 +33,7 @@ def diagnose_graph(graph: Graph) -> list[Finding]:
     """
     even = hand_out_evenly(graph)
     if not even.told and not _find_slow_ranks(graph):
-        even = Even(graph, [], True, {})
+        even = BalancedJob(graph, [], True, {})
     stages = find_uneven_work_of_stages(even.graph)
     stragglers = with_doubt(even.leaves(_find_slow_ranks(even.graph)), stages)
     explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)

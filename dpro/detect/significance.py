@@ -9,17 +9,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from dpro.arrays import Ints
+
 Times = NDArray[np.int64] | NDArray[np.float64]
 
 # A rank below this is not blamed: differences of this size are everywhere and cost little.
-LEAST_SHARE = 0.03
+MIN_SHARE = 0.03
 # The gain must reach that in this share of the steps, and its mean this many of its standard deviations:
 # of two healthy ranks on busy cores one is always a little slower, but not the same in every step.
 PERSISTENT = 0.8
 EFFECT_SIZE = 1.5
-FEWEST_STEPS = 2  # one step cannot show that anything persists
-FEWEST_LATEST = 4  # steps, of those that a fault that began while the job ran may show in
+MIN_STEPS = 2  # one step cannot show that anything persists
+MIN_LATEST = 4  # steps, of those that a fault that began while the job ran may show in
 # Student's t, 99.9%, for 1, 2, … degrees of freedom: the spread of few steps is itself hardly known, and
 # every rank is one more chance to be wrong.
 T_999 = (318.3, 22.33, 10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30)
@@ -29,14 +30,14 @@ def clear_gain(saved: Times, base: Times) -> bool:
     """Whether a gain per step is large enough, there in nearly every step, and more than chance."""
     freedom = min(saved.size - 1, len(T_999))
     needed = max(EFFECT_SIZE, T_999[freedom - 1] / np.sqrt(saved.size)) * float(saved.std(ddof=1))
-    persistent = float((saved >= LEAST_SHARE * base).mean())
-    return bool(saved.mean() >= max(LEAST_SHARE * base.mean(), needed) and persistent >= PERSISTENT)
+    persistent = float((saved >= MIN_SHARE * base).mean())
+    return bool(saved.mean() >= max(MIN_SHARE * base.mean(), needed) and persistent >= PERSISTENT)
 
 
 def confidence(saved: Times, base: Times) -> float:
     """How steady a gain per step is: 1 - its standard error relative to its mean, times its persistence."""
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / float(saved.mean())
-    persistent = float((saved >= LEAST_SHARE * base).mean())
+    persistent = float((saved >= MIN_SHARE * base).mean())
     return round(float(np.clip(1 - error, 0, 1)) * persistent, 3)
 
 
@@ -47,6 +48,6 @@ def first_of_latest(steps: Ints) -> list[int]:
         steps: [T] in order.
     """
     sizes = [steps.size]
-    while sizes[-1] // 2 >= FEWEST_LATEST:
+    while sizes[-1] // 2 >= MIN_LATEST:
         sizes.append(sizes[-1] // 2)
     return [int(steps[-size]) for size in sizes]

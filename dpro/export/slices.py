@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from dpro.arrays import Bools, Ints
 from dpro.detect.findings import Finding
 from dpro.replay.engine import NO_NODE
-from dpro.replay.graph import Bools, Graph, Ints, NodeKind
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes, slack_of, step_ends
 from dpro.units import format_duration
 

@@ -26,7 +26,7 @@ from dpro.store import Manifest, merge_counts, write_manifest
 Spread: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any], Callable[[Any, str], Any]], Iterator[Any]]
 """`parallel.run_tasks` with its workers chosen."""
 
-_MOST_RANKS_NAMED = 8
+_MAX_RANKS_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,6 @@ def _sources(pieces: Sequence[Piece]) -> dict[str, str]:
 
 def missing_in_words(missing: Sequence[int], world_size: int) -> str:
     """One line on ranks of which there is nothing."""
-    named = ", ".join(map(str, missing[:_MOST_RANKS_NAMED]))
-    more = " …" if len(missing) > _MOST_RANKS_NAMED else ""
+    named = ", ".join(map(str, missing[:_MAX_RANKS_NAMED]))
+    more = " …" if len(missing) > _MAX_RANKS_NAMED else ""
     return f"{len(missing)} of {world_size} ranks are missing: {named}{more}"

@@ -41,7 +41,7 @@ _TELLING = (
 )  # fmt: skip
 
 
-class Calls(NamedTuple):
+class CallColumns(NamedTuple):
     """Calls as rows of `collectives`, without the ranks of their groups: much where those are large.
 
     Attributes:
@@ -65,7 +65,7 @@ def calls_of(
     groups: Mapping[str, Sequence[int]],
     rank: int,
     stand_ins: Mapping[Call, Entry],
-) -> Calls:
+) -> CallColumns:
     """Calls as rows of `collectives`.
 
     Args:
@@ -75,7 +75,7 @@ def calls_of(
         stand_ins: as `coalesced_calls` gives them.
     """
     if not entries:
-        return Calls(COLLECTIVES.empty().drop(GROUP_RANKS), [], np.empty(0, np.int64))
+        return CallColumns(COLLECTIVES.empty().drop(GROUP_RANKS), [], np.empty(0, np.int64))
     examples, of_kind = _sorts(entries)
     kinds = [_kind(example, groups, rank) for example in examples]
     names = [name for name in kinds[0] if name in COLLECTIVES.dtypes and name != GROUP_RANKS]
@@ -92,7 +92,7 @@ def calls_of(
         "state": _states(entries, retires, stand_ins),
     }
     rows = shared[of_kind].hstack([pl.Series(name, values) for name, values in own.items()])
-    return Calls(rows, kinds, of_kind)
+    return CallColumns(rows, kinds, of_kind)
 
 
 def column(entries: Sequence[Entry], name: str) -> list[Any]:

@@ -22,7 +22,7 @@ from dpro.ingest import plain_pickle
 from dpro.ingest.files import read_bytes
 from dpro.ingest.flight_entries import (
     SOURCE,
-    Calls,
+    CallColumns,
     calls_of,
     coalesced_calls,
     column,
@@ -83,7 +83,7 @@ def read_calls(path: Path, *, rank: int | None = None) -> RankTrace:
     return replace(trace, frames=frames)
 
 
-def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, Calls]:
+def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, CallColumns]:
     """All that a dump tells; its calls apart."""
     dump = _load(read_bytes(path), path)
     entries = dump.get("entries") or []

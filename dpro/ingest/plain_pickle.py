@@ -38,7 +38,7 @@ _SMALL_TUPLE = re.compile(rb"[\x85-\x87](?![pqr\x94])")  # of one to three value
 _MAX_SMALL_TUPLES = 64  # of values that are not remembered ones; more might lie deep in each other
 _KEYS = (str, bytes, int, bool, float, type(None))
 _MAX_KEY_BITS = 64  # of a number: its hash goes through all of it
-_LEAST_COUNTED_BYTES = 1 << 23  # that values may always take when they are written out
+_MIN_COUNTED_BYTES = 1 << 23  # that values may always take when they are written out
 _PLAIN = (
     *("EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
     *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "MARK", "STOP", "POP", "POP_MARK", "DUP"),
@@ -131,7 +131,7 @@ def _refuse_repetition(value: Any, size: int) -> None:
         pickle.UnpicklingError: it is far more than the pickle.
         Exception: they are nested too deeply, or hold themselves.
     """
-    written = pickle.Pickler(_Counter(max(_LEAST_COUNTED_BYTES, MAX_REPETITION * size)), protocol=4)
+    written = pickle.Pickler(_Counter(max(_MIN_COUNTED_BYTES, MAX_REPETITION * size)), protocol=4)
     written.fast = True  # nothing is remembered
     written.dump(value)
 

@@ -15,7 +15,7 @@ import polars as pl
 SOURCE = "repetition"
 
 _FEWEST = 3  # repetitions
-_FEWEST_SPANS = 5  # in one of them
+_MIN_SPANS = 5  # in one of them
 _ALIKE = 0.95  # share of spans that are called like the one a period later
 _LONGEST_OF_TYPICAL = 2.0  # duration of one repetition against the median
 _NAMES_ASKED = 64
@@ -80,7 +80,7 @@ def _period(names: Array) -> int:
     """
     size = len(names)
     for period in _candidates(names):
-        if not _FEWEST_SPANS <= period <= size // _FEWEST:
+        if not _MIN_SPANS <= period <= size // _FEWEST:
             continue
         alike = names[:-period] == names[period:]
         # At both ends too: layers repeat in the middle of a step, but not in its head and tail.

@@ -17,17 +17,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Floats
 from dpro.errors import Unanswerable
 from dpro.replay.steps.durations import host_steps_of, steps_of
 from dpro.replay.steps.typical import job_steps, undisturbed
 from dpro.store import Run
 
-Floats = NDArray[np.float64]
 Typical = Callable[[Floats], float]
 
-LEAST_STEPS = 10
+MIN_STEPS = 10
 BLOCK_STEPS, RESAMPLES, SEED = 5, 1000, 0
 CONFIDENCE = 0.95
 # Student's t for that, two-sided, by degrees of freedom from 1; beyond, expanded around the normal quantile.
@@ -96,10 +95,10 @@ def times_by_one_clock(runs: Sequence[Run], skip: int) -> tuple[str, list[Floats
 def _measured(run: Run, steps: pl.DataFrame, skip: int) -> Floats:
     kept = undisturbed(steps).filter((pl.col("window") < 0) & (pl.col("step") > skip))
     times = job_steps(kept)
-    if times.height < LEAST_STEPS:
+    if times.height < MIN_STEPS:
         raise Unanswerable(
             f"{run.path}: {times.height} of {steps['step'].n_unique()} steps can be measured, without the "
-            f"first {skip} and those recorded in depth; {LEAST_STEPS} are needed: let the job run longer"
+            f"first {skip} and those recorded in depth; {MIN_STEPS} are needed: let the job run longer"
         )
     return times["duration_ns"].to_numpy()
 

@@ -81,7 +81,7 @@ class _Known:
         self.groups: dict[str, list[int]] = {}
 
 
-class Calls:
+class CallTable:
     """The calls of a job.
 
     Attributes:

@@ -31,7 +31,7 @@ from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
 from dpro.watch.tail import OPEN_NS, Tail
 
-MOST_BYTES = 50 << 20  # of windows' files, of all ranks together: some 150,000 spans, and half a minute
+MAX_BYTES = 50 << 20  # of windows' files, of all ranks together: some 150,000 spans, and half a minute
 SETTLED_S = 3.0  # after the last rank has saved its window: the calls that belong to it come a moment later
 LONGEST_S = 300.0  # that a look may take
 SHARE = 0.05  # of the time that looks may take
@@ -86,15 +86,15 @@ class DeepLooks:
         sizes = [_size(tails, window) for window in latest_first]
         if not sizes or sizes[0] == 0:
             return  # converted before this look: there will be another
-        if sizes[0] > MOST_BYTES:
+        if sizes[0] > MAX_BYTES:
             raise Unanswerable(
                 f"deep windows of {sizes[0] >> 20} MiB are not looked at while the job runs, only up to "
-                f"{MOST_BYTES >> 20}: `dpro diagnose` does when it is over"
+                f"{MAX_BYTES >> 20}: `dpro diagnose` does when it is over"
             )
         chosen = [
             ["--window", str(window)]
             for window, size, total in zip(latest_first, sizes, accumulate(sizes), strict=True)
-            if size and total <= MOST_BYTES
+            if size and total <= MAX_BYTES
         ]
         self._told, self._begun_s = TemporaryFile(), time.monotonic()  # noqa: SIM115
         self._child = subprocess.Popen(

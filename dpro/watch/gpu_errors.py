@@ -21,7 +21,7 @@ from dpro.errors import DproError
 from dpro.schema import COUNTERS
 from dpro.watch.tail import Tail, steps_of, workers_of
 
-MOST_NODES = 8  # whose files are read
+MAX_NODES = 8  # whose files are read
 
 
 def with_gpu_errors(findings: Sequence[Finding], run: Path, tails: Sequence[Tail]) -> list[Finding]:
@@ -37,7 +37,7 @@ def with_gpu_errors(findings: Sequence[Finding], run: Path, tails: Sequence[Tail
     named = {rank for each in findings for rank in each.ranks}
     hosts = sorted({tail.process.facts["host"] for tail in tails if tail.process.rank in named})
     with suppress(DproError, OSError, ValueError, LookupError, pl.exceptions.PolarsError):
-        rows = pl.concat([COUNTERS.empty(), *_sampled(run, hosts[:MOST_NODES])])
+        rows = pl.concat([COUNTERS.empty(), *_sampled(run, hosts[:MAX_NODES])])
         return with_errors(findings, steps_of(tails), rows, workers_of(tails))
     return list(findings)
 

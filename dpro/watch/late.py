@@ -16,7 +16,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import AMOUNT
 from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
 from dpro.detect.stragglers.from_calls import HISTORY, NOTHING, judge
-from dpro.detect.stragglers.own_time import Always, on_one_clock, own_time
+from dpro.detect.stragglers.own_time import AlwaysOn, on_one_clock, own_time
 from dpro.schema import COUNTERS
 
 AGAIN, FEWEST = 40, 5  # steps whose calls are looked at again: what a call waits for is told from several
@@ -61,7 +61,7 @@ class Lateness:
         if now.steps.is_empty() or now.calls.is_empty():
             return []
         steps = now.steps.filter(pl.col("step") > pl.col("step").max() - AGAIN)
-        rows = Always(now.calls, steps, COUNTERS.empty(), now.workers, now.clock_samples)
+        rows = AlwaysOn(now.calls, steps, COUNTERS.empty(), now.workers, now.clock_samples)
         aligned, _ = on_one_clock(rows)
         calls = aligned.collectives.rename({"enqueued_ns": "time_ns"})
         if calls.is_empty():

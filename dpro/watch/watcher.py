@@ -34,7 +34,7 @@ from dpro.folders import written_whole
 from dpro.schema import COUNTERS
 from dpro.units import NS_PER_S
 from dpro.watch.activity import Activity, why_silent
-from dpro.watch.calls import Calls
+from dpro.watch.calls import CallTable
 from dpro.watch.deep import DeepLooks
 from dpro.watch.gpu_errors import with_gpu_errors
 from dpro.watch.late import Lateness, Latest, since_of
@@ -51,7 +51,7 @@ AHEAD_S = 2.5  # of the end of patience processes are asked
 SHARE = 0.1  # of its time that looks at lateness may take
 HANG_SHARE = 0.5  # the same of looks at a job that stands still
 STILL_S = 5.0  # without a step: the latest calls are asked for, and looked at for a hang
-LEAST_PATIENCE_S = 7.5  # without a step before a hang is told
+MIN_PATIENCE_S = 7.5  # without a step before a hang is told
 STARTING_S = 60.0  # the same before the second step: programs are compiled then, and data loaded
 BUSY_S = 30.0  # how much longer a host is waited for that works: it may be writing a checkpoint
 LONGER = 1.5  # than the longest pause so far: a job that paused for a checkpoint will again
@@ -161,7 +161,7 @@ class Watcher:
 
     def _begin(self) -> None:
         """Nothing is known of how the job moves."""
-        self._lateness, self._calls, self._snapshot = Lateness(), Calls(), Snapshot()
+        self._lateness, self._calls, self._snapshot = Lateness(), CallTable(), Snapshot()
         self._deep.close()
         self._deep = DeepLooks(self.run)
         self._updates = 0
@@ -285,7 +285,7 @@ class Watcher:
         if self.step < 1:
             return STARTING_S
         usual = statistics.median(self._pauses) if self._pauses else 0.0
-        return max(LEAST_PATIENCE_S, 3 * usual, LONGER * max(self._pauses, default=0.0))
+        return max(MIN_PATIENCE_S, 3 * usual, LONGER * max(self._pauses, default=0.0))
 
     def _may_go_on(self, finding: Finding) -> bool:
         """Whether a host that others wait for works on something, and has not done so for long."""

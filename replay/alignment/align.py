@@ -18,12 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from dpro.replay.alignment.clocks import ENOUGH, Ints, Line, fit_bounded, fit_scattered
+from dpro.arrays import Ints
+from dpro.replay.alignment.clocks import ENOUGH, ClockLine, fit_bounded, fit_scattered
 from dpro.replay.alignment.comparisons import Comparisons, named
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
 # The skew of the ends of one collective is tens of microseconds: below this an offset cannot be told from it.
-LEAST_OFFSET_NS = 50 * NS_PER_US
+MIN_OFFSET_NS = 50 * NS_PER_US
 # Times on GPUs are converted to the host's clock to some tens of microseconds.
 CONVERSION_NS = 100 * NS_PER_US
 # Ranks of one host name are taken for ranks of one clock unless collectives contradict it by more than this.
@@ -45,7 +46,7 @@ class Clock:
     """
 
     name: str
-    line: Line
+    line: ClockLine
     source: str
 
 
@@ -101,7 +102,7 @@ def one_clock(places: Iterable[tuple[int, int]], why: str) -> Alignment:
         places: rank and window of its rows.
         why: how that is known.
     """
-    return Alignment({place: Clock("", Line(), why) for place in places})
+    return Alignment({place: Clock("", ClockLine(), why) for place in places})
 
 
 def align(
@@ -229,7 +230,7 @@ class _Window:
             if root in self.known:
                 continue
             first = not self.known
-            line = Line(uncertainty_ns=0 if first else -1)
+            line = ClockLine(uncertainty_ns=0 if first else -1)
             found = {root: Clock(root, line, "reference" if first else "nothing")}
             while found:
                 self.known |= found
@@ -242,14 +243,14 @@ class _Window:
             name
             for name in names
             if name not in self.known
-            and (name not in found or found[name].line.uncertainty_ns > LEAST_OFFSET_NS)
+            and (name not in found or found[name].line.uncertainty_ns > MIN_OFFSET_NS)
         ]
         for name, clock in self._by_ends(poor).items():
             if name not in found or clock.line.uncertainty_ns < found[name].line.uncertainty_ns:
                 found[name] = clock
         return found
 
-    def _through(self, peer: str, line: Line) -> Line:
+    def _through(self, peer: str, line: ClockLine) -> ClockLine:
         """Uncertainties add up on the way from the reference."""
         before = self.known[peer].line.uncertainty_ns
         return dataclasses.replace(line, uncertainty_ns=-1 if before < 0 else before + line.uncertainty_ns)
@@ -284,7 +285,7 @@ class _Window:
             found[name] = Clock(name, self._through(str(rows["peer"][0]), line), source)
         return found
 
-    def _of_ends(self, name: str, shared: pl.DataFrame) -> tuple[Line, str]:
+    def _of_ends(self, name: str, shared: pl.DataFrame) -> tuple[ClockLine, str]:
         together = shared.filter(pl.col("way") == 0)
         shared = together if together.height >= ENOUGH else shared
         times, peer = shared["end"].to_numpy(), str(shared["peer"][0])
@@ -295,12 +296,15 @@ class _Window:
             low, high = _feasible(_aligned_moments(self._here, lines)).get(name, (-np.inf, np.inf))
             if np.isfinite([low, high]).all() and low <= high:
                 offset, half = line.offset_ns + round((low + high) / 2), round((high - low) / 2)
-                line, source = Line(line.reference_ns, offset, line.drift_ppb, half), "causality of sends"
+                line, source = (
+                    ClockLine(line.reference_ns, offset, line.drift_ppb, half),
+                    "causality of sends",
+                )
         most = max(line.uncertainty_ns, abs(line.offset_ns))
         if times.size < ENOUGH:
-            return Line(line.reference_ns, 0, 0, most), "too few collectives in common"
-        if not line.drift_ppb and abs(line.offset_ns) <= max(line.uncertainty_ns, LEAST_OFFSET_NS):
-            return Line(line.reference_ns, 0, 0, most), f"{source}: clocks agree"
+            return ClockLine(line.reference_ns, 0, 0, most), "too few collectives in common"
+        if not line.drift_ppb and abs(line.offset_ns) <= max(line.uncertainty_ns, MIN_OFFSET_NS):
+            return ClockLine(line.reference_ns, 0, 0, most), f"{source}: clocks agree"
         return line, source
 
     def conflicts(self) -> list[str]:
@@ -327,7 +331,7 @@ class _Window:
         return found
 
 
-def _aligned_moments(seen: pl.DataFrame, lines: Mapping[str, Line]) -> pl.DataFrame:
+def _aligned_moments(seen: pl.DataFrame, lines: Mapping[str, ClockLine]) -> pl.DataFrame:
     """Rows of some clocks with what causality binds moved along their lines."""
     parts = []
     for name, line in lines.items():

@@ -1,6 +1,6 @@
 """One clock against another: a line through their differences, and exact arithmetic with it.
 
-In: differences of a clock to the reference at some of its times. Out: a `Line` with its uncertainty, and
+In: differences of a clock to the reference at some of its times. Out: a `ClockLine` with its uncertainty, and
 times moved along it. Drift is only told where it stands out from what the differences scatter by; else it
 is zero, and what it might be is part of the uncertainty. Where the differences come from is not known here.
 """
@@ -10,12 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.units import NS_PER_S
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # Clocks of computers drift apart by less than this, also where nobody disciplines them.
 WORST_DRIFT_PPB = 100_000
@@ -30,7 +27,7 @@ _MOST = 400
 
 
 @dataclass(frozen=True)
-class Line:
+class ClockLine:
     """What a clock is ahead of the reference.
 
     Attributes:
@@ -56,7 +53,7 @@ class Line:
         return times - self.ahead(times)
 
 
-def fit_scattered(times: Ints, differences: Ints) -> Line:
+def fit_scattered(times: Ints, differences: Ints) -> ClockLine:
     """A line through differences that scatter, some of them wildly.
 
     The slope is the median of the slopes between all pairs (Theil 1950, Sen 1968). It is taken where it is
@@ -70,7 +67,7 @@ def fit_scattered(times: Ints, differences: Ints) -> Line:
     low, level, high = np.percentile(differences, (25, 50, 75))
     spread = high - low
     if times.size < ENOUGH:
-        return Line(middle, round(level), 0, round(abs(level) + spread))
+        return ClockLine(middle, round(level), 0, round(abs(level) + spread))
     slope = _median_slope(times - middle, differences) if times.size >= ENOUGH_FOR_DRIFT else 0.0
     left = differences - slope * (times - middle)
     low, steep_level, high = np.percentile(left, (25, 50, 75))
@@ -78,8 +75,8 @@ def fit_scattered(times: Ints, differences: Ints) -> Line:
     error = 1.25 * (high - low) / 1.35 / (np.std(times - middle) * np.sqrt(times.size) + 1.0)
     clear = high - low <= CLEARLY_LESS * spread and abs(slope) > CLEARLY_STEEP * error
     if not clear or abs(slope) * NS_PER_S > WORST_DRIFT_PPB:
-        return Line(middle, round(level), 0, round(spread))
-    return Line(middle, round(steep_level), round(slope * NS_PER_S), round(high - low))
+        return ClockLine(middle, round(level), 0, round(spread))
+    return ClockLine(middle, round(steep_level), round(slope * NS_PER_S), round(high - low))
 
 
 def _median_slope(times: Ints, differences: Ints) -> float:
@@ -92,7 +89,7 @@ def _median_slope(times: Ints, differences: Ints) -> float:
     return float(np.median((differences[j] - differences[i]) / (times[j] - times[i]))) if i.size else 0.0
 
 
-def fit_bounded(times: Ints, differences: Ints, bounds: Ints, at: tuple[int, int]) -> Line:
+def fit_bounded(times: Ints, differences: Ints, bounds: Ints, at: tuple[int, int]) -> ClockLine:
     """A line through differences each of which is wrong by no more than a bound.
 
     Weighted least squares, near bounds counting most. The slope is taken where it is more than the bounds
@@ -119,4 +116,4 @@ def fit_bounded(times: Ints, differences: Ints, bounds: Ints, at: tuple[int, int
     off = float(np.abs(differences - level - slope * since)[near].max())
     beyond = max(int(times.min()) - at[0], at[1] - int(times.max()), 0)
     uncertainty = max(off, bound) + unknown * beyond
-    return Line(middle, round(level), round(slope * NS_PER_S), round(uncertainty))
+    return ClockLine(middle, round(level), round(slope * NS_PER_S), round(uncertainty))

@@ -12,9 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.units import NS_PER_MS
-
-Ints = NDArray[np.int64]
 
 # Comparisons used on each side of a window: the two latest times that clocks were compared.
 NEAREST = 16

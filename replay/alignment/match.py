@@ -14,10 +14,8 @@ from functools import partial
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from dpro.arrays import Bools, Ints
 
 POINT_TO_POINT = ("send", "recv")
 # Each process counts its messages to all peers: what is number 3 for one end can be number 5 for the other.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.replay.engine import innermost_segments
 
-Ints = NDArray[np.int64]
 NOTHING: Ints = np.empty(0, np.int64)
 
 # Traces in microseconds round each time by itself: a span can seem to outlast what contains it by this much.

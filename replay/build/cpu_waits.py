@@ -14,15 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Ints
 from dpro.replay.build.cpu_threads import Segments, bursts, thread_segments, top_level
-from dpro.replay.build.dependencies import WORK, Links, join, links
+from dpro.replay.build.dependencies import WORK, Dependencies, join, links
 from dpro.replay.build.rank_view import KIND, Local
 from dpro.replay.graph import EdgeKind
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 AUTOGRAD = r"^autograd::engine::evaluate_function"
 BACKWARD = "dpro::backward"
@@ -47,7 +44,7 @@ class Threads:
 
 
 @dataclass(frozen=True)
-class Waits:
+class CpuWaits:
     """What a rule found: stretches in which threads waited, and the dependencies that end them.
 
     Attributes:
@@ -58,7 +55,7 @@ class Waits:
     tid: Ints
     start: Ints
     end: Ints
-    links: Links
+    links: Dependencies
 
 
 def threads_of(local: Local, names: pl.Series) -> Threads:
@@ -87,7 +84,7 @@ def _segments(local: Local, spans: Ints, finish: int) -> Segments:
     return thread_segments(local.start[spans], local.end[spans], spans, local.begin, finish)
 
 
-def hand_over(local: Local, threads: Threads, tid: int, told: Links) -> Waits:
+def hand_over(local: Local, threads: Threads, tid: int, told: Dependencies) -> CpuWaits:
     """Forward to backward and back: the caller waits while its backward thread works, and in turn.
 
     That is inferred from when they work, unless the trace tells that the one works on what the other made.
@@ -109,7 +106,7 @@ def hand_over(local: Local, threads: Threads, tid: int, told: Links) -> Waits:
     unsaid = np.searchsorted(started, begin) == np.searchsorted(started, finish)
     given = links(EdgeKind.HANDOVER, (main, begin), (tid, begin), unsaid)
     returned = links(EdgeKind.HANDOVER, (tid, done), (main, done), unsaid[contained])
-    return Waits(
+    return CpuWaits(
         tid=np.repeat([main, tid], [done.size, idle_from.size]),
         start=np.append(begin[contained], idle_from),
         end=np.append(done, idle_to),
@@ -198,7 +195,7 @@ def _called_on_cpu(local: Local) -> Bools:
     return (local.instance >= 0) & ~local.on_gpu & (local.launch >= 0)
 
 
-def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> Waits:
+def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> CpuWaits:
     """Where the threads that called CPU collectives and messages needed them.
 
     - Of a message the trace has when its caller asked: there it is needed, and waited for if it ended later
@@ -225,7 +222,7 @@ def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> 
         _results(local, _ended(local, ran, tid, segments, kinds), tid, kinds)
         for tid, segments in threads.segments.items()
     ]
-    return Waits(
+    return CpuWaits(
         np.concatenate([each.tid for each in found] or [ran[:0]]),
         np.concatenate([each.start for each in found] or [ran[:0]]),
         np.concatenate([each.end for each in found] or [ran[:0]]),
@@ -263,7 +260,7 @@ def _within(local: Local, call: Ints, outer: Ints) -> Bools:
     return inside
 
 
-def _results(local: Local, ended: _Ended, tid: int, kinds: _Operators) -> Waits:
+def _results(local: Local, ended: _Ended, tid: int, kinds: _Operators) -> CpuWaits:
     """Waits of one thread."""
     inner = np.maximum(ended.inner, 0)
     quiet = (ended.inner < 0) | np.isin(local.kind[inner], QUIET)
@@ -280,7 +277,7 @@ def _results(local: Local, ended: _Ended, tid: int, kinds: _Operators) -> Waits:
     for number in np.flatnonzero(at < 0).tolist():
         at[number], inferred[number] = _needed_by(local, ended, number, kinds, claimed)
     found = links(EdgeKind.SYNC, (WORK, ended.span), (tid, at), inferred)
-    return Waits(np.full(int(blocked.sum()), tid), since[blocked], ended.end[blocked], found)
+    return CpuWaits(np.full(int(blocked.sum()), tid), since[blocked], ended.end[blocked], found)
 
 
 def _goes_on_soon(local: Local, ended: _Ended, idle: Bools) -> Bools:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from dpro.replay.build.dependencies import Links, links
+from dpro.arrays import Ints
+from dpro.replay.build.dependencies import Dependencies, links
 from dpro.replay.build.gpu_streams import ROUNDING_NS, Pairs, Streams
 from dpro.replay.build.rank_view import Local, index_of
 from dpro.replay.graph import EdgeKind
 from dpro.schema import DEPENDENCIES
 from dpro.store import Run
-
-Ints = NDArray[np.int64]
 
 PAIR = ("rank", "window", "source_span_id", "target_span_id")
 
@@ -69,7 +67,7 @@ def as_spans(local: Local, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
     return source[ordered], target[ordered]
 
 
-def between_threads(local: Local, threads: list[int], source: Ints, target: Ints) -> Links:
+def between_threads(local: Local, threads: list[int], source: Ints, target: Ints) -> Dependencies:
     """Hand-overs from one CPU thread to another.
 
     Args:

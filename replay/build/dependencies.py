@@ -11,20 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from dpro.arrays import Bools, Ints
 from dpro.replay.build.cpu_threads import Pieces
 from dpro.replay.graph import EdgeKind, Edges
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 # In place of a thread: the end is a span of work, not a moment. Thread ids may be any number, -1 included.
 WORK = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
-class Links:
+class Dependencies:
     """Dependencies, each [K].
 
     Attributes:
@@ -46,16 +44,20 @@ class Links:
 End = tuple[ArrayLike, ArrayLike]
 
 
-def links(kind: EdgeKind | Ints, source: End, target: End, inferred: ArrayLike = False) -> Links:
+def links(kind: EdgeKind | Ints, source: End, target: End, inferred: ArrayLike = False) -> Dependencies:
     """Links of one kind; each end is (thread, time) or (`WORK`, span), scalars or [K]."""
     columns = np.broadcast_arrays(np.asarray(kind, np.int64), *source, *target, np.atleast_1d(inferred))
     kinds, source_thread, source_at, target_thread, target_at = (c.astype(np.int64) for c in columns[:-1])
-    return Links(kinds, columns[-1].astype(np.bool_), source_thread, source_at, target_thread, target_at)
+    return Dependencies(
+        kinds, columns[-1].astype(np.bool_), source_thread, source_at, target_thread, target_at
+    )
 
 
-def join(parts: Sequence[Links]) -> Links:
+def join(parts: Sequence[Dependencies]) -> Dependencies:
     """All links of several rules."""
-    return Links(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Links)})
+    return Dependencies(
+        **{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Dependencies)}
+    )
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def number_nodes(pieces: dict[int, Pieces], work: Ints, is_collective: Bools) ->
     return Numbering(pieces, first, work, begins, ends, sum(sizes) + int(size.sum()))
 
 
-def resolve(found: Links, numbering: Numbering) -> Edges:
+def resolve(found: Dependencies, numbering: Numbering) -> Edges:
     """Edges between nodes, with no lag yet: the links, program order, and arrivals to their transfers.
 
     A link from before a thread's first piece says nothing, nor does one from a node to itself.

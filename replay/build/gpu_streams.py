@@ -14,14 +14,12 @@ from itertools import takewhile
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from dpro.replay.build.dependencies import WORK, Links, links
+from dpro.arrays import Bools, Ints
+from dpro.replay.build.dependencies import WORK, Dependencies, links
 from dpro.replay.build.rank_view import KIND, Local, index_of
 from dpro.replay.graph import EdgeKind
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Pairs = list[tuple[int, int]]
 
 # Measured on V100 and H100 traces: a stream goes on within about this time of the event it waited for.
@@ -92,7 +90,9 @@ def streams_of(local: Local) -> Streams:
     return Streams(work, before, launched, by_stream, called)
 
 
-def event_links(local: Local, streams: Streams, syncs: pl.DataFrame, needs: Pairs, names: pl.Series) -> Links:
+def event_links(
+    local: Local, streams: Streams, syncs: pl.DataFrame, needs: Pairs, names: pl.Series
+) -> Dependencies:
     """Dependencies between streams, and waits for room on the device.
 
     Args:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collectives
@@ -42,9 +42,6 @@ from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.pipeline.oplevel import build_operations, with_typical_delays
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 # Of the `spans` table; not the shapes, which are most of it.
 COLUMNS = (

@@ -9,12 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Ints
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, NodeKind, Nodes
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 # Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
 BACK_TO_BACK_NS = 20_000

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.replay.build.rank_view import Local
-
-Ints = NDArray[np.int64]
 
 # instance of a collective -> (step, position among the rank's own in it, from 1)
 Positions = dict[int, tuple[int, int]]

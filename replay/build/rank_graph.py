@@ -14,25 +14,23 @@ from functools import partial
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Ints
 from dpro.replay.build.cpu_threads import Pieces, cut_thread
 from dpro.replay.build.cpu_waits import (
+    CpuWaits,
     Threads,
-    Waits,
     ended_when_told,
     hand_over,
     results_of_collectives,
     threads_of,
 )
 from dpro.replay.build.data_dependencies import as_spans, between_streams, between_threads
-from dpro.replay.build.dependencies import WORK, Links, Numbering, join, links, number_nodes, resolve
+from dpro.replay.build.dependencies import WORK, Dependencies, Numbering, join, links, number_nodes, resolve
 from dpro.replay.build.gpu_streams import Blocked, blocked_calls, event_links, streams_of
 from dpro.replay.build.phases import Positions, sections
 from dpro.replay.build.rank_view import KIND, Local
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
-
-Ints = NDArray[np.int64]
 
 # GPU clocks are read to about this: work that begins longer before its call returns did not wait for that.
 BEGUN_NS = 100_000
@@ -103,13 +101,13 @@ def build_part(
     return Part(begins, nodes, edges, instance, arrive, transfer, threads.background)
 
 
-def _waits_in_calls(local: Local, blocked: list[Blocked]) -> Waits:
+def _waits_in_calls(local: Local, blocked: list[Blocked]) -> CpuWaits:
     """Calls that were blocked on GPU work, as waits of their threads."""
     rows = np.array([(local.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
     pairs = [(span, local.tid[b.call], b.end, not b.told) for b in blocked for span in b.awaited]
     awaited = np.array(pairs, np.int64).reshape(-1, 4)
     found = links(EdgeKind.SYNC, (WORK, awaited[:, 0]), (awaited[:, 1], awaited[:, 2]), awaited[:, 3] > 0)
-    return Waits(rows[:, 0], rows[:, 1], rows[:, 2], found)
+    return CpuWaits(rows[:, 0], rows[:, 1], rows[:, 2], found)
 
 
 def _released(local: Local, blocked: list[Blocked]) -> Ints:
@@ -132,7 +130,7 @@ def _released(local: Local, blocked: list[Blocked]) -> Ints:
 
 
 def _cut(
-    local: Local, threads: Threads, tid: int, waits: list[Waits], given: list[Links], released: Ints
+    local: Local, threads: Threads, tid: int, waits: list[CpuWaits], given: list[Dependencies], released: Ints
 ) -> Pieces:
     """Cut a thread where it waits, where it lets go of work or hands over, and where steps begin and end."""
     calls = local.calls
@@ -147,7 +145,7 @@ def _cut(
     )
 
 
-def _launches(local: Local, work: Ints, released: Ints) -> Links:
+def _launches(local: Local, work: Ints, released: Ints) -> Dependencies:
     """From the moment a call lets go to the work it launched; inferred where that is before it returns.
 
     Of the work of a CUDA graph only the first on each stream is bound to the call: the rest follows it.
@@ -163,7 +161,7 @@ def _launches(local: Local, work: Ints, released: Ints) -> Links:
     return links(EdgeKind.LAUNCH, (local.tid[call], released[call]), (WORK, launched), early)
 
 
-def _lane_order(local: Local, work: Ints) -> Links:
+def _lane_order(local: Local, work: Ints) -> Dependencies:
     """Each piece of work after the one before it on its stream or worker; messages wait for nobody there."""
     work = work[~local.is_message[work]]
     place = place_of_work(local, work)
@@ -172,8 +170,6 @@ def _lane_order(local: Local, work: Ints) -> Links:
     same = np.flatnonzero(place[1:] == place[:-1])
     return links(EdgeKind.STREAM, (WORK, ordered[same]), (WORK, ordered[same + 1]))
 
-
-Bools = NDArray[np.bool_]
 
 COMMUNICATION_THREAD = "communication thread"
 KIND_OF_PIECE = np.full(len(KIND) + 1, NodeKind.GAP, np.int64)  # by kind of the innermost span; -1: no span

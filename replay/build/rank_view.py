@@ -12,12 +12,9 @@ from functools import cached_property
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Ints
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 KIND = {kind: code for code, kind in enumerate(SPAN_KINDS)}
 # By kind of span.

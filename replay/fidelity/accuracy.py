@@ -12,23 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from dpro.classify import classify
 from dpro.replay.build.graph_builder import Built
 from dpro.replay.fidelity.evidence import Evidence, evidence_of, is_started
 from dpro.replay.fidelity.fit import counted_starts, rank_errors, start_errors, step_errors
 from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
-from dpro.replay.fidelity.missing_ranks import Meetings, fold
-from dpro.replay.fidelity.overlap import Overlap, overlap_of
+from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, fold
+from dpro.replay.fidelity.overlap import Contention, overlap_of
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.steps.durations import steps_of
 from dpro.replay.timeline import Timeline, extents_of, measured_step_times, replay, step_times
 from dpro.schema import STEPS
 from dpro.store import Manifest
 from dpro.units import NS_PER_MS, ms, us
-
-Ints = NDArray[np.int64]
 
 # Beyond these a replay does not describe the job well enough to predict from.
 WORST_STEP_ERROR_PCT = 5.0
@@ -78,12 +75,12 @@ class Trust:
     time_unexplained: float
     host_gaps: float
     evidence: Evidence
-    overlap: Overlap | None
+    overlap: Contention | None
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]
     answerable: bool
     assumed: tuple[str, ...] = ()
-    meetings: Meetings | None = None
+    meetings: RendezvousRegistry | None = None
     collectives_outside: float = 0.0
     figures: tuple[Figure, ...] = ()
 

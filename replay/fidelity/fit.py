@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from dpro.arrays import Bools, Ints
 from dpro.replay.fidelity.evidence import is_started, taken_from_trace
-from dpro.replay.graph import GPU_KINDS, Bools, Graph, Ints, NodeKind
+from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import Timeline, measured_step_times, rank_step_times, step_ends, step_times
 
 PERCENTILES = (50, 75, 95, 99, 100)

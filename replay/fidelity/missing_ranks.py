@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from dpro.arrays import Ints
 from dpro.replay.alignment.match import POINT_TO_POINT
 from dpro.replay.build.graph_builder import Built
-from dpro.replay.graph import Graph, Ints, NodeKind
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, measured_step_times, replay, step_times
 from dpro.store import Manifest
 from dpro.words import few
@@ -28,7 +29,7 @@ WAITED_NS = 10_000
 
 
 @dataclass(frozen=True)
-class Meetings:
+class RendezvousRegistry:
     """Collectives with ranks that are missing.
 
     Attributes:
@@ -52,7 +53,7 @@ class Folding:
 
     assumed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    meetings: Meetings | None = None
+    meetings: RendezvousRegistry | None = None
 
 
 def fold(built: Built, manifest: Manifest) -> Folding:
@@ -114,7 +115,7 @@ def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
     return size, stages
 
 
-def meetings_with(built: Built, missing: Iterable[int]) -> Meetings | None:
+def meetings_with(built: Built, missing: Iterable[int]) -> RendezvousRegistry | None:
     """Where missing ranks are met, or may be."""
     nodes, absent = built.graph.nodes, set(missing)
     rows = built.matching.rows.select("instance", "group_ranks", "peer")
@@ -130,10 +131,10 @@ def meetings_with(built: Built, missing: Iterable[int]) -> Meetings | None:
     which = np.unique(sort, axis=1, return_inverse=True)[1].reshape(-1)
     shortest = np.full(int(which.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(shortest, which, nodes.duration[transfers])
-    return Meetings(transfers, shortest[which])
+    return RendezvousRegistry(transfers, shortest[which])
 
 
-def share_of_waiting(graph: Graph, meetings: Meetings | None) -> float:
+def share_of_waiting(graph: Graph, meetings: RendezvousRegistry | None) -> float:
     """Share of the steps that is waiting for missing ranks, if all that may be waiting is."""
     measured = float(measured_step_times(graph)["duration_ns"].sum())
     if meetings is None or measured == 0:
@@ -143,13 +144,13 @@ def share_of_waiting(graph: Graph, meetings: Meetings | None) -> float:
     return max(1 - left / measured, 0.0)
 
 
-def _without_waiting(graph: Graph, meetings: Meetings) -> Graph:
+def _without_waiting(graph: Graph, meetings: RendezvousRegistry) -> Graph:
     duration = graph.nodes.duration.copy()
     np.minimum.at(duration, meetings.transfers, meetings.fastest)
     return graph.with_durations(duration)
 
 
-def as_missing_ranks_may_come(graph: Graph, meetings: Meetings) -> list[Timeline]:
+def as_missing_ranks_may_come(graph: Graph, meetings: RendezvousRegistry) -> list[Timeline]:
     """Both ends of what can become of the waiting for missing ranks under an edit.
 
     Args:

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from dpro.replay.graph import Graph, Ints, NodeKind
+from dpro.arrays import Floats, Ints
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.intervals import covered, union
 from dpro.replay.timeline import Timeline, replay
-
-Floats = NDArray[np.float64]
 
 ALONE, BESIDE = 0.05, 0.95  # shares of a kernel's time up to and from which it counts as the one or the other
 ENOUGH_PLACES = 8
@@ -32,7 +30,7 @@ UNCHANGED = 1e-9  # shares that differ by less are the same
 
 
 @dataclass(frozen=True)
-class Overlap:
+class Contention:
     """What kernels suffer from communication beside them.
 
     Attributes:
@@ -49,7 +47,7 @@ class Overlap:
     beside: Floats
 
 
-def overlap_of(timeline: Timeline) -> Overlap | None:
+def overlap_of(timeline: Timeline) -> Contention | None:
     """The slowdown of kernels beside communication, from the measured times.
 
     It is that of the time of all places together, each weighted by how often it was seen in the rarer way:
@@ -75,7 +73,7 @@ def overlap_of(timeline: Timeline) -> Overlap | None:
         return None
     alone, beside = weighted.sum(axis=0)
     share = share_beside(graph, timeline.start, timeline.end)
-    return Overlap(float(beside / alone), float(low), float(high), places.height, share)
+    return Contention(float(beside / alone), float(low), float(high), places.height, share)
 
 
 def _seen_both_ways(graph: Graph) -> pl.DataFrame:
@@ -145,7 +143,7 @@ def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[f
     Args:
         graph: the changed graph; its kernels have the durations that go with the overlap before.
         before: [N] `share_beside` in the replay of the unchanged graph.
-        slowdowns: as of `Overlap`.
+        slowdowns: as of `Contention`.
 
     Returns:
         The last replay for each slowdown; where no overlap has changed, one that is exactly that of the graph

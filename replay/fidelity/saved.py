@@ -22,14 +22,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.replay.alignment.align import Alignment, Clock
-from dpro.replay.alignment.clocks import Line
+from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching
 from dpro.replay.build.graph_builder import Built
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.evidence import Evidence
 from dpro.replay.fidelity.grade import Figure
-from dpro.replay.fidelity.missing_ranks import Meetings
-from dpro.replay.fidelity.overlap import Overlap
+from dpro.replay.fidelity.missing_ranks import RendezvousRegistry
+from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Graph, Message, Nodes, Place
 from dpro.store import Run
 
@@ -38,8 +38,8 @@ Array = NDArray[Any]
 RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     kind.__name__: kind
     for kind in (
-        Alignment, Built, Clock, Edges, Evidence, Figure, Graph, Line, Matching, Meetings, Message, Nodes,
-        Overlap, Place, Trust,
+        Alignment, Built, Clock, ClockLine, Contention, Edges, Evidence, Figure, Graph, Matching, Message,
+        Nodes, Place, RendezvousRegistry, Trust,
     )
 }  # fmt: skip
 OUTLINE = "outline"

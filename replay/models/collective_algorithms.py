@@ -15,13 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dpro.arrays import Floats
 from dpro.errors import Unanswerable
-from dpro.replay.models.link_costs import Line
-
-Floats = NDArray[np.float64]
+from dpro.replay.models.link_costs import LinkCost
 
 RING, TREE, HALVING = "ring", "tree", "halving"
 FLAT = (RING, TREE, HALVING)
@@ -37,7 +33,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkModel:
     """What a message (ns) and a byte (ns) cost on a link."""
 
     alpha: float
@@ -64,18 +60,18 @@ def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
     raise Unanswerable(f"there is no formula for {op} by {algorithm}")
 
 
-def link_of(line: Line, spent: Cost) -> Link:
+def link_of(line: LinkCost, spent: Cost) -> LinkModel:
     """The link on which a collective of this cost takes what its line says."""
-    return Link(line.latency_ns / spent.messages, line.ns_per_byte / spent.share)
+    return LinkModel(line.latency_ns / spent.messages, line.ns_per_byte / spent.share)
 
 
-def time_ns(spent: Cost, link: Link, num_bytes: Floats) -> Floats:
+def time_ns(spent: Cost, link: LinkModel, num_bytes: Floats) -> Floats:
     """[T] ns for payloads."""
     return spent.messages * link.alpha + spent.share * link.beta * num_bytes
 
 
 def two_level_ns(
-    op: str, hosts: int, per_host: int, outside: Link, inside: Link, num_bytes: Floats
+    op: str, hosts: int, per_host: int, outside: LinkModel, inside: LinkModel, num_bytes: Floats
 ) -> Floats:
     """[T] ns of a collective that runs within hosts first, then between them; each ring by ring.
 

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.schema import BUCKETS, SPANS
 from dpro.store import Run
-
-Ints = NDArray[np.int64]
 
 ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 MB = 1 << 20

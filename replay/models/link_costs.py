@@ -1,8 +1,8 @@
 """What communication costs: time = latency + bytes / bandwidth, fitted from a graph's own transfers.
 
-In: a replayed graph. Out: one `Line` per operation and process group (Hockney, Parallel Computing 20 (1994);
-collectives: Thakur et al., IJHPCA 19 (2005)). A line describes what was seen: within the sizes that the
-job uses, on its own network. What an algorithm would cost that did not run is not told here.
+In: a replayed graph. Out: one `LinkCost` per operation and process group (Hockney, Parallel Computing 20
+(1994); collectives: Thakur et al., IJHPCA 19 (2005)). A line describes what was seen: within the sizes that
+the job uses, on its own network. What an algorithm would cost that did not run is not told here.
 
 Transfers of one group that run side by side on a rank share its link: what a transfer had to wait for is all
 the bytes that moved while it ran, its own and others'.
@@ -13,26 +13,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline, replay
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Sort = tuple[str, str]  # operation and group
 
 ENOUGH = 4  # transfers that a line is fitted to
 SIZES_VARY = 2.0  # largest over smallest size from which latency can be told from bandwidth
-MOST_SAMPLES = 4000
+MAX_SAMPLES = 4000
 ROUNDS = 25
 STANDARD_ERRORS = 2.0
-MAD_TO_DEVIATION = 1.4826
-LEAST_RESIDUAL = 1e-4  # of the time, in weights: smaller residuals count as this
+MIN_RESIDUAL = 1e-4  # of the time, in weights: smaller residuals count as this
 
 
 @dataclass(frozen=True)
-class Line:
+class LinkCost:
     """The cost of one sort of communication.
 
     Attributes:
@@ -62,7 +59,7 @@ class Line:
         return 1 / self.ns_per_byte if self.ns_per_byte else float("inf")
 
 
-def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Sort, Line]:
+def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Sort, LinkCost]:
     """A line for each operation and group whose transfers tell one.
 
     Args:
@@ -136,7 +133,7 @@ def _integral(at: Floats, level: Floats) -> Floats:
     return np.append(0.0, np.cumsum(level[:-1] * np.diff(at)))
 
 
-def fit_line(num_bytes: Floats, time_ns: Floats) -> Line:
+def fit_line(num_bytes: Floats, time_ns: Floats) -> LinkCost:
     """The line with the least sum of relative distances |time - line| / time; neither part is negative.
 
     Least absolute deviations by reweighted least squares (Schlossmacher, JASA 68 (1973)): an outlier counts
@@ -147,8 +144,8 @@ def fit_line(num_bytes: Floats, time_ns: Floats) -> Line:
         num_bytes: [T] above 0.
         time_ns: [T] above 0.
     """
-    if num_bytes.size > MOST_SAMPLES:
-        kept = np.linspace(0, num_bytes.size - 1, MOST_SAMPLES).astype(np.int64)
+    if num_bytes.size > MAX_SAMPLES:
+        kept = np.linspace(0, num_bytes.size - 1, MAX_SAMPLES).astype(np.int64)
         num_bytes, time_ns = num_bytes[kept], time_ns[kept]
     vary = float(np.max(num_bytes)) >= SIZES_VARY * float(np.min(num_bytes))
     latency, slope = (
@@ -160,8 +157,8 @@ def fit_line(num_bytes: Floats, time_ns: Floats) -> Line:
         latency, slope = float(np.median(time_ns)), 0.0
     distance = np.abs(latency + slope * num_bytes - time_ns) / time_ns
     misfit = float(np.median(distance))
-    latency_error, slope_error = _errors(num_bytes, time_ns, MAD_TO_DEVIATION * misfit, vary)
-    return Line(latency, slope, latency_error, slope_error, time_ns.size, misfit, not vary)
+    latency_error, slope_error = _errors(num_bytes, time_ns, MAD_TO_SIGMA * misfit, vary)
+    return LinkCost(latency, slope, latency_error, slope_error, time_ns.size, misfit, not vary)
 
 
 def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
@@ -172,7 +169,7 @@ def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
     for _ in range(ROUNDS):
         intercept, slope = _least_squares(one * weight, other * weight, weight)
         distance = np.abs(intercept * one + slope * other - 1)
-        weight = 1 / np.sqrt(np.maximum(distance, LEAST_RESIDUAL))
+        weight = 1 / np.sqrt(np.maximum(distance, MIN_RESIDUAL))
     return intercept, slope
 
 

@@ -13,11 +13,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.schema import COUNTERS, SPANS, STEPS
 from dpro.store import Run
-
-Ints = NDArray[np.int64]
 
 ALLOCATED = "memory_allocated_bytes"
 FREE = {"gpu": "memory_total_bytes", "cpu": "memory_available_bytes"}

@@ -27,7 +27,7 @@ GARBAGE_COLLECTION = "gc"
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineStructure:
     """The structure of all steps.
 
     Attributes:
@@ -44,7 +44,7 @@ class Pipeline:
     problems: tuple[str, ...]
 
 
-def find_dependencies(operations: Operations) -> Pipeline:
+def find_dependencies(operations: Operations) -> PipelineStructure:
     """Dependencies of all steps, on each rank by itself and between stages.
 
     Raises:
@@ -74,7 +74,7 @@ def find_dependencies(operations: Operations) -> Pipeline:
     )
     pairs = pairs.unique(["source", "target"], keep="first", maintain_order=True)
     left_out = [f"step {step} is left out: {why}" for step, why in broken.items()]
-    return Pipeline(rows, pairs, handed, (*left_out, *short))
+    return PipelineStructure(rows, pairs, handed, (*left_out, *short))
 
 
 def _pairs(frame: pl.DataFrame, kind: EdgeKind) -> pl.DataFrame:

@@ -17,14 +17,14 @@ import polars as pl
 
 from dpro.replay.alignment.match import Matching
 from dpro.replay.graph import EdgeKind, Edges, Graph, Message, NodeKind, Nodes, make_graph
-from dpro.replay.pipeline.dependencies import CLOCK_SLACK_NS, STEP, Pipeline, find_dependencies
+from dpro.replay.pipeline.dependencies import CLOCK_SLACK_NS, STEP, PipelineStructure, find_dependencies
 from dpro.replay.pipeline.operations import COMMUNICATION, Role, read_operations
 from dpro.schema import COLLECTIVES
 from dpro.store import Run
 from dpro.units import format_duration
 
-MOST_CONTRADICTIONS = 0.01  # more pairs of operations than this that end before they begin are worth a line
-LEAST_BETWEEN = 0.001  # shares of the time between steps below this are not
+MAX_CONTRADICTIONS = 0.01  # more pairs of operations than this that end before they begin are worth a line
+MIN_BETWEEN = 0.001  # shares of the time between steps below this are not
 LAUNCH_DELAY, RENDEZVOUS, BETWEEN_STEPS = "(launch delay)", "(rendezvous)", "(between steps)"
 
 
@@ -106,7 +106,7 @@ def _with_messages(rows: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...
     return rows, tuple(Message(op, group, members, "") for _, op, group, members in kinds.iter_rows())
 
 
-def _direct(rows: pl.DataFrame, pipeline: Pipeline) -> pl.DataFrame:
+def _direct(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
     """Dependencies between operations with their lags and the times of both ends.
 
     An operation that seems to begin before what it depends on has ended gets a negative lag, as recorded.
@@ -322,7 +322,7 @@ def _contradictions(rows: pl.DataFrame, direct: pl.DataFrame) -> list[str]:
     handed = direct.filter("handed").select(odd=pl.col("started") + CLOCK_SLACK_NS < pl.col("ended"))
     odd = pl.concat([moved, handed])["odd"]
     share = float(odd.mean() or 0.0)  # type: ignore[arg-type]
-    if share <= MOST_CONTRADICTIONS:
+    if share <= MAX_CONTRADICTIONS:
         return []
     return [
         f"the clocks of the ranks disagree: {share:.0%} of what passed between them ended before it began"
@@ -352,7 +352,7 @@ def _assumed(run: Run, graph: Graph, direct: pl.DataFrame, steps: pl.DataFrame) 
         )
     gaps = graph.nodes.duration[graph.nodes.kind == NodeKind.GAP].sum()
     length = int(steps["finish"].to_numpy().max() - steps["begin"].to_numpy().min())
-    if gaps > LEAST_BETWEEN * length:
+    if gaps > MIN_BETWEEN * length:
         lines.append(
             f"{gaps / length:.1%} of the time lies after the last operation of a step: it stays as it is"
         )

@@ -13,15 +13,12 @@ from collections.abc import Callable
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Ints
 from dpro.replay.steps.host import FACTS, host_facts
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import Run
 from dpro.timed import disturbed, with_times
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 FAR = 2.0  # times the median step: what a step takes that waits for those before it
 CYCLES = 3  # at least, to be a rhythm

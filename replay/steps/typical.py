@@ -20,10 +20,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.timed import disturbed, with_times
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 AROUND = 40  # steps whose median is what a step would take, however long two in five of them are
 MIN_STEPS = 12  # fewer do not show what is usual
@@ -32,7 +30,6 @@ CLEAR = 6.0  # standard deviations, by the median deviation, which pauses do not
 MIN_NOISE = 0.02  # of the step: noise is never believed to be less
 MAX_RUN = 5  # steps in a row: what lasts longer is a slow spell
 MAX_SHARE = 0.4  # of the steps around: what is more frequent is how the job is
-MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True)

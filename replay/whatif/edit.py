@@ -22,7 +22,7 @@ from dpro.errors import UsageError
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.grammar import nearest
 
-MOST_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
+MAX_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
 
 
 class Edit(ABC):
@@ -141,8 +141,8 @@ class Key:
         if self.choices and value not in self.choices:
             near, known = nearest(value, self.choices), ", ".join(self.choices)
             raise UsageError(f"{label}: no {self.name} {value!r}{near}; there are {known}")
-        least = -MOST_TIMES if self.least is None else self.least
-        most = MOST_TIMES if self.most is None else self.most
+        least = -MAX_TIMES if self.least is None else self.least
+        most = MAX_TIMES if self.most is None else self.most
         if self.type is float and not least <= value <= most:
             raise UsageError(f"{label}: {self.name} must be from {least:g} to {most:g}, not {value:g}")
         if self.type is int and self.least is not None and value < self.least:

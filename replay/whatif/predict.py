@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
-from dpro.replay.fidelity.missing_ranks import Meetings, as_missing_ranks_may_come
-from dpro.replay.fidelity.overlap import Overlap, replays_with_new_overlap
+from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, as_missing_ranks_may_come
+from dpro.replay.fidelity.overlap import Contention, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.edit import Edit
@@ -230,7 +230,7 @@ def _standard_error(gain: NDArray[np.int64], after_ns: NDArray[np.int64]) -> flo
     return float(np.hypot(_deviation(gain), _deviation(after_ns)) / np.sqrt(gain.size))
 
 
-def _replays(changed: Graph, overlap: Overlap | None) -> list[Timeline]:
+def _replays(changed: Graph, overlap: Contention | None) -> list[Timeline]:
     """The replay of a changed graph; where the overlap matters also with its slowdown at both bounds."""
     if overlap is None:
         return [replay(changed)]
@@ -263,7 +263,7 @@ def _limits_of(edit: Edit, graph: Graph) -> Sequence[Graph]:
 
 
 def _means_of(
-    changed: Sequence[Graph], baseline: pl.DataFrame, graph: Graph, overlap: Overlap | None
+    changed: Sequence[Graph], baseline: pl.DataFrame, graph: Graph, overlap: Contention | None
 ) -> list[float]:
     """The mean step of each changed graph, ns, with what overlap costs where its nodes are still the same."""
     means = []
@@ -273,7 +273,7 @@ def _means_of(
     return means
 
 
-def _with_missing_ranks(changed: Graph, meetings: Meetings | None) -> list[Timeline]:
+def _with_missing_ranks(changed: Graph, meetings: RendezvousRegistry | None) -> list[Timeline]:
     """Replays of a changed graph at both ends of what its missing ranks may do."""
     return [] if meetings is None else as_missing_ranks_may_come(changed, meetings)
 

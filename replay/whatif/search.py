@@ -46,10 +46,10 @@ ACTIONS = (
 )
 # What no change of the job alone can do: how much there is to gain.
 BOUNDS = ("no-launch", "free-host", "network:bandwidth=2", "no-comm")
-MOST_RANKS = 8  # that are healed one by one: those that decide most of the critical path
+MAX_RANKS = 8  # that are healed one by one: those that decide most of the critical path
 LARGEST_OPS = 4  # how many kernels (on a CPU job: operators) are tried at half their time
-MOST_TOGETHER = 4
-MOST_PAIRED = 5  # of the best edits each two are tried together
+MAX_TOGETHER = 4
+MAX_PAIRED = 5  # of the best edits each two are tried together
 WORTH = 0.01  # of the step: what an edit has to save on top of those taken before
 INTERACT = 0.01  # of the step: by how much two together differ from their sum to be worth saying
 BUDGET = 100  # predictions
@@ -115,7 +115,7 @@ def explore(
     """
     tries = _Tries(graph, trust, budget, tell)
     every = candidates(graph)
-    tries.expected = len(every) + MOST_PAIRED * (MOST_PAIRED - 1) // 2 + MOST_TOGETHER
+    tries.expected = len(every) + MAX_PAIRED * (MAX_PAIRED - 1) // 2 + MAX_TOGETHER
     predictions, refused = [], dict[tuple[str, str], Refusal]()
     for edit in every[:budget]:
         try:
@@ -184,7 +184,7 @@ def _deciding_ranks(graph: Graph) -> list[int]:
         return []
     mine = nodes.rank >= 0
     share = np.bincount(nodes.rank[mine], time_on_critical_path(replay(graph))[mine])
-    most = sorted(ranks.tolist(), key=lambda rank: (-share[rank], rank))[:MOST_RANKS]
+    most = sorted(ranks.tolist(), key=lambda rank: (-share[rank], rank))[:MAX_RANKS]
     return sorted(most)
 
 
@@ -214,7 +214,7 @@ def _pairs(
 ) -> tuple[dict[frozenset[Edit], Prediction], list[Interaction]]:
     """Each two of the best together, and those that do not save what they do in sum."""
     pairs, found = {}, []
-    for one, other in combinations(usable[:MOST_PAIRED], 2):
+    for one, other in combinations(usable[:MAX_PAIRED], 2):
         if not _goes_with(other.edits[0], [one]):
             continue
         edits = (one.edits[0], other.edits[0])
@@ -237,7 +237,7 @@ def _together(
     ordered = _best_pair_first(usable, pairs)
     taken = ordered[:1]
     for single in ordered[1:]:
-        if len(taken) == MOST_TOGETHER or not _goes_with(single.edits[0], taken):
+        if len(taken) == MAX_TOGETHER or not _goes_with(single.edits[0], taken):
             continue
         so_far = found[-1].predicted_ns if found else taken[0].predicted_ns
         edits = [edit for each in (*taken, single) for edit in each.edits]

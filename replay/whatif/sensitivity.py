@@ -24,7 +24,7 @@ from dpro.replay.whatif.predict import baseline_steps
 
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 30.0, 1000.0)
 NEARLY_ALL = 0.9  # of the gain that there is
-LEAST_GAIN = 0.01  # of the step: a part that gains less limits nothing
+MIN_GAIN = 0.01  # of the step: a part that gains less limits nothing
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def break_even(base: float, factors: tuple[float, ...], steps: list[float]) -> f
         None where there is no gain to speak of.
     """
     gain = base - np.array([base, *steps])
-    if gain[-1] < LEAST_GAIN * base:
+    if gain[-1] < MIN_GAIN * base:
         return None
     share = np.maximum.accumulate(gain / gain[-1])
     speed = 1 / np.array([1.0, *factors])  # a step that is limited by it follows the time, not the speed

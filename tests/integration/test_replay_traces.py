@@ -12,7 +12,7 @@ import pytest
 
 from dpro.ingest.importer import import_sources
 from dpro.replay.alignment.align import align
-from dpro.replay.alignment.clocks import Line
+from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching, match_collectives
 from dpro.replay.build.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
@@ -260,7 +260,7 @@ CLOCKS_OFF = [
 ]
 
 
-def _shown(table: pl.DataFrame, rank: int, line: Line, noise_us: float = 0) -> pl.DataFrame:
+def _shown(table: pl.DataFrame, rank: int, line: ClockLine, noise_us: float = 0) -> pl.DataFrame:
     """A table as it would be if a rank's clock were ahead by a line, and its ends were less even."""
     start = table["start_ns"].to_numpy()
     lasts = table["duration_ns"].clip(lower_bound=0).to_numpy() if "duration_ns" in table.columns else 0
@@ -295,7 +295,7 @@ def test_a_rank_whose_clock_is_off_is_matched_the_same_and_aligned_within_the_sk
     job = jobs[name]
     ranks = job.run.manifest.ranks
     collectives = job.run.table(COLLECTIVES)
-    line = Line(int(collectives["start_ns"].min()), shift_us * US, drift_ppm * 1000)
+    line = ClockLine(int(collectives["start_ns"].min()), shift_us * US, drift_ppm * 1000)
     shown = _shown(collectives, ranks[-1], line, noise_us)
     matching = match_collectives(shown, job.run.table(SPANS))
     key = ["rank", "collective_id", "instance"]
@@ -319,7 +319,7 @@ def _same_pairs(a: pl.DataFrame, b: pl.DataFrame) -> bool:
     return numbers.height == a["instance"].n_unique() == b["instance"].n_unique()
 
 
-def _with_clock(run: Run, folder: Path, rank: int, line: Line) -> Run:
+def _with_clock(run: Run, folder: Path, rank: int, line: ClockLine) -> Run:
     """A copy of a run in which every rank is on a host of its own and one host's clock is off."""
     for table in (SPANS, COLLECTIVES, SYNCS, STEPS):
         write_part(folder, table, "all", _shown(run.table(table), rank, line))
@@ -335,7 +335,7 @@ def test_a_clock_that_is_off_by_50_ms_changes_neither_the_steps_nor_how_well_the
     jobs, name, drift_ppm, tmp_path
 ):
     job = jobs[name]
-    line = Line(int(job.run.table(SPANS)["start_ns"].min()), 50 * MS, drift_ppm * 1000)
+    line = ClockLine(int(job.run.table(SPANS)["start_ns"].min()), 50 * MS, drift_ppm * 1000)
     built = build_graph(_with_clock(job.run, tmp_path / "run", job.run.manifest.ranks[1], line))
     trust = assess(built, replay(built.graph), job.run.manifest)
     plain, moved = (t.steps.select("measured_ns", "replayed_ns").to_numpy() for t in (job.trust, trust))

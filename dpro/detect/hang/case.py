@@ -16,7 +16,7 @@ from dpro.detect.hang.deaths import Death, find_deaths, left_early
 from dpro.detect.hang.failed import with_failed
 from dpro.detect.hang.operations import Knowledge, Operation, know, unfinished_operations
 from dpro.detect.hang.records import Records
-from dpro.detect.hang.waits import Root, Waits
+from dpro.detect.hang.waits import Root, WaitGraph
 from dpro.units import NS_PER_S
 
 MIN_WAIT_NS = 4 * NS_PER_S  # what is unfinished for less may be under way; the recorder saves calls after 5 s
@@ -37,7 +37,7 @@ class Case:
 
     records: Records
     known: Knowledge
-    waits: Waits
+    waits: WaitGraph
     deaths: dict[int, Death]
     left: dict[int, int]
     now_ns: int

@@ -16,7 +16,7 @@ from dpro.detect.hang.operations import Operation
 
 HOST, DEVICE, COMM, CYCLE, UNKNOWN = "host", "device", "comm", "cycle", "unknown"
 
-MOST_STARTS = 200  # nodes of a component that are tried for the shortest way round
+MAX_STARTS = 200  # nodes of a component that are tried for the shortest way round
 
 RANK, OPERATION = "rank", "operation"
 Node = tuple[str, int]
@@ -41,7 +41,7 @@ class Root:
 
 
 @dataclass(frozen=True)
-class Waits:
+class WaitGraph:
     """The graph of waiting.
 
     Attributes:
@@ -77,9 +77,9 @@ class Waits:
         return list(found | dict.fromkeys(targets))
 
 
-def build_waits(operations: Sequence[Operation]) -> Waits:
+def build_waits(operations: Sequence[Operation]) -> WaitGraph:
     """Connect ranks and operations."""
-    waits = Waits(operations)
+    waits = WaitGraph(operations)
     queues = _queues(operations)
     for number, operation in enumerate(operations):
         node = (OPERATION, number)
@@ -125,7 +125,7 @@ def _held_back(operation: Operation) -> set[int]:
     return waiting if len(waiting) < len(operation.unfinished) else set()
 
 
-def find_roots(waits: Waits) -> list[Root]:
+def find_roots(waits: WaitGraph) -> list[Root]:
     """Where all chains of waiting end, in a stable order."""
     roots = [
         root
@@ -136,7 +136,7 @@ def find_roots(waits: Waits) -> list[Root]:
     return roots or _unknown_root(waits)
 
 
-def _roots_of(component: Sequence[Node], waits: Waits) -> Iterator[Root]:
+def _roots_of(component: Sequence[Node], waits: WaitGraph) -> Iterator[Root]:
     """One root of a component that nothing leads out of, or several where only messages connect them.
 
     Messages that are being sent wait for the receiver, who may wait for the sender in something else: that is
@@ -156,7 +156,7 @@ def _roots_of(component: Sequence[Node], waits: Waits) -> Iterator[Root]:
         yield from (_single(node, waits) for node in causes)
 
 
-def _is_sender(node: Node, waits: Waits) -> bool:
+def _is_sender(node: Node, waits: WaitGraph) -> bool:
     """Whether it is a rank that waits for nothing but messages it sends, or such a message."""
     kind, number = node
     if kind == RANK:
@@ -165,7 +165,7 @@ def _is_sender(node: Node, waits: Waits) -> bool:
     return operation.op == "send"
 
 
-def _single(node: Node, waits: Waits) -> Root:
+def _single(node: Node, waits: WaitGraph) -> Root:
     kind, number = node
     if kind == RANK:
         return Root(HOST, (number,), _waiting_for(node, waits))
@@ -176,9 +176,9 @@ def _single(node: Node, waits: Waits) -> Root:
     return Root(COMM, operation.members, (operation,))
 
 
-def _circle(component: Sequence[Node], waits: Waits) -> Root:
+def _circle(component: Sequence[Node], waits: WaitGraph) -> Root:
     """The shortest way round: what else is in the component waits for it."""
-    circle = min((_way_back(node, component, waits) for node in component[:MOST_STARTS]), key=len)
+    circle = min((_way_back(node, component, waits) for node in component[:MAX_STARTS]), key=len)
     operations = [waits.operations[number] for kind, number in circle if kind == OPERATION]
     ranks = {number for kind, number in circle if kind == RANK}
     for (kind, number), (next_kind, next_number) in pairwise([*circle, circle[0]]):
@@ -188,7 +188,7 @@ def _circle(component: Sequence[Node], waits: Waits) -> Root:
     return Root(CYCLE, tuple(sorted(ranks)), tuple(operations))
 
 
-def _way_back(start: Node, component: Sequence[Node], waits: Waits) -> list[Node]:
+def _way_back(start: Node, component: Sequence[Node], waits: WaitGraph) -> list[Node]:
     """The shortest way from a node of a component back to it, without the end."""
     inside = set(component)
     came: dict[Node, Node] = {}
@@ -206,12 +206,12 @@ def _way_back(start: Node, component: Sequence[Node], waits: Waits) -> list[Node
     return list(component)
 
 
-def _waiting_for(node: Node, waits: Waits) -> tuple[Operation, ...]:
+def _waiting_for(node: Node, waits: WaitGraph) -> tuple[Operation, ...]:
     found = [operation for operation in waits.operations if node[1] in operation.absent]
     return tuple(sorted(found, key=lambda operation: (-len(operation.unfinished), operation.since_ns)))
 
 
-def _unknown_root(waits: Waits) -> list[Root]:
+def _unknown_root(waits: WaitGraph) -> list[Root]:
     """Ranks of which too little is known, one of which must be the cause if nothing else is.
 
     If one rank would explain all that waits, nobody else is named.
@@ -224,7 +224,7 @@ def _unknown_root(waits: Waits) -> list[Root]:
     return [Root(UNKNOWN, tuple(sorted(ranks)), tuple(waits.operations[number] for _, number in suspects))]
 
 
-def lead_to(waits: Waits, roots: Sequence[Root]) -> dict[Node, int]:
+def lead_to(waits: WaitGraph, roots: Sequence[Root]) -> dict[Node, int]:
     """All nodes from which one of the roots is reached, nearest first, and how far it is; 0 for their own."""
     backward: dict[Node, list[Node]] = defaultdict(list)
     for node in waits.nodes:
@@ -246,13 +246,13 @@ def lead_to(waits: Waits, roots: Sequence[Root]) -> dict[Node, int]:
     return found
 
 
-def victims_of(root: Root, waits: Waits) -> list[int]:
+def victims_of(root: Root, waits: WaitGraph) -> list[int]:
     """Ranks that cannot go on because of a root, without its own."""
     reached = {number for kind, number in lead_to(waits, [root]) if kind == RANK}
     return sorted(reached - set(root.ranks))
 
 
-def chain_from(rank: int, root: Root, waits: Waits) -> list[tuple[int, Operation]]:
+def chain_from(rank: int, root: Root, waits: WaitGraph) -> list[tuple[int, Operation]]:
     """The shortest way from a rank that waits to a root: who waits in what.
 
     Args:
@@ -276,7 +276,7 @@ def chain_from(rank: int, root: Root, waits: Waits) -> list[tuple[int, Operation
     return []
 
 
-def _walk(node: Node, came: Mapping[Node, Node], waits: Waits) -> list[tuple[int, Operation]]:
+def _walk(node: Node, came: Mapping[Node, Node], waits: WaitGraph) -> list[tuple[int, Operation]]:
     chain: list[tuple[int, Operation]] = []
     while node in came:
         before = came[node]

@@ -16,14 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import MAD_TO_SIGMA, Bools, Floats, Ints
 from dpro.detect.findings import Finding
 from dpro.units import format_duration
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 AMOUNT = "step_input_elements"
 CLASS = "imbalance.data"
@@ -32,13 +28,12 @@ ELEMENTS = "elements in its batches"
 POWERS = (1.0, 2.0)
 CLEAR = 4.5  # standard errors by which time has to grow with the amount
 TELLING = 10.0  # standard errors that proportional growth would be, for the share to be told from variation
-FEWEST_DIFFERENCES = 6  # degrees of freedom, likewise
-LEAST_SHARE = 0.02  # of the step
+MIN_DIFFERENCES = 6  # degrees of freedom, likewise
+MIN_SHARE = 0.02  # of the step
 NEAREST = 3  # known amounts of a rank that stand for one that is not
 LATEST = 40  # steps that a finding is about
 OUTLYING = 6.0  # standard deviations beyond which what is left unexplained says no more than one there
 ALWAYS = 0.8  # of the steps in which the same rank has the most
-MAD_TO_SIGMA = 1.4826
 REST = 0.1  # of what work explains of a rank's time: how that grows with the work is not known better
 GUESSED = 0.7  # confidence, where amounts differ between ranks, and never from step to step
 _COARSE = np.linspace(0, 1, 21)
@@ -46,7 +41,7 @@ _FINE = np.linspace(-0.05, 0.05, 21)
 
 
 @dataclass(frozen=True)
-class Relation:
+class LoadModel:
     """How own time depends on the amount of work.
 
     Attributes:
@@ -82,7 +77,7 @@ class Uneven:
         what: the amounts are of.
     """
 
-    relation: Relation
+    relation: LoadModel
     amounts: Floats
     own: Floats
     equal: Floats
@@ -145,7 +140,7 @@ def _with_likely(amounts: Floats, typical: float) -> Floats:
     return filled
 
 
-def _relate(own: Floats, amounts: Floats, lag: int) -> Relation | None:
+def _relate(own: Floats, amounts: Floats, lag: int) -> LoadModel | None:
     """How own time depends on amounts; None where nothing differs."""
     known = ~np.isnan(amounts) & (amounts > 0)
     known &= known.sum(axis=1, keepdims=True) > 1
@@ -156,7 +151,7 @@ def _relate(own: Floats, amounts: Floats, lag: int) -> Relation | None:
     logs = np.log(np.maximum(own, 1.0))
     from_steps = _from_steps(logs, relative, known)
     share, power, clear, explained = from_steps or _from_ranks(logs, relative, known)
-    return Relation(share, power, typical, clear, explained, lag)
+    return LoadModel(share, power, typical, clear, explained, lag)
 
 
 def _from_steps(logs: Floats, relative: Floats, known: Bools) -> tuple[float, float, float, float] | None:
@@ -167,7 +162,7 @@ def _from_steps(logs: Floats, relative: Floats, known: Bools) -> tuple[float, fl
     freedom = (int(known.any(axis=1).sum()) - 1) * (int(known.any(axis=0).sum()) - 1)
     times = _centred(logs, known)
     growth = _centred(np.log(relative), known)
-    if freedom < FEWEST_DIFFERENCES or not growth.any():
+    if freedom < MIN_DIFFERENCES or not growth.any():
         return None
     share, power = _share(times, relative, known, of_ranks=True)
     takes = _centred(_log_time(relative, share, power), known)
@@ -189,7 +184,7 @@ def _from_ranks(logs: Floats, relative: Floats, known: Bools) -> tuple[float, fl
     logs = logs[:, some] - logs[:, some].mean(axis=1, keepdims=True)  # also where samples are missing
     there = np.ones_like(amounts, dtype=bool)
     times = _centred(np.median(logs, axis=0, keepdims=True), there, of_ranks=False)
-    relative = amounts / np.median(amounts)  # to what is typical, as in `Relation`
+    relative = amounts / np.median(amounts)  # to what is typical, as in `LoadModel`
     share, power = _share(times, relative, there, of_ranks=False)
     return share, power, 0.0, 0.0
 
@@ -242,7 +237,7 @@ def find_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[int])
     """
     relation = uneven.relation
     told = relation.clear >= CLEAR or relation.clear == 0
-    if not told or not step or cost < LEAST_SHARE * step:
+    if not told or not step or cost < MIN_SHARE * step:
         return []
     sure = 1 - 1 / relation.clear if relation.clear else GUESSED
     severity = round(cost / step, 4)

@@ -14,17 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import CLASS, LEAST_SHARE
-from dpro.detect.significance import FEWEST_LATEST
+from dpro.detect.imbalance.load_model import CLASS, MIN_SHARE
+from dpro.detect.significance import MIN_LATEST
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES
 from dpro.replay.timeline import steps_before_and_after
 from dpro.units import format_duration
-
-Ints = NDArray[np.int64]
 
 BATCHES = "the micro-batches"
 MIN_CORRELATION = 0.9
@@ -75,7 +73,7 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
     even = graph.with_durations(_evened(graph, _batches(graph)))
     before, after = steps_before_and_after(graph, even)
     saved = before - after
-    if before.size < FEWEST_LATEST or not _costs(saved, before):
+    if before.size < MIN_LATEST or not _costs(saved, before):
         return even, []
     cost, step = float(saved.mean()), float(before.mean())
     evidence = (
@@ -101,7 +99,7 @@ def variation_of(graph: Graph) -> Variation | None:
 def _costs(saved: Ints, base: Ints) -> bool:
     """Whether the mean gain is worth a finding, and clear: that there is one, the correlation has shown."""
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size)
-    return bool(saved.mean() >= max(LEAST_SHARE * base.mean(), CLEAR * error))
+    return bool(saved.mean() >= max(MIN_SHARE * base.mean(), CLEAR * error))
 
 
 def _batches(graph: Graph) -> pl.DataFrame:

@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools
 from dpro.detect.findings import Finding
-from dpro.detect.significance import FEWEST_STEPS, clear_gain, confidence, first_of_latest
+from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import durations_of, replay, step_ends, steps_before_and_after
 from dpro.schema import WORKERS
 from dpro.units import format_duration
-
-Bools = NDArray[np.bool_]
 
 CLASS = "imbalance.stage"
 MORE = 0.5  # of what a stage takes longer, that it has to do more operations to be known to have more work
@@ -39,7 +37,7 @@ def find_uneven_work_of_stages(graph: Graph) -> list[Finding]:
         return []
     timeline = replay(graph)
     steps = durations_of(step_ends(graph, timeline.start, timeline.end))["step"].to_numpy()
-    if steps.size < FEWEST_STEPS:
+    if steps.size < MIN_STEPS:
         return []
     judged = (_uneven_since(graph, first, int((steps >= first).sum())) for first in first_of_latest(steps))
     return next(filter(None, judged), [])

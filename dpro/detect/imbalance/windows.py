@@ -20,20 +20,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import AMOUNT, ELEMENTS, REST, Uneven, explain, find_uneven_work
-from dpro.detect.significance import FEWEST_STEPS
+from dpro.detect.significance import MIN_STEPS
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
 from dpro.replay.timeline import steps_before_and_after
 from dpro.replay.whatif.edits.heal import ON_CPU, ON_GPU, section_work
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Run
 
-Ints = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
-class Even:
+class BalancedJob:
     """A job with even work.
 
     Attributes:
@@ -58,9 +57,9 @@ class Even:
         ]
 
 
-def hand_out_evenly(graph: Graph) -> Even:
+def hand_out_evenly(graph: Graph) -> BalancedJob:
     """The job with even work; as it is where amounts tell nothing."""
-    as_it_is = Even(graph, [], True, {})
+    as_it_is = BalancedJob(graph, [], True, {})
     if graph.run is None:
         return as_it_is
     work = section_work(graph)
@@ -81,7 +80,7 @@ def hand_out_evenly(graph: Graph) -> Even:
         return as_it_is
     even = graph.with_durations(_scaled(graph, resource, found))
     before, after = steps_before_and_after(graph, even)
-    if before.size < FEWEST_STEPS:
+    if before.size < MIN_STEPS:
         return as_it_is
     ranks, _, most = max(found, key=lambda each: each[2].relation.clear)
     cost = float((before - after).mean())
@@ -89,7 +88,7 @@ def hand_out_evenly(graph: Graph) -> Even:
     explained = {
         rank: float(value) for ranks, _, uneven in found for rank, value in zip(ranks, uneven.explained)
     }
-    return Even(even, findings, most.relation.clear > 0, explained)
+    return BalancedJob(even, findings, most.relation.clear > 0, explained)
 
 
 def _explained(

@@ -24,11 +24,11 @@ from dpro.units import NS_PER_S
 HANGS = ("hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank")
 SLOW = ("slow.compute", "slow.host")
 AROUND_NS = 60 * NS_PER_S  # an error may be reported so long before or after the steps that it spoils
-MOST_LINES = 4  # for each finding
+MAX_LINES = 4  # for each finding
 SLOWER_CLOCK = 0.01  # of the peers' clock: one that is less lower has not been held down to any effect
 UNEXPLAINED_CLOCK = 0.03  # the same where no reason was reported
 MORE_IDLE = 0.1  # of the time: a GPU that idles so much more has lower clocks for want of work
-FEWEST_STEPS = 8  # of the latest that are looked at alone
+MIN_STEPS = 8  # of the latest that are looked at alone
 _PARTS = 4  # all steps, the latest half, quarter, eighth: what holds clocks down may be recent
 _CLOCK, _IDLE, _HEAT, _LIMIT = "sm_clock_mhz", "clocks_gpu_idle", "temperature_c", "power_limit_w"
 _EVENTS = ("xid", "lost", *EVENTS)
@@ -175,7 +175,7 @@ def with_errors(
                 f"not named here, and it may be the cause: {line}"
                 for line in _errors(gpus, others, at_end=True, of_hardware=True)
             ]
-        explained.append(replace(each, evidence=(*each.evidence, *lines[:MOST_LINES])))
+        explained.append(replace(each, evidence=(*each.evidence, *lines[:MAX_LINES])))
     return explained
 
 
@@ -202,7 +202,7 @@ def _is_slow_rank(finding: Finding) -> bool:
 
 def _explained(finding: Finding, gpus: Gpus, states: _States) -> Finding:
     evidence, cause, confidence = list(finding.evidence), finding.cause, finding.confidence
-    holds = [found for rank in finding.ranks[:MOST_LINES] if (found := _held_down(gpus, rank, states))]
+    holds = [found for rank in finding.ranks[:MAX_LINES] if (found := _held_down(gpus, rank, states))]
     lines = [line for _, line in holds]
     of_gpu = next((hold for hold, _ in holds if hold), "")
     if of_gpu and finding.class_ == "slow.compute" and cause in ("", "kernels"):
@@ -211,7 +211,7 @@ def _explained(finding: Finding, gpus: Gpus, states: _States) -> Finding:
             evidence.remove(HOST_OR_GPU)
             confidence = round(min(confidence / HOST_OR_GPU_SURE, 1.0), 3)
     lines += _errors(gpus, finding.ranks)
-    evidence += lines[:MOST_LINES]
+    evidence += lines[:MAX_LINES]
     return replace(finding, evidence=tuple(evidence), cause=cause, confidence=confidence)
 
 
@@ -226,7 +226,7 @@ def _held_down(gpus: Gpus, rank: int, states: _States) -> tuple[str, str] | None
     sizes = [numbers.len() >> part for part in range(_PARTS)]
     unexplained = None
     for size in sizes if peers else []:
-        if size < (FEWEST_STEPS if size < numbers.len() else 1):
+        if size < (MIN_STEPS if size < numbers.len() else 1):
             break
         found = _compared(states.since(int(numbers[-size])), rank, peers)
         if found is not None:

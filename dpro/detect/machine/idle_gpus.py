@@ -13,8 +13,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.detect.findings import Finding
-from dpro.detect.significance import FEWEST_STEPS, PERSISTENT
+from dpro.detect.significance import MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.work_causes import causes_of
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
@@ -23,7 +24,6 @@ from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.schema import SPANS
 from dpro.units import format_duration
 
-Ints = NDArray[np.int64]
 Breakdown = Callable[[], pl.DataFrame]
 
 THE_HOST = "the host"
@@ -43,7 +43,7 @@ def find_idle_gpus(graph: Graph, breakdown: Breakdown, explained_ns: float = 0.0
     """
     base, free_hosts = _saved(graph)
     saved = free_hosts - explained_ns
-    if base.size < FEWEST_STEPS or float((saved >= MIN_SAVED * base).mean()) < PERSISTENT:
+    if base.size < MIN_STEPS or float((saved >= MIN_SAVED * base).mean()) < PERSISTENT:
         return []
     steps = breakdown()
     idle = _idle(steps)

@@ -12,20 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from dpro.detect.change_points import CHANCE, SHORTEST, change_points
 from dpro.detect.findings import Finding
 from dpro.detect.network.fabric import LIKE
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import DEVIATIONS, UNSURE, Suspect, blame, words_of
-from dpro.detect.significance import FEWEST_LATEST, PERSISTENT
+from dpro.detect.significance import MIN_LATEST, PERSISTENT
 from dpro.units import format_bytes, format_duration
 
-Floats = NDArray[np.float64]
-
 SLOWER = 1.15  # times what it was
-LEAST_SHARE = 0.01  # of the step: what costs less is not worth a finding
+MIN_SHARE = 0.01  # of the step: what costs less is not worth a finding
 FEWEST = 3  # transfers of a group on each side of a change, to say whether it changed
 LINES = 3  # of evidence
 KEYS = [*LIKE, "members"]  # what is compared with itself
@@ -156,7 +153,7 @@ def sides_of(transfers: pl.DataFrame, since: int) -> pl.DataFrame:
         )
     )
     slower = pl.col("after_ns") >= SLOWER * pl.col("before_ns")
-    persistent = (pl.col("shown") >= PERSISTENT) & (pl.col("steps") >= FEWEST_LATEST)
+    persistent = (pl.col("shown") >= PERSISTENT) & (pl.col("steps") >= MIN_LATEST)
     return (
         typical.filter(pl.col("seen") >= FEWEST)
         .join(steps, on=KEYS)
@@ -176,7 +173,7 @@ def _describe(traffic: Traffic, change: Change) -> Finding | None:
     grown = np.inf if traffic.replayed else np.median(base[late]) - np.median(base[~late])
     saved, base = saved[late], base[late]
     cost = min(float(saved.mean()), float(grown))  # what steps did not grow by, they do not wait for
-    if cost < LEAST_SHARE * base.mean():
+    if cost < MIN_SHARE * base.mean():
         return None
     class_, kind, name, sure = _component(change, traffic.hosts)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})

@@ -17,7 +17,7 @@ import polars as pl
 LIKE = ["op", "bytes", "num_ranks", "num_hosts"]
 APART = 1.5  # times the time of the fast level, at least
 EVEN = 0.5  # of the distance between the levels, in logarithms: how far values of a level may lie apart
-FEWEST_HOSTS = 2  # in each of two parts: one host alone is at fault itself
+MIN_HOSTS = 2  # in each of two parts: one host alone is at fault itself
 
 
 class Block(NamedTuple):
@@ -89,7 +89,7 @@ def _parts(levels: pl.DataFrame, hosts: Mapping[int, str]) -> tuple[tuple[str, .
     parts = tuple(sorted(_joined(fast, set().union(*fast, *slow))))
     place = {host: number for number, part in enumerate(parts) for host in part}
     between = all(len({place[host] for host in group}) > 1 for group in slow)
-    large = sum(len(part) >= FEWEST_HOSTS for part in parts)
+    large = sum(len(part) >= MIN_HOSTS for part in parts)
     return parts if between and large >= 2 and large == len(parts) else None
 
 

@@ -14,14 +14,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Floats, Ints
 from dpro.detect.network.fabric import LIKE
 from dpro.detect.network.traffic import MESSAGE
-from dpro.detect.network.transfers import FEWEST_GROUPS
+from dpro.detect.network.transfers import MIN_GROUPS
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-FEWEST_PAIRS = 3  # of a rank: of fewer, what it adds is not told from what the others or the pair do
+MIN_PAIRS = 3  # of a rank: of fewer, what it adds is not told from what the others or the pair do
 ROUNDS = 30
 SETTLED = 1e-9  # of a logarithm: effects that move less do not move
 
@@ -135,9 +133,7 @@ def _sorts_of_pairs(transfers: pl.DataFrame) -> pl.DataFrame:
 
 def _with_expected(sorts: pl.DataFrame) -> pl.DataFrame:
     """The same with `expected_ns`, and what the ends add: within hosts and between them each for itself."""
-    alike = sorts.with_columns(
-        enough=pl.len().over(LIKE) >= FEWEST_GROUPS, sort=pl.struct(LIKE).rank("dense")
-    )
+    alike = sorts.with_columns(enough=pl.len().over(LIKE) >= MIN_GROUPS, sort=pl.struct(LIKE).rank("dense"))
     parts = [_fitted(part) for _, part in alike.filter("enough").group_by("num_hosts", maintain_order=True)]
     unknown = pl.lit(None, pl.Float64)
     rest = alike.filter(~pl.col("enough")).with_columns(expected_ns=unknown, sender=unknown, receiver=unknown)
@@ -178,10 +174,10 @@ def additive_effects(
 
     Returns:
         [S] of sorts, [R] of senders, [R] of receivers, logarithms; NaN for a rank with fewer than
-        `FEWEST_PAIRS` others that way.
+        `MIN_PAIRS` others that way.
     """
     num_ranks = int(max(source.max(), target.max())) + 1
-    told = [_partners(ends, others, num_ranks) >= FEWEST_PAIRS for ends, others in _both(source, target)]
+    told = [_partners(ends, others, num_ranks) >= MIN_PAIRS for ends, others in _both(source, target)]
     middle = np.zeros(int(sort.max()) + 1)
     effects = np.zeros((2, num_ranks))
     left = log_time.copy()

@@ -13,16 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import steps_before_and_after
 from dpro.replay.whatif.graph_ops.selected import hosts_of
 from dpro.units import format_duration
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MESSAGE = "message"
 

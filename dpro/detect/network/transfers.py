@@ -13,22 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Floats
 from dpro.detect.findings import Finding
 from dpro.detect.network.fabric import LIKE, Block, find_blocks
 from dpro.detect.network.traffic import MESSAGE, Traffic
-from dpro.detect.significance import FEWEST_STEPS, LEAST_SHARE, PERSISTENT, clear_gain, confidence
+from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.units import format_bytes, format_duration
 
-Floats = NDArray[np.float64]
-
-FEWEST_GROUPS = 3  # alike: of two that differ nobody knows which is wrong
+MIN_GROUPS = 3  # alike: of two that differ nobody knows which is wrong
 UNSURE = 0.5  # the most that is believed of the slower of two: they may have been built so
 SLOW = 1.15  # times the transfer of the other groups
 BROKEN = 1.5  # from here on worth a finding even if the step does not wait for it
 DEVIATIONS = 5.0  # of the other groups, robust, from their median
-LEAST_DEVIATION = 0.02  # of a logarithm: groups are never more alike than this
+MIN_DEVIATION = 0.02  # of a logarithm: groups are never more alike than this
 LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
 FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
 LINES = 3  # of evidence
@@ -90,12 +88,12 @@ def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
     for _, alike in per_group.sort(*LIKE, "members").group_by(LIKE, maintain_order=True):
         if alike.height < 2:
             continue
-        least = SLOW if alike.height >= FEWEST_GROUPS else BROKEN
+        least = SLOW if alike.height >= MIN_GROUPS else BROKEN
         times = np.log(alike["transfer_ns"].to_numpy())
         others = [shortest_half(np.delete(times, at)) for at in range(times.size)]
         middle, spread = np.array(others).T
         excess = times - middle
-        far = excess >= DEVIATIONS * np.maximum(spread, LEAST_DEVIATION)
+        far = excess >= DEVIATIONS * np.maximum(spread, MIN_DEVIATION)
         compared.append(
             alike.with_columns(
                 excess=excess,
@@ -140,7 +138,7 @@ def _persistent(transfers: pl.DataFrame, groups: pl.DataFrame) -> pl.Series:
         .agg(share=pl.col("over").mean(), seen=pl.len())
     )
     joined = groups.join(beyond, on=keys, how="left", maintain_order="left")
-    return (joined["share"] >= PERSISTENT) & (joined["seen"] >= FEWEST_STEPS)
+    return (joined["share"] >= PERSISTENT) & (joined["seen"] >= MIN_STEPS)
 
 
 def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Suspect]:
@@ -204,7 +202,7 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
 def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> Finding | None:
     """The finding, with what healing would save; None where neither the step nor the transfer tells much."""
     saved, base = _healed(traffic, slow)
-    sure_which = bool((slow["num_alike"] >= FEWEST_GROUPS).any())
+    sure_which = bool((slow["num_alike"] >= MIN_GROUPS).any())
     times = float(np.exp(slow["excess"].to_numpy().max()))
     gains = clear_gain(saved, base)
     if not gains and (times < BROKEN or not sure_which):
@@ -219,7 +217,7 @@ def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> 
     if len(suspects) > 1:
         evidence.append("no group is recorded that has one of these without the others")
     step = float(base.mean())
-    if cost >= LEAST_SHARE * step:
+    if cost >= MIN_SHARE * step:
         evidence.append(traffic.gain_in_words("the others'", "the step takes", cost, step))
     else:
         evidence.append("the step hardly waits for it: other work hides it")

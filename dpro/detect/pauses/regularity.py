@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.words import few
-
-Ints = NDArray[np.int64]
 
 MIN_TIMES = 3  # two are always a distance apart
 REGULAR = 0.8  # of the times have to be in step, and so many of the steps that are due have to have it

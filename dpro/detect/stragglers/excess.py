@@ -13,25 +13,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from dpro.arrays import MAD_TO_SIGMA, Floats
 
 WINDOWS = (10, 20, 40)  # steps that are judged, the latest of: a large effect shows in few
-LEAST_RATIO = 0.035  # of the peers' own time: less is everywhere
+MIN_RATIO = 0.035  # of the peers' own time: less is everywhere
 # What a rank must have become slower by: half of the 5% that are to be told, since not all of a step becomes
 # slower with it. Devices differ by as much; but against its own past a rank has its own device beside it.
-LEAST_CHANGE = 0.025
+MIN_CHANGE = 0.025
 PAST_WINDOWS = WINDOWS[1:]  # ten steps are too few: the tails of their midmean are no normal ones yet
-FEWEST_BEFORE = 20  # steps that tell how slow it was
+MIN_BEFORE = 20  # steps that tell how slow it was
 AS_LARGE = 0.9  # of the largest effect: of windows that show as much, the one with the most steps tells
 PERSISTENT = 0.8  # of the steps a rank must be slower in
 # Standard errors that an effect must reach, beside all else. Every look is one more chance to be wrong, and
 # a job of a week is looked at 100,000 times: of normal noise 3 in 10 million pass.
 CLEAR = 5.0
-LEAST_NOISE = 0.01  # noise is never believed to be less
+MIN_NOISE = 0.01  # noise is never believed to be less
 SCARCE = (
     8.0  # with few steps the noise is hardly known: its estimate is raised by this many over their number
 )
-MAD_TO_SIGMA = 1.4826
 MIDMEAN_ERROR = 1.093  # of normal values, in units of that of their mean
 
 
@@ -87,7 +86,7 @@ def late_columns(team: Team) -> list[Excess]:
     logs = np.log(np.maximum(team.own, 1.0))
     excess = logs - median_of_others(logs)
     peers = [_against_peers(excess, size) for size in WINDOWS if size <= len(excess)]
-    past = [_against_past(logs, excess, size) for size in PAST_WINDOWS if size + FEWEST_BEFORE <= len(excess)]
+    past = [_against_past(logs, excess, size) for size in PAST_WINDOWS if size + MIN_BEFORE <= len(excess)]
     return [*_most_telling(peers), *_most_telling(past)]
 
 
@@ -113,7 +112,7 @@ def _against_peers(excess: Floats, size: int) -> list[Excess]:
     latest = excess[-size:]
     level, persistent = midmean(latest), (latest > 0).mean(axis=0)
     error = _error(excess, size)
-    clear = (level >= LEAST_RATIO) & (persistent >= PERSISTENT) & (level >= CLEAR * error)
+    clear = (level >= MIN_RATIO) & (persistent >= PERSISTENT) & (level >= CLEAR * error)
     return [
         Excess(int(at), size, float(level[at]), float(error[at]), float(persistent[at]))
         for at in np.flatnonzero(clear)
@@ -136,7 +135,7 @@ def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
     persistent = (latest > before).mean(axis=0)
     error = _error(excess, size) * np.sqrt(1 + size / len(earlier))
     change = level - before
-    clear = (change >= LEAST_CHANGE) & (persistent >= PERSISTENT) & (change >= CLEAR * error)
+    clear = (change >= MIN_CHANGE) & (persistent >= PERSISTENT) & (change >= CLEAR * error)
     clear &= (grown >= change / 2) & (level > 0)
     return [
         Excess(
@@ -180,7 +179,7 @@ def _error(excess: Floats, size: int) -> Floats:
     enough steps, also from those of the midmeans of successive blocks, which tells noise that lasts for
     several steps.
     """
-    error = np.maximum(noise_of(np.diff(excess, axis=0)), LEAST_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
+    error = np.maximum(noise_of(np.diff(excess, axis=0)), MIN_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
     blocks = len(excess) // size
     if blocks > 4:
         cut = excess[len(excess) - blocks * size :].reshape(blocks, size, -1)

@@ -11,15 +11,16 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
+from dpro.arrays import Floats
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import LATEST, REST, Uneven, amounts_of, explain, find_uneven_work
 from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
-from dpro.detect.stragglers.excess import Excess, Floats, Team, late_columns
+from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.own_time import MESSAGES, calls_of, own_time, teams
 from dpro.units import format_duration
 
 HISTORY = 240  # steps that tell how much is noise
-LEAST_SHARE = 0.02  # of the step
+MIN_SHARE = 0.02  # of the step
 # Times the peers' own time, over 20 steps or more: from here on worth a finding even if the step hardly waits
 # for it. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
 APART, APART_STEPS = 1.1, 20
@@ -109,7 +110,7 @@ def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
     """
     many = excess.num_steps >= APART_STEPS  # in few steps, a mean is what one of them makes it
     waited_for = _waited_for(team, excess)
-    least = LEAST_SHARE * _cycle(team, excess)
+    least = MIN_SHARE * _cycle(team, excess)
     if np.median(waited_for) >= least or (many and _mean_but_pauses(waited_for) >= least):
         return True
     apart = excess.level >= np.log(APART) and many

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.significance import FEWEST_STEPS, PERSISTENT
+from dpro.detect.significance import MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
@@ -21,7 +21,7 @@ from dpro.replay.whatif.edits.training_loop import DATA_LOADING, HideInput
 from dpro.replay.whatif.graph_ops.selected import Selection
 from dpro.units import format_duration
 
-LEAST_SHARE = 0.10  # of nearly every step: less is what handing over a batch costs
+MIN_SHARE = 0.10  # of nearly every step: less is what handing over a batch costs
 
 
 def find_slow_input(graph: Graph, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
@@ -37,11 +37,11 @@ def find_slow_input(graph: Graph, excess_of_stragglers_ns: float = 0.0) -> list[
         return []
     base, hidden = steps_before_and_after(graph, changed)
     saved = base - hidden - excess_of_stragglers_ns
-    steady = float((saved >= LEAST_SHARE * base).mean()) if base.size else 0.0
-    if base.size < FEWEST_STEPS or steady < PERSISTENT:
+    steady = float((saved >= MIN_SHARE * base).mean()) if base.size else 0.0
+    if base.size < MIN_STEPS or steady < PERSISTENT:
         return []
     loading = _loading_per_step(graph, base.size)
-    if min(loading.values()) < LEAST_SHARE * base.mean():
+    if min(loading.values()) < MIN_SHARE * base.mean():
         return []  # the input of some ranks only is their fault
     cost = float(saved.mean())
     extremes = dict.fromkeys(format_duration(pick(loading.values())) for pick in (min, max))
@@ -111,4 +111,4 @@ def find_waiting_for_data(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpu
 
 def _steady(waits: pl.DataFrame) -> float:
     """Share of the steps in which all ranks wait for long."""
-    return float((waits["data_wait_ns"] >= LEAST_SHARE * waits["duration_ns"]).to_numpy().mean())
+    return float((waits["data_wait_ns"] >= MIN_SHARE * waits["duration_ns"]).to_numpy().mean())

@@ -12,10 +12,10 @@ from collections.abc import Collection
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Floats, Ints
 from dpro.detect.findings import Finding
-from dpro.detect.significance import FEWEST_STEPS, PERSISTENT, clear_gain, confidence
+from dpro.detect.significance import MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.detect.stragglers.replayed import Gains, healing_gains, lateness
 from dpro.detect.stragglers.work_causes import excess_by_cause
 from dpro.replay.graph import Graph
@@ -23,12 +23,9 @@ from dpro.replay.timeline import durations_of, replay, step_ends
 from dpro.replay.whatif.edits.heal import ON_CPU, peers_of, section_work
 from dpro.units import format_duration
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 FAR = 1.5  # times the work of the slowest peer
-LEAST_COST = 0.01  # of the step: what is hidden altogether is nobody's concern yet
-FEWEST_PEERS = 2  # of one other rank nobody knows which of the two is usual
+MIN_COST = 0.01  # of the step: what is hidden altogether is nobody's concern yet
+MIN_PEERS = 2  # of one other rank nobody knows which of the two is usual
 NO_STAGE = -1
 
 
@@ -41,13 +38,13 @@ def find_hidden_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]
     """
     timeline = replay(graph)
     base = durations_of(step_ends(graph, timeline.start, timeline.end))["duration_ns"].to_numpy()
-    if base.size < FEWEST_STEPS:
+    if base.size < MIN_STEPS:
         return []
     work = section_work(graph)
     found = []
     for rank, longer in _far_longer(graph, work, base).items():
         gains = healing_gains(graph, work, [[rank]]) if rank not in named else None
-        if gains is not None and gains.saved.mean() >= LEAST_COST * base.mean():
+        if gains is not None and gains.saved.mean() >= MIN_COST * base.mean():
             found.append(_describe(graph, work, rank, gains, longer))
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
@@ -96,7 +93,7 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
         .group_by("rank", "step", "position")
         .agg(worked.sum())
         .with_columns(sections=sort[0], stage=sort[1])
-        .filter(pl.len().over(alike) > FEWEST_PEERS)
+        .filter(pl.len().over(alike) > MIN_PEERS)
         .with_columns(first=worked.max().over(alike), second=worked.top_k(2).min().over(alike))
         .with_columns(peer=pl.when(worked == pl.col("first")).then("second").otherwise("first"))
         .select("rank", "step", "position", "work_ns", "peer")

@@ -273,7 +273,7 @@ STEP_COUNTERS = "step_"  # begins the names of counters that are about one step
 
 
 @dataclass(frozen=True)
-class Always:
+class AlwaysOn:
     """Rows of what is always recorded.
 
     Attributes:
@@ -287,7 +287,7 @@ class Always:
     clock_samples: pl.DataFrame
 
 
-def on_one_clock(rows: Always) -> tuple[Always, list[int]]:
+def on_one_clock(rows: AlwaysOn) -> tuple[AlwaysOn, list[int]]:
     """Move calls, steps and their counters onto the clock of the lowest rank.
 
     Returns:
@@ -300,7 +300,7 @@ def on_one_clock(rows: Always) -> tuple[Always, list[int]]:
     here = ~pl.col("rank").is_in(apart)
     collectives, steps = rows.collectives.filter(here), rows.steps.filter(here)
     counters = rows.counters.filter(here & pl.col("counter").str.starts_with(STEP_COUNTERS))
-    moved = Always(
+    moved = AlwaysOn(
         _moved(collectives, "enqueued_ns", clocks),
         _moved(steps, "start_ns", clocks),
         _moved(counters, "time_ns", clocks),
@@ -314,7 +314,7 @@ def _is_one(workers: pl.DataFrame) -> bool:
     return workers["clock"].n_unique() <= 1 and not (workers["clock"] == "").any()
 
 
-def _clocks(rows: Always) -> Alignment:
+def _clocks(rows: AlwaysOn) -> Alignment:
     """The clocks by their comparisons: calls have no ends that clocks could be told by."""
     ranks = sorted({*rows.steps["rank"], *rows.collectives["rank"]})
     # Seen by one clock alone, these say no more than what times it is about.

@@ -14,14 +14,14 @@ from dataclasses import replace
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Floats, Ints
 from dpro.detect.findings import Finding
-from dpro.detect.significance import FEWEST_LATEST, PERSISTENT
+from dpro.detect.significance import MIN_LATEST, PERSISTENT
 from dpro.detect.stragglers.excess import (
     CLEAR,
-    LEAST_NOISE,
     MIDMEAN_ERROR,
+    MIN_NOISE,
     Excess,
     median_of_others,
     midmean,
@@ -31,12 +31,9 @@ from dpro.detect.stragglers.replayed import Gains, describe, gains_of, healing_g
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.edits.heal import healed_in_each_step, section_work
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-LEAST_LONGER = 1.1  # times the peers' work: windows have few steps, and tell little of what is usual
-FEWEST_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not tell what is noise
-LEAST_COST = 0.01  # of the step, on average
+MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and tell little of what is usual
+MIN_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not tell what is noise
+MIN_COST = 0.01  # of the step, on average
 SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the next: faults may be recent
 
 
@@ -82,7 +79,7 @@ def _latest(count: int) -> list[int]:
     """Numbers of latest steps that are looked at, most first."""
     sizes: list[int] = []
     size = float(count)
-    while round(size) >= FEWEST_LATEST:
+    while round(size) >= MIN_LATEST:
         sizes.append(round(size))
         size /= SHRINK
     return sizes
@@ -98,15 +95,15 @@ def clearly_longer(spent: Floats, size: int) -> list[Excess]:
         spent: [T, R] ns of work.
         size: how many of the latest steps are judged.
     """
-    if (size - 1) * (spent.shape[1] - 1) < FEWEST_DIFFERENCES:
+    if (size - 1) * (spent.shape[1] - 1) < MIN_DIFFERENCES:
         return []
     logs = np.log(np.maximum(spent[-size:], 1.0))
     excess = logs - median_of_others(logs)
     level, persistent = midmean(excess), (excess > 0).mean(axis=0)
     differences = np.diff(excess, axis=0)
     noise = np.maximum(noise_of(differences), noise_of(differences.reshape(-1, 1)))
-    error = np.maximum(noise, LEAST_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
-    clear = (level >= np.log(LEAST_LONGER)) & (persistent >= PERSISTENT) & (level >= CLEAR * error)
+    error = np.maximum(noise, MIN_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
+    clear = (level >= np.log(MIN_LONGER)) & (persistent >= PERSISTENT) & (level >= CLEAR * error)
     return [
         Excess(int(at), size, float(level[at]), float(error[at]), float(persistent[at]))
         for at in np.flatnonzero(clear)
@@ -134,4 +131,4 @@ def _costing(graph: Graph, work: pl.DataFrame, rank: int, excess: Excess) -> Fin
 
 def _costs(gains: Gains) -> bool:
     """Whether the mean gain is worth a finding."""
-    return bool(gains.saved.mean() >= LEAST_COST * gains.base.mean())
+    return bool(gains.saved.mean() >= MIN_COST * gains.base.mean())

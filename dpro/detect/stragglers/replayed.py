@@ -14,8 +14,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.detect.findings import Finding
-from dpro.detect.significance import FEWEST_STEPS, clear_gain, confidence, first_of_latest
+from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
 from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.stragglers.work_causes import OPERATORS, excess_by_cause
 from dpro.detect.waits import waits
@@ -25,7 +26,6 @@ from dpro.replay.whatif.edits.heal import healed_durations, peers_by_rank, peers
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
 
-Ints = NDArray[np.int64]
 Times = NDArray[np.int64] | NDArray[np.float64]
 
 
@@ -55,7 +55,7 @@ def find_stragglers(graph: Graph) -> list[Finding]:
     ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})
     work = section_work(graph)
     gains = healing_gains(graph, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
-    if gains is None or gains.base.size < FEWEST_STEPS:
+    if gains is None or gains.base.size < MIN_STEPS:
         return []
     found = _clear(graph, work, gains)
     for first in first_of_latest(gains.steps):

@@ -25,7 +25,7 @@ Pairs = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Links:
+class TwinLinks:
     """What is known of which span is which operator.
 
     Attributes:
@@ -38,7 +38,7 @@ class Links:
     fits: int
 
 
-def link(operators: pl.DataFrame, spans: pl.DataFrame) -> Links:
+def link(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
     """Find the span of each operator.
 
     Args:
@@ -49,7 +49,7 @@ def link(operators: pl.DataFrame, spans: pl.DataFrame) -> Links:
     cpu = spans.filter(pl.col("kind").is_in(CPU_KINDS))
     mine = operators.filter(pl.col("kind").is_in(CPU_KINDS))
     numbered = _by_number(mine, cpu)
-    return Links(numbered, 1) if numbered is not None else _by_order(mine, cpu)
+    return TwinLinks(numbered, 1) if numbered is not None else _by_order(mine, cpu)
 
 
 def _by_number(operators: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame | None:
@@ -65,7 +65,7 @@ def _by_number(operators: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame | N
     )
 
 
-def _by_order(operators: pl.DataFrame, spans: pl.DataFrame) -> Links:
+def _by_order(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
     # An observer does not see the profiler's own marks. Numbers settle the order within a microsecond.
     seen = spans.filter(~pl.col("name").str.starts_with("ProfilerStep#")).sort(
         "tid", "start_ns", "external_id", "span_id"
@@ -93,7 +93,7 @@ def _by_order(operators: pl.DataFrame, spans: pl.DataFrame) -> Links:
         if len(steps) > most:
             fits, most = equal, len(steps)
     frame = pl.DataFrame(pairs, schema={"et": pl.Int64, "span_id": pl.Int64}, orient="row")
-    return Links(frame.sort("et"), fits)
+    return TwinLinks(frame.sort("et"), fits)
 
 
 def _best_stretch(mine: Codes, threads: dict[int, pl.DataFrame], earlier: int) -> tuple[int | None, int, int]:

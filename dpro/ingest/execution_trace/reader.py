@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.errors import InputError
 from dpro.ingest.execution_trace.dependencies import Pairs, called, read_from
-from dpro.ingest.execution_trace.links import CPU_KINDS, Links, link
+from dpro.ingest.execution_trace.links import CPU_KINDS, TwinLinks, link
 from dpro.ingest.execution_trace.nodes import Node, decode, fields, is_protobuf
 from dpro.ingest.files import rank_of_name, read_bytes
 from dpro.ingest.kineto.collectives import gpu_collectives
@@ -249,7 +249,7 @@ def _in_time(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     return timed.filter((pl.col("kind") == "control") | possible).drop("end_ns", "begin_ns")
 
 
-def _told(trace: RankTrace, operators: pl.DataFrame, links: Links) -> RankTrace:
+def _told(trace: RankTrace, operators: pl.DataFrame, links: TwinLinks) -> RankTrace:
     """The trace with what could not be linked counted, and what was guessed said."""
     missed = operators.filter(pl.col("kind").is_in(CPU_KINDS)).height - links.pairs.height
     skipped = dict(trace.skipped)

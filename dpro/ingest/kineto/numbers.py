@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec import Raw
 
-Ints = npt.NDArray[np.int64]
+from dpro.arrays import Ints
 
 LAST_NS = 1 << 62  # no clock shows a later time
 MISSING_NS = -LAST_NS

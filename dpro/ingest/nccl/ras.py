@@ -24,7 +24,7 @@ from dpro.ingest.values import int32, int64, mapping, sequence, text
 from dpro.words import few
 
 SOURCE = "NCCL RAS"
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 _IN_PROGRESS = 7  # ncclInProgress
 _SILENT, _DEAD = "does not answer", "is considered dead"
 _COUNTED = {_SILENT: "ras_unresponsive", _DEAD: "ras_considered_dead"}
@@ -163,7 +163,7 @@ def _states(communicators: Sequence[_Communicator]) -> dict[tuple[str, int, int]
             if member.state:
                 found.setdefault(member.where, {}).setdefault(member.state, []).append(communicator.name)
     return {
-        where: [f"{state} (communicator {few(names, _MOST_NAMED)})" for state, names in states.items()]
+        where: [f"{state} (communicator {few(names, _MAX_NAMED)})" for state, names in states.items()]
         for where, states in found.items()
     }
 
@@ -224,8 +224,6 @@ def _mismatches(communicator: _Communicator) -> list[str]:
             if op in member.counts:
                 ranks.setdefault(member.counts[op], []).append(member.rank)
         if len(ranks) > 1:
-            told = "; ".join(
-                f"{count} by {few(sorted(ranks[count]), _MOST_NAMED)}" for count in sorted(ranks)
-            )
+            told = "; ".join(f"{count} by {few(sorted(ranks[count]), _MAX_NAMED)}" for count in sorted(ranks))
             lines.append(f"RAS: communicator {communicator.name}: ranks differ in calls of {op}: {told}")
     return lines

@@ -14,20 +14,21 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Floats
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
 from dpro.replay.models.collective_algorithms import (
     FLAT,
     HALVING,
     RING,
-    Link,
+    LinkModel,
     cost,
     link_of,
     time_ns,
     two_level_ns,
 )
-from dpro.replay.models.link_costs import Line, Sort, fit_costs, sorts, untold
-from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.models.link_costs import LinkCost, Sort, fit_costs, sorts, untold
+from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_fitting
 from dpro.schema import COLLECTIVES
 from dpro.units import NS_PER_US
@@ -82,7 +83,7 @@ class Network(Edit):
     )
     proof = "links of 200, 500 and 1000 Mbit/s, gloo"
     is_advice = False
-    bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MOST_TIMES)
+    bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MAX_TIMES)
     latency: float = key("multiple of the latency", 1.0, least=0.0)
     doubt: float = 0.15
 
@@ -171,8 +172,6 @@ def latencies(graph: Graph) -> NDArray[np.int64]:
     return fixed
 
 
-Floats = NDArray[np.float64]
-
 HIERARCHICAL = "hierarchical"
 
 
@@ -237,7 +236,7 @@ class Algorithm(Edit):
         return answered, refused
 
     def _ratio(
-        self, graph: Graph, lines: dict[Sort, Line], sort: Sort, message: Message, num_bytes: Floats
+        self, graph: Graph, lines: dict[Sort, LinkCost], sort: Sort, message: Message, num_bytes: Floats
     ) -> Floats:
         """[T] time by the other algorithm over time by the one that ran."""
         now = self._ran(graph, message.op)
@@ -261,14 +260,14 @@ class Algorithm(Edit):
     def _ran(self, graph: Graph, op: str) -> str:
         return recorded_algorithm(graph, op) or self.now or RING
 
-    def _inside(self, graph: Graph, lines: dict[Sort, Line]) -> Link:
+    def _inside(self, graph: Graph, lines: dict[Sort, LinkCost]) -> LinkModel:
         """What communication within a host costs, as given, or as a group within one host tells.
 
         Raises:
             Unanswerable: neither does.
         """
         if self.inside_gbps is not None:
-            return Link((self.inside_us or 0.0) * NS_PER_US, 1 / self.inside_gbps)
+            return LinkModel((self.inside_us or 0.0) * NS_PER_US, 1 / self.inside_gbps)
         for sort, messages in sorts(graph).items():
             message = graph.messages[messages[0]]
             if sort in lines and len(_hosts_in(graph, message)) == 1:

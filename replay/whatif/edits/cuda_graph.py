@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.build.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
@@ -24,9 +24,6 @@ from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.graph_ops.scope import LANE, ON_CPU, spans_of
 from dpro.replay.whatif.graph_ops.selected import Selection
 from dpro.units import format_duration
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 MAX_PAUSE_NS = 1_000_000  # code in no operator that takes longer does something of its own
 # Launching a graph of 2,534 kernels took 1.4 to 2.2 us per kernel on an H200, under a profiler.

@@ -15,11 +15,12 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.models.gradients import MB, first_uses
 from dpro.replay.models.link_costs import untold
-from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.graph_ops.reduction import (
     Reduced,
     Reduction,
@@ -28,8 +29,6 @@ from dpro.replay.whatif.graph_ops.reduction import (
     reduced,
     with_reductions,
 )
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Priority(Edit):
         "ByteScheduler (Peng et al., SOSP 2019) and P3 (Jayarajan et al., MLSys 2019): priority by layer, no "
         "barrier between steps; gradients cut as in dPRO (Hu et al., MLSys 2022)"
     )
-    mb: float = key("size of a piece, 2**20 bytes", least=1 / MOST_TIMES)
+    mb: float = key("size of a piece, 2**20 bytes", least=1 / MAX_TIMES)
     doubt: float = 0.3
 
     def apply(self, graph: Graph) -> Graph:

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
 from dpro.replay.whatif.edit import Edit, check, key
 from dpro.replay.whatif.graph_ops.selected import ranks_at
-
-Ints = NDArray[np.int64]
 
 ON_CPU, ON_GPU = 0, 1
 

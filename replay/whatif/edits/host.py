@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpro.arrays import Bools
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import inside_spans
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Cpu(Edit):
     assumes = "all CPU work speeds up alike, and the GPU and the network do not"
     source = "CPU durations / factor"
     is_advice = False
-    factor: float = key("how many times as fast", 2.0, least=1 / MOST_TIMES)
+    factor: float = key("how many times as fast", 2.0, least=1 / MAX_TIMES)
     doubt: float = 0.1
 
     def apply(self, graph: Graph) -> Graph:

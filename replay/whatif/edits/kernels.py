@@ -16,12 +16,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Floats, Ints
 from dpro.classify import classify
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gpus import Gpu, gpu_named
 from dpro.replay.models.roofline import BYTES, MATMULS, Matmul, matmul_of, stored_as
-from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.graph_ops.scope import (
     inside_modules,
     launching_only,
@@ -29,9 +30,6 @@ from dpro.replay.whatif.graph_ops.scope import (
     operators_of_kernels,
 )
 from dpro.replay.whatif.graph_ops.selected import Selection
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 OPTIMIZER = "Optimizer.step#"
 # Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused
@@ -222,8 +220,6 @@ def _fused_ns(graph: Graph, run: Ints) -> Ints:
     return np.maximum(np.rint(total - saved).astype(np.int64), longest)
 
 
-Floats = NDArray[np.float64]
-
 COMPUTES = ("gemm", "convolution", "attention")
 
 
@@ -242,7 +238,7 @@ class Precision(Edit):
     source = "roofline (Williams et al., CACM 2009) with the makers' peaks; casts move old and new bytes"
     selection: Selection
     dtype: str = key("of matmuls", "bf16", choices=("bf16", "fp16", "fp8"))
-    speedup: float | None = key("of matmuls, instead of a roofline", None, least=1 / MOST_TIMES)
+    speedup: float | None = key("of matmuls, instead of a roofline", None, least=1 / MAX_TIMES)
     doubt: float = 0.3
 
     def apply(self, graph: Graph) -> Graph:

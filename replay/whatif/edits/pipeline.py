@@ -11,17 +11,14 @@ from itertools import pairwise
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.graph_ops.graph_editor import Draft
+from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Order
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 MESSAGES = ("send", "recv")
 HALF = 0.5  # of a backward goes into the gradients of weights: as many products as for those of inputs
@@ -220,7 +217,7 @@ def _rebuilt(graph: Graph, rows: pl.DataFrame, orders: list[Order], smaller: flo
         smaller: the size of the new micro-batches to that of the recorded ones.
         num_chunks: per stage.
     """
-    draft = Draft(graph)
+    draft = GraphEditor(graph)
     replaced = np.zeros(graph.num_nodes, np.bool_)
     replaced[rows["node"].to_numpy()] = True
     passed, late = _messages(graph), _delays_of(graph, replaced)
@@ -233,7 +230,7 @@ def _rebuilt(graph: Graph, rows: pl.DataFrame, orders: list[Order], smaller: flo
         made: dict[tuple[str, int, int], int] = {}
         for (rank, stage, number), own in step.group_by("rank", "stage", "step", maintain_order=True):
             order = orders[int(stage)]
-            nodes = _put_in(draft, own, order, num_chunks, launch_ns)
+            nodes = _insert(draft, own, order, num_chunks, launch_ns)
             for source, target, kind, lag in borders[int(number), int(rank)]:
                 draft.link(*((nodes[-1], target) if source < 0 else (source, nodes[0])), kind, lag)
             for task, node in zip(order, nodes):
@@ -242,7 +239,7 @@ def _rebuilt(graph: Graph, rows: pl.DataFrame, orders: list[Order], smaller: flo
     return draft.finish()
 
 
-def _hand_over(draft: Draft, made: dict[tuple[str, int, int], int], last: int, message_ns: int) -> None:
+def _hand_over(draft: GraphEditor, made: dict[tuple[str, int, int], int], last: int, message_ns: int) -> None:
     """Forward goes up the chunks of all stages, turns at the last, and backward goes down."""
     for (kind, batch, at), node in made.items():
         follows = {FORWARD: (FORWARD, batch, at + 1), BACKWARD: (BACKWARD, batch, at - 1)}.get(kind)
@@ -252,7 +249,9 @@ def _hand_over(draft: Draft, made: dict[tuple[str, int, int], int], last: int, m
             draft.link(node, made[follows], EdgeKind.HANDOVER, message_ns)
 
 
-def _put_in(draft: Draft, own: pl.DataFrame, order: Order, num_chunks: int, launch_ns: float) -> list[int]:
+def _insert(
+    draft: GraphEditor, own: pl.DataFrame, order: Order, num_chunks: int, launch_ns: float
+) -> list[int]:
     """The computes of one rank in one step, behind one another.
 
     A new micro-batch takes the time of the stretch of recorded ones that it covers.

@@ -14,10 +14,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
-from dpro.replay.models.link_costs import MAD_TO_DEVIATION, fit_costs, sorts, untold
+from dpro.replay.models.link_costs import fit_costs, sorts, untold
 from dpro.replay.models.memory import footprint_of
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
@@ -29,9 +30,6 @@ from dpro.replay.whatif.graph_ops.repeat import with_copies
 from dpro.replay.whatif.graph_ops.scope import blocks_of, inside_modules
 from dpro.replay.whatif.graph_ops.selected import Selection, messages_fitting
 from dpro.units import format_bytes
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 
@@ -224,8 +222,6 @@ def with_larger_batch(graph: Graph, factor: float) -> Graph:
     return graph.with_durations(scaled(graph, (work & ~optimizing(graph)) | reading, factor))
 
 
-Floats = NDArray[np.float64]
-
 FEWEST = 4  # durations that noise is taken from
 
 
@@ -344,6 +340,4 @@ def _deviation_of_sections(graph: Graph) -> dict[int, float]:
         .agg(mad=pl.col("off").median(), count=pl.len())
         .filter(pl.col("count") >= FEWEST)
     )
-    return {
-        int(at): MAD_TO_DEVIATION * float(mad) for at, mad in spread.select("position", "mad").iter_rows()
-    }
+    return {int(at): MAD_TO_SIGMA * float(mad) for at, mad in spread.select("position", "mad").iter_rows()}

@@ -9,17 +9,15 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.whatif.edit import MOST_TIMES, Edit, key
+from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.graph_ops.scope import calls_of, with_inside
 from dpro.replay.whatif.graph_ops.selected import Selection, ranks_at
 from dpro.replay.whatif.graph_ops.shards import why_needed
 from dpro.units import NS_PER_MS, NS_PER_US
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Replace(Edit):
     source = "a given duration"
     is_advice = False
     selection: Selection
-    us: float = key("how long each span takes by itself, microseconds", least=0, most=MOST_TIMES * MOST_TIMES)
+    us: float = key("how long each span takes by itself, microseconds", least=0, most=MAX_TIMES * MAX_TIMES)
     doubt: float = 0.05
 
     def apply(self, graph: Graph) -> Graph:

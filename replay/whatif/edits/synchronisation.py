@@ -20,7 +20,7 @@ from dpro.replay.models.gradients import Launches
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.communication import latencies
 from dpro.replay.whatif.edits.gradients import buckets
-from dpro.replay.whatif.graph_ops.graph_editor import Draft
+from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reduction import (
     STEP,
     Reduced,
@@ -30,8 +30,6 @@ from dpro.replay.whatif.graph_ops.reduction import (
     with_reductions,
 )
 from dpro.replay.whatif.graph_ops.selected import fitting
-
-Ints = NDArray[np.int64]
 
 GATHER, COPY_OUT = "FSDP::all_gather", "FSDP::all_gather_copy_out"
 BACKWARD = ("FSDP::pre_backward", "FSDP::backward_prefetch", "FSDP::post_backward")
@@ -73,7 +71,7 @@ class Prefetch(Edit):
         moved = moved.filter(pl.col("by") > 0)
         if moved.is_empty():
             return graph
-        draft = Draft(graph)
+        draft = GraphEditor(graph)
         _issue_earlier(draft, moved)
         _await_at_copies(draft, moved)
         _order_workers(draft, moved)
@@ -168,7 +166,7 @@ def _within(graph: Graph, prefix: str) -> NDArray[np.bool_]:
     return np.asarray(fits[graph.nodes.around])
 
 
-def _issue_earlier(draft: Draft, moved: pl.DataFrame) -> None:
+def _issue_earlier(draft: GraphEditor, moved: pl.DataFrame) -> None:
     """Call all-gathers once the results of earlier ones are copied; of the GPU they need what those did."""
     graph, edges = draft.graph, draft.graph.edges
     for arrive, earlier, behind in moved.select("arrive", "earlier", "behind").iter_rows():
@@ -181,7 +179,7 @@ def _issue_earlier(draft: Draft, moved: pl.DataFrame) -> None:
                 draft.link(int(edges.source[edge]), arrive, EdgeKind.EVENT, int(edges.lag[edge]))
 
 
-def _await_at_copies(draft: Draft, moved: pl.DataFrame) -> None:
+def _await_at_copies(draft: GraphEditor, moved: pl.DataFrame) -> None:
     """A thread waits for an all-gather where it copies the result, not where it calls it."""
     edges = draft.graph.edges
     waits = np.flatnonzero(
@@ -194,7 +192,7 @@ def _await_at_copies(draft: Draft, moved: pl.DataFrame) -> None:
         draft.link(source, int(copied[source]), EdgeKind.SYNC, int(edges.lag[edge]))
 
 
-def _order_workers(draft: Draft, moved: pl.DataFrame) -> None:
+def _order_workers(draft: GraphEditor, moved: pl.DataFrame) -> None:
     """On each worker or stream, communication in the order of its calls."""
     nodes, edges = draft.graph.nodes, draft.graph.edges
     arrives = (nodes.kind == NodeKind.ARRIVE) & np.isin(nodes.rank, moved["rank"].to_numpy())
@@ -221,7 +219,7 @@ def _order_workers(draft: Draft, moved: pl.DataFrame) -> None:
     _share_links(draft, [(issued[node], called[node], node) for *_, node in in_order], transfer)
 
 
-def _share_links(draft: Draft, calls: list[tuple[int, int, int]], transfer: dict[int, int]) -> None:
+def _share_links(draft: GraphEditor, calls: list[tuple[int, int, int]], transfer: dict[int, int]) -> None:
     """What a rank moves queues on its link; what was recorded side by side took its share of it into account.
 
     Args:

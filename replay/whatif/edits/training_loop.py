@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
 from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
@@ -19,11 +20,9 @@ from dpro.replay.whatif.graph_ops.selected import Selection, fitting
 from dpro.schema import COUNTERS, SPANS
 from dpro.units import NS_PER_MS, format_duration
 
-Floats = NDArray[np.float64]
-
 DATA_LOADING = "enumerate(DataLoader)*"
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
-LEAST_WAIT = 0.05  # of a step: a loop that waits less does not show that its workers cannot keep up
+MIN_WAIT = 0.05  # of a step: a loop that waits less does not show that its workers cannot keep up
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,12 @@ def _batch_and_rest(graph: Graph, loading: NDArray[np.bool_], now: Floats) -> tu
         return now, np.full(now.size, _mean_step(HideInput().apply(graph)))
     workers = _num_workers(graph)
     step = _mean_step(graph)
-    if workers == 0 or float(now.max()) < LEAST_WAIT * step:
+    if workers == 0 or float(now.max()) < MIN_WAIT * step:
         raise Unanswerable(
             "the DataLoader has workers, and what a batch takes them cannot be told: record some steps with "
             "num_workers=0, or steps in which the loop waits for them"
         )
-    return np.where(now >= LEAST_WAIT * step, workers * step, 0.0), step - now
+    return np.where(now >= MIN_WAIT * step, workers * step, 0.0), step - now
 
 
 def _num_workers(graph: Graph) -> int:
@@ -137,9 +136,6 @@ def _num_workers(graph: Graph) -> int:
     waits = graph.run.table(COUNTERS, ["counter", "device"]).filter(pl.col("counter") == "data_wait_ns")
     numbers = [re.search(r"worker (\d+)", device) for device in waits["device"].unique().to_list()]
     return max((int(found[1]) + 1 for found in numbers if found), default=0)
-
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import Floats
 from dpro.replay.models.gradients import MB
-from dpro.replay.models.link_costs import Line
+from dpro.replay.models.link_costs import LinkCost
 from dpro.replay.whatif.edits.gradients import closing
 from dpro.replay.whatif.graph_ops.reduction import Reduced, workers_of
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 SIZES_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, 400.0)
 CLEARLY = 0.01  # of the time of a pass: what is better by less is as good
@@ -45,7 +42,7 @@ class Gradients:
 
     ready: Floats
     num_bytes: Floats
-    line: Line
+    line: LinkCost
     workers: int
 
     def end_ns(self, ends: Sequence[float], first: int, last: int) -> float:

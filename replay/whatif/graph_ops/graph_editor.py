@@ -11,15 +11,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools, Ints
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, make_graph
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
-
-class Draft:
+class GraphEditor:
     """Changes to a graph that are made all at once.
 
     Attributes:

@@ -18,16 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
 from dpro.replay.intervals import union
 from dpro.replay.models.gradients import MAIN_THREAD, Parameters, Pass, parameters_of, passes_of
-from dpro.replay.models.link_costs import Line, fit_costs
+from dpro.replay.models.link_costs import LinkCost, fit_costs
 from dpro.replay.timeline import Timeline, replay
-from dpro.replay.whatif.graph_ops.graph_editor import Draft
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 
 STEP = -1
 COPIES = ("aten::mul", "aten::copy_", "aten::div_")  # by which DDP fills its buckets
@@ -80,7 +78,7 @@ class Reduced:
     parameters: Parameters
     passes: list[Pass]
     message: Message
-    line: Line
+    line: LinkCost
     pace: Floats
     call_ns: float
     ratio: float
@@ -139,7 +137,7 @@ def _copying(graph: Graph, parameters: Parameters, passes: list[Pass]) -> float:
     return spent / (len(passes) * float(parameters.num_bytes.sum()))
 
 
-def _pace(graph: Graph, timeline: Timeline, line: Line, transfers: Ints) -> float:
+def _pace(graph: Graph, timeline: Timeline, line: LinkCost, transfers: Ints) -> float:
     """The time in which a pass moved its gradients over what its line says.
 
     That is the time in which any of its reductions ran: latencies of those that follow each other overlap.
@@ -159,7 +157,7 @@ def with_reductions(
         wanted: for each pass its reductions in the order of their calls; alike on all ranks of a pass.
         awaited: for each pass the one that waits for its results, -1 for none; itself if not given.
     """
-    graph, draft = known.graph, Draft(known.graph)
+    graph, draft = known.graph, GraphEditor(known.graph)
     meetings = _Meetings(graph)
     for each in known.passes:
         draft.gone[each.arrive] = draft.gone[each.transfer] = True
@@ -175,7 +173,7 @@ def with_reductions(
             around = dataclasses.replace(around, awaited=needed)
         transfers = behind[each.rank, each.window]
         for index, reduction in enumerate(reductions):
-            _put_in(draft, each, around, reduction, index, pace, meetings, transfers, workers[each.rank])
+            _insert(draft, each, around, reduction, index, pace, meetings, transfers, workers[each.rank])
         for node in around.after if reductions else ():
             draft.link(transfers[-1], node, EdgeKind.STREAM, around.queue_lag)
     return draft.finish()
@@ -195,7 +193,7 @@ class _Meetings:
         """The old rendezvous of some collectives."""
         return [self._old[instance] for instance in instances.tolist() if instance in self._old]
 
-    def join(self, draft: Draft, instance: int, index: int) -> tuple[int, int]:
+    def join(self, draft: GraphEditor, instance: int, index: int) -> tuple[int, int]:
         """Instance and rendezvous of a pass's reduction, -1 for none where nobody else was recorded.
 
         Args:
@@ -283,8 +281,8 @@ def _inputs(graph: Graph, each: Pass, sources: Ints) -> tuple[Ints, Ints]:
     return edges.target[launch][order], at[order]
 
 
-def _put_in(
-    draft: Draft,
+def _insert(
+    draft: GraphEditor,
     each: Pass,
     around: _Surroundings,
     wanted: Reduction,

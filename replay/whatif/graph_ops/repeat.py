@@ -11,11 +11,10 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from dpro.arrays import Ints
 from dpro.replay.engine import longest_path
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
 from dpro.replay.timeline import AFTER_STEPS
-
-Ints = NDArray[np.int64]
 
 
 def with_copies(graph: Graph, copied: Graph, times: int) -> Graph:

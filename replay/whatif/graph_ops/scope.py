@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools
 from dpro.errors import Unanswerable
 from dpro.replay.build.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
@@ -20,8 +20,6 @@ from dpro.replay.models.memory import MODULE
 from dpro.replay.whatif.grammar import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
-
-Bools = NDArray[np.bool_]
 
 RANGES = ("annotation", "python")
 ON_CPU = ("cpu_op", "runtime", "annotation", "python")

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpro.arrays import Bools
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import check, key, text_of
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import inside_modules
 from dpro.schema import WORKERS
-
-Bools = NDArray[np.bool_]
 
 # What users call the kinds of work, and the nodes each stands for.
 KINDS: dict[str, tuple[NodeKind, ...]] = {

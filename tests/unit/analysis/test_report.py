@@ -9,7 +9,7 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.markdown import markdown_of
-from dpro.analysis.report import MOST_KERNELS, MOST_PREDICTIONS, make_report
+from dpro.analysis.report import MAX_KERNELS, MAX_PREDICTIONS, make_report
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from tests.builders import TinyRun, cpu_job
@@ -57,7 +57,7 @@ def test_a_report_names_the_slow_rank_its_cost_and_what_would_help(slow):
     (told,) = report.findings
     assert told.title == "slow.host: rank 1"
     assert list(told.evidence) == list(slow.verdict[0][0].evidence)
-    assert 0 < len(report.gains) <= MOST_PREDICTIONS
+    assert 0 < len(report.gains) <= MAX_PREDICTIONS
     best = slow.search[0][0]
     assert report.gains[0].edits == [str(edit) for edit in best.edits]
     assert report.gains[0].how == best.how()
@@ -109,7 +109,7 @@ def test_names_from_a_trace_are_text_in_markdown(tmp_path):
     assert "<script" not in text
     assert "@everyone" not in text
     rows = [line for line in text.splitlines() if line.startswith("| ") and "| 3 | 0." in line]
-    assert len(rows) == len(EVIL) <= MOST_KERNELS
+    assert len(rows) == len(EVIL) <= MAX_KERNELS
     for row in rows:
         assert len(re.findall(r"(?<!\\)\|", row)) == 5
     assert r"a \| b" in text

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.summary import finding_info, health_info
-from dpro.dashboards.chains import MOST_BOXES, chain_figure, chain_info
+from dpro.dashboards.chains import MAX_BOXES, chain_figure, chain_info
 from dpro.dashboards.hang import rank_info, stack_info, standing_figure, standing_info
 from dpro.detect.hang.find import judge
 from dpro.schema import WORKERS, conform
@@ -66,9 +66,9 @@ def test_of_a_large_job_the_nearest_boxes_are_shown_and_the_rest_counted():
     for first in range(0, 298):  # a long chain: each waits for the next
         job.call((first,), (first, first + 1), OPEN)
     chains = chain_info(job.case(), ())
-    assert len(chains.boxes) == MOST_BOXES
+    assert len(chains.boxes) == MAX_BOXES
     assert chains.left_out > 0
-    assert all(end < MOST_BOXES for _, end in chains.arrows)
+    assert all(end < MAX_BOXES for _, end in chains.arrows)
 
 
 def test_many_ranks_that_wait_for_one_are_a_number_in_one_box():

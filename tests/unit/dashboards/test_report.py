@@ -120,7 +120,7 @@ def test_names_from_a_trace_make_no_tags(tmp_path):
 
 
 def test_a_figure_that_is_too_large_is_left_out_and_that_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "MOST_BYTES", 3000)
+    monkeypatch.setattr(page, "MAX_BYTES", 3000)
     parts = Parts(_page(cpu_job().write(tmp_path)))
     assert "left out: it takes" in parts.text
     assert "dpro dashboard" in parts.text
@@ -130,7 +130,7 @@ def test_of_many_lanes_those_of_ranks_that_are_blamed_are_drawn(tmp_path, monkey
     loaded = Loaded(cpu_job(num_ranks=12, slow_rank=11).write(tmp_path))
     lanes = page._lanes(loaded)
     assert lanes == [0, 1, 2, 3, 4, 5, 6, 11]
-    monkeypatch.setattr(page, "MOST_POINTS", 1)
+    monkeypatch.setattr(page, "MAX_POINTS", 1)
     figure = page._timeline(loaded, lanes)
     assert {label.split()[1] for label in figure.layout.yaxis.ticktext if label.startswith("rank")} == {"0"}
 

@@ -10,7 +10,7 @@ import pytest
 from dpro.detect.findings import Finding
 from dpro.detect.run import diagnose_graph
 from dpro.detect.stragglers.from_calls import find_late_ranks
-from dpro.detect.stragglers.own_time import Always, on_one_clock
+from dpro.detect.stragglers.own_time import AlwaysOn, on_one_clock
 from dpro.replay.build.graph_builder import build_graph
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, STEPS, WORKERS
 from dpro.store import open_run
@@ -29,7 +29,7 @@ def found_in_windows(folder: Path, job: Job) -> list[Finding]:
 def found_in_calls(job: Job, recording: Recording) -> list[Finding]:
     frames = frames_of(job, run_job(job), recording)
     tables = (COLLECTIVES, STEPS, COUNTERS, WORKERS, CLOCK_SAMPLES)
-    rows, _ = on_one_clock(Always(*(frames.get(table.name, table.empty()) for table in tables)))
+    rows, _ = on_one_clock(AlwaysOn(*(frames.get(table.name, table.empty()) for table in tables)))
     return find_late_ranks(rows.collectives, rows.steps, rows.counters, rows.workers)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.difference import MOST_KINDS, REST, Difference, explain
+from dpro.replay.difference import MAX_KINDS, REST, Difference, explain
 from tests.builders import TinyRun
 from tests.unit.detect.jobs import MS, Work, alike, graph_of, noisy, slower
 
@@ -90,14 +90,14 @@ def test_many_kinds_of_work_that_differ_little_are_taken_together(tmp_path):
         at = 0.0
         for step in range(2):
             begin = at
-            for kind in range(MOST_KINDS + 10):
+            for kind in range(MAX_KINDS + 10):
                 made.op(f"op{kind}", at, at + 10 * times)
                 at += 10 * times
             made.step(step, begin, at)
         return made
 
     found = explain(run(1.0).build(tmp_path / "a").graph, run(1.5).build(tmp_path / "b").graph)
-    assert len(found.contributors) == MOST_KINDS + 1
+    assert len(found.contributors) == MAX_KINDS + 1
     assert next(each for each in found.contributors if each.name == REST).delta_ns == pytest.approx(50_000)
     assert adds_up(found)
 

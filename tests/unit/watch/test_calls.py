@@ -14,7 +14,7 @@ import pytest
 
 from dpro.collectors.convert import Process
 from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
-from dpro.watch.calls import Calls
+from dpro.watch.calls import CallTable
 from dpro.watch.tail import Tail
 
 SHOWN, KEPT = "calls-fr.json", "flight-fr-000001.json"
@@ -47,12 +47,12 @@ def dump(
     os.utime(path, ns=(stamp, stamp))
 
 
-def numbers(calls: Calls, rank: int = 0) -> list[int]:
+def numbers(calls: CallTable, rank: int = 0) -> list[int]:
     return calls.frame.filter(pl.col("rank") == rank).sort("sequence")["sequence"].to_list()
 
 
 def test_each_call_is_taken_once_from_overlapping_dumps(make):
-    tail, calls = make(0), Calls()
+    tail, calls = make(0), CallTable()
     dump(tail, SHOWN, map(entry, range(3, 9)), 20)
     assert calls.read([tail])
     assert not calls.read([tail])
@@ -67,7 +67,7 @@ def test_calls_of_one_group_have_one_key_on_all_ranks_whatever_they_write(make):
     dump(silent, SHOWN, [entry(1)], 1, "")
     (silent.process.folder / "groups.json").write_text(json.dumps({"0": [2, 1, 0]}))
     dump(pickled, "calls-fr.pickle", [entry(1)], 1, "[0, 1, 2]")
-    calls = Calls()
+    calls = CallTable()
     calls.read([told, silent, pickled])
     assert calls.frame.sort("rank").drop("key", "enqueued_ns").rows() == [
         (rank, 1, "all_reduce", 3) for rank in range(3)
@@ -76,7 +76,7 @@ def test_calls_of_one_group_have_one_key_on_all_ranks_whatever_they_write(make):
 
 
 def test_messages_and_calls_of_a_group_of_one_say_nothing_of_who_is_late_and_messages_are_noted(make):
-    tail, calls = make(0), Calls()
+    tail, calls = make(0), CallTable()
     alone = entry(2, process_group=["1", "undefined"])
     message = entry(3, profiling_name="nccl:send 0->1", is_p2p=True)
     document = {
@@ -90,7 +90,7 @@ def test_messages_and_calls_of_a_group_of_one_say_nothing_of_who_is_late_and_mes
 
 
 def test_a_damaged_dump_is_passed_over(make):
-    tail, calls = make(0), Calls()
+    tail, calls = make(0), CallTable()
     (tail.process.folder / SHOWN).write_text('{"entries": [')
     assert not calls.read([tail])
     dump(tail, SHOWN, map(entry, range(2)), 30)
@@ -98,7 +98,7 @@ def test_a_damaged_dump_is_passed_over(make):
 
 
 def test_where_a_ring_holds_less_than_a_few_steps_the_dumps_made_meanwhile_fill_the_hole(make):
-    tail, calls = make(0), Calls()
+    tail, calls = make(0), CallTable()
     own = RecordWriter(tail.process.folder / "records.bin")
     own.write(ANCHOR, 0, 0, 0, 0)
     for count in (1, 2):  # steps of 100 ns
@@ -117,7 +117,7 @@ def test_where_a_ring_holds_less_than_a_few_steps_the_dumps_made_meanwhile_fill_
 
 
 def test_calls_before_a_moment_are_forgotten_rank_by_rank(make):
-    tails, calls = [make(0), make(1), make(2)], Calls()
+    tails, calls = [make(0), make(1), make(2)], CallTable()
     for tail in tails:
         dump(tail, SHOWN, map(entry, range(5)), 1)
     calls.read(tails)

@@ -87,8 +87,8 @@ def test_of_windows_as_many_are_looked_at_as_can_be_and_one_that_is_too_large_is
     looks, tmp_path, monkeypatch
 ):
     tails = [tail(tmp_path, 0, 1, 2), tail(tmp_path, 1, 1, 2)]
-    monkeypatch.setattr(deep, "MOST_BYTES", 30)
+    monkeypatch.setattr(deep, "MAX_BYTES", 30)
     assert told(looks, tails)[0].evidence == ("--window", "2")
-    monkeypatch.setattr(deep, "MOST_BYTES", 10)
+    monkeypatch.setattr(deep, "MAX_BYTES", 10)
     with pytest.raises(Unanswerable, match="are not looked at while the job runs"):
         DeepLooks(tmp_path / "run").look(tails)

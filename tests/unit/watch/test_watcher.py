@@ -18,7 +18,7 @@ from dpro.collectors.convert import Process
 from dpro.detect.findings import Finding
 from dpro.watch.activity import Activity, why_silent
 from dpro.watch.tail import Tail
-from dpro.watch.watcher import BUSY_S, LEAST_PATIENCE_S, LONGER, STARTING_S, Watcher
+from dpro.watch.watcher import BUSY_S, LONGER, MIN_PATIENCE_S, STARTING_S, Watcher
 
 STUCK = Finding("hang.host", "rank", "1", (1,), 1.0, 0.98, 0.0, ())
 
@@ -38,14 +38,14 @@ def test_a_job_that_has_made_no_two_steps_may_still_be_compiling(tmp_path):
 
 
 def test_a_job_may_stand_still_as_long_as_its_steps_and_pauses_suggest(tmp_path):
-    assert watcher_of(tmp_path, 50, *[0.1] * 50)._patience_s() == LEAST_PATIENCE_S
+    assert watcher_of(tmp_path, 50, *[0.1] * 50)._patience_s() == MIN_PATIENCE_S
     assert watcher_of(tmp_path, 50, *[4.0] * 50)._patience_s() == 12.0
     assert watcher_of(tmp_path, 50, *[0.1] * 49, 40.0)._patience_s() == LONGER * 40.0
 
 
 def test_a_host_that_works_is_waited_for_longer_and_others_are_not(tmp_path):
     watcher = watcher_of(tmp_path, 50, *[0.1] * 50)
-    watcher.moved_s = time.monotonic() - LEAST_PATIENCE_S - 1
+    watcher.moved_s = time.monotonic() - MIN_PATIENCE_S - 1
     assert not watcher._may_go_on(STUCK)
     watcher._activity._busy = {1: True}
     assert watcher._may_go_on(STUCK)

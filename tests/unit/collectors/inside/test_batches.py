@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dpro.collectors.inside.batches import MOST_PARTS, count_elements  # noqa: E402
+from dpro.collectors.inside.batches import MAX_PARTS, count_elements  # noqa: E402
 
 Pair = namedtuple("Pair", "image label")
 
@@ -46,7 +46,7 @@ def test_elements_of_all_tensors_of_a_batch_are_counted(batch, elements):
     assert count_elements(batch) == elements
 
 
-@pytest.mark.parametrize("batch", [None, 3, "text", [], ["a", "b"], object(), [ones(1)] * (MOST_PARTS + 1)])
+@pytest.mark.parametrize("batch", [None, 3, "text", [], ["a", "b"], object(), [ones(1)] * (MAX_PARTS + 1)])
 def test_of_a_batch_that_cannot_be_looked_at_nothing_is_said(batch):
     assert count_elements(batch) == 0
 
@@ -70,4 +70,4 @@ def test_no_more_parts_are_looked_at_than_take_a_moment():
             return [Endless()]
 
     assert count_elements(Endless()) == 0
-    assert Endless.asked <= MOST_PARTS
+    assert Endless.asked <= MAX_PARTS

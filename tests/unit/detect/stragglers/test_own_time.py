@@ -9,13 +9,13 @@ import pytest
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.from_calls import (
     HOSTS_ONLY,
-    LEAST_SHARE,
+    MIN_SHARE,
     _finding,
     cannot_show,
     find_late_ranks,
     team_of,
 )
-from dpro.detect.stragglers.own_time import Always, calls_of, on_one_clock, own_time, teams
+from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time, teams
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, WORKERS, conform
 from dpro.watch.late import Lateness, Latest
 from tests.unit.detect.calling import (
@@ -230,7 +230,7 @@ def test_rank_that_takes_a_fifth_longer_is_named_within_ten_steps_and_nobody_els
 
 def test_what_costs_little_is_not_told():
     assert all(
-        finding.severity >= LEAST_SHARE
+        finding.severity >= MIN_SHARE
         for finding in find_late_ranks(*tables(slower(noisy(data_parallel(2, 40), 1, 0.01), 1, 1.06)))
     )
 
@@ -243,7 +243,7 @@ def test_clocks_that_were_compared_make_hosts_comparable_and_others_are_left_out
     moved = pl.when(pl.col("rank") == 1).then(ahead).otherwise(0)
     now = int(steps["start_ns"].median()) + ahead  # type: ignore[arg-type]
     compared = {"rank": 1, "time_ns": now, "peer_rank": 0, "offset_ns": ahead, "round_trip_ns": 10_000}
-    rows = Always(
+    rows = AlwaysOn(
         collectives.with_columns(pl.col("enqueued_ns") + moved),
         steps.with_columns(pl.col("start_ns") + moved),
         counters, workers, conform(CLOCK_SAMPLES, pl.DataFrame([compared])),
@@ -284,7 +284,7 @@ def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
         job.factors[busy, step] *= 2.5  # in each step somebody else has much to do
     (finding,) = find_late_ranks(*tables(slower(job, 1, 1.8)))
     assert finding.component_id == "1"
-    assert finding.severity < LEAST_SHARE
+    assert finding.severity < MIN_SHARE
     assert "nearly as late" in finding.evidence[-1]
 
 
@@ -292,7 +292,7 @@ def test_rank_that_became_a_little_slower_is_named_even_if_the_step_hardly_waits
     job = noisy(data_parallel(8, 100, buckets=1), 3, 0.03)
     (finding,) = find_late_ranks(*tables(slower(job, 2, 1.05, since=80)))
     assert finding.component_id == "2"
-    assert finding.severity < LEAST_SHARE
+    assert finding.severity < MIN_SHARE
     assert "it became slower: before, it took" in finding.evidence[1]
     assert find_late_ranks(*tables(slower(job, 2, 1.05))) == []  # as slow, but always was
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.replay.alignment.align import Alignment, align, one_clock
-from dpro.replay.alignment.clocks import Line
+from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.build.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
@@ -25,7 +25,9 @@ class Job:
 
     def __init__(self, ahead: dict[int, tuple[int, float]]) -> None:
         """How far each rank's clock is ahead: ns, and ppm from `TODAY` on."""
-        self._ahead = {rank: Line(TODAY, offset, round(ppm * 1000)) for rank, (offset, ppm) in ahead.items()}
+        self._ahead = {
+            rank: ClockLine(TODAY, offset, round(ppm * 1000)) for rank, (offset, ppm) in ahead.items()
+        }
         self.rows: list[dict[str, Any]] = []
         self.workers: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
@@ -299,7 +301,7 @@ def test_rows_keep_their_times_to_the_nanosecond_where_clocks_agree():
 
 def test_aligned_rows_keep_unknown_durations_and_rows_of_no_window_go_with_the_first():
     clock = one_clock([(0, 3)], "one trace").clocks[0, 3]
-    late = type(clock)("b", Line(TODAY, 5 * MS, 1_000_000), "collective ends")
+    late = type(clock)("b", ClockLine(TODAY, 5 * MS, 1_000_000), "collective ends")
     alignment = Alignment({(0, 3): clock, (1, 3): late})
     frame = pl.DataFrame(
         {

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.alignment.clocks import Line, fit_bounded, fit_scattered
+from dpro.replay.alignment.clocks import ClockLine, fit_bounded, fit_scattered
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 TODAY = 1_700_000_000 * S
 
 times_of_day = st.integers(TODAY, TODAY + 30 * 86_400 * S)
 lines = st.builds(
-    Line, times_of_day, st.integers(-100 * S, 100 * S), st.integers(-500_000, 500_000), st.just(0)
+    ClockLine, times_of_day, st.integers(-100 * S, 100 * S), st.integers(-500_000, 500_000), st.just(0)
 )
 
 
 def test_a_line_is_exact_to_the_nanosecond_days_from_its_reference():
-    line = Line(TODAY, 7, 50_000)  # 50 ppm: 4.32 s a day
+    line = ClockLine(TODAY, 7, 50_000)  # 50 ppm: 4.32 s a day
     assert line.ahead(np.array([TODAY, TODAY + 20_000, TODAY + 30 * 86_400 * S])).tolist() == [
         7,
         8,

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.models.collective_algorithms import FLAT, Cost, Link, cost, link_of, time_ns, two_level_ns
-from dpro.replay.models.link_costs import Line
+from dpro.replay.models.collective_algorithms import (
+    FLAT,
+    Cost,
+    LinkModel,
+    cost,
+    link_of,
+    time_ns,
+    two_level_ns,
+)
+from dpro.replay.models.link_costs import LinkCost
 
 ranks = st.integers(2, 300)
 
@@ -56,12 +64,12 @@ def test_of_what_there_is_no_formula_is_said():
         with pytest.raises(Unanswerable, match=f"no formula for {op}"):
             cost(op, algorithm, 4)
     with pytest.raises(Unanswerable, match="no formula for all_to_all"):
-        two_level_ns("all_to_all", 2, 2, Link(1, 1), Link(1, 1), np.ones(1))
+        two_level_ns("all_to_all", 2, 2, LinkModel(1, 1), LinkModel(1, 1), np.ones(1))
 
 
 @given(st.sampled_from(FLAT), ranks, st.floats(0, 1e6), st.floats(1e-6, 10))
 def test_the_link_of_a_line_gives_the_line_back(algorithm, num_ranks, latency, per_byte):
-    line = Line(latency, per_byte, 0, 0, 9, 0, False)
+    line = LinkCost(latency, per_byte, 0, 0, 9, 0, False)
     spent = cost("all_reduce", algorithm, num_ranks)
     sizes = np.array([1.0, 1e3, 1e9])
     assert time_ns(spent, link_of(line, spent), sizes) == pytest.approx(line.time_ns(sizes))
@@ -69,8 +77,8 @@ def test_the_link_of_a_line_gives_the_line_back(algorithm, num_ranks, latency, p
 
 @given(st.integers(2, 40), st.integers(2, 16))
 def test_on_two_levels_the_port_of_a_host_moves_what_one_rank_for_all_of_it_would(hosts, per_host):
-    size, outside = np.array([1e6]), Link(1000.0, 2.0)
-    free = two_level_ns("all_reduce", hosts, per_host, outside, Link(0, 0), size)
+    size, outside = np.array([1e6]), LinkModel(1000.0, 2.0)
+    free = two_level_ns("all_reduce", hosts, per_host, outside, LinkModel(0, 0), size)
     assert free == pytest.approx(time_ns(cost("all_reduce", "ring", hosts), outside, size))
     flat = time_ns(cost("all_reduce", "ring", hosts * per_host), outside, size)
     assert free < flat
@@ -78,5 +86,5 @@ def test_on_two_levels_the_port_of_a_host_moves_what_one_rank_for_all_of_it_woul
 
 def test_four_ranks_on_two_hosts_by_hand():
     # Within: two rounds of half of 1000 bytes. Between: two rounds in which the port moves half.
-    taken = two_level_ns("all_reduce", 2, 2, Link(10, 4), Link(1, 0.5), np.array([1000.0]))
+    taken = two_level_ns("all_reduce", 2, 2, LinkModel(10, 4), LinkModel(1, 0.5), np.array([1000.0]))
     assert taken == pytest.approx([2 * (1 + 0.5 * 500) + 2 * (10 + 4 * 500)])

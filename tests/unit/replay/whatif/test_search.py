@@ -15,7 +15,7 @@ from dpro.replay.timeline import replay, time_on_critical_path
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.predict import BLOCKS, Prediction, Refusal
-from dpro.replay.whatif.search import ACTIONS, BOUNDS, MOST_RANKS, candidates, explore, search
+from dpro.replay.whatif.search import ACTIONS, BOUNDS, MAX_RANKS, candidates, explore, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
 from dpro.store import open_run
 from tests.builders import TinyRun
@@ -88,7 +88,7 @@ def test_refusals_that_are_alike_are_one(job):
 def test_of_many_ranks_those_are_healed_that_most_of_the_critical_path_runs_over(tmp_path):
     work = slower(alike(12, 3), "compute", [7, 11], times=1.5)
     healed = [edit.at.rank for edit in candidates(graph_of(tmp_path, work)) if isinstance(edit, Heal)]
-    assert len(healed) == MOST_RANKS
+    assert len(healed) == MAX_RANKS
     assert {7, 11} & set(healed)
 
 

@@ -14,7 +14,7 @@ from dpro.replay.build.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients import MB, passes_of
 from dpro.replay.whatif.edits.gradients import closing
-from dpro.replay.whatif.graph_ops.graph_editor import Draft
+from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.parse import parse_edit
 from dpro.store import open_run
 from tests.builders import TinyRun
@@ -161,7 +161,7 @@ def test_buckets_close_where_torch_closes_them(sizes, first_cap, cap):
 def test_wait_between_the_calls_of_a_pass_is_not_taken_for_one_for_later_calls(tmp_path):
     # On busy cores a thread stands still within a pass, and seems to wait for a reduction that it called.
     graph = built(ddp_job(closes=(1, 3)), tmp_path)
-    draft = Draft(graph)
+    draft = GraphEditor(graph)
     for each in passes_of(graph, 4):
         called = int(each.calls[1][0])
         later = graph.edges.target[(graph.edges.source == called) & (graph.edges.kind == EdgeKind.THREAD)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpro.replay.build.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.whatif.graph_ops.graph_editor import Draft
+from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.parse import parse_edit
 from dpro.store import open_run
 from tests.builders import US, TinyRun
@@ -59,7 +59,7 @@ def test_a_longer_way_adds_to_each_transfer(graph):
 def test_transfers_that_overlap_wait_for_a_longer_way_at_once(graph):
     """What lies on the way at the same time is late once, and not once each."""
     first, second = np.flatnonzero((graph.nodes.kind == NodeKind.TRANSFER) & (graph.nodes.rank == 0))[:2]
-    draft = Draft(graph)
+    draft = GraphEditor(graph)
     draft.link(int(first), int(second), EdgeKind.STREAM, lag=round(-5 * US))
     side_by_side = draft.finish()
     changed = parse_edit("delay:us=70").apply(side_by_side)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.models.link_costs import Line
+from dpro.replay.models.link_costs import LinkCost
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.bucket_candidates import (
     MOST,
@@ -27,7 +27,7 @@ gradients = st.builds(
     lambda told, latency, per_byte, workers: Gradients(
         np.cumsum([gap for gap, _ in told]).astype(np.float64),
         np.array([size for _, size in told], np.float64),
-        Line(latency, per_byte, 0, 0, 9, 0, False),
+        LinkCost(latency, per_byte, 0, 0, 9, 0, False),
         workers,
     ),
     st.lists(st.tuples(st.integers(0, 100), st.integers(1, 100)), min_size=1, max_size=6),
