@@ -23,7 +23,7 @@ from diagnosis_report import table, wilson
 
 from dpro.detect.pipeline_slowdown import analyse_slowdown
 from dpro.detect.run import diagnose_operations
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from tests.pipelines import Job, written
 
 KINDS = ("", "data", "stage", "worker", "data+stage", "data+worker", "stage+worker")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.parse import parse_edit

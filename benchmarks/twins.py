@@ -30,7 +30,7 @@ import polars as pl
 from recording import cable, cpu_job, record_window
 
 from dpro.opening import ensure_finished
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, Nodes, make_graph
 from dpro.replay.timeline import changed_step_times, measured_step_times, replay, step_ends

@@ -30,7 +30,7 @@ from recording import cable, cpu_job, record_window
 
 from dpro.errors import DproError
 from dpro.opening import ensure_finished
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import changed_step_times, durations_of, measured_step_times, replay
 from dpro.replay.whatif.parse import parse_edit

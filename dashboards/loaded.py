@@ -14,7 +14,7 @@ from dpro.dashboards.segments import Tracks, make_tracks
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
-from dpro.replay.build.graph_builder import Built
+from dpro.replay.construction.graph_builder import Built
 from dpro.replay.difference import Difference, explain
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph

@@ -6,7 +6,7 @@ timeline      replay, step times, critical path
 intervals     sets of moments in time
 difference    what explains that one run is slower than another
 alignment/    which rows are one collective; each host's clock against the reference
-build/        from tables to a graph: rank by rank, then joined by rendezvous
+construction/ from tables to a graph: rank by rank, then joined by rendezvous
 pipeline/     the same graph from whole operations of pipeline-parallel jobs
 steps/        durations of steps, pauses, host counters, breakdown: from tables alone, without a graph
 fidelity/     how far a replay is from the trace, and how far to believe predictions

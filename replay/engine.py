@@ -1,7 +1,8 @@
 """The compiled loops: longest path, topological order, and the innermost span of a thread at each moment.
 
 In: flat int64 arrays. Out: flat int64 arrays. Everything here is one pass, exact and reproducible; what the
-arrays mean is said in `graph.py` and `build/graph_builder.py`. This is the only module that imports numba.
+arrays mean is said in `graph.py` and `construction/graph_builder.py`. This is the only module that imports
+numba.
 """
 
 from __future__ import annotations

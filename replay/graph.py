@@ -1,7 +1,7 @@
 """The global dataflow graph: read-only arrays, one entry per node and per edge.
 
-In: nodes and edges from `build/graph_builder.py`. Out: a validated `Graph`, numbered in topological order.
-Replaying it is the business of `dpro.replay.timeline`; changing it, of `dpro.replay.whatif`.
+In: nodes and edges from `construction/graph_builder.py`. Out: a validated `Graph`, numbered in topological
+order. Replaying it is the business of `dpro.replay.timeline`; changing it, of `dpro.replay.whatif`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
 from dpro.replay.timeline import Timeline, replay
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, SYNCS, TABLES, WORKERS

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpro.detect.findings import Finding
     from dpro.detect.hang.case import Case
     from dpro.detect.pipeline_slowdown import Slowdown
-    from dpro.replay.build.graph_builder import Built
+    from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.replay.models.link_costs import LinkCost, Sort
     from dpro.replay.timeline import Timeline

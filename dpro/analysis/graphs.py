@@ -17,7 +17,7 @@ from dpro.cache import cache_folder
 from dpro.errors import DproError
 
 if TYPE_CHECKING:
-    from dpro.replay.build.graph_builder import Built
+    from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
     from dpro.store import Run
 
@@ -57,7 +57,7 @@ def make_graph(run: Run) -> tuple[Built, Trust]:
     Raises:
         Unanswerable: the run holds no spans.
     """
-    from dpro.replay.build.graph_builder import build_graph
+    from dpro.replay.construction.graph_builder import build_graph
     from dpro.replay.fidelity.accuracy import assess
     from dpro.replay.timeline import replay
 

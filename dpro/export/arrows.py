@@ -14,7 +14,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.export.arguments import SPAN
 from dpro.export.slices import MEASURED, REPLAYED, WAIT
-from dpro.replay.build.data_dependencies import backward_of_forward
+from dpro.replay.construction.data_dependencies import backward_of_forward
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.classify import classify
-from dpro.replay.build.graph_builder import Built
+from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.evidence import Evidence, evidence_of, is_started
 from dpro.replay.fidelity.fit import counted_starts, rank_errors, start_errors, step_errors
 from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools
-from dpro.replay.build.lags import UNEXPLAINED_NS
+from dpro.replay.construction.lags import UNEXPLAINED_NS
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline

@@ -18,7 +18,7 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.replay.alignment.match import POINT_TO_POINT
-from dpro.replay.build.graph_builder import Built
+from dpro.replay.construction.graph_builder import Built
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, measured_step_times, replay, step_times
 from dpro.store import Manifest

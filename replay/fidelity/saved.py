@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dpro.replay.alignment.align import Alignment, Clock
 from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching
-from dpro.replay.build.graph_builder import Built
+from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.evidence import Evidence
 from dpro.replay.fidelity.grade import Figure

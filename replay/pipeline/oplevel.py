@@ -1,10 +1,11 @@
 """The graph of a run that consists of whole operations: pipeline-parallel jobs traced by their framework.
 
-In: an opened run whose spans are operations. Out: a graph like the one `build/graph_builder.py` makes of
-kernels and CPU work, and the matching behind it. A compute is one node; a send, receive or collective is an
-arrival and a transfer, with one rendezvous for all its members. Launches are not in such traces: an operation
-that begins later than all it depends on, and than the computing on its rank before it, has a node of its own
-for the delay, so that free launches are an edit. A step begins when the one before it has ended on all ranks.
+In: an opened run whose spans are operations. Out: a graph like the one `construction/graph_builder.py` makes
+of kernels and CPU work, and the matching behind it. A compute is one node; a send, receive or collective is
+an arrival and a transfer, with one rendezvous for all its members. Launches are not in such traces: an
+operation that begins later than all it depends on, and than the computing on its rank before it, has a node
+of its own for the delay, so that free launches are an edit. A step begins when the one before it has ended on
+all ranks.
 """
 
 from __future__ import annotations

@@ -507,7 +507,7 @@ METHODS = [
     "host.Host.on_step",  "host.Host._follow", "host.install", "data.Data.on_wait",
     "data.Data.on_batch",  "data.install", "mesh.Meshes.on_mesh", "mesh.install",
     "naming.NamedFunction.look", "naming.NamedFunction.on_end", "naming.install",
-    "inference.Calls.on_eval", "inference.install",
+    "inference.ModelCalls.on_eval", "inference.install",
 ]  # fmt: skip
 
 SABOTAGE = """

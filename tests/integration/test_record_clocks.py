@@ -13,7 +13,7 @@ import pytest
 
 from dpro.collectors.inject._dpro_autoload import ALIAS
 from dpro.opening import ensure_finished
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run, open_run, write_manifest, write_part
 from tests.jobs import environment

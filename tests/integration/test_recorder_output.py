@@ -11,7 +11,7 @@ from dpro.collectors.calls import LOST
 from dpro.collectors.finish import finish
 from dpro.ingest.importer import import_sources
 from dpro.opening import readers
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, SPANS, STEPS, SYNCS

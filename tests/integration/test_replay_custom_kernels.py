@@ -9,7 +9,7 @@ import pytest
 
 from dpro import classify
 from dpro.ingest.importer import import_sources
-from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.store import open_run
 from tests.builders import Seen

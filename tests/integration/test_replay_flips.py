@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpro.ingest.importer import import_sources
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_step_times, replay, step_ends
 from dpro.replay.whatif.parse import parse_edit

@@ -14,7 +14,7 @@ from dpro.ingest.importer import import_sources
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching, match_collectives
-from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes, measured_step_times, replay, step_times

@@ -16,7 +16,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.build.cpu_threads import merge_intervals
+from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.host import free_host

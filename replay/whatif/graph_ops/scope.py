@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.arrays import Bools
 from dpro.errors import Unanswerable
-from dpro.replay.build.cpu_threads import merge_intervals
+from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.models.memory import MODULE
 from dpro.replay.whatif.grammar import nearest

@@ -38,7 +38,7 @@ def never(monkeypatch):
     def fail(_: Run) -> None:
         raise AssertionError("the graph was built again")
 
-    monkeypatch.setattr("dpro.replay.build.graph_builder.build_graph", fail)
+    monkeypatch.setattr("dpro.replay.construction.graph_builder.build_graph", fail)
 
 
 def test_the_second_command_on_a_run_does_not_build_its_graph_again(run, monkeypatch):

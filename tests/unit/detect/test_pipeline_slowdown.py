@@ -21,7 +21,7 @@ from dpro.detect.pipeline_slowdown import (
 )
 from dpro.detect.run import diagnose_operations
 from dpro.ingest.importer import import_sources
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import measured_step_times, replay, step_times
 from dpro.replay.whatif.parse import parse_edit

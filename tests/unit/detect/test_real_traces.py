@@ -11,7 +11,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.notes import note_waiting
 from dpro.detect.run import diagnose_graph
 from dpro.ingest.importer import import_sources
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS

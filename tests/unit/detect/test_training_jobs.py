@@ -11,7 +11,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.run import diagnose_graph
 from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import AlwaysOn, on_one_clock
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, STEPS, WORKERS
 from dpro.store import open_run
 from tests.reference.training_jobs import LAYOUTS, Job, run_job

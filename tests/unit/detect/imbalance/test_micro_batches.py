@@ -13,7 +13,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.imbalance.micro_batches import variation
 from dpro.detect.pipeline_slowdown import analyse_slowdown
 from dpro.detect.run import diagnose_operations
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from tests.pipelines import MS, Job, written
 
 DATA = ("imbalance.data", "the micro-batches")

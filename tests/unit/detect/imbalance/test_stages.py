@@ -6,7 +6,7 @@ import pytest
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.stages import find_uneven_work_of_stages, with_doubt
 from dpro.detect.run import diagnose_graph
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.store import open_run
 from tests.reference.training_jobs import Job, Machine, run_job
 from tests.reference.training_records import Recording, write_run

@@ -4,7 +4,7 @@ import pytest
 
 from dpro.detect.imbalance.windows import amounts_in_windows
 from dpro.detect.run import diagnose_graph
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, TABLES
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from tests.reference.training_jobs import Job, run_job

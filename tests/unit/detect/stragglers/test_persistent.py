@@ -11,7 +11,7 @@ import pytest
 from dpro.detect.run import diagnose_graph
 from dpro.detect.stragglers.persistent import clearly_longer, find_longer_work
 from dpro.detect.stragglers.replayed import find_stragglers
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COUNTERS, STEPS, conform
 from dpro.store import open_run, write_part
 from tests.unit.detect.jobs import MS, Work, alike, graph_of, write_job

@@ -11,7 +11,7 @@ import pytest
 
 from dpro.detect.findings import Finding
 from dpro.detect.run import diagnose_graph
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import open_run, write_part
 from tests.unit.detect.jobs import MS, Work, alike, graph_of, mean_step_ns, noisy, slower, write_job

@@ -10,7 +10,7 @@ import pytest
 
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.clocks import ClockLine
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
 from dpro.schema import CLOCK_SAMPLES, WORKERS, conform

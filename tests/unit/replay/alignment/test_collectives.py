@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.replay.build.graph_builder import wait_and_transfer
+from dpro.replay.construction.graph_builder import wait_and_transfer
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import critical_path, step_times
 from tests.builders import US, WORKER, Seen, TinyRun

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.cli.replay import trust_document
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
 from dpro.replay.timeline import replay

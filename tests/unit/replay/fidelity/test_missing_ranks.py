@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.fidelity.missing_ranks import (
     as_missing_ranks_may_come,

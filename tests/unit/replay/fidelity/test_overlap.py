@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.fidelity.overlap import overlap_of, replays_with_new_overlap, share_beside
 from dpro.replay.graph import NodeKind

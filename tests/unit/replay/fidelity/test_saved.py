@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.fidelity.saved import RECORDS, _put_together, load, save
 from dpro.replay.timeline import replay

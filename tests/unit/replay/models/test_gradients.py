@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.gradients import MB
 from dpro.replay.whatif.parse import parse_edit

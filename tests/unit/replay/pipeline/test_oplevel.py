@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpro.detect.pipeline_slowdown import without_launches
 from dpro.errors import Unanswerable
-from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import critical_nodes, measured_step_times, replay, step_times

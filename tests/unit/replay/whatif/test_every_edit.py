@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.parse import parse_edit

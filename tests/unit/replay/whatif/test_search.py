@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import Graph, GraphError
 from dpro.replay.timeline import replay, time_on_critical_path

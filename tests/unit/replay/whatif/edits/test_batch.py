@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.models.memory import ALLOCATED, footprint_of, freed_by_recomputing
 from dpro.replay.timeline import replay

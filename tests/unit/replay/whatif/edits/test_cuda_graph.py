@@ -9,7 +9,7 @@ import pytest
 
 from dpro.cli.runs import open_quietly
 from dpro.errors import DproError, Unanswerable
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients import MB, passes_of
 from dpro.replay.whatif.edits.gradients import closing

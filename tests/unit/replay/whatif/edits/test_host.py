@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.training_loop import HideInput

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.parse import parse_edit

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.pipeline import _rebuilt, computes

@@ -10,7 +10,7 @@ import pytest
 
 from dpro.cli.runs import open_quietly
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.gpus import gpu_named
 from dpro.replay.models.roofline import MATMULS, matmul_of, stored_as

@@ -111,7 +111,7 @@ def test_ranks_that_are_not_there_are_refused(jobs, tmp_path):
 
 
 def _pipeline_ms(folder, *edits: str, **job) -> list[float]:
-    from dpro.replay.build.graph_builder import build_graph
+    from dpro.replay.construction.graph_builder import build_graph
 
     return (steps_us(build_graph(written(Job(**job).run(), folder)).graph, *edits) * US / MS).tolist()
 

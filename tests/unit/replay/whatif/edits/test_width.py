@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.build.graph_builder import Built, build_graph
+from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import durations_of, replay

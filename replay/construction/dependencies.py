@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.build.cpu_threads import Pieces
+from dpro.replay.construction.cpu_threads import Pieces
 from dpro.replay.graph import EdgeKind, Edges
 
 # In place of a thread: the end is a span of work, not a moment. Thread ids may be any number, -1 included.

@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.build.dependencies import Dependencies, links
-from dpro.replay.build.gpu_streams import ROUNDING_NS, Pairs, Streams
-from dpro.replay.build.rank_view import Local, index_of
+from dpro.replay.construction.dependencies import Dependencies, links
+from dpro.replay.construction.gpu_streams import ROUNDING_NS, Pairs, Streams
+from dpro.replay.construction.rank_view import Local, index_of
 from dpro.replay.graph import EdgeKind
 from dpro.schema import DEPENDENCIES
 from dpro.store import Run

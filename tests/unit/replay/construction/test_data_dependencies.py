@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.evidence import evidence_of
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.timeline import replay
@@ -155,7 +155,7 @@ def test_what_execution_traces_tell_of_a_real_job_is_in_the_graph_and_moves_no_s
     traces, tmp_path, monkeypatch
 ):
     from dpro.ingest.importer import import_sources
-    from dpro.replay.build import graph_builder as build
+    from dpro.replay.construction import graph_builder as build
     from dpro.store import open_run
 
     folder = traces / "multirank" / "param_dlrm_v100_8r"

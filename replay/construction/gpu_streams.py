@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.build.dependencies import WORK, Dependencies, links
-from dpro.replay.build.rank_view import KIND, Local, index_of
+from dpro.replay.construction.dependencies import WORK, Dependencies, links
+from dpro.replay.construction.rank_view import KIND, Local, index_of
 from dpro.replay.graph import EdgeKind
 
 Pairs = list[tuple[int, int]]

@@ -20,11 +20,11 @@ from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collectives
-from dpro.replay.build.data_dependencies import told_dependencies
-from dpro.replay.build.lags import pooled_lags
-from dpro.replay.build.phases import positions_in_steps
-from dpro.replay.build.rank_graph import COMMUNICATION_THREAD, Part, build_part
-from dpro.replay.build.rank_view import Local, make_local
+from dpro.replay.construction.data_dependencies import told_dependencies
+from dpro.replay.construction.lags import pooled_lags
+from dpro.replay.construction.phases import positions_in_steps
+from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Part, build_part
+from dpro.replay.construction.rank_view import Local, make_local
 from dpro.replay.graph import (
     EdgeKind,
     Edges,

@@ -7,7 +7,7 @@ from itertools import pairwise
 import polars as pl
 import pytest
 
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.schema import COLLECTIVES
 from tests.builders import MAIN, US, Seen, TinyRun

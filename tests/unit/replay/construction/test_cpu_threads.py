@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.build.graph_builder import build_graph
+from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, NodeKind
 from tests.builders import BACKWARD, COMPUTE, MAIN, US, Seen, TinyRun
 

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.replay.build.rank_view import Local
+from dpro.replay.construction.rank_view import Local
 
 # instance of a collective -> (step, position among the rank's own in it, from 1)
 Positions = dict[int, tuple[int, int]]

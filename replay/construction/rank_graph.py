@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.build.cpu_threads import Pieces, cut_thread
-from dpro.replay.build.cpu_waits import (
+from dpro.replay.construction.cpu_threads import Pieces, cut_thread
+from dpro.replay.construction.cpu_waits import (
     CpuWaits,
     Threads,
     ended_when_told,
@@ -25,11 +25,19 @@ from dpro.replay.build.cpu_waits import (
     results_of_collectives,
     threads_of,
 )
-from dpro.replay.build.data_dependencies import as_spans, between_streams, between_threads
-from dpro.replay.build.dependencies import WORK, Dependencies, Numbering, join, links, number_nodes, resolve
-from dpro.replay.build.gpu_streams import Blocked, blocked_calls, event_links, streams_of
-from dpro.replay.build.phases import Positions, sections
-from dpro.replay.build.rank_view import KIND, Local
+from dpro.replay.construction.data_dependencies import as_spans, between_streams, between_threads
+from dpro.replay.construction.dependencies import (
+    WORK,
+    Dependencies,
+    Numbering,
+    join,
+    links,
+    number_nodes,
+    resolve,
+)
+from dpro.replay.construction.gpu_streams import Blocked, blocked_calls, event_links, streams_of
+from dpro.replay.construction.phases import Positions, sections
+from dpro.replay.construction.rank_view import KIND, Local
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
 
 # GPU clocks are read to about this: work that begins longer before its call returns did not wait for that.
@@ -65,7 +73,7 @@ def build_part(
     Args:
         local: the rank's spans.
         syncs: its rows of the `syncs` table, on the aligned clock.
-        needs: its pairs of `dpro.replay.build.data_dependencies.told_dependencies`.
+        needs: its pairs of `dpro.replay.construction.data_dependencies.told_dependencies`.
         names: the graph's names by code.
         positions: where in its step each of its collectives stands.
     """

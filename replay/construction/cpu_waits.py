@@ -16,9 +16,9 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.build.cpu_threads import Segments, bursts, thread_segments, top_level
-from dpro.replay.build.dependencies import WORK, Dependencies, join, links
-from dpro.replay.build.rank_view import KIND, Local
+from dpro.replay.construction.cpu_threads import Segments, bursts, thread_segments, top_level
+from dpro.replay.construction.dependencies import WORK, Dependencies, join, links
+from dpro.replay.construction.rank_view import KIND, Local
 from dpro.replay.graph import EdgeKind
 
 AUTOGRAD = r"^autograd::engine::evaluate_function"
