@@ -6,7 +6,6 @@ import functools
 import gzip
 import itertools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import BLOCKS
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from tests.commands import dpro
+from tests.jobs import environment
 from tests.traces import annotation, cpu_op, kernel, launch, write
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
@@ -98,14 +99,6 @@ SHAPES: dict[str, Any] = {
     },
     "diagnose": {"findings": [FINDING], "healthy": bool},
 }
-
-
-def dpro(*arguments: str | Path, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment |= {"DPRO_CACHE": str(cache)} if cache else {}
-    command = [sys.executable, "-m", "dpro", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 @functools.cache
@@ -204,7 +197,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("recorded") / "run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = [*torchrun, str(ROOT / "sample_traces" / "train.py"), "--steps", "14"]
-    done = dpro("record", "-o", run, "--every", "50", "--window-steps", "3", "--", *job)
+    record = [sys.executable, "-m", "dpro", "record", "-o", str(run), "--every", "50", "--window-steps", "3"]
+    done = subprocess.run(
+        [*record, "--", *job], env=environment(), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert dpro("info", run).returncode == 0  # it waits until all is written; the end of the job does not
     return run

@@ -120,6 +120,7 @@ def substantial(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [finding for finding in of_job(found) if finding["severity"] >= SUBSTANTIAL]
 
 
+@pytest.mark.slow  # so is the sample that ships, and the demo
 def test_the_rank_with_slow_input_is_named_and_nobody_else(slow_rank):
     found = document("diagnose", slow_rank)
     (finding,) = of_job(found)
@@ -163,9 +164,8 @@ def test_input_slow_on_all_ranks_is_one_finding_of_the_job_and_blames_no_rank(sl
     assert 0.9 * 8 * INPUT_MS <= finding["cost_ms_per_step"] <= 1.1 * seen_ms
 
 
-@pytest.mark.parametrize(
-    "job", ["slow_rank", *(pytest.param(each, marks=pytest.mark.slow) for each in ("healthy", "slow_input"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["healthy", "slow_rank", "slow_input"])
 def test_the_replay_explains_the_steps_of_real_jobs(job, request):
     fit = document("replay", request.getfixturevalue(job))
     assert fit["answerable"], fit["reasons"]
@@ -185,6 +185,7 @@ def test_what_helps_most_against_slow_input_of_one_rank_is_its_input(slow_rank):
     assert best["speedup"] == pytest.approx(measured, rel=0.35)  # profiled steps are slower by a share
 
 
+@pytest.mark.slow
 def test_the_diagnosis_in_words_names_the_rank_and_its_cost(slow_rank):
     done = dpro("diagnose", slow_rank)
     assert done.returncode == 0

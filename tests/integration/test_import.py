@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from dpro.ingest.kineto import read_trace
 from dpro.ingest.steps import find_steps
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import open_run
+from tests.commands import dpro, in_own_process
 from tests.traces import cpu_op, kernel, write, write_rank
 
 MULTIRANK = {
@@ -35,12 +35,6 @@ MULTIRANK = {
     "lightllm_h200_8r_deepep_cudagraph": (8, 8, 0),
     "hta_a100_sampled_0_1_of_128": (2, 128, 2),
 }
-
-
-def _dpro(*arguments: str | Path, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro", *map(str, arguments)]
-    env = os.environ | ({"DPRO_CACHE": str(cache)} if cache else {})
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
 
 
 def _refused(done: subprocess.CompletedProcess[str], code: int) -> str:
@@ -90,7 +84,7 @@ def test_optimizer_annotations_alone_give_the_steps_that_the_profiler_marked(tra
 
 def test_the_execution_trace_beside_a_kineto_trace_adds_dependencies_to_its_spans(traces, tmp_path):
     folder = traces / "multirank" / "param_dlrm_v100_8r"
-    done = _dpro("import", folder, "-o", tmp_path / "run", "--json")
+    done = dpro("import", folder, "-o", tmp_path / "run", "--json")
     document = json.loads(done.stdout)
     assert document["skipped"]["further execution traces of a rank"] == 8
     assert document["rows"]["dependencies"] > 0
@@ -104,7 +98,7 @@ def test_the_execution_trace_beside_a_kineto_trace_adds_dependencies_to_its_span
 def test_json_holds_what_was_imported(tmp_path):
     for rank in (0, 1):
         write_rank(tmp_path / "in", rank)
-    done = _dpro("import", tmp_path / "in", "-o", tmp_path / "run", "--json")
+    done = dpro("import", tmp_path / "in", "-o", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     document = json.loads(done.stdout)
@@ -139,7 +133,7 @@ def test_several_sources_are_one_run(tmp_path):
 def test_a_missing_rank_is_a_warning_and_named(tmp_path):
     for rank in (0, 2):
         write_rank(tmp_path / "in", rank, world_size=4)
-    done = _dpro("import", tmp_path / "in", "-o", tmp_path / "run", "--json")
+    done = dpro("import", tmp_path / "in", "-o", tmp_path / "run", "--json")
     assert done.returncode == 0
     assert done.stderr == "dpro: warning: 2 of 4 ranks are missing: 1, 3\n"
     assert json.loads(done.stdout)["missing_ranks"] == [1, 3]
@@ -221,7 +215,7 @@ def _two_of_one_rank(folder: Path) -> Path:
 def test_a_bad_source_is_one_line_and_leaves_nothing(make, what, tmp_path):
     source = make(tmp_path / "in")
     (tmp_path / "out").mkdir()
-    line = _refused(_dpro("import", source, "-o", tmp_path / "out" / "run"), code=1)
+    line = _refused(dpro("import", source, "-o", tmp_path / "out" / "run"), code=1)
     assert what in line
     assert str(source) in line
     assert list((tmp_path / "out").iterdir()) == []
@@ -231,7 +225,7 @@ def test_an_output_that_exists_is_refused_and_untouched(tmp_path):
     write_rank(tmp_path / "in", 0)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("mine")
-    line = _refused(_dpro("import", tmp_path / "in", "-o", tmp_path / "run"), code=2)
+    line = _refused(dpro("import", tmp_path / "in", "-o", tmp_path / "run"), code=2)
     assert "exists already" in line
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
@@ -254,7 +248,7 @@ def test_an_interrupted_import_leaves_nothing_behind(tmp_path):
 
 
 def _info(path: Path, cache: Path) -> dict[str, Any]:
-    done = _dpro("info", path, "--json", cache=cache)
+    done = dpro("info", path, "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -273,7 +267,7 @@ def test_info_says_what_a_run_holds_and_lacks(traces, tmp_path):
 def test_info_in_words_names_the_ranks_that_are_missing(tmp_path):
     write_rank(tmp_path / "in", 0, world_size=2)
     import_sources([tmp_path / "in"], tmp_path / "run")
-    done = _dpro("info", tmp_path / "run")
+    done = dpro("info", tmp_path / "run")
     assert "1 of 2 ranks are missing: 1" in done.stdout
     assert "node0" in done.stdout
 
@@ -289,7 +283,7 @@ def test_traces_are_imported_once_until_a_file_changes(tmp_path):
 
 
 def test_a_path_that_does_not_exist_is_one_line(tmp_path):
-    assert "no such file or folder" in _refused(_dpro("info", tmp_path / "nowhere"), code=1)
+    assert "no such file or folder" in _refused(dpro("info", tmp_path / "nowhere"), code=1)
 
 
 def test_a_run_directory_is_opened_where_it_is(tmp_path):
@@ -398,7 +392,7 @@ def test_a_damaged_archive_among_others_is_left_out(tmp_path):
     (tmp_path / "in" / "more.zip").write_bytes(b"PK\x03\x04 and so on")
     (warning,) = import_sources([tmp_path / "in"], tmp_path / "run").warnings
     assert "more.zip: damaged archive" in warning
-    line = _refused(_dpro("import", tmp_path / "in" / "more.zip", "-o", tmp_path / "other"), code=1)
+    line = _refused(dpro("import", tmp_path / "in" / "more.zip", "-o", tmp_path / "other"), code=1)
     assert "damaged archive" in line
 
 
@@ -412,30 +406,35 @@ def test_a_rank_that_no_job_has_is_left_out(tmp_path):
 def test_gpu_time_that_no_class_explains_is_printed(tmp_path):
     events = [kernel("gemm_kernel", 0, 30), kernel("my_own_kernel", 40, 10), cpu_op("a", 1, 2)]
     write(tmp_path / "in" / "rank0.json", events)
-    done = _dpro("import", tmp_path / "in", "-o", tmp_path / "run")
+    done = dpro("import", tmp_path / "in", "-o", tmp_path / "run")
     words = "1 kernels unclassified, 25.0% of GPU time: my_own_kernel"
     assert words in done.stdout
-    assert words in _dpro("info", tmp_path / "run").stdout
+    assert words in dpro("info", tmp_path / "run").stdout
     document = _info(tmp_path / "run", tmp_path / "cache")
     unclassified = document["coverage"]["unclassified"]
     assert (unclassified["kernels"], unclassified["share"], unclassified["time_ms"]) == (1, 0.25, 0.01)
     assert document["coverage"]["kernel_time_classified"] == 0.75
-    again = _dpro("import", tmp_path / "in", "-o", tmp_path / "again", "--json")
+    again = dpro("import", tmp_path / "in", "-o", tmp_path / "again", "--json")
     assert json.loads(again.stdout)["coverage"]["unclassified"] == unclassified
 
 
 def test_classes_of_the_users_own_count_and_change_what_is_cached(tmp_path, monkeypatch):
+    def info() -> dict[str, Any]:
+        done = in_own_process("info", tmp_path / "in", "--json", cache=tmp_path / "cache")
+        return json.loads(done.stdout)
+
     write(tmp_path / "in" / "rank0.json", [kernel("my_own_kernel", 40, 10), cpu_op("a", 1, 2)])
-    before = _info(tmp_path / "in", tmp_path / "cache")
+    before = info()
     classes = tmp_path / "classes.toml"
     classes.write_text("[[class]]\npattern = 'my_own'\nkind = 'communication'\nop = 'all_reduce'\n")
     monkeypatch.setenv("DPRO_CLASSES", str(classes))
-    after = _info(tmp_path / "in", tmp_path / "cache")
+    after = info()
     assert before["coverage"]["unclassified"]["share"] == 1.0
     assert after["coverage"]["unclassified"]["share"] == 0.0
     assert (before["rows"]["collectives"], after["rows"]["collectives"]) == (0, 1)
     classes.write_text("[[class]]\nkind = 'gemm'\n")
-    assert "class 1 ('')" in _refused(_dpro("import", tmp_path / "in", "-o", tmp_path / "run"), code=1)
+    done = in_own_process("import", tmp_path / "in", "-o", tmp_path / "run")
+    assert "class 1 ('')" in _refused(done, code=1)
 
 
 def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
@@ -444,7 +443,7 @@ def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
     manifest = import_sources([tmp_path / "in"], tmp_path / "run")
     assert manifest.warnings == []
     assert manifest.skipped == {"JSON files that are not traces": 1, "tables of dpro runs": 3}
-    line = _refused(_dpro("import", tmp_path / "run", "-o", tmp_path / "other"), code=1)
+    line = _refused(dpro("import", tmp_path / "run", "-o", tmp_path / "other"), code=1)
     assert "no trace found" in line
     assert "3 tables of dpro runs" in line
 
@@ -534,8 +533,8 @@ def test_damage_is_said_each_time_that_a_command_opens_the_traces(tmp_path):
     path = tmp_path / "in" / "rank0.json.gz"
     path.write_bytes(path.read_bytes()[:-20])
     for _ in range(2):
-        assert "rank0.json.gz: damaged" in _dpro("report", tmp_path / "in", cache=tmp_path / "cache").stderr
-        done = _dpro("info", tmp_path / "in", cache=tmp_path / "cache")
+        assert "rank0.json.gz: damaged" in dpro("report", tmp_path / "in", cache=tmp_path / "cache").stderr
+        done = dpro("info", tmp_path / "in", cache=tmp_path / "cache")
         assert " ".join(done.stdout.split()).count("rank0.json.gz: damaged") == 1
         assert done.stderr == ""
 

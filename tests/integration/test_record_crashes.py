@@ -240,9 +240,7 @@ def check_consistency(folder: Path, run: Run) -> None:
     assert describe(run)["ranks"] == manifest.ranks
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))])
 def test_run_is_whole_whatever_was_killed_whenever(tmp_path, seed):
     check_consistency(tmp_path, killed_at_random(tmp_path, seed))
 

@@ -163,6 +163,7 @@ def other_pythons() -> list[str]:
 # Several ranks.
 
 
+@pytest.mark.slow
 def test_only_ranks_record_among_the_processes_of_a_job_with_loader_workers(tmp_path):
     body = (
         DDP_8

@@ -461,6 +461,7 @@ def test_an_edit_that_changes_nothing_changes_no_nanosecond(jobs, name):
         assert (same.end == timeline.end).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_search_on_a_real_job_is_repeatable_and_its_edits_can_be_typed(jobs, name):
     graph, trust = jobs[name].graph, jobs[name].trust

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,14 @@ import pytest
 
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Manifest, write_manifest, write_part
+from tests.commands import dpro
 from tests.pipelines import Job, written
 
 MS = 1_000_000
 
 
 def _report(*arguments: str | Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro", "report", *map(str, arguments)]
-    return subprocess.run(
-        command, env={**os.environ, "DPRO_CACHE": str(cache)}, capture_output=True, text=True
-    )
+    return dpro("report", *arguments, cache=cache)
 
 
 def _report_json(*arguments: str | Path, cache: Path) -> dict[str, Any]:

@@ -126,6 +126,7 @@ def test_a_healthy_job_raises_nothing_for_its_whole_life(tmp_path):
     assert told(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_record_watch_tells_on_stderr_and_in_the_run_and_leaves_the_output_and_exit_code_of_the_job_alone(
     tmp_path,
 ):

@@ -47,7 +47,7 @@ def test_few_noisy_steps_blame_nobody(num_steps, tmp_path):
 
 
 @pytest.mark.parametrize("times", [1.2, 1.5])
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_rank_that_computes_clearly_slower_is_found_in_noise_and_nobody_else(num_ranks, times, tmp_path):
     for seed in SEEDS[::6]:
         work = noisy(slower(alike(num_ranks), "compute", 1, times=times), seed, 0.05)

@@ -246,6 +246,7 @@ REAL = [
 ]
 
 
+@pytest.mark.slow  # tests/fuzz does more of it
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_damaged_in_many_ways_are_read_or_refused(name, traces, tmp_path):
     chance = random.Random(name)
