@@ -109,9 +109,11 @@ def places(tmp_path_factory) -> dict[Path, Path]:
 
 
 def _pattern(line: str) -> str:
-    """A line as it may be said: with other numbers and other blanks."""
+    """A line as it may be said: with other numbers, other units of time and other blanks."""
     number = re.compile(r"(\\-|\\\+)?\d+(\\?[.,]\d+)*")
-    return r"\s+".join(number.sub(r"[-+]?[\\d.,]+", re.escape(word)) for word in line.split())
+    unit = re.compile(r"^[num]?s\b")
+    words = (number.sub(r"[-+]?[\\d.,]+", re.escape(word)) for word in line.split())
+    return r"\s+".join(unit.sub("[num]?s", word) for word in words)
 
 
 def _check(command: Command, output: str) -> None:
