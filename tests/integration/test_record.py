@@ -205,7 +205,11 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 3), (signal.SIGKILL, -signal.SIGKILL)],
+    [
+        (signal.SIGTERM, -signal.SIGTERM),
+        (signal.SIGINT, 3),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
+    ],
 )
 def test_signals_reach_the_job_and_the_run_opens(tmp_path, number, code):
     job = start([*RECORD, "-o", "run", "--", *script(tmp_path, FOREVER)], tmp_path)
@@ -221,6 +225,7 @@ def test_signals_reach_the_job_and_the_run_opens(tmp_path, number, code):
         assert run.table(WORKERS)["exit_signal"].to_list() in ([number], [-1])
 
 
+@pytest.mark.slow
 def test_run_opens_when_a_rank_and_the_launcher_are_killed(tmp_path):
     body = 'import torch.distributed as dist, os\ndist.init_process_group("gloo")\n' + FOREVER.replace(
         '"running"', 'f"rank{dist.get_rank()}-{os.getpid()}"'
@@ -332,6 +337,7 @@ def test_users_own_profiler_wins(tmp_path):
     assert run.table(STEPS).filter(window=2)["step"].to_list() == [25, 26]
 
 
+@pytest.mark.slow
 def test_users_own_profiler_may_warm_up_at_any_distance_from_our_windows(tmp_path):
     body = """
     from torch.profiler import profile, schedule, ProfilerActivity
@@ -410,6 +416,7 @@ def test_windows_converted_while_the_job_runs_join_those_converted_afterwards(tm
     assert len(list((run.path / "spans").iterdir())) >= 2
 
 
+@pytest.mark.slow
 def test_several_launchers_record_into_one_run(tmp_path):
     body = """
     import torch.distributed as dist
@@ -444,6 +451,7 @@ def test_ranks_and_their_node_are_sampled_beside_the_job(run):
     assert {"cpu_idle_s", "load_1m", "telemetry_cpu_s"} <= set(counters.filter(rank=-1, device="")["counter"])
 
 
+@pytest.mark.slow
 def test_telemetry_can_be_left_out(tmp_path):
     run, done = record(tmp_path, script(tmp_path, "train_step()"), "--telemetry-period", "0")
     assert done.returncode == 0

@@ -149,7 +149,7 @@ for number in range(100_000):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_deadly_signal_saves_the_open_window_and_kills_as_it_would_have(tmp_path, number):
     options = ["--window-steps", "100000", "--every", "100000", "--skip", "20"]
     job = start([*RECORD, "-o", "run", *options, "--", *script(tmp_path, FOREVER)], tmp_path)
@@ -309,6 +309,7 @@ def test_disk_that_is_full_from_the_start_is_a_run_that_says_so(tmp_path):
     assert b"stopped recording in on_update: OSError: [Errno 28]" in info.stdout
 
 
+@pytest.mark.slow
 def test_run_that_is_deleted_while_the_job_runs_is_not_missed_by_it(tmp_path):
     body = """
     import os, pathlib, shutil
@@ -328,7 +329,7 @@ def test_run_that_is_deleted_while_the_job_runs_is_not_missed_by_it(tmp_path):
 # Nothing of the recorder's keeps a job from ending.
 
 
-@pytest.mark.parametrize("window", ["--skip=1000", "--skip=5"])
+@pytest.mark.parametrize("window", [pytest.param("--skip=1000", marks=pytest.mark.slow), "--skip=5"])
 def test_interpreter_ends_at_once_with_our_threads_in_it(tmp_path, window):
     body = """
     import threading

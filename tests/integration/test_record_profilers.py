@@ -44,6 +44,7 @@ print("end")
 """
 
 
+@pytest.mark.slow
 def test_profiler_that_ends_ours_and_leaves_ranges_open_does_no_harm(tmp_path):
     run, done = record(tmp_path, script(tmp_path, REPLICA), "--every", "7")
     assert done.returncode == 0, done.stderr.decode()

@@ -143,6 +143,7 @@ def test_rank_that_learns_too_late_goes_without_and_this_is_said(tmp_path):
     assert run.manifest.skipped[MISSED] >= 1
 
 
+@pytest.mark.slow
 def test_single_process_decides_for_itself(tmp_path):
     body = """
     import pathlib, time

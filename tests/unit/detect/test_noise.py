@@ -41,6 +41,7 @@ def test_noise_of_ten_percent_blames_somebody_in_at_most_one_of_thirty_jobs(num_
     assert false_alarms(tmp_path, num_ranks, num_steps, sigma=0.10) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_few_noisy_steps_blame_nobody(num_steps, tmp_path):
     assert false_alarms(tmp_path, 2, num_steps, sigma=0.05) == 0
