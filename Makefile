@@ -23,10 +23,10 @@ demo: $(VENV)/demo.stamp  ## see dpro work: record a small real job on the CPU a
 	$(BIN)/dpro demo
 
 test: $(VENV)/dev.stamp  ## the tests, without the slow ones
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/dev.stamp  ## all tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # An environment of each version: the CPU build where its index can be reached, else the CUDA build, which does
 # without a GPU (5 GB each). TORCH_PYTHON is a Python that all of them have builds for.
