@@ -67,7 +67,7 @@ lint: $(VENV)/dev.stamp  ## style and format
 typecheck: $(VENV)/dev.stamp  ## mypy --strict
 	$(BIN)/mypy --strict -p dpro
 
-imports: $(VENV)/dev.stamp  ## who may import whom
+imports: $(VENV)/dev.stamp  ## which package may import which
 	$(BIN)/lint-imports
 
 build: $(VENV)/dev.stamp  ## wheel and sdist, into dist/

@@ -1,7 +1,7 @@
-"""What a kernel does, told by its name: a versioned table of patterns, first match wins.
+"""What a kernel does, inferred from its name: a versioned table of patterns, first match wins.
 
 In: names of kernels or communication operators. Out: `KernelClass(kind, op)`. It knows nothing but the
-name: how a kernel was launched, or by whom, is the importers' business. Users put patterns of their own
+name: how and where a kernel was launched is the importers' business. Users put patterns of their own
 before the table: in a TOML file (`$DPRO_CLASSES`, else `~/.config/dpro/classes.toml`)
 
     [[class]]
@@ -27,7 +27,7 @@ from typing import Any
 
 from dpro.errors import InputError
 
-VERSION = 2  # raise when a name changes class, so that stored shares can be told apart
+VERSION = 2  # raise when a name changes class, so that stored shares of two versions can be distinguished
 GROUP = "dpro.classes"
 
 COMMUNICATION = "communication"
@@ -228,7 +228,7 @@ def _own_or_communication(name: str) -> KernelClass | None:
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel moves data between ranks; asked of every name, so computing is not told apart."""
+    """Whether a kernel moves data between ranks: called for every name, so it stops at that."""
     known = _own_or_communication(name)
     return known is not None and known.kind == COMMUNICATION
 
@@ -262,7 +262,7 @@ def _own_tables() -> Iterator[tuple[str, Sequence[Any]]]:
         where = f"classes {entry.name} ({entry.value})"
         try:
             entries = list(entry.load())
-        except Exception as error:  # whatever somebody else's code raises
+        except Exception as error:  # whatever the user's code raises
             raise InputError(f"{where}: cannot be loaded ({type(error).__name__}: {error})") from error
         yield where, entries
 

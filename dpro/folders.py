@@ -66,7 +66,7 @@ def written_whole(folder: Path, name: str) -> Iterator[IO[bytes]]:
     temporary = f".{name}.{os.getpid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with opened(folder) as where:
-        with suppress(FileNotFoundError):  # of somebody with this pid who was killed
+        with suppress(FileNotFoundError):  # of a killed process that had this pid
             os.unlink(temporary, dir_fd=where)
         with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=where), "wb") as file:
             yield file

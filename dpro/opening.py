@@ -36,7 +36,7 @@ def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> R
 
     Args:
         path: a run directory, a folder of traces, or one trace; or the URL of one, which is copied first.
-        watched: makes what is told how far an import has come.
+        watched: makes what reports the progress of an import.
 
     Raises:
         InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.

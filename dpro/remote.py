@@ -66,7 +66,7 @@ def local_copy(url: str) -> Path:
 
 
 def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
-    """The files of a URL: place below it -> what its store tells of it; its root; the store."""
+    """The files of a URL: place below it -> what its store says of it; its root; the store."""
     with needs_extra("remote"):
         import fsspec
     try:
@@ -95,11 +95,11 @@ def _below(name: str, root: str, url: str) -> str:
 
 
 def _fingerprint(url: str, files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Changes with the URL, and with any file's place, size, and what its store tells of its last change."""
+    """Changes with the URL, and with any file's place, size, and what its store says of its last change."""
     digest = hashlib.sha256(os.fsencode(url))
     for place, facts in sorted(files.items()):
-        told = [str(facts[key]) for key in ("size", *_CHANGES) if key in facts]
-        digest.update(os.fsencode("\0".join(["", place, *told])))
+        versions = [str(facts[key]) for key in ("size", *_CHANGES) if key in facts]
+        digest.update(os.fsencode("\0".join(["", place, *versions])))
     return digest.hexdigest()[:32]
 
 

@@ -144,7 +144,7 @@ SENDS = Table(
         "rank": _RANK,
         "group": Column(pl.String, "Communicator, as in `collectives`.", ""),
         "member": Column(pl.Int32, "The rank's number in it."),
-        "peer_member": Column(pl.Int32, "The number of whom it sent to."),
+        "peer_member": Column(pl.Int32, "The number of the member it sent to."),
         "sequence": Column(pl.Int64, "Number of the call in the communicator."),
         "channel": Column(pl.Int32, "Which of NCCL's channels."),
         "operation": Column(pl.Int64, "Number of the proxy's operation in the communicator."),
@@ -225,7 +225,7 @@ STEPS = Table(
         "start_ns": _START,
         "duration_ns": _DURATION,
         "source": Column(
-            pl.String, "What told the boundary: optimizer hook, ProfilerStep, annotation, …", ""
+            pl.String, "What marked the boundary: optimizer hook, ProfilerStep, annotation, …", ""
         ),
         "gpu_step_ns": Column(
             pl.Int64,
@@ -253,7 +253,7 @@ BUCKETS = Table(
         "hook": Column(
             pl.String, "What communicates it in place of a plain all-reduce; empty for none or unknown.", ""
         ),
-        "source": Column(pl.String, "What told it.", ""),
+        "source": Column(pl.String, "Where it was read.", ""),
     },
     ("rank", "module", "bucket"),
 )

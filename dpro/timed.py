@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import polars as pl
 
-FEWEST = 5  # steps of a rank that its device timed, and their share, for these alone to count
+MIN_TIMED = 5  # steps of a rank that its device timed, and their share, for these alone to count
 SHARE = 0.1
 
 
@@ -28,7 +28,7 @@ def with_times(steps: pl.DataFrame) -> pl.DataFrame:
     if "gpu_step_ns" not in steps.columns:
         steps = steps.with_columns(gpu_step_ns=pl.lit(-1, pl.Int64))
     timed = (pl.col("gpu_step_ns") > 0).sum().over("rank")
-    enough = (timed >= FEWEST) & (timed >= SHARE * pl.len().over("rank"))
+    enough = (timed >= MIN_TIMED) & (timed >= SHARE * pl.len().over("rank"))
     return steps.with_columns(
         time_ns=pl.when(enough).then("gpu_step_ns").otherwise("duration_ns"),
         by_device=enough,

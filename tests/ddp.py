@@ -39,7 +39,7 @@ def ddp_job(
         late: us by which the last rank begins its backward later than the others.
     """
     run, count = TinyRun(), len(sizes_kb)
-    told: dict[str, Any]
+    origin: dict[str, Any]
     firsts = [0, *(close + 1 for close in closes[:-1])]
     begin = 0.0
     for step in range(num_steps):
@@ -51,8 +51,8 @@ def ddp_job(
         for index in range(len(sizes_kb)):
             for rank in range(num_ranks):
                 ready[rank] += layer
-                told = {"sequence_number": _sequence(step, count - 1 - index), "forward_thread": 1}
-                run.op("LinearBackward", ready[rank] - layer, ready[rank] - 5, rank, **told)
+                origin = {"sequence_number": _sequence(step, count - 1 - index), "forward_thread": 1}
+                run.op("LinearBackward", ready[rank] - layer, ready[rank] - 5, rank, **origin)
                 end = ready[rank] + (call + 2 if index in closes else 0)
                 run.op(ACCUMULATE, ready[rank] - 5, end, rank)
                 if index in closes:
@@ -67,26 +67,26 @@ def ddp_job(
             moved = max(together + latency, moved) + us_per_kb * size
             ends.append(moved)
             for rank in range(num_ranks):
-                told = {"group": "dp", "group_ranks": list(range(num_ranks)), "dtype": "float32"}
-                told |= {"bytes_in": size * KB, "bytes_out": size * KB}
+                facts = {"group": "dp", "group_ranks": list(range(num_ranks)), "dtype": "float32"}
+                facts |= {"bytes_in": size * KB, "bytes_out": size * KB}
                 op = run.op("c10d::allreduce_", called[rank], called[rank] + call, rank)
                 thread = WORKER + bucket % 2
                 begun = max(called[rank] + call, ends[bucket - 2] if bucket > 1 else 0)  # two workers
                 ran = run.mark("gloo:all_reduce", begun, moved, rank, tid=thread)
-                run.member(ran, launched_by=op, sequence=step * len(closes) + bucket, **told)
+                run.member(ran, launched_by=op, sequence=step * len(closes) + bucket, **facts)
         done = max([*ends, *ready.values()]) + copy_out
         for rank in range(num_ranks):
             for index in range(count):
-                at, told = begin + layer * index, {"sequence_number": _sequence(step, index)}
+                at, facts = begin + layer * index, {"sequence_number": _sequence(step, index)}
                 run.mark(f"nn.Module: layers.{index}", at, at + layer, rank)
-                run.op("LinearForward", at, at + layer, rank, **told)
+                run.op("LinearForward", at, at + layer, rank, **facts)
             run.mark("dpro::backward", forward, done, rank, tid=MAIN)
             run.op("aten::copy_", done - copy_out, done, rank)
             run.mark("Optimizer.step#SGD.step", done, done + 100, rank)
             run.op("aten::add_", done + 1, done + 99, rank)
             run.step(step, begin, done + 100, rank)
         begin = done + 100
-    _tell_buckets(run, sizes_kb, closes, num_ranks, hook)
+    _record_buckets(run, sizes_kb, closes, num_ranks, hook)
     return run
 
 
@@ -95,7 +95,7 @@ def _sequence(step: int, layer: int) -> int:
     return 100 * step + layer
 
 
-def _tell_buckets(
+def _record_buckets(
     run: TinyRun, sizes_kb: tuple[int, ...], closes: tuple[int, ...], num_ranks: int, hook: str
 ) -> None:
     count = len(sizes_kb)
@@ -152,7 +152,7 @@ def gpu_ddp_job(closes: tuple[int, ...] = (3,), *, kernel: float = 1000, us_per_
                     run.op("c10d::allreduce_", at + 2, at + 22, rank)
                     correlation = next(number)
                     run.call(at + 4, at + 20, correlation, rank)
-                    told = {"group": "dp", "group_ranks": [0, 1], "dtype": "float32", "bytes_in": size}
+                    facts = {"group": "dp", "group_ranks": [0, 1], "dtype": "float32", "bytes_in": size}
                     begun = max([ready[index], *ends[bucket - 1 : bucket]])
                     run.nccl(
                         begun,
@@ -161,7 +161,7 @@ def gpu_ddp_job(closes: tuple[int, ...] = (3,), *, kernel: float = 1000, us_per_
                         rank,
                         sequence=8 * step + bucket,
                         bytes_out=size,
-                        **told,
+                        **facts,
                     )
                     bucket += 1
                 at += 24 if closing else 4
@@ -173,5 +173,5 @@ def gpu_ddp_job(closes: tuple[int, ...] = (3,), *, kernel: float = 1000, us_per_
             run.op("log", ends[-1] + 56, ends[-1] + 70, rank)
             run.step(step, begin, ends[-1] + 70, rank)
         begin = ends[-1] + 70
-    _tell_buckets(run, (KB,) * 4, closes, 2, "")
+    _record_buckets(run, (KB,) * 4, closes, 2, "")
     return run

@@ -76,8 +76,8 @@ def chakra(flat: Fields, version: str) -> Fields:
     extra = added.get(version.split("-")[0], ())
 
     def values(way: str) -> Fields:
-        told = {"values": flat[f"{way}s"], "shapes": flat[f"{way}_shapes"], "types": flat[f"{way}_types"]}
-        return told | ({"strides": []} if version.startswith("1.1.1") else {})
+        fields = {"values": flat[f"{way}s"], "shapes": flat[f"{way}_shapes"], "types": flat[f"{way}_types"]}
+        return fields | ({"strides": []} if version.startswith("1.1.1") else {})
 
     rest = {key: value for key, value in flat.items() if key in ("ts", "dur", "inclusive_dur", "cat", "args")}
     return {

@@ -100,13 +100,13 @@ class FakeLibrary:
 
     def do_get_gpu_metrics_info(self, handle: Any, table: Any) -> int:
         gpu, code = self._gpu(handle, "metrics")
-        told = pointed(table)
-        ctypes.memset(ctypes.addressof(told), 0xFF, ctypes.sizeof(told))  # "not there", in every width
+        out = pointed(table)
+        ctypes.memset(ctypes.addressof(out), 0xFF, ctypes.sizeof(out))  # "not there", in every width
         for name, value in gpu.metrics.items():
             if isinstance(value, list):
-                getattr(told, name)[: len(value)] = value
+                getattr(out, name)[: len(value)] = value
             else:
-                setattr(told, name, value)
+                setattr(out, name, value)
         return code
 
     def do_get_gpu_memory_usage(self, handle: Any, kind: Any, used: Any) -> int:
@@ -133,8 +133,8 @@ class FakeLibrary:
 
     def do_get_gpu_total_ecc_count(self, handle: Any, count: Any) -> int:
         gpu, code = self._gpu(handle, "ecc")
-        told = pointed(count)
-        told.correctable_count, told.uncorrectable_count = gpu.corrected, gpu.uncorrected
+        out = pointed(count)
+        out.correctable_count, out.uncorrectable_count = gpu.corrected, gpu.uncorrected
         return code
 
     def do_init_gpu_event_notification(self, handle: Any) -> int:
@@ -144,11 +144,11 @@ class FakeLibrary:
         assert mask.value == 1 << VM_FAULT - 1 | 1 << THERMAL_THROTTLE - 1 | 1 << GPU_PRE_RESET - 1
         return SUCCESS
 
-    def do_get_gpu_event_notification(self, timeout_ms: Any, count: Any, told: Any) -> int:
+    def do_get_gpu_event_notification(self, timeout_ms: Any, count: Any, out: Any) -> int:
         if not self.events:
             return NO_DATA
         for place, (index, kind) in enumerate(self.events):
-            told[place].processor_handle, told[place].event = FIRST + index, kind
+            out[place].processor_handle, out[place].event = FIRST + index, kind
         pointed(count).value = len(self.events)
         self.events.clear()
         return SUCCESS

@@ -45,7 +45,7 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """The library. `events` are `(index of the GPU, XID)` that wait to be told."""
+    """The library. `events` are `(index of the GPU, XID)` that wait to be read."""
 
     def __init__(self, *gpus: FakeGpu, init: int = SUCCESS) -> None:
         self.gpus = list(gpus)

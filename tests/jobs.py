@@ -113,7 +113,7 @@ def kill(*pids: int, number: int = signal.SIGKILL) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody uses yet."""
+    """A port that is not in use."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -107,7 +107,7 @@ def _write_records(folder: Path, steps: Sequence[tuple[int, int]]) -> None:
 
 def _calls(events: Sequence[Event], base_ns: int) -> Iterator[Call]:
     """Calls in the order in which they were made, each at the moment it was entered into the ring."""
-    told = [event for event in events if event.get("name") == "record_param_comms" and "ts" in event]
+    calls = [event for event in events if event.get("name") == "record_param_comms" and "ts" in event]
     ranges = [
         event
         for event in events
@@ -116,7 +116,7 @@ def _calls(events: Sequence[Event], base_ns: int) -> Iterator[Call]:
     for event in sorted(ranges, key=lambda event: event["ts"]):
         around = [
             each
-            for each in told
+            for each in calls
             if each["tid"] == event["tid"] and each["ts"] <= event["ts"] <= each["ts"] + each["dur"]
         ]
         facts = around[0].get("args", {}) if around else {}
