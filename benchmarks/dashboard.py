@@ -27,7 +27,7 @@ import polars as pl
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dpro.analysis.report import make_report
-from dpro.cli.dashboard import load
+from dpro.cli.run.dashboard import load
 from dpro.dashboards import workbench
 from dpro.dashboards.app import VIEWS, make_app
 from dpro.dashboards.links import Link

@@ -32,7 +32,7 @@ from diagnosis_live import healthy, latencies, live_tables, smallest
 from diagnosis_report import markdown, table, wilson
 from diagnosis_rules import named_by_hta, own_work, relative, twice, write_kineto
 
-from dpro.cli.diagnose import diagnose
+from dpro.cli.run.diagnose import diagnose
 from dpro.store import open_run
 from tests.reference.training_jobs import (
     BATCHES,

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import analyse
-from dpro.cli.diagnose import diagnose_document, print_findings
 from dpro.cli.output import json_option, print_json, stderr_console
-from dpro.cli.replay import replay_document
-from dpro.cli.whatif import prediction_document
+from dpro.cli.run.diagnose import diagnose_document, print_findings
+from dpro.cli.run.replay import replay_document
+from dpro.cli.run.whatif import prediction_document
 from dpro.errors import DproError
 from dpro.units import ms
 

@@ -17,7 +17,7 @@ import pytest
 
 from dpro.cli import main
 from dpro.cli.analysis import analyse
-from dpro.cli.whatif import ROWS, WORTH_SHOWING, whatif_document
+from dpro.cli.run.whatif import ROWS, WORTH_SHOWING, whatif_document
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import BLOCKS
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS

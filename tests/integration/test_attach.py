@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.cli.live import copies, is_live
+from dpro.cli.run.live import copies, is_live
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
 from tests.jobs import RECORD, TORCHRUN, complete, opened, script, start, wait_for

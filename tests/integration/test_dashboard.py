@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.cli.run.dashboard import load
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.serve import listen, new_token, way_in
 from dpro.dashboards.shown import Shown

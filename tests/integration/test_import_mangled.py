@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.cli.info import describe, in_words
+from dpro.cli.run.info import describe, in_words
 from dpro.errors import DproError
 from dpro.ingest.importer import import_sources
 from dpro.schema import TABLES

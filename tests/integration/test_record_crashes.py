@@ -13,7 +13,7 @@ from random import Random
 import polars as pl
 import pytest
 
-from dpro.cli.info import describe
+from dpro.cli.run.info import describe
 from dpro.collectors.endings import UNKNOWN, Ending, ending
 from dpro.collectors.inside.records import read_records
 from dpro.collectors.launch import RecordOptions

@@ -12,7 +12,7 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
-from dpro.cli.replay import replay_document
+from dpro.cli.run.replay import replay_document
 from dpro.replay.alignment.match import Matching, match_collectives
 from dpro.schema import COLLECTIVES, SPANS
 

@@ -10,7 +10,7 @@ import pytest
 
 import dpro
 from dpro.cli.analysis import analyse
-from dpro.cli.whatif import whatif_document
+from dpro.cli.run.whatif import whatif_document
 from dpro.errors import InputError, MissingExtra, Unanswerable, UsageError
 from dpro.notebook import OpenedRun
 from dpro.schema import BUCKETS

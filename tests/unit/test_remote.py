@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import dpro
-from dpro.cli.info import describe
+from dpro.cli.run.info import describe
 from dpro.errors import InputError, MissingExtra, UsageError
 from dpro.opening import open_path
 from dpro.remote import is_url, local_copy

@@ -11,7 +11,7 @@ from io import BytesIO
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.cli.run.dashboard import load
 from dpro.dashboards import serve
 from dpro.dashboards.app import VIEWS, in_csv, make_app, view_of
 from dpro.dashboards.bodies import MAX_BODY_BYTES

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.cli import cli
-from dpro.cli.dashboard import load
+from dpro.cli.run.dashboard import load
 from dpro.dashboards.difference import (
     LESS,
     UNEXPLAINED,

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from dpro.analysis.told import FILE, FOLDER
-from dpro.cli.dashboard import load
-from dpro.cli.live import copies, is_live
+from dpro.cli.run.dashboard import load
+from dpro.cli.run.live import copies, is_live
 from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, Passing

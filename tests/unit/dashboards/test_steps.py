@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.cli.run.dashboard import load
 from dpro.dashboards.breakdown import PARTS, part_figure, part_info
 from dpro.dashboards.heatmap import COLUMNS, heat_figure, heat_info, metrics_of
 from dpro.dashboards.links import Link, parse_link

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.cli.run.dashboard import load
 from dpro.dashboards import spans
 from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link, parse_link

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpro.cli.dashboard import load
+from dpro.cli.run.dashboard import load
 from dpro.dashboards.collectives import last_figure, last_info, transfer_figure, transfer_info
 from dpro.dashboards.kernels import kernel_info
 from dpro.dashboards.limits import curve_figure, curve_info

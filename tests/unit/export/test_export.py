@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from dpro.cli.analysis import analyse
-from dpro.cli.export import drawing_of
-from dpro.cli.replay import replay_document
+from dpro.cli.run.export import drawing_of
+from dpro.cli.run.replay import replay_document
 from dpro.detect.findings import Finding
 from dpro.errors import UsageError
 from dpro.export.arguments import ARGUMENTS, MAX_TEXT, arguments_of, in_ranges

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpro.analysis.told import BEGINS, ENDS, FILE, read_findings
-from dpro.cli.watch import in_words
+from dpro.cli.job.watch import in_words
 from dpro.detect.findings import Finding
 from dpro.watch.ledger import FindingsFile, Ledger, Notice
 

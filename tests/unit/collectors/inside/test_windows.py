@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dpro.cli.attach import _first  # noqa: E402
+from dpro.cli.job.attach import _first  # noqa: E402
 from dpro.collectors.attach import Answers  # noqa: E402
 from dpro.collectors.inside import captures, foreign, opened, records, tail, windows  # noqa: E402
 from dpro.collectors.inside.opened import PATIENCE  # noqa: E402

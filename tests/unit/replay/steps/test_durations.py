@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.step_time import step_time_document, step_time_in_words
-from dpro.cli.info import describe, in_words
+from dpro.cli.run.info import describe, in_words
 from dpro.detect.regression import regression_of
 from dpro.replay.steps.durations import host_steps_of, steps_of
 from dpro.replay.steps.typical import job_steps, pace_of

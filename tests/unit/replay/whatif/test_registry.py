@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dpro.cli.whatif import whatif
+from dpro.cli.run.whatif import whatif
 from dpro.replay.whatif.edit import Edit, keys_of
 from dpro.replay.whatif.listing import generate, help_rows, list_text
 from dpro.replay.whatif.parse import parse_edit

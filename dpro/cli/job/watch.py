@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.hidden import hide
+from dpro.cli.job.hidden import hide
 from dpro.cli.output import json_option, print_json, warn
 from dpro.errors import DproError, InputError, Unanswerable, UsageError
 from dpro.units import format_duration

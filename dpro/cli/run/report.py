@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import run_argument
-from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json, stderr_console, write_text
+from dpro.cli.run.end import end_keys, print_end
 from dpro.errors import UsageError, needs_extra
 from dpro.units import NS_PER_MS, format_bytes
 

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from dpro.cli.telemetry import in_words, summarize
+from dpro.cli.run.telemetry import in_words, summarize
 from dpro.schema import COUNTERS, WORKERS, conform
 
 GPU = "8c5bf1a2"

@@ -9,9 +9,9 @@ import click
 
 from dpro.cli.analysis import analyse, run_argument
 from dpro.cli.completion import edits as complete_edits
-from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json, progress
-from dpro.cli.replay import trust_document
+from dpro.cli.run.end import end_keys, print_end
+from dpro.cli.run.replay import trust_document
 from dpro.errors import UsageError
 from dpro.units import format_bytes, ms
 

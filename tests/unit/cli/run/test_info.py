@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from dpro.analysis.verdict import why_no_window
 from dpro.cli import cli
-from dpro.cli.info import describe, in_words
+from dpro.cli.run.info import describe, in_words
 from dpro.collectors.convert import DROPPED, OCCUPIED, UNFINISHED
 from dpro.errors import InputError
 from dpro.schema import SPANS, STEPS, WORKERS

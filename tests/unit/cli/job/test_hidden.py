@@ -12,13 +12,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dpro.cli.watch import WEBHOOK, check_outlets, start_watcher, webhook_option
+from dpro.cli.job.watch import WEBHOOK, check_outlets, start_watcher, webhook_option
 from dpro.errors import UsageError
 
 URL = "https://hooks.example/T0/secret"
 SHOW = r"""
 import os, pathlib, sys
-from dpro.cli.hidden import hide
+from dpro.cli.job.hidden import hide
 hidden = hide(sys.argv[1])
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))

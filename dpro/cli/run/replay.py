@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.analysis import analyse, run_argument
-from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json
+from dpro.cli.run.end import end_keys, print_end
 from dpro.units import format_duration, ms, us
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def replay(run: str, step: int | None, window: int | None, export: Path | None, 
     analysis = analyse(run)
     document = replay_document(analysis, chosen_steps(analysis, step, window)) | end_keys(analysis)
     if export is not None:
-        from dpro.cli.export import write_timelines
+        from dpro.cli.run.export import write_timelines
 
         write_timelines(analysis, export)
     if as_json:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpro.analysis.told import told_while_it_ran
-from dpro.cli.end import NOTHING_BEFORE, end_keys
 from dpro.cli.output import console, finding_document, print_json
+from dpro.cli.run.end import NOTHING_BEFORE, end_keys
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:

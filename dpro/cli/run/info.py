@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.analysis.told import told_in_words, told_while_it_ran
-from dpro.cli.end import end_keys, print_end
 from dpro.cli.output import console, json_option, print_json
-from dpro.cli.telemetry import in_words as telemetry_in_words
-from dpro.cli.telemetry import summarize
+from dpro.cli.run.end import end_keys, print_end
+from dpro.cli.run.telemetry import in_words as telemetry_in_words
+from dpro.cli.run.telemetry import summarize
 from dpro.units import us
 from dpro.words import few
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from dpro.cli.job.watch import check_outlets, metrics_option, start_watcher, webhook_option
 from dpro.cli.output import share
-from dpro.cli.watch import check_outlets, metrics_option, start_watcher, webhook_option
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:

@@ -86,7 +86,7 @@ def _executor(name: str) -> Iterator[Executor | None]:
 
 
 def _say_what_was_imported(run: Path, as_json: bool) -> None:
-    from dpro.cli.info import contents, rows_in_words, unclassified_in_words
+    from dpro.cli.run.info import contents, rows_in_words, unclassified_in_words
     from dpro.store import open_run
 
     document = contents(open_run(run))

@@ -10,10 +10,10 @@ import click
 
 from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.cli.analysis import run_argument, with_graph
-from dpro.cli.end import NOTHING_BEFORE, end_keys, print_end
-from dpro.cli.hangs import say_what_dumps_tell, say_what_hangs
-from dpro.cli.lateness import say_who_is_late
 from dpro.cli.output import console, finding_document, json_option, print_json
+from dpro.cli.run.end import NOTHING_BEFORE, end_keys, print_end
+from dpro.cli.run.hangs import say_what_dumps_tell, say_what_hangs
+from dpro.cli.run.lateness import say_who_is_late
 from dpro.cli.runs import open_or_import
 from dpro.opening import holds_traces
 from dpro.units import format_duration, ms

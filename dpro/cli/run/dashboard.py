@@ -45,7 +45,7 @@ def dashboard(run: str, against: str | None, host: str, port: int, token: bool, 
     """
     with needs_extra("dashboard"):
         from dpro.dashboards.serve import new_token, serve
-    from dpro.cli.live import copies, is_live
+    from dpro.cli.run.live import copies, is_live
     from dpro.cli.runs import open_or_import
     from dpro.dashboards.loaded import Passing
     from dpro.dashboards.shown import Shown
