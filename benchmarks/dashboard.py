@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dpro.analysis.report import make_report
 from dpro.cli.run.dashboard import load
-from dpro.dashboards import workbench
 from dpro.dashboards.app import VIEWS, make_app
 from dpro.dashboards.links import Link
-from dpro.dashboards.report import html_of
+from dpro.dashboards.report.page import html_of
+from dpro.dashboards.whatif import workbench
 from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.browser import served, settle, start_browser, wait

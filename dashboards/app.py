@@ -17,7 +17,16 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from flask import Response, abort, request
 
-from dpro.dashboards import (
+from dpro.dashboards import timeline
+from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.names import in_cell
+from dpro.dashboards.page import Filler, View, answer, changes, in_browser, message
+from dpro.dashboards.server.bodies import check_bodies
+from dpro.dashboards.server.guard import LOOPBACK, guard, harden, hash_of
+from dpro.dashboards.shown import Shown
+from dpro.dashboards.theme import css_variables
+from dpro.dashboards.views import (
     breakdown,
     collectives,
     difference,
@@ -26,18 +35,9 @@ from dpro.dashboards import (
     kernels,
     matrix,
     telemetry,
-    timeline,
     verdict,
-    workbench,
 )
-from dpro.dashboards.bodies import check_bodies
-from dpro.dashboards.guard import LOOPBACK, guard, harden, hash_of
-from dpro.dashboards.links import Link, parse_link
-from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.names import in_cell
-from dpro.dashboards.page import Filler, View, answer, changes, in_browser, message
-from dpro.dashboards.shown import Shown
-from dpro.dashboards.theme import css_variables
+from dpro.dashboards.whatif import workbench
 from dpro.errors import DproError, UsageError
 from dpro.words import printable
 

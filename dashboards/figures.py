@@ -11,12 +11,14 @@ from typing import Any
 import plotly.graph_objects as go
 import polars as pl
 
-from dpro.dashboards import breakdown, collectives, heatmap, telemetry, timeline, verdict, workbench
+from dpro.dashboards import timeline
 from dpro.dashboards.chains import chain_figure
-from dpro.dashboards.hang import chains_of
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import LIGHT, THEMES
+from dpro.dashboards.views import breakdown, collectives, heatmap, telemetry, verdict
+from dpro.dashboards.views.hang import chains_of
+from dpro.dashboards.whatif import workbench
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.parse import parse_edit

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.serve import listen
+from dpro.dashboards.server.serve import listen
 from dpro.dashboards.shown import Shown
 
 PATIENCE_S = 60

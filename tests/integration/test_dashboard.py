@@ -16,7 +16,7 @@ import pytest
 
 from dpro.cli.run.dashboard import load
 from dpro.dashboards.app import VIEWS
-from dpro.dashboards.serve import listen, new_token, way_in
+from dpro.dashboards.server.serve import listen, new_token, way_in
 from dpro.dashboards.shown import Shown
 from dpro.ingest.importer import import_sources
 from dpro.store import open_run

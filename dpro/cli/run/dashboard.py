@@ -44,7 +44,7 @@ def dashboard(run: str, against: str | None, host: str, port: int, token: bool, 
     machine can reach the port, too. It needs no network. Ctrl-C ends it.
     """
     with needs_extra("dashboard"):
-        from dpro.dashboards.serve import new_token, serve
+        from dpro.dashboards.server.serve import new_token, serve
     from dpro.cli.run.live import copies, is_live
     from dpro.cli.runs import open_or_import
     from dpro.dashboards.loaded import Passing

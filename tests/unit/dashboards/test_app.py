@@ -12,12 +12,12 @@ import polars as pl
 import pytest
 
 from dpro.cli.run.dashboard import load
-from dpro.dashboards import serve
 from dpro.dashboards.app import VIEWS, in_csv, make_app, view_of
-from dpro.dashboards.bodies import MAX_BODY_BYTES
-from dpro.dashboards.guard import hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.server import serve
+from dpro.dashboards.server.bodies import MAX_BODY_BYTES
+from dpro.dashboards.server.guard import hash_of
 from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
 from dpro.schema import STEPS, conform

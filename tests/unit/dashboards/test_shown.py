@@ -13,7 +13,7 @@ from dpro.dashboards.app import make_app
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, Passing
 from dpro.dashboards.shown import Shown
-from dpro.dashboards.verdict import VIEW
+from dpro.dashboards.views.verdict import VIEW
 from dpro.errors import InputError
 from tests.builders import cpu_job
 

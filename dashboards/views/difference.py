@@ -19,7 +19,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, section, table
 from dpro.dashboards.theme import colour, styled
-from dpro.dashboards.waterfall import waterfall_figure
+from dpro.dashboards.whatif.waterfall import waterfall_figure
 from dpro.replay.difference import Difference
 from dpro.replay.steps.typical import pace_of
 from dpro.units import NS_PER_MS, format_duration, ms

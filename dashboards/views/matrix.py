@@ -16,12 +16,12 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from dpro.dashboards.collectives import arrivals
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, panel, section
 from dpro.dashboards.theme import colour, series, styled
+from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
 from dpro.detect.network.transfers import MIN_GROUPS, SLOW
@@ -178,7 +178,7 @@ def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:
     """Who waited for whom in collectives: for the last one to come.
 
     Args:
-        came: as from `dpro.dashboards.collectives.arrivals`.
+        came: as from `dpro.dashboards.views.collectives.arrivals`.
         link: the selection, of those who wait.
 
     Returns:

@@ -8,7 +8,7 @@ import pytest
 
 from dpro.cli.run.dashboard import load
 from dpro.dashboards.links import Link, parse_link
-from dpro.dashboards.telemetry import POINTS, telemetry_figure, telemetry_info
+from dpro.dashboards.views.telemetry import POINTS, telemetry_figure, telemetry_info
 from dpro.schema import COUNTERS, WORKERS, conform
 from tests.builders import gpu_job
 

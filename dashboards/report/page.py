@@ -21,8 +21,8 @@ from plotly.offline import get_plotlyjs
 
 from dpro.analysis.report import Report
 from dpro.dashboards.figures import Figures
-from dpro.dashboards.guard import hash_of
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.server.guard import hash_of
 from dpro.dashboards.theme import css_variables
 from dpro.errors import DproError
 from dpro.units import format_bytes

@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from dpro.cli.run.dashboard import load
-from dpro.dashboards.collectives import arrivals, last_info
 from dpro.dashboards.links import Link, parse_link
-from dpro.dashboards.matrix import (
+from dpro.dashboards.views.collectives import arrivals, last_info
+from dpro.dashboards.views.matrix import (
     METRICS,
     VIEW,
     late_info,

@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from dpro.cli.run.dashboard import load
-from dpro.dashboards.breakdown import PARTS, part_figure, part_info
-from dpro.dashboards.heatmap import COLUMNS, heat_figure, heat_info, metrics_of
 from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.views.breakdown import PARTS, part_figure, part_info
+from dpro.dashboards.views.heatmap import COLUMNS, heat_figure, heat_info, metrics_of
 from tests.builders import gpu_job
 
 

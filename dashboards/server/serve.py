@@ -19,8 +19,8 @@ from tempfile import NamedTemporaryFile
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from dpro.dashboards.app import make_app
-from dpro.dashboards.guard import LOOPBACK
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.server.guard import LOOPBACK
 from dpro.dashboards.shown import Shown
 from dpro.errors import UsageError
 

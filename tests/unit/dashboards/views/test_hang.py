@@ -9,7 +9,7 @@ import pytest
 
 from dpro.analysis.summary import finding_info, health_info
 from dpro.dashboards.chains import MAX_BOXES, chain_figure, chain_info
-from dpro.dashboards.hang import rank_info, stack_info, standing_figure, standing_info
+from dpro.dashboards.views.hang import rank_info, stack_info, standing_figure, standing_info
 from dpro.detect.hang.find import judge
 from dpro.schema import WORKERS, conform
 from tests.unit.detect.hanging import OPEN, Job

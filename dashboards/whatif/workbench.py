@@ -15,7 +15,6 @@ from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.summary import gain_info
-from dpro.dashboards.limits import curve_figure, curve_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import (
@@ -32,8 +31,9 @@ from dpro.dashboards.page import (
 )
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled
-from dpro.dashboards.tries import ledger_info
-from dpro.dashboards.waterfall import waterfall_figure
+from dpro.dashboards.whatif.limits import curve_figure, curve_info
+from dpro.dashboards.whatif.tries import ledger_info
+from dpro.dashboards.whatif.waterfall import waterfall_figure
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.listing import help_rows

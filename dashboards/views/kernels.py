@@ -16,8 +16,8 @@ from dpro.classify import classify
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
-from dpro.dashboards.roofline import gpu_of, roofline_figure, roofline_info
 from dpro.dashboards.shown import Shown
+from dpro.dashboards.views.roofline import gpu_of, roofline_figure, roofline_info
 from dpro.replay.steps.breakdown import kernel_totals
 from dpro.units import NS_PER_MS, NS_PER_US
 

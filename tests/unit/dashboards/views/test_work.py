@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from dpro.cli.run.dashboard import load
-from dpro.dashboards.collectives import last_figure, last_info, transfer_figure, transfer_info
-from dpro.dashboards.kernels import kernel_info
-from dpro.dashboards.limits import curve_figure, curve_info
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.tries import ledger_info
-from dpro.dashboards.waterfall import waterfall_figure
-from dpro.dashboards.workbench import (
+from dpro.dashboards.views.collectives import last_figure, last_info, transfer_figure, transfer_info
+from dpro.dashboards.views.kernels import kernel_info
+from dpro.dashboards.whatif.limits import curve_figure, curve_info
+from dpro.dashboards.whatif.tries import ledger_info
+from dpro.dashboards.whatif.waterfall import waterfall_figure
+from dpro.dashboards.whatif.workbench import (
     VIEW,
     change_info,
     edits_of,

@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from dpro.cli import cli
 from dpro.cli.run.dashboard import load
-from dpro.dashboards.difference import (
+from dpro.dashboards.links import Link
+from dpro.dashboards.views.difference import (
     LESS,
     UNEXPLAINED,
     VIEW,
@@ -15,7 +16,6 @@ from dpro.dashboards.difference import (
     difference_info,
     rank_figure,
 )
-from dpro.dashboards.links import Link
 from dpro.errors import UsageError
 from dpro.replay.difference import Contributor, Difference
 from tests.builders import cpu_job

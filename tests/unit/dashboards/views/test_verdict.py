@@ -12,7 +12,7 @@ from dpro.analysis.summary import finding_info, gain_info, health_info, run_info
 from dpro.cli.run.dashboard import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.verdict import (
+from dpro.dashboards.views.verdict import (
     POINTS,
     VIEW,
     step_figure,
