@@ -20,28 +20,13 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, message, panel, section
 from dpro.dashboards.theme import series, styled
-from dpro.detect.machine.devices import gpus_of_ranks, sampled_gpus
-from dpro.detect.machine.telemetry import SERIES
-from dpro.units import NS_PER_MS, NS_PER_S
+from dpro.export.counters import sampled_counters
+from dpro.units import NS_PER_MS
 
 NAME = "telemetry"
 MAX_COUNTERS = 14
 POINTS = 1500  # of a series, that a figure of this width can tell apart
 _ROW, _LEGEND = 92, 56  # pixels of a counter, of the room above all
-_GROWS = (
-    "_s",
-    "_bytes",
-    "_packets",
-    "_errors",
-    "_segments",
-    "_pages",
-    "_faults",
-    "_corrected",
-    "_uncorrected",
-)
-_LEVELS = ("memory", "disk", "swap_used", "cgroup_memory")  # bytes that are held, not moved
-_OF_STEPS = ("step_", "data_wait_ns", "gc_pause_ns")  # intervals, shown with the steps
-_FIRST = ("clock", "power", "temperature", "utilization", "tx_", "rx_", "load", "main_thread", "memory")
 
 
 def telemetry_info(
@@ -60,48 +45,9 @@ def telemetry_info(
         `counter` (with `/s` where it is growth per second), `series` (which device, host or rank), `time_ms`,
         `value`; counters in order of interest.
     """
-    owned = gpus_of_ranks(counters, workers)
-    chosen = owned.filter(pl.col("rank").is_in(link.ranks)) if link.ranks else owned
-    if owned.height:  # else nothing is known of which they are
-        others = sampled_gpus(counters).join(chosen, on=["host", "device"], how="anti")
-        counters = counters.join(others, on=["host", "device"], how="anti")
-    if link.ranks:
-        counters = counters.filter((pl.col("rank") < 0) | pl.col("rank").is_in(link.ranks))
-    users = pl.col("rank").cast(pl.String).sort().str.join(", ")
-    users_of = chosen.group_by("host", "device").agg(used_by=users)
-    sampled = counters.filter(
-        ~pl.any_horizontal(pl.col("counter").str.starts_with(each) for each in _OF_STEPS)
-    )
-    sampled = sampled.filter(pl.col("value").n_unique().over(SERIES) > 1).sort(*SERIES, "time_ns")
-    name = pl.col("counter")
-    held = pl.any_horizontal(name.str.starts_with(each) for each in _LEVELS)
-    grows = pl.any_horizontal(name.str.ends_with(each) for each in _GROWS) & ~held
-    later, more = (pl.col(column).diff().over(SERIES) for column in ("time_ns", "value"))
-    since = pl.col("time_ns") - pl.when(grows).then(later.fill_null(0)).otherwise(
-        0
-    )  # a rate is that of a stretch
-    rate = pl.when(more >= 0).then(more / (later / NS_PER_S))
-    moved = pl.col("host").replace_strict(ahead, default=0, return_dtype=pl.Int64)
-    rank = (
-        pl.when(pl.col("rank") >= 0)
-        .then(pl.format("rank {}", "rank"))
-        .when(pl.col("used_by").is_not_null())
-        .then(pl.format("(rank {})", "used_by"))
-        .otherwise(pl.lit(""))
-    )
-    words = [pl.col("host"), pl.col("device"), rank]
-    shown = sampled.join(users_of, on=["host", "device"], how="left", maintain_order="left").select(
-        counter=pl.when(grows).then(pl.concat_str(name, pl.lit("/s"))).otherwise(name),
-        series=pl.concat_list(words).list.eval(pl.element().filter(pl.element() != "")).list.join(" "),
-        time_ms=(since - moved - origin_ns) / NS_PER_MS,
-        value=pl.when(grows).then(rate).otherwise("value"),
-    )
-    interest = pl.min_horizontal(
-        pl.when(pl.col("counter").str.contains(word, literal=True)).then(pl.lit(place))
-        for place, word in enumerate(_FIRST)
-    )
-    order = [interest.fill_null(len(_FIRST)), "counter", "series", "time_ms"]
-    return shown.drop_nulls("value").sort(order)
+    values = sampled_counters(counters, workers, ahead, link.ranks)
+    time = (pl.col("time_ns") - origin_ns) / NS_PER_MS
+    return values.select("counter", "series", time.alias("time_ms"), "value")
 
 
 def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, theme: str) -> go.Figure:
