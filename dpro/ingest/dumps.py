@@ -16,12 +16,12 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import DproError
-from dpro.ingest.assemble import missing_in_words
+from dpro.ingest.assembly.assemble import missing_in_words
+from dpro.ingest.assembly.merge import LEFT_OUT
+from dpro.ingest.assembly.staging import Task, read_task
+from dpro.ingest.flight_recorder.repeated import in_words, newest
 from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, Format, Importer, registry
 from dpro.ingest.importer import find_traces, spread_over
-from dpro.ingest.merge import LEFT_OUT
-from dpro.ingest.repeated import in_words, newest
-from dpro.ingest.staging import Task, read_task
 from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, Table, complete, conform
 from dpro.store import Manifest
 

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from dpro.ingest.files import Source
+from dpro.ingest.reading.files import Source
 from dpro.ingest.trace import RankTrace
 
 GROUP = "dpro.importers"
@@ -98,7 +98,7 @@ class _Kineto(Format):
 # First match wins: what is told apart by little comes last.
 FORMATS: tuple[Importer, ...] = (
     Format("nsys", "dpro.ingest.nsys", "read_nsys", (b"SQLite format 3\0",), "is_nsys"),
-    Format("op-level parquet", "dpro.ingest.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
+    Format("op-level parquet", "dpro.ingest.pipelines.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
     Format(
         FLIGHT_RECORDER,
         "dpro.ingest.flight_recorder",
@@ -123,7 +123,7 @@ FORMATS: tuple[Importer, ...] = (
     ),
     Format(
         "pipeline timeline",
-        "dpro.ingest.pp_timeline",
+        "dpro.ingest.pipelines.pp_timeline",
         "read_pp_timeline",
         (b"fwd_start", b"microbatch", b"pad_before"),
         "is_pp_timeline",

@@ -20,12 +20,12 @@ from typing import TypeAlias
 
 from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError
-from dpro.ingest.assemble import Spread, assemble
-from dpro.ingest.files import Source, goes_forward_only, heads, unpack
+from dpro.ingest.assembly.assemble import Spread, assemble
+from dpro.ingest.assembly.merge import LEFT_OUT
+from dpro.ingest.assembly.staging import Task, give_up, make_staging, stage
 from dpro.ingest.formats import Registry, registry, why_passed_over
-from dpro.ingest.merge import LEFT_OUT
 from dpro.ingest.parallel import num_cores, run_tasks
-from dpro.ingest.staging import Task, give_up, make_staging, stage
+from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
 from dpro.schema import TABLES
 from dpro.store import Manifest, is_run
 

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from dpro._version import __version__
 from dpro.errors import UsageError
-from dpro.ingest.assemble import assemble
+from dpro.ingest.assembly.assemble import assemble
+from dpro.ingest.assembly.staging import is_staged, make_staging
 from dpro.ingest.importer import (
     STAGING_SUFFIX,
     Progress,
@@ -33,7 +34,6 @@ from dpro.ingest.importer import (
     stage_all,
     unwritable,
 )
-from dpro.ingest.staging import is_staged, make_staging
 from dpro.store import Manifest, is_run, open_run
 
 _PLAN = "plan.json"

@@ -24,8 +24,8 @@ from dpro.collectors.calls import BACKENDS, with_group_ranks
 from dpro.collectors.inside.names import SHOWN
 from dpro.detect.stragglers.own_time import MESSAGES, calls_of
 from dpro.errors import InputError
-from dpro.ingest.flight_entries import label
 from dpro.ingest.flight_recorder import read_dump
+from dpro.ingest.flight_recorder.entries import label
 from dpro.schema import COLLECTIVES, conform
 from dpro.watch.tail import Tail
 

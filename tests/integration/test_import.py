@@ -17,10 +17,10 @@ import pytest
 
 from dpro.cli.runs import open_or_import
 from dpro.errors import InputError
-from dpro.ingest.files import Source
+from dpro.ingest.derived.steps import find_steps
 from dpro.ingest.importer import import_sources
 from dpro.ingest.kineto import read_trace
-from dpro.ingest.steps import find_steps
+from dpro.ingest.reading.files import Source
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import open_run
 from tests.commands import dpro, in_own_process

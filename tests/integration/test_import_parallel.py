@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import InputError, UsageError
-from dpro.ingest import assemble, shards, staging
+from dpro.ingest import shards
+from dpro.ingest.assembly import assemble, staging
 from dpro.ingest.importer import import_sources
 from dpro.ingest.shards import Shard, Waiting, import_shard, parse_shard
 from dpro.store import Manifest, open_run

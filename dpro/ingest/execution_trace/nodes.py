@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from dpro.errors import InputError
-from dpro.ingest.values import int64, mapping, sequence, text
+from dpro.ingest.reading.values import int64, mapping, sequence, text
 from dpro.units import NS_PER_US
 
 _NOTHING = Raw(b"")

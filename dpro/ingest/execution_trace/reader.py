@@ -16,13 +16,13 @@ from pathlib import Path
 import polars as pl
 
 from dpro.errors import InputError
+from dpro.ingest.derived.steps import find_steps
 from dpro.ingest.execution_trace.dependencies import Pairs, called, read_from
 from dpro.ingest.execution_trace.links import CPU_KINDS, TwinLinks, link
 from dpro.ingest.execution_trace.nodes import Node, decode, fields, is_protobuf
-from dpro.ingest.files import rank_of_name, read_bytes
 from dpro.ingest.kineto.collectives import gpu_collectives
 from dpro.ingest.kineto.events import NO_ARGS
-from dpro.ingest.steps import find_steps
+from dpro.ingest.reading.files import rank_of_name, read_bytes
 from dpro.ingest.trace import RankTrace
 from dpro.schema import DEPENDENCIES, SPANS
 

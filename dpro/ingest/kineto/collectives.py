@@ -13,10 +13,10 @@ from typing import Any
 import polars as pl
 
 from dpro.classify import classify, is_communication, operation
+from dpro.ingest.derived.launches import enclosed, launched
 from dpro.ingest.kineto.events import NO_ARGS, Args
 from dpro.ingest.kineto.messages import Groups, calls_of, group_columns, payload_columns, peer_of, whole
-from dpro.ingest.launches import enclosed, launched
-from dpro.ingest.values import text
+from dpro.ingest.reading.values import text
 from dpro.schema import COLLECTIVES
 
 COLUMNS = {

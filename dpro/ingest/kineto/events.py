@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Raw
 
 from dpro.errors import InputError
-from dpro.ingest.files import Source, blocks
 from dpro.ingest.kineto.numbers import FLOAT_LOSES_NS
 from dpro.ingest.kineto.text import (
     LONGEST_BOUNDARY_BYTES,
@@ -27,6 +26,7 @@ from dpro.ingest.kineto.text import (
     next_boundary,
     split,
 )
+from dpro.ingest.reading.files import Source, blocks
 from dpro.limits import MAX_FACTS_BYTES
 from dpro.units import format_bytes
 

@@ -13,10 +13,10 @@ import numpy as np
 import polars as pl
 
 from dpro.classify import operation
+from dpro.ingest.derived.launches import enclosed
 from dpro.ingest.kineto.collectives import COLUMNS
 from dpro.ingest.kineto.events import NO_ARGS, Args
 from dpro.ingest.kineto.messages import Groups, calls_of, group_columns, payload_columns, peer_of
-from dpro.ingest.launches import enclosed
 
 _POINT_TO_POINT = ("send", "recv")
 

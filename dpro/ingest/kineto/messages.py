@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 from msgspec import Raw
 
-from dpro.ingest.dtypes import dtype_bytes, dtype_name
 from dpro.ingest.kineto.events import Args
-from dpro.ingest.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call, ranks_in
-from dpro.ingest.values import elements
+from dpro.ingest.reading.dtypes import dtype_bytes, dtype_name
+from dpro.ingest.reading.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call, ranks_in
+from dpro.ingest.reading.values import elements
 
 Groups = Mapping[str, Sequence[int]]
 """Global ranks of every process group of the job, by name; empty where the trace does not list them."""

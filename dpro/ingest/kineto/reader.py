@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest.files import Source, rank_of_name
+from dpro.ingest.derived.steps import guess_steps
 from dpro.ingest.kineto.collectives import gpu_collectives
 from dpro.ingest.kineto.columns import Columns
 from dpro.ingest.kineto.events import NO_ARGS, Args, EventReader, Facts
@@ -25,10 +25,10 @@ from dpro.ingest.kineto.memory import Memory
 from dpro.ingest.kineto.messages import Groups, whole
 from dpro.ingest.kineto.numbers import LAST_NS
 from dpro.ingest.kineto.syncs import read_syncs
-from dpro.ingest.peers import ranks_of
-from dpro.ingest.steps import guess_steps
+from dpro.ingest.reading.files import Source, rank_of_name
+from dpro.ingest.reading.peers import ranks_of
+from dpro.ingest.reading.values import int32
 from dpro.ingest.trace import RankTrace
-from dpro.ingest.values import int32
 
 SOURCE = "kineto"
 _NO_TOTALS = "memory events without totals"

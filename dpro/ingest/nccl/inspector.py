@@ -21,10 +21,10 @@ import polars as pl
 
 from dpro.classify import operation
 from dpro.errors import InputError
-from dpro.ingest.files import read_bytes
 from dpro.ingest.nccl.proxy import sends_of
+from dpro.ingest.reading.files import read_bytes
+from dpro.ingest.reading.values import int32, int64, mapping, rounded, sequence, text
 from dpro.ingest.trace import RankTrace
-from dpro.ingest.values import int32, int64, mapping, rounded, sequence, text
 from dpro.schema import COLLECTIVES
 from dpro.units import NS_PER_US
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.ingest.values import int32, int64, mapping, rounded, sequence, text
+from dpro.ingest.reading.values import int32, int64, mapping, rounded, sequence, text
 from dpro.schema import SENDS
 from dpro.units import NS_PER_US
 

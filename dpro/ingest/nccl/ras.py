@@ -18,9 +18,9 @@ import msgspec
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest.files import read_bytes
+from dpro.ingest.reading.files import read_bytes
+from dpro.ingest.reading.values import int32, int64, mapping, sequence, text
 from dpro.ingest.trace import RankTrace
-from dpro.ingest.values import int32, int64, mapping, sequence, text
 from dpro.words import few
 
 SOURCE = "NCCL RAS"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.classify import classify, is_communication, operation
-from dpro.ingest.launches import enclosed, launched
+from dpro.ingest.derived.launches import enclosed, launched
 
 _COLUMNS = (
     *("collective_id", "window", "op", "group", "peer", "bytes_in", "bytes_out", "enqueued_ns"),

@@ -15,12 +15,12 @@ from pathlib import Path
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest.files import rank_of_name
 from dpro.ingest.nsys.collectives import read_collectives
 from dpro.ingest.nsys.spans import read_spans
 from dpro.ingest.nsys.steps import find_steps
 from dpro.ingest.nsys.syncs import read_syncs, sync_tables
 from dpro.ingest.nsys.tables import MAGIC, Export, open_export
+from dpro.ingest.reading.files import rank_of_name
 from dpro.ingest.trace import RankTrace
 from dpro.schema import GPU_WORK_KINDS
 

@@ -1,15 +1,15 @@
 """Where training steps begin and end by NVTX ranges.
 
 In: one process's spans. Out: rows of `steps`: from ranges that count (`step 12`, `iter_3`), else from the
-marks that `dpro.ingest.steps` knows, else from ranges that repeat at the top level of a thread; none where
-there are no such ranges. What ranges are called is up to the job: the source of a step names them.
+marks that `dpro.ingest.derived.steps` knows, else from ranges that repeat at the top level of a thread; none
+where there are no such ranges. What ranges are called is up to the job: the source of a step names them.
 """
 
 from __future__ import annotations
 
 import polars as pl
 
-from dpro.ingest.steps import find_steps as find_marked_steps
+from dpro.ingest.derived.steps import find_steps as find_marked_steps
 
 _COLUMNS = ("step", "start_ns", "duration_ns", "source")
 _COUNTED = r"(?i)^(.*(?:step|iter|iteration|batch)[^\d]{0,3})(\d+)[^\w]*$"

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest.files import Source, blocks
+from dpro.ingest.reading.files import Source, blocks
 
 MAGIC = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"

@@ -14,9 +14,10 @@ import zstandard
 
 from dpro import limits
 from dpro.errors import DproError, InputError
-from dpro.ingest import files, flight_recorder, kineto, streams
-from dpro.ingest.files import Source, blocks, heads, read_bytes
+from dpro.ingest import flight_recorder, kineto
 from dpro.ingest.importer import import_sources
+from dpro.ingest.reading import files, streams
+from dpro.ingest.reading.files import Source, blocks, heads, read_bytes
 from tests.fuzz.seeds import SEEDS
 from tests.traces import write_rank
 

@@ -437,7 +437,7 @@ def test_ranks_that_no_job_has_are_unknown(tmp_path, odd):
 
 
 def test_ranks_of_a_large_group_are_not_repeated_in_each_call_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpro.ingest.peers.MAX_LISTED_RANKS", 5)
+    monkeypatch.setattr("dpro.ingest.reading.peers.MAX_LISTED_RANKS", 5)
     told = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2]"}
     calls = [kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", at, 1, **told) for at in (10, 20)]
     for number, listed in ((1, [[0, 1, 2]]), (2, [[], []])):

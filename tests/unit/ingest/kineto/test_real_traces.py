@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dpro.ingest.derived.repetition import repetitions
 from dpro.ingest.kineto import read_trace
-from dpro.ingest.repetition import repetitions
 
 
 def _large(name: str) -> Any:

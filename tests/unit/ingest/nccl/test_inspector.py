@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import InputError
-from dpro.ingest.files import read_head
 from dpro.ingest.nccl.inspector import is_inspector_log, read_inspector_log
+from dpro.ingest.reading.files import read_head
 from dpro.schema import COLLECTIVES, TABLES, conform
 
 Line = dict[str, Any]

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import InputError
-from dpro.ingest.files import read_head
 from dpro.ingest.nccl.ras import is_ras_report, read_ras_report
+from dpro.ingest.reading.files import read_head
 from dpro.schema import TABLES, WORKERS, conform
 
 WELL = {

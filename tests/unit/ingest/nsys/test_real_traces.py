@@ -10,8 +10,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.ingest.files import read_head
 from dpro.ingest.nsys import is_nsys, read_nsys
+from dpro.ingest.reading.files import read_head
 from dpro.ingest.trace import RankTrace
 from dpro.schema import TABLES, conform
 

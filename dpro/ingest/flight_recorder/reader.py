@@ -18,9 +18,7 @@ import msgspec
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest import plain_pickle
-from dpro.ingest.files import read_bytes
-from dpro.ingest.flight_entries import (
+from dpro.ingest.flight_recorder.entries import (
     SOURCE,
     CallColumns,
     calls_of,
@@ -30,9 +28,11 @@ from dpro.ingest.flight_entries import (
     identifier,
     label,
 )
-from dpro.ingest.peers import ranks_in, ranks_of
+from dpro.ingest.reading import plain_pickle
+from dpro.ingest.reading.files import read_bytes
+from dpro.ingest.reading.peers import ranks_in, ranks_of
+from dpro.ingest.reading.values import int32, int64, mapping, sequence, text
 from dpro.ingest.trace import RankTrace
-from dpro.ingest.values import int32, int64, mapping, sequence, text
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, WORKERS
 
 _PICKLE = b"\x80"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dpro.errors import InputError, MissingExtra
-from dpro.ingest.files import Source, blocks, heads, read_bytes, read_head
 from dpro.ingest.kineto import read_trace
+from dpro.ingest.reading.files import Source, blocks, heads, read_bytes, read_head
 from tests.traces import cpu_op, write
 
 CONTENT = bytes(range(256)) * 20_000

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 from dpro._version import __version__
 from dpro.errors import InputError
-from dpro.ingest.merge import LEFT_OUT, Piece, Remarks, clash, merge_rank, refuse_clashes, useful
-from dpro.ingest.staging import Note, Share, Task, give_up, note_of, part_name, read_notes, settle
+from dpro.ingest.assembly.merge import LEFT_OUT, Piece, Remarks, clash, merge_rank, refuse_clashes, useful
+from dpro.ingest.assembly.staging import Note, Share, Task, give_up, note_of, part_name, read_notes, settle
 from dpro.schema import TABLES
 from dpro.store import Manifest, merge_counts, write_manifest
 

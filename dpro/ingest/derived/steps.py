@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from dpro.ingest.repetition import SOURCE as REPETITION
-from dpro.ingest.repetition import repetitions
+from dpro.ingest.derived.repetition import SOURCE as REPETITION
+from dpro.ingest.derived.repetition import repetitions
 
 _COLUMNS = ("step", "start_ns", "duration_ns", "source")
 _OPTIMIZER = r"^Optimizer\.step#(.+)\.step$"

@@ -21,8 +21,8 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
 from dpro.errors import InputError, first_line
-from dpro.ingest.streams import decompressed
-from dpro.ingest.values import int32
+from dpro.ingest.reading.streams import decompressed
+from dpro.ingest.reading.values import int32
 from dpro.limits import (
     BYTES_PER_VALUE,
     MAX_DECODED_EXPANSION,

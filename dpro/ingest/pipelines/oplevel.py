@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 
 from dpro.errors import InputError, first_line
-from dpro.ingest.files import read_bytes
+from dpro.ingest.reading.files import read_bytes
 from dpro.ingest.trace import RankTrace
 from dpro.limits import MAX_RANKS, MAX_ROWS_PER_BYTE, MIN_ROWS
 from dpro.units import NS_PER_S

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import InputError
-from dpro.ingest.files import read_head
 from dpro.ingest.flight_recorder import is_dump, read_dump
+from dpro.ingest.reading.files import read_head
 from dpro.ingest.trace import RankTrace
 from dpro.schema import COLLECTIVES, TABLES, conform
 
@@ -352,7 +352,7 @@ def test_sizes_that_no_tensor_has_are_unknown(tmp_path):
 
 
 def test_ranks_of_a_large_group_are_not_repeated_in_each_call_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpro.ingest.peers.MAX_LISTED_RANKS", 5)
+    monkeypatch.setattr("dpro.ingest.reading.peers.MAX_LISTED_RANKS", 5)
     listed = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
     dumps = [DUMP | {"pg_config": listed, "entries": [GATHER] * calls} for calls in (1, 2)]
     traces = [read_dump(write(tmp_path / "_dump_1", dump, "pickle")) for dump in dumps]

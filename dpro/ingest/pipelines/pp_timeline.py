@@ -18,7 +18,7 @@ import polars as pl
 
 from dpro.classify import operation
 from dpro.errors import InputError
-from dpro.ingest.files import rank_of_name, read_bytes, read_head
+from dpro.ingest.reading.files import rank_of_name, read_bytes, read_head
 from dpro.ingest.trace import RankTrace
 from dpro.units import NS_PER_MS, NS_PER_US
 

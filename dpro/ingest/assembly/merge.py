@@ -14,9 +14,9 @@ from pathlib import Path
 import polars as pl
 
 from dpro.errors import InputError
+from dpro.ingest.assembly.staging import Share, part_name
+from dpro.ingest.flight_recorder.repeated import in_words, newest
 from dpro.ingest.formats import EXECUTION_TRACE, FLIGHT_RECORDER, KINETO
-from dpro.ingest.repeated import in_words, newest
-from dpro.ingest.staging import Share, part_name
 from dpro.ingest.trace import RankTrace
 from dpro.schema import (
     CLOCK_SAMPLES,

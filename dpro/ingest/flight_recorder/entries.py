@@ -22,9 +22,9 @@ import numpy as np
 import polars as pl
 
 from dpro.classify import operation
-from dpro.ingest.dtypes import dtype_bytes, dtype_name
-from dpro.ingest.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call
-from dpro.ingest.values import elements, int32, int64, mapping, rounded, sequence, text
+from dpro.ingest.reading.dtypes import dtype_bytes, dtype_name
+from dpro.ingest.reading.peers import GROUP_RANKS, directed_bytes, global_peer, of_each_call
+from dpro.ingest.reading.values import elements, int32, int64, mapping, rounded, sequence, text
 from dpro.schema import COLLECTIVES
 from dpro.units import NS_PER_MS
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpro.ingest.values import int32
+from dpro.ingest.reading.values import int32
 from dpro.limits import MAX_LISTED_RANKS
 from dpro.schema import COLLECTIVES
 

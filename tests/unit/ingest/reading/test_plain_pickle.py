@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.ingest.plain_pickle import _is_harmless, loads
+from dpro.ingest.reading.plain_pickle import _is_harmless, loads
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=300),

@@ -22,8 +22,8 @@ from typing import Any
 import polars as pl
 
 from dpro.errors import PLEASE_REPORT, DproError, InputError, InternalError, first_line
-from dpro.ingest.files import Source, blocks
 from dpro.ingest.formats import Format, Importer, registry
+from dpro.ingest.reading.files import Source, blocks
 from dpro.ingest.trace import RankTrace
 from dpro.limits import MAX_RANKS
 from dpro.panics import is_panic

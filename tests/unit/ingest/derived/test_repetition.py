@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from dpro.ingest.repetition import repetitions
-from dpro.ingest.steps import guess_steps
+from dpro.ingest.derived.repetition import repetitions
+from dpro.ingest.derived.steps import guess_steps
 
 STEP = ["zero_grad", "embed", "linear", "relu", "linear", "loss", "adam"]
 
