@@ -14,12 +14,12 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
-from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, styled, whole_ticks
 from dpro.detect.findings import Finding
+from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.hang.evidence import HANGS
 from dpro.schema import SPANS
 from dpro.timed import with_times
@@ -109,7 +109,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     replayed = loaded.run.rows()[SPANS.name] > 0
     state = _health(*health_info(findings, unknown, loaded.trust if replayed else None, loaded.end))
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
-    earlier = told_in_words(told_while_it_ran(loaded.run))
+    earlier = describe_logged(logged_findings(loaded.run.path))
     told = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]
     told += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     return [state, *told, csv_link(NAME, "findings", link)]

@@ -1,7 +1,6 @@
 """All that is asked of one run, computed when it is first asked for and kept: for commands, views, notebooks.
 
 end               how the job ended, which every answer begins with where it failed, hung or was ended
-told              what was found while the job ran; what was seen to hang then
 analysis, once    what can be asked; properties that are worked out once, whoever asks and however many at
                   a time
 graphs            built graphs, kept in the user's cache

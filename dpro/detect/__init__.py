@@ -1,6 +1,7 @@
 """Detectors: tables and graph in, findings out; no printing, no plotting.
 
 findings            what a detector says: class, component, cost, confidence, evidence
+findings_log        what a watcher found while the job ran, as the run keeps it
 run                 the detectors of deep windows, and which findings exclude each other
 significance        whether a gain per step is large, persistent and beyond chance
 stragglers/         ranks that the others wait for, by replay and by calls alone; input-bound jobs

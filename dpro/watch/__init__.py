@@ -11,5 +11,6 @@ recorder's own files, and the detectors see small tables of it.
     deep             the latest deep windows, by a process of its own
     activity         whether a process that others wait for works
     gpu_errors       errors that GPUs reported, for what is said of hangs
-    ledger, outlets  each finding once; the file in the run, webhook, Prometheus
+    evidence         what is kept in the run
+    outlets          webhook, Prometheus
 """

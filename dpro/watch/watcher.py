@@ -21,13 +21,13 @@ from typing import Any
 
 import polars as pl
 
-from dpro.analysis.told import BEGINS, JOB_ENDED
 from dpro.collectors.attach import stacks
 from dpro.collectors.attempts import attempts
 from dpro.collectors.convert import Process
 from dpro.collectors.inside.names import WANTED
 from dpro.collectors.launch import RAW, Launch, is_locked, job_lives, launches
 from dpro.detect.findings import Finding
+from dpro.detect.findings_log import BEGINS, JOB_ENDED, Notice, OpenFindings
 from dpro.detect.hang.find import find_hangs
 from dpro.errors import DproError, Unanswerable
 from dpro.folders import written_whole
@@ -38,7 +38,6 @@ from dpro.watch.calls import CallTable
 from dpro.watch.deep import DeepLooks
 from dpro.watch.gpu_errors import with_gpu_errors
 from dpro.watch.late import Lateness, Latest, since_of
-from dpro.watch.ledger import Ledger, Notice
 from dpro.watch.processes import Processes
 from dpro.watch.snapshot import Snapshot, latest_dumps
 from dpro.watch.tail import Tail, amounts_of, clock_samples_of, steps_of, workers_of
@@ -68,13 +67,13 @@ class Watcher:
 
     Attributes:
         run: its run directory.
-        ledger: what is wrong now.
+        findings: what is wrong now.
         folder: where evidence of hangs is kept; None for nowhere.
         remarks: what it cannot tell, since the latest look.
     """
 
     run: Path
-    ledger: Ledger = field(default_factory=Ledger)
+    findings: OpenFindings = field(default_factory=OpenFindings)
     folder: Path | None = None
     remarks: list[Exception] = field(default_factory=list)
 
@@ -124,7 +123,7 @@ class Watcher:
         self._read()
         moves = self.still_s < STILL_S
         if moves:
-            notices += self.ledger.close(HANGS, self.step, "the job moves on")
+            notices += self.findings.close(HANGS, self.step, "the job moves on")
             self._questioned, self._hang_due_s = False, 0.0
         if not self.tails:
             return notices
@@ -138,7 +137,7 @@ class Watcher:
     def end(self) -> list[Notice]:
         """The job is over, and with it all that was wrong."""
         self._deep.close()
-        return self.ledger.close(None, self.step, JOB_ENDED)
+        return self.findings.close(None, self.step, JOB_ENDED)
 
     def _meet(self) -> list[Notice]:
         """Follow the processes that train now; a restarted job is another one."""
@@ -149,7 +148,7 @@ class Watcher:
         if not current:
             return []
         again = bool(self.tails) and not self.tails.keys() <= current.keys()
-        notices = self.ledger.close(None, self.step, "the job began again") if again else []
+        notices = self.findings.close(None, self.step, "the job began again") if again else []
         if again:
             self._begin()
         joined = current.keys() - self.tails.keys()
@@ -212,8 +211,8 @@ class Watcher:
         self._late_due_s = max(self._asked_s + ASK_S, now_s - ANSWER_S + took_s / SHARE)
         if found is None:
             return []
-        found = [each for each in found if not {*each.ranks} <= self.ledger.ranks(DEEP)]
-        return self.ledger.observe(LATE, found, self.step, OVER_AFTER, "its peers hardly wait for it now")
+        found = [each for each in found if not {*each.ranks} <= self.findings.ranks(DEEP)]
+        return self.findings.observe(LATE, found, self.step, OVER_AFTER, "its peers hardly wait for it now")
 
     def _look_deep(self) -> list[Notice]:
         """What the latest deep windows show, when that has just become known; not once more who is late."""
@@ -224,9 +223,9 @@ class Watcher:
             return []
         if found is None:
             return []
-        late = self.ledger.ranks(LATE)
+        late = self.findings.ranks(LATE)
         found = [each for each in found if each.component_kind == "job" or not {*each.ranks} <= late]
-        return self.ledger.observe(DEEP, found, self.step, 0, "the latest deep windows do not show it")
+        return self.findings.observe(DEEP, found, self.step, 0, "the latest deep windows do not show it")
 
     def _latest(self, tails: Sequence[Tail]) -> Latest:
         """What is known of the job; calls of steps that are not looked at again are forgotten."""
@@ -264,7 +263,7 @@ class Watcher:
         self._hang_due_s = now_s + max(ASK_S, (time.thread_time() - begun_s) / HANG_SHARE)
         found = [each for each in found if not self._may_go_on(each)]
         found = with_gpu_errors(found, self.run, tails)
-        notices = self.ledger.observe(HANGS, found, self.step, OVER_AFTER, "nothing waits for it any more")
+        notices = self.findings.observe(HANGS, found, self.step, OVER_AFTER, "nothing waits for it any more")
         self._unproven += [notice.number for notice in notices if notice.event == BEGINS]
         return notices
 

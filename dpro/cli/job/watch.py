@@ -19,7 +19,7 @@ from dpro.units import format_duration
 
 if TYPE_CHECKING:
     from dpro.collectors.launch import Launch
-    from dpro.watch.ledger import FindingsFile, Notice
+    from dpro.detect.findings_log import FindingsLog, Notice
     from dpro.watch.outlets import Metrics, Webhook
     from dpro.watch.watcher import Watcher
 
@@ -86,8 +86,8 @@ def watch(
     Each finding is told when it begins and when it is over, and kept in RUN. The job has to be recorded by
     `dpro record`; nothing more runs inside it. The command ends when the job does.
     """
-    from dpro.analysis.told import read_findings
-    from dpro.watch.ledger import FindingsFile, Ledger
+    from dpro.detect.findings_log import OpenFindings, read_log
+    from dpro.watch.evidence import open_log
     from dpro.watch.outlets import Webhook
     from dpro.watch.watcher import Watcher, watch
 
@@ -97,17 +97,17 @@ def watch(
     check_outlets(webhook, metrics)
     _wait_for_recording(run)
     server = _serve(metrics)
-    kept = FindingsFile(run)
-    if alone and not kept.is_mine:
+    log = open_log(run)
+    if alone and not log.is_writer:
         return
     with suppress(OSError):
         os.nice(NICE)
-    ledger, told = Ledger(), read_findings(run)
-    if kept.is_mine:
-        ledger.resume(told)
-    watcher = Watcher(run.resolve(), ledger, kept.folder if kept.is_mine else None)
+    findings = OpenFindings()
+    if log.is_writer:
+        findings.resume(read_log(run))
+    watcher = Watcher(run.resolve(), findings, log.folder if log.is_writer else None)
     hook = Webhook(webhook) if webhook else None
-    watch(watcher, look_s, _teller(run, kept, hook, server, as_json), _scraped(server), _complainer())
+    watch(watcher, look_s, _teller(run, log, hook, server, as_json), _scraped(server), _complainer())
     if hook is not None:
         hook.close()
 
@@ -183,15 +183,15 @@ def _serve(where: str) -> Metrics | None:
 
 
 def _teller(
-    run: Path, kept: FindingsFile, hook: Webhook | None, server: Metrics | None, as_json: bool
+    run: Path, log: FindingsLog, hook: Webhook | None, server: Metrics | None, as_json: bool
 ) -> Callable[[Notice], None]:
     """What is done with each notice."""
 
     def tell(notice: Notice) -> None:
         try:
-            kept.write(notice)
+            log.write(notice)
         except OSError as error:
-            warn(f"{kept.folder}: {error.strerror or error}")
+            warn(f"{log.folder}: {error.strerror or error}")
         document = {"run": str(run), **notice.document()}
         if as_json:
             print_json(document)
@@ -234,17 +234,17 @@ def _scraped(server: Metrics | None) -> Callable[[Watcher], None]:
                 "still_seconds": round(watcher.still_s, 1),
                 "looks": watcher.looks,
             }
-            server.update(watcher.ledger.findings, numbers)
+            server.update(watcher.findings.findings, numbers)
 
     return seen
 
 
 def in_words(notice: Notice) -> list[str]:
     """A notice for people: what it is about, and its evidence."""
-    from dpro.analysis.told import clock
+    from dpro.detect.findings_log import time_of_day
 
     found = notice.finding
-    at = clock(notice.time_ns)
+    at = time_of_day(notice.time_ns)
     who = f"{found.component_kind} {found.component_id}"
     cause = f" ({found.cause})" if found.cause else ""
     if notice.why:

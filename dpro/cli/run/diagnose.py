@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.cli.analysis import run_argument, with_graph
 from dpro.cli.output import console, finding_document, json_option, print_json
 from dpro.cli.run.end import NOTHING_BEFORE, end_keys, print_end
 from dpro.cli.run.hangs import say_what_dumps_tell, say_what_hangs
 from dpro.cli.run.lateness import say_who_is_late
 from dpro.cli.runs import open_or_import
+from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.opening import holds_traces
 from dpro.units import format_duration, ms
 
@@ -55,7 +55,7 @@ def diagnose(run: str, as_json: bool) -> None:
         return
     print_end(analysis.end)
     _say(analysis, as_json)
-    for line in told_in_words(told_while_it_ran(analysis.run)):
+    for line in describe_logged(logged_findings(analysis.run.path)):
         console().print(f"while it ran, {line}")
     for line in analysis.end.can_say:
         console().print(f"still known: {line}")
@@ -91,7 +91,7 @@ def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, 
         "answerable": analysis.trust.answerable,
         "reasons": unknown,
         "notes": notes(analysis, findings),
-        "while_it_ran": told_while_it_ran(analysis.run),
+        "while_it_ran": logged_findings(analysis.run.path),
         **end_keys(analysis),
     }
 

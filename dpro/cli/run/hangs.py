@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpro.analysis.told import told_while_it_ran
 from dpro.cli.output import console, finding_document, print_json, warn
+from dpro.detect.findings_log import logged_findings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -75,7 +75,7 @@ def say_what_hangs(analysis: Analysis, as_json: bool) -> bool:
     run, told = analysis.run, what_hangs(analysis)
     if told is None:
         return False
-    _say(_Told(run.label, *told, analysis.workers, told_while_it_ran(run), analysis.end), as_json)
+    _say(_Told(run.label, *told, analysis.workers, logged_findings(run.path), analysis.end), as_json)
     return True
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.analysis.told import told_in_words, told_while_it_ran
 from dpro.cli.output import console, json_option, print_json
 from dpro.cli.run.end import end_keys, print_end
 from dpro.cli.run.telemetry import in_words as telemetry_in_words
 from dpro.cli.run.telemetry import summarize
+from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.units import us
 from dpro.words import few
 
@@ -90,7 +90,7 @@ def describe(run: Run) -> dict[str, Any]:
         "exit_status": run.manifest.exit_status,
         "applied": run.manifest.applied,
         "attempts": _earlier_attempts(run),
-        "while_it_ran": told_while_it_ran(run),
+        "while_it_ran": logged_findings(run.path),
         "windows": run.manifest.windows,
         "after_first_window": after_first_window(steps, bool(run.manifest.gpus)),
         "coverage": held["coverage"] | _coverage(run, steps, held["coverage"]["unclassified"]["share"]),
@@ -217,7 +217,7 @@ def in_words(document: Mapping[str, Any]) -> list[str]:
         *([f"step time  {in_words_of_time(document['step_time'])}"] if document["step_time"] else []),
         *([f"windows    none: {document['no_window']}"] if document["no_window"] else []),
         *_ended_in_words(document),
-        *(f"watched    {line}" for line in told_in_words(document["while_it_ran"])),
+        *(f"watched    {line}" for line in describe_logged(document["while_it_ran"])),
         *(f"changed    {line}" for line in applied_in_words(document["applied"])),
         f"rows       {rows_in_words(document)}",
         f"kernels    {unclassified_in_words(coverage['unclassified'])}",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpro.analysis.told import told_while_it_ran
 from dpro.cli.output import console, finding_document, print_json
 from dpro.cli.run.end import NOTHING_BEFORE, end_keys
+from dpro.detect.findings_log import logged_findings
 from dpro.units import format_duration, ms
 
 if TYPE_CHECKING:
@@ -81,6 +81,6 @@ def _document(
         "answerable": True,
         "reasons": unknown,
         "notes": notes,
-        "while_it_ran": told_while_it_ran(analysis.run),
+        "while_it_ran": logged_findings(analysis.run.path),
         **end_keys(analysis),
     }

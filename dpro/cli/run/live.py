@@ -62,9 +62,9 @@ def copies(run: Path, least_s: float = MIN_S) -> Iterator[Run]:
 
 def _copied(run: Path, to: Path) -> Run:
     """A copy of what there is so far, with what was found while the job ran."""
-    from dpro.analysis.told import FOLDER
     from dpro.collectors.attach import copy_run
     from dpro.collectors.finish import finish
+    from dpro.detect.findings_log import FOLDER
     from dpro.opening import readers
     from dpro.store import open_run
 

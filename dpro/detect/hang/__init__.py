@@ -9,6 +9,7 @@ It needs calls alone, no graph and no clocks.
     deaths       processes that ended, and which of them first
     failed       calls that count as finished because they failed when the job was ended
     case         all that is known before anything is blamed
+    watched      what a watcher of the job saw while it hung
     ras          what a report of NCCL's RAS confirms or settles
     find         findings
     evidence     ranks, calls and chains of waiting in words

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from dpro.analysis.told import FILE, FOLDER
 from dpro.cli.run.dashboard import load
 from dpro.cli.run.live import copies, is_live
 from dpro.dashboards.app import make_app
@@ -14,6 +13,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, Passing
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.views.verdict import VIEW
+from dpro.detect.findings_log import FILE, FOLDER
 from dpro.errors import InputError
 from tests.builders import cpu_job
 

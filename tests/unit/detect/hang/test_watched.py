@@ -8,8 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from dpro.analysis.told import BEGINS, ENDS, FILE, FOLDER, JOB_ENDED, as_watched
 from dpro.detect.findings import Finding
+from dpro.detect.findings_log import BEGINS, ENDS, FILE, FOLDER, JOB_ENDED
+from dpro.detect.hang.watched import merge_watched
 from dpro.schema import STEPS
 from dpro.store import Manifest, Run, open_run, write_manifest
 from dpro.units import NS_PER_S
@@ -39,7 +40,7 @@ def victim(confidence: float = 0.9, class_: str = "dead.rank", rank: int = 1) ->
 
 def test_what_was_seen_to_hang_until_the_job_ended_is_the_verdict(tmp_path):
     run = watched(tmp_path, notice(), notice(ENDS, why=JOB_ENDED, time_ns=SEEN_NS + NS_PER_S))
-    (finding,) = as_watched([victim()], run, NO_STEPS)
+    (finding,) = merge_watched([victim()], run.path, NO_STEPS)
     assert (finding.class_, finding.ranks) == ("hang.host", (2,))
     assert finding.evidence[0] == "rank 2 never came"
     assert "while the job hung" in finding.evidence[1]
@@ -54,13 +55,13 @@ def test_the_stacks_that_were_kept_are_evidence(tmp_path):
     (tmp_path / FOLDER / "hang-1").mkdir()
     stacks = {"ranks": [{"rank": 2, "threads": [{"name": "MainThread", "frames": frames}]}], "why_silent": {}}
     (tmp_path / FOLDER / "hang-1" / "stacks.json").write_text(json.dumps(stacks))
-    (finding,) = as_watched([], run, NO_STEPS)
+    (finding,) = merge_watched([], run.path, NO_STEPS)
     assert "the main thread of rank 2 was in job.py:7 load < job.py:30 main" in finding.evidence
 
 
 def test_a_hang_that_was_over_is_no_verdict(tmp_path):
     run = watched(tmp_path, notice(), notice(ENDS, why="the job moves on", time_ns=SEEN_NS + NS_PER_S))
-    assert as_watched([], run, NO_STEPS) == []
+    assert merge_watched([], run.path, NO_STEPS) == []
 
 
 def test_a_hang_after_which_steps_ended_is_no_verdict_though_the_watcher_was_killed(tmp_path):
@@ -71,16 +72,16 @@ def test_a_hang_after_which_steps_ended_is_no_verdict_though_the_watcher_was_kil
         "start_ns": [SEEN_NS + NS_PER_S],
         "duration_ns": [NS_PER_S],
     }
-    assert as_watched([], watched(tmp_path, notice()), pl.DataFrame(step)) == []
+    assert merge_watched([], watched(tmp_path, notice()).path, pl.DataFrame(step)) == []
 
 
 def test_records_that_are_surer_stay_and_say_that_it_was_seen(tmp_path):
     run = watched(tmp_path, notice(confidence=0.5, **{"class": "hang.rank"}))
-    (finding,) = as_watched([victim(0.98, "hang.host", 2)], run, NO_STEPS)
+    (finding,) = merge_watched([victim(0.98, "hang.host", 2)], run.path, NO_STEPS)
     assert (finding.class_, finding.confidence) == ("hang.host", 0.98)
     assert "`dpro watch` saw it" in finding.evidence[-1]
 
 
 def test_what_was_slow_while_the_job_ran_is_no_hang(tmp_path):
     run = watched(tmp_path, notice(**{"class": "slow.host", "cost_ms_per_step": 3.0}))
-    assert as_watched([victim()], run, NO_STEPS) == [victim()]
+    assert merge_watched([victim()], run.path, NO_STEPS) == [victim()]
