@@ -18,7 +18,7 @@ from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, series, styled
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.link_costs import LinkCost, Sort
+from dpro.replay.models.link_costs import CollectiveKind, LinkCost
 from dpro.units import NS_PER_MS, NS_PER_US, format_bytes
 
 NAME = "collectives"
@@ -52,7 +52,7 @@ def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
     return link.chosen(frame)
 
 
-def transfer_figure(transfers: pl.DataFrame, lines: dict[Sort, LinkCost], theme: str) -> go.Figure:
+def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCost], theme: str) -> go.Figure:
     """Time against bytes, both logarithmic, with the line that was fitted to each operation and group.
 
     Args:

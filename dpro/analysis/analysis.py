@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpro.detect.pipeline_slowdown import Slowdown
     from dpro.replay.construction.graph_builder import Built
     from dpro.replay.fidelity.accuracy import Trust
-    from dpro.replay.models.link_costs import LinkCost, Sort
+    from dpro.replay.models.link_costs import CollectiveKind, LinkCost
     from dpro.replay.timeline import Timeline
     from dpro.replay.whatif.predict import Prediction, Refusal
 
@@ -180,7 +180,7 @@ class Analysis(Knowing):
         return collective_totals(self.collectives, self.spans, self.workers)
 
     @once
-    def costs(self) -> dict[Sort, LinkCost]:
+    def costs(self) -> dict[CollectiveKind, LinkCost]:
         """What communication costs, as fitted."""
         from dpro.replay.models.link_costs import fit_costs
 

@@ -266,7 +266,7 @@ class _Window:
                 continue
             ahead = times - self.known[peer].line.aligned(meanwhile)
             line = fit_bounded(times, ahead, bounds, self._extent)
-            off = int((np.abs(ahead - line.ahead(times)) - bounds).max())
+            off = int((np.abs(ahead - line.offset_at(times)) - bounds).max())
             if off > ONE_HOST_NS:
                 self._off_line.append(
                     f"comparisons of the clocks of {clock} and {peer} lie {format_duration(off)} off any line"

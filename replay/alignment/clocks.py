@@ -23,7 +23,7 @@ CLEARLY_LESS = 0.75
 ENOUGH_FOR_DRIFT = 16  # of fewer that only scatter, more than one set in a thousand lies about a steep line
 ENOUGH = 3  # fewer differences cannot show how much they scatter
 # Slopes are taken between all pairs of at most so many differences, evenly chosen.
-_MOST = 400
+_MAX_SAMPLES = 400
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ClockLine:
     drift_ppb: int = 0
     uncertainty_ns: int = 0
 
-    def ahead(self, times: Ints) -> Ints:
+    def offset_at(self, times: Ints) -> Ints:
         """[N] ns the clock is ahead at each of its times, in integers throughout: times keep their order."""
         seconds, rest = np.divmod(times - self.reference_ns, NS_PER_S)
         ahead: Ints = self.offset_ns + seconds * self.drift_ppb + rest * self.drift_ppb // NS_PER_S
@@ -50,7 +50,7 @@ class ClockLine:
 
     def aligned(self, times: Ints) -> Ints:
         """[N] ns on the reference clock."""
-        return times - self.ahead(times)
+        return times - self.offset_at(times)
 
 
 def fit_scattered(times: Ints, differences: Ints) -> ClockLine:
@@ -80,8 +80,8 @@ def fit_scattered(times: Ints, differences: Ints) -> ClockLine:
 
 
 def _median_slope(times: Ints, differences: Ints) -> float:
-    if times.size > _MOST:
-        chosen = np.linspace(0, times.size - 1, _MOST).round().astype(np.int64)
+    if times.size > _MAX_SAMPLES:
+        chosen = np.linspace(0, times.size - 1, _MAX_SAMPLES).round().astype(np.int64)
         times, differences = times[chosen], differences[chosen]
     i, j = np.triu_indices(times.size, 1)
     apart = times[j] != times[i]

@@ -1,9 +1,9 @@
 """CPU threads of one rank: which matter, where each hands work to another, and where it waits for a result.
 
-In: a `Local`. Out: segments of the threads, waits, and dependencies: from the thread that began work to the
-one that does it and back, and from CPU collectives and messages to where their results are needed. A trace
-says when a collective ended, and of a message when its caller knew that it had; it seldom says which call
-waited. Waits for the GPU are found in `gpu_streams.py`.
+In: a `RankView`. Out: segments of the threads, waits, and dependencies: from the thread that began work to
+the one that does it and back, and from CPU collectives and messages to where their results are needed. A
+trace says when a collective ended, and of a message when its caller knew that it had; it seldom says which
+call waited. Waits for the GPU are found in `gpu_streams.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.replay.construction.cpu_threads import Segments, bursts, thread_segments, top_level
 from dpro.replay.construction.dependencies import WORK, Dependencies, join, links
-from dpro.replay.construction.rank_view import KIND, Local
+from dpro.replay.construction.rank_view import KIND, RankView
 from dpro.replay.graph import EdgeKind
 
 AUTOGRAD = r"^autograd::engine::evaluate_function"
@@ -58,48 +58,48 @@ class CpuWaits:
     links: Dependencies
 
 
-def threads_of(local: Local, names: pl.Series) -> Threads:
+def threads_of(view: RankView, names: pl.Series) -> Threads:
     """Sort out the threads of a rank.
 
     Args:
-        local: the rank.
+        view: the rank.
         names: the graph's names by code.
     """
-    cpu = np.flatnonzero(local.on_cpu)
-    autograd = names.str.contains(AUTOGRAD).to_numpy()[local.name[cpu]]
-    runs_backward = set(np.unique(local.tid[cpu[autograd]]).tolist())
-    active = {local.main_tid, *np.unique(local.tid[local.calls]).tolist(), *runs_backward}
+    cpu = np.flatnonzero(view.on_cpu)
+    autograd = names.str.contains(AUTOGRAD).to_numpy()[view.name[cpu]]
+    runs_backward = set(np.unique(view.tid[cpu[autograd]]).tolist())
+    active = {view.main_tid, *np.unique(view.tid[view.calls]).tolist(), *runs_backward}
     segments, annotations = {}, {}
-    for tid in sorted(active & set(np.unique(local.tid[cpu]).tolist())):
-        spans = cpu[local.tid[cpu] == tid]
-        finish = int(local.end[spans].max())  # after the end of its last span a thread did nothing
-        annotation = spans[local.kind[spans] == KIND["annotation"]]
-        segments[tid], annotations[tid] = (_segments(local, of, finish) for of in (spans, annotation))
-    background = int((~np.isin(local.tid[cpu], list(active))).sum())
-    return Threads(segments, annotations, sorted(runs_backward - {local.main_tid}), background)
+    for tid in sorted(active & set(np.unique(view.tid[cpu]).tolist())):
+        spans = cpu[view.tid[cpu] == tid]
+        finish = int(view.end[spans].max())  # after the end of its last span a thread did nothing
+        annotation = spans[view.kind[spans] == KIND["annotation"]]
+        segments[tid], annotations[tid] = (_segments(view, of, finish) for of in (spans, annotation))
+    background = int((~np.isin(view.tid[cpu], list(active))).sum())
+    return Threads(segments, annotations, sorted(runs_backward - {view.main_tid}), background)
 
 
-def _segments(local: Local, spans: Ints, finish: int) -> Segments:
+def _segments(view: RankView, spans: Ints, finish: int) -> Segments:
     """What a thread did from the beginning of the window to a time."""
-    return thread_segments(local.start[spans], local.end[spans], spans, local.begin, finish)
+    return thread_segments(view.start[spans], view.end[spans], spans, view.begin, finish)
 
 
-def hand_over(local: Local, threads: Threads, tid: int, told: Dependencies) -> CpuWaits:
+def hand_over(view: RankView, threads: Threads, tid: int, told: Dependencies) -> CpuWaits:
     """Forward to backward and back: the caller waits while its backward thread works, and in turn.
 
     That is inferred from when they work, unless the trace tells that the one works on what the other made.
 
     Args:
-        local: the rank.
+        view: the rank.
         threads: its threads.
         tid: one of its backward threads.
         told: what the trace tells of hand-overs between threads.
     """
-    cpu = np.flatnonzero(local.on_cpu & (local.tid == tid))
-    outer = cpu[top_level(local.start[cpu], local.end[cpu])]
-    main = local.main_tid
-    begin, finish, contained = bursts(threads.segments[main], local.start[outer], local.end[outer])
-    idle_from, idle_to = np.append(local.begin, finish), np.append(begin, local.finish)
+    cpu = np.flatnonzero(view.on_cpu & (view.tid == tid))
+    outer = cpu[top_level(view.start[cpu], view.end[cpu])]
+    main = view.main_tid
+    begin, finish, contained = bursts(threads.segments[main], view.start[outer], view.end[outer])
+    idle_from, idle_to = np.append(view.begin, finish), np.append(begin, view.finish)
     done = finish[contained]
     mine = (told.source_thread == main) & (told.target_thread == tid)
     started = np.sort(told.target_at[mine])
@@ -119,8 +119,8 @@ def hand_over(local: Local, threads: Threads, tid: int, told: Dependencies) -> C
 WAKE_UP_NS = 500_000
 WAKE_UP_SHARE = 0.2
 # It may also go on so much before the end that the worker recorded, having been idle for a multiple of that.
-TOLD_EARLY_NS = 5_000_000
-TOLD_EARLY_TIMES = 10
+NOTIFIED_EARLY_NS = 5_000_000
+NOTIFIED_EARLY_TIMES = 10
 
 # Operators that wait for what an operator of the same library has begun.
 FUNCTIONAL = r"^_c10d_functional(_autograd)?::"
@@ -163,39 +163,39 @@ class _Ended:
     following: Ints
 
 
-def ended_when_told(local: Local, threads: Threads, names: pl.Series) -> Local:
+def ended_when_notified(view: RankView, threads: Threads, names: pl.Series) -> RankView:
     """The rank with CPU collectives that ended when their callers were told.
 
     A worker tells the caller a little before it closes its own range: at the end of the stretch in which the
     caller was idle, if that ended so little earlier and the caller had been idle for much longer than that.
 
     Args:
-        local: the rank.
+        view: the rank.
         threads: its threads.
         names: the graph's names by code.
     """
     is_wait = names.str.contains(WAITS).to_numpy()
-    end, asked = local.end.copy(), local.asked.copy()
-    for span in np.flatnonzero(_called_on_cpu(local) & ~local.is_message).tolist():
-        call = local.launch[span]
-        segments = threads.segments.get(int(local.tid[call]))
+    end, asked = view.end.copy(), view.asked.copy()
+    for span in np.flatnonzero(_called_on_cpu(view) & ~view.is_message).tolist():
+        call = view.launch[span]
+        segments = threads.segments.get(int(view.tid[call]))
         if segments is None:
             continue
         at = int(segments.at(end[[span]] - 1)[0])
-        before = np.arange(np.searchsorted(segments.end, end[span] - TOLD_EARLY_NS), at)
+        before = np.arange(np.searchsorted(segments.end, end[span] - NOTIFIED_EARLY_NS), at)
         inner, finish = segments.span[before], segments.end[before]
-        idle = (inner < 0) | np.isin(local.kind[inner], QUIET) | is_wait[local.name[inner]]
-        length = finish - np.maximum(segments.start[before], local.end[call])
-        told = finish[idle & (length >= TOLD_EARLY_TIMES * (end[span] - finish))]
+        idle = (inner < 0) | np.isin(view.kind[inner], QUIET) | is_wait[view.name[inner]]
+        length = finish - np.maximum(segments.start[before], view.end[call])
+        told = finish[idle & (length >= NOTIFIED_EARLY_TIMES * (end[span] - finish))]
         end[span] = asked[span] = told[-1] if told.size else end[span]
-    return dataclasses.replace(local, end=end, asked=asked)
+    return dataclasses.replace(view, end=end, asked=asked)
 
 
-def _called_on_cpu(local: Local) -> Bools:
-    return (local.instance >= 0) & ~local.on_gpu & (local.launch >= 0)
+def _called_on_cpu(view: RankView) -> Bools:
+    return (view.instance >= 0) & ~view.on_gpu & (view.launch >= 0)
 
 
-def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> CpuWaits:
+def waits_for_collectives(view: RankView, threads: Threads, names: pl.Series) -> CpuWaits:
     """Where the threads that called CPU collectives and messages needed them.
 
     - Of a message the trace has when its caller asked: there it is needed, and waited for if it ended later
@@ -208,18 +208,18 @@ def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> 
       (inferred) at the end of the step.
 
     Args:
-        local: the rank.
+        view: the rank.
         threads: its threads.
         names: the graph's names by code.
     """
-    ran = np.flatnonzero(_called_on_cpu(local))
+    ran = np.flatnonzero(_called_on_cpu(view))
     kinds = _Operators(
-        waits=local.on_cpu & names.str.contains(WAITS).to_numpy()[local.name],
-        functional=local.on_cpu & names.str.contains(FUNCTIONAL).to_numpy()[local.name],
-        backward=local.on_cpu & (names == BACKWARD).to_numpy()[local.name],
+        waits=view.on_cpu & names.str.contains(WAITS).to_numpy()[view.name],
+        functional=view.on_cpu & names.str.contains(FUNCTIONAL).to_numpy()[view.name],
+        backward=view.on_cpu & (names == BACKWARD).to_numpy()[view.name],
     )
     found = [
-        _results(local, _ended(local, ran, tid, segments, kinds), tid, kinds)
+        _waits_of_thread(view, _ended(view, ran, tid, segments, kinds), tid, kinds)
         for tid, segments in threads.segments.items()
     ]
     return CpuWaits(
@@ -230,20 +230,20 @@ def results_of_collectives(local: Local, threads: Threads, names: pl.Series) -> 
     )
 
 
-def _ended(local: Local, ran: Ints, tid: int, segments: Segments, kinds: _Operators) -> _Ended:
-    span = ran[local.tid[local.launch[ran]] == tid]
-    call = local.launch[span]
-    asked = local.asked[span]
+def _ended(view: RankView, ran: Ints, tid: int, segments: Segments, kinds: _Operators) -> _Ended:
+    span = ran[view.tid[view.launch[ran]] == tid]
+    call = view.launch[span]
+    asked = view.asked[span]
     at = segments.at(asked - 1)  # one that ends just as the next operator begins was waited for
     inside = at + 1 < segments.span.size
     following = np.where(inside, segments.span[np.minimum(at + 1, segments.span.size - 1)], -1)
     return _Ended(
         span=span,
         call=call,
-        end=local.end[span],
+        end=view.end[span],
         asked=asked,
-        is_message=local.is_message[span],
-        is_functional=_within(local, call, np.flatnonzero(kinds.functional & (local.tid == tid))),
+        is_message=view.is_message[span],
+        is_functional=_within(view, call, np.flatnonzero(kinds.functional & (view.tid == tid))),
         begin=segments.start[at],
         finish=segments.end[at],
         inner=segments.span[at],
@@ -251,36 +251,36 @@ def _ended(local: Local, ran: Ints, tid: int, segments: Segments, kinds: _Operat
     )
 
 
-def _within(local: Local, call: Ints, outer: Ints) -> Bools:
+def _within(view: RankView, call: Ints, outer: Ints) -> Bools:
     """[K] whether each call lies in the last span of `outer` that began before it."""
     if outer.size == 0:
         return np.zeros(call.size, np.bool_)
-    at = np.searchsorted(local.start[outer], local.start[call], side="right") - 1
-    inside: Bools = (at >= 0) & (local.end[outer[np.maximum(at, 0)]] >= local.end[call])
+    at = np.searchsorted(view.start[outer], view.start[call], side="right") - 1
+    inside: Bools = (at >= 0) & (view.end[outer[np.maximum(at, 0)]] >= view.end[call])
     return inside
 
 
-def _results(local: Local, ended: _Ended, tid: int, kinds: _Operators) -> CpuWaits:
+def _waits_of_thread(view: RankView, ended: _Ended, tid: int, kinds: _Operators) -> CpuWaits:
     """Waits of one thread."""
     inner = np.maximum(ended.inner, 0)
-    quiet = (ended.inner < 0) | np.isin(local.kind[inner], QUIET)
-    around_call = (ended.inner >= 0) & (local.start[inner] <= local.start[ended.call])
+    quiet = (ended.inner < 0) | np.isin(view.kind[inner], QUIET)
+    around_call = (ended.inner >= 0) & (view.start[inner] <= view.start[ended.call])
     waits = (ended.inner >= 0) & kinds.waits[inner]
     idle = (waits | ((quiet | around_call) & ~ended.is_functional)) & (ended.begin < ended.end)
-    waited = ended.is_message | (idle & (waits | _goes_on_soon(local, ended, idle)))
-    since = np.maximum(ended.begin, local.end[ended.call])
+    waited = ended.is_message | (idle & (waits | _goes_on_soon(view, ended, idle)))
+    since = np.maximum(ended.begin, view.end[ended.call])
     # A message may have been over before its caller asked.
     blocked = waited & (ended.end > since)
     at = np.select([blocked, waited, idle], [ended.end, ended.asked, ended.finish], -1)
     inferred = ~ended.is_message & ~waits
     claimed = set(ended.inner[blocked & waits].tolist())
     for number in np.flatnonzero(at < 0).tolist():
-        at[number], inferred[number] = _needed_by(local, ended, number, kinds, claimed)
+        at[number], inferred[number] = _needed_by(view, ended, number, kinds, claimed)
     found = links(EdgeKind.SYNC, (WORK, ended.span), (tid, at), inferred)
     return CpuWaits(np.full(int(blocked.sum()), tid), since[blocked], ended.end[blocked], found)
 
 
-def _goes_on_soon(local: Local, ended: _Ended, idle: Bools) -> Bools:
+def _goes_on_soon(view: RankView, ended: _Ended, idle: Bools) -> Bools:
     """[K] whether the thread goes on soon after the end; or does so in most places like this.
 
     Places are alike where the same call was made and the same comes next: a thread that waits in one step
@@ -289,8 +289,8 @@ def _goes_on_soon(local: Local, ended: _Ended, idle: Bools) -> Bools:
     prompt = ended.finish - ended.asked <= np.maximum(
         WAKE_UP_NS, WAKE_UP_SHARE * (ended.finish - ended.begin)
     )
-    after = np.where(ended.following >= 0, local.name[np.maximum(ended.following, 0)], -1)
-    places = list(zip(local.name[ended.call].tolist(), after.tolist()))
+    after = np.where(ended.following >= 0, view.name[np.maximum(ended.following, 0)], -1)
+    places = list(zip(view.name[ended.call].tolist(), after.tolist()))
     votes: Counter[tuple[int, int]] = Counter()
     for place, at_once, counts in zip(places, prompt.tolist(), idle.tolist()):
         votes[place] += counts * (1 if at_once else -1)
@@ -299,20 +299,20 @@ def _goes_on_soon(local: Local, ended: _Ended, idle: Bools) -> Bools:
 
 
 def _needed_by(
-    local: Local, ended: _Ended, number: int, kinds: _Operators, claimed: set[int]
+    view: RankView, ended: _Ended, number: int, kinds: _Operators, claimed: set[int]
 ) -> tuple[int, bool]:
     """When a result that nobody waited for is needed, and whether that is inferred."""
     call, end = int(ended.call[number]), int(ended.end[number])
-    mine = local.tid == local.tid[call]
+    mine = view.tid == view.tid[call]
     if ended.is_functional[number]:
-        later = np.flatnonzero(mine & kinds.waits & (local.start >= end)).tolist()
+        later = np.flatnonzero(mine & kinds.waits & (view.start >= end)).tolist()
         free = [wait for wait in later if wait not in claimed]
         if free:
             claimed.add(free[0])
-            return int(local.start[free[0]]), True
-    around = mine & kinds.backward & (local.start <= local.start[call])
-    around &= local.end >= max(int(local.end[call]), end)
+            return int(view.start[free[0]]), True
+    around = mine & kinds.backward & (view.start <= view.start[call])
+    around &= view.end >= max(int(view.end[call]), end)
     if around.any():
-        return int(local.end[around].min()), False
-    steps = local.step_start[local.step_start >= end]
-    return (int(steps[0]) if steps.size else local.finish), True
+        return int(view.end[around].min()), False
+    steps = view.step_start[view.step_start >= end]
+    return (int(steps[0]) if steps.size else view.finish), True

@@ -13,7 +13,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.replay.construction.dependencies import Dependencies, links
 from dpro.replay.construction.gpu_streams import ROUNDING_NS, Pairs, Streams
-from dpro.replay.construction.rank_view import Local, index_of
+from dpro.replay.construction.rank_view import RankView, index_of
 from dpro.replay.graph import EdgeKind
 from dpro.schema import DEPENDENCIES
 from dpro.store import Run
@@ -21,7 +21,7 @@ from dpro.store import Run
 PAIR = ("rank", "window", "source_span_id", "target_span_id")
 
 
-def told_dependencies(run: Run, spans: pl.DataFrame) -> pl.DataFrame:
+def recorded_dependencies(run: Run, spans: pl.DataFrame) -> pl.DataFrame:
     """Pairs of spans of which one needs what the other made.
 
     Args:
@@ -57,29 +57,29 @@ def backward_of_forward(spans: pl.DataFrame) -> pl.DataFrame:
     return backward.join(forward, on=number).sort("rank", "window", "target_span_id")
 
 
-def as_spans(local: Local, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
+def as_spans(view: RankView, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
     """Pairs that do not contradict their times, as indices of the rank's spans: sources and targets."""
-    place = index_of(local.span_id)
+    place = index_of(view.span_id)
     source, target = (place(pairs[f"{end}_span_id"].to_numpy()) for end in ("source", "target"))
     known = (source >= 0) & (target >= 0)
     source, target = source[known], target[known]
-    ordered = local.end[source] <= local.start[target]
+    ordered = view.end[source] <= view.start[target]
     return source[ordered], target[ordered]
 
 
-def between_threads(local: Local, threads: list[int], source: Ints, target: Ints) -> Dependencies:
+def between_threads(view: RankView, threads: list[int], source: Ints, target: Ints) -> Dependencies:
     """Hand-overs from one CPU thread to another.
 
     Args:
-        local: the rank.
+        view: the rank.
         threads: those that are in the graph.
         source, target: pairs of spans, as of `as_spans`.
     """
-    tids = (local.tid[source], local.tid[target])
-    crosses = local.on_cpu[source] & local.on_cpu[target] & (tids[0] != tids[1])
+    tids = (view.tid[source], view.tid[target])
+    crosses = view.on_cpu[source] & view.on_cpu[target] & (tids[0] != tids[1])
     crosses &= np.isin(tids[0], threads) & np.isin(tids[1], threads)
     rows = np.stack(
-        [tids[0][crosses], tids[1][crosses], local.start[target[crosses]], local.end[source[crosses]]]
+        [tids[0][crosses], tids[1][crosses], view.start[target[crosses]], view.end[source[crosses]]]
     )
     rows = rows[:, np.lexsort((rows[3], rows[2], rows[1], rows[0]))]
     # What a thread was handed before, it still has: only what is made later than all of that adds something.
@@ -91,26 +91,26 @@ def between_threads(local: Local, threads: list[int], source: Ints, target: Ints
     return links(EdgeKind.HANDOVER, (from_tid, made), (to_tid, started))
 
 
-def between_streams(local: Local, streams: Streams, source: Ints, target: Ints) -> Pairs:
+def between_streams(view: RankView, streams: Streams, source: Ints, target: Ints) -> Pairs:
     """Work on one stream that needs that of another: the last of an operator, and the first of its user.
 
     Args:
-        local: the rank.
+        view: the rank.
         streams: its GPU work.
         source, target: pairs of spans, as of `as_spans`.
     """
-    work = streams.work[local.launch[streams.work] >= 0]
+    work = streams.work[view.launch[streams.work] >= 0]
     work = work[np.argsort(streams.launched[work], kind="stable")]
-    tid = local.tid[local.launch[work]]
+    tid = view.tid[view.launch[work]]
     last, first = np.full(source.size, -1, np.int64), np.full(target.size, -1, np.int64)
     for here in np.unique(tid):
         mine = work[tid == here]
         launched = streams.launched[mine]
         for spans, found, edge in ((source, last, -1), (target, first, 0)):
-            begin = np.searchsorted(launched, local.start[spans])
-            end = np.searchsorted(launched, local.end[spans])
-            inside = (local.tid[spans] == here) & local.on_cpu[spans] & (end > begin)
+            begin = np.searchsorted(launched, view.start[spans])
+            end = np.searchsorted(launched, view.end[spans])
+            inside = (view.tid[spans] == here) & view.on_cpu[spans] & (end > begin)
             found[inside] = mine[(end + edge if edge else begin)[inside]]
-    crosses = (last >= 0) & (first >= 0) & (local.stream[last] != local.stream[first])
-    crosses &= local.end[last] <= local.start[first] + ROUNDING_NS
+    crosses = (last >= 0) & (first >= 0) & (view.stream[last] != view.stream[first])
+    crosses &= view.end[last] <= view.start[first] + ROUNDING_NS
     return [(int(a), int(b)) for a, b in np.unique(np.stack([last, first])[:, crosses], axis=1).T]

@@ -1,6 +1,6 @@
 """GPU streams of one rank: their order, what waits for what across them, and which CPU calls wait for them.
 
-In: a `Local`. Out: pairs of span indices, and waits of CPU threads. Where the trace records events
+In: a `RankView`. Out: pairs of span indices, and waits of CPU threads. Where the trace records events
 (`cuda_sync`), dependencies come from them; where it does not, they are inferred and marked so: a collective
 waits for what its thread launched last, a consumer for the collective its thread waited on, and a kernel
 that starts later than its launch and its stream explain, for the work elsewhere that ended at that moment.
@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.replay.construction.dependencies import WORK, Dependencies, links
-from dpro.replay.construction.rank_view import KIND, Local, index_of
+from dpro.replay.construction.rank_view import KIND, RankView, index_of
 from dpro.replay.graph import EdgeKind
 
 Pairs = list[tuple[int, int]]
@@ -78,36 +78,36 @@ class Blocked:
     told: bool
 
 
-def streams_of(local: Local) -> Streams:
+def streams_of(view: RankView) -> Streams:
     """Order a rank's GPU work by stream."""
-    gpu = np.flatnonzero(local.on_gpu)
-    work = gpu[np.lexsort((local.end[gpu], local.start[gpu], local.stream[gpu]))]
-    same = np.append(False, local.stream[work][1:] == local.stream[work][:-1])[: work.size]
+    gpu = np.flatnonzero(view.on_gpu)
+    work = gpu[np.lexsort((view.end[gpu], view.start[gpu], view.stream[gpu]))]
+    same = np.append(False, view.stream[work][1:] == view.stream[work][:-1])[: work.size]
     before = np.where(same, np.roll(work, 1), -1)
-    launched = np.where(local.launch >= 0, local.start[np.maximum(local.launch, 0)], LONG_AGO)
-    by_stream = {int(s): work[local.stream[work] == s] for s in np.unique(local.stream[work])}
+    launched = np.where(view.launch >= 0, view.start[np.maximum(view.launch, 0)], LONG_AGO)
+    by_stream = {int(s): work[view.stream[work] == s] for s in np.unique(view.stream[work])}
     called = {stream: np.maximum.accumulate(launched[order]) for stream, order in by_stream.items()}
     return Streams(work, before, launched, by_stream, called)
 
 
 def event_links(
-    local: Local, streams: Streams, syncs: pl.DataFrame, needs: Pairs, names: pl.Series
+    view: RankView, streams: Streams, syncs: pl.DataFrame, needs: Pairs, names: pl.Series
 ) -> Dependencies:
     """Dependencies between streams, and waits for room on the device.
 
     Args:
-        local: the rank.
+        view: the rank.
         streams: its GPU work in order.
         syncs: its rows of the `syncs` table.
         needs: work and what on other streams it is known to need.
         names: the graph's names by code.
     """
-    recorded = _recorded_events(local, streams, syncs)
+    recorded = _recorded_events(view, streams, syncs)
     pairs = [(source, target, False) for source, target in (*recorded, *needs)]
     if not recorded or _unrecorded_waiters(syncs):
-        guessed = _inputs_of_collectives(local, streams) + _users_of_collectives(local, streams, names)
-        pairs += [(s, t, True) for s, t in _where_unrecorded(local, guessed, recorded, syncs)]
-    coincident, draining = _unexplained_starts(local, streams, [(s, t) for s, t, _ in pairs])
+        guessed = _inputs_of_collectives(view, streams) + _users_of_collectives(view, streams, names)
+        pairs += [(s, t, True) for s, t in _where_unrecorded(view, guessed, recorded, syncs)]
+    coincident, draining = _unexplained_starts(view, streams, [(s, t) for s, t, _ in pairs])
     pairs += [(s, t, True) for s, t in coincident]
     unique = {(s, t): inferred for s, t, inferred in reversed(pairs)}
     source, target = np.array([*unique, *draining], np.int64).reshape(-1, 2).T
@@ -124,23 +124,23 @@ def _unrecorded_waiters(syncs: pl.DataFrame) -> set[int]:
     }
 
 
-def _where_unrecorded(local: Local, guessed: Pairs, recorded: Pairs, syncs: pl.DataFrame) -> Pairs:
+def _where_unrecorded(view: RankView, guessed: Pairs, recorded: Pairs, syncs: pl.DataFrame) -> Pairs:
     """Inferred dependencies between streams of which no recorded one is known, though one waited.
 
     Where none is recorded at all, a wait may be known by its call alone, which does not tell the stream.
     """
     if not recorded:
         return guessed
-    known = {(local.stream[s], local.stream[t]) for s, t in recorded}
+    known = {(view.stream[s], view.stream[t]) for s, t in recorded}
     waiting = _unrecorded_waiters(syncs)
     return [
         (s, t)
         for s, t in guessed
-        if local.stream[t] in waiting and (local.stream[s], local.stream[t]) not in known
+        if view.stream[t] in waiting and (view.stream[s], view.stream[t]) not in known
     ]
 
 
-def _recorded_events(local: Local, streams: Streams, syncs: pl.DataFrame) -> Pairs:
+def _recorded_events(view: RankView, streams: Streams, syncs: pl.DataFrame) -> Pairs:
     """A stream waits for an event: the last work before its record -> the next work after the wait."""
     waits = syncs.filter((pl.col("kind") == "stream_wait_event") & IS_RECORDED)
     if waits.height == 0:
@@ -155,7 +155,7 @@ def _recorded_events(local: Local, streams: Streams, syncs: pl.DataFrame) -> Pai
             continue
         source = _last_launched(streams, recorded, row["called"])
         target = _next_launched(streams, waiting, row["start_ns"])
-        if source >= 0 and target >= 0 and local.end[source] <= local.start[target] + ROUNDING_NS:
+        if source >= 0 and target >= 0 and view.end[source] <= view.start[target] + ROUNDING_NS:
             pairs.append((source, target))
     return pairs
 
@@ -172,39 +172,39 @@ def _next_launched(streams: Streams, stream: int, time: int) -> int:
     return int(streams.by_stream[stream][at]) if at < streams.called[stream].size else -1
 
 
-def _inputs_of_collectives(local: Local, streams: Streams) -> Pairs:
+def _inputs_of_collectives(view: RankView, streams: Streams) -> Pairs:
     """Before: a collective's stream waits for what the launching thread last put on another stream."""
     pairs: Pairs = []
-    for _, work in _launches_by_thread(local, streams):
-        collective = local.instance[work] >= 0
+    for _, work in _launches_by_thread(view, streams):
+        collective = view.instance[work] >= 0
         previous = np.maximum.accumulate(np.where(collective, -1, np.arange(work.size)))
         at = np.flatnonzero(collective & (previous >= 0))
         before, after = work[previous[at]], work[at]
-        fits = local.stream[before] != local.stream[after]
-        fits &= local.end[before] <= local.start[after] + ROUNDING_NS
+        fits = view.stream[before] != view.stream[after]
+        fits &= view.end[before] <= view.start[after] + ROUNDING_NS
         pairs += zip(before[fits].tolist(), after[fits].tolist())
     return pairs
 
 
-def _users_of_collectives(local: Local, streams: Streams, names: pl.Series) -> Pairs:
+def _users_of_collectives(view: RankView, streams: Streams, names: pl.Series) -> Pairs:
     """After: where a thread makes a stream wait, its next work uses a collective nobody has waited for yet.
 
     Of the pending ones that had ended by then, it is the one whose end the work's start coincides with, else
     the oldest.
     """
     waits = np.flatnonzero(
-        names.str.contains(STREAM_WAIT).to_numpy()[local.name] & (local.kind == KIND["runtime"])
+        names.str.contains(STREAM_WAIT).to_numpy()[view.name] & (view.kind == KIND["runtime"])
     )
-    waits = waits[np.argsort(local.start[waits], kind="stable")]
+    waits = waits[np.argsort(view.start[waits], kind="stable")]
     user = np.full(waits.size, -1, np.int64)
-    for tid, work in _launches_by_thread(local, streams):
-        mine = np.flatnonzero(local.tid[waits] == tid)
-        at = np.searchsorted(streams.launched[work], local.start[waits[mine]])
+    for tid, work in _launches_by_thread(view, streams):
+        mine = np.flatnonzero(view.tid[waits] == tid)
+        at = np.searchsorted(streams.launched[work], view.start[waits[mine]])
         user[mine] = np.append(work, -1)[at]
-    used = (user >= 0) & (local.instance[user] < 0)
+    used = (user >= 0) & (view.instance[user] < 0)
     waits, user = waits[used], user[used]
-    pending = _Pending(local, streams)
-    told = zip(local.start[waits].tolist(), local.start[user].tolist(), local.stream[user].tolist())
+    pending = _Pending(view, streams)
+    told = zip(view.start[waits].tolist(), view.start[user].tolist(), view.stream[user].tolist())
     taken = [pending.take(*wait) for wait in told]
     return [(collective, span) for collective, span in zip(taken, user.tolist()) if collective >= 0]
 
@@ -212,14 +212,14 @@ def _users_of_collectives(local: Local, streams: Streams, names: pl.Series) -> P
 class _Pending:
     """A rank's collectives that nobody has waited for yet."""
 
-    def __init__(self, local: Local, streams: Streams) -> None:
-        spans = streams.work[(local.instance[streams.work] >= 0) & (local.launch[streams.work] >= 0)]
+    def __init__(self, view: RankView, streams: Streams) -> None:
+        spans = streams.work[(view.instance[streams.work] >= 0) & (view.launch[streams.work] >= 0)]
         spans = spans[np.argsort(streams.launched[spans], kind="stable")]
-        columns = (streams.launched[spans], local.end[spans], local.stream[spans])
+        columns = (streams.launched[spans], view.end[spans], view.stream[spans])
         self._facts = dict(zip(spans.tolist(), zip(*(column.tolist() for column in columns))))
         self._rank = {span: at for at, span in enumerate(self._facts)}  # by launch
-        by_end = spans[np.argsort(local.end[spans], kind="stable")]
-        self._by_end, self._ends = by_end.tolist(), local.end[by_end]
+        by_end = spans[np.argsort(view.end[spans], kind="stable")]
+        self._by_end, self._ends = by_end.tolist(), view.end[by_end]
 
     def take(self, called: int, begun: int, stream: int) -> int:
         """Of those launched before the call, the one that work on a stream had to wait for; or -1.
@@ -243,17 +243,17 @@ class _Pending:
         return chosen
 
 
-def _launches_by_thread(local: Local, streams: Streams) -> list[tuple[int, Ints]]:
+def _launches_by_thread(view: RankView, streams: Streams) -> list[tuple[int, Ints]]:
     """For each thread the GPU work it launched, in order of launch."""
-    work = streams.work[local.launch[streams.work] >= 0]
-    tid = local.tid[local.launch[work]]
+    work = streams.work[view.launch[streams.work] >= 0]
+    tid = view.tid[view.launch[work]]
     return [
         (int(t), work[tid == t][np.argsort(streams.launched[work[tid == t]], kind="stable")])
         for t in np.unique(tid)
     ]
 
 
-def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[Pairs, Pairs]:
+def _unexplained_starts(view: RankView, streams: Streams, known: Pairs) -> tuple[Pairs, Pairs]:
     """Causes for work that starts later than its launch, its stream and known events explain.
 
     Returns:
@@ -261,83 +261,83 @@ def _unexplained_starts(local: Local, streams: Streams, known: Pairs) -> tuple[P
         where work elsewhere is about to end: the device was full, and there is room as it drains.
     """
     work = streams.work
-    ready = np.full(local.start.size, LONG_AGO)
-    launch = local.launch[work]
-    called = np.where(launch >= 0, local.end[np.maximum(launch, 0)], LONG_AGO)
-    before = np.where(streams.before >= 0, local.end[np.maximum(streams.before, 0)], LONG_AGO)
+    ready = np.full(view.start.size, LONG_AGO)
+    launch = view.launch[work]
+    called = np.where(launch >= 0, view.end[np.maximum(launch, 0)], LONG_AGO)
+    before = np.where(streams.before >= 0, view.end[np.maximum(streams.before, 0)], LONG_AGO)
     ready[work] = np.maximum(called, before)
     for source, target in known:
-        ready[target] = max(ready[target], local.end[source])
-    late = work[local.start[work] - ready[work] > COINCIDENCE_NS]
-    by_end = work[np.argsort(local.end[work], kind="stable")]
-    ends = local.end[by_end]
+        ready[target] = max(ready[target], view.end[source])
+    late = work[view.start[work] - ready[work] > COINCIDENCE_NS]
+    by_end = work[np.argsort(view.end[work], kind="stable")]
+    ends = view.end[by_end]
     # Communication leaves the device room for more of it; waits for it that are made up may be circular.
-    computes = local.instance < 0
+    computes = view.instance < 0
     coincident, draining = [], []
-    waves = (local.kind[by_end] == KIND["kernel"]) & (local.instance[by_end] < 0)
-    lasts = ends - local.start[by_end]
+    waves = (view.kind[by_end] == KIND["kernel"]) & (view.instance[by_end] < 0)
+    lasts = ends - view.start[by_end]
     tail = np.maximum(DRAINING_NS, np.where(waves, LAST_WAVE * lasts, 0)).astype(np.int64)
     longest = int(tail.max(initial=DRAINING_NS))
-    around = local.start[late][:, None] + np.array([-COINCIDENCE_NS, ROUNDING_NS // 2, longest])
+    around = view.start[late][:, None] + np.array([-COINCIDENCE_NS, ROUNDING_NS // 2, longest])
     for span, (low, now, high) in zip(late.tolist(), np.searchsorted(ends, around, side="right").tolist()):
-        elsewhere = local.stream[by_end[low:high]] != local.stream[span]
-        earlier = local.start[by_end[low:high]] < local.start[span]
-        leaving = ends[low:high] - tail[low:high] <= local.start[span]
+        elsewhere = view.stream[by_end[low:high]] != view.stream[span]
+        earlier = view.start[by_end[low:high]] < view.start[span]
+        leaving = ends[low:high] - tail[low:high] <= view.start[span]
         found = low + np.flatnonzero(elsewhere & earlier & leaving)
         if (ended := found[found < now]).size:
             coincident.append((int(by_end[ended[-1]]), span))
-        elif found.size and (filling := found[(local.instance[by_end[found]] < 0) | computes[span]]).size:
+        elif found.size and (filling := found[(view.instance[by_end[found]] < 0) | computes[span]]).size:
             draining.append((int(by_end[filling[0]]), span))
     return coincident, draining
 
 
-def blocked_calls(local: Local, streams: Streams, syncs: pl.DataFrame, names: pl.Series) -> list[Blocked]:
+def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: pl.Series) -> list[Blocked]:
     """CPU calls that were blocked on GPU work: those that end with the work they can wait for.
 
     A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
 
     Args:
-        local: the rank.
+        view: the rank.
         streams: its GPU work in order.
         syncs: its rows of the `syncs` table.
         names: the graph's names by code.
     """
-    awaited = _awaited_by_calls(local, streams, syncs)
-    runtime = local.kind == KIND["runtime"]
+    awaited = _awaited_by_calls(view, streams, syncs)
+    runtime = view.kind == KIND["runtime"]
     is_copy, is_one, is_all, is_allocating = (
-        np.flatnonzero(runtime & names.str.contains(pattern).to_numpy()[local.name])
+        np.flatnonzero(runtime & names.str.contains(pattern).to_numpy()[view.name])
         for pattern in (COPIES, ONE_STREAM, WHOLE_DEVICE, ALLOCATING)
     )
     blocked = []
-    cost = _typical_call_ns(local, is_copy)
-    copies = np.full(local.start.size, -1, np.int64)  # what each call launched
-    launched = streams.work[local.launch[streams.work] >= 0]
-    copies[local.launch[launched]] = launched
+    cost = _typical_call_ns(view, is_copy)
+    copies = np.full(view.start.size, -1, np.int64)  # what each call launched
+    launched = streams.work[view.launch[streams.work] >= 0]
+    copies[view.launch[launched]] = launched
     is_copy = is_copy[copies[is_copy] >= 0]
-    is_copy = is_copy[_ends_with(local, is_copy, local.end[copies[is_copy]])]
+    is_copy = is_copy[_ends_with(view, is_copy, view.end[copies[is_copy]])]
     for call, copy in zip(is_copy.tolist(), copies[is_copy].tolist()):
-        handed_in = min(local.start[call] + cost, max(local.start[call], local.start[copy]))
-        blocked.append(_blocked(local, call, int(handed_in), [copy]))
+        handed_in = min(view.start[call] + cost, max(view.start[call], view.start[copy]))
+        blocked.append(_blocked(view, call, int(handed_in), [copy]))
     for call in is_one.tolist():
         told = call in awaited
-        last = [awaited[call]] if told else _last_everywhere(local, streams, call)
-        fitting = [span for span in last if _ends_with(local, call, local.end[span])]
+        last = [awaited[call]] if told else _last_everywhere(view, streams, call)
+        fitting = [span for span in last if _ends_with(view, call, view.end[span])]
         if fitting:
-            closest = max(fitting, key=lambda span: local.end[span])
-            blocked.append(_blocked(local, call, int(local.start[call]), [closest], told))
+            closest = max(fitting, key=lambda span: view.end[span])
+            blocked.append(_blocked(view, call, int(view.start[call]), [closest], told))
     for call in is_all.tolist():
-        last = _last_everywhere(local, streams, call)
-        if last and max(local.end[span] for span in last) > local.start[call]:
-            blocked.append(_blocked(local, call, int(local.start[call]), last, told=True))
+        last = _last_everywhere(view, streams, call)
+        if last and max(view.end[span] for span in last) > view.start[call]:
+            blocked.append(_blocked(view, call, int(view.start[call]), last, told=True))
     for call in is_allocating.tolist():
-        last = _last_everywhere(local, streams, call)
-        if last and _ends_with(local, call, max(local.end[span] for span in last)):
-            blocked.append(_blocked(local, call, int(local.start[call]), last))
-    reading = runtime & names.str.contains(READS_EVENTS).to_numpy()[local.name]
-    return blocked + _silent_waits(local, streams, np.flatnonzero(reading))
+        last = _last_everywhere(view, streams, call)
+        if last and _ends_with(view, call, max(view.end[span] for span in last)):
+            blocked.append(_blocked(view, call, int(view.start[call]), last))
+    reading = runtime & names.str.contains(READS_EVENTS).to_numpy()[view.name]
+    return blocked + _silent_waits(view, streams, np.flatnonzero(reading))
 
 
-def _silent_waits(local: Local, streams: Streams, readers: Ints) -> list[Blocked]:
+def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Blocked]:
     """Waits for events that were not recorded, given away by calls that read when events happened.
 
     That can be read only once they have, and profilers that leave out `cudaEventSynchronize` still record
@@ -345,30 +345,30 @@ def _silent_waits(local: Local, streams: Streams, readers: Ints) -> list[Blocked
     until work on the GPU has just ended.
 
     Args:
-        local: the rank.
+        view: the rank.
         streams: its GPU work in order.
         readers: the calls that read.
     """
-    work = streams.work[np.argsort(local.end[streams.work], kind="stable")]
-    ends, launched = local.end[work], streams.launched[work]
+    work = streams.work[np.argsort(view.end[streams.work], kind="stable")]
+    ends, launched = view.end[work], streams.launched[work]
     marks = {}
-    for tid in np.unique(local.tid[readers]).tolist():
-        mine = local.on_cpu & (local.tid == tid)
-        marks[tid] = np.sort(np.concatenate([[local.begin], local.start[mine], local.end[mine]]))
+    for tid in np.unique(view.tid[readers]).tolist():
+        mine = view.on_cpu & (view.tid == tid)
+        marks[tid] = np.sort(np.concatenate([[view.begin], view.start[mine], view.end[mine]]))
     blocked = []
     for call in readers.tolist():
-        own, called = marks[int(local.tid[call])], int(local.start[call])
-        silent_from = max(int(own[max(int(np.searchsorted(own, called)) - 1, 0)]), local.begin)
+        own, called = marks[int(view.tid[call])], int(view.start[call])
+        silent_from = max(int(own[max(int(np.searchsorted(own, called)) - 1, 0)]), view.begin)
         low, high = np.searchsorted(ends, (called - WAKE_UP_NS, called + ROUNDING_NS))
         asked_for = low + np.flatnonzero(launched[low:high] < silent_from)
         if asked_for.size and called - silent_from >= SILENCE_NS:
             awaited = int(work[asked_for[-1]])
-            end = min(called, int(local.end[awaited]))
+            end = min(called, int(view.end[awaited]))
             blocked.append(Blocked(call, silent_from, end, [awaited], told=False))
     return blocked
 
 
-def _awaited_by_calls(local: Local, streams: Streams, syncs: pl.DataFrame) -> dict[int, int]:
+def _awaited_by_calls(view: RankView, streams: Streams, syncs: pl.DataFrame) -> dict[int, int]:
     """For calls of which the trace tells what they wait for, the last work of that: by index of the call."""
     told = syncs.filter(
         ((pl.col("kind") == "stream_sync") & (pl.col("stream") >= 0))
@@ -378,7 +378,7 @@ def _awaited_by_calls(local: Local, streams: Streams, syncs: pl.DataFrame) -> di
         return {}
     records = syncs.filter(pl.col("kind") == "event_record").select("correlation", recorded="start_ns")
     told = told.join(records, left_on="record_correlation", right_on="correlation", how="left")
-    calls = index_of(local.span_id)(told["span_id"].to_numpy())
+    calls = index_of(view.span_id)(told["span_id"].to_numpy())
     awaited: dict[int, int] = {}
     for call, row in zip(calls.tolist(), told.iter_rows(named=True)):
         of_stream = row["kind"] == "stream_sync"
@@ -390,24 +390,24 @@ def _awaited_by_calls(local: Local, streams: Streams, syncs: pl.DataFrame) -> di
     return awaited
 
 
-def _typical_call_ns(local: Local, copies: Ints) -> int:
+def _typical_call_ns(view: RankView, copies: Ints) -> int:
     """What a launching call costs the CPU: the median over those that are no copies, which may block."""
-    calls = np.setdiff1d(local.calls, copies, assume_unique=True)
-    return int(np.median(local.end[calls] - local.start[calls])) if calls.size else CALL_NS
+    calls = np.setdiff1d(view.calls, copies, assume_unique=True)
+    return int(np.median(view.end[calls] - view.start[calls])) if calls.size else CALL_NS
 
 
-def _last_everywhere(local: Local, streams: Streams, call: int) -> list[int]:
+def _last_everywhere(view: RankView, streams: Streams, call: int) -> list[int]:
     """The last work on each stream that was launched before a call and ended before it returned."""
-    last = [_last_launched(streams, stream, local.start[call]) for stream in streams.by_stream]
-    return [span for span in last if span >= 0 and local.end[span] <= local.end[call] + ROUNDING_NS]
+    last = [_last_launched(streams, stream, view.start[call]) for stream in streams.by_stream]
+    return [span for span in last if span >= 0 and view.end[span] <= view.end[call] + ROUNDING_NS]
 
 
-def _ends_with(local: Local, call: int | Ints, work_end: int | Ints) -> Bools:
+def _ends_with(view: RankView, call: int | Ints, work_end: int | Ints) -> Bools:
     """Whether a call was still running when the work ended, and returned soon after."""
-    late = local.end[call] - work_end
-    return (local.start[call] < work_end) & (late >= -ROUNDING_NS) & (late <= WAKE_UP_NS)
+    late = view.end[call] - work_end
+    return (view.start[call] < work_end) & (late >= -ROUNDING_NS) & (late <= WAKE_UP_NS)
 
 
-def _blocked(local: Local, call: int, start: int, awaited: list[int], told: bool = False) -> Blocked:
-    end = min(int(local.end[call]), max(int(local.end[span]) for span in awaited))
+def _blocked(view: RankView, call: int, start: int, awaited: list[int], told: bool = False) -> Blocked:
+    end = min(int(view.end[call]), max(int(view.end[span]) for span in awaited))
     return Blocked(call, min(start, end), end, awaited, told)

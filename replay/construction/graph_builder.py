@@ -1,7 +1,7 @@
 """From the tables of a run to one global graph.
 
 In: an opened run. Out: a `Built`: the graph, the matching of collectives and the clocks behind it.
-The steps: match collectives across ranks, align clocks, build each rank's part, join the parts with one
+The steps: match collectives across ranks, align clocks, build each rank's graph, join them with one
 rendezvous per collective, and pool the lags over all ranks. GPU start times are derived from the edges;
 what had to be taken from the trace is marked as anchored.
 """
@@ -20,11 +20,11 @@ from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collectives
-from dpro.replay.construction.data_dependencies import told_dependencies
+from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
 from dpro.replay.construction.phases import positions_in_steps
-from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Part, build_part
-from dpro.replay.construction.rank_view import Local, make_local
+from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, RankGraph, build_rank_graph
+from dpro.replay.construction.rank_view import RankView, make_rank_view
 from dpro.replay.graph import (
     EdgeKind,
     Edges,
@@ -108,30 +108,30 @@ def build_graph(run: Run) -> Built:
     spans, syncs, steps = map(alignment.aligned, (spans, run.table(SYNCS), run.table(STEPS)))
     moved, messages = with_messages(wait_and_transfer(alignment.aligned(matching.rows)))
 
-    needs = told_dependencies(run, spans)
+    needs = recorded_dependencies(run, spans)
     spans_of, moved_of, steps_of, syncs_of, needs_of = map(_by_place, (spans, moved, steps, syncs, needs))
-    locals_: list[Local] = []
+    views: list[RankView] = []
     for rank, window in places:
         own_steps = steps_of(rank, window)
         if own_steps.is_empty() and window == 0:
             own_steps = steps_of(rank, -1)  # known, but not which window they were in
-        locals_.append(make_local(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
-    positions = positions_in_steps(locals_)
-    parts = [
-        build_part(
-            local,
-            syncs_of(local.rank, local.window),
-            needs_of(local.rank, local.window),
+        views.append(make_rank_view(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
+    positions = positions_in_steps(views)
+    rank_graphs = [
+        build_rank_graph(
+            view,
+            syncs_of(view.rank, view.window),
+            needs_of(view.rank, view.window),
             names,
-            positions.get(local.rank, {}),
+            positions.get(view.rank, {}),
         )
-        for local in locals_
+        for view in views
     ]
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
-    graph = _join(parts, moved, labels)
+    graph = _join(rank_graphs, moved, labels)
     graph = dataclasses.replace(graph, messages=messages, places=_places(workers), run=run)
-    known = any(local.step_start.size for local in locals_)
-    return Built(graph, matching, alignment, sum(part.background for part in parts), known)
+    known = any(view.step_start.size for view in views)
+    return Built(graph, matching, alignment, sum(each.background for each in rank_graphs), known)
 
 
 def _by_place(table: pl.DataFrame) -> Callable[[int, int], pl.DataFrame]:
@@ -197,23 +197,25 @@ def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, .
     return rows, tuple(Message(*kind) for kind in kinds.select(columns).iter_rows())
 
 
-def _join(parts: list[Part], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
-    """Put the parts behind one another, add the rendezvous between them, and pool the lags."""
-    first = np.cumsum([0] + [part.begins.size for part in parts])
-    met, meetings = _rendezvous(parts, first, moved, len(names) - 1)
-    edges = _edges_of_all(parts, first, meetings)
+def _join(rank_graphs: list[RankGraph], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
+    """Put the graphs of all ranks behind one another, add the rendezvous between them, and pool the lags."""
+    first = np.cumsum([0] + [each.begins.size for each in rank_graphs])
+    met, meetings = _rendezvous(rank_graphs, first, moved, len(names) - 1)
+    edges = _edges_of_all(rank_graphs, first, meetings)
     # Columns are written where they stay: what is in order need not be copied into order.
     total = int(first[-1]) + met.duration.size
-    order, stuck = order_of(edges, np.concatenate([*(part.begins for part in parts), met.measured_start]))
+    order, stuck = order_of(
+        edges, np.concatenate([*(each.begins for each in rank_graphs), met.measured_start])
+    )
     number = np.arange(total)
     if not stuck.size:
         number[order] = np.arange(total)
     nodes = Nodes(**{f.name: np.empty(total, getattr(met, f.name).dtype) for f in dataclasses.fields(Nodes)})
     lanes: list[tuple[int, str]] = []
-    for part, begin in zip(parts, first.tolist()):
-        own, own_lanes = part.nodes()
+    for each, begin in zip(rank_graphs, first.tolist()):
+        own, own_lanes = each.nodes()
         own.lane[:] += len(lanes)
-        _write(own, nodes, number[begin : begin + part.begins.size])
+        _write(own, nodes, number[begin : begin + each.begins.size])
         lanes += own_lanes
     _write(met, nodes, number[first[-1] :])
     origin = int(nodes.measured_start.min())
@@ -228,28 +230,30 @@ def _join(parts: list[Part], moved: pl.DataFrame, names: tuple[str, ...]) -> Gra
     return assembled(nodes, edges, names, tuple(lanes), origin)
 
 
-def _write(part: Nodes, nodes: Nodes, number: Ints) -> None:
-    """Write the columns of a part into those of all nodes, at their numbers there."""
+def _write(own: Nodes, nodes: Nodes, number: Ints) -> None:
+    """Write the columns of some nodes into those of all nodes, at their numbers there."""
     for f in dataclasses.fields(Nodes):
-        getattr(nodes, f.name)[number] = getattr(part, f.name)
+        getattr(nodes, f.name)[number] = getattr(own, f.name)
 
 
-def _edges_of_all(parts: list[Part], first: Ints, meetings: Edges) -> Edges:
-    """The edges of all parts, in the numbers of all nodes, and those at rendezvous."""
+def _edges_of_all(rank_graphs: list[RankGraph], first: Ints, meetings: Edges) -> Edges:
+    """The edges of all ranks, in the numbers of all nodes, and those at rendezvous."""
     columns: dict[str, Any] = {}
     for f in dataclasses.fields(Edges):
-        chunks = [getattr(part.edges, f.name) for part in parts]
+        chunks = [getattr(each.edges, f.name) for each in rank_graphs]
         if f.name in ("source", "target"):
             chunks = [chunk + shift for chunk, shift in zip(chunks, first)]
         columns[f.name] = np.concatenate([*chunks, getattr(meetings, f.name)])
     return Edges(**columns)
 
 
-def _rendezvous(parts: list[Part], first: Ints, moved: pl.DataFrame, name: int) -> tuple[Nodes, Edges]:
+def _rendezvous(
+    rank_graphs: list[RankGraph], first: Ints, moved: pl.DataFrame, name: int
+) -> tuple[Nodes, Edges]:
     """One node per collective that several ranks hold, with edges from each arrival and to each transfer."""
-    instance = np.concatenate([part.instance for part in parts])
-    arrive = np.concatenate([part.arrive + shift for part, shift in zip(parts, first)])
-    transfer = np.concatenate([part.transfer + shift for part, shift in zip(parts, first)])
+    instance = np.concatenate([each.instance for each in rank_graphs])
+    arrive = np.concatenate([each.arrive + shift for each, shift in zip(rank_graphs, first)])
+    transfer = np.concatenate([each.transfer + shift for each, shift in zip(rank_graphs, first)])
     found, at, members = np.unique(instance, return_inverse=True, return_counts=True)
     shared = members > 1
     number = np.cumsum(shared) - 1 + first[-1]

@@ -19,7 +19,7 @@ BACK_TO_BACK_NS = 20_000
 ENOUGH_IDLE_LAUNCHES = 20
 # Kernels of one name that leave room on the device after times that differ by less than about this do so for
 # the same reason; of so many the median is that time.
-ALIKE_ROOM = 1.05
+SAME_ROOM = 1.05
 ENOUGH_DRAINED = 3
 # Work that nothing in the trace explains the start of, and that starts later by more than this, is anchored.
 UNEXPLAINED_NS = 50_000
@@ -115,12 +115,12 @@ def _drained(edges: Edges, nodes: Nodes, lag: Ints, slack: Ints) -> tuple[Ints, 
 
 
 def _comparable(name: Ints, time: Ints) -> list[Ints]:
-    """Indices of what has one name and times that differ by less than `ALIKE_ROOM`, from the shortest."""
+    """Indices of what has one name and times that differ by less than `SAME_ROOM`, from the shortest."""
     order = np.lexsort((time, name))
     groups: list[list[int]] = []
     for at in order.tolist():
         first = groups[-1][0] if groups else -1
-        if first >= 0 and name[first] == name[at] and time[at] <= ALIKE_ROOM * time[first]:
+        if first >= 0 and name[first] == name[at] and time[at] <= SAME_ROOM * time[first]:
             groups[-1].append(at)
         else:
             groups.append([at])

@@ -11,21 +11,21 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.replay.construction.rank_view import Local
+from dpro.replay.construction.rank_view import RankView
 
 # instance of a collective -> (step, position among the rank's own in it, from 1)
 Positions = dict[int, tuple[int, int]]
 
 
-def called_at(local: Local) -> tuple[Ints, Ints]:
+def called_at(view: RankView) -> tuple[Ints, Ints]:
     """Collectives the rank called inside the window: their spans and when each was called, in order."""
-    ran = np.flatnonzero((local.instance >= 0) & (local.launch >= 0))
-    called = local.start[local.launch[ran]]
+    ran = np.flatnonzero((view.instance >= 0) & (view.launch >= 0))
+    called = view.start[view.launch[ran]]
     order = np.argsort(called, kind="stable")
     return ran[order], called[order]
 
 
-def positions_in_steps(locals_: list[Local]) -> dict[int, Positions]:
+def positions_in_steps(views: list[RankView]) -> dict[int, Positions]:
     """Number the collectives of each step that several ranks called, for each rank those it called itself.
 
     What other ranks call among themselves is not counted: in which order that comes is chance.
@@ -39,19 +39,19 @@ def positions_in_steps(locals_: list[Local]) -> dict[int, Positions]:
         By rank, the step and position of each instance it called.
     """
     steps: dict[int, Counter[int]] = defaultdict(Counter)
-    orders: list[tuple[Local, list[int]]] = []
-    for local in locals_:
-        ran, called = called_at(local)
-        orders.append((local, local.instance[ran].tolist()))
-        for instance, step in zip(local.instance[ran].tolist(), local.step_of(called).tolist()):
+    orders: list[tuple[RankView, list[int]]] = []
+    for view in views:
+        ran, called = called_at(view)
+        orders.append((view, view.instance[ran].tolist()))
+        for instance, step in zip(view.instance[ran].tolist(), view.step_of(called).tolist()):
             steps[instance][step] += 1
     step_of = {each: told.most_common(1)[0][0] for each, told in steps.items() if told.total() > 1}
     by_rank: dict[int, dict[tuple[int, int], list[int]]] = defaultdict(dict)
-    for local, order in orders:
+    for view, order in orders:
         for instance in order:
             step = step_of.get(instance, -1)
             if step >= 0:
-                by_rank[local.rank].setdefault((local.window, step), []).append(instance)
+                by_rank[view.rank].setdefault((view.window, step), []).append(instance)
     return {rank: _numbered(by_step) for rank, by_step in by_rank.items()}
 
 
@@ -67,21 +67,21 @@ def _numbered(by_step: dict[tuple[int, int], list[int]]) -> Positions:
     return positions
 
 
-def sections(local: Local, time: Ints, step: Ints, positions: Positions) -> Ints:
+def phases_at(view: RankView, time: Ints, step: Ints, positions: Positions) -> Ints:
     """[N] position of the last collective that the rank had called in the step by each time.
 
     0 where the step had called none yet, -1 outside steps.
 
     Args:
-        local: the rank.
+        view: the rank.
         time: [N] ns.
         step: [N] step that each belongs to.
         positions: of the rank's collectives.
     """
-    ran, called = called_at(local)
+    ran, called = called_at(view)
     known = [
         (*positions[instance], time_called)
-        for instance, time_called in zip(local.instance[ran].tolist(), called.tolist())
+        for instance, time_called in zip(view.instance[ran].tolist(), called.tolist())
         if instance in positions
     ]
     if not known:

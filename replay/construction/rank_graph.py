@@ -1,9 +1,9 @@
 """One rank's share of the graph: its nodes and the edges among them.
 
-In: a `Local` and its syncs. Out: a `Part` in numbering of its own, with the nodes that other ranks' edges
-attach to. Nodes are pieces of CPU threads first, then work on streams and workers. Lags are left at zero:
-they are pooled over all ranks by `graph_builder.py`. Work whose launch the trace does not hold and that comes
-first on its lane keeps its time.
+In: a `RankView` and its syncs. Out: a `RankGraph` in numbering of its own, with the nodes that other ranks'
+edges attach to. Nodes are pieces of CPU threads first, then work on streams and workers. Lags are left at
+zero: they are pooled over all ranks by `graph_builder.py`. Work whose launch the trace does not hold and that
+comes first on its lane keeps its time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dpro.replay.construction.cpu_threads import Pieces, cut_thread
 from dpro.replay.construction.cpu_waits import (
     CpuWaits,
     Threads,
-    ended_when_told,
+    ended_when_notified,
     hand_over,
-    results_of_collectives,
     threads_of,
+    waits_for_collectives,
 )
 from dpro.replay.construction.data_dependencies import as_spans, between_streams, between_threads
 from dpro.replay.construction.dependencies import (
@@ -36,8 +36,8 @@ from dpro.replay.construction.dependencies import (
     resolve,
 )
 from dpro.replay.construction.gpu_streams import Blocked, blocked_calls, event_links, streams_of
-from dpro.replay.construction.phases import Positions, sections
-from dpro.replay.construction.rank_view import KIND, Local
+from dpro.replay.construction.phases import Positions, phases_at
+from dpro.replay.construction.rank_view import KIND, RankView
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
 
 # GPU clocks are read to about this: work that begins longer before its call returns did not wait for that.
@@ -45,7 +45,7 @@ BEGUN_NS = 100_000
 
 
 @dataclass(frozen=True)
-class Part:
+class RankGraph:
     """Nodes and edges of one rank in one window.
 
     Attributes:
@@ -65,85 +65,90 @@ class Part:
     background: int
 
 
-def build_part(
-    local: Local, syncs: pl.DataFrame, needs: pl.DataFrame, names: pl.Series, positions: Positions
-) -> Part:
+def build_rank_graph(
+    view: RankView, syncs: pl.DataFrame, needs: pl.DataFrame, names: pl.Series, positions: Positions
+) -> RankGraph:
     """Build one rank's share of the graph.
 
     Args:
-        local: the rank's spans.
+        view: the rank's spans.
         syncs: its rows of the `syncs` table, on the aligned clock.
-        needs: its pairs of `dpro.replay.construction.data_dependencies.told_dependencies`.
+        needs: its pairs of `dpro.replay.construction.data_dependencies.recorded_dependencies`.
         names: the graph's names by code.
         positions: where in its step each of its collectives stands.
     """
-    threads = threads_of(local, names)
-    local = ended_when_told(local, threads, names)
-    streams = streams_of(local)
-    blocked = blocked_calls(local, streams, syncs, names)
-    told = as_spans(local, needs)
-    handed = between_threads(local, [*threads.segments], *told)
+    threads = threads_of(view, names)
+    view = ended_when_notified(view, threads, names)
+    streams = streams_of(view)
+    blocked = blocked_calls(view, streams, syncs, names)
+    told = as_spans(view, needs)
+    handed = between_threads(view, [*threads.segments], *told)
     waits = [
-        *(hand_over(local, threads, tid, handed) for tid in threads.backward),
-        results_of_collectives(local, threads, names),
-        _waits_in_calls(local, blocked),
+        *(hand_over(view, threads, tid, handed) for tid in threads.backward),
+        waits_for_collectives(view, threads, names),
+        _waits_in_calls(view, blocked),
     ]
-    released = _released(local, blocked)
+    released = _released(view, blocked)
     given = [*(wait.links for wait in waits), handed]
-    pieces = {tid: _cut(local, threads, tid, waits, given, released) for tid in threads.segments}
-    executed = np.flatnonzero((local.instance >= 0) & ~local.on_gpu)
-    work = np.concatenate([streams.work, executed[np.argsort(local.start[executed], kind="stable")]])
-    numbering = number_nodes(pieces, work, local.instance >= 0)
+    pieces = {tid: _cut(view, threads, tid, waits, given, released) for tid in threads.segments}
+    executed = np.flatnonzero((view.instance >= 0) & ~view.on_gpu)
+    work = np.concatenate([streams.work, executed[np.argsort(view.start[executed], kind="stable")]])
+    numbering = number_nodes(pieces, work, view.instance >= 0)
     found = [
         *given,
-        _launches(local, work, released),
-        _lane_order(local, work),
-        event_links(local, streams, syncs, between_streams(local, streams, *told), names),
+        _launches(view, work, released),
+        _lane_order(view, work),
+        event_links(view, streams, syncs, between_streams(view, streams, *told), names),
     ]
     edges = resolve(join(found), numbering)
-    nodes = partial(node_columns, local, threads, numbering, positions)
-    ran, instance = local.meetings
+    nodes = partial(node_columns, view, threads, numbering, positions)
+    ran, instance = view.meetings
     arrive, transfer = numbering.begins[ran], numbering.ends[ran]
-    began = np.repeat(local.start[work], numbering.ends[work] - numbering.begins[work] + 1)
+    began = np.repeat(view.start[work], numbering.ends[work] - numbering.begins[work] + 1)
     begins = np.concatenate([*(piece.start for piece in pieces.values()), began])
-    return Part(begins, nodes, edges, instance, arrive, transfer, threads.background)
+    return RankGraph(begins, nodes, edges, instance, arrive, transfer, threads.background)
 
 
-def _waits_in_calls(local: Local, blocked: list[Blocked]) -> CpuWaits:
+def _waits_in_calls(view: RankView, blocked: list[Blocked]) -> CpuWaits:
     """Calls that were blocked on GPU work, as waits of their threads."""
-    rows = np.array([(local.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
-    pairs = [(span, local.tid[b.call], b.end, not b.told) for b in blocked for span in b.awaited]
+    rows = np.array([(view.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
+    pairs = [(span, view.tid[b.call], b.end, not b.told) for b in blocked for span in b.awaited]
     awaited = np.array(pairs, np.int64).reshape(-1, 4)
     found = links(EdgeKind.SYNC, (WORK, awaited[:, 0]), (awaited[:, 1], awaited[:, 2]), awaited[:, 3] > 0)
     return CpuWaits(rows[:, 0], rows[:, 1], rows[:, 2], found)
 
 
-def _released(local: Local, blocked: list[Blocked]) -> Ints:
+def _released(view: RankView, blocked: list[Blocked]) -> Ints:
     """[S] ns when each launching call lets go of what it launches.
 
     A call that launches one piece of GPU work lets go when it returns, or when it begins to block. One that
     launches many (a CUDA graph), one that copies piece by piece, and the call of a CPU collective go on after
     the work has begun.
     """
-    released = local.end.copy()
+    released = view.end.copy()
     for b in blocked:
         released[b.call] = min(released[b.call], b.start)
-    work = np.flatnonzero(local.launch >= 0)
-    call = local.launch[work]
-    count = np.bincount(call, minlength=local.start.size)
-    began = local.start[work] < local.end[call] - BEGUN_NS
-    early = work[(count[call] > 1) | ~local.on_gpu[work] | began]
-    np.minimum.at(released, local.launch[early], local.start[early])
-    return np.maximum(released, local.start)
+    work = np.flatnonzero(view.launch >= 0)
+    call = view.launch[work]
+    count = np.bincount(call, minlength=view.start.size)
+    began = view.start[work] < view.end[call] - BEGUN_NS
+    early = work[(count[call] > 1) | ~view.on_gpu[work] | began]
+    np.minimum.at(released, view.launch[early], view.start[early])
+    return np.maximum(released, view.start)
 
 
 def _cut(
-    local: Local, threads: Threads, tid: int, waits: list[CpuWaits], given: list[Dependencies], released: Ints
+    view: RankView,
+    threads: Threads,
+    tid: int,
+    waits: list[CpuWaits],
+    given: list[Dependencies],
+    released: Ints,
 ) -> Pieces:
     """Cut a thread where it waits, where it lets go of work or hands over, and where steps begin and end."""
-    calls = local.calls
+    calls = view.calls
     handed = [each.source_at[each.source_thread == tid] for each in given]
-    cuts = [released[calls[local.tid[calls] == tid]], local.step_start, [local.steps_end], *handed]
+    cuts = [released[calls[view.tid[calls] == tid]], view.step_start, [view.steps_end], *handed]
     mine = [wait.tid == tid for wait in waits]
     return cut_thread(
         threads.segments[tid],
@@ -153,28 +158,28 @@ def _cut(
     )
 
 
-def _launches(local: Local, work: Ints, released: Ints) -> Dependencies:
+def _launches(view: RankView, work: Ints, released: Ints) -> Dependencies:
     """From the moment a call lets go to the work it launched; inferred where that is before it returns.
 
     Of the work of a CUDA graph only the first on each stream is bound to the call: the rest follows it.
     """
-    launched = work[local.launch[work] >= 0]
-    place = place_of_work(local, launched)
-    order = np.lexsort((local.start[launched], place, local.launch[launched]))
+    launched = work[view.launch[work] >= 0]
+    place = place_of_work(view, launched)
+    order = np.lexsort((view.start[launched], place, view.launch[launched]))
     launched, place = launched[order], place[order]
-    call = local.launch[launched]
+    call = view.launch[launched]
     leads = np.append(True, (call[1:] != call[:-1]) | (place[1:] != place[:-1]))[: launched.size]
     launched, call = launched[leads], call[leads]
-    early = released[call] < local.end[call]
-    return links(EdgeKind.LAUNCH, (local.tid[call], released[call]), (WORK, launched), early)
+    early = released[call] < view.end[call]
+    return links(EdgeKind.LAUNCH, (view.tid[call], released[call]), (WORK, launched), early)
 
 
-def _lane_order(local: Local, work: Ints) -> Dependencies:
+def _lane_order(view: RankView, work: Ints) -> Dependencies:
     """Each piece of work after the one before it on its stream or worker; messages wait for nobody there."""
-    work = work[~local.is_message[work]]
-    place = place_of_work(local, work)
-    ordered = work[np.lexsort((local.end[work], local.start[work], place))]
-    place = place_of_work(local, ordered)
+    work = work[~view.is_message[work]]
+    place = place_of_work(view, work)
+    ordered = work[np.lexsort((view.end[work], view.start[work], place))]
+    place = place_of_work(view, ordered)
     same = np.flatnonzero(place[1:] == place[:-1])
     return links(EdgeKind.STREAM, (WORK, ordered[same]), (WORK, ordered[same + 1]))
 
@@ -190,23 +195,23 @@ Lanes = list[tuple[int, str]]
 
 
 def node_columns(
-    local: Local, threads: Threads, numbering: Numbering, positions: Positions
+    view: RankView, threads: Threads, numbering: Numbering, positions: Positions
 ) -> tuple[Nodes, Lanes]:
     """The nodes of a rank in the order of their numbers, and its lanes.
 
     Args:
-        local: the rank.
+        view: the rank.
         threads: its CPU threads.
         numbering: its nodes.
         positions: where in its step each of its collectives stands.
     """
     lanes: Lanes = []
-    blocks = [_pieces(local, threads, numbering, tid, lanes) for tid in numbering.pieces]
-    blocks.append(_work(local, numbering, lanes))
+    blocks = [_pieces(view, threads, numbering, tid, lanes) for tid in numbering.pieces]
+    blocks.append(_work(view, numbering, lanes))
     block = {name: np.concatenate([b[name] for b in blocks]) for name in blocks[-1]}
     span, around, total = block["span"], block["around"], numbering.num_nodes
     inner = np.maximum(span, 0)
-    step = local.step_of(block["caused"])
+    step = view.step_of(block["caused"])
     is_work = np.isin(block["kind"], (NodeKind.ARRIVE, NodeKind.TRANSFER))
     anchored = block["anchored"].astype(np.bool_)
     nodes = Nodes(
@@ -214,31 +219,31 @@ def node_columns(
         duration=block["end"] - block["start"],
         earliest=np.where(anchored, block["start"], 0),
         anchored=anchored,
-        rank=np.full(total, local.rank),
-        window=np.full(total, local.window),
+        rank=np.full(total, view.rank),
+        window=np.full(total, view.window),
         step=step,
         lane=block["lane"],
-        name=np.where(span >= 0, local.name[inner], -1),
-        around=np.where(around >= 0, local.name[np.maximum(around, 0)], -1),
-        span=np.where(span >= 0, local.span_id[inner], -1),
-        collective=np.where(is_work, local.instance[inner], -1),
-        bytes=np.where(block["kind"] == NodeKind.TRANSFER, local.payload[inner], -1),
-        message=np.where(block["kind"] == NodeKind.TRANSFER, local.message[inner], -1),
-        section=sections(local, block["caused"], step, positions),
+        name=np.where(span >= 0, view.name[inner], -1),
+        around=np.where(around >= 0, view.name[np.maximum(around, 0)], -1),
+        span=np.where(span >= 0, view.span_id[inner], -1),
+        collective=np.where(is_work, view.instance[inner], -1),
+        bytes=np.where(block["kind"] == NodeKind.TRANSFER, view.payload[inner], -1),
+        message=np.where(block["kind"] == NodeKind.TRANSFER, view.message[inner], -1),
+        section=phases_at(view, block["caused"], step, positions),
         measured_start=block["start"],
         measured_end=block["end"],
     )
     return nodes, lanes
 
 
-def _pieces(local: Local, threads: Threads, numbering: Numbering, tid: int, lanes: Lanes) -> Block:
+def _pieces(view: RankView, threads: Threads, numbering: Numbering, tid: int, lanes: Lanes) -> Block:
     piece = numbering.pieces[tid]
     around = threads.annotations[tid]
     anchored = np.zeros(piece.start.size, np.int64)
     anchored[0] = tid not in threads.backward  # those start when they are handed work
-    lanes.append((local.rank, "main thread" if tid == local.main_tid else f"thread {tid}"))
+    lanes.append((view.rank, "main thread" if tid == view.main_tid else f"thread {tid}"))
     return {
-        "kind": KIND_OF_PIECE[np.where(piece.span >= 0, local.kind[np.maximum(piece.span, 0)], -1)],
+        "kind": KIND_OF_PIECE[np.where(piece.span >= 0, view.kind[np.maximum(piece.span, 0)], -1)],
         "start": piece.start,
         "end": piece.end,
         "span": piece.span,
@@ -249,19 +254,19 @@ def _pieces(local: Local, threads: Threads, numbering: Numbering, tid: int, lane
     }
 
 
-def _work(local: Local, numbering: Numbering, lanes: Lanes) -> Block:
+def _work(view: RankView, numbering: Numbering, lanes: Lanes) -> Block:
     """One node per kernel or copy; an arrival and a transfer per collective."""
     work = numbering.work
-    collective = local.instance[work] >= 0
-    single = np.where(local.kind[work] == KIND["kernel"], NodeKind.KERNEL, NodeKind.COPY)
-    moved_from = np.clip(local.rendezvous[work], local.start[work], local.end[work])
-    lane, first_on_lane = _lanes_of_work(local, work, lanes)
-    anchored = first_on_lane & (local.launch[work] < 0)
-    caused = _when_asked_for(local, work, lane)
+    collective = view.instance[work] >= 0
+    single = np.where(view.kind[work] == KIND["kernel"], NodeKind.KERNEL, NodeKind.COPY)
+    moved_from = np.clip(view.rendezvous[work], view.start[work], view.end[work])
+    lane, first_on_lane = _lanes_of_work(view, work, lanes)
+    anchored = first_on_lane & (view.launch[work] < 0)
+    caused = _when_asked_for(view, work, lane)
     first = {
         "kind": np.where(collective, NodeKind.ARRIVE, single),
-        "start": local.start[work],
-        "end": np.where(collective, local.start[work], local.end[work]),
+        "start": view.start[work],
+        "end": np.where(collective, view.start[work], view.end[work]),
         "span": work,
         "around": np.full(work.size, -1),
         "caused": caused,
@@ -271,7 +276,7 @@ def _work(local: Local, numbering: Numbering, lanes: Lanes) -> Block:
     second = first | {
         "kind": np.full(work.size, NodeKind.TRANSFER),
         "start": moved_from,
-        "end": local.end[work],
+        "end": view.end[work],
         "anchored": np.zeros(work.size, np.int64),
     }
     # An arrival's number is followed by its transfer's.
@@ -280,41 +285,39 @@ def _work(local: Local, numbering: Numbering, lanes: Lanes) -> Block:
     return {name: np.concatenate([first[name], second[name][collective]])[order] for name in first}
 
 
-def _lanes_of_work(local: Local, work: Ints, lanes: Lanes) -> tuple[Ints, Bools]:
+def _lanes_of_work(view: RankView, work: Ints, lanes: Lanes) -> tuple[Ints, Bools]:
     """[W] lane of each piece of work, and whether it is the first there; new lanes are appended."""
-    place = place_of_work(local, work)
+    place = place_of_work(view, work)
     lane = np.empty(work.size, np.int64)
     first = np.zeros(work.size, np.bool_)
     for here in np.unique(place).tolist():
         mine = np.flatnonzero(place == here)
         lane[mine] = len(lanes)
-        first[mine[np.argmin(local.start[work[mine]])]] = True
+        first[mine[np.argmin(view.start[work[mine]])]] = True
         one = work[mine[0]]
-        on_gpu = bool(local.on_gpu[one])
-        what = (
-            f"stream {local.stream[one] % 100_000}" if on_gpu else f"{COMMUNICATION_THREAD} {local.tid[one]}"
-        )
-        lanes.append((local.rank, what))
+        on_gpu = bool(view.on_gpu[one])
+        what = f"stream {view.stream[one] % 100_000}" if on_gpu else f"{COMMUNICATION_THREAD} {view.tid[one]}"
+        lanes.append((view.rank, what))
     return lane, first
 
 
-def place_of_work(local: Local, work: Ints) -> Ints:
+def place_of_work(view: RankView, work: Ints) -> Ints:
     """[W] a number for where each piece of work runs: one per stream, and per thread with collectives."""
-    on_gpu = local.on_gpu[work]
-    runs_on = np.where(on_gpu, local.stream[work], local.tid[work])
+    on_gpu = view.on_gpu[work]
+    runs_on = np.where(on_gpu, view.stream[work], view.tid[work])
     return 2 * np.unique(runs_on, return_inverse=True)[1] + on_gpu
 
 
-def _when_asked_for(local: Local, work: Ints, lane: Ints) -> Ints:
+def _when_asked_for(view: RankView, work: Ints, lane: Ints) -> Ints:
     """[W] ns when each piece of work was launched; where unknown, as the work before it on its lane, and
     where there is none, before the window. A trace without launches tells only when work ran.
     """
-    if not (local.launch[work] >= 0).any():
-        return local.start[work]
-    asked = np.where(local.launch[work] >= 0, local.start[np.maximum(local.launch[work], 0)], -1)
-    order = np.lexsort((local.start[work], lane))
+    if not (view.launch[work] >= 0).any():
+        return view.start[work]
+    asked = np.where(view.launch[work] >= 0, view.start[np.maximum(view.launch[work], 0)], -1)
+    order = np.lexsort((view.start[work], lane))
     known = np.maximum.accumulate(np.where(asked[order] >= 0, np.arange(order.size), -1))
     same_lane = (known >= 0) & (lane[order][np.maximum(known, 0)] == lane[order])
     result = np.empty(work.size, np.int64)
-    result[order] = np.where(same_lane, asked[order][np.maximum(known, 0)], local.begin - 1)
+    result[order] = np.where(same_lane, asked[order][np.maximum(known, 0)], view.begin - 1)
     return result

@@ -1,6 +1,6 @@
 """One rank in one window as arrays: what the graph is built from, before any other rank is looked at.
 
-In: rows of the tables for one rank and window, on the aligned clock. Out: a `Local`, whose indices all
+In: rows of the tables for one rank and window, on the aligned clock. Out: a `RankView`, whose indices all
 other modules of the build share.
 """
 
@@ -23,7 +23,7 @@ IS_ON_GPU = np.isin(SPAN_KINDS, GPU_WORK_KINDS)
 
 
 @dataclass(frozen=True)
-class Local:
+class RankView:
     """Spans and collectives of one rank in one window.
 
     Attributes:
@@ -98,9 +98,9 @@ class Local:
         return np.where(time >= self.steps_end, -2, step)
 
 
-def make_local(
+def make_rank_view(
     rank: int, window: int, spans: pl.DataFrame, matched: pl.DataFrame, steps: pl.DataFrame
-) -> Local:
+) -> RankView:
     """Take one rank's rows apart into arrays.
 
     Args:
@@ -144,7 +144,7 @@ def make_local(
     begin = int(start[used].min()) if used.any() else 0
     if step_start.size:  # a window may open before the first span of its first step: that time is the step's
         begin = min(begin, int(step_start[0]))
-    return Local(
+    return RankView(
         rank=rank,
         window=window,
         span_id=spans["span_id"].to_numpy(),

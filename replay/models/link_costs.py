@@ -18,7 +18,7 @@ from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline, replay
 
-Sort = tuple[str, str]  # operation and group
+CollectiveKind = tuple[str, str]  # operation and group
 
 ENOUGH = 4  # transfers that a line is fitted to
 SIZES_VARY = 2.0  # largest over smallest size from which latency can be told from bandwidth
@@ -59,7 +59,7 @@ class LinkCost:
         return 1 / self.ns_per_byte if self.ns_per_byte else float("inf")
 
 
-def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Sort, LinkCost]:
+def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[CollectiveKind, LinkCost]:
     """A line for each operation and group whose transfers tell one.
 
     Args:
@@ -69,7 +69,7 @@ def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Sort, Link
     timeline = timeline or replay(graph)
     usable = _usable(graph)
     lines = {}
-    for sort, messages in sorts(graph).items():
+    for sort, messages in messages_by_kind(graph).items():
         mine = usable[np.isin(graph.nodes.message[usable], messages)]
         if mine.size >= ENOUGH:
             moved = _moved_meanwhile(graph, timeline, mine)
@@ -77,7 +77,7 @@ def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Sort, Link
     return lines
 
 
-def untold(graph: Graph) -> tuple[str, ...]:
+def unknown_latencies(graph: Graph) -> tuple[str, ...]:
     """A line for each operation and group whose latency the transfers do not tell."""
     return tuple(
         f"{op} in {group or 'unnamed group'}: sizes are too alike to tell latency, which is taken to be 0"
@@ -86,9 +86,9 @@ def untold(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def sorts(graph: Graph) -> dict[Sort, list[int]]:
+def messages_by_kind(graph: Graph) -> dict[CollectiveKind, list[int]]:
     """Operations and groups, each with the messages that are of it."""
-    found: dict[Sort, list[int]] = {}
+    found: dict[CollectiveKind, list[int]] = {}
     for number, message in enumerate(graph.messages):
         found.setdefault((message.op, message.group), []).append(number)
     return found

@@ -14,19 +14,19 @@ from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.host import Cpu, FreeHost, NoLaunch, NoSync
 from dpro.replay.whatif.edits.kernels import Compile, Optimizer, Precision
 from dpro.replay.whatif.edits.pipeline import Balance, Pipeline
-from dpro.replay.whatif.edits.scaling import Accumulate, Batch, Recompute, Width
-from dpro.replay.whatif.edits.selected_work import Drop, Hurt, Remove, Replace, Scale
+from dpro.replay.whatif.edits.scaling import Accumulate, Batch, DataParallelSize, Recompute
+from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.synchronisation import LocalUpdates, Overlap, Prefetch
 from dpro.replay.whatif.edits.training_loop import Garbage, HideInput, Workers
 
 FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Selected work": (Scale, Remove, Replace),
-    "Ranks": (Heal, Hurt, Drop),
+    "Ranks": (Heal, Slow, Drop),
     "Host": (NoLaunch, FreeHost, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
     "Fusion": (Optimizer, Compile),
     "Precision": (Precision,),
     "Memory for time": (Accumulate, Recompute, Batch),
-    "Parallelism": (Width, Balance, Pipeline),
+    "Parallelism": (DataParallelSize, Balance, Pipeline),
     "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
 }

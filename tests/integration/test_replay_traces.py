@@ -266,8 +266,8 @@ def _shown(table: pl.DataFrame, rank: int, line: ClockLine, noise_us: float = 0)
     lasts = table["duration_ns"].clip(lower_bound=0).to_numpy() if "duration_ns" in table.columns else 0
     late = table["rank"].to_numpy() == rank
     scatter = np.random.default_rng(3).normal(0, noise_us * US, start.size).astype(np.int64)
-    begin = np.where(late, start + line.ahead(start), start)
-    end = np.where(late, start + lasts + line.ahead(start + lasts) + scatter, start + lasts)
+    begin = np.where(late, start + line.offset_at(start), start)
+    end = np.where(late, start + lasts + line.offset_at(start + lasts) + scatter, start + lasts)
     end = np.maximum(begin, end)
     shown = table.with_columns(start_ns=pl.Series(begin))
     if "duration_ns" not in table.columns:
@@ -306,7 +306,7 @@ def test_a_rank_whose_clock_is_off_is_matched_the_same_and_aligned_within_the_sk
     alignment = align(matching.rows, places, WORKERS.empty(), CLOCK_SAMPLES.empty())
     assert alignment.conflicts == ()
     times = collectives.filter(pl.col("rank") == ranks[-1])["start_ns"].to_numpy()
-    error = alignment.of(ranks[-1]).line.aligned(times + line.ahead(times)) - times
+    error = alignment.of(ranks[-1]).line.aligned(times + line.offset_at(times)) - times
     assert np.abs(error).max() <= _end_skew(job.matching) + noise_us * US
     for rank in ranks[:-1]:
         assert abs(alignment.of(rank).line.offset_ns) <= 100 * US

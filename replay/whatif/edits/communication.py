@@ -27,7 +27,13 @@ from dpro.replay.models.collective_algorithms import (
     time_ns,
     two_level_ns,
 )
-from dpro.replay.models.link_costs import LinkCost, Sort, fit_costs, sorts, untold
+from dpro.replay.models.link_costs import (
+    CollectiveKind,
+    LinkCost,
+    fit_costs,
+    messages_by_kind,
+    unknown_latencies,
+)
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_fitting
 from dpro.schema import COLLECTIVES
@@ -60,11 +66,9 @@ class NoCommunication(Edit):
         return graph.with_durations(duration).without_edges(graph.edges.kind == EdgeKind.RENDEZVOUS)
 
     def describe(self) -> str:
-        """What is changed."""
         return "no communication at all"
 
     def how(self) -> str:
-        """How to do it."""
         return "cannot be done: it bounds what any change to communication can gain"
 
 
@@ -105,15 +109,13 @@ class Network(Edit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What latency is not known of."""
-        return untold(graph)
+        return unknown_latencies(graph)
 
     def describe(self) -> str:
-        """What is changed."""
         words = f"a network {self.bandwidth:g} times as fast"
         return words if self.latency == 1 else f"{words}, with {self.latency:g} times the latency"
 
     def how(self) -> str:
-        """How to do it."""
         if self.bandwidth < 1 or self.latency > 1:
             return "nothing to do: it shows what a slower network would cost"
         return "faster links, or fewer bytes (gradient compression, bf16 reduction)"
@@ -146,11 +148,9 @@ class Delay(Edit):
         return graph.with_durations(duration).with_lags(lag)
 
     def describe(self) -> str:
-        """What is changed."""
         return f"each transfer takes {self.us:g} us longer"
 
     def how(self) -> str:
-        """How to do it."""
         return "nothing to do: it shows what hosts further apart would cost"
 
 
@@ -166,7 +166,7 @@ def latencies(graph: Graph) -> NDArray[np.int64]:
     """[N] ns of each transfer that do not depend on its bytes, as far as the run tells; else 0."""
     fixed = np.zeros(graph.num_nodes, np.int64)
     lines = fit_costs(graph)
-    for sort, messages in sorts(graph).items():
+    for sort, messages in messages_by_kind(graph).items():
         if sort in lines:
             fixed[np.isin(graph.nodes.message, messages)] = round(lines[sort].latency_ns)
     return fixed
@@ -222,7 +222,7 @@ class Algorithm(Edit):
         nodes, lines = graph.nodes, fit_costs(graph)
         fits = messages_fitting(graph, "", self.group)
         answered, refused = [], []
-        for sort, messages in sorts(graph).items():
+        for sort, messages in messages_by_kind(graph).items():
             if not fits[messages[0]]:
                 continue
             mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
@@ -236,7 +236,12 @@ class Algorithm(Edit):
         return answered, refused
 
     def _ratio(
-        self, graph: Graph, lines: dict[Sort, LinkCost], sort: Sort, message: Message, num_bytes: Floats
+        self,
+        graph: Graph,
+        lines: dict[CollectiveKind, LinkCost],
+        sort: CollectiveKind,
+        message: Message,
+        num_bytes: Floats,
     ) -> Floats:
         """[T] time by the other algorithm over time by the one that ran."""
         now = self._ran(graph, message.op)
@@ -260,7 +265,7 @@ class Algorithm(Edit):
     def _ran(self, graph: Graph, op: str) -> str:
         return recorded_algorithm(graph, op) or self.now or RING
 
-    def _inside(self, graph: Graph, lines: dict[Sort, LinkCost]) -> LinkModel:
+    def _inside(self, graph: Graph, lines: dict[CollectiveKind, LinkCost]) -> LinkModel:
         """What communication within a host costs, as given, or as a group within one host tells.
 
         Raises:
@@ -268,18 +273,16 @@ class Algorithm(Edit):
         """
         if self.inside_gbps is not None:
             return LinkModel((self.inside_us or 0.0) * NS_PER_US, 1 / self.inside_gbps)
-        for sort, messages in sorts(graph).items():
+        for sort, messages in messages_by_kind(graph).items():
             message = graph.messages[messages[0]]
             if sort in lines and len(_hosts_in(graph, message)) == 1:
                 return link_of(lines[sort], cost(message.op, self._ran(graph, message.op), message.num_ranks))
         raise Unanswerable("no group within one host tells what communication there costs: give inside_gbps=")
 
     def describe(self) -> str:
-        """What is changed."""
         return f"collectives run by {self.to}" if self.to in FLAT else "collectives run within hosts first"
 
     def how(self) -> str:
-        """How to do it."""
         if self.to == HALVING:
             return "a library that has it, as MPI and gloo do"
         if self.to in FLAT:

@@ -98,11 +98,9 @@ class CudaGraph(Edit):
         )
 
     def describe(self) -> str:
-        """What is changed."""
         return "operators are launched as CUDA graphs"
 
     def how(self) -> str:
-        """How to do it."""
         return "torch.compile(mode='reduce-overhead'), or torch.cuda.make_graphed_callables by hand"
 
 

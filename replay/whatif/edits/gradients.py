@@ -19,7 +19,7 @@ from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.models.gradients import MB, first_uses
-from dpro.replay.models.link_costs import untold
+from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.graph_ops.reduction import (
     Reduced,
@@ -60,14 +60,12 @@ class Bucket(Edit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What latency is not known of."""
-        return untold(graph)
+        return unknown_latencies(graph)
 
     def describe(self) -> str:
-        """What is changed."""
         return f"gradient buckets of {self.mb:g} MB"
 
     def how(self) -> str:
-        """How to do it."""
         return f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
 
 
@@ -144,14 +142,12 @@ class Priority(Edit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What latency is not known of."""
-        return untold(graph)
+        return unknown_latencies(graph)
 
     def describe(self) -> str:
-        """What is changed."""
         return f"gradients in pieces of {self.mb:g} MB, those first that are needed first"
 
     def how(self) -> str:
-        """How to do it."""
         return (
             "BytePS (BYTEPS_PARTITION_BYTES), and an optimizer that updates a parameter when its layer runs"
         )
@@ -296,14 +292,13 @@ class Compress(Edit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What latency is not known of."""
-        return untold(graph)
+        return unknown_latencies(graph)
 
     def is_proven(self) -> bool:
         """Sending only the largest was not measured."""
         return self.topk is None
 
     def describe(self) -> str:
-        """What is changed."""
         if self.to:
             return f"gradients reduced in {HALF[self.to]}"
         if self.topk is not None:
@@ -311,7 +306,6 @@ class Compress(Edit):
         return f"gradients reduced by PowerSGD of rank {self.powersgd_rank}"
 
     def how(self) -> str:
-        """How to do it."""
         if self.to:
             return f"model.register_comm_hook(None, default_hooks.{self.to}_compress_hook)"
         if self.topk is not None:

@@ -87,11 +87,9 @@ class Heal(Edit):
         return self.at.rank is not None
 
     def describe(self) -> str:
-        """What is changed."""
         return f"{self.at.describe()} is as fast as its peers"
 
     def how(self) -> str:
-        """How to do it."""
         if self.at.stage is not None:
             return f"give stage {self.at.stage} fewer layers, or split it: as much work as the others have"
         return f"`dpro diagnose` says what holds {self.at.describe()} up"

@@ -51,11 +51,9 @@ class NoLaunch(Edit):
         )
 
     def describe(self) -> str:
-        """What is changed."""
         return "launch calls are free (launch calls only)"
 
     def how(self) -> str:
-        """How to do it."""
         return (
             "cannot be done alone: it bounds what cheaper launch calls can gain; see cuda-graph and free-host"
         )
@@ -79,11 +77,9 @@ class FreeHost(Edit):
         return free_host(graph)
 
     def describe(self) -> str:
-        """What is changed."""
         return "the host is free: no Python, dispatch, launches or data loading"
 
     def how(self) -> str:
-        """How to do it."""
         return "cannot be done: it bounds what any change to the host can gain, CUDA graphs included"
 
 
@@ -127,11 +123,9 @@ class Cpu(Edit):
         return graph.with_durations(scaled(graph, mask, 1 / self.factor))
 
     def describe(self) -> str:
-        """What is changed."""
         return f"a CPU {self.factor:g} times as fast"
 
     def how(self) -> str:
-        """How to do it."""
         if self.factor < 1:
             return "nothing to do: it shows what a slower CPU would cost"
         return "faster cores, ranks bound to cores of their own, OMP_NUM_THREADS, fewer Python calls per step"
@@ -163,11 +157,9 @@ class NoSync(Edit):
         return graph.without_edges(dropped)
 
     def describe(self) -> str:
-        """What is changed."""
         return f"the CPU does not wait for the GPU {'in ' + self.within if self.within else 'anywhere'}"
 
     def how(self) -> str:
-        """How to do it."""
         return (
             "keep losses and metrics on the GPU and read them every N steps; copy with non_blocking=True "
             "from pinned memory; leave out torch.cuda.synchronize()"

@@ -80,11 +80,9 @@ class Optimizer(Edit):
         return graph.with_durations(np.rint(duration).astype(np.int64))
 
     def describe(self) -> str:
-        """What is changed."""
         return f"a {self.impl} optimizer"
 
     def how(self) -> str:
-        """How to do it."""
         return f"torch.optim.…(…, {self.impl}=True)"
 
 
@@ -161,11 +159,9 @@ class Compile(Edit):
         return graph.with_durations(duration).with_lags(lag)
 
     def describe(self) -> str:
-        """What is changed."""
         return "pointwise kernels are fused"
 
     def how(self) -> str:
-        """How to do it."""
         return "torch.compile(model)"
 
 
@@ -291,11 +287,9 @@ class Precision(Edit):
         return kernels, computing
 
     def describe(self) -> str:
-        """What is changed."""
         return f"{'matmuls in fp8' if self.dtype == 'fp8' else 'autocast to ' + self.dtype}"
 
     def how(self) -> str:
-        """How to do it."""
         if self.dtype == "fp8":
             return "torchao.float8.convert_to_float8_training(model), or Transformer Engine's fp8_autocast"
         scaler = " and torch.amp.GradScaler" if self.dtype == "fp16" else ""

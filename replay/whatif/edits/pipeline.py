@@ -134,11 +134,9 @@ class Balance(Edit):
         return tuple(lines)
 
     def describe(self) -> str:
-        """What is changed."""
         return "all stages have as much work" if self.over == "stages" else "sequences are spread evenly"
 
     def how(self) -> str:
-        """How to do it."""
         if self.over == "stages":
             return "move layers between stages: fewer on the last, which has the loss"
         return "sort or pack sequences so that micro-batches and ranks have even sums of squared lengths"
@@ -176,12 +174,10 @@ class Pipeline(Edit):
         return _rebuilt(graph, rows, orders, recorded / wanted, self.chunks or 1)
 
     def describe(self) -> str:
-        """What is changed."""
         batches = f" with {self.micro_batches} micro-batches" if self.micro_batches else ""
         return f"a {self.schedule} pipeline{batches}"
 
     def how(self) -> str:
-        """How to do it."""
         names = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe", "interleaved": "ScheduleInterleaved1F1B"}
         name = names.get(self.schedule, "ScheduleInterleavedZeroBubble")
         return f"torch.distributed.pipelining.{name}(stage, n_microbatches={self.micro_batches or '…'})"
@@ -309,8 +305,8 @@ def _borders(graph: Graph, rows: pl.DataFrame, gone: Bools) -> dict[tuple[int, i
 def _messages(graph: Graph) -> Bools:
     """[N] sends and receives between stages, and where they meet."""
     nodes = graph.nodes
-    sorts = np.array([message.op in MESSAGES for message in graph.messages] + [False], np.bool_)
-    moves = sorts[nodes.message] & (nodes.kind == NodeKind.TRANSFER)
+    between_stages = np.array([message.op in MESSAGES for message in graph.messages] + [False], np.bool_)
+    moves = between_stages[nodes.message] & (nodes.kind == NodeKind.TRANSFER)
     found: Bools = (nodes.collective >= 0) & np.isin(nodes.collective, nodes.collective[moves])
     return found
 

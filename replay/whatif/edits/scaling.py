@@ -18,7 +18,7 @@ from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
-from dpro.replay.models.link_costs import fit_costs, sorts, untold
+from dpro.replay.models.link_costs import fit_costs, messages_by_kind, unknown_latencies
 from dpro.replay.models.memory import footprint_of
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
@@ -60,11 +60,9 @@ class Accumulate(Edit):
         return (f"a step has {self.steps} batches: divide by that to compare the time of one",)
 
     def describe(self) -> str:
-        """What is changed."""
         return f"{self.steps} batches per optimizer step"
 
     def how(self) -> str:
-        """How to do it."""
         return (
             f"model.no_sync() around all but one of {self.steps} passes (FSDP2: set_requires_gradient_sync)"
         )
@@ -149,11 +147,9 @@ class Recompute(Edit):
         return graph.with_durations(duration)
 
     def describe(self) -> str:
-        """What is changed."""
         return f"{self.module} is computed again in backward"
 
     def how(self) -> str:
-        """How to do it."""
         return "torch.utils.checkpoint.checkpoint(block, …, use_reentrant=False) around each block"
 
 
@@ -205,11 +201,9 @@ class Batch(Edit):
         )
 
     def describe(self) -> str:
-        """What is changed."""
         return f"batches of {self.factor:g} times the size"
 
     def how(self) -> str:
-        """How to do it."""
         return f"DataLoader(batch_size={self.factor:g} times as much); look after the learning rate"
 
 
@@ -226,12 +220,12 @@ FEWEST = 4  # durations that noise is taken from
 
 
 @dataclass(frozen=True)
-class Width(Edit):
+class DataParallelSize(Edit):
     """The job has another number of data-parallel ranks."""
 
-    name = "width"
+    name = "data-parallel"
     summary = "another number of data-parallel ranks, each with the same work"
-    example = "width:dp=16"
+    example = "data-parallel:ranks=16"
     needs = "ranks that are all in one group, and transfers of known size in it"
     assumes = (
         "further ranks are like the recorded ones and on a like network, their noise is independent and "
@@ -242,7 +236,7 @@ class Width(Edit):
         "slowest: the expected largest of n normal deviates (Blom, 1958) times the noise of work between "
         "collectives"
     )
-    dp: int = key("how many data-parallel ranks", least=2)
+    ranks: int = key("how many data-parallel ranks", least=2)
     now: str = key("which algorithm runs; ring without", "", choices=FLAT)
     doubt: float = 0.3
 
@@ -257,40 +251,38 @@ class Width(Edit):
 
     def _with_noise(self, graph: Graph, *times: float) -> tuple[Graph, ...]:
         """The wider job with multiples of the noise that is expected."""
-        ranks = _one_group(graph)
-        if ranks == self.dp:
+        recorded = _one_group(graph)
+        if recorded == self.ranks:
             return (graph,) * len(times)
-        scaled = graph.with_durations(self._transfers(graph, ranks))
-        later = (largest_of(self.dp) - largest_of(ranks)) * _noise_before(graph)
+        scaled = graph.with_durations(self._transfers(graph, recorded))
+        later = (largest_of(self.ranks) - largest_of(recorded)) * _noise_before(graph)
         lag = graph.edges.lag
         return tuple(scaled.with_lags(lag + np.rint(each * later).astype(np.int64)) for each in times)
 
-    def _transfers(self, graph: Graph, ranks: int) -> NDArray[np.int64]:
+    def _transfers(self, graph: Graph, recorded: int) -> NDArray[np.int64]:
         """[N] ns, with transfers that take what they do among so many ranks."""
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
-        for sort, messages in sorts(graph).items():
-            if sort not in lines:
-                raise Unanswerable(f"too few transfers of known size to tell what {sort[0]} costs")
+        for kind, messages in messages_by_kind(graph).items():
+            if kind not in lines:
+                raise Unanswerable(f"too few transfers of known size to tell what {kind[0]} costs")
             mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
-            algorithm = recorded_algorithm(graph, sort[0]) or self.now or RING
-            spent = cost(sort[0], algorithm, ranks)
-            link, num_bytes = link_of(lines[sort], spent), nodes.bytes[mine].astype(np.float64)
-            after = time_ns(cost(sort[0], algorithm, self.dp), link, num_bytes)
+            algorithm = recorded_algorithm(graph, kind[0]) or self.now or RING
+            spent = cost(kind[0], algorithm, recorded)
+            link, num_bytes = link_of(lines[kind], spent), nodes.bytes[mine].astype(np.float64)
+            after = time_ns(cost(kind[0], algorithm, self.ranks), link, num_bytes)
             ratio = after / np.maximum(time_ns(spent, link, num_bytes), 1e-9)
             duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
         return duration
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """What latency is not known of."""
-        return untold(graph)
+        return unknown_latencies(graph)
 
     def describe(self) -> str:
-        """What is changed."""
-        return f"{self.dp} data-parallel ranks"
+        return f"{self.ranks} data-parallel ranks"
 
     def how(self) -> str:
-        """How to do it."""
-        return f"torchrun with {self.dp} processes in all; look after the learning rate"
+        return f"torchrun with {self.ranks} processes in all; look after the learning rate"
 
 
 def _one_group(graph: Graph) -> int:

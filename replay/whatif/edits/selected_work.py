@@ -41,11 +41,9 @@ class Scale(Edit):
         return graph.with_durations(scaled(graph, self.selection.chosen(graph), self.factor))
 
     def describe(self) -> str:
-        """What is changed."""
         return f"{self.selection.describe()} takes {self.factor:.0%} of its time"
 
     def how(self) -> str:
-        """How to do it."""
         if self.factor > 1:
             return "nothing to do: it shows what slower work would cost"
         return "a faster implementation of the selected work"
@@ -74,11 +72,9 @@ class Remove(Edit):
         return without(graph, mask if self.selection.kind else with_inside(graph, mask))
 
     def describe(self) -> str:
-        """What is changed."""
         return f"{self.selection.describe()} is not done"
 
     def how(self) -> str:
-        """How to do it."""
         return "leave the work out of the model or the loop"
 
 
@@ -103,11 +99,9 @@ class Replace(Edit):
         return graph.with_durations(lasting(graph, mask, self.us * NS_PER_US))
 
     def describe(self) -> str:
-        """What is changed."""
         return f"{self.selection.describe()} takes {self.us:g} us each time"
 
     def how(self) -> str:
-        """How to do it."""
         return "put the other implementation in, whose time was measured by itself"
 
 
@@ -163,12 +157,12 @@ def _arriving(graph: Graph, mask: Bools) -> Bools:
 
 
 @dataclass(frozen=True)
-class Hurt(Edit):
+class Slow(Edit):
     """A rank, all ranks of a host, or a stage work longer: by a factor, by a time in each step, or both."""
 
-    name = "hurt"
+    name = "slow"
     summary = "a rank, host or stage becomes a straggler"
-    example = "hurt:rank=2,factor=1.3"
+    example = "slow:rank=2,factor=1.3"
     needs = "the ranks"
     assumes = "all its work slows down alike, and the network does not"
     source = "duration * factor of CPU and GPU work; ms at the beginning of each step"
@@ -184,7 +178,7 @@ class Hurt(Edit):
         super().__post_init__()
         self.at.require_one(self.name)
         if self.factor is None and self.ms is None:
-            raise UsageError(f"hurt needs factor= or ms=, as in {self.example}")
+            raise UsageError(f"slow needs factor= or ms=, as in {self.example}")
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the ranks' work, and make the first work of each step longer."""
@@ -195,13 +189,11 @@ class Hurt(Edit):
         return graph.with_durations(duration)
 
     def describe(self) -> str:
-        """What is changed."""
         by = [f"takes {self.factor:g} times as long"] if self.factor is not None else []
         by += [f"loses {self.ms:g} ms per step"] if self.ms is not None else []
         return f"{self.at.describe()} {' and '.join(by)}"
 
     def how(self) -> str:
-        """How to do it."""
         return "nothing to do: it shows what such a straggler would cost"
 
 
@@ -268,11 +260,9 @@ class Drop(Edit):
         return f"rank {self.rank}" if self.rank is not None else f"data-parallel replica {self.dp}"
 
     def describe(self) -> str:
-        """What is changed."""
         return f"{self._what()} is left out"
 
     def how(self) -> str:
-        """How to do it."""
         return "start the job without it, with a batch or learning rate for so many ranks"
 
 

@@ -78,12 +78,10 @@ class Prefetch(Edit):
         return draft.finish()
 
     def describe(self) -> str:
-        """What is changed."""
         where = f" in {self.only}" if self.only else ""
         return f"parameters gathered {self.ahead} layers earlier{where}"
 
     def how(self) -> str:
-        """How to do it."""
         calls = [
             f"set_modules_to_{each}_prefetch" for each in ("forward", "backward") if self.only in ("", each)
         ]
@@ -290,11 +288,9 @@ class LocalUpdates(Edit):
         )
 
     def describe(self) -> str:
-        """What is changed."""
         return f"parameters averaged every {self.every} steps instead of gradients in each"
 
     def how(self) -> str:
-        """How to do it."""
         return (
             "post_localSGD_hook without gradient all-reduce, and PostLocalSGDOptimizer(optimizer, "
             f"PeriodicModelAverager(period={self.every})); look after accuracy"
@@ -324,11 +320,9 @@ class Overlap(Edit):
         return with_reductions(known, [[replace(each, called_after=last) for each in own] for own in plain])
 
     def describe(self) -> str:
-        """What is changed."""
         return "gradients reduced after backward" if self.mode == "off" else "gradients awaited a step later"
 
     def how(self) -> str:
-        """How to do it."""
         if self.mode == "off":
             return "nothing to do: it shows what overlap gains; DDP does that with one bucket for all"
         return "an optimizer that applies gradients one step late; look after accuracy"

@@ -43,11 +43,9 @@ class HideInput(Edit):
         return Scale(Selection(within=DATA_LOADING), 0.0).apply(graph)
 
     def describe(self) -> str:
-        """What is changed."""
         return "the input is ready when the step asks for it"
 
     def how(self) -> str:
-        """How to do it."""
         return "DataLoader(num_workers=N, prefetch_factor=…, pin_memory=True) with enough workers"
 
 
@@ -84,7 +82,6 @@ class Workers(Edit):
         return graph.with_durations(scaled(graph, loading, factor[graph.nodes.rank[loading]]))
 
     def describe(self) -> str:
-        """What is changed."""
         return (
             f"{self.count} DataLoader worker{'s' * (self.count > 1)} per rank"
             if self.count
@@ -92,7 +89,6 @@ class Workers(Edit):
         )
 
     def how(self) -> str:
-        """How to do it."""
         return f"DataLoader(num_workers={self.count}, persistent_workers={self.count > 0}, pin_memory=True)"
 
 
@@ -165,13 +161,11 @@ class Garbage(Edit):
         return graph.with_durations(duration)
 
     def describe(self) -> str:
-        """What is changed."""
         return (
             f"garbage is collected every {self.every} steps on all ranks" if self.every else "no collections"
         )
 
     def how(self) -> str:
-        """How to do it."""
         if self.every:
             return f"gc.disable(), and gc.collect() after every {self.every} steps on all ranks"
         return "gc.disable() or gc.freeze() after setup, where the loop makes no cycles"

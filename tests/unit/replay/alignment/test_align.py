@@ -36,7 +36,7 @@ class Job:
 
     def shows(self, rank: int, time: int) -> int:
         """What a rank's clock shows at a true time, both in ns."""
-        return time + int(self._ahead[rank].ahead(np.array([time]))[0])
+        return time + int(self._ahead[rank].offset_at(np.array([time]))[0])
 
     def meet(self, op: str, members: dict[int, tuple[int, int]], window: int = 0) -> None:
         """A collective: when each rank came and left, in true time."""
@@ -96,7 +96,9 @@ class Job:
         aligned = alignment.aligned(frame)
         errors = []
         for (rank,), rows in frame.with_columns(a=aligned["start_ns"]).group_by("rank"):
-            true = [t - int(self._ahead[rank].ahead(np.array([t]))[0]) for t in rows["start_ns"].to_list()]
+            true = [
+                t - int(self._ahead[rank].offset_at(np.array([t]))[0]) for t in rows["start_ns"].to_list()
+            ]
             reference = np.array([self.shows(0, t) for t in true])
             errors.append(np.abs(rows["a"].to_numpy() - reference).max())
         return int(max(errors))

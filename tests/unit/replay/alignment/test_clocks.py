@@ -20,7 +20,7 @@ lines = st.builds(
 
 def test_a_line_is_exact_to_the_nanosecond_days_from_its_reference():
     line = ClockLine(TODAY, 7, 50_000)  # 50 ppm: 4.32 s a day
-    assert line.ahead(np.array([TODAY, TODAY + 20_000, TODAY + 30 * 86_400 * S])).tolist() == [
+    assert line.offset_at(np.array([TODAY, TODAY + 20_000, TODAY + 30 * 86_400 * S])).tolist() == [
         7,
         8,
         7 + 30 * 4_320_000_000,
@@ -53,7 +53,7 @@ def test_drift_that_stands_out_from_the_scatter_is_found_with_wild_values_among_
     differences[::7] += 400 * US
     line = fit_scattered(times, differences.astype(np.int64))
     assert line.drift_ppb == pytest.approx(drift_ppm * 1000, abs=12_000)
-    error = line.ahead(times) - (-3 * MS + drift_ppm * (times - TODAY) // 1_000_000)
+    error = line.offset_at(times) - (-3 * MS + drift_ppm * (times - TODAY) // 1_000_000)
     assert np.abs(error).max() < 60 * US
     assert 10 * US < line.uncertainty_ns < 100 * US
 
@@ -84,7 +84,7 @@ def test_comparisons_a_minute_apart_tell_drift_of_less_than_a_millionth(drift_pp
     line = fit_bounded(*_comparisons(drift_ppm), at=(TODAY + 61 * S, TODAY + 63 * S))
     assert line.drift_ppb == pytest.approx(drift_ppm * 1000, abs=50)
     window = TODAY + np.array([61, 62, 63]) * S
-    assert np.abs(line.ahead(window) - 50 * MS - drift_ppm * (window - TODAY) / 1e6).max() <= 4 * US
+    assert np.abs(line.offset_at(window) - 50 * MS - drift_ppm * (window - TODAY) / 1e6).max() <= 4 * US
     assert 2 * US < line.uncertainty_ns < 10 * US
 
 

@@ -164,8 +164,8 @@ def test_what_execution_traces_tell_of_a_real_job_is_in_the_graph_and_moves_no_s
     import_sources([folder], tmp_path / "run")
     run = open_run(tmp_path / "run")
     told = build_graph(run).graph
-    dependencies = build.told_dependencies
-    monkeypatch.setattr(build, "told_dependencies", lambda run, spans: dependencies(run, spans).clear())
+    dependencies = build.recorded_dependencies
+    monkeypatch.setattr(build, "recorded_dependencies", lambda run, spans: dependencies(run, spans).clear())
     untold = build_graph(run).graph
     recorded = ~told.edges.inferred & (told.edges.kind == EdgeKind.EVENT)
     assert recorded.sum() >= 40

@@ -31,12 +31,21 @@ from tests.unit.replay.whatif.edits.test_synchronisation import fsdp_job
 
 # Edits that change nothing at this strength, wherever they can be answered.
 ZERO = [
-    *("scale:factor=1", "scale:name=*,factor=1", "hurt:rank=0,factor=1", "hurt:rank=1,ms=0", "cpu:factor=1"),
+    *("scale:factor=1", "scale:name=*,factor=1", "slow:rank=0,factor=1", "slow:rank=1,ms=0", "cpu:factor=1"),
     *("network:bandwidth=1,latency=1", "delay:us=0", "accumulate:steps=1", "pipeline", "balance:over=stages"),
     *("workers:count=0", "optimizer:impl=foreach", "precision:dtype=fp8,speedup=1", "algorithm:to=ring"),
-    *("prefetch:ahead=0", "batch:factor=1", "width:dp=4", "bucket:mb=100", "local-updates:every=1"),
+    *(
+        "prefetch:ahead=0",
+        "batch:factor=1",
+        "data-parallel:ranks=4",
+        "bucket:mb=100",
+        "local-updates:every=1",
+    ),
 ]
-ZERO_ONLY = {"balance:over=stages": "pipeline", "width:dp=4": "rings"}  # even work, four ranks: of these jobs
+ZERO_ONLY = {
+    "balance:over=stages": "pipeline",
+    "data-parallel:ranks=4": "rings",
+}  # even work, four ranks: of these jobs
 # Edits that leave nothing for themselves to change.
 ONCE = [
     *("remove:kind=kernel", "replace:name=aten::mm,us=30", "drop:rank=1", "no-launch"),
@@ -68,20 +77,20 @@ LESS = [
 ]
 # Edits that add some.
 MORE = [
-    *("scale:factor=2", "hurt:rank=1,factor=2", "hurt:rank=0,ms=1", "accumulate:steps=2", "cpu:factor=0.5"),
-    *("network:bandwidth=0.5", "recompute:module=layers.*", "batch:factor=2", "width:dp=16"),
+    *("scale:factor=2", "slow:rank=1,factor=2", "slow:rank=0,ms=1", "accumulate:steps=2", "cpu:factor=0.5"),
+    *("network:bandwidth=0.5", "recompute:module=layers.*", "batch:factor=2", "data-parallel:ranks=16"),
     *("overlap:mode=off", "pipeline:schedule=gpipe", "delay:us=500"),
 ]
 # Edits of different things: what each changes, the other neither reads nor writes.
 APART = [
     ("scale:kind=kernel,factor=0.3", "cpu:factor=3"),
-    ("hurt:rank=0,ms=3", "network:bandwidth=2"),
+    ("slow:rank=0,ms=3", "network:bandwidth=2"),
     ("no-sync", "scale:kind=kernel,factor=2"),
     ("cuda-graph", "scale:kind=kernel,factor=0.3"),
     ("no-launch", "scale:kind=kernel,factor=0.3"),
     ("free-host", "scale:kind=kernel,factor=0.3"),
     ("remove:kind=kernel", "hide-input"),
-    ("drop:rank=1", "hurt:rank=0,factor=2"),
+    ("drop:rank=1", "slow:rank=0,factor=2"),
     ("gc:every=0", "network:bandwidth=3"),
     ("delay:us=500", "scale:kind=cpu,factor=0.5"),
     ("heal:rank=1", "scale:kind=collective,factor=0.5"),
@@ -92,7 +101,7 @@ APART = [
     ("accumulate:steps=2", "scale:kind=cpu,factor=0.5"),
     ("recompute:module=layers.*", "scale:kind=collective,factor=0.5"),
     ("batch:factor=2", "scale:kind=collective,factor=0.5"),
-    ("width:dp=8", "hurt:rank=0,ms=1"),
+    ("data-parallel:ranks=8", "slow:rank=0,ms=1"),
     ("algorithm:to=halving", "scale:kind=cpu,factor=0.5"),
     ("prefetch:ahead=1", "scale:name=work,factor=2"),
     ("bucket:mb=1", "scale:name=LinearForward,factor=2"),

@@ -11,7 +11,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.communication import Network, NoCommunication
 from dpro.replay.whatif.edits.heal import Heal, RanksAt
 from dpro.replay.whatif.edits.host import NoLaunch
-from dpro.replay.whatif.edits.selected_work import Drop, Hurt, Remove, Replace, Scale
+from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.graph_ops.selected import KINDS, Selection
 from dpro.replay.whatif.parse import parse_edit
@@ -35,7 +35,7 @@ short_factors = st.integers(0, 400).map(lambda n: n / 100)
         st.builds(Replace, selections, short_factors),
         st.builds(Heal, st.builds(RanksAt, st.integers(0, 100_000))),
         st.builds(
-            Hurt,
+            Slow,
             st.builds(RanksAt, host=patterns.filter(bool)),
             factor=st.none() | short_factors,
             ms=short_factors,
@@ -96,7 +96,7 @@ def test_the_example_of_every_edit_is_one(name):
         ("heal:rnk=1", "did you mean 'rank'"),
         ("heal", "heal needs one of rank=, host= and stage=, as in heal:rank=1"),
         ("heal:rank=1,stage=2", "heal needs one of"),
-        ("hurt:rank=1", "hurt needs factor= or ms="),
+        ("slow:rank=1", "slow needs factor= or ms="),
         ("drop", "drop needs one of rank= and dp="),
         ("heal:rank=-1", "rank must be 0 or more"),
         ("replace:name=x", "replace needs us="),

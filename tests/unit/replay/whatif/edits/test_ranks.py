@@ -1,4 +1,4 @@
-"""Ranks, hosts and stages healed, hurt and left out."""
+"""Ranks, hosts and stages healed, slowed and left out."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ def jobs(tmp_path_factory) -> dict[str, Graph]:
 def test_a_straggler_that_loses_nothing_changes_nothing(jobs, job, place):
     graph = jobs[job]
     for strength in ("factor=1", "ms=0", "factor=1,ms=0"):
-        assert (changed(graph, f"hurt:{place},{strength}").nodes.duration == graph.nodes.duration).all()
+        assert (changed(graph, f"slow:{place},{strength}").nodes.duration == graph.nodes.duration).all()
 
 
 @given(st.sampled_from(["even", "uneven", "gpu"]), st.sampled_from(PLACES), st.integers(10, 40))
 def test_a_straggler_makes_nothing_end_earlier_and_touches_only_its_own_work(jobs, job, place, tenths):
     graph = jobs[job]
-    hurt = changed(graph, f"hurt:{place},factor={tenths / 10},ms=0.1")
-    assert (replay(hurt).end >= replay(graph).end).all()
-    touched = hurt.nodes.duration != graph.nodes.duration
+    slower = changed(graph, f"slow:{place},factor={tenths / 10},ms=0.1")
+    assert (replay(slower).end >= replay(graph).end).all()
+    touched = slower.nodes.duration != graph.nodes.duration
     assert np.isin(graph.nodes.kind[touched], (*CPU_KINDS, *GPU_KINDS)).all()
     if place.startswith("rank"):
         assert set(graph.nodes.rank[touched]) <= {int(place[-1])}
 
 
 def test_a_rank_that_loses_two_ms_a_step_costs_the_job_two_ms_a_step(jobs):
-    saved = steps_us(jobs["even"], "hurt:rank=1,ms=2") - steps_us(jobs["even"])
+    saved = steps_us(jobs["even"], "slow:rank=1,ms=2") - steps_us(jobs["even"])
     assert saved == pytest.approx([2000] * 4, abs=100)
 
 
 @pytest.mark.parametrize("edit", ["heal:rank=2", "heal:host=b"])
 def test_healing_a_rank_or_its_host_takes_the_slowness_away_that_was_put_in(jobs, edit):
-    slow = steps_us(jobs["even"], "hurt:rank=2,factor=2").mean()
-    healed = steps_us(jobs["even"], "hurt:rank=2,factor=2", edit).mean()
+    slow = steps_us(jobs["even"], "slow:rank=2,factor=2").mean()
+    healed = steps_us(jobs["even"], "slow:rank=2,factor=2", edit).mean()
     assert healed == pytest.approx(steps_us(jobs["even"]).mean(), rel=0.03)
     assert slow > 1.2 * healed
 
 
 def test_healing_a_host_counts_its_ranks_not_among_the_peers(jobs):
     # Both ranks of host b are slow: to each the other would look healthy.
-    hurt = ("hurt:host=b,factor=2",)
-    alone = steps_us(jobs["even"], *hurt, "heal:host=b").mean()
+    slower = ("slow:host=b,factor=2",)
+    alone = steps_us(jobs["even"], *slower, "heal:host=b").mean()
     assert alone == pytest.approx(steps_us(jobs["even"]).mean(), rel=0.03)
     with pytest.raises(Unanswerable, match="no peer"):
         changed(jobs["even"], "heal:host=*")
@@ -74,15 +74,15 @@ def test_healing_a_host_counts_its_ranks_not_among_the_peers(jobs):
 
 @given(st.sampled_from(["even", "uneven", "gpu"]), st.sampled_from(PLACES[:-1]), st.floats(0, 3))
 def test_healing_never_slows(jobs, job, place, factor):
-    hurt = changed(jobs[job], f"hurt:rank=2,factor={factor}")
-    healed = changed(hurt, f"heal:{place}")
-    assert (healed.nodes.duration <= hurt.nodes.duration).all()
-    assert (replay(healed).end <= replay(hurt).end).all()
+    slower = changed(jobs[job], f"slow:rank=2,factor={factor}")
+    healed = changed(slower, f"heal:{place}")
+    assert (healed.nodes.duration <= slower.nodes.duration).all()
+    assert (replay(healed).end <= replay(slower).end).all()
 
 
 @given(st.sampled_from(["even", "uneven", "gpu"]), st.integers(10, 30), st.integers(0, 20))
 def test_stragglers_on_two_ranks_are_the_same_in_either_order(jobs, job, tenths, ms):
-    one, other = f"hurt:rank=0,factor={tenths / 10}", f"hurt:rank=2,ms={ms}"
+    one, other = f"slow:rank=0,factor={tenths / 10}", f"slow:rank=2,ms={ms}"
     assert (steps_us(jobs[job], one, other) == steps_us(jobs[job], other, one)).all()
 
 
@@ -90,7 +90,7 @@ def test_nobody_waits_for_a_rank_that_is_dropped(jobs):
     graph = jobs["uneven"]
     without = steps_us(graph, "drop:rank=2").mean()
     assert without == pytest.approx(steps_us(graph, "heal:rank=2").mean(), rel=0.05)
-    assert (steps_us(graph, "hurt:rank=2,factor=9", "drop:rank=2") == steps_us(graph, "drop:rank=2")).all()
+    assert (steps_us(graph, "slow:rank=2,factor=9", "drop:rank=2") == steps_us(graph, "drop:rank=2")).all()
 
 
 @pytest.mark.parametrize("job", ["even", "uneven", "gpu"])
@@ -101,7 +101,7 @@ def test_dropping_a_rank_lets_nothing_end_later(jobs, job, rank):
 
 
 def test_ranks_that_are_not_there_are_refused(jobs, tmp_path):
-    for edit in ("heal:rank=9", "hurt:rank=9,ms=1", "drop:rank=9"):
+    for edit in ("heal:rank=9", "slow:rank=9,ms=1", "drop:rank=9"):
         with pytest.raises(Unanswerable, match="rank 9 is not in the run"):
             changed(jobs["even"], edit)
     with pytest.raises(Unanswerable, match="host nowhere is not in the run"):

@@ -59,7 +59,7 @@ def mean_step_us(job: Built) -> float:
 def test_a_wider_job_waits_for_the_slowest_of_more_ranks_and_reduces_over_more(tmp_path):
     narrow, wide = (built(noisy_job(ranks), tmp_path / str(ranks)) for ranks in (4, 12))
     trust = assess(narrow, replay(narrow.graph), narrow.graph.run.manifest)
-    told = predict(narrow.graph, baseline_steps(narrow.graph), [parse_edit("width:dp=12")], trust)
+    told = predict(narrow.graph, baseline_steps(narrow.graph), [parse_edit("data-parallel:ranks=12")], trust)
     measured = mean_step_us(wide)
     assert told.predicted_ns / 1000 == pytest.approx(measured, rel=0.03)
     assert told.low_ns / 1000 <= measured <= told.high_ns / 1000
@@ -67,29 +67,31 @@ def test_a_wider_job_waits_for_the_slowest_of_more_ranks_and_reduces_over_more(t
 
 
 def test_transfers_cost_what_a_ring_of_so_many_does(tmp_path):
-    graph = parse_edit("width:dp=8").apply(four_ranks(tmp_path))
+    graph = parse_edit("data-parallel:ranks=8").apply(four_ranks(tmp_path))
     expected = [14 * ALPHA + 2 * 7 / 8 * BETA * size for size in SIZES]
     assert times_us(graph) == pytest.approx(expected, rel=0.01)
 
 
 def test_what_the_run_says_ran_counts_more_than_a_ring(tmp_path):
-    told = parse_edit("width:dp=8").apply(four_ranks(tmp_path / "told", algorithm="TREE"))
-    supposed = parse_edit("width:dp=8,now=tree").apply(four_ranks(tmp_path / "supposed"))
+    told = parse_edit("data-parallel:ranks=8").apply(four_ranks(tmp_path / "told", algorithm="TREE"))
+    supposed = parse_edit("data-parallel:ranks=8,now=tree").apply(four_ranks(tmp_path / "supposed"))
     assert times_us(told) == times_us(supposed)
     assert times_us(told) != pytest.approx(
-        times_us(parse_edit("width:dp=8").apply(four_ranks(tmp_path / "r")))
+        times_us(parse_edit("data-parallel:ranks=8").apply(four_ranks(tmp_path / "r")))
     )
 
 
 def test_as_many_ranks_as_there_are_change_nothing(tmp_path):
     graph = four_ranks(tmp_path)
-    assert parse_edit("width:dp=4").apply(graph) is graph
+    assert parse_edit("data-parallel:ranks=4").apply(graph) is graph
 
 
 def test_a_wider_job_is_never_faster(tmp_path):
     graph = four_ranks(tmp_path)
     lasts = [
-        parse_edit(f"width:dp={ranks}").apply(graph).nodes.duration[graph.nodes.kind == NodeKind.TRANSFER]
+        parse_edit(f"data-parallel:ranks={ranks}")
+        .apply(graph)
+        .nodes.duration[graph.nodes.kind == NodeKind.TRANSFER]
         for ranks in (2, 4, 8, 64)
     ]
     assert all((fewer <= more).all() for fewer, more in pairwise(lasts))
@@ -104,9 +106,9 @@ def test_the_largest_of_many_deviates_is_what_drawing_them_gives():
 
 def test_ranks_in_several_groups_are_refused(tmp_path):
     with pytest.raises(Unanswerable, match="several groups"):
-        parse_edit("width:dp=8").apply(four_ranks(tmp_path, inside=True))
+        parse_edit("data-parallel:ranks=8").apply(four_ranks(tmp_path, inside=True))
 
 
 def test_that_latency_is_not_told_is_said(tmp_path):
-    (line,) = parse_edit("width:dp=8").notes(ddp_job().build(tmp_path / "run").graph)
+    (line,) = parse_edit("data-parallel:ranks=8").notes(ddp_job().build(tmp_path / "run").graph)
     assert "too alike to tell latency" in line
