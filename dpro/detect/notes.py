@@ -18,8 +18,9 @@ from dpro.detect.stragglers.work_causes import excess_by_cause
 from dpro.detect.waits import waits
 from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.peers import peers_by_rank, phase_work
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.heal import healed_in_each_step, peers_of, section_work
+from dpro.replay.whatif.edits.heal import healed_in_each_step
 from dpro.units import format_duration
 
 MIN_WAITING = 0.1  # of the step, mean over ranks
@@ -48,7 +49,7 @@ def note_waiting(graph: Graph, findings: Sequence[Finding]) -> list[str]:
     named = {each for found in findings if found.component_kind != "job" for each in found.ranks}
     if rank in named or most < (1 + 1 / ranks) / 2 * total:
         return []
-    work, per = section_work(graph), ranks * steps
+    work, per = phase_work(graph), ranks * steps
     if total < MIN_WAITING * per * _mean_step(graph):
         return []
     for_it = measured.filter(pl.col("last") == rank)
@@ -65,7 +66,7 @@ def note_waiting(graph: Graph, findings: Sequence[Finding]) -> list[str]:
 
 def _why_it_costs_little(graph: Graph, rank: int, work: pl.DataFrame, waited_ns: float) -> str:
     """What healing a rank would save, and what the others then wait for."""
-    if not peers_of(work, rank):
+    if not peers_by_rank(work).get(rank):
         return "no other rank makes the same calls, which would tell what that costs"
     healed = healed_in_each_step(graph, rank, work)
     gains = gains_of(graph, work, [[rank]], healed[:, None])
@@ -91,7 +92,7 @@ def _why_it_costs_little(graph: Graph, rank: int, work: pl.DataFrame, waited_ns:
 
 def _why_late(graph: Graph, rank: int, work: pl.DataFrame, waited_ns: float) -> str:
     """What is known of a rank that is late even with what it works longer taken away."""
-    longer = excess_by_cause(graph, rank, peers_of(work, rank), 0)
+    longer = excess_by_cause(graph, rank, peers_by_rank(work)[rank], 0)
     excess = float(longer["excess_ns"].clip(lower_bound=0).sum())
     if excess < waited_ns / 2:
         return "it works hardly longer than its peers: the trace does not show why it is late"

@@ -25,8 +25,8 @@ from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import AMOUNT, ELEMENTS, REST, Uneven, explain, find_uneven_work
 from dpro.detect.significance import MIN_STEPS
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
+from dpro.replay.peers import ON_CPU, ON_GPU, phase_work, teams
 from dpro.replay.timeline import steps_before_and_after
-from dpro.replay.whatif.edits.heal import ON_CPU, ON_GPU, section_work
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Run
 
@@ -62,19 +62,14 @@ def hand_out_evenly(graph: Graph) -> BalancedJob:
     as_it_is = BalancedJob(graph, [], True, {})
     if graph.run is None:
         return as_it_is
-    work = section_work(graph)
+    work = phase_work(graph)
     resource = ON_GPU if (work["resource"] == ON_GPU).any() else ON_CPU
-    own = (
-        work.filter(pl.col("resource") == resource)
-        .group_by("rank", "step")
-        .agg(pl.col("work_ns").sum(), pl.col("position").max(), pl.col("calls").first())
-        .with_columns(pl.col("position").max().over("rank"))
-    )
+    own = work.filter(pl.col("resource") == resource).group_by("rank", "step").agg(pl.col("work_ns").sum())
     amounts = amounts_in_windows(graph.run)
     found = [
         each
-        for _, alike in own.sort("position", "calls").group_by("position", "calls", maintain_order=True)
-        if (each := _explained(alike, amounts)) is not None
+        for team in teams(work)
+        if (each := _explained(own.filter(pl.col("rank").is_in(team)), amounts)) is not None
     ]
     if not found:
         return as_it_is

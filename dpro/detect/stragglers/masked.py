@@ -19,8 +19,8 @@ from dpro.detect.significance import MIN_STEPS, PERSISTENT, clear_gain, confiden
 from dpro.detect.stragglers.replayed import Gains, healing_gains, lateness
 from dpro.detect.stragglers.work_causes import excess_by_cause
 from dpro.replay.graph import Graph
+from dpro.replay.peers import ON_CPU, peers_by_rank, phase_work, teams
 from dpro.replay.timeline import durations_of, replay, step_ends
-from dpro.replay.whatif.edits.heal import ON_CPU, peers_of, section_work
 from dpro.units import format_duration
 
 FAR = 1.5  # times the work of the slowest peer
@@ -40,7 +40,7 @@ def find_hidden_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]
     base = durations_of(step_ends(graph, timeline.start, timeline.end))["duration_ns"].to_numpy()
     if base.size < MIN_STEPS:
         return []
-    work = section_work(graph)
+    work = phase_work(graph)
     found = []
     for rank, longer in _far_longer(graph, work, base).items():
         gains = healing_gains(graph, work, [[rank]]) if rank not in named else None
@@ -57,7 +57,7 @@ def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Float
 
     Args:
         graph: the graph.
-        work: its `section_work`.
+        work: its `phase_work`.
         base: [T] ns, step times.
     """
     excess = pl.col("work_ns") - pl.col("peer")
@@ -82,17 +82,21 @@ def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Float
 def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
     """`rank`, `step`, `position` of a section, `work_ns` of the host there, and that of the slowest `peer`.
 
-    Peers are ranks of one stage whose steps fall into as many sections.
+    Peers are ranks of one team and one pipeline stage.
     """
     stages = {rank: place.stage for rank, place in graph.places.items()}
-    sort = [pl.col("position").max().over("rank"), pl.col("rank").replace_strict(stages, default=NO_STAGE)]
-    alike = ["step", "position", "sections", "stage"]
+    numbered = {rank: number for number, team in enumerate(teams(work)) for rank in team}
+    sort = [
+        pl.col("rank").replace_strict(numbered),
+        pl.col("rank").replace_strict(stages, default=NO_STAGE),
+    ]
+    alike = ["step", "position", "team", "stage"]
     worked = pl.col("work_ns")
     return (
         work.filter(pl.col("resource") == ON_CPU)
         .group_by("rank", "step", "position")
         .agg(worked.sum())
-        .with_columns(sections=sort[0], stage=sort[1])
+        .with_columns(team=sort[0], stage=sort[1])
         .filter(pl.len().over(alike) > MIN_PEERS)
         .with_columns(first=worked.max().over(alike), second=worked.top_k(2).min().over(alike))
         .with_columns(peer=pl.when(worked == pl.col("first")).then("second").otherwise("first"))
@@ -102,7 +106,7 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
 
 def _describe(graph: Graph, work: pl.DataFrame, rank: int, gains: Gains, longer: Floats) -> Finding:
     cost, step = float(gains.saved.mean()), float(gains.base.mean())
-    causes = excess_by_cause(graph, rank, peers_of(work, rank), int(gains.steps.min()))
+    causes = excess_by_cause(graph, rank, peers_by_rank(work)[rank], int(gains.steps.min()))
     largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
     excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
     evidence = (

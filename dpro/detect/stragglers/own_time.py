@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
 from dpro.replay.alignment.align import Alignment, align
+from dpro.replay.peers import teams_in_groups
 from dpro.units import NS_PER_S
 
 MESSAGES = ("send", "recv")
@@ -139,23 +139,7 @@ def teams(calls: pl.DataFrame, own: pl.DataFrame, stages: dict[int, int]) -> lis
         rank: (signature, stages.get(rank, -1))
         for rank, signature in own.select("rank", "signature").unique().iter_rows()
     }
-    linked: dict[int, int] = {rank: rank for rank in kinds}
-
-    def root(rank: int) -> int:
-        while linked[rank] != rank:
-            rank = linked[rank]
-        return rank
-
-    for members in _members(calls):
-        alike: dict[Any, int] = {}
-        for rank in members:
-            if rank in kinds:
-                first = alike.setdefault(kinds[rank], rank)
-                linked[root(rank)] = root(first)
-    found: dict[int, list[int]] = {}
-    for rank in sorted(linked):
-        found.setdefault(root(rank), []).append(rank)
-    return [ranks for ranks in found.values() if len(ranks) > 1]
+    return teams_in_groups(kinds, _members(calls))
 
 
 def _members(calls: pl.DataFrame) -> Iterable[list[int]]:

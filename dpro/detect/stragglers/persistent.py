@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import polars as pl
@@ -29,7 +30,8 @@ from dpro.detect.stragglers.excess import (
 )
 from dpro.detect.stragglers.replayed import Gains, describe, gains_of, healing_gains
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.edits.heal import healed_in_each_step, section_work
+from dpro.replay.peers import ON_CPU, ON_GPU, phase_work, teams
+from dpro.replay.whatif.edits.heal import healed_in_each_step
 
 MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and tell little of what is usual
 MIN_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not tell what is noise
@@ -44,7 +46,7 @@ def find_longer_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]
         graph: the graph.
         named: ranks that are at fault anyway.
     """
-    work = section_work(graph)
+    work = phase_work(graph)
     found: dict[int, Finding] = {}
     for ranks, steps, spent in _teams(work):
         for size in _latest(len(steps)):
@@ -61,12 +63,10 @@ def find_longer_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]
 
 def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
     """Ranks that do alike work, their steps, and [T, R] ns of work in these, of the CPU and of the GPU."""
-    per_step = work.group_by("rank", "step", "resource").agg(
-        pl.col("work_ns").sum(), pl.col("position").max(), pl.col("calls").first()
-    )
-    kinds = per_step.with_columns(pl.col("position").max().over("rank"))
+    per_step = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
     found = []
-    for _, team in kinds.group_by("resource", "position", "calls", maintain_order=True):
+    for members, resource in product(teams(work), (ON_CPU, ON_GPU)):
+        team = per_step.filter(pl.col("rank").is_in(members) & (pl.col("resource") == resource))
         ranks = sorted(team["rank"].unique().to_list())
         whole = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
         if len(ranks) > 1 and whole.height:

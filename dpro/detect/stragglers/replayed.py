@@ -21,8 +21,9 @@ from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_c
 from dpro.detect.stragglers.work_causes import OPERATORS, excess_by_cause
 from dpro.detect.waits import waits
 from dpro.replay.graph import Graph
+from dpro.replay.peers import peers_by_rank, phase_work
 from dpro.replay.timeline import changed_step_times, durations_of, replay, replay_durations, step_ends
-from dpro.replay.whatif.edits.heal import healed_durations, peers_by_rank, peers_of, section_work
+from dpro.replay.whatif.edits.heal import healed_durations
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
 
@@ -53,7 +54,7 @@ def find_stragglers(graph: Graph) -> list[Finding]:
     named together.
     """
     ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})
-    work = section_work(graph)
+    work = phase_work(graph)
     gains = healing_gains(graph, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
     if gains is None or gains.base.size < MIN_STEPS:
         return []
@@ -81,7 +82,7 @@ def _working_longer(work: pl.DataFrame, gains: Gains) -> list[int]:
     """Ranks that clearly work longer per step than their peers typically do, be it on the CPU or the GPU.
 
     Args:
-        work: as `section_work` gives it, of the steps that count.
+        work: as `phase_work` gives it, of the steps that count.
         gains: of all steps.
     """
     whole = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
@@ -103,7 +104,7 @@ def healing_gains(graph: Graph, work: pl.DataFrame, sets: list[list[int]]) -> Ga
 
     Args:
         graph: the graph.
-        work: as `section_work` gives it, of the steps that count.
+        work: as `phase_work` gives it, of the steps that count.
         sets: ranks to heal together; those that have no peer are left out.
     """
     peers = peers_by_rank(work)
@@ -122,7 +123,7 @@ def gains_of(graph: Graph, work: pl.DataFrame, sets: list[list[int]], durations:
 
     Args:
         graph: the graph.
-        work: as `section_work` gives it, of the steps that count.
+        work: as `phase_work` gives it, of the steps that count.
         sets: [S] ranks that are healed in each column.
         durations: of the nodes.
     """
@@ -143,14 +144,14 @@ def describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Fin
 
     Args:
         graph: the graph.
-        work: as `section_work` gives it, of the steps that count.
+        work: as `phase_work` gives it, of the steps that count.
         gains: of healing.
         column: which set.
     """
     ranks, saved = gains.ranks[column], gains.saved[:, column]
     cost, step = float(saved.mean()), float(gains.base.mean())
     since = int(gains.steps[0])
-    causes = excess_by_cause(graph, ranks[0], peers_of(work, ranks[0]), since)
+    causes = excess_by_cause(graph, ranks[0], peers_by_rank(work)[ranks[0]], since)
     total = float(causes["excess_ns"].clip(lower_bound=0).sum())
     largest = causes.row(0, named=True)
     more = _counted(graph, work, ranks[0], since)
@@ -186,7 +187,7 @@ def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[st
     if graph.run is None:
         return {}
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
-    compared = pl.col("rank").is_in([rank, *peers_of(work, rank)])
+    compared = pl.col("rank").is_in([rank, *peers_by_rank(work)[rank]])
     inside = steps.filter(compared & (pl.col("window") >= 0) & (pl.col("step") >= since))
     places = inside.select("rank", time_ns="start_ns")
     rows = counters.filter(pl.col("counter").is_in([CPU, *HOST_CAUSES])).join(places, on=["rank", "time_ns"])

@@ -6,7 +6,6 @@ section than its peers typically do, and typically in every step, is what healin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +14,10 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
+from dpro.replay.graph import Graph
+from dpro.replay.peers import LABEL, PHASE, peers_by_rank, phase_work, work_keys
 from dpro.replay.whatif.edit import Edit, check, key
 from dpro.replay.whatif.graph_ops.selected import ranks_at
-
-ON_CPU, ON_GPU = 0, 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def healed_durations(
         graph: the graph.
         ranks: which ranks, one scenario each.
         apart: ranks that are nobody's peers.
-        work: as `section_work` gives it, of the steps that tell what is typical; of all where None.
+        work: as `phase_work` gives it, of the steps that tell what is typical; of all where None.
 
     Returns:
         [N, len(ranks)] ns, nowhere longer than in the graph.
@@ -117,11 +115,11 @@ def healed_durations(
     Raises:
         Unanswerable: a rank is not in the run, or has no peer that went through the same sections.
     """
-    known = section_work(graph) if work is None else work
+    known = phase_work(graph) if work is None else work
     peers = {
         rank: [peer for peer in others if peer not in apart] for rank, others in peers_by_rank(known).items()
     }
-    return _healed(graph, _work_keys(graph), known, ranks, peers)
+    return _healed(graph, work_keys(graph), known, ranks, peers)
 
 
 def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
@@ -134,7 +132,7 @@ def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
     Args:
         graph: the graph.
         rank: which rank.
-        work: as `section_work` gives it, of the steps that count.
+        work: as `phase_work` gives it, of the steps that count.
 
     Returns:
         [N] ns, nowhere longer than in the graph.
@@ -142,7 +140,7 @@ def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
     Raises:
         Unanswerable: the rank has no peer that went through the same sections.
     """
-    peers, place = peers_of(work, rank), ["step", *SECTION]
+    peers, place = peers_by_rank(work).get(rank, []), ["step", *PHASE]
     if not peers:
         raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
     sums = work.group_by("rank", *place).agg(pl.col("work_ns").sum())
@@ -152,7 +150,7 @@ def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
     longer, whole = excess.clip(lower_bound=0), excess.sum().over("step", "resource")
     taken = longer * (whole / longer.sum().over("step", "resource")).clip(0.0, 1.0).fill_nan(0.0)
     ratios = own.join(theirs, on=place, how="left").with_columns(ratio=1.0 - (taken / pl.col("own")))
-    mine = _work_keys(graph).filter(pl.col("rank") == rank)
+    mine = work_keys(graph).filter(pl.col("rank") == rank)
     joined = mine.join(ratios, on=place, how="left", maintain_order="left")
     factor = joined["ratio"].fill_nan(1.0).fill_null(1.0).to_numpy()
     durations, at = graph.nodes.duration.copy(), mine["node"].to_numpy()
@@ -163,10 +161,10 @@ def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
 def healed_against_stages(graph: Graph, ranks: Sequence[int], apart: Collection[int]) -> Ints:
     """As `healed_durations`, against all ranks of other stages, by kinds of work in the step as a whole."""
     whole = {"position": pl.lit(0, pl.Int64)}
-    work = section_work(graph).with_columns(**whole)
+    work = phase_work(graph).with_columns(**whole)
     work = work.group_by("rank", "step", *LABEL).agg(pl.col("work_ns").sum()).sort("rank", "step", *LABEL)
     others = sorted(set(work["rank"].to_list()) - set(apart))
-    return _healed(graph, _work_keys(graph).with_columns(**whole), work, ranks, dict.fromkeys(ranks, others))
+    return _healed(graph, work_keys(graph).with_columns(**whole), work, ranks, dict.fromkeys(ranks, others))
 
 
 def _healed(
@@ -178,7 +176,7 @@ def _healed(
 ) -> Ints:
     durations = np.repeat(graph.nodes.duration[:, None], len(ranks), axis=1)
     known = frozenset(work["rank"])
-    sections, labels = _typical(work, SECTION), _typical(work, LABEL)
+    sections, labels = _typical(work, PHASE), _typical(work, LABEL)
     of_rank = keys.sort("rank", maintain_order=True)
     for column, rank in enumerate(ranks):
         if rank not in known:
@@ -193,80 +191,15 @@ def _healed(
     return durations
 
 
-SECTION = ["position", "resource"]
-LABEL = [*SECTION, "name", "around"]
-
-
-def _work_keys(graph: Graph) -> pl.DataFrame:
-    """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step."""
-    nodes = graph.nodes
-    on_cpu = np.isin(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
-    on_gpu = np.isin(nodes.kind, GPU_KINDS)
-    node = np.flatnonzero((on_cpu | on_gpu) & (nodes.section >= 0) & (nodes.step >= 0))
-    same = _names_alike(graph)
-    return pl.DataFrame(
-        {
-            "node": node,
-            "rank": nodes.rank[node],
-            "step": nodes.step[node],
-            "position": nodes.section[node],
-            "resource": np.where(on_gpu[node], ON_GPU, ON_CPU),
-            "name": same[nodes.name[node]],
-            "around": np.where(nodes.around[node] >= 0, same[nodes.around[node]], -1),
-        }
-    )
-
-
-def _names_alike(graph: Graph) -> Ints:
-    """[len(names)] a code per name; names that differ in numbers only (`ProfilerStep#3`) share one."""
-    plain = [re.sub(r"\d+", "0", name) for name in graph.names]
-    return np.unique(np.array(plain), return_inverse=True)[1].astype(np.int64)
-
-
-def section_work(graph: Graph) -> pl.DataFrame:
-    """How long each rank worked in each section of each step, waits and transfers left out.
-
-    Returns:
-        `rank`, `step`, `position` (of the section in its step), `resource` (CPU 0, GPU 1), `name`, `around`
-        (codes of names that are alike), `work_ns`, `calls` (a code of what the rank calls in a step).
-    """
-    keys = _work_keys(graph)
-    return (
-        keys.with_columns(work_ns=pl.Series(graph.nodes.duration[keys["node"].to_numpy()]))
-        .group_by("rank", "step", *LABEL)
-        .agg(pl.col("work_ns").sum())
-        .join(_calls(graph), on="rank", how="left")
-        .with_columns(pl.col("calls").fill_null(0))
-        .sort("rank", "step", *LABEL)
-    )
-
-
-def _calls(graph: Graph) -> pl.DataFrame:
-    """`rank` and `calls`, a code of what it mostly calls in a step: operations, sizes of groups, places.
-
-    Stages of a pipeline may call as often, and still do other work in between.
-    """
-    nodes = graph.nodes
-    here = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0) & (nodes.message >= 0))
-    messages = pl.DataFrame(
-        [(each.op, each.num_ranks) for each in graph.messages],
-        schema={"op": pl.String, "size": pl.Int64}, orient="row",
-    )  # fmt: skip
-    called = pl.DataFrame({"rank": nodes.rank[here], "step": nodes.step[here], "place": nodes.section[here]})
-    called = called.with_columns(messages[nodes.message[here]])
-    of_steps = called.group_by("rank", "step").agg(calls=pl.struct("op", "size", "place").hash().sum())
-    return of_steps.group_by("rank").agg(pl.col("calls").mode().min())
-
-
 def _ratios(sections: pl.DataFrame, labels: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
     """Columns of `LABEL` and `ratio`, below 1, for the work that makes the rank slower than its peers."""
     if not peers:
         raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
-    section = _excess(sections, rank, peers, SECTION).select(*SECTION, whole=pl.col("excess"))
-    longer = _excess(labels, rank, peers, LABEL).with_columns(parts=pl.col("excess").sum().over(SECTION))
+    section = _excess(sections, rank, peers, PHASE).select(*PHASE, whole=pl.col("excess"))
+    longer = _excess(labels, rank, peers, LABEL).with_columns(parts=pl.col("excess").sum().over(PHASE))
     taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0)
     return (
-        longer.join(section, on=SECTION)
+        longer.join(section, on=PHASE)
         .with_columns(ratio=1.0 - taken / pl.col("own"))
         .select(*LABEL, "ratio")
         .sort(LABEL)
@@ -304,15 +237,3 @@ def _median_of(count: int) -> pl.Expr:
     falling = pl.col("work_ns").sort(descending=True)
     middle = [falling.get(at, null_on_oob=True).fill_null(0) for at in ((count - 1) // 2, count // 2)]
     return ((middle[0] + middle[1]) / 2).alias("work_ns")
-
-
-def peers_of(work: pl.DataFrame, rank: int) -> list[int]:
-    """Other ranks whose steps fall into as many sections, between the same calls."""
-    return peers_by_rank(work).get(rank, [])
-
-
-def peers_by_rank(work: pl.DataFrame) -> dict[int, list[int]]:
-    """`peers_of` each rank."""
-    sections = work.group_by("rank").agg(pl.col("position").max(), pl.col("calls").first()).sort("rank")
-    alike = sections.group_by("position", "calls").agg("rank")["rank"].to_list()
-    return {rank: [peer for peer in ranks if peer != rank] for ranks in map(sorted, alike) for rank in ranks}

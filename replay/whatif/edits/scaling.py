@@ -20,9 +20,9 @@ from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
 from dpro.replay.models.link_costs import fit_costs, messages_by_kind, unknown_latencies
 from dpro.replay.models.memory import footprint_of
+from dpro.replay.peers import ON_GPU, phase_work
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
-from dpro.replay.whatif.edits.heal import ON_GPU, section_work
 from dpro.replay.whatif.edits.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.selected_work import scaled, without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
@@ -321,7 +321,7 @@ def _noise_before(graph: Graph) -> Floats:
 
 def _deviation_of_sections(graph: Graph) -> dict[int, float]:
     """Of each section of a step how long its work deviates from what its rank usually takes, ns."""
-    work = section_work(graph)
+    work = phase_work(graph)
     if (work["resource"] == ON_GPU).any():
         work = work.filter(pl.col("resource") == ON_GPU)
     whole = work.group_by("rank", "step", "position").agg(pl.col("work_ns").sum())

@@ -10,8 +10,9 @@ import pytest
 from dpro.detect.notes import note_waiting
 from dpro.detect.run import diagnose_graph
 from dpro.detect.waits import waits
+from dpro.replay.peers import phase_work
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.edits.heal import healed_in_each_step, section_work
+from dpro.replay.whatif.edits.heal import healed_in_each_step
 from tests.unit.detect.jobs import MS, Work, alike, graph_of, noisy
 
 STEPS = 8
@@ -54,7 +55,7 @@ def test_rank_that_is_longer_in_another_place_of_each_step_is_named_with_its_cos
 
 def test_healing_in_each_step_takes_away_what_the_rank_works_longer_in_that_step(tmp_path):
     graph = graph_of(tmp_path, late_in_turns())
-    healed = healed_in_each_step(graph, 2, section_work(graph))
+    healed = healed_in_each_step(graph, 2, phase_work(graph))
     assert (graph.nodes.duration - healed).sum() == pytest.approx(STEPS * 10 * MS, rel=0.001)
     assert (healed <= graph.nodes.duration).all()
     assert (healed == graph.nodes.duration)[graph.nodes.rank != 2].all()
@@ -63,7 +64,7 @@ def test_healing_in_each_step_takes_away_what_the_rank_works_longer_in_that_step
 @pytest.mark.parametrize("seed", range(3))
 def test_healing_a_rank_that_is_like_its_peers_in_each_step_saves_hardly_anything(seed, tmp_path):
     graph = graph_of(tmp_path, noisy(alike(4, STEPS, 4), seed, 0.05))
-    healed = healed_in_each_step(graph, 1, section_work(graph))
+    healed = healed_in_each_step(graph, 1, phase_work(graph))
     assert replay(graph.with_durations(healed)).end.max() >= 0.98 * replay(graph).end.max()
 
 

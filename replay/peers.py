@@ -1,0 +1,130 @@
+"""How long ranks work in each phase of a step, and which ranks are each other's peers.
+
+In: a graph. Out: work per rank, step and phase, waits and transfers left out; ranks that make the same calls
+between as many phases. A phase is what a rank does between two of its collectives: there ranks of one role do
+the same work. How much slower a rank is than its peers is not computed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Ints
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
+
+ON_CPU, ON_GPU = 0, 1  # resources
+PHASE = ["position", "resource"]
+LABEL = [*PHASE, "name", "around"]
+
+
+def work_keys(graph: Graph) -> pl.DataFrame:
+    """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step."""
+    nodes = graph.nodes
+    on_cpu = np.isin(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
+    on_gpu = np.isin(nodes.kind, GPU_KINDS)
+    node = np.flatnonzero((on_cpu | on_gpu) & (nodes.section >= 0) & (nodes.step >= 0))
+    same = _name_codes(graph)
+    return pl.DataFrame(
+        {
+            "node": node,
+            "rank": nodes.rank[node],
+            "step": nodes.step[node],
+            "position": nodes.section[node],
+            "resource": np.where(on_gpu[node], ON_GPU, ON_CPU),
+            "name": same[nodes.name[node]],
+            "around": np.where(nodes.around[node] >= 0, same[nodes.around[node]], -1),
+        }
+    )
+
+
+def _name_codes(graph: Graph) -> Ints:
+    """[len(names)] a code per name; names that differ in numbers only (`ProfilerStep#3`) share one."""
+    plain = [re.sub(r"\d+", "0", name) for name in graph.names]
+    return np.unique(np.array(plain), return_inverse=True)[1].astype(np.int64)
+
+
+def phase_work(graph: Graph) -> pl.DataFrame:
+    """How long each rank worked in each phase of each step; waits and transfers do not count.
+
+    Returns:
+        `rank`, `step`, `position` (of the phase in its step), `resource` (CPU 0, GPU 1), `name`, `around`
+        (codes of names without numbers), `work_ns`, `calls` (a code of what the rank calls in a step).
+    """
+    keys = work_keys(graph)
+    return (
+        keys.with_columns(work_ns=pl.Series(graph.nodes.duration[keys["node"].to_numpy()]))
+        .group_by("rank", "step", *LABEL)
+        .agg(pl.col("work_ns").sum())
+        .join(_calls(graph), on="rank", how="left")
+        .with_columns(pl.col("calls").fill_null(0))
+        .sort("rank", "step", *LABEL)
+    )
+
+
+def _calls(graph: Graph) -> pl.DataFrame:
+    """`rank` and `calls`, a code of what it mostly calls in a step: operations, sizes of groups, places.
+
+    Stages of a pipeline may call as often, and still do other work in between.
+    """
+    nodes = graph.nodes
+    here = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0) & (nodes.message >= 0))
+    messages = pl.DataFrame(
+        [(each.op, each.num_ranks) for each in graph.messages],
+        schema={"op": pl.String, "size": pl.Int64}, orient="row",
+    )  # fmt: skip
+    called = pl.DataFrame({"rank": nodes.rank[here], "step": nodes.step[here], "place": nodes.section[here]})
+    called = called.with_columns(messages[nodes.message[here]])
+    of_steps = called.group_by("rank", "step").agg(calls=pl.struct("op", "size", "place").hash().sum())
+    return of_steps.group_by("rank").agg(pl.col("calls").mode().min())
+
+
+def teams(work: pl.DataFrame) -> list[list[int]]:
+    """Ranks that do the same work: between as many phases, and the same calls; a lone rank is a team.
+
+    Args:
+        work: as `phase_work` returns it.
+
+    Returns:
+        The ranks of each team, ascending; in the order of their number of phases and calls.
+    """
+    ranks = work.group_by("rank").agg(pl.col("position").max(), pl.col("calls").first()).sort("rank")
+    by_kind = ranks.group_by("position", "calls").agg("rank").sort("position", "calls")
+    return [sorted(team) for team in by_kind["rank"].to_list()]
+
+
+def peers_by_rank(work: pl.DataFrame) -> dict[int, list[int]]:
+    """The other ranks of each rank's team.
+
+    Args:
+        work: as `phase_work` returns it.
+    """
+    return {rank: [peer for peer in team if peer != rank] for team in teams(work) for rank in team}
+
+
+def teams_in_groups(kinds: Mapping[int, Hashable], groups: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Ranks of one kind that wait for each other, be it through other ranks of their kind; two at least.
+
+    Args:
+        kinds: what each rank does; ranks of other kinds are no peers.
+        groups: ranks that call together; those without a kind are passed over.
+    """
+    linked = {rank: rank for rank in kinds}
+
+    def root(rank: int) -> int:
+        while linked[rank] != rank:
+            rank = linked[rank]
+        return rank
+
+    for members in groups:
+        first: dict[Hashable, int] = {}
+        for rank in members:
+            if rank in kinds:
+                linked[root(rank)] = root(first.setdefault(kinds[rank], rank))
+    found: dict[int, list[int]] = {}
+    for rank in sorted(linked):
+        found.setdefault(root(rank), []).append(rank)
+    return [ranks for ranks in found.values() if len(ranks) > 1]
