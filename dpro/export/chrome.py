@@ -4,6 +4,7 @@ In: a drawing. Out: a `.json` or `.json.gz` file. Times are microseconds since `
 the traces of torch.profiler: a double cannot hold nanoseconds since 1970. Slices are complete events (`X`).
 An arrow is a flow: a start (`s`) within one slice and a finish (`f`) within another that share category, name
 and id (Trace Event Format, "Flow Events"). `bp: e` binds the finish to the slice that it lies in.
+Telemetry is counter events (`C`) in a process per host.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from isal import igzip
 from dpro.export.arguments import ARGUMENTS
 from dpro.export.drawing import Drawing
 
+_NO_TRACKS = pl.DataFrame(schema={"tid": pl.Int64, "group": pl.String, "track": pl.String, "pid": pl.Int64})
 _OF_SLICE = ("rank", "lane", "step", "node", "waited_for", "slack_ns", "later_ns", "critical")
 
 
@@ -25,7 +27,7 @@ def write_chrome(drawn: Drawing, path: Path) -> None:
     """Write a drawing.
 
     Args:
-        drawn: slices and arrows.
+        drawn: slices, arrows and counters.
         path: the file; compressed if its name ends in `.gz`.
 
     Raises:
@@ -42,6 +44,7 @@ def write_chrome(drawn: Drawing, path: Path) -> None:
     lines = [json.dumps(each) for each in _metadata(groups, numbered)]
     lines += _events(placed, origin)
     lines += _flows(drawn.arrows, placed, origin)
+    lines += _counters(drawn.counters, origin, len(groups))
     header = f'{{"displayTimeUnit":"ms","baseTimeNanoseconds":{origin},"traceEvents":[\n'
     content = (header + ",\n".join(lines) + "\n]}\n").encode()
     if path.suffix == ".gz":
@@ -101,6 +104,21 @@ def _flows(arrows: pl.DataFrame, rows: pl.DataFrame, origin: int) -> list[str]:
         )  # fmt: skip
         ends.append(there.select(line).to_series().to_list())
     return [line for pair in zip(*ends) for line in pair]
+
+
+def _counters(counters: pl.DataFrame, origin: int, first: int) -> list[str]:
+    """One line of JSON per value, after the names of the hosts' processes, numbered from `first`."""
+    hosts = {host: pid for pid, host in enumerate(counters["host"].unique(maintain_order=True), start=first)}
+    named = _metadata({f"telemetry {host}": pid for host, pid in hosts.items()}, _NO_TRACKS)
+    values = counters.with_columns(
+        pid=pl.col("host").replace_strict(hosts, return_dtype=pl.Int64),
+        name=pl.format("{} {}", "counter", "series"),
+    )
+    line = pl.format(
+        '{{"ph":"C","pid":{},"tid":0,"ts":{},"name":{},"args":{{"value":{}}}}}',
+        "pid", _microseconds(pl.col("time_ns") - origin), _quoted(values, "name"), "value",
+    )  # fmt: skip
+    return [*map(json.dumps, named), *values.select(line).to_series().to_list()]
 
 
 def _quoted(rows: pl.DataFrame, column: str) -> pl.Expr:

@@ -106,7 +106,7 @@ def within(values: pl.DataFrame, begin_ns: int, end_ns: int) -> pl.DataFrame:
         begin_ns, end_ns: the stretch, ns.
     """
     key = ["counter", "series"]
-    earlier = (pl.col("time_ns") < begin_ns).sum().over(key)
+    earlier = (pl.col("time_ns") < begin_ns).sum().over(key).cast(pl.Int64)
     place = pl.int_range(pl.len()).over(key)
     kept = values.filter((pl.col("time_ns") < end_ns) & (place >= earlier - 1))
     return kept.with_columns(pl.col("time_ns").clip(begin_ns))

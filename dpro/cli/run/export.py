@@ -22,7 +22,9 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.command()
 @run_argument
 @click.option("--chrome", type=_FILE, metavar="FILE", help="Chrome's trace JSON; compressed for FILE.gz.")
-@click.option("--perfetto", type=_FILE, metavar="FILE", help="Perfetto's protobuf, with exact times.")
+@click.option(
+    "--perfetto", type=_FILE, metavar="FILE", help="Perfetto's protobuf, with exact times; compressed."
+)
 @json_option
 def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) -> None:
     """Write all ranks' timelines into one file, on one aligned clock.
@@ -32,7 +34,7 @@ def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) 
     taken apart into waiting and moving. The critical path is a group of its own on each side, at the times of
     its lanes; what `dpro diagnose` finds is another, step by step. Spans carry what is known of them (shapes,
     bytes, dtype, process group, bucket); arrows lead from launches to kernels, from forward to backward, from
-    the last member of a collective to the others, and along the critical path.
+    the last member of a collective to the others, and along the critical path. Telemetry becomes counters.
 
     \b
     dpro export RUN --perfetto run.pftrace      open it in https://ui.perfetto.dev
@@ -64,7 +66,7 @@ def drawing_of(analysis: Analysis) -> Drawing:
     """What viewers are shown of a run."""
     from dpro.export.drawing import drawing
 
-    return drawing(analysis.timeline, analysis.verdict[0])
+    return drawing(analysis.timeline, analysis.verdict[0], analysis.clocks[0])
 
 
 def write_timelines(analysis: Analysis, path: Path) -> None:

@@ -2,7 +2,10 @@
 
 import gzip
 import json
+from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -15,6 +18,7 @@ from dpro.errors import UsageError
 from dpro.export.arguments import ARGUMENTS, MAX_TEXT, arguments_of, in_ranges
 from dpro.export.arrows import Arrow
 from dpro.export.chrome import write_chrome
+from dpro.export.counters import sampled_counters, within
 from dpro.export.drawing import drawing
 from dpro.export.perfetto import write_perfetto
 from dpro.export.slices import (
@@ -28,12 +32,20 @@ from dpro.export.slices import (
 )
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import replay, step_ends
+from dpro.schema import COUNTERS, WORKERS
 from tests.builders import BACKWARD, TinyRun, cpu_job, gpu_job, tiny_graph
 from tests.pipelines import Job, written
 
 S = 1_000_000_000
 AUTOGRAD = "autograd::engine::evaluate_function: "
 JOBS = {"cpu": cpu_job, "gpu": gpu_job}
+
+
+def _trace(path: Path) -> Any:
+    """A file of Perfetto's, read back."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    return Trace.FromString(gzip.decompress(path.read_bytes()))
 
 
 @pytest.fixture(params=JOBS)
@@ -148,11 +160,11 @@ def test_chrome_json_read_back_has_the_same_slices_to_the_nanosecond(timeline, t
 
 
 def test_perfetto_file_read_back_has_the_same_slices_to_the_nanosecond(timeline, tmp_path):
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
     rows = slices(timeline)
     write_perfetto(drawing(timeline), tmp_path / "run.pftrace")
-    trace = Trace.FromString((tmp_path / "run.pftrace").read_bytes())
+    trace = _trace(tmp_path / "run.pftrace")
     names = {each.iid: each.name for packet in trace.packet for each in packet.interned_data.event_names}
     described = {
         p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")
@@ -176,11 +188,9 @@ def test_perfetto_file_read_back_has_the_same_slices_to_the_nanosecond(timeline,
 
 
 def test_arrows_in_perfetto_follow_the_critical_path_across_lanes(timeline, tmp_path):
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-
     rows = slices(timeline)
     write_perfetto(drawing(timeline), tmp_path / "run.pftrace")
-    trace = Trace.FromString((tmp_path / "run.pftrace").read_bytes())
+    trace = _trace(tmp_path / "run.pftrace")
     touched: dict[int, list[int]] = {}
     for packet in trace.packet:
         node = next((a.int_value for a in packet.track_event.debug_annotations if a.name == "node"), None)
@@ -191,6 +201,52 @@ def test_arrows_in_perfetto_follow_the_critical_path_across_lanes(timeline, tmp_
     assert all(len(nodes) == 2 for nodes in linked)
     assert set(pairwise(path)) <= set(linked)
     assert len(linked) == drawing(timeline).arrows.height
+
+
+SAMPLES = {
+    "rank": [-1] * 4,
+    "host": ["h"] * 4,
+    "device": ["eth0"] * 4,
+    "counter": ["tx_bytes"] * 3 + ["load_1m"],
+    "time_ns": [0, 1 * S, 3 * S, 2 * S],
+    "value": [0.0, 5.0, 25.0, 1.0],
+}
+
+
+def test_counters_are_drawn_from_the_last_value_before_the_first_slice_on_the_clock_of_the_timeline():
+    counters = pl.DataFrame(SAMPLES, schema=COUNTERS.empty().schema)
+    values = sampled_counters(counters, WORKERS.empty(), {"h": S})
+    # 5 bytes/s in the first second, 10 in the next two; the host is 1 s ahead. `load_1m` never changed.
+    assert values.select("counter", "time_ns", "value").rows() == [
+        ("tx_bytes/s", -S, 5.0),
+        ("tx_bytes/s", 0, 10.0),
+    ]
+    assert within(values, S // 2, S).select("time_ns", "value").rows() == [(S // 2, 10.0)]
+    assert within(values, -2 * S, 0).select("time_ns", "value").rows() == [(-S, 5.0)]
+
+
+def test_both_formats_carry_the_counters_of_the_run(tmp_path):
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
+
+    drawn = drawing_of(analyse(str(files("dpro.sample_traces") / "slow_rank")))
+    assert drawn.counters.height > 10
+    write_perfetto(drawn, tmp_path / "run.pftrace")
+    packets = _trace(tmp_path / "run.pftrace").packet
+    tracks = {p.track_descriptor.uuid: p.track_descriptor.name for p in packets}
+    of_perfetto = sorted(
+        (tracks[p.track_event.track_uuid], p.timestamp, p.track_event.double_counter_value)
+        for p in packets
+        if p.track_event.type == TrackEvent.TYPE_COUNTER
+    )
+    write_chrome(drawn, tmp_path / "run.json")
+    document = json.loads((tmp_path / "run.json").read_text())
+    of_chrome = sorted(
+        (each["name"], document["baseTimeNanoseconds"] + round(1e3 * each["ts"]), each["args"]["value"])
+        for each in document["traceEvents"]
+        if each["ph"] == "C"
+    )
+    assert of_chrome == of_perfetto
+    assert len(of_chrome) == drawn.counters.height
 
 
 def test_names_of_the_trace_stay_literal_in_json(tmp_path):
@@ -332,8 +388,6 @@ def test_slices_carry_what_is_known_of_their_spans_and_nothing_that_is_not(tmp_p
 
 
 def test_perfetto_says_of_a_slice_what_chrome_json_says(timeline, tmp_path):
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-
     drawn = drawing(timeline)
     write_chrome(drawn, tmp_path / "run.json")
     write_perfetto(drawn, tmp_path / "run.pftrace")
@@ -341,7 +395,7 @@ def test_perfetto_says_of_a_slice_what_chrome_json_says(timeline, tmp_path):
     of_chrome = [{k: e["args"][k] for k in ARGUMENTS if k in e["args"]} for e in events if e["ph"] == "X"]
     of_perfetto = [
         {a.name: a.string_value or a.int_value for a in packet.track_event.debug_annotations}
-        for packet in Trace.FromString((tmp_path / "run.pftrace").read_bytes()).packet
+        for packet in _trace(tmp_path / "run.pftrace").packet
         if packet.track_event.debug_annotations
     ]
     chosen = [{k: each[k] for k in ARGUMENTS if k in each} for each in of_perfetto]
