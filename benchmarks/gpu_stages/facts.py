@@ -79,8 +79,9 @@ def analysis(bench: Bench) -> None:
 
 def nvml(bench: Bench) -> None:
     """What the sampler reads of a busy GPU, at its usual period and at twenty times that."""
-    from dpro.collectors.telemetry.nvml import Gpus
     from gpu_stages.device import device_of
+
+    from dpro.collectors.telemetry.nvml import Gpus
 
     complaints: list[str] = []
     try:
@@ -254,7 +255,6 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 def queued_kernels(bench: Bench) -> None:
     """Start a window while kernels wait in the queue: which of them are in the trace?"""
     import torch
-
     from gpu_stages.device import device_of
 
     device, path = device_of(bench.dry), bench.folder / "queued.json"
@@ -293,7 +293,6 @@ def queued_kernels(bench: Bench) -> None:
 def sync_correlation(bench: Bench, own_activity: bool) -> None:
     """Streams that wait for events: does the trace say which record each of them waited for?"""
     import torch
-
     from gpu_stages.device import device_of
 
     device, path = device_of(bench.dry), bench.folder / "sync.json"
@@ -343,7 +342,6 @@ def _enable_cuda_events() -> str:
 def step_events(bench: Bench) -> None:
     """What an event at each step's end costs the host, and whether it is ready two steps later."""
     import torch
-
     from gpu_stages.device import device_of
 
     device = device_of(bench.dry)

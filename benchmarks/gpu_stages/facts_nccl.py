@@ -33,7 +33,6 @@ def one_rank(bench: Bench, timing: bool = False) -> Iterator[Gpu | Rehearsal]:
     if timing:
         os.environ["TORCH_NCCL_ENABLE_TIMING"] = "1"
     import torch.distributed as dist
-
     from gpu_stages.device import device_of
 
     device = device_of(bench.dry)

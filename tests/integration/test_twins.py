@@ -1,37 +1,22 @@
 """Real jobs recorded on the CPU replay, and of two that differ in one thing each is predicted from the other.
 
-The jobs and the changes are those of `benchmarks/twins.py`, which has more of them. What the ranks mostly do
-is sleep, so that a busy machine changes little.
+The jobs and the changes are those of `benchmarks/accuracy/twins.py`, which has more of them. What the ranks
+mostly do is sleep, so that a busy machine changes little.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+
+from benchmarks.accuracy import twins
 
 pytest.importorskip("torch")
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "twins.py"
 # Of recordings of one and the same job here, on a machine that does much else, one in ten is off by 5%.
 TOLERANCE = 0.10
 
 
-@pytest.fixture(scope="module")
-def twins() -> ModuleType:
-    sys.path.insert(0, str(BENCHMARK.parent))  # where its neighbours are
-    spec = importlib.util.spec_from_file_location("twins", BENCHMARK)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["twins"] = module  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    sys.path.remove(str(BENCHMARK.parent))
-    return module
-
-
-def named(twins: ModuleType, name: str):
+def named(name: str):
     (twin,) = [twin for twin in twins.TWINS if twin.name == name]
     return twin
 
@@ -44,8 +29,8 @@ def named(twins: ModuleType, name: str):
         pytest.param("straggler healed (tensor parallel)", marks=pytest.mark.slow),
     ],
 )
-def test_each_of_two_jobs_that_differ_in_one_thing_is_predicted_from_the_other(twins, tmp_path, name):
-    twin = named(twins, name)
+def test_each_of_two_jobs_that_differ_in_one_thing_is_predicted_from_the_other(tmp_path, name):
+    twin = named(name)
     twins.record_all(tmp_path, [twin], 1)
     before, after = map(twins.read, twins.folders(tmp_path, twin, 1)[0])
     assert before.measured_ms > 1.1 * after.measured_ms
@@ -56,7 +41,7 @@ def test_each_of_two_jobs_that_differ_in_one_thing_is_predicted_from_the_other(t
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "uneven", "fsdp", "tp", "pipeline"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_jobs_of_all_kinds_replay(twins, tmp_path, kind, ranks):
+def test_jobs_of_all_kinds_replay(tmp_path, kind, ranks):
     twin = twins.Twin("", kind, "", "", twins.edit(), twins.edit(), ranks)
     twins.record(tmp_path / "run", twin, "--slow-rank 1 --slow-ms 5", 0)
     job = twins.read(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What is found in simulated training jobs of usual layouts; `benchmarks/diagnosis.py` has many more."""
+"""What is found in simulated training jobs of usual layouts; `benchmarks/diagnosis` has many more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How long `dpro diagnose` takes for a recording of many ranks with deep windows.
 
-python benchmarks/diagnosis_large.py [--ranks 64 256] [--layout tp_pp] [--fault compute] [--rounds 2]
+python -m benchmarks.diagnosis.large [--ranks 64 256] [--layout tp_pp] [--fault compute] [--rounds 2]
 
 The jobs are those of `tests/reference/training_jobs.py`: thirty steps, of which two windows of two steps are
 recorded in depth. Measured is the command from start to verdict, nothing kept from before: seconds on the
@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from diagnosis_dumps import measure
-
+from benchmarks.diagnosis.dumps import measure
 from dpro.store import open_run
 from tests.reference.training_jobs import FAULTS, LAYOUTS, Job, run_job
 from tests.reference.training_records import Recording, write_run

@@ -1,6 +1,6 @@
 """How long `dpro diagnose` takes for a folder of flight recorder dumps, by ranks and by entries of each.
 
-python benchmarks/diagnosis_dumps.py [--ranks 1024] [--entries 20 2000] [--frames 0] [--rounds 3] [--json]
+python -m benchmarks.diagnosis.dumps [--ranks 1024] [--entries 20 2000] [--frames 0] [--rounds 3] [--json]
 
 The dumps are those of a made-up job: tensor parallelism in groups of 8, data parallelism across them and over
 all, of which one rank stops calling at the end. Entries can have stack frames, as PyTorch writes them.

@@ -1,6 +1,6 @@
 """How fast the replay engine is, beside a slow readable twin and networkx in the same run.
 
-python benchmarks/engine.py [--json] [--scenarios 8] [--only 8x100k]   (--only small: the peers alone)
+python -m benchmarks.speed.engine [--json] [--scenarios 8] [--only 8x100k]   (--only small: the peers alone)
 
 Synthetic graphs shaped like training: every rank has a CPU thread that launches kernels on a compute stream,
 and every hundred spans a collective that all ranks enter on a communication stream, waits for the kernel
@@ -13,17 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from dpro.replay import engine
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 SHAPES = {"8x100k": (8, 100_000), "64x100k": (64, 100_000), "1024x10k": (1024, 10_000)}
 SMALL = (8, 2_000)

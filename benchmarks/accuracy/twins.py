@@ -1,6 +1,6 @@
 """Twins: two real recorded jobs, one change apart. From either, the other's step is predicted and compared.
 
-python benchmarks/twins.py [--only NAME …] [--rounds 3] [--runs FOLDER] [--json]
+python -m benchmarks.accuracy.twins [--only NAME …] [--rounds 3] [--runs FOLDER] [--json]
 
 This is the true test of a graph: replaying an unchanged trace can be right for wrong reasons. Each job is
 `cpu_job.py` under `dpro record`, the two of a pair in turns. To the graph of the one, exactly the change that
@@ -27,8 +27,8 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from recording import cable, cpu_job, record_window
 
+from benchmarks.recording import cable, cpu_job, record_window
 from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess

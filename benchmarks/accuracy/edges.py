@@ -1,6 +1,6 @@
 """What each kind of edge is worth: one kind at a time is taken out of graphs, and what breaks is measured.
 
-python benchmarks/edges.py [RUN …] [--twins FOLDER] [--json]
+python -m benchmarks.accuracy.edges [RUN …] [--twins FOLDER] [--json]
 
 RUN is anything that `dpro replay` takes: of each the replayed starts are compared with the measured ones,
 with all edges and without each kind (median and 95th percentile of the absolute errors of starts that are not
@@ -18,8 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from twins import TWINS, Job, Twin, folders, predicted_ms, read
-
+from benchmarks.accuracy.twins import TWINS, Job, Twin, folders, predicted_ms, read
 from dpro.cli.analysis import analyse
 from dpro.replay.fidelity.fit import counted_starts, start_errors
 from dpro.replay.graph import EdgeKind, Graph

@@ -1,6 +1,6 @@
 """How often simulated hangs are named right, beside PyTorch's own analyser; and how fast.
 
-python benchmarks/diagnosis_hangs.py [--cases N] [--ranks N] [--ring N]
+python -m benchmarks.diagnosis.hangs [--cases N] [--ranks N] [--ring N]
 
 Cases are drawn as in the tests: DP, FSDP, TP x PP, MoE; 4, 16 or 64 ranks; nine kinds of faults; dumps of any
 version, whole or active entries only, some clipped, some taken too early; one is lost in half of the cases.

@@ -1,6 +1,6 @@
 """How long the command takes to start, beside a bare Python in the same run.
 
-python benchmarks/startup.py [--json]
+python -m benchmarks.speed.startup [--json]
 
 Commands alternate with `python -c pass`, so that a slow spell of the machine hits both; the ratio of the
 medians is what to compare between machines.

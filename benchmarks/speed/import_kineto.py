@@ -1,6 +1,6 @@
 """How long one rank's Kineto file takes from `.json.gz` to Parquet, beside HolisticTraceAnalysis.
 
-python benchmarks/import_kineto.py [TRACE] [--mb N]… [--rounds N] [--peer-python PATH] [--json]
+python -m benchmarks.speed.import_kineto [TRACE] [--mb N]… [--rounds N] [--peer-python PATH] [--json]
 
 TRACE is a trace.json.gz; larger files are made from it by repeating its events at later times. Both programs
 run in turn, each in a process of its own that is pinned to one core, with imports not counted. What counts
@@ -25,7 +25,7 @@ from typing import Any
 
 from isal import igzip
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
 DEFAULT_TRACE = TRACES / "perf" / "h100_owlv2_132k_pystack.json.gz"
 MB = 1 << 20

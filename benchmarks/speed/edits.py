@@ -1,6 +1,6 @@
 """What predicting one edit costs on a run whose graph is at hand, CPU time.
 
-python benchmarks/edits.py RUN [--rounds 5] [--edit EDIT …]
+python -m benchmarks.speed.edits RUN [--rounds 5] [--edit EDIT …]
 
 Without --edit, the example of each edit there is; those that the run cannot answer are timed until they are
 refused.

@@ -1,6 +1,6 @@
 """How often `dpro diagnose` is right about jobs of whole operations: data, stages and workers that vary.
 
-PYTHONPATH=. python benchmarks/diagnosis_operations.py [--cases N] [--seed N] [--json]
+python -m benchmarks.diagnosis.operations [--cases N] [--seed N] [--json]
 
 Pipelines of the reference generator (`tests/pipelines.py`, which knows nothing of detectors): 1 to 4 stages,
 2 to 4 data-parallel ranks, 4 to 12 micro-batches, 8 to 16 steps, noise of 0.5 to 3% per operation, late
@@ -19,8 +19,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from diagnosis_report import table, wilson
 
+from benchmarks.diagnosis.report import table, wilson
 from dpro.detect.pipeline_slowdown import analyse_slowdown
 from dpro.detect.run import diagnose_operations
 from dpro.replay.construction.graph_builder import build_graph

@@ -1,6 +1,6 @@
 """How often `dpro diagnose` is right about jobs that are slow, or are not; simulated, and really injected.
 
-PYTHONPATH=. python benchmarks/diagnosis.py [matrix] [healthy] [smallest] [latency] [injected] [--cases N]
+python -m benchmarks.diagnosis [matrix] [healthy] [smallest] [latency] [injected] [--cases N]
 
 `matrix` draws cases: class of fault x layout (DP, FSDP, TP x PP, MoE) x ranks x severity x noise x missing
 telemetry x clocks, recorded with deep windows or without, writes each as a run directory and runs the
@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 from click.testing import CliRunner
-from diagnosis_injected import injected, injected_table
-from diagnosis_live import healthy, latencies, live_tables, smallest
-from diagnosis_report import markdown, table, wilson
-from diagnosis_rules import named_by_hta, own_work, relative, twice, write_kineto
 
+from benchmarks.diagnosis.injected import injected, injected_table
+from benchmarks.diagnosis.live import healthy, latencies, live_tables, smallest
+from benchmarks.diagnosis.report import markdown, table, wilson
+from benchmarks.diagnosis.rules import named_by_hta, own_work, relative, twice, write_kineto
 from dpro.cli.run.diagnose import diagnose
 from dpro.store import open_run
 from tests.reference.training_jobs import (

@@ -1,6 +1,6 @@
 """What recording costs the job: whole jobs with and without `dpro record`, in turns.
 
-python benchmarks/overhead.py [--rounds 8] [--steps 600] [--device cpu] [--json]
+python -m benchmarks.speed.overhead [--rounds 8] [--steps 600] [--device cpu] [--json]
 
 Each round runs the same two-rank job once in every way, in an order of its own: alone, alone again (the
 noise of the method), always-on only, with the default windows, and alone with torch.profiler switched on
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 RECORD = [sys.executable, "-m", "dpro", "record"]
 NEVER = str(10**9)

@@ -1,6 +1,6 @@
 """Predictions held against jobs that were really changed.
 
-python benchmarks/whatif_accuracy.py [--pair NAME …] [--rounds 4] [--runs FOLDER] [--json]
+python -m benchmarks.accuracy.whatif [--pair NAME …] [--rounds 4] [--runs FOLDER] [--json]
 
 Each pair is a job before and after one change, both recorded by `dpro record`, in turns. What `dpro whatif`
 says of the change from the run before alone, as a user would ask it, is held against the steps recorded
@@ -26,8 +26,7 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 
-from recording import cable, cpu_job, record_window
-
+from benchmarks.recording import cable, cpu_job, record_window
 from dpro.errors import DproError
 from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import build_graph

@@ -1,6 +1,6 @@
 """How long it takes from an imported run to an answer: the first time, again, and for what an edit changes.
 
-python benchmarks/answer.py [RUN] [--spans N] [--rounds N] [--json]
+python -m benchmarks.speed.answer [RUN] [--spans N] [--rounds N] [--json]
 
 RUN is a run directory, or traces. Its tables are repeated at later times until they hold N spans, as if the
 job had gone on in the same window; rows of collectives that not every rank holds are left out, since in the
@@ -37,7 +37,7 @@ from dpro.replay.whatif.search import search
 from dpro.schema import COLLECTIVES, SPANS, STEPS, TABLES
 from dpro.store import Run, open_run, write_manifest, write_part
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
 DEFAULT = TRACES / "multirank" / "nanogpt_h100_8r_rs_ag"
 # Columns that count in one sequence of numbers, which goes on from copy to copy.

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recording import cpu_job, dpro
-
+from benchmarks.recording import cpu_job, dpro
 from dpro.schema import STEPS as STEP_TABLE
 from dpro.store import open_run
 

@@ -1,6 +1,6 @@
 """How often hangs that were put into real jobs are named right.
 
-PYTHONPATH=. python benchmarks/diagnosis_hang_jobs.py [--repeats N]
+python -m benchmarks.diagnosis.hang_jobs [--repeats N]
 
 Jobs are `tests/hanging.py` on gloo: four ranks, two pipelines of two stages with data parallelism, or data
 parallelism alone. Each fault befalls another rank in each repeat. Right means the class and exactly the rank
@@ -15,8 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from diagnosis_report import table, wilson
-
+from benchmarks.diagnosis.report import table, wilson
 from tests.hang_jobs import diagnosed
 
 CLASSES = {

@@ -1,0 +1,6 @@
+"""How right replays and predictions are.
+
+whatif      predictions beside real changes: records, predicts, changes, measures
+twins       two recordings that differ in one thing: each predicted from the other
+edges       how much each kind of edge in the graph is worth
+"""

@@ -1,0 +1,12 @@
+"""How often `dpro diagnose` is right, beside the truth that was injected.
+
+__main__        slow and healthy jobs, simulated and real: matrix, healthy, smallest, latency, injected
+live            simulated jobs, seen as the watcher sees them
+injected        real jobs with a slow rank
+rules           simpler rules and another tool on the same recordings
+report          tables of the verdicts
+hangs           simulated jobs that hang, and PyTorch's own analyser beside
+hang_jobs       real jobs that hang
+operations      operation-level traces of pipeline jobs
+dumps, large    seconds and memory of `dpro diagnose` on dumps of many ranks, and on large recordings
+"""

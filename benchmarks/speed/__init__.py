@@ -1,0 +1,9 @@
+"""How fast dpro is, and what recording costs.
+
+engine          edges per second of the replay engine, beside a readable twin and networkx
+answer          seconds from a run to its first answers
+edits           seconds of each edit
+import_kineto   megabytes per second of imports, beside another tool
+startup         milliseconds until a command begins
+overhead        what recording costs a job
+"""
