@@ -14,7 +14,7 @@ TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-ur
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torch gpu gpu-wheels lint typecheck imports build docs screenshots samples clean
+.PHONY: help demo test test-slow test-torch gpu gpu-wheels lint typecheck imports build docs schema screenshots samples clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ build: $(VENV)/dev.stamp  ## wheel and sdist, into dist/
 
 docs: $(VENV)/docs.stamp  ## the site of docs/, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+schema: $(VENV)/dev.stamp  ## docs/schema.md, from the declarations of the tables
+	$(BIN)/python -m tests.schema_page docs/schema.md
 
 screenshots: $(VENV)/dev.stamp  ## the pictures of README and docs/, by a headless Chromium
 	$(BIN)/python -m tests.screenshots docs/images

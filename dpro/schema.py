@@ -1,7 +1,7 @@
 """The tables of a run directory: every column declared once, with its type, unit and one sentence.
 
-In: nothing. Out: `TABLES`, and `conform`, which holds a frame to its declaration at the boundary. What
-the tables mean for the graph is the business of `dpro.replay`.
+In: nothing. Out: `TABLES`, and `conform`, which checks a frame against its declaration before it is written.
+How tables become a graph is up to `dpro.replay`. `make schema` generates `docs/schema.md` from here.
 
 Rules that all tables share: times are int64 nanoseconds on the clock of the host that recorded them and
 are never rewritten; ids are int64 and -1 means none; intervals are half open; units are in the names.
@@ -35,12 +35,12 @@ SyncKind = pl.Enum(SYNC_KINDS)
 
 
 class SchemaError(InternalError):
-    """A frame does not fit its declaration, which is the defect of who made it; names columns or bad rows."""
+    """A frame does not fit its declaration, which is a defect of dpro; names columns or bad rows."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its polars type, one sentence, and the value a source without it is given."""
+    """One column: its polars type, one sentence, the value where a source lacks it (None: an empty list)."""
 
     dtype: pl.DataType | type[pl.DataType]
     doc: str
@@ -49,7 +49,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table: what a row is, its columns in order, and the columns its rows are sorted by."""
+    """One table: the name of its folder, what a row is, its columns in order, and what rows are sorted by."""
 
     name: str
     doc: str
@@ -58,11 +58,11 @@ class Table:
 
     @property
     def dtypes(self) -> dict[str, pl.DataType | type[pl.DataType]]:
-        """The declared types, in column order."""
+        """The declared types by column, in order."""
         return {name: column.dtype for name, column in self.columns.items()}
 
     def empty(self) -> pl.DataFrame:
-        """The table with no rows."""
+        """Return the table without rows."""
         return pl.DataFrame(schema=self.dtypes)
 
 
@@ -78,7 +78,7 @@ SPANS = Table(
         "span_id": Column(pl.Int64, "Unique within the rank."),
         "rank": _RANK,
         "window": _WINDOW,
-        "kind": Column(SpanKind, "What sort of interval it is.", "cpu_op"),
+        "kind": Column(SpanKind, "Kind of interval.", "cpu_op"),
         "name": Column(pl.String, "Name as recorded.", ""),
         "start_ns": _START,
         "duration_ns": _DURATION,
@@ -139,7 +139,7 @@ COLLECTIVES = Table(
 
 SENDS = Table(
     "sends",
-    "What NCCL's proxy thread of one rank sent to one peer over one channel for one call.",
+    "What NCCL's proxy thread of one rank sent to one peer over one channel in one call.",
     {
         "rank": _RANK,
         "group": Column(pl.String, "Communicator, as in `collectives`.", ""),
@@ -153,8 +153,8 @@ SENDS = Table(
         "bytes": Column(pl.Int64, "Size of all of them."),
         "wire_ns": Column(
             pl.Int64,
-            "From handing a piece to the network until that had done with it, the sum over the pieces: "
-            "waiting for the GPU or for room at the peer is no part of it.",
+            "From handing a piece to the network until the network was done with it, summed over the "
+            "pieces; waiting for the GPU or for room at the peer is not included.",
         ),
         "source": Column(pl.String, "What the row was read from.", ""),
     },
@@ -253,7 +253,7 @@ BUCKETS = Table(
         "hook": Column(
             pl.String, "What communicates it in place of a plain all-reduce; empty for none or unknown.", ""
         ),
-        "source": Column(pl.String, "Where it was read.", ""),
+        "source": Column(pl.String, "What the row was read from.", ""),
     },
     ("rank", "module", "bucket"),
 )
@@ -359,7 +359,7 @@ TABLES: Mapping[str, Table] = {
 
 
 def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with exactly the declared columns, types and row order.
+    """Return the frame with exactly the declared columns, types and row order.
 
     Args:
         table: the declaration.
@@ -367,7 +367,7 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
 
     Raises:
         SchemaError: an undeclared column, a value that does not fit its type, a null, or a negative
-            duration other than -1. The message names the column and the first bad row.
+            duration other than -1; it names the column and the first bad row.
     """
     conformed = complete(table, frame)
     _refuse_nulls(table, conformed)
@@ -381,7 +381,7 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def complete(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with all declared columns, in their types; those it does not have get their declared default.
+    """Return the frame with all declared columns in their types; those that it lacks have their default.
 
     Args:
         table: the declaration.
@@ -401,7 +401,11 @@ def complete(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def typed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with its columns in their declared types.
+    """Return the frame with its columns in their declared types.
+
+    Args:
+        table: the declaration.
+        frame: some of its columns.
 
     Raises:
         SchemaError: a column that is not declared, since it would be lost, or a value that does not fit.

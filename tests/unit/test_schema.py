@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.schema import SPANS, STEPS, TABLES, SchemaError, conform
+from tests.conftest import REPOSITORY
+from tests.schema_page import page
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
@@ -86,3 +88,14 @@ def test_rows_come_out_in_declared_order_whether_they_went_in_so_or_not(rows, so
     )
     out = conform(SPANS, frame).select("rank", "start_ns", "span_id").rows()
     assert out == sorted(rows)
+
+
+def test_the_page_of_the_tables_is_what_their_declarations_generate():
+    assert (REPOSITORY / "docs" / "schema.md").read_text() == page(), "run `make schema`"
+
+
+def test_a_row_of_the_page_has_type_unit_default_and_meaning():
+    rows = page().splitlines()
+    assert "| `gpu_step_ns` | int64 | ns | `-1` | " in "\n".join(rows)
+    assert "| `group_ranks` | list of int32 |  |  | Global ranks of the group, empty where unknown. |" in rows
+    assert any(row.startswith("| `kind` | one of `event_record`, ") for row in rows)
