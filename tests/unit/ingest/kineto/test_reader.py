@@ -351,6 +351,11 @@ def test_a_sync_that_no_event_explains_is_known_by_its_call(tmp_path, call, kind
         (b'{"traceEvents": 3}', "not a trace"),
         (b'{"traceEvents": []}', "without events"),
         (b'{"traceEvents": [{"ph": "M"}]}', "no operator"),
+        # jax.profiler's spans have no category.
+        (
+            b'{"traceEvents": [{"ph": "X", "pid": 7, "tid": 1, "ts": 8, "dur": 4, "name": "dot"}]}',
+            "no operator",
+        ),
     ],
 )
 def test_a_bad_file_is_one_line_that_says_what_is_wrong(tmp_path, content, what):
