@@ -1,4 +1,4 @@
-"""What is known of a span beside its times: shapes, bytes, and the communication it is part of.
+"""What is known of a span except its times: shapes, bytes, and the communication it is part of.
 
 In: a graph and the tables it was made from. Out: one row per node of which anything is known. Texts are short
 whatever the trace holds: a viewer keeps them for every slice.
@@ -38,7 +38,7 @@ _COMMUNICATION = (NodeKind.ARRIVE, NodeKind.TRANSFER)
 
 
 def arguments_of(graph: Graph) -> pl.DataFrame:
-    """What is known of the nodes of a graph.
+    """Return what is known of the nodes of a graph.
 
     Args:
         graph: one that knows the run it was made from; of others nothing is known.
@@ -64,7 +64,7 @@ def arguments_of(graph: Graph) -> pl.DataFrame:
 
 
 def _of_spans(graph: Graph) -> pl.DataFrame:
-    """Shapes of operators, bytes of copies, by span."""
+    """Return shapes of operators and bytes of copies, by span."""
     assert graph.run is not None
     spans = graph.run.table(SPANS, ["rank", "window", "span_id", "shapes", "bytes"])
     said = spans.filter((pl.col("shapes") != "") | (pl.col("bytes") >= 0))
@@ -77,7 +77,7 @@ def _of_spans(graph: Graph) -> pl.DataFrame:
 
 
 def _of_communication(graph: Graph) -> pl.DataFrame:
-    """What `collectives` says of a span; where several messages went in one, of the first, and all bytes."""
+    """Return what `collectives` says of spans; of several messages in one span the first, and all bytes."""
     assert graph.run is not None
     rows = graph.run.table(COLLECTIVES).filter((pl.col("span_id") >= 0) & (pl.col("window") >= 0))
     payload = _if_known(pl.max_horizontal("bytes_in", "bytes_out"))
@@ -107,7 +107,7 @@ def _of_communication(graph: Graph) -> pl.DataFrame:
 
 
 def _buckets(graph: Graph) -> pl.DataFrame:
-    """`node` and `bucket` of transfers that reduce a bucket of gradients, where the run tells the buckets."""
+    """Return `node` and `bucket` of transfers that reduce a bucket of gradients, where the run names them."""
     found: dict[int, int] = {}
     with suppress(Unanswerable):
         parameters = parameters_of(graph.run)
@@ -120,7 +120,7 @@ def _buckets(graph: Graph) -> pl.DataFrame:
 
 
 def in_ranges(ranks: Sequence[int]) -> str:
-    """Ranks as text: `0-7`, or `0-56 by 8`, or the list; short whatever there is."""
+    """Return ranks as text: `0-7`, `0-56 by 8`, or a list, cut off where it is long."""
     steps = set(np.diff(ranks).tolist())
     if len(ranks) > 2 and len(steps) == 1 and (step := steps.pop()) > 0:
         return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
@@ -132,6 +132,6 @@ def _if_known(number: pl.Expr) -> pl.Expr:
 
 
 def _short(text: pl.Expr) -> pl.Expr:
-    """Text that is not longer than a viewer should keep; null for none."""
+    """Return text of at most `MAX_TEXT` characters; null for none."""
     cut = pl.concat_str(text.str.slice(0, MAX_TEXT - 1), pl.lit("…"))
     return pl.when(text.str.len_chars() > MAX_TEXT).then(cut).when(text != "").then(text)

@@ -1,4 +1,4 @@
-"""Arrows between slices: what launched what, whose gradient is whose, who let a collective begin.
+"""Arrows between slices: launches, forward to backward, the rank that a collective waited for.
 
 In: a replayed graph, and the slices of it. Out: one row per arrow, from a slice to another. There are never
 more than slices, and each goes forwards in time: where clocks put an effect before its cause, there is none.
@@ -33,9 +33,9 @@ class Arrow(StrEnum):
 
 
 def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """Arrows between the slices of a timeline.
+    """Return arrows between the slices of a timeline.
 
-    Launches, gradients and meetings are shown where they were measured; the critical path on both sides.
+    Launches, gradients and rendezvous are shown where they were measured; the critical path on both sides.
 
     Args:
         timeline: the replayed graph.
@@ -51,7 +51,7 @@ def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     found = [
         (Arrow.LAUNCH, MEASURED, _launches(graph)),
         (Arrow.GRADIENT, MEASURED, _gradients(graph)),
-        (Arrow.RENDEZVOUS, MEASURED, _meetings(graph)),
+        (Arrow.RENDEZVOUS, MEASURED, _rendezvous(graph)),
         *((Arrow.CRITICAL, side, of_path) for side in (MEASURED, REPLAYED)),
     ]
     ends = [
@@ -66,7 +66,7 @@ def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _row_of_node(rows: pl.DataFrame, side: str, num_nodes: int) -> Ints:
-    """[N] the row of the slice that each node has on a side among the lanes, -1 for none."""
+    """Return [N] the row of the slice that each node has on a side among the lanes, -1 for none."""
     lane = pl.col("group").str.ends_with(side) & (pl.col("kind") != WAIT)
     of_side = rows.with_row_index("row").filter(lane)
     place = np.full(num_nodes, -1, np.int64)
@@ -103,7 +103,7 @@ def _launches(graph: Graph) -> tuple[Ints, Ints]:
     return _between_spans(graph, pairs)
 
 
-def _meetings(graph: Graph) -> tuple[Ints, Ints]:
+def _rendezvous(graph: Graph) -> tuple[Ints, Ints]:
     """From the transfer of each collective's last member to those of its other members."""
     nodes = graph.nodes
     parts = {}

@@ -1,4 +1,4 @@
-"""All that is written for other viewers: slices and what is known of them, arrows between them, counters."""
+"""What is written for other viewers: slices and what is known of them, arrows between them, counters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Drawing(NamedTuple):
 def drawing(
     timeline: Timeline, findings: Sequence[Finding] = (), ahead: Mapping[str, int] | None = None
 ) -> Drawing:
-    """Everything there is to draw.
+    """Return the drawing of a replayed graph.
 
     Args:
         timeline: the replayed graph; of one that knows its run, telemetry is drawn too.

@@ -30,7 +30,7 @@ _INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
 
 
 def slices(timeline: Timeline, findings: Sequence[Finding] = ()) -> pl.DataFrame:
-    """Everything there is to draw.
+    """Return the slices of a replayed graph: measured, replayed, critical path, findings.
 
     Args:
         timeline: the replayed graph.
@@ -77,7 +77,7 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = ()) -> pl.DataFrame
 
 
 def path_offset(rows: pl.DataFrame) -> tuple[int, int]:
-    """The least and the most by which the replay begins spans of the critical path later than measured, ns.
+    """Return the least and the most by which the replay begins spans of the critical path later, ns.
 
     Args:
         rows: as from `slices`.
@@ -87,7 +87,7 @@ def path_offset(rows: pl.DataFrame) -> tuple[int, int]:
 
 
 def path_note(sooner_ns: int, later_ns: int) -> str:
-    """How far apart the two rows of the critical path are, in words.
+    """Return a sentence that says how far apart the two rows of the critical path are.
 
     Args:
         sooner_ns, later_ns: the least and the most by which the replay begins its spans later than measured.
@@ -104,7 +104,7 @@ def path_note(sooner_ns: int, later_ns: int) -> str:
 
 
 def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFrame:
-    """A slice for each step, with a track of its own."""
+    """Return a slice per step on the finding's own track."""
     graph = timeline.graph
     ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
     begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
@@ -151,7 +151,7 @@ def _lanes(graph: Graph, chosen: Ints) -> pl.Series:
 
 
 def _waits(graph: Graph, start: Ints) -> pl.DataFrame:
-    """From a member's arrival at a collective to the beginning of its transfer: waiting for the others."""
+    """Return slices of waiting: from a member's arrival at a collective to the begin of its transfer."""
     nodes = graph.nodes
     arrivals, transfers = (
         pl.DataFrame({"collective": nodes.collective[each], "rank": nodes.rank[each], "node": each})
@@ -193,7 +193,11 @@ def _on_tracks(rows: pl.DataFrame, graph: Graph) -> pl.DataFrame:
 
 
 def _tracks(starts: list[int], ends: list[int]) -> list[int]:
-    """The lowest track that is free when each slice starts; slices come in order of their starts."""
+    """Return the lowest track that is free when each slice starts.
+
+    Args:
+        starts, ends: of the slices, in order of their starts.
+    """
     free: list[int] = []
     busy: list[tuple[int, int]] = []
     taken = []

@@ -1,7 +1,8 @@
-"""Predictions as what was tried on this machine makes of them.
+"""Predictions with intervals that are widened by what was tried on this machine.
 
 In: predictions, and the ledger. Out: predictions whose intervals hold the errors that were seen for the
-same kind of change, and what to say of that. An interval never becomes narrower than the replay's own.
+same kind of change, and a line for each that was widened. An interval never becomes narrower than the
+replay's own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Calibration:
     Attributes:
         kind: of the change.
         error: how far predictions of the kind are off, as a share.
-        num_tries: how many tries tell that.
+        num_tries: number of tries that show it.
     """
 
     kind: str
@@ -36,13 +37,16 @@ class Calibration:
 
 
 def calibrated(prediction: Prediction, entries: Sequence[Entry]) -> tuple[Prediction, Calibration | None]:
-    """A prediction whose interval the ledger has widened, where it has enough entries of its kind.
+    """Widen the interval of a prediction where the ledger has enough entries of its kind.
 
-    One is proven, too, where most tries of its kind took as long as was predicted.
+    It becomes proven, too, where most tries of its kind took as long as was predicted.
 
     Args:
         prediction: as the replay makes it.
         entries: of the ledger.
+
+    Returns:
+        The prediction, and why its interval is wider; None where it is not.
     """
     kinds = [kind_of_edit(str(edit)) for edit in prediction.edits]
     kind = joint_kind(kinds) if all(kinds) else ""
@@ -55,7 +59,10 @@ def calibrated(prediction: Prediction, entries: Sequence[Entry]) -> tuple[Predic
 
 
 def as_tried(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[str]]:
-    """Predictions as what was tried on this machine has them: ranked, and a line for each widened interval.
+    """Calibrate predictions by the ledger of this machine, and rank them.
+
+    Returns:
+        The predictions, and a line for each widened interval.
 
     Raises:
         DproError: there is a ledger, and it cannot be read.

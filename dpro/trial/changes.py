@@ -24,11 +24,11 @@ class Change:
 
     Attributes:
         text: as the user wrote it.
-        kind: its name and what is not a number in it: changes of one kind are predicted alike well.
+        kind: its name and what is not a number in it: changes of one kind share one prediction error.
         family: the file that makes it.
         arguments: what that takes.
         edit: the what-if edit that predicts it; empty where there is none.
-        uneven: whether it changes only some steps, so that their mean tells and their median does not.
+        uneven: whether it changes only some steps, which the mean of steps shows and their median does not.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Change:
     uneven: bool = False
 
     def document(self) -> dict[str, Any]:
-        """As the recorder takes it."""
+        """Return it as the recorder reads it."""
         return {"edit": self.text, "family": self.family, "arguments": self.arguments}
 
 
@@ -82,11 +82,11 @@ def _size(text: str) -> float:
     return size
 
 
-def _count(least: int) -> Callable[[str], int]:
+def _count(minimum: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         count = int(text) if text.isdigit() else -1
-        if count < least:
-            raise ValueError(f"must be a whole number from {least}")
+        if count < minimum:
+            raise ValueError(f"must be a whole number from {minimum}")
         return count
 
     return read
@@ -194,7 +194,7 @@ VARIABLE_SUMMARY = "a variable of the environment, of those that a recording kee
 
 
 def parse_change(text: str) -> Change:
-    """Make a change from its text.
+    """Parse a change.
 
     Raises:
         UsageError: no such change or key (with the nearest one), or a value that is not what it should be.
@@ -226,7 +226,11 @@ def _kind(name: str, values: Values) -> str:
 
 
 def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str]) -> None:
-    """Refuse changes that cannot be made to one job together, and those that are the case already.
+    """Refuse changes that cannot be made to one job together, and those that the job already has.
+
+    Args:
+        changes: all that are to be made.
+        environment: variables of the job.
 
     Raises:
         UsageError: saying which.
@@ -245,7 +249,7 @@ def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str])
 
 
 def kind_of_edit(text: str) -> str:
-    """What tries of a what-if edit are filed under; empty where it cannot be tried."""
+    """Return the kind of a what-if edit in the ledger; empty where it cannot be tried."""
     try:
         return parse_change(text).kind
     except UsageError:

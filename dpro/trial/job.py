@@ -33,7 +33,7 @@ _LAUNCHER = re.compile(  # what launchers print of their own
 
 
 class NotApplied(DproError):
-    """A change could not be made to the job: what was measured would be no try of it."""
+    """A change could not be made to the job: a measurement would not be a try of it."""
 
 
 def record_job(
@@ -56,7 +56,7 @@ def record_job(
     words = [sys.executable, "-m", "dpro", "record", "-o", str(run), *options]
     words += ["--apply", apply, "--", *command]
     log = run.with_name(f"{run.name}.log")
-    with log.open("wb") as file, _told_to_end():
+    with log.open("wb") as file, _ends_job_on_sigterm():
         output = sys.stderr if show else file
         job = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
@@ -71,8 +71,8 @@ def record_job(
 
 
 @contextmanager
-def _told_to_end() -> Iterator[None]:
-    """Where somebody ends us, as a scheduler does, leave by the way that ends the job, too."""
+def _ends_job_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM, as of a scheduler, into an exception, so that the job is ended, too."""
 
     def leave(number: int, _frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -85,7 +85,7 @@ def _told_to_end() -> Iterator[None]:
 
 
 def _watch(job: subprocess.Popen[bytes], run: Path) -> str:
-    """Wait for the job to end, or to say that a change cannot be made; then why that is."""
+    """Wait for the job to end; return early, with the reason, where a change cannot be made."""
     while True:
         with suppress(subprocess.TimeoutExpired):
             job.wait(LOOK_S)
@@ -96,7 +96,7 @@ def _watch(job: subprocess.Popen[bytes], run: Path) -> str:
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """Have a job end that still runs; a launcher ends its ranks."""
+    """End a job that still runs; a launcher ends its ranks."""
     if job.poll() is None:
         job.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -107,7 +107,7 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 
 
 def _first_words(run: Path, log: Path) -> str:
-    """What the job failed of: the first exception of its processes as recorded, else as printed."""
+    """Return why the job failed: the first exception of its processes as recorded, else as printed."""
     error = ""
     with suppress(DproError):
         wait_until_finished(run)
@@ -117,7 +117,7 @@ def _first_words(run: Path, log: Path) -> str:
 
 
 def first_error_in(lines: Sequence[str]) -> str:
-    """The first error in what a job printed: not a launcher's account of which of its processes failed.
+    """Find the first error in what a job printed, but not a launcher's report of which process failed.
 
     Args:
         lines: as printed by ranks and launchers, in order.
@@ -142,12 +142,16 @@ def first_error_in(lines: Sequence[str]) -> str:
 
 
 def _raised(after: Sequence[str]) -> str:
-    """The exception that a traceback ends with: its first line that is not indented."""
+    """Return the exception that a traceback ends with: its first line that is not indented."""
     return next((line.strip() for line in after if line.strip() and not line[0].isspace()), "")
 
 
 def ensure_applied(path: Path, changes: Sequence[Change]) -> Run:
     """Open the run of a job; all its ranks must be there, each with all changes made.
+
+    Args:
+        path: the run directory.
+        changes: what was to be changed.
 
     Raises:
         DproError: nothing was recorded, or a rank is missing.
@@ -164,5 +168,5 @@ def ensure_applied(path: Path, changes: Sequence[Change]) -> Run:
             raise NotApplied(f"not applied: rank {made['rank']}: {made['edit']}: {reason}")
     wanted = {(rank, change.text) for rank in manifest.ranks for change in changes}
     for rank, edit in sorted(wanted - {(made["rank"], made["edit"]) for made in manifest.applied}):
-        raise NotApplied(f"not applied: rank {rank}: {edit}: nothing tells that it was")
+        raise NotApplied(f"not applied: rank {rank}: {edit}: nothing shows that it was")
     return run

@@ -20,8 +20,8 @@ import msgspec
 from dpro.errors import DproError
 
 SCHEMA_VERSION = 1
-ENOUGH = 3  # entries of a kind before they say something of the next one
-COVERED = 0.9
+MIN_ENTRIES = 3  # of a kind, before they widen the interval of the next prediction
+COVERAGE = 0.9  # share of further errors that the widened interval holds
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Entry:
     """One try.
 
     Attributes:
-        kind: what predictions of this and like changes are judged by.
+        kind: of the change; predictions of one kind share one error.
         edits: the changes, as the user wrote them.
         predicted: by the replay alone, whatever the ledger made of it; None where nothing predicts it.
         measured: in pairs of recordings.
@@ -75,7 +75,7 @@ class Entry:
 
 
 def ledger_path() -> Path:
-    """Where the ledger of this user is."""
+    """Return the path of this user's ledger."""
     chosen = os.environ.get("XDG_DATA_HOME", "")
     base = Path(chosen) if os.path.isabs(chosen) else Path.home() / ".local" / "share"
     return base / "dpro" / "ledger"
@@ -107,7 +107,7 @@ def append(entry: Entry) -> Path:
 
 
 def read() -> tuple[list[Entry], int]:
-    """All entries in order, and how many lines cannot be read as one.
+    """Return all entries in order, and the number of lines that are none.
 
     Raises:
         DproError: there is a ledger, and it cannot be read.
@@ -132,15 +132,15 @@ def read() -> tuple[list[Entry], int]:
 
 
 def joint_kind(kinds: Iterable[str]) -> str:
-    """What changes that were made together are of."""
+    """Return the kind of changes that were made together."""
     return " + ".join(sorted(kinds))
 
 
 def usual_error(entries: Sequence[Entry], kind: str) -> tuple[float, int]:
-    """How far predictions of a kind are off.
+    """Return how far predictions of a kind are off.
 
     The error that at least 9 of 10 further ones stay within if they are like those so far: the
-    ceil(0.9 (n + 1))-th smallest of n, or the largest where n is too small to tell (split conformal
+    ceil(0.9 (n + 1))-th smallest of n, or the largest where n is too small for that (split conformal
     prediction: Lei et al., JASA 113, 2018).
 
     Args:
@@ -153,18 +153,31 @@ def usual_error(entries: Sequence[Entry], kind: str) -> tuple[float, int]:
     """
     same = [entry for entry in entries if kind and entry.kind == kind]
     errors = sorted(abs(entry.error) for entry in same if entry.error is not None)
-    if len(errors) < ENOUGH:
+    if len(errors) < MIN_ENTRIES:
         return 0.0, len(errors)
-    return errors[min(math.ceil(COVERED * (len(errors) + 1)), len(errors)) - 1], len(errors)
+    return errors[min(math.ceil(COVERAGE * (len(errors) + 1)), len(errors)) - 1], len(errors)
 
 
 def held(entries: Sequence[Entry], kind: str) -> bool:
-    """Whether most tries of a kind, of at least one, took as long as was predicted."""
+    """Return whether most tries of a kind took as long as was predicted; False without any.
+
+    Args:
+        entries: of the ledger.
+        kind: of a change.
+    """
     inside = [entry.is_inside for entry in entries if kind and entry.kind == kind]
     known = [each for each in inside if each is not None]
     return bool(known) and 2 * sum(known) > len(known)
 
 
 def widened(predicted: float, low: float, high: float, error: float) -> tuple[float, float]:
-    """An interval that also holds what a usual error away from the prediction is; never a narrower one."""
+    """Widen an interval so that it holds the usual error around the prediction.
+
+    Args:
+        predicted, low, high: the prediction and its interval, ns.
+        error: absolute value of a logarithm, as of `usual_error`.
+
+    Returns:
+        Its ends; never a narrower interval.
+    """
     return min(low, predicted * math.exp(-error)), max(high, predicted * math.exp(error))

@@ -4,9 +4,9 @@ In: pairs of runs, recorded in turns. Out: the ratio of their step times with an
 recordings of the unchanged job differ from each other. Steps of deep windows, the step after one, and the
 first steps are left out: recording slows the former down, and the latter are not yet what the job is like.
 
-Machines have slow spells that last longer than a job, and every start of a job is a little different. So it
-is pairs that are compared, and how they vary tells the interval; that of steps within one job would be far
-too narrow (Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
+Machines have slow spells that last longer than a job, and every start of a job is a little different. So
+pairs are compared, and their variation gives the interval; that of steps within one job would be far too
+narrow (Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Measured:
 
     @property
     def verdict(self) -> str:
-        """`faster`, `slower`, or that it cannot be told from noise."""
+        """`faster`, `slower`, or that the difference is not distinguished from noise."""
         is_clear = not self.low <= 1 <= self.high and abs(math.log(self.ratio)) > math.log1p(self.noise or 0)
         return ("faster" if self.ratio < 1 else "slower") if is_clear else "no effect beyond noise"
 
 
 def step_times(run: Run, skip: int) -> Floats:
-    """Durations of the steps that recording did not slow down, as all of dpro has them, in order, ns.
+    """Return the durations of the steps that recording did not slow down, in order, ns.
 
     Args:
         run: a recording.
@@ -79,6 +79,10 @@ def step_times(run: Run, skip: int) -> Floats:
 
 def times_by_one_clock(runs: Sequence[Run], skip: int) -> tuple[str, list[Floats]]:
     """`step_times` of runs that are compared: by the devices if these timed all of them, else by the hosts.
+
+    Args:
+        runs: the recordings.
+        skip: steps at the beginning that are left out.
 
     Returns:
         `device` or `host`, and the times of each run.
@@ -104,12 +108,12 @@ def _measured(run: Run, steps: pl.DataFrame, skip: int) -> Floats:
 
 
 def compare(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool) -> Measured:
-    """Compare pairs of recordings.
+    """Compare pairs of recordings by the ratio of their step times.
 
     Args:
         baseline: step times of the unchanged job, ns, by recording.
-        changed: those of the changed job, as many recordings, each beside its partner in time.
-        uneven: whether steps differ by what they do, so that only their mean tells.
+        changed: those of the changed job, as many recordings, each made next to its partner.
+        uneven: whether steps differ by what they do, so that only their mean shows the change.
 
     Returns:
         The median ratio over pairs, with Student's interval of the logarithms' mean around it; of a single
@@ -154,7 +158,7 @@ def _t(freedom: int) -> float:
 
 
 def _bootstrap(before: Floats, after: Floats, typical: Typical) -> tuple[float, float]:
-    """Interval of the logarithm of the ratio, from resampled blocks of neighbouring steps."""
+    """Return the interval of the logarithm of the ratio: moving block bootstrap (Künsch, 1989)."""
     random = np.random.default_rng(SEED)
     logs = [
         math.log(typical(_resampled(after, random)) / typical(_resampled(before, random)))

@@ -1,4 +1,4 @@
-"""In words where a job was changed.
+"""Where a job was changed, in words.
 
 In: `applied` of a manifest: per rank and change the places where it was made, and the reasons why it was
 not. Out: a line for each of them, with the ranks that have it in common.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def in_words(applied: Iterable[Mapping[str, Any]]) -> list[str]:
-    """`bucket:mb=1: DistributedDataParallel at train.py:12, instead of bucket_cap_mb=25 (on 2 ranks)`."""
+    """Return a line per place: `bucket:mb=1: DistributedDataParallel at train.py:12 (on 2 ranks)`."""
     ranks: dict[str, set[int]] = {}
     for change in applied:
         for what in _of_change(change):

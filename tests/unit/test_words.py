@@ -43,9 +43,7 @@ PENDING = (
     "dpro/analysis/",
     "dpro/cli/",
     "dpro/detect/",
-    "dpro/export/",
     "dpro/ingest/",
-    "dpro/trial/",
     "dpro/watch/",
     "replay/",
     "sample_traces/",
@@ -59,10 +57,8 @@ PENDING = (
     "tests/unit/collectors/",
     "tests/unit/dashboards/",
     "tests/unit/detect/",
-    "tests/unit/export/",
     "tests/unit/ingest/",
     "tests/unit/replay/",
-    "tests/unit/trial/",
     "tests/unit/watch/",
 )
 

@@ -104,7 +104,7 @@ def test_critical_path_is_a_group_of_its_own_on_each_side_that_ends_with_the_run
 
 def test_critical_path_is_drawn_where_the_lanes_of_its_side_have_its_spans():
     # The replay begins the second of two nodes 2 s before it was measured: as in a pipeline whose launches
-    # came late for a reason that nobody recorded.
+    # came late for a reason that was not recorded.
     graph = tiny_graph(
         [3 * S, 4 * S], [(0, 1, 0)], measured_start=[0, 5 * S], measured_end=[3 * S, 9 * S], rank=[0, 0]
     )
@@ -121,7 +121,7 @@ def test_critical_path_is_drawn_where_the_lanes_of_its_side_have_its_spans():
     assert "when it was measured" in path_note(0, 0)
 
 
-def test_slices_tell_how_much_longer_their_work_may_take_at_no_cost(timeline, tmp_path):
+def test_slices_say_how_much_longer_their_work_may_take_at_no_cost(timeline, tmp_path):
     rows = slices(timeline)
     assert (rows["slack_ns"] >= 0).all()
     assert (rows.filter("critical")["slack_ns"] == 0).all()
@@ -276,7 +276,7 @@ def test_command_writes_what_it_was_asked_for(tmp_path, capsys):
 
 
 def test_delays_that_only_look_like_late_launches_are_not_drawn_as_what_decides(tmp_path):
-    # One update of one step begins 40 ms later than the others do: it waited for what nobody recorded.
+    # One update of one step begins 40 ms later than the others do: it waited for something unrecorded.
     rows = Job(num_steps=3, late=0.5).run()
     update = next(row for row in rows if row["optype"] == "optimizer" and row["step"] == 1)
     update["start_ts"] += 0.04

@@ -81,7 +81,7 @@ def test_changes_that_differ_in_numbers_only_are_of_one_kind(text, kind):
     assert parse_change(text).kind == kind
 
 
-def test_workers_are_predicted_and_filed_alike_however_they_are_asked_for():
+def test_workers_are_one_kind_of_change_however_they_are_asked_for():
     plain, among_others = (
         parse_change("workers:count=3"),
         parse_change("dataloader:workers=3,pin_memory=true"),

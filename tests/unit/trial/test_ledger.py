@@ -50,8 +50,8 @@ def test_the_ledger_is_in_the_home_folder_unless_said_otherwise(folder, monkeypa
     assert ledger_path() == folder / "dpro" / "ledger"
     for nowhere in ("", "relative/folder"):
         monkeypatch.setenv("XDG_DATA_HOME", nowhere)
-        monkeypatch.setenv("HOME", "/home/somebody")
-        assert str(ledger_path()) == "/home/somebody/.local/share/dpro/ledger"
+        monkeypatch.setenv("HOME", "/home/user")
+        assert str(ledger_path()) == "/home/user/.local/share/dpro/ledger"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_fewer_than_three_tries_say_nothing_of_the_next_one():
     assert usual_error(off_by(0.1, 0.2), "bucket:mb") == (0.0, 2)
 
 
-def test_the_usual_error_is_the_largest_until_there_are_enough_to_tell_nine_in_ten():
+def test_the_usual_error_is_the_largest_until_there_are_enough_for_nine_in_ten():
     error, count = usual_error(off_by(0.1, -0.3, 0.2), "bucket:mb")
     assert (error, count) == (pytest.approx(0.3), 3)
     error, _ = usual_error(off_by(*[0.01 * number for number in range(1, 20)], 5.0), "bucket:mb")

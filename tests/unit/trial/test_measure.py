@@ -70,14 +70,14 @@ def test_an_effect_smaller_than_what_the_unchanged_job_varies_by_is_none():
     assert measured.verdict == "no effect beyond noise"
 
 
-def test_drift_that_hits_both_of_a_pair_alike_does_not_widen_the_interval():
+def test_drift_that_hits_both_of_a_pair_does_not_widen_the_interval():
     before = [np.full(20, 10.0 * MS * drift) for drift in (1.0, 1.01, 1.02)]
     measured = compare(before, [times * 0.9 for times in before], False)
     assert measured.high - measured.low < 1e-6
     assert measured.ratio == pytest.approx(0.9)
 
 
-def test_where_steps_differ_by_what_they_do_their_mean_tells():
+def test_where_steps_differ_by_what_they_do_their_mean_is_compared():
     before, after = np.full(40, 10.0 * MS), np.tile([4.0, 4.0, 4.0, 12.0], 10) * MS
     assert compare([before], [after], True).ratio == pytest.approx(0.6)
     assert compare([before], [after], False).ratio == pytest.approx(0.4)
