@@ -21,7 +21,7 @@ from dpro.detect.stragglers.from_calls import HISTORY, messages_unseen
 from dpro.detect.stragglers.input_bound import find_waiting_for_data
 from dpro.detect.stragglers.own_time import calls_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
-from dpro.watch.late import AGAIN, Lateness, Latest, since_of
+from dpro.watch.late import MAX_AGAIN, Latest, OwnTimes, since_of
 from tests.reference.training_jobs import LAYOUTS, NOISES, Job, Log, Machine
 from tests.reference.training_records import Recording, frames_of
 
@@ -36,7 +36,7 @@ class Stream:
     machine: Machine
     calls: deque[pl.DataFrame]  # as `dpro.watch.calls` keeps them
     rest: deque[Frames]
-    watcher: Lateness
+    watcher: OwnTimes
     past: list[pl.DataFrame]
     messages: bool = False
 
@@ -72,8 +72,8 @@ class Stream:
 
 def begin(job: Job, chunk: int) -> Stream:
     """A job before its first step; it is looked at every `chunk` steps."""
-    kept = deque[pl.DataFrame](maxlen=AGAIN // chunk + 1)
-    return Stream(Machine(job), kept, deque(maxlen=HISTORY // chunk), Lateness(), [])
+    kept = deque[pl.DataFrame](maxlen=MAX_AGAIN // chunk + 1)
+    return Stream(Machine(job), kept, deque(maxlen=HISTORY // chunk), OwnTimes(), [])
 
 
 def latency(job: Job, most: int) -> int | None:

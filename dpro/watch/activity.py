@@ -1,4 +1,4 @@
-"""Whether a process that others wait for works on something, as far as this host's kernel tells.
+"""Whether a process that others wait for works on something, as far as this host's kernel shows.
 
 In: processes. Out: whether the main thread computed, or the process wrote or read, since the look before.
 """
@@ -13,17 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dpro.collectors.convert import Process
 from dpro.watch.tail import Tail
 
-_STATES = {
-    "T": "it is stopped (SIGSTOP)",
-    "t": "it is stopped by a debugger",
-    "Z": "it has ended, and its parent has not noticed",
-    "D": "it waits in the kernel, for a disk, a file server or a device",
-}
-COMPUTES = 0.05  # of the time: a thread that waits takes none
-MOVES_BYTES_PER_S = 1 << 20
+MIN_COMPUTING = 0.05  # of the time: a thread that waits takes none
+MIN_BYTES_PER_S = 1 << 20
 
 
 class _Sample(NamedTuple):
@@ -37,12 +30,12 @@ class Activity:
     """What the processes of this host did between the latest two looks."""
 
     def __init__(self) -> None:
-        """Nobody was looked at yet."""
+        """No process was looked at yet."""
         self._latest: dict[int, _Sample] = {}
         self._busy: dict[int, bool] = {}
 
     def sample(self, tails: Iterable[Tail]) -> None:
-        """Look at the processes that run here."""
+        """Look at those processes that run on this host."""
         for tail in tails:
             facts = tail.process.facts
             if facts["host"] != socket.gethostname():
@@ -53,35 +46,22 @@ class Activity:
                 self._busy[tail.process.rank] = before is not None and _worked(before, now)
 
     def is_busy(self, rank: int) -> bool:
-        """Whether a rank worked; not known of another host's, which counts as no."""
+        """Return whether a rank worked; of ranks of other hosts this is not known, and False."""
         return self._busy.get(rank, False)
-
-
-def why_silent(process: Process) -> str:
-    """Why a process may not have said where its threads are, as far as can be seen from this host."""
-    host, pid = process.facts["host"], int(process.facts["pid"])
-    if host != socket.gethostname():
-        held = "a thread keeps the interpreter's lock (GIL)"
-        return f"it is stopped, or {held}: it runs on {host}, where no signal reaches it from here"
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "it has ended"
-    return _STATES.get(state, f"it does not answer; the kernel calls its state {state}")
 
 
 def _worked(before: _Sample, now: _Sample) -> bool:
     elapsed_s = max(now.at_s - before.at_s, 1e-3)
-    computed = (now.cpu_s - before.cpu_s) / elapsed_s > COMPUTES
+    computed = (now.cpu_s - before.cpu_s) / elapsed_s > MIN_COMPUTING
     return (
         computed
         or (before.ready and now.ready)
-        or (now.moved_bytes - before.moved_bytes) / elapsed_s > MOVES_BYTES_PER_S
+        or (now.moved_bytes - before.moved_bytes) / elapsed_s > MIN_BYTES_PER_S
     )
 
 
 def _sample(pid: int) -> _Sample | None:
-    """CPU time of the main thread, and what the process has read and written; None where not told."""
+    """Return CPU time of the main thread, and bytes read and written; None where the kernel does not say."""
     with suppress(OSError, ValueError, IndexError):
         words = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks = int(words[11]) + int(words[12])

@@ -1,9 +1,10 @@
-"""What the latest deep windows show, while the job runs: the detectors that replay, on a few of them.
+"""The deep watch: what the latest deep windows show while the job runs, by the detectors that replay.
 
-In: a run that is being recorded. Out: findings, now and then. When all ranks have saved another window, it is
-looked at with those before it, since few steps prove little; by a process of its own at the lowest priority:
-building a graph takes seconds and memory that the watcher does without. Windows that are too large for that
-are left to `dpro diagnose`, which is said.
+In: a run that is being recorded. Out: findings, once per look. When all ranks have saved another window, it
+is diagnosed together with those before it, since few steps prove little, in a process of its own at the
+lowest priority: building a graph takes seconds and memory that the watcher does without. Windows that are too
+large for that are left to `dpro diagnose`, which is reported. The state is a record, and `next_state` alone
+decides what comes next.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import accumulate, chain
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from dpro.collectors.attach import training
 from dpro.collectors.calls import BACKENDS
@@ -33,30 +36,95 @@ from dpro.watch.tail import OPEN_NS, Tail
 
 MAX_BYTES = 50 << 20  # of windows' files, of all ranks together: some 150,000 spans, and half a minute
 SETTLED_S = 3.0  # after the last rank has saved its window: the calls that belong to it come a moment later
-LONGEST_S = 300.0  # that a look may take
+MAX_LOOK_S = 300.0  # that a look may take
 SHARE = 0.05  # of the time that looks may take
 NICE = 19
-# What a process says of itself; its records, and its calls.
+# Facts, records and calls of a process.
 _FILES = ("facts.json", "groups.json", "mesh.json", "checked", "records.bin", "flight-*.*")
 
 
-class DeepLooks:
-    """Looks at deep windows, one at a time."""
+class Phase(Enum):
+    """What the deep watch does."""
+
+    WAITING = "for another window"
+    SETTLING = "a window is saved, its calls may still come, or the last look was not long ago"
+    LOOKING = "a process diagnoses the latest windows"
+
+
+@dataclass(frozen=True)
+class DeepState:
+    """The state of the deep watch; times on this host's monotonic clock.
+
+    Attributes:
+        phase: what it does.
+        newest: the latest window that all ranks have saved, -1 for none.
+        newest_s: when it was noticed.
+        looked: the latest window that was looked at, -1 for none.
+        due_s: before which no look begins.
+    """
+
+    phase: Phase = Phase.WAITING
+    newest: int = -1
+    newest_s: float = 0.0
+    looked: int = -1
+    due_s: float = 0.0
+
+
+def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
+    """Return the state at a look of the watcher.
+
+    Args:
+        state: before.
+        newest: the latest window that all ranks have saved, -1 for none.
+        now_s: the time, on the monotonic clock.
+    """
+    if state.phase is Phase.LOOKING:
+        return state
+    if newest != state.newest:
+        state = replace(state, newest=newest, newest_s=now_s)
+    if newest <= state.looked:
+        return replace(state, phase=Phase.WAITING)
+    if now_s < max(state.due_s, state.newest_s + SETTLED_S):
+        return replace(state, phase=Phase.SETTLING)
+    return replace(state, phase=Phase.LOOKING, looked=newest)
+
+
+def looked(state: DeepState, now_s: float, took_s: float) -> DeepState:
+    """Return the state after a look.
+
+    Args:
+        state: before.
+        now_s: when it ended.
+        took_s: how long it took.
+    """
+    return replace(state, phase=Phase.WAITING, due_s=now_s + took_s / SHARE)
+
+
+class _Child(NamedTuple):
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    begun_s: float
+
+
+class DeepWatch:
+    """Looks at deep windows, one look at a time.
+
+    Attributes:
+        state: what it does.
+    """
 
     def __init__(self, run: Path) -> None:
-        """None was looked at yet.
+        """No window was looked at yet.
 
         Args:
             run: the run directory of the job.
         """
+        self.state = DeepState()
         self._run = run
-        self._looked = self._newest = -1
-        self._newest_s = self._begun_s = self._due_s = 0.0
-        self._child: subprocess.Popen[bytes] | None = None
-        self._told: IO[bytes] | None = None
+        self._child: _Child | None = None
 
     def look(self, tails: Sequence[Tail]) -> list[Finding] | None:
-        """What the latest window shows; None where no look has just ended.
+        """Return what the latest windows show, when a look has just ended; None otherwise.
 
         Args:
             tails: the processes of the job.
@@ -65,27 +133,30 @@ class DeepLooks:
             Unanswerable: the window is too large.
         """
         if self._child is not None:
-            return self._ended()
-        saved, now_s = saved_windows(tails), time.monotonic()
-        newest = max(saved, default=-1)
-        if newest != self._newest:
-            self._newest, self._newest_s = newest, now_s
-        if newest > self._looked and now_s >= max(self._due_s, self._newest_s + SETTLED_S):
-            self._looked = newest
-            self._begin(tails, sorted(saved, reverse=True))
+            return self._findings_of(self._child)
+        saved = saved_windows(tails)
+        self.state = next_state(self.state, max(saved, default=-1), time.monotonic())
+        if self.state.phase is Phase.LOOKING:
+            try:
+                self._child = self._begin(tails, sorted(saved, reverse=True))
+            finally:
+                if self._child is None:
+                    self.state = replace(self.state, phase=Phase.WAITING)
         return None
 
     def close(self) -> None:
-        """The job is over."""
+        """End the process of a look that has not ended."""
         if self._child is not None:
-            self._child.kill()
-            self._child.wait()
+            self._child.process.kill()
+            self._child.process.wait()
+            self._child.output.close()
             self._child = None
 
-    def _begin(self, tails: Sequence[Tail], latest_first: Sequence[int]) -> None:
+    def _begin(self, tails: Sequence[Tail], latest_first: Sequence[int]) -> _Child | None:
+        """Start a process for the latest windows that fit; None where they were converted before."""
         sizes = [_size(tails, window) for window in latest_first]
-        if not sizes or sizes[0] == 0:
-            return  # converted before this look: there will be another
+        if sizes[0] == 0:
+            return None
         if sizes[0] > MAX_BYTES:
             raise Unanswerable(
                 f"deep windows of {sizes[0] >> 20} MiB are not looked at while the job runs, only up to "
@@ -96,47 +167,52 @@ class DeepLooks:
             for window, size, total in zip(latest_first, sizes, accumulate(sizes), strict=True)
             if size and total <= MAX_BYTES
         ]
-        self._told, self._begun_s = TemporaryFile(), time.monotonic()  # noqa: SIM115
-        self._child = subprocess.Popen(
+        output, begun_s = TemporaryFile(), time.monotonic()  # noqa: SIM115
+        process = subprocess.Popen(
             [sys.executable, "-m", "dpro", "watch", str(self._run), *chain(*chosen)],
-            stdin=subprocess.DEVNULL, stdout=self._told, stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL,
             env=os.environ | {"POLARS_MAX_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
         )  # fmt: skip
+        return _Child(process, output, begun_s)
 
-    def _ended(self) -> list[Finding] | None:
-        assert self._child is not None
-        assert self._told is not None
-        took_s = time.monotonic() - self._begun_s
-        status = self._child.poll()
-        if status is None and took_s < LONGEST_S:
+    def _findings_of(self, child: _Child) -> list[Finding] | None:
+        """Return what a process has found, when it has ended; None where it goes on, or was killed."""
+        now_s = time.monotonic()
+        took_s = now_s - child.begun_s
+        has_ended = child.process.poll() is not None
+        if not has_ended and took_s < MAX_LOOK_S:
             return None
+        content = b""
+        if has_ended:
+            child.output.seek(0)
+            content = child.output.read()
         self.close()
-        self._due_s = time.monotonic() + took_s / SHARE
-        self._told.seek(0)
+        self.state = looked(self.state, now_s, took_s)
         try:
-            said = json.loads(self._told.read())
+            answer = json.loads(content)
         except ValueError:
             return None  # it was killed
-        finally:
-            self._told.close()
-        if "error" in said:  # most likely files went while it read: there will be other windows
+        if "error" in answer:  # most likely files were removed while it read: there will be other windows
             return None
-        return [_finding(each) for each in said["findings"]]
+        return [_finding(each) for each in answer["findings"]]
 
 
 def saved_windows(tails: Iterable[Tail]) -> set[int]:
-    """The latest windows that all ranks have saved."""
+    """Return the latest windows that all ranks have saved."""
     saved = [{number for number, _, end in tail.windows if end < OPEN_NS} for tail in tails]
     return set.intersection(*saved) if saved else set()
 
 
 def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> list[Finding]:
-    """What some windows show, costliest first; nothing where the replay of them does not fit.
+    """Diagnose some deep windows of a job that runs.
 
     Args:
-        run: the run directory of a job that runs.
-        windows: their numbers.
+        run: the run directory.
+        windows: numbers of the windows.
         readers: how to read what PyTorch wrote.
+
+    Returns:
+        Findings, costliest first; none where the replay does not fit what was measured.
 
     Raises:
         DproError: it cannot be read, or there is nothing to replay.
@@ -163,16 +239,16 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
 
 
 def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) -> None:
-    """What is needed of a job's files; what goes meanwhile is gone."""
+    """Copy the files that a diagnosis of windows needs; those that are removed meanwhile are left out."""
     for name in {folder.parent.name for folder in folders}:
         for where in (MARKERS, RAW):
             (to / where).mkdir(parents=True, exist_ok=True)
         shutil.copy2(Launch(run, name).marker, Launch(to, name).marker)
-    beside = [_name(window, what) for window in windows for what in ("window", "messages", "trace")]
+    of_windows = [_name(window, what) for window in windows for what in ("window", "messages", "trace")]
     for folder in folders:
         own = to / RAW / folder.parent.name / folder.name
         own.mkdir(parents=True)
-        for path in [path for pattern in (*_FILES, *beside) for path in folder.glob(pattern)]:
+        for path in [path for pattern in (*_FILES, *of_windows) for path in folder.glob(pattern)]:
             with suppress(OSError):
                 if ".tmp" not in path.name:
                     shutil.copy2(path, own / path.name)
@@ -187,7 +263,7 @@ def _name(window: int, what: str = "window") -> str:
 
 
 def _size(tails: Iterable[Tail], window: int) -> int:
-    """Bytes of a window's files; 0 where some rank's was converted before this look."""
+    """Return the bytes of a window's files; 0 where some rank's was converted before this look."""
     try:
         return sum((tail.process.folder / _name(window)).stat().st_size for tail in tails)
     except OSError:
@@ -195,9 +271,9 @@ def _size(tails: Iterable[Tail], window: int) -> int:
 
 
 def document(found: Sequence[Finding]) -> dict[str, Any]:
-    """Findings as JSON, to be handed to the watcher."""
+    """Return findings as the JSON that the watcher reads."""
     return {"findings": [dataclasses.asdict(each) for each in found]}
 
 
-def _finding(told: Mapping[str, Any]) -> Finding:
-    return Finding(**{**told, "ranks": tuple(told["ranks"]), "evidence": tuple(told["evidence"])})
+def _finding(document: Mapping[str, Any]) -> Finding:
+    return Finding(**{**document, "ranks": tuple(document["ranks"]), "evidence": tuple(document["evidence"])})

@@ -1,14 +1,18 @@
-"""Who the others wait for, of a job that runs.
+"""The late watch: which ranks the others wait for, of a job that runs.
 
-In: the latest calls, steps and counters of its processes. Out: findings. Own times of steps are computed once
-and remembered; only the latest steps' calls are looked at again, and of large jobs fewer of them: what a call
-waits for is told from many ranks there.
+In: the latest calls, steps and counters of its processes. Out: findings, once per look. Processes are asked
+for their latest calls, given time to answer, and then looked at; the state is a record, and `next_state`
+alone decides what comes next. Own times of steps are computed once and remembered. Only the latest steps'
+calls are looked at again, and of large jobs fewer of them: what a call waits for is inferred from many ranks
+there.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 import polars as pl
 
@@ -18,10 +22,69 @@ from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, no
 from dpro.detect.stragglers.from_calls import HISTORY, NOTHING, judge
 from dpro.detect.stragglers.own_time import AlwaysOn, on_one_clock, own_time
 from dpro.schema import COUNTERS
+from dpro.watch.calls import CallTable
+from dpro.watch.job import Job
+from dpro.watch.tail import Tail, amounts_of, clock_samples_of, steps_of
 
-AGAIN, FEWEST = 40, 5  # steps whose calls are looked at again: what a call waits for is told from several
-ROWS = 100_000  # calls that are looked at again, where that is enough for the fewest steps
-PEERS = 32  # ranks whose counters are compared with those of one that is late
+# Steps whose calls are looked at again: what a call waits for is inferred from several.
+MIN_AGAIN, MAX_AGAIN = 5, 40
+MAX_ROWS = 100_000  # calls that are looked at again, unless fewer are less than MIN_AGAIN steps
+MAX_PEERS = 32  # ranks whose counters are compared with those of one that is late
+ASK_S = 2.0  # between two requests for the latest calls: a dump costs the job some 20 ms of CPU
+ANSWER_S = 1.2  # until all have answered: each looks for requests once a second
+SHARE = 0.1  # of the time that looks may take
+
+
+class Phase(Enum):
+    """What the late watch does."""
+
+    RESTING = "the last look was not long ago, or no step has ended since"
+    ASKED = "processes were asked for their calls"
+    LOOKING = "the calls are looked at"
+
+
+@dataclass(frozen=True)
+class LateState:
+    """The state of the late watch; times on this host's monotonic clock.
+
+    Attributes:
+        phase: what it does.
+        due_s: before which processes are not asked again.
+        asked_s: when they were asked.
+        asked_at: ends of steps until then, of all ranks together.
+    """
+
+    phase: Phase = Phase.RESTING
+    due_s: float = 0.0
+    asked_s: float = 0.0
+    asked_at: int = 0
+
+
+def next_state(state: LateState, now_s: float, updates: int) -> LateState:
+    """Return the state at a look of the watcher.
+
+    Args:
+        state: before.
+        now_s: the time, on the monotonic clock.
+        updates: ends of steps so far, of all ranks together.
+    """
+    if state.phase is Phase.RESTING and now_s >= state.due_s and updates > state.asked_at:
+        return replace(state, phase=Phase.ASKED, asked_s=now_s, asked_at=updates)
+    if state.phase is Phase.ASKED and now_s >= state.asked_s + ANSWER_S:
+        return replace(state, phase=Phase.LOOKING)
+    return state
+
+
+def looked(state: LateState, now_s: float, took_s: float) -> LateState:
+    """Return the state after a look.
+
+    Args:
+        state: before.
+        now_s: when it began.
+        took_s: processor time that it took.
+    """
+    due_s = max(state.asked_s + ASK_S, now_s - ANSWER_S + took_s / SHARE)
+    return replace(state, phase=Phase.RESTING, due_s=due_s)
 
 
 @dataclass(frozen=True)
@@ -29,9 +92,9 @@ class Latest:
     """What is known of a job now, times on each host's own clock.
 
     Attributes:
-        calls: as `dpro.watch.calls.Calls` keeps them.
+        calls: as `dpro.watch.calls.CallTable` keeps them.
         steps, workers, clock_samples: rows of these tables.
-        amounts: rows of `counters` that tell how much work steps were handed.
+        amounts: rows of `counters` with the amount of work of steps.
         messages: whether ranks also wait for messages, which calls do not show.
         counters: gives the rows of `counters` of some ranks, which are needed of few.
     """
@@ -45,22 +108,66 @@ class Latest:
     counters: Callable[[Sequence[int]], pl.DataFrame]
 
 
-class Lateness:
-    """The own times of a job so far."""
+class LateWatch:
+    """Looks for ranks that the others wait for.
+
+    Attributes:
+        state: what it does.
+    """
+
+    def __init__(self) -> None:
+        """No call is read yet."""
+        self.state = LateState()
+        self._calls, self._own_times = CallTable(), OwnTimes()
+
+    def look(self, job: Job) -> list[Finding] | None:
+        """Return the findings of a look; None where none was due, or no call was new.
+
+        Args:
+            job: whose new records have been read.
+        """
+        now_s, before = time.monotonic(), self.state
+        self.state = next_state(before, now_s, job.progress.updates)
+        if self.state.phase is Phase.ASKED and before.phase is not Phase.ASKED:
+            job.ask_for_calls()
+        if self.state.phase is not Phase.LOOKING:
+            return None
+        begun_s, tails = time.thread_time(), list(job.tails.values())
+        try:
+            return self._own_times.look(self._latest(job, tails)) if self._calls.read(tails) else None
+        finally:
+            self.state = looked(self.state, now_s, time.thread_time() - begun_s)
+
+    def _latest(self, job: Job, tails: Sequence[Tail]) -> Latest:
+        """Return what is known of the job; calls of steps that are not looked at again are forgotten."""
+        steps = steps_of(tails)
+        self._calls.forget_before(since_of(steps, self._calls.frame))
+        by_rank = {tail.process.rank: tail for tail in tails}
+
+        def counters(ranks: Sequence[int]) -> pl.DataFrame:
+            return pl.concat([by_rank[rank].frames()[COUNTERS.name] for rank in ranks])
+
+        samples, amounts = clock_samples_of(tails), amounts_of(tails)
+        calls = self._calls
+        return Latest(calls.frame, steps, job.workers, samples, amounts, calls.messages, counters)
+
+
+class OwnTimes:
+    """The own times of a job's steps so far."""
 
     def __init__(self) -> None:
         """None is known."""
         self._own: pl.DataFrame | None = None
 
     def look(self, now: Latest) -> list[Finding]:
-        """Who is late now; what has been read of the processes is taken in.
+        """Return which ranks are late now, after adding the own times of the latest steps.
 
         Args:
-            now: the latest of the job.
+            now: what is known of the job.
         """
         if now.steps.is_empty() or now.calls.is_empty():
             return []
-        steps = now.steps.filter(pl.col("step") > pl.col("step").max() - AGAIN)
+        steps = now.steps.filter(pl.col("step") > pl.col("step").max() - MAX_AGAIN)
         rows = AlwaysOn(now.calls, steps, COUNTERS.empty(), now.workers, now.clock_samples)
         aligned, _ = on_one_clock(rows)
         calls = aligned.collectives.rename({"enqueued_ns": "time_ns"})
@@ -71,56 +178,59 @@ class Lateness:
             steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
         )  # fmt: skip
         self._own = new if self._own is None else _joined(self._own, new)
-        told = _costing(judge(self._own, calls, now.amounts, now.workers, doubtful=now.messages))
-        late = [rank for finding in told if finding.component_kind == "rank" for rank in finding.ranks]
+        found = _costing(judge(self._own, calls, now.amounts, now.workers, doubtful=now.messages))
+        late = [rank for finding in found if finding.component_kind == "rank" for rank in finding.ranks]
         if not late:
-            return told
+            return found
         causes = now.counters(_with_peers(late, self._own["rank"].unique().sort().to_list()))
         counters = pl.concat([now.amounts, causes.filter(pl.col("counter") != AMOUNT)])
-        told = _costing(judge(self._own, calls, counters, now.workers, doubtful=now.messages))
+        found = _costing(judge(self._own, calls, counters, now.workers, doubtful=now.messages))
         crowds = crowds_of(steps, causes, now.workers)
-        kept = not_crowding(told, crowds, steps, causes)
-        return kept if len(kept) == len(told) else [*find_crowded_hosts(crowds, causes), *kept]
+        kept = not_crowding(found, crowds, steps, causes)
+        return kept if len(kept) == len(found) else [*find_crowded_hosts(crowds, causes), *kept]
 
 
 def _costing(found: list[Finding]) -> list[Finding]:
-    """Those that cost something now: what may come to cost something is no reason for an alarm."""
+    """Return those that cost something now: what may come to cost something is no reason for an alarm."""
     return [finding for finding in found if finding.severity >= NOTHING]
 
 
 def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """From when on calls are looked at again: `rank`, `since_ns`.
+    """Return from when on calls are looked at again.
 
     Args:
         steps: the latest steps.
         calls: the calls that are known.
+
+    Returns:
+        `rank` and `since_ns`, on the rank's own clock.
     """
     last = steps["step"].max()
     if not isinstance(last, int):
         return pl.DataFrame(schema={"rank": pl.Int32, "since_ns": pl.Int64})
-    latest = steps.filter(pl.col("step") > last - again(steps, calls))
+    latest = steps.filter(pl.col("step") > last - num_again(steps, calls))
     return latest.group_by("rank").agg(since_ns=pl.col("start_ns").min())
 
 
-def again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
-    """How many steps' calls are looked at again."""
+def num_again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
+    """Return the number of steps whose calls are looked at again; arguments as of `since_of`."""
     times = calls["enqueued_ns"]
     first, last, step_ns = times.min(), times.max(), steps["duration_ns"].mean()
     if not isinstance(first, int) or not isinstance(last, int) or not isinstance(step_ns, float):
-        return AGAIN
+        return MAX_AGAIN
     covered = max((last - first) / max(step_ns, 1.0), 1.0)
-    return max(FEWEST, min(AGAIN, int(ROWS * covered / calls.height)))
+    return max(MIN_AGAIN, min(MAX_AGAIN, int(MAX_ROWS * covered / calls.height)))
 
 
 def _joined(known: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
-    """The own times of the latest steps; where a step was known before, as it is seen now."""
+    """Return the own times of the latest steps; of a step that was known before, the new ones."""
     before = known.join(new.select("rank", "step"), on=["rank", "step"], how="anti")
     rows = pl.concat([before, new.select(before.columns)])
     return rows.filter(pl.col("step") > pl.col("step").max() - HISTORY).sort("step", "rank")
 
 
 def _with_peers(late: Sequence[int], ranks: Sequence[int]) -> list[int]:
-    """Ranks that are late and some others, spread over the job."""
+    """Return the ranks that are late and some others, spread over the job."""
     others = [rank for rank in ranks if rank not in late]
-    every = max(len(others) // PEERS, 1)
+    every = max(len(others) // MAX_PEERS, 1)
     return sorted({*late, *others[::every]})

@@ -229,9 +229,9 @@ def _scraped(server: Metrics | None) -> Callable[[Watcher], None]:
     def seen(watcher: Watcher) -> None:
         if server is not None:
             numbers = {
-                "ranks": len(watcher.tails),
-                "steps": watcher.step + 1,
-                "still_seconds": round(watcher.still_s, 1),
+                "ranks": len(watcher.job.tails),
+                "steps": watcher.job.step + 1,
+                "still_seconds": round(watcher.job.still_s, 1),
                 "looks": watcher.looks,
             }
             server.update(watcher.findings.findings, numbers)

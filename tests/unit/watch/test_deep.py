@@ -13,7 +13,7 @@ from dpro.collectors.convert import Process
 from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
 from dpro.watch import deep
-from dpro.watch.deep import DeepLooks, saved_windows
+from dpro.watch.deep import SETTLED_S, DeepState, DeepWatch, Phase, looked, next_state, saved_windows
 from dpro.watch.tail import OPEN_NS, Tail
 
 SLOW = Finding("slow.link", "link", "0-1", (0, 1), 0.2, 0.9, 5e6, ("evidence",))
@@ -37,8 +37,27 @@ def test_only_windows_that_all_ranks_have_saved_count(tmp_path):
     assert saved_windows([]) == set()
 
 
+def test_a_window_is_looked_at_when_its_calls_have_had_time_to_come():
+    settling = next_state(DeepState(), 3, 100.0)
+    assert settling == DeepState(Phase.SETTLING, newest=3, newest_s=100.0)
+    assert next_state(settling, 3, 100.0 + 0.9 * SETTLED_S) == settling
+    again = next_state(settling, 4, 100.0 + 0.9 * SETTLED_S)  # another one is saved: its calls are to come
+    assert next_state(again, 4, 100.0 + SETTLED_S).phase is Phase.SETTLING
+    looking = next_state(settling, 3, 100.0 + SETTLED_S)
+    assert (looking.phase, looking.looked) == (Phase.LOOKING, 3)
+    assert next_state(looking, 4, 200.0) == looking  # one look at a time
+
+
+def test_a_window_is_looked_at_once_and_looks_take_a_share_of_the_time():
+    state = looked(DeepState(Phase.LOOKING, newest=3, newest_s=100.0, looked=3), 110.0, took_s=5.0)
+    assert (state.phase, state.due_s) == (Phase.WAITING, 210.0)
+    assert next_state(state, 3, 300.0) == state
+    assert next_state(state, 4, 150.0).phase is Phase.SETTLING
+    assert next_state(next_state(state, 4, 150.0), 4, 210.0).phase is Phase.LOOKING
+
+
 @pytest.fixture
-def looks(tmp_path, monkeypatch) -> DeepLooks:
+def looks(tmp_path, monkeypatch) -> DeepWatch:
     """Looks that a stand-in for the command answers, with its arguments as evidence."""
     said = f"{{'findings': [{dataclasses.asdict(SLOW)!r} | {{'evidence': sys.argv[5:]}}]}}"
     code = f"import json, sys; print(json.dumps({said}))"
@@ -47,10 +66,10 @@ def looks(tmp_path, monkeypatch) -> DeepLooks:
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))
     monkeypatch.setattr(deep, "SETTLED_S", 0.0)
-    return DeepLooks(tmp_path / "run")
+    return DeepWatch(tmp_path / "run")
 
 
-def told(looks: DeepLooks, tails: list[Tail]) -> list[Finding]:
+def found_by(looks: DeepWatch, tails: list[Tail]) -> list[Finding]:
     deadline = time.monotonic() + 60
     while (found := looks.look(tails)) is None:
         assert time.monotonic() < deadline
@@ -61,7 +80,7 @@ def told(looks: DeepLooks, tails: list[Tail]) -> list[Finding]:
 def test_windows_are_looked_at_together_when_there_is_a_new_one_and_not_again(looks, tmp_path, monkeypatch):
     monkeypatch.setattr(deep, "SHARE", 1e9)
     tails = [tail(tmp_path, 0, 1, 2), tail(tmp_path, 1, 1, 2)]
-    [found] = told(looks, tails)
+    [found] = found_by(looks, tails)
     assert found == dataclasses.replace(SLOW, evidence=("--window", "2", "--window", "1"))
     assert [looks.look(tails) for _ in range(3)] == [None] * 3
     assert looks._child is None
@@ -70,15 +89,16 @@ def test_windows_are_looked_at_together_when_there_is_a_new_one_and_not_again(lo
         (one.process.folder / "window0004.json").touch()
         (one.process.folder / "window0004.json").write_text("x")
         (one.process.folder / "window0001.json").unlink()  # was converted
-    assert told(looks, tails)[0].evidence == ("--window", "4", "--window", "2")
+    assert found_by(looks, tails)[0].evidence == ("--window", "4", "--window", "2")
 
 
-def test_a_look_whose_files_went_meanwhile_says_nothing(looks, tmp_path):
+def test_a_look_whose_files_were_removed_meanwhile_finds_nothing(looks, tmp_path):
     tails = [tail(tmp_path, 0, 1)]
     (tmp_path / "python").write_text('#!/bin/sh\necho \'{"error": "the run holds no spans"}\'\n')
     assert looks.look(tails) is None
+    assert looks.state.phase is Phase.LOOKING
     assert looks._child is not None
-    looks._child.wait()
+    looks._child.process.wait()
     assert looks.look(tails) is None
     assert looks._child is None
 
@@ -88,7 +108,7 @@ def test_of_windows_as_many_are_looked_at_as_can_be_and_one_that_is_too_large_is
 ):
     tails = [tail(tmp_path, 0, 1, 2), tail(tmp_path, 1, 1, 2)]
     monkeypatch.setattr(deep, "MAX_BYTES", 30)
-    assert told(looks, tails)[0].evidence == ("--window", "2")
+    assert found_by(looks, tails)[0].evidence == ("--window", "2")
     monkeypatch.setattr(deep, "MAX_BYTES", 10)
     with pytest.raises(Unanswerable, match="are not looked at while the job runs"):
-        DeepLooks(tmp_path / "run").look(tails)
+        DeepWatch(tmp_path / "run").look(tails)

@@ -1,138 +1,124 @@
-"""How long a watched job may stand still, and what a host that others wait for does."""
+"""The watcher: what three watches find of one job, each thing reported once."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpro.collectors.convert import Process
 from dpro.detect.findings import Finding
-from dpro.watch.activity import Activity, why_silent
-from dpro.watch.tail import Tail
-from dpro.watch.watcher import BUSY_S, LONGER, MIN_PATIENCE_S, STARTING_S, Watcher
+from dpro.detect.findings_log import BEGINS, ENDS, Notice
+from dpro.errors import Unanswerable
+from dpro.watch import watcher as watching
+from dpro.watch.watcher import Watcher, watch
 
 STUCK = Finding("hang.host", "rank", "1", (1,), 1.0, 0.98, 0.0, ())
 
 
-def watcher_of(folder: Path, num_steps: int, *pauses_s: float) -> Watcher:
-    """A watcher of a job that has made some steps, with these pauses between them."""
-    watcher = Watcher(folder)
-    tail = Tail(Process(folder, {"rank": 1, "host": "elsewhere", "pid": 1}))
-    tail.num_updates = num_steps
-    watcher.tails = {folder: tail}
-    watcher._pauses.extend(pauses_s)
-    return watcher
+def slow(rank: int) -> Finding:
+    return Finding("slow.host", "rank", str(rank), (rank,), 0.2, 0.9, 5e6, ())
 
 
-def test_a_job_that_has_made_no_two_steps_may_still_be_compiling(tmp_path):
-    assert watcher_of(tmp_path, 1)._patience_s() == STARTING_S
+class PlayedJob:
+    """A job of which a test says what is seen."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.tails, self.step, self.still_s, self.begins_again = run, {run: object()}, 5, 0.0, False
+
+    def follow(self) -> bool:
+        return self.begins_again
+
+    def read(self) -> None:
+        pass
+
+    def lives(self) -> bool:
+        return self.step < 8
 
 
-def test_a_job_may_stand_still_as_long_as_its_steps_and_pauses_suggest(tmp_path):
-    assert watcher_of(tmp_path, 50, *[0.1] * 50)._patience_s() == MIN_PATIENCE_S
-    assert watcher_of(tmp_path, 50, *[4.0] * 50)._patience_s() == 12.0
-    assert watcher_of(tmp_path, 50, *[0.1] * 49, 40.0)._patience_s() == LONGER * 40.0
+class PlayedWatch:
+    """A watch that finds what a test says."""
 
+    def __init__(self, *_: Any) -> None:
+        self.found: list[Finding] | None = None
+        self.error: Exception | None = None
 
-def test_a_host_that_works_is_waited_for_longer_and_others_are_not(tmp_path):
-    watcher = watcher_of(tmp_path, 50, *[0.1] * 50)
-    watcher.moved_s = time.monotonic() - MIN_PATIENCE_S - 1
-    assert not watcher._may_go_on(STUCK)
-    watcher._activity._busy = {1: True}
-    assert watcher._may_go_on(STUCK)
-    assert not watcher._may_go_on(Finding("hang.comm", "group", "0", (1,), 1.0, 0.9, 0.0, ()))
-    watcher.moved_s -= BUSY_S
-    assert not watcher._may_go_on(STUCK)
+    def look(self, _: object) -> list[Finding] | None:
+        if self.error is not None:
+            raise self.error
+        return self.found
 
-
-def test_a_job_is_judged_when_no_more_answers_come_and_not_while_they_do(tmp_path, monkeypatch):
-    now, answered = [1000.0], set()
-    monkeypatch.setattr("dpro.watch.watcher.time.monotonic", lambda: now[0])
-    watcher = watcher_of(tmp_path, 50, *[0.1] * 50)
-    watcher.tails = {
-        tmp_path / str(rank): Tail(
-            Process(tmp_path / str(rank), {"rank": rank, "host": "elsewhere", "pid": 1})
-        )
-        for rank in range(3)
-    }
-    monkeypatch.setattr(watcher._snapshot, "answered", lambda: answered)
-    watcher._asked_s = now[0]
-
-    def may_answer(after_s: float, *ranks: int) -> bool:
-        now[0] += after_s
-        answered.update(tmp_path / str(rank) for rank in ranks)
-        for tail in watcher.tails.values():
-            tail.heard_s = now[0]
-        return watcher._some_may_answer()
-
-    assert may_answer(3.0)
-    assert may_answer(0.9, 0)
-    assert may_answer(3.9)  # long since it was asked, but not since one answered
-    assert may_answer(0.0, 1)
-    assert not may_answer(4.1)
-    assert not may_answer(0.0, 2)  # all have
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
-def process() -> Iterator[Any]:
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(code: str) -> Tail:
-        running.append(subprocess.Popen([sys.executable, "-c", code]))
-        facts = {"rank": len(running), "host": socket.gethostname(), "pid": running[-1].pid}
-        return Tail(Process(Path(), facts))
-
-    yield start
-    for each in running:
-        each.kill()
-        each.wait()
+def watcher(tmp_path, monkeypatch) -> Watcher:
+    for name in ("HangWatch", "LateWatch", "DeepWatch"):
+        monkeypatch.setattr(watching, name, PlayedWatch)
+    monkeypatch.setattr(watching, "Job", PlayedJob)
+    return Watcher(tmp_path)
 
 
-def test_a_process_that_computes_or_writes_is_busy_and_one_that_sleeps_is_not(process):
-    computing = process("while True: pass")
-    writing = process(
-        "f = open('/dev/null', 'wb')\nimport time\nwhile True: f.write(bytes(1 << 20)); time.sleep(.01)"
-    )
-    sleeping = process("import time; time.sleep(100)")
-    tails, activity = [computing, writing, sleeping], Activity()
-    deadline = time.monotonic() + 60
-    activity.sample(tails)
-    assert not any(activity.is_busy(rank) for rank in (1, 2, 3))  # nothing is known yet
-    while not (activity.is_busy(1) and activity.is_busy(2) and not activity.is_busy(3)):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-        activity.sample(tails)
+def events(notices: list[Notice]) -> list[tuple[str, str, str]]:
+    return [(each.event, each.source, each.finding.component_id) for each in notices]
 
 
-def test_why_a_process_says_nothing_is_what_the_kernel_knows_of_it(process):
-    stopped = process("import time; time.sleep(100)").process
-    os.kill(stopped.facts["pid"], signal.SIGSTOP)
-    deadline = time.monotonic() + 60
-    while why_silent(stopped) != "it is stopped (SIGSTOP)":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    ended = process("").process
-    while "has ended" not in why_silent(ended):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert "runs on elsewhere" in why_silent(Process(Path(), {"rank": 0, "host": "elsewhere", "pid": 1}))
+def test_a_hang_is_over_when_the_job_moves_on(watcher):
+    watcher.job.still_s, watcher._hang.found = 20.0, [STUCK]
+    assert events(watcher.look()) == [(BEGINS, "hangs", "1")]
+    watcher._hang.found = None
+    assert watcher.look() == []
+    watcher.job.still_s = 0.0
+    [end] = watcher.look()
+    assert (end.event, end.why) == (ENDS, "the job moves on")
 
 
-def test_of_processes_of_other_hosts_nothing_is_known(tmp_path):
-    activity = Activity()
-    tail = Tail(Process(tmp_path, {"rank": 0, "host": "elsewhere", "pid": 1}))
-    activity.sample([tail])
-    activity.sample([tail])
-    assert not activity.is_busy(0)
+def test_late_ranks_and_windows_are_not_looked_at_while_the_job_stands_still(watcher):
+    watcher._late.found = watcher._deep.found = [slow(1)]
+    watcher.job.still_s = 20.0
+    assert watcher.look() == []
+    watcher.job.still_s = 0.0
+    assert events(watcher.look()) == [(BEGINS, "late", "1")]
+
+
+def test_a_rank_that_one_watch_has_found_another_does_not_report_once_more(watcher):
+    watcher._deep.found = [slow(1)]
+    assert events(watcher.look()) == [(BEGINS, "deep", "1")]
+    watcher._deep.found, watcher._late.found = None, [slow(1), slow(2)]
+    assert events(watcher.look()) == [(BEGINS, "late", "2")]
+    watcher._late.found, watcher._deep.found = None, [slow(1), slow(2)]
+    assert watcher.look() == []
+
+
+def test_a_job_that_begins_again_ends_all_findings_and_is_looked_at_anew(watcher):
+    watcher._late.found = [slow(1)]
+    watcher.look()
+    before, watcher.job.begins_again = watcher._late, True
+    [end] = watcher.look()
+    assert (end.event, end.why) == (ENDS, "the job began again")
+    assert watcher._late is not before
+
+
+def test_windows_that_are_too_large_are_remarked_and_end_no_look(watcher):
+    watcher._deep.error, watcher._late.found = Unanswerable("too large"), [slow(1)]
+    assert events(watcher.look()) == [(BEGINS, "late", "1")]
+    assert [str(each) for each in watcher.remarks] == ["too large"]
+
+
+def test_all_findings_end_with_the_job_and_what_ended_a_look_is_complained_of(watcher):
+    watcher._late.found = [slow(1)]
+    reported, complaints = [], []
+
+    def seen(_: Watcher) -> None:
+        watcher.job.step += 1
+        watcher._hang.error = OSError("no space")
+
+    watch(watcher, 0.01, reported.append, seen, complaints.append)
+    assert events(reported) == [(BEGINS, "late", "1"), (ENDS, "late", "1")]
+    assert [str(each) for each in complaints] == ["no space", "no space"]
 
 
 def test_watching_needs_no_torch():
