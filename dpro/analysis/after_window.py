@@ -8,13 +8,12 @@ there are too few steps before the window, or the difference is within what step
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
+from dpro.documents import Part
 from dpro.replay.steps.typical import pace_of
 
 WARM_UP = 10  # steps that are not like the others
@@ -24,7 +23,24 @@ SIGMAS = 3.0
 SMALL = 0.02  # what changes less is not worth a word
 
 
-def after_first_window(steps: pl.DataFrame, gpu: bool) -> dict[str, Any] | None:
+class AfterWindow(Part, frozen=True):
+    """How the typical step changed with the first deep window.
+
+    Attributes:
+        change: share by which it became longer.
+        between: interval of that share.
+        steps_before, steps_after: steps that the medians are of.
+        gpu: whether the job computes on GPUs.
+    """
+
+    change: float
+    between: tuple[float, float]
+    steps_before: int
+    steps_after: int
+    gpu: bool
+
+
+def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
     """By how much the typical step changed with the first deep window; None where that does not show.
 
     The interval is that of two medians by their order statistics, the widest that both allow.
@@ -46,28 +62,23 @@ def after_first_window(steps: pl.DataFrame, gpu: bool) -> dict[str, Any] | None:
     lowest, highest = low_after / high - 1, high_after / low - 1
     if abs(change) < SMALL or lowest <= 0 <= highest:
         return None
-    return {
-        "change": round(change, 4),
-        "between": [round(lowest, 4), round(highest, 4)],
-        "steps_before": before.size,
-        "steps_after": after.size,
-        "gpu": gpu,
-    }
+    between = (round(lowest, 4), round(highest, 4))
+    return AfterWindow(round(change, 4), between, before.size, after.size, gpu)
 
 
-def in_words(document: Mapping[str, Any]) -> str:
+def in_words(document: AfterWindow) -> str:
     """`steps after the first deep window take 12% longer (9% to 15%; medians of 95 and 400 steps)`.
 
     Args:
         document: as `after_first_window` gives it.
     """
-    low, high = sorted(map(abs, document["between"]))
-    longer = "longer" if document["change"] > 0 else "less time"
+    low, high = sorted(map(abs, document.between))
+    longer = "longer" if document.change > 0 else "less time"
     why = "; CUPTI stays attached once there was a window, --no-windows avoids that"
     return (
-        f"steps after the first deep window take {abs(document['change']):.0%} {longer} "
-        f"({low:.0%} to {high:.0%}; medians of {document['steps_before']} steps before "
-        f"and {document['steps_after']} after it){why if document['gpu'] and document['change'] > 0 else ''}"
+        f"steps after the first deep window take {abs(document.change):.0%} {longer} "
+        f"({low:.0%} to {high:.0%}; medians of {document.steps_before} steps before "
+        f"and {document.steps_after} after it){why if document.gpu and document.change > 0 else ''}"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -17,6 +17,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.hang.case import has_left
 from dpro.detect.hang.deaths import INTERRUPTED, signal_name
 from dpro.detect.hang.evidence import LEFT, ranks_in_words, time_in_words
+from dpro.documents import Part
 from dpro.schema import PROCESS_GROUPS, SPANS
 from dpro.units import format_duration
 
@@ -224,16 +225,42 @@ def _can_say(analysis: Analysis) -> list[str]:
     return [f"the {count:,} steps before, {in_depth:,} of them in depth: {commands}"]
 
 
-def end_document(end: End) -> dict[str, Any]:
-    """The same for programs."""
-    return {
-        "how": end.how,
-        "hung": end.hung,
-        "time_ns": end.time_ns if end.time_ns >= 0 else None,
-        "step": end.step if end.step >= 0 else None,
-        "by": end.by or None,
-        "ranks": list(end.ranks),
-        "cause": end.cause or None,
-        "sentence": end.sentence or None,
-        "can_say": list(end.can_say),
-    }
+class EndDocument(Part, frozen=True):
+    """How the job ended.
+
+    Attributes:
+        how: completed, failed, ended (from outside), running, or unknown.
+        hung: whether it hung before that.
+        time_ns: when it began to hang, failed, or was ended; null if unknown.
+        step: the step it was in; null if unknown.
+        by: what ended it; null where nothing did or it is unknown.
+        ranks: the ranks of the first cause.
+        cause: the first cause; null where there is none or it is unknown.
+        sentence: all of this in a sentence; null where there is nothing to say.
+        can_say: what the run can still answer, one line each.
+    """
+
+    how: str
+    hung: bool
+    time_ns: int | None
+    step: int | None
+    by: str | None
+    ranks: list[int]
+    cause: str | None
+    sentence: str | None
+    can_say: list[str]
+
+
+def end_document(end: End) -> EndDocument:
+    """The end of a job for programs."""
+    return EndDocument(
+        how=end.how,
+        hung=end.hung,
+        time_ns=end.time_ns if end.time_ns >= 0 else None,
+        step=end.step if end.step >= 0 else None,
+        by=end.by or None,
+        ranks=list(end.ranks),
+        cause=end.cause or None,
+        sentence=end.sentence or None,
+        can_say=list(end.can_say),
+    )

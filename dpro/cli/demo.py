@@ -10,22 +10,22 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpro.cli.analysis import analyse
 from dpro.cli.output import json_option, print_json, stderr_console
-from dpro.cli.run.diagnose import diagnose_document, print_findings
-from dpro.cli.run.replay import replay_document
-from dpro.cli.run.whatif import prediction_document
+from dpro.cli.run.diagnose import print_diagnosis
 from dpro.errors import DproError
 from dpro.units import ms
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
+    from dpro.analysis.answers.diagnosis import Diagnosis
     from dpro.replay.whatif.predict import Prediction
     from dpro.store import Run
 
@@ -58,7 +58,7 @@ def demo(output: Path | None, as_json: bool) -> None:
     rank is at fault and what that costs, then records the job without the fault to check the answer.
     Where PyTorch is not installed, a run that ships with dpro is explained instead.
     """
-    from dpro.analysis.verdict import find
+    from dpro.analysis.answers.diagnosis import diagnose_replay
 
     if find_spec("torch") is None:
         click.echo("PyTorch is not installed here: explaining a run that ships with dpro.\n", err=as_json)
@@ -70,26 +70,18 @@ def demo(output: Path | None, as_json: bool) -> None:
         )
         healthy = _record(folder / "healthy")
     analysis = analyse(str(faulty))
-    findings, predictions = find(analysis), _predictions(analysis)
+    found, predictions = diagnose_replay(analysis), _predictions(analysis)
     saved = _really_saved(analysis, healthy) if healthy else None
     if as_json:
-        print_json(
-            {
-                "run": str(faulty),
-                "replay": replay_document(analysis),
-                "diagnose": diagnose_document(analysis, findings),
-                "predictions": [prediction_document(prediction) for prediction in predictions],
-                "really_saved_ms": saved,
-            }
-        )
+        print_json(_document(analysis, found, predictions, saved))
         return
     _section("What was recorded")
     _print_recorded(analysis)
     _section("How well the replay matches what was measured")
     _print_fit(analysis)
     _section("What is wrong")
-    print_findings(analysis, findings)
-    if saved is not None and findings:
+    print_diagnosis(found)
+    if saved is not None and found.findings:
         click.echo(
             f"  Checked: recorded without the fault, the same job really takes {saved:.1f} ms less per step."
         )
@@ -99,6 +91,23 @@ def demo(output: Path | None, as_json: bool) -> None:
     _section("Look further")
     for command, what in FURTHER.items():
         click.echo(f"  {_dpro()} {command} {faulty}  # {what}")
+
+
+def _document(
+    analysis: Analysis, found: Diagnosis, predictions: Sequence[Prediction], saved: float | None
+) -> dict[str, Any]:
+    """What was explained, in the documents of the commands; `saved` is what the fault really costs, ms."""
+    from dpro.analysis.answers.diagnosis import diagnosis_document
+    from dpro.analysis.answers.replay import replay_document
+    from dpro.replay.whatif.documents import prediction_document
+
+    return {
+        "run": analysis.run.label,
+        "replay": replay_document(analysis),
+        "diagnose": diagnosis_document(found),
+        "predictions": list(map(prediction_document, predictions)),
+        "really_saved_ms": saved,
+    }
 
 
 def sample_run(name: str) -> Path:

@@ -8,7 +8,6 @@ apply it to text. JSON escapes them, so that programs read what was recorded.
 from __future__ import annotations
 
 import io
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,13 +21,12 @@ from dpro.errors import DproError, InternalError, UsageError
 from dpro.words import one_line, printable
 
 if TYPE_CHECKING:
+    from msgspec import Struct
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
     from typing_extensions import Buffer
 
-    from dpro.detect.findings import Finding
-
-SCHEMA_VERSION = 1
+    from dpro.analysis.end import End
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,14 +102,21 @@ def json_option(command: F) -> F:
     )
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: Struct | Mapping[str, Any]) -> None:
     """Print one object on stdout, with `schema_version` first.
 
     Raises:
-        ValueError: a NaN or infinity got into the document, which JSON cannot say.
+        ValueError: a NaN or an infinity is in the document, which JSON cannot express.
     """
-    text = json.dumps({"schema_version": SCHEMA_VERSION, **document}, allow_nan=False)
-    click.echo(text.replace("\x7f", r"\u007f"))  # the one control character that it does not escape
+    from dpro.documents import encode
+
+    click.echo(encode(document))
+
+
+def print_end(end: End) -> None:
+    """One line on stdout where the job failed, hung or was ended; nothing otherwise."""
+    if end.early:
+        console().print(end.sentence)
 
 
 def console() -> Console:
@@ -130,7 +135,7 @@ def stderr_console() -> Console:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while something goes on, on a terminal only; it is told what is done of how much."""
+    """A bar on stderr, on a terminal only; call what is yielded with what is done, and of how much."""
     from rich.progress import Progress
 
     with Progress(console=stderr_console(), transient=True, disable=not sys.stderr.isatty()) as bar:
@@ -147,19 +152,6 @@ def fail(error: DproError | InternalError) -> NoReturn:
     """End with an error's line on stderr and its exit code."""
     click.echo(f"dpro: {one_line(str(error))}", err=True)
     sys.exit(error.exit_code)
-
-
-def finding_document(finding: Finding, cost_ms: float | None) -> dict[str, Any]:
-    """One finding as JSON; without a cost where there are no more steps."""
-    return {
-        "class": finding.class_,
-        "component": {"kind": finding.component_kind, "id": finding.component_id},
-        "ranks": list(finding.ranks),
-        "severity": finding.severity,
-        "confidence": finding.confidence,
-        "cost_ms_per_step": cost_ms,
-        "evidence": list(finding.evidence),
-    }
 
 
 def share(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import field
+
+from dpro.documents import Part
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -29,3 +33,55 @@ class Finding:
     cost_ns: float
     evidence: tuple[str, ...]
     cause: str = ""
+
+
+class ComponentDocument(Part, frozen=True):
+    """What is slow or broken.
+
+    Attributes:
+        kind: such as `rank`, `host`, `link` or `job`.
+        id: which one.
+    """
+
+    kind: str
+    id: str
+
+
+class FindingDocument(Part, frozen=True):
+    """One thing that is slow or broken.
+
+    Attributes:
+        class: such as `slow.host`, as docs/diagnosis.md lists them.
+        component: what is slow or broken.
+        ranks: ranks that it concerns.
+        severity: share of the step that it costs.
+        confidence: 0 to 1.
+        cost_ms_per_step: by how much the mean step would be shorter without it; null where steps have ended.
+        evidence: what was observed, one line each.
+    """
+
+    class_: str = field(name="class")
+    component: ComponentDocument
+    ranks: list[int]
+    severity: float
+    confidence: float
+    cost_ms_per_step: float | None
+    evidence: list[str]
+
+
+def finding_document(finding: Finding, cost_ms: float | None) -> FindingDocument:
+    """A finding for programs.
+
+    Args:
+        finding: the finding.
+        cost_ms: what it costs per step; None where there are no more steps.
+    """
+    return FindingDocument(
+        class_=finding.class_,
+        component=ComponentDocument(finding.component_kind, finding.component_id),
+        ranks=list(finding.ranks),
+        severity=finding.severity,
+        confidence=finding.confidence,
+        cost_ms_per_step=cost_ms,
+        evidence=list(finding.evidence),
+    )

@@ -15,13 +15,15 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dpro.analysis.answers.whatif import what_if
 from dpro.cli import main
 from dpro.cli.analysis import analyse
-from dpro.cli.run.whatif import ROWS, WORTH_SHOWING, whatif_document
+from dpro.cli.run.whatif import ROWS, WORTH_SHOWING
 from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import BLOCKS
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from dpro.trial.calibrate import as_tried
 from tests.commands import dpro
 from tests.jobs import environment
 from tests.traces import annotation, cpu_op, kernel, launch, write
@@ -267,8 +269,8 @@ def test_every_edit_that_the_search_proposes_predicts_the_same_when_asked_for(so
     run = request.getfixturevalue(source)
     for prediction in one_object(answer("whatif", run))["predictions"]:
         edits = [parse_edit(text) for text in prediction["edits"]]
-        (again,) = whatif_document(analyse(str(run)), edits)[0]["predictions"]
-        assert again["predicted_ms"] == pytest.approx(prediction["predicted_ms"], rel=1e-9)
+        (again,) = what_if(analyse(str(run)), edits, calibrate=as_tried).document.predictions
+        assert again.predicted_ms == pytest.approx(prediction["predicted_ms"], rel=1e-9)
 
 
 def test_edits_given_together_are_predicted_together(imported):

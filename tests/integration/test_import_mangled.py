@@ -12,7 +12,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.cli.run.info import describe, in_words
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.info import info_document
+from dpro.cli.run.info import in_words
 from dpro.errors import DproError
 from dpro.ingest.importer import import_sources
 from dpro.schema import TABLES
@@ -139,7 +141,7 @@ def test_a_mangled_folder_is_a_run_or_one_line(mishaps):
         assert all("\n" not in warning for warning in manifest.warnings)
         run = open_run(out / "run")
         assert run.manifest == manifest
-        assert in_words(describe(run))
+        assert in_words(info_document(Analysis(run)))
         for table in TABLES.values():
             rows = run.table(table)
             assert set(rows["rank"].unique()) <= set(manifest.ranks)

@@ -13,7 +13,8 @@ from random import Random
 import polars as pl
 import pytest
 
-from dpro.cli.run.info import describe
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.info import info_document
 from dpro.collectors.endings import UNKNOWN, Ending, ending
 from dpro.collectors.inside.records import read_records
 from dpro.collectors.launch import RecordOptions
@@ -237,7 +238,7 @@ def check_consistency(folder: Path, run: Run) -> None:
         assert set(inside["window"]) <= set(spans["window"])
         for window in inside["window"].unique():
             assert spans.filter(window=window).height >= inside.filter(window=window).height
-    assert describe(run)["ranks"] == manifest.ranks
+    assert info_document(Analysis(run)).ranks == manifest.ranks
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))])

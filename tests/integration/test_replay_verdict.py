@@ -11,8 +11,9 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.replay import replay_document
 from dpro.cli.analysis import analyse
-from dpro.cli.run.replay import replay_document
+from dpro.documents import plain
 from dpro.replay.alignment.match import Matching, match_collectives
 from dpro.schema import COLLECTIVES, SPANS
 
@@ -56,7 +57,7 @@ def _missed(document: dict[str, Any]) -> list[str]:
 
 
 def test_a_replay_keeps_to_every_bar_or_its_verdict_says_which_it_misses_and_by_how_much(analysis):
-    document = replay_document(analysis)
+    document = plain(replay_document(analysis))
     reasons = "\n".join(document["reasons"])
     assert [line for line in _missed(document) if line not in reasons] == []
     # And the verdict does not complain of a bar that is kept.
@@ -64,7 +65,7 @@ def test_a_replay_keeps_to_every_bar_or_its_verdict_says_which_it_misses_and_by_
 
 
 def test_shares_of_what_starts_rest_on_are_reported_and_add_up(analysis):
-    document = replay_document(analysis)
+    document = plain(replay_document(analysis))
     starts = document["evidence"]["starts"]
     assert sum(starts.values()) == pytest.approx(1)
     assert starts["anchored"] + starts["fitted"] == pytest.approx(document["coverage"]["starts_anchored"])
@@ -74,7 +75,7 @@ def test_shares_of_what_starts_rest_on_are_reported_and_add_up(analysis):
 
 
 def test_how_much_overlap_slows_kernels_down_is_reported_where_the_run_tells(analysis):
-    overlap, told = analysis.trust.overlap, replay_document(analysis)["overlap_slowdown"]
+    overlap, told = analysis.trust.overlap, plain(replay_document(analysis))["overlap_slowdown"]
     assert (told is None) == (overlap is None)
     if told is not None:
         assert 1 < told["low"] <= told["factor"] <= told["high"]

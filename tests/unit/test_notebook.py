@@ -9,11 +9,12 @@ import polars as pl
 import pytest
 
 import dpro
+from dpro.analysis.answers.whatif import what_if
 from dpro.cli.analysis import analyse
-from dpro.cli.run.whatif import whatif_document
 from dpro.errors import InputError, MissingExtra, Unanswerable, UsageError
 from dpro.notebook import OpenedRun
 from dpro.schema import BUCKETS
+from dpro.trial.calibrate import as_tried
 from tests.builders import cpu_job
 from tests.traces import write_rank
 
@@ -35,10 +36,10 @@ def test_a_run_has_its_tables_graph_replay_and_findings(run):
 
 
 def test_predictions_are_those_of_the_command(run):
-    document, _, _ = whatif_document(analyse(str(run.run.path)), [])
+    predictions = what_if(analyse(str(run.run.path)), calibrate=as_tried).document.predictions
     frame = run.whatif()
-    assert frame["edit"].str.split("\n").to_list() == [each["edits"] for each in document["predictions"]]
-    assert frame["predicted_ms"].to_list() == [each["predicted_ms"] for each in document["predictions"]]
+    assert frame["edit"].str.split("\n").to_list() == [each.edits for each in predictions]
+    assert frame["predicted_ms"].to_list() == [each.predicted_ms for each in predictions]
     healed = run.whatif("heal:rank=1").row(0, named=True)
     assert healed["predicted_ms"] == run.predict("heal:rank=1").predicted_ns / 1e6
     assert healed["speedup"] > 1

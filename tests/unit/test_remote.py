@@ -7,7 +7,8 @@ import sys
 import pytest
 
 import dpro
-from dpro.cli.run.info import describe
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.info import info_document
 from dpro.errors import InputError, MissingExtra, UsageError
 from dpro.opening import open_path
 from dpro.remote import is_url, local_copy
@@ -39,7 +40,7 @@ def test_a_run_elsewhere_opens_like_one_here_and_goes_by_its_url(store, tmp_path
     there = open_path("memory://bucket/run")
     assert there.rows() == here.rows()
     assert there.label == "memory://bucket/run"
-    assert describe(there)["run"] == "memory://bucket/run"
+    assert info_document(Analysis(there)).run == "memory://bucket/run"
     assert dpro.open("memory://bucket/run").findings["component"].to_list() == ["rank 1"]
 
 

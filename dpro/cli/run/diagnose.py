@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dpro.cli.analysis import run_argument, with_graph
-from dpro.cli.output import console, finding_document, json_option, print_json
-from dpro.cli.run.end import NOTHING_BEFORE, end_keys, print_end
-from dpro.cli.run.hangs import say_what_dumps_tell, say_what_hangs
-from dpro.cli.run.lateness import say_who_is_late
+from dpro.cli.output import console, json_option, print_end, print_json, warn
 from dpro.cli.runs import open_or_import
-from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.opening import holds_traces
-from dpro.units import format_duration, ms
+from dpro.units import format_duration
 
 if TYPE_CHECKING:
-    from dpro.analysis.analysis import Analysis
+    from dpro.analysis.answers.diagnosis import Diagnosis
     from dpro.detect.findings import Finding
     from dpro.detect.pipeline_slowdown import Slowdown
-
 
 SHOWN = 4  # largest slowdowns of each kind that are printed
 
@@ -34,11 +28,11 @@ def diagnose(run: str, as_json: bool) -> None:
     """Name the rank or part that hangs or slows the job down, why, and what it costs per step.
 
     \b
-    How the job ended comes first, where it failed, hung or was ended, and what the run can still say last.
-    Of a job that hangs, who waits for whom is followed to the first cause, from the flight recorder's dumps:
-    those of a recorded run, or a folder of them. Otherwise a rank is blamed for working longer than its peers
-    on the same work, never for waiting. The cost is what the step would save if the part were healed, found
-    by replaying it so. Nothing is said when nothing is wrong; what the trace cannot tell is said to be so.
+    How the job ended comes first, where it failed, hung or was ended, and what the run can answer last.
+    Of a job that hangs, waits are followed to the first cause, from the flight recorder's dumps: those of a
+    recorded run, or a folder of them. Otherwise a rank is blamed for working longer than its peers on the
+    same work, never for waiting. The cost is what the step would save if the part were healed, computed by
+    replaying it so. Nothing is printed when nothing is wrong; what the trace cannot show is listed.
 
     \b
     dpro diagnose RUN
@@ -46,106 +40,120 @@ def diagnose(run: str, as_json: bool) -> None:
     dpro diagnose RUN --json | jq '.findings[].component'
     """
     from dpro.analysis.analysis import Analysis
+    from dpro.analysis.answers.diagnosis import diagnose_replay, diagnose_tables, diagnosis_document
 
-    if holds_traces(run) and say_what_dumps_tell(Path(run), as_json):
+    dumps = _of_dumps(Path(run)) if holds_traces(run) else None
+    if dumps is not None:
+        print_json(diagnosis_document(dumps)) if as_json else print_diagnosis(dumps)
         return
     analysis = Analysis(open_or_import(run))
+    if not as_json:
+        print_end(analysis.end)  # before the graph is built, which may fail
+    found = diagnose_tables(analysis) or diagnose_replay(with_graph(analysis))
     if as_json:
-        _say(analysis, as_json)
+        print_json(diagnosis_document(found))
         return
-    print_end(analysis.end)
-    _say(analysis, as_json)
-    for line in describe_logged(logged_findings(analysis.run.path)):
+    print_diagnosis(found)
+    _print_rest(found)
+
+
+def _of_dumps(folder: Path) -> Diagnosis | None:
+    """What hangs, from a folder of dumps; None where it holds anything else."""
+    from dpro.analysis.answers.diagnosis import diagnose_dumps
+    from dpro.ingest.dumps import read_dumps
+
+    dumps = read_dumps(folder)
+    if dumps is None:
+        return None
+    for warning in dumps.manifest.warnings:
+        warn(warning)
+    return diagnose_dumps(str(folder), dumps.frames, dumps.manifest)
+
+
+def _print_rest(found: Diagnosis) -> None:
+    """What was found while the job ran, and what the run can still answer."""
+    from dpro.detect.findings_log import describe_logged
+
+    for line in describe_logged(list(found.while_it_ran)):
         console().print(f"while it ran, {line}")
-    for line in analysis.end.can_say:
+    for line in found.end.can_say:
         console().print(f"still known: {line}")
 
 
-def _say(analysis: Analysis, as_json: bool) -> None:
-    """Print what is wrong: what hangs, else who is late where no window shows more, else by replay."""
-    from dpro.analysis.verdict import find
+def print_diagnosis(found: Diagnosis) -> None:
+    """A diagnosis for people."""
+    from dpro.analysis.answers.diagnosis import CALLS
 
-    if say_what_hangs(analysis, as_json) or say_who_is_late(analysis, as_json):
-        return
-    with_graph(analysis)
-    findings, slowdown = find(analysis), analysis.slowdown
-    if as_json:
-        told = {} if slowdown is None else {"slowdown": slowdown_document(slowdown)}
-        print_json(diagnose_document(analysis, findings) | told)
+    if found.basis == CALLS:
+        _print_hangs(found)
     else:
-        print_findings(analysis, findings)
-        print_slowdown(slowdown)
+        _print_findings(found)
+        _print_slowdown(found.slowdown)
 
 
-def diagnose_document(analysis: Analysis, findings: list[Finding]) -> dict[str, Any]:
-    """The command's JSON; a run is healthy only if it could have shown that it is not."""
-    from dpro.analysis.step_time import step_time_document
-    from dpro.analysis.verdict import not_known, notes
-
-    unknown = not_known(analysis)
-    return {
-        "run": analysis.run.label,
-        "findings": [finding_document(finding, ms(finding.cost_ns)) for finding in findings],
-        "healthy": not findings and not unknown and not analysis.end.bad,
-        "step_time": step_time_document(analysis.steps),
-        "answerable": analysis.trust.answerable,
-        "reasons": unknown,
-        "notes": notes(analysis, findings),
-        "while_it_ran": logged_findings(analysis.run.path),
-        **end_keys(analysis),
-    }
-
-
-def print_findings(analysis: Analysis, findings: list[Finding]) -> None:
-    """The findings for people."""
-    from dpro.analysis.verdict import not_known, notes
+def _print_hangs(found: Diagnosis) -> None:
+    from dpro.detect.hang.evidence import advice_in_words, verdict_in_words
 
     out = console()
-    if not analysis.trust.answerable and not findings:
-        out.print("Not diagnosed: the replay does not fit the trace.")
-    elif not findings:
-        out.print(NOTHING_BEFORE if analysis.end.early else "Nothing is wrong that this run can show.")
-    for finding in findings:
-        cause = f" ({finding.cause})" if finding.cause else ""
-        out.print(
-            f"{finding.class_}: {finding.component_kind} {finding.component_id}{cause} costs "
-            f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it); "
-            f"confidence {finding.confidence:.2f}"
-        )
+    if not found.findings:
+        out.print("Nothing hangs that these calls can show; they do not show what is slow.")
+    for finding in found.findings:
+        verdict = verdict_in_words(finding)
+        out.print(f"{finding.class_}: {verdict} (confidence {finding.confidence:.2f})")
         for line in finding.evidence:
             out.print(f"  - {line}")
-    for note in notes(analysis, findings):
-        out.print(f"  note: {note}")
-    if findings and not analysis.trust.answerable:
-        out.print("  not known: what deep windows show, since their replay does not fit the trace")
-    for reason in not_known(analysis):
+        out.print(f"  do: {advice_in_words(finding, found.workers)}")
+    for reason in found.unknown:
         out.print(f"  not known: {reason}")
 
 
-def slowdown_document(slowdown: Slowdown) -> dict[str, Any]:
-    """Ratios of step times as JSON."""
-    ratios = (slowdown.by_rank, slowdown.by_stage, slowdown.by_dp)
-    by_rank, by_stage, by_dp = ({str(key): ratio for key, ratio in each.items()} for each in ratios)
-    return {
-        "total": slowdown.total,
-        "launch": slowdown.launch,
-        "by_rank": by_rank,
-        "by_stage": by_stage,
-        "by_dp": by_dp,
-        "by_op": dict(slowdown.by_op),
-        "workers_share": slowdown.workers_share,
-        "last_stage_share": slowdown.last_stage_share,
-        "micro_batches": slowdown.batches and dataclasses.asdict(slowdown.batches),
-    }
+def _print_findings(found: Diagnosis) -> None:
+    out = console()
+    if not found.findings:
+        out.print(_nothing_wrong(found))
+    for finding in found.findings:
+        for line in _in_words(finding, found.basis):
+            out.print(line)
+    for note in found.notes:
+        out.print(f"  note: {note}")
+    if found.findings and not found.answerable:
+        out.print("  not known: what deep windows show, since their replay does not fit the trace")
+    for reason in found.unknown:
+        out.print(f"  not known: {reason}")
 
 
-def print_slowdown(slowdown: Slowdown | None) -> None:
-    """What slows the job down against evenly fast operations, for people."""
+def _nothing_wrong(found: Diagnosis) -> str:
+    from dpro.analysis.answers.diagnosis import REPLAY
+
+    if not found.answerable:
+        return "Not diagnosed: the replay does not fit the trace."
+    if found.end.early:
+        return "Until then nothing slow shows in what was recorded."
+    shown = "this run" if found.basis == REPLAY else "the steps and calls of this run"
+    return f"Nothing is wrong that {shown} can show."
+
+
+def _in_words(finding: Finding, basis: str) -> list[str]:
+    """A finding and its evidence, one line each."""
+    from dpro.analysis.answers.diagnosis import REPLAY
+
+    cause = f" ({finding.cause})" if finding.cause else ""
+    costs = "costs its peers" if finding.component_kind == "rank" and basis != REPLAY else "costs"
+    return [
+        f"{finding.class_}: {finding.component_kind} {finding.component_id}{cause} {costs} "
+        f"{format_duration(finding.cost_ns)} per step ({finding.severity:.0%} of it); "
+        f"confidence {finding.confidence:.2f}",
+        *(f"  - {line}" for line in finding.evidence),
+    ]
+
+
+def _print_slowdown(slowdown: Slowdown | None) -> None:
+    """What slows the job down against evenly fast operations."""
     if slowdown is None:
         return
     out = console()
     out.print(
-        "With every operation as fast as its like typically is, the step would be "
+        "With every operation as fast as others of its kind typically are, the step would be "
         f"{slowdown.total:.3f} times as fast; unrecorded launches make it {slowdown.launch:.3f} times as long"
     )
     shown = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dpro.cli.analysis import analyse
 from dpro.cli.output import console, json_option, print_json, share
-from dpro.units import format_duration, ms
+from dpro.units import format_duration
 from dpro.words import shortened
 
 if TYPE_CHECKING:
@@ -41,46 +41,18 @@ def diff(ctx: click.Context, a: str, b: str, fail_on: float | None, as_json: boo
     is: work that something else hides contributes nothing. Contributions add up; what no kind of work
     explains (other dependencies, other waits) is said. The runs may have other lengths, steps and ranks.
     """
-    first, second = analyse(a), analyse(b)
-    from dpro.replay.difference import explain
+    from dpro.analysis.answers.difference import difference_of
 
-    found = explain(first.built.predictive, second.built.predictive)
-    document = {"a": first.run.label, "b": second.run.label, **difference_document(found)}
-    document["doubts"] = [
-        f"{name}: {reason}"
-        for name, analysis in (("A", first), ("B", second))
-        for reason in analysis.trust.reasons
-    ]
+    document, found = difference_of(analyse(a), analyse(b))
     if as_json:
         print_json(document)
     else:
-        _print(found, document["doubts"])
+        _print(found, document.doubts)
     if fail_on is not None and found.b_ns > (1 + fail_on) * found.a_ns:
         click.echo(
             f"dpro: a step of B takes {found.b_ns / found.a_ns - 1:.1%} longer than one of A", err=True
         )
         ctx.exit(1)
-
-
-def difference_document(found: Difference) -> dict[str, Any]:
-    """The command's JSON."""
-    return {
-        "a_ms": ms(found.a_ns),
-        "b_ms": ms(found.b_ns),
-        "delta_ms": ms(found.b_ns - found.a_ns),
-        "contributors": [
-            {
-                "name": each.name,
-                "kind": each.kind,
-                "delta_ms": ms(each.delta_ns),
-                "a_ms": ms(each.a_ns),
-                "b_ms": ms(each.b_ns),
-            }
-            for each in found.contributors
-        ],
-        "unexplained_ms": ms(found.unexplained_ns),
-        "by_rank": {str(rank): ms(delta) for rank, delta in found.by_rank.items()},
-    }
 
 
 def _print(found: Difference, doubts: list[str]) -> None:

@@ -86,16 +86,17 @@ def _executor(name: str) -> Iterator[Executor | None]:
 
 
 def _say_what_was_imported(run: Path, as_json: bool) -> None:
-    from dpro.cli.run.info import contents, rows_in_words, unclassified_in_words
+    from dpro.analysis.answers.info import contents_document
+    from dpro.cli.run.info import rows_in_words, unclassified_in_words
     from dpro.store import open_run
 
-    document = contents(open_run(run))
+    document = contents_document(open_run(run))
     if as_json:
         print_json(document)
         return
-    ranks = f"{len(document['ranks'])} of {document['world_size']} ranks"
+    ranks = f"{len(document.ranks)} of {document.world_size} ranks"
     console().print(f"{run}: {ranks}, {rows_in_words(document)}")
-    console().print(unclassified_in_words(document["coverage"]["unclassified"]))
+    console().print(unclassified_in_words(document.coverage.unclassified))
 
 
 def _say_what_is_missing(run: Path, waiting: Waiting, as_json: bool) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import run_argument
-from dpro.cli.output import console, json_option, print_json, stderr_console, write_text
-from dpro.cli.run.end import end_keys, print_end
+from dpro.cli.output import console, json_option, print_end, print_json, stderr_console, write_text
 from dpro.errors import UsageError, needs_extra
 from dpro.units import NS_PER_MS, format_bytes
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import RenderableType
 
+    from dpro.analysis.answers.report import Tables
     from dpro.store import Run
 
 STDOUT = Path("-")
@@ -101,51 +101,37 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     RUN may be a run directory or a folder of traces.
     """
     from dpro.analysis.analysis import Analysis
-    from dpro.analysis.step_time import step_time_document, step_time_in_words
-    from dpro.analysis.verdict import why_unanswerable
+    from dpro.analysis.answers.report import report_document, report_tables
     from dpro.cli.runs import open_or_import
-    from dpro.replay.pipeline import bubbles
-    from dpro.replay.steps import breakdown, host
-    from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 
     opened = open_or_import(run)
     if html is not None or markdown is not None:
         _write(opened, html, markdown, as_json)
         return
     analysis = Analysis(opened)
-    spans, collectives = opened.table(SPANS), opened.table(COLLECTIVES)
-    with why_unanswerable(analysis):
-        steps = breakdown.step_breakdown(spans, collectives, opened.table(STEPS))
-    kernels = breakdown.kernel_totals(spans)
-    by_size = breakdown.collective_totals(collectives, spans, opened.table(WORKERS))
-    facts = host.host_facts(opened.table(STEPS), opened.table(COUNTERS))
-    by_rank = host.per_rank(facts)
-    stages = bubbles.pipeline_bubbles(opened)
+    tables = report_tables(analysis)
     if as_json:
-        rows = {"steps": steps, "kernels": kernels.head(top or kernels.height), "collectives": by_size}
-        waits = facts.select("rank", "step", "data_wait_ns", "gc_ns")
-        rows["steps"] = steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
-        rows["host"] = by_rank
-        rows["pipeline"] = stages
-        tables = {name: _in_ms(frame).to_dicts() for name, frame in rows.items()}
-        step_time = step_time_document(analysis.steps)
-        print_json(tables | {"step_time": step_time} | end_keys(analysis))
-        return
-    top = top or DEFAULT_TOP
-    on_gpu = (spans["kind"] == "kernel").any()
+        print_json(report_document(analysis, tables, top))
+    else:
+        print_end(analysis.end)
+        _print(analysis.steps, tables, top or DEFAULT_TOP)
+
+
+def _print(steps: pl.DataFrame, tables: Tables, top: int) -> None:
+    """The tables for people, the step time first."""
+    from dpro.analysis.step_time import step_time_in_words
+
     out = console()
-    print_end(analysis.end)
-    out.print(f"Step time: {step_time_in_words(analysis.steps)}\n")
-    out.print(_step_table(steps))
-    if stages.height:
-        out.print(_stage_table(stages))
-    out.print(
-        _kernel_table(kernels, top, "GPU kernels" if on_gpu else "CPU operators, own time (no GPU work)")
-    )
-    if by_size.height:
-        out.print(_collective_table(by_size, top))
-    if by_rank.height:
-        out.print(_host_table(by_rank))
+    out.print(f"Step time: {step_time_in_words(steps)}\n")
+    out.print(_step_table(tables.steps))
+    if tables.stages.height:
+        out.print(_stage_table(tables.stages))
+    title = "GPU kernels" if tables.on_gpu else "CPU operators, own time (no GPU work)"
+    out.print(_kernel_table(tables.kernels, top, title))
+    if tables.collectives.height:
+        out.print(_collective_table(tables.collectives, top))
+    if tables.host.height:
+        out.print(_host_table(tables.host))
 
 
 def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) -> None:
@@ -170,18 +156,11 @@ def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) ->
         elif markdown is not None:
             written.append(write_text(markdown, markdown_of(told)))
     if as_json:
-        print_json({"run": run.label, "files": [str(path) for path in written]})
+        from dpro.analysis.answers.report import ReportFilesDocument
+
+        print_json(ReportFilesDocument(run=run.label, files=list(map(str, written))))
     for path in () if as_json else written:
         click.echo(f"{path}: {format_bytes(path.stat().st_size)}", err=markdown == STDOUT)
-
-
-def _in_ms(frame: pl.DataFrame) -> pl.DataFrame:
-    """Nanosecond columns as float milliseconds, renamed to say so."""
-    import polars as pl
-
-    times = [name for name in frame.columns if name.endswith("_ns")]
-    renamed = {name: name.removesuffix("_ns") + "_ms" for name in times}
-    return frame.with_columns((pl.col(times) / NS_PER_MS).round(6)).rename(renamed)
 
 
 def _step_table(steps: pl.DataFrame) -> RenderableType:

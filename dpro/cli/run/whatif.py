@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from dpro.cli.analysis import analyse, run_argument
 from dpro.cli.completion import edits as complete_edits
-from dpro.cli.output import console, json_option, print_json, progress
-from dpro.cli.run.end import end_keys, print_end
-from dpro.cli.run.replay import trust_document
+from dpro.cli.output import console, json_option, print_end, print_json, progress
 from dpro.errors import UsageError
 from dpro.units import format_bytes, ms
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from dpro.analysis.analysis import Analysis
-    from dpro.replay.fidelity.accuracy import Trust
-    from dpro.replay.whatif.pareto import Point
-    from dpro.replay.whatif.predict import Prediction, Refusal
-    from dpro.replay.whatif.search import Interaction
-    from dpro.replay.whatif.sensitivity import Curve
+    from dpro.analysis.answers.whatif import TrustedDocument, WhatIf, WhatIfDocument
+    from dpro.replay.whatif.predict import Prediction
 
 ROWS = 12
 WORTH_SHOWING = 1.005  # of what was searched: less is nothing, and the JSON has it
@@ -120,28 +112,31 @@ def whatif(
         return
     if parsed and budget is not None:
         raise UsageError("--budget is for the search: give no --edit with it")
+    from dpro.analysis.answers.whatif import what_if
+    from dpro.trial.calibrate import as_tried
+
     analysis = analyse(run)
-    document, predictions, refused = whatif_document(analysis, parsed, budget)
+    with progress("Trying edits") as report:
+        answer = what_if(analysis, parsed, budget, calibrate=as_tried, progress=report)
     if as_json:
-        print_json(document)
+        print_json(answer.document)
     else:
         print_end(analysis.end)
-        _print(document, predictions, refused, searched=not parsed)
-    if refused and not predictions:
+        _print(answer, searched=not parsed)
+    if answer.refused and not answer.predictions:
         ctx.exit(1)
 
 
 def _sensitivity(run: str, as_json: bool) -> None:
-    from dpro.replay.whatif.sensitivity import in_words, sensitivity
+    from dpro.analysis.answers.whatif import sensitivity_of
+    from dpro.replay.whatif.sensitivity import in_words
 
-    analysis = analyse(run)
-    curves = sensitivity(analysis.built.predictive)
-    document = {"run": analysis.run.label, **_trust_document(analysis.trust)}
+    document, curves = sensitivity_of(analyse(run))
     if as_json:
-        print_json({**document, "sensitivity": [_curve_document(curve) for curve in curves]})
+        print_json(document)
         return
     out = console()
-    _print_trust(out, document)
+    _print_trust(document)
     for curve in curves:
         out.print(in_words(curve))
         if curve.break_even is None:
@@ -151,16 +146,14 @@ def _sensitivity(run: str, as_json: bool) -> None:
 
 
 def _pareto(run: str, as_json: bool) -> None:
-    from dpro.replay.whatif.pareto import pareto
+    from dpro.analysis.answers.whatif import pareto_of
 
-    analysis = analyse(run)
-    points = pareto(analysis.built.predictive, analysis.trust)
-    document = {"run": analysis.run.label, **_trust_document(analysis.trust)}
+    document, points = pareto_of(analyse(run))
     if as_json:
-        print_json({**document, "pareto": [_point_document(point) for point in points]})
+        print_json(document)
         return
     out = console()
-    _print_trust(out, document)
+    _print_trust(document)
     out.print("Time for a batch of today's size, and what a step allocates; * where nothing else beats both.")
     for point in points:
         what = " and ".join(edit.describe() for edit in point.edits) or "as it is"
@@ -171,92 +164,14 @@ def _pareto(run: str, as_json: bool) -> None:
         )
 
 
-def _point_document(point: Point) -> dict[str, Any]:
-    return {
-        "edits": [str(edit) for edit in point.edits],
-        "ms_per_batch": ms(point.ns_per_batch),
-        "within_step_bytes": point.within_step_bytes,
-        "fits": point.fits,
-        "best": point.best,
-    }
-
-
-def _trust_document(trust: Trust) -> dict[str, Any]:
-    """How far to believe what follows from the replay, and why."""
-    return {
-        **trust_document(trust),
-        "reasons": list(trust.reasons),
-        "assumed": list(trust.assumed),
-    }
-
-
-def _print_trust(out: Console, document: dict[str, Any]) -> None:
-    out.print(document["trust"]["verdict"])
-    for reason in (*document["reasons"], *document["assumed"]):
+def _print_trust(document: TrustedDocument | WhatIfDocument) -> None:
+    out = console()
+    out.print(document.trust.verdict)
+    for reason in (*document.reasons, *document.assumed):
         out.print(f"  - {reason}")
 
 
-def _curve_document(curve: Curve) -> dict[str, Any]:
-    return {
-        "part": curve.part,
-        "base_ms": ms(curve.base_ns),
-        "factors": list(curve.factors),
-        "step_ms": [ms(step) for step in curve.step_ns],
-        "break_even": curve.break_even,
-        "then": curve.then or None,
-    }
-
-
-def whatif_document(
-    analysis: Analysis, edits: list[Any], budget: int | None = None
-) -> tuple[dict[str, Any], list[Prediction], list[Refusal]]:
-    """Predict the edits together, or search where there are none.
-
-    Raises:
-        Unanswerable: the run holds no whole step.
-    """
-    from dpro.errors import Unanswerable
-    from dpro.replay.timeline import durations_of
-    from dpro.replay.whatif.predict import Refusal, predict
-    from dpro.replay.whatif.search import BUDGET, Found, explore
-    from dpro.trial.calibrate import as_tried
-
-    graph, trust = analysis.built.predictive, analysis.trust
-    baseline = analysis.baseline
-    if edits:
-        try:
-            found = Found([predict(graph, baseline, edits, trust)], [], [], [])
-        except Unanswerable as error:
-            found = Found([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
-    else:
-        with progress("Trying edits") as tell:
-            found = explore(graph, trust, BUDGET if budget is None else budget, tell, analysis.suspects)
-    predictions, widened = as_tried(found.predictions)
-    document = {
-        "run": analysis.run.label,
-        "baseline_ms": ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
-        "measured_ms": ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
-        "other_steps_ms": _steps_outside_windows(analysis),
-        **_trust_document(trust),
-        "predictions": [prediction_document(prediction) for prediction in predictions],
-        "widened": widened,
-        "interactions": [_interaction_document(interaction) for interaction in found.interactions],
-        "untried": [str(edit) for edit in found.untried],
-        "refused": [{"edit": refusal.edit, "reason": refusal.reason} for refusal in found.refused],
-        **end_keys(analysis),
-    }
-    return document, predictions, found.refused
-
-
-def _interaction_document(interaction: Interaction) -> dict[str, Any]:
-    return {
-        "edits": [str(edit) for edit in interaction.edits],
-        "together_ms": ms(interaction.together_ns),
-        "apart_ms": ms(interaction.apart_ns),
-    }
-
-
-def _how_to_try(predictions: list[Prediction]) -> str:
+def _how_to_try(predictions: Sequence[Prediction]) -> str:
     """The command that makes the changes of the first prediction to the job; empty where that cannot be."""
     from dpro.trial.changes import kind_of_edit
 
@@ -264,36 +179,45 @@ def _how_to_try(predictions: list[Prediction]) -> str:
     return f"dpro try {' '.join(texts)} -- COMMAND" if texts and all(map(kind_of_edit, texts)) else ""
 
 
-def _steps_outside_windows(analysis: Analysis) -> float | None:
-    """The typical step where no deep window slowed it down, ms; None where there are no such steps."""
-    from dpro.replay.steps.typical import pace_of
+def _print(answer: WhatIf, searched: bool) -> None:
+    """Trust, the step as it is, predictions in blocks, and what was not answered.
 
-    pace = pace_of(analysis.steps)
-    return None if pace is None or pace.recorded else ms(pace.typical_ns)
+    Args:
+        answer: what was predicted.
+        searched: whether edits were searched for: then those of small gain are left out.
+    """
+    out, document = console(), answer.document
+    _print_trust(document)
+    base, measured = document.baseline_ms, document.measured_ms
+    out.print(f"The mean step in deep windows takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
+    other = document.other_steps_ms
+    if other is not None:
+        out.print(f"Recording in depth slows steps down: the typical step outside takes {other:.2f} ms.")
+    shown = [row for row in answer.predictions if not searched or row.speedup >= WORTH_SHOWING]
+    _print_blocks(shown)
+    if len(shown) < len(answer.predictions):
+        left = len(answer.predictions) - len(shown)
+        out.print(f"{left} more would change little or nothing (--json has them)")
+    _print_how(shown)
+    for pair in document.interactions:
+        more = "more" if pair.together_ms > pair.apart_ms else "less"
+        saved = f"{pair.together_ms:.2f} ms) than in sum ({pair.apart_ms:.2f} ms"
+        out.print(f"  {' and '.join(pair.edits)} save {more} together ({saved})")
+    for line in document.widened:
+        out.print(line)
+    if document.untried:
+        out.print(f"not tried, for want of budget: {', '.join(document.untried)}")
+    for refusal in answer.refused:
+        out.print(f"not answered: {refusal.edit}: {refusal.reason}")
 
 
-def prediction_document(prediction: Prediction) -> dict[str, Any]:
-    """One prediction as JSON."""
-    return {
-        "edits": [str(edit) for edit in prediction.edits],
-        "predicted_ms": ms(prediction.predicted_ns),
-        "speedup": prediction.speedup if math.isfinite(prediction.speedup) else None,
-        "proven": prediction.proven,
-        "block": prediction.block,
-        "effect": prediction.effect,
-        "low": ms(prediction.low_ns),
-        "high": ms(prediction.high_ns),
-        "how": prediction.how(),
-        "notes": list(prediction.notes),
-    }
-
-
-def _print_blocks(out: Console, shown: list[Prediction]) -> None:
+def _print_blocks(shown: Sequence[Prediction]) -> None:
     """Predictions under what they rest on; of each block the largest gains."""
     from itertools import groupby
 
     from dpro.replay.whatif.predict import BLOCKS
 
+    out = console()
     for block, rows in groupby(shown, lambda row: row.block):
         out.print(f"{BLOCKS[block].capitalize()}:")
         for row in list(rows)[:ROWS]:
@@ -305,20 +229,9 @@ def _print_blocks(out: Console, shown: list[Prediction]) -> None:
             out.print("         " + " ".join(f"--edit '{edit}'" for edit in row.edits))
 
 
-def _print(
-    document: dict[str, Any], predictions: list[Prediction], refused: list[Refusal], searched: bool
-) -> None:
+def _print_how(shown: Sequence[Prediction]) -> None:
+    """What was found for the first prediction, how to make it real, and how to try it."""
     out = console()
-    _print_trust(out, document)
-    base, measured = document["baseline_ms"], document["measured_ms"]
-    out.print(f"The mean step in deep windows takes {base:.2f} ms (replayed; measured {measured:.2f} ms).")
-    other = document["other_steps_ms"]
-    if other is not None:
-        out.print(f"Recording in depth slows steps down: the typical step outside takes {other:.2f} ms.")
-    shown = [row for row in predictions if not searched or row.speedup >= WORTH_SHOWING]
-    _print_blocks(out, shown)
-    if len(shown) < len(predictions):
-        out.print(f"{len(predictions) - len(shown)} more would change little or nothing (--json has them)")
     for note in shown[0].notes if shown else ():
         out.print(f"  - {note}")
     if shown:
@@ -326,13 +239,3 @@ def _print(
     trial = _how_to_try(shown)
     if trial:
         out.print(f"To see what it really does: {trial}")
-    for pair in document["interactions"]:
-        more = "more" if pair["together_ms"] > pair["apart_ms"] else "less"
-        told = f"{pair['together_ms']:.2f} ms) than in sum ({pair['apart_ms']:.2f} ms"
-        out.print(f"  {' and '.join(pair['edits'])} save {more} together ({told})")
-    for line in document["widened"]:
-        out.print(line)
-    if document["untried"]:
-        out.print(f"not tried, for want of budget: {', '.join(document['untried'])}")
-    for refusal in refused:
-        out.print(f"not answered: {refusal.edit}: {refusal.reason}")

@@ -25,9 +25,9 @@ def steps(before, after, slower, noise=0.01, pauses=(), ranks=2):
 
 def test_job_that_is_slower_after_the_window_is_said_to_be():
     found = after_first_window(steps(100, 300, 0.12), gpu=True)
-    assert found["change"] == pytest.approx(0.12, abs=0.01)
-    assert found["between"][0] < found["change"] < found["between"][1]
-    assert (found["steps_before"], found["steps_after"]) == (90, 297)
+    assert found.change == pytest.approx(0.12, abs=0.01)
+    assert found.between[0] < found.change < found.between[1]
+    assert (found.steps_before, found.steps_after) == (90, 297)
     text = in_words(found)
     assert text.startswith("steps after the first deep window take 12% longer (12% to 13%; medians of 90 ")
     assert text.endswith("--no-windows avoids that")

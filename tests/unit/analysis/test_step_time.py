@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from dpro.analysis.step_time import step_time_document, step_time_in_words
 from dpro.analysis.summary import run_info
 from dpro.cli import cli
+from dpro.documents import plain
 from dpro.schema import COLLECTIVES, COUNTERS, STEPS, WORKERS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.trial.measure import step_times
@@ -40,26 +41,26 @@ def asked(run, command):
 
 def test_typical_step_and_mean_step_with_pauses_are_told_apart(run):
     document = step_time_document(run.table(STEPS))
-    typical, mean = document["typical_ms"], document["mean_with_pauses_ms"]
+    typical, mean = document.typical_ms, document.mean_with_pauses_ms
     assert mean - typical == pytest.approx(PAUSE_MS / 10)
-    assert document["lost_to_pauses"] == pytest.approx(20 / mean, abs=1e-4)
-    assert (document["steps"], document["pauses"], document["where"]) == (100, 10, "outside deep windows")
+    assert document.lost_to_pauses == pytest.approx(20 / mean, abs=1e-4)
+    assert (document.steps, document.pauses, document.where) == (100, 10, "outside deep windows")
 
 
 def test_every_command_says_the_same_of_the_same_run(run):
     document = step_time_document(run.table(STEPS))
     words = step_time_in_words(run.table(STEPS))
     assert words.startswith("typical step 41.1 ms, mean step with pauses 61.1 ms (100 steps outside")
-    assert asked(run, "info")["step_time"] == document
+    assert asked(run, "info")["step_time"] == plain(document)
     told = asked(run, "diagnose")
-    assert told["step_time"] == document
+    assert told["step_time"] == plain(document)
     assert [each["class"] for each in told["findings"]] == ["pauses"]  # the same time is reported once
     assert told["findings"][0]["cost_ms_per_step"] == pytest.approx(20, rel=0.01)
     assert any(
         "typical step 41.1 ms, mean step with pauses 61.1 ms" in x for x in told["findings"][0]["evidence"]
     )
     assert dict(run_info(run.manifest, run.table(STEPS)))["step time"] == words
-    assert sorted(step_times(run, 0))[50] / 1e6 == pytest.approx(document["typical_ms"])
+    assert sorted(step_times(run, 0))[50] / 1e6 == pytest.approx(document.typical_ms)
 
 
 def test_run_without_timed_steps_says_so():

@@ -10,9 +10,9 @@ from typing import Any
 import polars as pl
 import pytest
 
+from dpro.analysis.answers.replay import replay_document
 from dpro.cli.analysis import analyse
 from dpro.cli.run.export import drawing_of
-from dpro.cli.run.replay import replay_document
 from dpro.detect.findings import Finding
 from dpro.errors import UsageError
 from dpro.export.arguments import ARGUMENTS, MAX_TEXT, arguments_of, in_ranges
@@ -286,7 +286,7 @@ def test_delays_that_only_look_like_late_launches_are_not_drawn_as_what_decides(
     assert (delays["end_ns"] - delays["start_ns"]).max() == 500_000
     whole = slices(analysis.replayed).filter((pl.col("group") == CRITICAL) & (pl.col("kind") == "delay"))
     assert (whole["end_ns"] - whole["start_ns"]).max() == 40_500_000
-    decided = sum(row["ms"] for row in replay_document(analysis)["critical_path"])
+    decided = sum(row.ms for row in replay_document(analysis).critical_path)
     assert (path["end_ns"] - path["start_ns"]).sum() / 1e6 == pytest.approx(decided)
 
 

@@ -9,9 +9,11 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.info import info_document
 from dpro.analysis.verdict import why_no_window
 from dpro.cli import cli
-from dpro.cli.run.info import describe, in_words
+from dpro.cli.run.info import in_words
 from dpro.collectors.convert import DROPPED, OCCUPIED, UNFINISHED
 from dpro.errors import InputError
 from dpro.schema import SPANS, STEPS, WORKERS
@@ -39,14 +41,14 @@ def recorded(
 
 
 def line(run: Run, begin: str) -> str:
-    [found] = [each for each in in_words(describe(run)) if each.startswith(begin)]
+    [found] = [each for each in in_words(info_document(Analysis(run))) if each.startswith(begin)]
     return found
 
 
-def test_ranks_that_ended_alike_are_named_together(tmp_path):
+def test_ranks_that_ended_the_same_way_are_named_together(tmp_path):
     run = recorded(tmp_path, [(0, -1), (0, -1), (-1, signal.SIGKILL), (-1, -1)])
     assert line(run, "ended") == (
-        "ended      2 ranks (0, 1): exit code 0; rank 2: killed by SIGKILL; rank 3: nobody saw how; "
+        "ended      2 ranks (0, 1): exit code 0; rank 2: killed by SIGKILL; rank 3: not observed; "
         "the job: exit code 1"
     )
 
@@ -115,7 +117,7 @@ def test_run_with_a_window_needs_no_excuse(tmp_path):
 
 def test_imported_run_has_no_ends_and_no_window_to_excuse(tmp_path):
     write_manifest(tmp_path, Manifest(1, [0]))
-    words = in_words(describe(open_run(tmp_path)))
+    words = in_words(info_document(Analysis(open_run(tmp_path))))
     assert [each for each in words if each.startswith(("ended", "windows", "attempt"))] == []
 
 
@@ -134,7 +136,9 @@ def test_what_was_changed_in_the_job_is_said_with_the_ranks_that_have_it_in_comm
     lost = {"edit": "gc", "rank": 1, "applied": [], "refused": ["the job has no steps"]}
     run = recorded(tmp_path, [(0, -1)] * 2, world_size=2)
     write_manifest(tmp_path, dataclasses.replace(run.manifest, applied=[*made, lost]))
-    assert [each for each in in_words(describe(open_run(tmp_path))) if each.startswith("changed")] == [
+    assert [
+        each for each in in_words(info_document(Analysis(open_run(tmp_path)))) if each.startswith("changed")
+    ] == [
         "changed    bucket:mb=1: DistributedDataParallel at train.py:3, instead of bucket_cap_mb=25, 2 times "
         "(on 2 ranks)",
         "changed    gc: not made: the job has no steps (on rank 1)",

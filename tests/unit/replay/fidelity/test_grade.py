@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.cli.run.replay import trust_document
+from dpro.documents import plain
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.fidelity.documents import trust_document
 from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
 from dpro.replay.timeline import replay
 from dpro.schema import STEPS, conform
@@ -89,12 +90,12 @@ def test_a_trace_without_other_steps_says_that_it_does_not_know(tmp_path):
     assert in_words(1.0, _figures(windows=None)).endswith(f"not known: {unknown.name}.")
 
 
-def test_a_trust_has_a_grade_and_its_figures_as_json_beside_answerable(tmp_path):
+def test_a_trust_has_a_grade_and_its_figures_as_json(tmp_path):
     run = cpu_job().write(tmp_path / "r")
     built = build_graph(run)
     trust = assess(built, replay(built.graph), run.manifest)
-    document = json.loads(json.dumps(trust_document(trust)))
-    assert document["answerable"] is True
-    assert document["trust"]["grade"] == trust.grade
-    assert len(document["trust"]["figures"]) == 7
+    document = json.loads(json.dumps(plain(trust_document(trust))))
+    assert trust.answerable is True
+    assert document["grade"] == trust.grade
+    assert len(document["figures"]) == 7
     assert dataclasses.replace(trust, answerable=False).grade == "poor"

@@ -6,8 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.info import info_document
 from dpro.analysis.step_time import step_time_document, step_time_in_words
-from dpro.cli.run.info import describe, in_words
+from dpro.cli.run.info import in_words
 from dpro.detect.regression import regression_of
 from dpro.replay.steps.durations import host_steps_of, steps_of
 from dpro.replay.steps.typical import job_steps, pace_of
@@ -92,8 +94,8 @@ def test_hosts_that_run_ahead_of_gpus_are_known_by_their_cycles_and_it_is_said(t
     assert (pace.typical_ns, pace.cycle, pace.by_device) == (50 * MS, 10, False)
     assert pace.steps.size == QUEUED.size - 10  # before the first wait it is not known what was enqueued
     assert not pace.paused.any()
-    document = describe(run)
-    assert document["step_time"]["typical_ms"] == 50
+    document = info_document(Analysis(run))
+    assert document.step_time.typical_ms == 50
     assert "the launch queue hides the GPU's time; mean over 10-step cycles" in "\n".join(in_words(document))
     assert step_times(run, 0).mean() == 50 * MS
 
@@ -172,4 +174,4 @@ def test_run_of_before_there_was_the_column_opens(tmp_path):
     assert set(run.table(STEPS)["gpu_step_ns"]) == {-1}
     assert set(run.table(STEPS, ["step", "gpu_step_ns"])["gpu_step_ns"]) == {-1}
     document = step_time_document(steps_of(run))
-    assert (document["typical_ms"], document["clock"], document["cycle"]) == (20, "host", 1)
+    assert (document.typical_ms, document.clock, document.cycle) == (20, "host", 1)

@@ -2,7 +2,8 @@
 
 import polars as pl
 
-from dpro.cli.run.telemetry import in_words, summarize
+from dpro.analysis.answers.telemetry import GpuDocument, in_words, summarize
+from dpro.documents import plain
 from dpro.schema import COUNTERS, WORKERS, conform
 
 GPU = "8c5bf1a2"
@@ -25,10 +26,10 @@ def workers(*uuids: str) -> pl.DataFrame:
     )
 
 
-def of_gpu(*rows: tuple[str, float, float]) -> dict:
+def of_gpu(*rows: tuple[str, float, float]) -> GpuDocument:
     beats = [(GPU, "sampling_us", time, 100 + time) for time in (0.0, 10.0)]
     frame = counters(*beats, *[(GPU, *row) for row in rows])
-    (gpu,) = summarize([frame], workers("GPU-other", f"GPU-{GPU}"))["gpus"]
+    (gpu,) = summarize([frame], workers("GPU-other", f"GPU-{GPU}")).gpus
     return gpu
 
 
@@ -39,7 +40,7 @@ def test_what_was_sampled_is_counted_over_all_parts():
     ranks = [counters(("", "memory_bytes", 1, 7), rank=rank) for rank in (1, 0)]
     steps = counters(("", "step_gc_s", 1, 7), rank=9)
     summary = summarize([*node, *ranks, steps], workers("", ""))
-    assert summary == {
+    assert plain(summary) == {
         "hosts": ["node1"],
         "samples": 3,
         "ports": [{"host": "node1", "device": "eth0"}],
@@ -63,7 +64,7 @@ def test_a_reason_holds_clocks_down_until_the_next_row_or_the_end():
         ("clocks_hw_slowdown", 0, 0),
         ("clocks_gpu_idle", 0, 1),
     )
-    assert gpu["clocks_held_s"] == {"sw_power_cap": 4}
+    assert gpu.clocks_held_s == {"sw_power_cap": 4}
 
 
 def test_errors_are_those_that_came_while_it_was_watched():
@@ -75,7 +76,7 @@ def test_errors_are_those_that_came_while_it_was_watched():
         ("pcie_replays", 0, 1),
         ("pcie_replays", 1, 2),
     )
-    assert gpu["errors"] == {"ecc_corrected": 4, "pcie_replays": 1}
+    assert gpu.errors == {"ecc_corrected": 4, "pcie_replays": 1}
 
 
 def test_a_gpu_in_trouble_is_a_line_with_its_ranks():
@@ -105,15 +106,15 @@ def test_a_gpu_in_trouble_is_a_line_with_its_ranks():
 
 def test_ranks_of_an_instance_are_those_that_have_its_uuid():
     frame = counters((f"{GPU}/p1", "sampling_us", 0, 1))
-    (gpu,) = summarize([frame], workers("other", "p1"))["gpus"]
-    assert gpu["ranks"] == [1]
+    (gpu,) = summarize([frame], workers("other", "p1")).gpus
+    assert gpu.ranks == [1]
 
 
 def test_gpus_of_other_jobs_are_counted_apart_and_named_as_such():
     rows = [(f"g{number}", "sampling_us", 1, 100.0) for number in range(8)]
     rows += [("g1", "xid", 1, 94.0), ("g7", "xid", 1, 79.0), ("", "telemetry_cpu_s", 1, 1.0)]
     summary = summarize([counters(*rows)], workers("GPU-g3", "GPU-g2", "GPU-g1", "GPU-g0"))
-    assert [gpu["ranks"] for gpu in summary["gpus"]] == [[3], [2], [1], [0], [], [], [], []]
+    assert [gpu.ranks for gpu in summary.gpus] == [[3], [2], [1], [0], [], [], [], []]
     assert in_words(summary) == [
         "1 sample of 1 host, 8 GPUs",
         "4 of the GPUs are of no rank of this job",
@@ -128,13 +129,13 @@ def test_gpus_that_are_known_by_their_order_only_are_said_to_be():
     assert in_words(summarize([counters(*rows)], ranks))[1].startswith("which rank has which GPU is known by")
 
 
-def test_peaks_of_memory_are_those_of_all_parts_and_are_told_without_telemetry_too():
+def test_peaks_of_memory_are_those_of_all_parts_and_are_reported_without_telemetry_too():
     def part(rank: int, *values: float) -> pl.DataFrame:
         rows = [("gpu 0", "memory_allocated_bytes", time, value) for time, value in enumerate(values)]
         return counters(*rows, rank=rank)
 
     summary = summarize([part(0, 1024, 3072), part(0, 2048), part(1, 512)], workers())
-    assert summary["memory_peaks"] == [
+    assert plain(summary)["memory_peaks"] == [
         {"rank": 0, "device": "gpu 0", "peak_bytes": 3072},
         {"rank": 1, "device": "gpu 0", "peak_bytes": 512},
     ]

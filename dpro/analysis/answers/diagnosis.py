@@ -1,0 +1,238 @@
+"""What is slow or broken, and on what that rests: dumps alone, always-on tables, or the replay.
+
+In: an `Analysis`, or dumps. Out: a `Diagnosis`, and its document. A job that hangs is diagnosed from its
+calls; one without deep windows from steps and calls; any other from the replay of its graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+from msgspec import UNSET, UnsetType
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.end import UNKNOWN, End, EndDocument, end_document
+from dpro.analysis.step_time import StepTimeDocument, step_time_document
+from dpro.analysis.verdict import (
+    find,
+    not_known,
+    not_read,
+    notes,
+    notes_of_few_steps,
+    what_hangs,
+    without_windows,
+)
+from dpro.detect.findings import Finding, FindingDocument, finding_document
+from dpro.detect.findings_log import logged_findings
+from dpro.detect.hang.find import find_hangs
+from dpro.detect.hang.records import records_of
+from dpro.detect.pipeline_slowdown import Slowdown
+from dpro.documents import Document, Part
+from dpro.schema import STEPS, WORKERS
+from dpro.store import Manifest
+from dpro.units import ms
+
+CALLS, STEPS_AND_CALLS, REPLAY = "calls", "steps and calls", "replay"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is slow or broken.
+
+    Attributes:
+        label: the run or the folder, as it was named.
+        basis: `CALLS` for what hangs, `STEPS_AND_CALLS` without deep windows, or `REPLAY`.
+        findings: costliest first; of what hangs, surest first.
+        unknown: what the records cannot show, one line each.
+        end: how the job ended.
+        workers: table `workers`.
+        steps: table `steps`.
+        notes: what is worth a sentence though it is no finding.
+        while_it_ran: what `dpro watch` found while the job ran.
+        answerable: whether the replay fits, where the diagnosis rests on it.
+        slowdown: against evenly fast operations; None unless the run consists of operations.
+    """
+
+    label: str
+    basis: str
+    findings: Sequence[Finding]
+    unknown: Sequence[str]
+    end: End
+    workers: pl.DataFrame
+    steps: pl.DataFrame
+    notes: Sequence[str] = ()
+    while_it_ran: Sequence[dict[str, Any]] = ()
+    answerable: bool = True
+    slowdown: Slowdown | None = None
+
+
+class MicroBatches(Part, frozen=True):
+    """How the micro-batches of a step differ.
+
+    Attributes:
+        correlation: Pearson's, of forward and backward within a rank and step.
+        forward: standard deviation of forward times over their mean.
+        freedom: degrees of freedom of the comparison.
+        longest: typical ratio of the longest micro-batch of a step to the mean one.
+    """
+
+    correlation: float
+    forward: float
+    freedom: int
+    longest: float
+
+
+class SlowdownDocument(Part, frozen=True):
+    """How many times as long the step is as with every operation as fast as others of its kind.
+
+    Attributes:
+        total: all operations together.
+        launch: launches that were not recorded.
+        by_rank, by_stage, by_dp, by_op: only that group keeps its own times.
+        workers_share: share of the slowdown that the slowest 3% of workers cause; null without any.
+        last_stage_share: share that the last stage causes; likewise.
+        micro_batches: how micro-batches differ; null where no step has two.
+    """
+
+    total: float
+    launch: float
+    by_rank: dict[str, float]
+    by_stage: dict[str, float]
+    by_dp: dict[str, float]
+    by_op: dict[str, float]
+    workers_share: float | None
+    last_stage_share: float | None
+    micro_batches: MicroBatches | None
+
+
+class DiagnosisDocument(Document, frozen=True, kw_only=True):
+    """What is slow or broken, with evidence and cost.
+
+    Attributes:
+        run: as it was named.
+        findings: costliest first; of what hangs, surest first.
+        healthy: whether nothing is wrong and the run could have shown it.
+        step_time: how long a step takes; null where none was timed, absent where the job hangs.
+        answerable: whether the replay fits; true where the diagnosis does not rest on it.
+        reasons: what the run cannot show.
+        notes: what is worth a sentence though it is no finding; absent where the job hangs.
+        while_it_ran: what `dpro watch` found while the job ran, with when it was over (`over_ns`).
+        end: how the job ended.
+        slowdown: ratios of step times, of traces of whole operations only.
+    """
+
+    run: str
+    findings: list[FindingDocument]
+    healthy: bool
+    step_time: StepTimeDocument | UnsetType | None = UNSET
+    answerable: bool
+    reasons: list[str]
+    notes: list[str] | UnsetType = UNSET
+    while_it_ran: list[dict[str, Any]]
+    end: EndDocument
+    slowdown: SlowdownDocument | UnsetType = UNSET
+
+
+def diagnose_dumps(label: str, frames: Mapping[str, pl.DataFrame], manifest: Manifest) -> Diagnosis:
+    """What hangs, from flight recorder dumps and nothing else: no run is made of them.
+
+    Args:
+        label: what the dumps are called.
+        frames: their tables, by name.
+        manifest: what is known of them.
+    """
+    findings = find_hangs(records_of(frames, manifest.world_size))
+    end = End(UNKNOWN, hung=any(each.class_.startswith("hang.") for each in findings))
+    unknown = not_read(manifest)
+    return Diagnosis(label, CALLS, findings, unknown, end, frames[WORKERS.name], STEPS.empty())
+
+
+def diagnose_tables(analysis: Analysis) -> Diagnosis | None:
+    """What hangs, else what steps and calls show; None where the graph is to be replayed.
+
+    Args:
+        analysis: of the run.
+    """
+    hangs = what_hangs(analysis)
+    if hangs is not None:
+        return _diagnosis(analysis, CALLS, *hangs)
+    late = without_windows(analysis.run)
+    if late is None:
+        return None
+    return _diagnosis(analysis, STEPS_AND_CALLS, *late, notes=notes_of_few_steps(analysis, late[0]))
+
+
+def diagnose_replay(analysis: Analysis) -> Diagnosis:
+    """What the replay shows.
+
+    Args:
+        analysis: of a run with a graph.
+
+    Raises:
+        Unanswerable: the run holds no spans.
+    """
+    findings = find(analysis)
+    return _diagnosis(
+        analysis,
+        REPLAY,
+        findings,
+        not_known(analysis),
+        notes=notes(analysis, findings),
+        answerable=analysis.trust.answerable,
+        slowdown=analysis.slowdown,
+    )
+
+
+def _diagnosis(
+    analysis: Analysis, basis: str, findings: Sequence[Finding], unknown: Sequence[str], **more: Any
+) -> Diagnosis:
+    return Diagnosis(
+        analysis.run.label,
+        basis,
+        findings,
+        unknown,
+        analysis.end,
+        analysis.workers,
+        analysis.steps,
+        while_it_ran=logged_findings(analysis.run.path),
+        **more,
+    )
+
+
+def diagnosis_document(found: Diagnosis) -> DiagnosisDocument:
+    """A diagnosis for programs; a run is healthy only if it could have shown that it is not."""
+    hangs = found.basis == CALLS
+    return DiagnosisDocument(
+        run=found.label,
+        findings=[finding_document(each, None if hangs else ms(each.cost_ns)) for each in found.findings],
+        healthy=not found.findings and not found.unknown and not found.end.bad,
+        step_time=UNSET if hangs else step_time_document(found.steps),
+        answerable=found.answerable,
+        reasons=list(found.unknown),
+        notes=UNSET if hangs else list(found.notes),
+        while_it_ran=list(found.while_it_ran),
+        end=end_document(found.end),
+        slowdown=UNSET if found.slowdown is None else slowdown_document(found.slowdown),
+    )
+
+
+def slowdown_document(slowdown: Slowdown) -> SlowdownDocument:
+    """Ratios of step times for programs."""
+    ratios = (slowdown.by_rank, slowdown.by_stage, slowdown.by_dp)
+    by_rank, by_stage, by_dp = ({str(key): ratio for key, ratio in each.items()} for each in ratios)
+    batches = slowdown.batches
+    return SlowdownDocument(
+        total=slowdown.total,
+        launch=slowdown.launch,
+        by_rank=by_rank,
+        by_stage=by_stage,
+        by_dp=by_dp,
+        by_op=dict(slowdown.by_op),
+        workers_share=slowdown.workers_share,
+        last_stage_share=slowdown.last_stage_share,
+        micro_batches=None if batches is None else MicroBatches(**dataclasses.asdict(batches)),
+    )

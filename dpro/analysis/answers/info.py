@@ -1,0 +1,317 @@
+"""What a run holds and what it lacks.
+
+In: a run. Out: `ContentsDocument` after an import, `InfoDocument` for `dpro info`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import Any
+
+import polars as pl
+
+from dpro.analysis.after_window import AfterWindow, after_first_window
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.telemetry import TelemetryDocument, summarize
+from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.step_time import StepTimeDocument, step_time_document
+from dpro.analysis.verdict import why_no_window
+from dpro.classify import OTHER, classify, table_version
+from dpro.detect.findings_log import logged_findings
+from dpro.documents import Document, Part
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, WORKERS
+from dpro.store import Run
+from dpro.units import us
+
+_KERNELS_NAMED = 5
+
+
+class Unclassified(Part, frozen=True):
+    """Kernels of no known class.
+
+    Attributes:
+        kernels: how many.
+        time_ms: their time.
+        share: of GPU time; null without kernels.
+        names: those that take most of it.
+        classes: version of the table of classes.
+    """
+
+    kernels: int
+    time_ms: float
+    share: float | None
+    names: list[str]
+    classes: str
+
+
+class KernelCoverage(Part, frozen=True):
+    """What dpro understands.
+
+    Attributes:
+        unclassified: kernels of no known class.
+    """
+
+    unclassified: Unclassified
+
+
+class InfoCoverage(Part, frozen=True):
+    """What dpro understands, as shares; null where there is nothing to take a share of.
+
+    Attributes:
+        unclassified: kernels of no known class.
+        collective_bytes_known: collectives whose bytes are known.
+        collective_group_known: collectives whose process group is known.
+        kernel_time_classified: GPU time in kernels of a known class.
+        windows: deep windows.
+        steps_in_windows: steps in deep windows.
+    """
+
+    unclassified: Unclassified
+    collective_bytes_known: float | None
+    collective_group_known: float | None
+    kernel_time_classified: float | None
+    windows: int
+    steps_in_windows: int
+
+
+class ContentsDocument(Document, frozen=True, kw_only=True):
+    """What a run holds.
+
+    Attributes:
+        run: as it was named.
+        ranks: ranks that were recorded.
+        world_size: ranks of the job.
+        missing_ranks: ranks of the job that left no record.
+        rows: by table.
+        warnings: of the recorder or the importer.
+        skipped: what was left out: how many, by reason.
+        coverage: what dpro understands.
+    """
+
+    run: str
+    ranks: list[int]
+    world_size: int
+    missing_ranks: list[int]
+    rows: dict[str, int]
+    warnings: list[str]
+    skipped: dict[str, int]
+    coverage: KernelCoverage
+
+
+class ClocksDocument(Part, frozen=True):
+    """How many clocks the ranks had, and how they were compared.
+
+    Attributes:
+        distinct: clocks; null where that is unknown.
+        compared: pairs of ranks whose clocks were compared.
+        samples: comparisons.
+        round_trip_us: median round trip of a comparison; null without any.
+    """
+
+    distinct: int | None
+    compared: int
+    samples: int
+    round_trip_us: float | None
+
+
+class RankEnd(Part, frozen=True):
+    """How a rank ended.
+
+    Attributes:
+        rank: the rank.
+        host: where it ran.
+        exit_code: of its process; -1 where a signal ended it or it is unknown.
+        exit_signal: that ended it; -1 where none did or it is unknown.
+        how: both, in words.
+    """
+
+    rank: int
+    host: str
+    exit_code: int
+    exit_signal: int
+    how: str
+
+
+class InfoDocument(Document, frozen=True, kw_only=True):
+    """What a run holds and what it lacks.
+
+    Attributes:
+        run: as it was named.
+        ranks: ranks that were recorded.
+        world_size: ranks of the job.
+        missing_ranks: ranks of the job that left no record.
+        rows: by table.
+        warnings: of the recorder or the importer.
+        skipped: what was left out: how many, by reason.
+        coverage: what dpro understands.
+        cache: where traces were imported to; null for a run.
+        steps: that were recorded.
+        step_time: how long a step takes; null where none was timed.
+        hosts, gpus: of the job.
+        clocks: how they were compared.
+        telemetry: what was sampled beside the job.
+        no_window: why there is no deep window; empty where there is one.
+        ended: how each rank ended.
+        exit_status: of the job's command; null if unknown.
+        applied: what became of each change that `dpro try` made, by rank.
+        attempts: runs of the job before it was restarted.
+        while_it_ran: what `dpro watch` found while the job ran.
+        windows: what deep windows cost: count, cost_ms and share of the time.
+        after_first_window: how steps changed with the first deep window; null where they did not.
+        end: how the job ended.
+    """
+
+    run: str
+    ranks: list[int]
+    world_size: int
+    missing_ranks: list[int]
+    rows: dict[str, int]
+    warnings: list[str]
+    skipped: dict[str, int]
+    coverage: InfoCoverage
+    cache: str | None
+    steps: int
+    step_time: StepTimeDocument | None
+    hosts: list[str]
+    gpus: list[str]
+    clocks: ClocksDocument
+    telemetry: TelemetryDocument
+    no_window: str
+    ended: list[RankEnd]
+    exit_status: int | None
+    applied: list[dict[str, Any]]
+    attempts: list[str]
+    while_it_ran: list[dict[str, Any]]
+    windows: dict[str, float]
+    after_first_window: AfterWindow | None
+    end: EndDocument
+
+
+def contents_document(run: Run) -> ContentsDocument:
+    """What a run holds."""
+    manifest = run.manifest
+    return ContentsDocument(
+        run=run.label,
+        ranks=manifest.ranks,
+        world_size=manifest.world_size,
+        missing_ranks=manifest.missing_ranks,
+        rows=run.rows(),
+        warnings=manifest.warnings,
+        skipped=manifest.skipped,
+        coverage=KernelCoverage(_unclassified(run)),
+    )
+
+
+def info_document(analysis: Analysis) -> InfoDocument:
+    """What a run holds and what it lacks."""
+    run, manifest, steps = analysis.run, analysis.run.manifest, analysis.steps
+    unclassified = _unclassified(run)
+    return InfoDocument(
+        run=run.label,
+        ranks=manifest.ranks,
+        world_size=manifest.world_size,
+        missing_ranks=manifest.missing_ranks,
+        rows=run.rows(),
+        warnings=manifest.warnings,
+        skipped=manifest.skipped,
+        coverage=_coverage(run, steps, unclassified),
+        cache=None if run.source is None else str(run.path),
+        steps=steps["step"].n_unique(),
+        step_time=step_time_document(steps),
+        hosts=manifest.hosts,
+        gpus=manifest.gpus,
+        clocks=_clocks(run),
+        telemetry=summarize(run.part_by_part(COUNTERS, list(COUNTERS.columns)), run.table(WORKERS)),
+        no_window=why_no_window(run),
+        ended=_ends(run),
+        exit_status=manifest.exit_status,
+        applied=manifest.applied,
+        attempts=_earlier_attempts(run),
+        while_it_ran=logged_findings(run.path),
+        windows=manifest.windows,
+        after_first_window=after_first_window(steps, bool(manifest.gpus)),
+        end=end_document(analysis.end),
+    )
+
+
+def _clocks(run: Run) -> ClocksDocument:
+    """How many clocks the ranks had, and how often and how well those were compared."""
+    known = run.table(WORKERS).filter(pl.col("clock") != "")["clock"].n_unique()
+    between = run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") >= 0)
+    return ClocksDocument(
+        distinct=known or None,
+        compared=between.select("rank", "peer_rank").n_unique(),
+        samples=between.height,
+        round_trip_us=us(between["round_trip_ns"].median()) if between.height else None,  # type: ignore[arg-type]
+    )
+
+
+def _ends(run: Run) -> list[RankEnd]:
+    """How each rank ended; none where nothing watched them."""
+    ends = run.table(WORKERS).select("rank", "host", "exit_code", "exit_signal")
+    return [
+        RankEnd(rank, host, code, number, how_ended(code, number))
+        for rank, host, code, number in ends.iter_rows()
+    ]
+
+
+def how_ended(code: int, number: int) -> str:
+    """How a process ended: `exit code 3`, `killed by SIGKILL`.
+
+    Args:
+        code: its exit code; negative where it had none.
+        number: the signal that ended it; negative if unknown.
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    if number < 0:
+        return "not observed"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"killed by {names.get(number, f'signal {number}')}"
+
+
+def _earlier_attempts(run: Run) -> list[str]:
+    """Runs of the job before it was restarted."""
+    return [str(path.parent) for path in sorted(run.path.glob("attempts/*/manifest.json"))]
+
+
+def _coverage(run: Run, steps: pl.DataFrame, unclassified: Unclassified) -> InfoCoverage:
+    collectives = run.table(COLLECTIVES)
+    windows = {window for part in run.part_by_part(SPANS, ["window"]) for window in part["window"].unique()}
+    return InfoCoverage(
+        unclassified=unclassified,
+        collective_bytes_known=collectives.select((pl.col("bytes_in") >= 0).mean()).item(),
+        collective_group_known=collectives.select((pl.col("group") != "").mean()).item(),
+        kernel_time_classified=None if unclassified.share is None else 1 - unclassified.share,
+        windows=len(windows),
+        steps_in_windows=steps.filter(pl.col("window") >= 0)["step"].n_unique(),
+    )
+
+
+def _unclassified(run: Run) -> Unclassified:
+    """Kernels that the table of classes does not know: how many, their time, and which take most of it."""
+    counts, times = _kernels_by_name(run)
+    unknown = [name for name in times if classify(name).kind == OTHER]
+    time_ns, total_ns = sum(times[name] for name in unknown), sum(times.values())
+    longest = sorted(unknown, key=lambda name: (-times[name], name))[:_KERNELS_NAMED]
+    return Unclassified(
+        kernels=sum(counts[name] for name in unknown),
+        time_ms=time_ns / 1e6,
+        share=time_ns / total_ns if total_ns else None,
+        names=longest,
+        classes=table_version(),
+    )
+
+
+def _kernels_by_name(run: Run) -> tuple[Counter[str], Counter[str]]:
+    """How often each kernel ran, and for how many ns, with one part in memory at a time."""
+    counts, times = Counter[str](), Counter[str]()
+    for part in run.part_by_part(SPANS, ["kind", "name", "duration_ns"]):
+        kernels = part.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
+        for name, count, time_ns in (
+            kernels.group_by("name").agg(pl.len(), pl.col("duration_ns").sum()).iter_rows()
+        ):
+            counts[name] += count
+            times[name] += time_ns
+    return counts, times

@@ -1,0 +1,447 @@
+"""How well the graph explains what was measured, and what decides the step time.
+
+In: an `Analysis`, and the steps to report. Out: a `ReplayDocument`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import polars as pl
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.step_time import StepTimeDocument, step_time_document
+from dpro.documents import Document, Part
+from dpro.errors import UsageError
+from dpro.replay.alignment.align import Clock
+from dpro.replay.fidelity.documents import TrustDocument, trust_document
+from dpro.replay.fidelity.fit import PERCENTILES, counted_starts, start_errors
+from dpro.replay.timeline import critical_path, critical_path_of_steps
+from dpro.units import ms, us
+
+MAX_NAMED = 20  # steps that a refusal names
+
+
+class StepFit(Part, frozen=True):
+    """A step, measured and replayed.
+
+    Attributes:
+        step: its number.
+        window: the deep window that it is in.
+        measured_ms, replayed_ms: how long it took.
+        error_pct: replayed against measured.
+    """
+
+    step: int
+    window: int
+    measured_ms: float
+    replayed_ms: float
+    error_pct: float
+
+
+class RankStarts(Part, frozen=True):
+    """Errors of the starts of one rank.
+
+    Attributes:
+        p50: median, us; null where no start is derived.
+        p95: 95th percentile, us; likewise.
+    """
+
+    p50: float | None
+    p95: float | None
+
+
+class RankFit(Part, frozen=True):
+    """A rank, measured and replayed.
+
+    Attributes:
+        rank: the rank.
+        error_pct: mean absolute error of its steps; null where it has none.
+        span_start_error_us: errors of its starts.
+    """
+
+    rank: int
+    error_pct: float | None
+    span_start_error_us: RankStarts
+
+
+class Coverage(Part, frozen=True):
+    """What the trace shows, as shares.
+
+    Attributes:
+        collectives_matched: collectives found on all ranks whose windows cover them; null without any.
+        collectives_outside_window: collectives outside the window of some rank; null without any.
+        kernels_classified: GPU time in kernels of a known class; null without GPU work.
+        time_unexplained: time in which work could have started and nothing shows why it had not.
+        host_gaps: CPU time in no span, kept as work.
+        starts_anchored: starts that were taken from the trace.
+    """
+
+    collectives_matched: float | None
+    collectives_outside_window: float | None
+    kernels_classified: float | None
+    time_unexplained: float
+    host_gaps: float
+    starts_anchored: float
+
+
+class Starts(Part, frozen=True):
+    """What the starts of GPU work and of collectives rest on: four shares that add up to 1.
+
+    Attributes:
+        derived: a recorded dependency.
+        inferred: an inferred dependency.
+        fitted: the draining of the device.
+        anchored: the trace alone.
+    """
+
+    derived: float
+    inferred: float
+    fitted: float
+    anchored: float
+
+
+class Edges(Part, frozen=True):
+    """Dependencies of one kind.
+
+    Attributes:
+        kind: of dependency.
+        recorded, inferred: how many there are of each.
+    """
+
+    kind: str
+    recorded: int
+    inferred: int
+
+
+class StreamPairs(Part, frozen=True):
+    """Pairs of streams of which one waits for the other.
+
+    Attributes:
+        recorded: by recorded events.
+        inferred: by inferred ones.
+    """
+
+    recorded: int
+    inferred: int
+
+
+class EvidenceDocument(Part, frozen=True):
+    """What the replay rests on.
+
+    Attributes:
+        starts: what sets the starts.
+        edges: dependencies by kind.
+        stream_pairs: streams that wait for each other.
+    """
+
+    starts: Starts
+    edges: list[Edges]
+    stream_pairs: StreamPairs
+
+
+class OverlapSlowdown(Part, frozen=True):
+    """How much kernels slow down while communication runs.
+
+    Attributes:
+        factor: their time with communication over their time without.
+        low, high: 95% interval of it.
+    """
+
+    factor: float
+    low: float
+    high: float
+
+
+class LinkCostDocument(Part, frozen=True):
+    """What communication of one operation in one group costs, as fitted.
+
+    Attributes:
+        op: the operation.
+        group: the process group.
+        latency_us: time that does not depend on bytes; null where sizes vary too little.
+        latency_error_us: half of its 95% interval.
+        gbps: payload per time, 1e9 bytes per second; null where bytes cost nothing.
+        gbps_error: half of its 95% interval.
+        transfers: number of transfers it is fitted to.
+        misfit: median distance of a transfer from the fit, as a share of its time.
+    """
+
+    op: str
+    group: str
+    latency_us: float | None
+    latency_error_us: float
+    gbps: float | None
+    gbps_error: float | None
+    transfers: int
+    misfit: float
+
+
+class ClockOffset(Part, frozen=True):
+    """A rank's clock in its first window.
+
+    Attributes:
+        rank: the rank.
+        offset_ns: by how much it is ahead of the reference.
+        uncertainty_ns: how far that may be wrong; -1 unknown.
+        source: what it was inferred from.
+    """
+
+    rank: int
+    offset_ns: int
+    uncertainty_ns: int
+    source: str
+
+
+class HostClock(Part, frozen=True):
+    """One clock against the reference, in one window.
+
+    Attributes:
+        clock: its name.
+        window: the deep window.
+        ranks: ranks that use it.
+        reference_ns: a time on this clock.
+        offset_ns: by how much it is ahead then.
+        drift_ppm: by how much that grows, us per second.
+        uncertainty_ns: how far the offset may be wrong; -1 unknown.
+        source: what it was inferred from.
+    """
+
+    clock: str
+    window: int
+    ranks: list[int]
+    reference_ns: int
+    offset_ns: int
+    drift_ppm: float
+    uncertainty_ns: int
+    source: str
+
+
+class PathPart(Part, frozen=True):
+    """Work on the critical path, longest first.
+
+    Attributes:
+        rank: on which rank.
+        name: of the work.
+        kind: of node.
+        ms: how long it is on the path.
+    """
+
+    rank: int
+    name: str
+    kind: str
+    ms: float
+
+
+class ReplayDocument(Document, frozen=True, kw_only=True):
+    """How well the graph explains what was measured, and what decides the step time.
+
+    Attributes:
+        run: as it was named.
+        step_time: how long a step takes; null where none was timed.
+        steps: measured and replayed steps in deep windows.
+        ranks: measured and replayed, by rank.
+        error_pct: mean absolute error of the steps.
+        span_start_error_us: percentiles of the errors of derived starts, us; null where none is derived.
+        coverage: what the trace shows.
+        evidence: what the replay rests on.
+        overlap_slowdown: of kernels by communication; null where the trace does not show it.
+        communication: what communication costs.
+        clock_offsets: each rank's clock in its first window.
+        clocks: each clock against the reference, by window.
+        critical_path: what decides the step time.
+        answerable: whether detectors and predictions may start from this replay.
+        trust: how far to believe predictions.
+        reasons: what the trace cannot answer, and where the replay fits less well.
+        assumed: what was taken for granted.
+        end: how the job ended.
+    """
+
+    run: str
+    step_time: StepTimeDocument | None
+    steps: list[StepFit]
+    ranks: list[RankFit]
+    error_pct: float
+    span_start_error_us: dict[str, float | None]
+    coverage: Coverage
+    evidence: EvidenceDocument
+    overlap_slowdown: OverlapSlowdown | None
+    communication: list[LinkCostDocument]
+    clock_offsets: list[ClockOffset]
+    clocks: list[HostClock]
+    critical_path: list[PathPart]
+    answerable: bool
+    trust: TrustDocument
+    reasons: list[str]
+    assumed: list[str]
+    end: EndDocument
+
+
+def chosen_steps(analysis: Analysis, step: int | None, window: int | None) -> pl.DataFrame | None:
+    """The steps that were asked for, as rows of `Trust.steps`; None for all.
+
+    Args:
+        analysis: a replayed run.
+        step: a step number, or None for any.
+        window: a deep window, or None for any.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if step is None and window is None:
+        return None
+    steps = analysis.trust.steps
+    asked = {"step": step, "window": window}
+    conditions = [pl.col(key) == value for key, value in asked.items() if value is not None]
+    chosen = steps.filter(conditions)
+    if chosen.is_empty():
+        rows = steps.select("window", "step").rows()[:MAX_NAMED]
+        known = ", ".join(f"{number} (window {at})" for at, number in rows)
+        raise UsageError(f"no such step was recorded in depth; there are {known or 'none'}")
+    return chosen
+
+
+def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> ReplayDocument:
+    """How well the replay fits, and what decides the step time.
+
+    Args:
+        analysis: a replayed run.
+        chosen: the steps to report; None for all.
+    """
+    trust = analysis.trust
+    steps = trust.steps if chosen is None else chosen
+    return ReplayDocument(
+        run=analysis.run.label,
+        step_time=step_time_document(analysis.steps),
+        steps=_steps(steps),
+        ranks=_ranks(trust.ranks),
+        error_pct=float(steps["error_pct"].abs().mean() or 0.0),  # type: ignore[arg-type]
+        span_start_error_us=_start_errors(analysis, chosen),
+        coverage=_coverage(analysis),
+        evidence=_evidence(analysis),
+        overlap_slowdown=None
+        if trust.overlap is None
+        else OverlapSlowdown(trust.overlap.slowdown, trust.overlap.low, trust.overlap.high),
+        communication=_communication(analysis),
+        clock_offsets=[
+            ClockOffset(rank, clock.line.offset_ns, clock.line.uncertainty_ns, clock.source)
+            for rank, clock in _first_clocks(analysis).items()
+        ],
+        clocks=_clocks(analysis),
+        critical_path=_critical_path(analysis, chosen),
+        answerable=trust.answerable,
+        trust=trust_document(trust),
+        reasons=[*trust.reasons, *trust.doubts],
+        assumed=list(trust.assumed),
+        end=end_document(analysis.end),
+    )
+
+
+def _steps(steps: pl.DataFrame) -> list[StepFit]:
+    return [
+        StepFit(row["step"], row["window"], ms(row["measured_ns"]), ms(row["replayed_ns"]), row["error_pct"])
+        for row in steps.iter_rows(named=True)
+    ]
+
+
+def _ranks(ranks: pl.DataFrame) -> list[RankFit]:
+    return [
+        RankFit(row["rank"], row["error_pct"], RankStarts(_us_or_none(row["p50"]), _us_or_none(row["p95"])))
+        for row in ranks.iter_rows(named=True)
+    ]
+
+
+def _us_or_none(ns: float | None) -> float | None:
+    return None if ns is None else us(ns)
+
+
+def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, float | None]:
+    """Percentiles of the errors of derived starts of the chosen steps, us; None where none is derived."""
+    errors = analysis.trust.starts_ns
+    if chosen is not None:
+        nodes = analysis.built.graph.nodes
+        inside = np.zeros(nodes.step.size, np.bool_)
+        for window, step in chosen.select("window", "step").iter_rows():
+            inside |= (nodes.window == window) & (nodes.step == step)
+        errors = start_errors(analysis.timeline, counted_starts(analysis.timeline) & inside)
+    return {
+        "max" if percent == 100 else f"p{percent}": _us_or_none(errors.get(percent))
+        for percent in PERCENTILES
+    }
+
+
+def _coverage(analysis: Analysis) -> Coverage:
+    trust = analysis.trust
+    has_collectives = analysis.built.matching.rows.height > 0
+    return Coverage(
+        collectives_matched=trust.collectives_matched if has_collectives else None,
+        collectives_outside_window=trust.collectives_outside if has_collectives else None,
+        kernels_classified=trust.kernels_classified,
+        time_unexplained=trust.time_unexplained,
+        host_gaps=trust.host_gaps,
+        starts_anchored=trust.starts_anchored,
+    )
+
+
+def _evidence(analysis: Analysis) -> EvidenceDocument:
+    evidence = analysis.trust.evidence
+    return EvidenceDocument(
+        starts=Starts(evidence.derived, evidence.inferred, evidence.fitted, evidence.anchored),
+        edges=[Edges(**row) for row in evidence.edges.iter_rows(named=True)],
+        stream_pairs=StreamPairs(evidence.streams_recorded, evidence.streams_inferred),
+    )
+
+
+def _communication(analysis: Analysis) -> list[LinkCostDocument]:
+    """Latency and bandwidth of each operation and group, as far as the run shows them."""
+    return [
+        LinkCostDocument(
+            op=op,
+            group=group,
+            latency_us=None if cost.bandwidth_only else us(cost.latency_ns),
+            latency_error_us=us(cost.latency_error_ns),
+            gbps=cost.gbps if math.isfinite(cost.gbps) else None,
+            gbps_error=cost.gbps * cost.ns_per_byte_error / cost.ns_per_byte if cost.ns_per_byte else None,
+            transfers=cost.num_samples,
+            misfit=cost.misfit,
+        )
+        for (op, group), cost in analysis.costs.items()
+    ]
+
+
+def _first_clocks(analysis: Analysis) -> dict[int, Clock]:
+    """Each rank's clock in its first window."""
+    alignment = analysis.built.alignment
+    return {rank: alignment.of(rank) for rank in sorted({rank for rank, _ in alignment.clocks})}
+
+
+def _clocks(analysis: Analysis) -> list[HostClock]:
+    """Each host's clock against the reference, by window."""
+    found: dict[tuple[int, str], HostClock] = {}
+    for (rank, window), clock in sorted(
+        analysis.built.alignment.clocks.items(), key=lambda item: item[0][::-1]
+    ):
+        line = clock.line
+        fitted = HostClock(
+            clock=clock.name,
+            window=window,
+            ranks=[],
+            reference_ns=line.reference_ns,
+            offset_ns=line.offset_ns,
+            drift_ppm=line.drift_ppb / 1000,
+            uncertainty_ns=line.uncertainty_ns,
+            source=clock.source,
+        )
+        found.setdefault((window, clock.name), fitted).ranks.append(rank)
+    return list(found.values())
+
+
+def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> list[PathPart]:
+    decisive = analysis.timeline
+    path = critical_path(decisive) if chosen is None else critical_path_of_steps(decisive, chosen)
+    return [
+        PathPart(row["rank"], row["name"], row["kind"], ms(row["duration_ns"]))
+        for row in path.iter_rows(named=True)
+    ]

@@ -1,0 +1,245 @@
+"""Where the time of each step went, on which kernels, on which collectives, and what the host did.
+
+In: an `Analysis`. Out: the tables that `dpro report` prints, and their document, in ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.step_time import StepTimeDocument, step_time_document
+from dpro.documents import Document, Part
+from dpro.replay.pipeline.bubbles import pipeline_bubbles
+from dpro.replay.steps import breakdown, host
+from dpro.units import NS_PER_MS
+
+
+class StepParts(Part, frozen=True):
+    """Where a step of a rank went: compute, exposed communication, host bound and idle add up to it.
+
+    Attributes:
+        step: its number; -1 where a trace has no steps.
+        rank: the rank.
+        duration_ms: how long it took.
+        compute_ms: kernels, copies and fills that are not communication; on a CPU job, operators.
+        exposed_comm_ms: communication while nothing computes.
+        overlapped_comm_ms: communication while something computes; part of `compute_ms`.
+        host_bound_ms: nothing runs, and the work that ends it was launched too late.
+        idle_ms: nothing runs, for another reason or for an unrecorded one.
+        data_wait_ms: the training thread waited for its DataLoader; null where that was not recorded.
+        gc_ms: Python collected garbage; likewise.
+    """
+
+    step: int
+    rank: int
+    duration_ms: float
+    compute_ms: float
+    exposed_comm_ms: float
+    overlapped_comm_ms: float
+    host_bound_ms: float
+    idle_ms: float
+    data_wait_ms: float | None
+    gc_ms: float | None
+
+
+class KernelTotal(Part, frozen=True):
+    """A kernel, or without GPU work a CPU operator by its own time, over all ranks.
+
+    Attributes:
+        name: of the kernel.
+        count: how often it ran.
+        total_ms: its time.
+    """
+
+    name: str
+    count: int
+    total_ms: float
+
+
+class CollectiveTotal(Part, frozen=True):
+    """Collectives of one operation and size, over all ranks.
+
+    Attributes:
+        op: the operation.
+        bytes: what one rank puts in; -1 unknown.
+        hosts: how many hosts the members are on; null if unknown.
+        count: how many there are.
+        total_ms: their time.
+        matched: how many of them were found on all of their ranks.
+        wait_ms, transfer_ms: the time of those, split; null without any.
+        busbw_gbps: bus bandwidth as in the NCCL tests, 1e9 bytes per second; null if unknown.
+    """
+
+    op: str
+    bytes: int
+    hosts: int | None
+    count: int
+    total_ms: float
+    matched: int
+    wait_ms: float | None
+    transfer_ms: float | None
+    busbw_gbps: float | None
+
+
+class HostMeans(Part, frozen=True):
+    """What the host of a rank did in its mean step, pauses included; null where it was not recorded.
+
+    Attributes:
+        rank: the rank.
+        steps: that the means are of.
+        duration_ms: mean step.
+        data_wait_ms: the training thread waited for its DataLoader.
+        gc_ms: Python collected garbage.
+        run_queue_ms: the training thread was ready to run and had no core.
+        training_thread_cpu_ms: CPU time of the training thread.
+        cpu_ms: CPU time of the process.
+        backward_calls: micro-batches.
+        checkpoint_ms: in checkpoints.
+        no_grad_ms: under `torch.no_grad`.
+        compile_ms: in compilation.
+    """
+
+    rank: int
+    steps: int
+    duration_ms: float
+    data_wait_ms: float | None
+    gc_ms: float | None
+    run_queue_ms: float | None
+    training_thread_cpu_ms: float | None
+    cpu_ms: float | None
+    backward_calls: float | None
+    checkpoint_ms: float | None
+    no_grad_ms: float | None
+    compile_ms: float | None
+
+
+class StageBubble(Part, frozen=True):
+    """The bubble of a pipeline stage, averaged over steps and the ranks of the stage.
+
+    Attributes:
+        stage: its number.
+        ranks: ranks of the stage.
+        steps: that the means are of.
+        pipeline_ms: from the first forward on any stage to the last backward on any.
+        compute_ms: forward and backward.
+        bubble_ms: the rest.
+        bubble_share: the rest as a share.
+    """
+
+    stage: int
+    ranks: int
+    steps: int
+    pipeline_ms: float
+    compute_ms: float
+    bubble_ms: float
+    bubble_share: float
+
+
+class ReportDocument(Document, frozen=True, kw_only=True):
+    """Where the time of each step went.
+
+    Attributes:
+        steps: every step of every rank in deep windows.
+        kernels: the largest total first.
+        collectives: the largest total first.
+        host: what the host did, by rank; empty where it was not recorded.
+        pipeline: the bubble of each stage, of traces of whole operations only.
+        step_time: how long a step takes; null where none was timed.
+        end: how the job ended.
+    """
+
+    steps: list[StepParts]
+    kernels: list[KernelTotal]
+    collectives: list[CollectiveTotal]
+    host: list[HostMeans]
+    pipeline: list[StageBubble]
+    step_time: StepTimeDocument | None
+    end: EndDocument
+
+
+class ReportFilesDocument(Document, frozen=True, kw_only=True):
+    """Reports that were written.
+
+    Attributes:
+        run: as it was named.
+        files: where they are.
+    """
+
+    run: str
+    files: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What `dpro report` prints, times in ns.
+
+    Attributes:
+        steps: as `step_breakdown`.
+        kernels: as `kernel_totals`.
+        collectives: as `collective_totals`.
+        facts: as `host_facts`.
+        host: the same by rank.
+        stages: as `pipeline_bubbles`.
+        on_gpu: whether `kernels` are kernels rather than CPU operators.
+    """
+
+    steps: pl.DataFrame
+    kernels: pl.DataFrame
+    collectives: pl.DataFrame
+    facts: pl.DataFrame
+    host: pl.DataFrame
+    stages: pl.DataFrame
+    on_gpu: bool
+
+
+def report_tables(analysis: Analysis) -> Tables:
+    """Where the time went.
+
+    Raises:
+        Unanswerable: the run holds no spans.
+    """
+    facts = analysis.host
+    return Tables(
+        steps=analysis.breakdown,
+        kernels=breakdown.kernel_totals(analysis.spans),
+        collectives=analysis.sizes,
+        facts=facts,
+        host=host.per_rank(facts),
+        stages=pipeline_bubbles(analysis.run),
+        on_gpu=bool((analysis.spans["kind"] == "kernel").any()),
+    )
+
+
+def report_document(analysis: Analysis, tables: Tables, top: int | None = None) -> ReportDocument:
+    """The tables for programs.
+
+    Args:
+        analysis: of the run.
+        tables: of the same.
+        top: how many kernels to list; None for all.
+    """
+    waits = tables.facts.select("rank", "step", "data_wait_ns", "gc_ns")
+    steps = tables.steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
+    kernels = tables.kernels.head(top or tables.kernels.height)
+    return ReportDocument(
+        steps=[StepParts(**row) for row in _in_ms(steps)],
+        kernels=[KernelTotal(**row) for row in _in_ms(kernels)],
+        collectives=[CollectiveTotal(**row) for row in _in_ms(tables.collectives)],
+        host=[HostMeans(**row) for row in _in_ms(tables.host)],
+        pipeline=[StageBubble(**row) for row in _in_ms(tables.stages)],
+        step_time=step_time_document(analysis.steps),
+        end=end_document(analysis.end),
+    )
+
+
+def _in_ms(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Rows with nanosecond columns as float milliseconds, renamed to say so."""
+    times = [name for name in frame.columns if name.endswith("_ns")]
+    renamed = {name: name.removesuffix("_ns") + "_ms" for name in times}
+    return frame.with_columns((pl.col(times) / NS_PER_MS).round(6)).rename(renamed).to_dicts()

@@ -1,0 +1,216 @@
+"""What changes would do to the step time: given edits, a search, sensitivity, time against memory.
+
+In: an `Analysis`, and edits. Out: documents, and the predictions that they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.end import EndDocument, end_document
+from dpro.documents import Document
+from dpro.errors import Unanswerable
+from dpro.replay.fidelity.documents import TrustDocument, trust_document
+from dpro.replay.steps.typical import pace_of
+from dpro.replay.timeline import durations_of
+from dpro.replay.whatif.documents import (
+    CurveDocument,
+    InteractionDocument,
+    PointDocument,
+    PredictionDocument,
+    RefusalDocument,
+    curve_document,
+    interaction_document,
+    point_document,
+    prediction_document,
+    refusal_document,
+)
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.pareto import Point, pareto
+from dpro.replay.whatif.predict import Prediction, Refusal, predict
+from dpro.replay.whatif.search import BUDGET, Found, explore
+from dpro.replay.whatif.sensitivity import Curve, sensitivity
+from dpro.units import ms
+
+Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
+
+
+class TrustedDocument(Document, frozen=True, kw_only=True):
+    """An answer that rests on the replay.
+
+    Attributes:
+        run: as it was named.
+        answerable: whether predictions may start from this replay.
+        trust: how far to believe them.
+        reasons: what the trace cannot answer.
+        assumed: what was taken for granted.
+    """
+
+    run: str
+    answerable: bool
+    trust: TrustDocument
+    reasons: list[str]
+    assumed: list[str]
+
+
+class SensitivityDocument(TrustedDocument, frozen=True, kw_only=True):
+    """How much faster each part of the machine has to be until something else is the limit.
+
+    Attributes:
+        sensitivity: a curve for each part.
+    """
+
+    sensitivity: list[CurveDocument]
+
+
+class ParetoDocument(TrustedDocument, frozen=True, kw_only=True):
+    """Time against memory, the least memory first.
+
+    Attributes:
+        pareto: ways to run the job.
+    """
+
+    pareto: list[PointDocument]
+
+
+class WhatIfDocument(Document, frozen=True, kw_only=True):
+    """What edits would make of the mean step in deep windows.
+
+    Attributes:
+        run: as it was named.
+        baseline_ms: the mean step as it is, replayed.
+        measured_ms: the same, measured.
+        other_steps_ms: the typical step outside deep windows; null where there are no such steps.
+        answerable: whether predictions may start from this replay.
+        trust: how far to believe them.
+        reasons: what the trace cannot answer.
+        assumed: what was taken for granted.
+        predictions: proven ones first, then unproven ones, then bounds; of each the fastest first.
+        widened: intervals that the ledger of `dpro try` has widened, one line each.
+        interactions: pairs of the best edits whose gains do not add up.
+        untried: edits that the budget left no room for.
+        refused: edits that the run cannot answer.
+        end: how the job ended.
+    """
+
+    run: str
+    baseline_ms: float
+    measured_ms: float
+    other_steps_ms: float | None
+    answerable: bool
+    trust: TrustDocument
+    reasons: list[str]
+    assumed: list[str]
+    predictions: list[PredictionDocument]
+    widened: list[str]
+    interactions: list[InteractionDocument]
+    untried: list[str]
+    refused: list[RefusalDocument]
+    end: EndDocument
+
+
+class WhatIf(NamedTuple):
+    """A document, and the predictions and refusals that it is of."""
+
+    document: WhatIfDocument
+    predictions: list[Prediction]
+    refused: list[Refusal]
+
+
+def what_if(
+    analysis: Analysis,
+    edits: Sequence[Edit] = (),
+    budget: int | None = None,
+    *,
+    calibrate: Calibrate,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> WhatIf:
+    """Predict edits together, or search where there are none.
+
+    Args:
+        analysis: of the run.
+        edits: applied in this order.
+        budget: how many predictions a search may make; None for the usual number.
+        calibrate: ranks predictions, and widens the intervals of those that past tries have missed.
+        progress: called with how many predictions were made, and how many there will be at most.
+
+    Raises:
+        Unanswerable: the run holds no whole step.
+    """
+    trust, baseline = analysis.trust, analysis.baseline
+    found = _found(analysis, edits, BUDGET if budget is None else budget, progress)
+    predictions, widened = calibrate(found.predictions)
+    document = WhatIfDocument(
+        run=analysis.run.label,
+        baseline_ms=ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
+        measured_ms=ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
+        other_steps_ms=_step_outside_windows_ms(analysis),
+        answerable=trust.answerable,
+        trust=trust_document(trust),
+        reasons=list(trust.reasons),
+        assumed=list(trust.assumed),
+        predictions=list(map(prediction_document, predictions)),
+        widened=widened,
+        interactions=list(map(interaction_document, found.interactions)),
+        untried=list(map(str, found.untried)),
+        refused=list(map(refusal_document, found.refused)),
+        end=end_document(analysis.end),
+    )
+    return WhatIf(document, predictions, found.refused)
+
+
+def _found(
+    analysis: Analysis, edits: Sequence[Edit], budget: int, progress: Callable[[int, int], None]
+) -> Found:
+    graph, trust = analysis.built.predictive, analysis.trust
+    if not edits:
+        return explore(graph, trust, budget, progress, analysis.suspects)
+    try:
+        return Found([predict(graph, analysis.baseline, edits, trust)], [], [], [])
+    except Unanswerable as error:
+        return Found([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
+
+
+def _step_outside_windows_ms(analysis: Analysis) -> float | None:
+    """The typical step where no deep window slowed it down; None where there are no such steps."""
+    pace = pace_of(analysis.steps)
+    return None if pace is None or pace.recorded else ms(pace.typical_ns)
+
+
+def sensitivity_of(analysis: Analysis) -> tuple[SensitivityDocument, list[Curve]]:
+    """How the step follows the speed of each part of the machine.
+
+    Raises:
+        Unanswerable: the run holds no whole step.
+    """
+    curves, trust = sensitivity(analysis.built.predictive), analysis.trust
+    document = SensitivityDocument(
+        run=analysis.run.label,
+        answerable=trust.answerable,
+        trust=trust_document(trust),
+        reasons=list(trust.reasons),
+        assumed=list(trust.assumed),
+        sensitivity=list(map(curve_document, curves)),
+    )
+    return document, curves
+
+
+def pareto_of(analysis: Analysis) -> tuple[ParetoDocument, list[Point]]:
+    """Time against memory, the least memory first.
+
+    Raises:
+        Unanswerable: the run holds no allocations, or no whole step.
+    """
+    trust = analysis.trust
+    points = pareto(analysis.built.predictive, trust)
+    document = ParetoDocument(
+        run=analysis.run.label,
+        answerable=trust.answerable,
+        trust=trust_document(trust),
+        reasons=list(trust.reasons),
+        assumed=list(trust.assumed),
+        pareto=list(map(point_document, points)),
+    )
+    return document, points

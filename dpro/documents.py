@@ -1,0 +1,90 @@
+"""What programs are given: typed documents, their JSON, and their JSON schema.
+
+In: a document, made of `Part`s that are declared beside what they describe. Out: one line of JSON, or
+a schema whose descriptions are those of the docstrings. An answer in JSON is encoded here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+SCHEMA_VERSION = 1  # of all documents; new keys do not change it
+_ATTRIBUTE = re.compile(r"(?ms)^ {4}((?:\w+(?:, )?)+): (.*?)(?=^ {4}\w|\Z)")
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a document: its keys are its fields, in their order."""
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One object that a command answers with.
+
+    Attributes:
+        schema_version: of the documents; new keys do not change it.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+
+
+def plain(document: msgspec.Struct | Mapping[str, Any]) -> Any:
+    """Dictionaries, lists, numbers and texts; numbers of numpy become those of Python."""
+    return msgspec.to_builtins(document, enc_hook=_number)
+
+
+def encode(document: msgspec.Struct | Mapping[str, Any]) -> str:
+    """One object as ASCII on one line, `schema_version` first.
+
+    Raises:
+        ValueError: a NaN or an infinity is in the document, which JSON cannot express.
+    """
+    keys = {"schema_version": SCHEMA_VERSION, **plain(document)}
+    text = json.dumps(keys, allow_nan=False)
+    return text.replace("\x7f", r"\u007f")  # the one control character that it does not escape
+
+
+def schema_of(kind: type[Document]) -> dict[str, Any]:
+    """The JSON schema of a document, with the meaning of each key from the docstrings.
+
+    Args:
+        kind: the class of the document.
+    """
+    (reference,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    inherited = {
+        name: text for each in reversed(kind.__mro__) for name, text in _meanings(each.__doc__).items()
+    }
+    for part in parts.values():
+        text = part.pop("description", "")
+        meanings = inherited | _meanings(text)
+        part["description"] = _joined(text.partition("Attributes:")[0])
+        for name, declared in part.get("properties", {}).items():
+            if name in meanings:
+                declared["description"] = meanings[name]
+    own: dict[str, Any] = parts.pop(reference["$ref"].rpartition("/")[2])
+    return own | ({"$defs": parts} if parts else {})
+
+
+def _meanings(docstring: str | None) -> dict[str, str]:
+    """What the `Attributes` of a docstring mean, by name."""
+    attributes = inspect.cleandoc(docstring or "").partition("Attributes:\n")[2]
+    return {
+        name: _joined(meaning)
+        for names, meaning in _ATTRIBUTE.findall(attributes)
+        for name in names.split(", ")
+    }
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _number(value: Any) -> Any:
+    """A number of numpy as one of Python."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise NotImplementedError(f"no JSON for {type(value).__name__}")
