@@ -21,7 +21,7 @@ from typing import Any
 
 from recording import ENVIRONMENT, ROOT, TORCHRUN
 
-from dpro.collectors.launch import wait_until_finished
+from dpro.collectors.launch.recording import wait_until_finished
 
 DPRO = [sys.executable, "-m", "dpro"]
 # What is tried: name, number of ranks, program and its arguments; MARK is where it notes the moment.

@@ -28,9 +28,11 @@ from typing import IO, Any
 import numpy as np
 from recording import ENVIRONMENT
 
-from dpro.collectors.inside import control, records
-from dpro.collectors.inside.flight import Flight, Ring
-from dpro.collectors.launch import Launch, RecordOptions, _prepare
+from dpro.collectors.inside import records
+from dpro.collectors.inside.calls.flight import Flight, Ring
+from dpro.collectors.inside.process import requests as control
+from dpro.collectors.launch.recording import Launch
+from dpro.collectors.launch.start import RecordOptions, prepare
 
 RANKS_PER_HOST = 8
 VICTIM = 2
@@ -156,7 +158,7 @@ class Played:
         ahead = np.rint(draw.normal(0, 5e6, num_hosts)).astype(np.int64)
         ahead[0] = 0
         self.launches = [Launch(run, f"node{host}-1-abc") for host in range(num_hosts)]
-        self.markers: list[IO[str]] = [_prepare(each, ["job"], RecordOptions()) for each in self.launches]
+        self.markers: list[IO[str]] = [prepare(each, ["job"], RecordOptions()) for each in self.launches]
         self.ranks = [
             Rank(rank, num_ranks, self.launches[host].raw, int(ahead[host]), self.calls)
             for rank in range(num_ranks)

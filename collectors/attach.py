@@ -21,11 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dpro.collectors.attempts import attempts
-from dpro.collectors.convert import Process, processes
-from dpro.collectors.launch import MARKERS, RAW, Launch, is_locked, launch_on, launches
-from dpro.collectors.ownership import ensure_mine
-from dpro.collectors.processes import start_ticks
+from dpro.collectors.convert.recorded import Process, processes
+from dpro.collectors.job.attempts import attempts
+from dpro.collectors.launch.ownership import ensure_mine
+from dpro.collectors.launch.processes import start_ticks
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launch_on, launches
 from dpro.errors import InputError, UsageError
 from dpro.folders import written_whole
 from dpro.schema import TABLES

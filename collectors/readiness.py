@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dpro.collectors.absence import OLDEST_TORCH
+from dpro.collectors.launch.absence import OLDEST_TORCH
 from dpro.collectors.telemetry import amd, nic
 from dpro.collectors.telemetry.gpus import Unavailable
 from dpro.units import format_bytes

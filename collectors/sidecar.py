@@ -7,7 +7,6 @@ stays light: it imports neither polars nor torch until the job has ended.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,11 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from dpro.collectors import absence
-from dpro.collectors.launch import Launch
-from dpro.collectors.processes import Process, oom_kills, wait_for_any
+from dpro.collectors.launch import absence
+from dpro.collectors.launch.processes import Process, oom_kills, wait_for_any
+from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.sampler import start as start_sampler
 from dpro.collectors.telemetry.samples import sample_files
 
@@ -30,12 +28,6 @@ _WAITING = ("window*.json", "flight-*.json", "flight-*.pickle")
 FREQUENT_LOOKS = 10  # so many looks for what keeps the recorder out, then one at each power of two
 ABSENCE = "absence.txt"  # what they found
 GONE = "gone"  # in a process's folder: when it was first seen to have ended
-_KINDS: dict[str, type] = dict.fromkeys(("rank", "started_ns", "world_size", "local_rank", "pid"), int)
-_TEXTS = ("host", "gpu_uuid", "gpu_name", "gpu_pci")
-_KINDS |= dict.fromkeys(_TEXTS, str) | {"versions": dict, "environment": dict}
-# What older recorders left out.
-_FACTS = {"world_size": 0, "local_rank": -1, "pid": -1, "versions": {}, "environment": {}}
-_FACTS |= dict.fromkeys(_TEXTS, "")
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
 
 
@@ -164,19 +156,3 @@ def _at_idle_priority(convert: Callable[[Launch], None], recording: Launch) -> i
         convert(recording)
     finally:
         os._exit(0)
-
-
-def process_facts(folder: Path) -> dict[str, Any]:
-    """What a process of the job said about itself.
-
-    Raises:
-        ValueError: the file is damaged, or no process wrote it: names of files are made of what it says.
-    """
-    path = folder / "facts.json"
-    try:
-        facts: dict[str, Any] = {**_FACTS, **json.loads(path.read_text(encoding="utf-8"))}
-    except (TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: is not what a process writes") from error
-    if any(type(facts.get(name)) is not kind for name, kind in _KINDS.items()):
-        raise ValueError(f"{path}: is not what a process writes")
-    return facts

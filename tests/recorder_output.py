@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpro.collectors.inside import records
-from dpro.collectors.launch import Launch
+from dpro.collectors.launch.recording import Launch
 
 Event = dict[str, Any]
 HOST, STEP = "node0", "ProfilerStep#"

@@ -68,7 +68,8 @@ def _recorders_way(device: Gpu | Rehearsal) -> Callable[[], bytes | None]:
     """What the recorder does in a job, without the rest of it; None where a dump is left for later."""
     import torch
 
-    from dpro.collectors.inside import captures, rings
+    from dpro.collectors.inside import captures
+    from dpro.collectors.inside.calls import rings
 
     alone: Any = SimpleNamespace(
         training_thread=threading.main_thread().ident,

@@ -16,30 +16,15 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import (
-    aside,
-    buckets,
-    captures,
-    clocks,
-    control,
-    coverage,
-    data,
-    exits,
-    flight,
-    gpu_steps,
-    host,
-    inference,
-    mesh,
-    naming,
-    peers,
-    preemption,
-    stacks,
-    stalls,
-    windows,
-)
+from . import captures
+from .calls import buckets, coverage, flight, mesh, stalls
+from .clocks import peers, wall
 from .names import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
+from .process import exits, preemption, requests, stacks
 from .recorder import Recorder
+from .steps import aside, data, gpu_steps, host, inference, naming
+from .windows import windows
 
 
 def install(launch: str) -> None:
@@ -62,8 +47,8 @@ def install(launch: str) -> None:
     # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        coverage, captures, control, gpu_steps, data, host, aside, naming, inference, mesh, windows, stalls,
-        flight, buckets, clocks, peers, exits, preemption, stacks,
+        coverage, captures, requests, gpu_steps, data, host, aside, naming, inference, mesh, windows, stalls,
+        flight, buckets, wall, peers, exits, preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)

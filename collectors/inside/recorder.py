@@ -39,9 +39,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import environment, records, stepping
-from .gpu import gpu_facts
+from . import records
 from .own import is_own
+from .process import environment
+from .process.gpu import gpu_facts
+from .steps import stepping
 from .store import JobStore
 
 SECOND_S = 1.0

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from dpro.collectors.launch import Launch
-from dpro.collectors.processes import close_descriptors
+from dpro.collectors.launch.processes import close_descriptors
+from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.gpus import SampledGpus, Unavailable, libraries
 from dpro.collectors.telemetry.nic import find_ports
 from dpro.collectors.telemetry.node import find_cgroup, read_node, read_node_rarely, read_process

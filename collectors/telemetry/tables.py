@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.collectors.launch import Launch
+from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.samples import Sample, read_samples, sample_files
 from dpro.schema import COUNTERS
 from dpro.store import write_part

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from dpro.collectors.applied import refused_so_far
-from dpro.collectors.launch import launches, wait_until_finished
+from dpro.collectors.job.applied import refused_so_far
+from dpro.collectors.launch.recording import launches, wait_until_finished
 from dpro.errors import DproError
 from dpro.store import Run, open_run
 from dpro.trial.changes import Change

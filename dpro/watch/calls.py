@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from dpro.classify import operation
-from dpro.collectors.calls import BACKENDS, with_group_ranks
+from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
 from dpro.collectors.inside.names import SHOWN
 from dpro.detect.stragglers.own_time import MESSAGES, calls_of
 from dpro.errors import InputError

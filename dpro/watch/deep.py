@@ -26,10 +26,10 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any, NamedTuple
 
 from dpro.collectors.attach import training
-from dpro.collectors.calls import BACKENDS
-from dpro.collectors.convert import Readers
+from dpro.collectors.convert.calls import BACKENDS
+from dpro.collectors.convert.readers import Readers
 from dpro.collectors.inside.names import SHOWN
-from dpro.collectors.launch import MARKERS, RAW, Launch, launches
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launches
 from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
 from dpro.watch.tail import OPEN_NS, Tail
@@ -218,7 +218,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
         DproError: it cannot be read, or there is nothing to replay.
     """
     from dpro.analysis.graphs import make_graph
-    from dpro.collectors.finish import finish
+    from dpro.collectors.job.finish import finish
     from dpro.detect.machine.oversubscribed import crowds_of, not_crowding
     from dpro.detect.run import diagnose_graph
     from dpro.schema import COUNTERS, STEPS, WORKERS

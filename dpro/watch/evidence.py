@@ -18,9 +18,9 @@ from pathlib import Path
 import polars as pl
 
 from dpro.collectors.attach import stacks
-from dpro.collectors.convert import Process
-from dpro.collectors.launch import launches
-from dpro.collectors.ownership import ensure_mine
+from dpro.collectors.convert.recorded import Process
+from dpro.collectors.launch.ownership import ensure_mine
+from dpro.collectors.launch.recording import launches
 from dpro.collectors.telemetry.samples import read_samples, sample_files
 from dpro.collectors.telemetry.tables import counters
 from dpro.detect.findings import Finding

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.collectors.attempts import attempts
-from dpro.collectors.convert import Process
+from dpro.collectors.convert.recorded import Process, process_facts
 from dpro.collectors.inside.names import WANTED
-from dpro.collectors.launch import RAW, Launch, is_locked, job_lives, launches
-from dpro.collectors.sidecar import process_facts
+from dpro.collectors.job.attempts import attempts
+from dpro.collectors.launch.recording import RAW, Launch, is_locked, job_lives, launches
 from dpro.folders import written_whole
 from dpro.units import NS_PER_S
 from dpro.watch.tail import Tail, workers_of

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from dpro.collectors.calls import BACKENDS, with_group_ranks
-from dpro.collectors.stall import message_rows, with_told_ranks
+from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
+from dpro.collectors.convert.stall import message_rows, with_told_ranks
 from dpro.detect.hang.records import Records, make_records
 from dpro.errors import InputError
 from dpro.ingest.flight_recorder import read_calls

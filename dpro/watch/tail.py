@@ -17,10 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dpro.collectors.convert import Process, frames_of, worker_row
+from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.tables import frames_of, worker_row
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record
-from dpro.collectors.inside.stepping import Boundary, number_steps
+from dpro.collectors.inside.steps.stepping import Boundary, number_steps
 from dpro.detect.imbalance.load_model import AMOUNT
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 

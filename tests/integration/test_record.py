@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.cli import cli
-from dpro.collectors.launch import wait_until_finished
+from dpro.collectors.launch.recording import wait_until_finished
 from dpro.errors import InputError
 from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run
@@ -494,28 +494,29 @@ def test_window_that_does_not_fit_is_refused(tmp_path):
 # Trouble in the recorder: each of its methods in turn raises, in a process that trains.
 
 METHODS = [
-    "recorder.Recorder.on_process_group", "recorder.Recorder.on_update", "recorder.Recorder.on_end",
-    "recorder.Recorder.on_exit", "recorder.Recorder.on_fork", "recorder.Recorder._write_facts",
-    "recorder.Recorder._every_second",
-    "recorder.Recorder._on_step", "recorder.Recorder._open", "windows.Windows._start",
-    "windows.Windows.close", "windows.Windows.on_profiler", "windows.Windows.on_fork", "flight.Flight.save",
-    "opened.OpenWindow.end_step", "ranges.Ranges.finish", "foreign.Foreign.are_there",
-    "windows.Windows.on_step", "windows.Windows.on_second", "kineto.Recording.stop", "plan.Plan.take",
-    "store.JobStore.leave", "control.Control.on_second", "control.Control.on_open",
-    "stacks.Stacks.on_open", "stacks.Stacks.on_second", "stacks.Stacks.on_fork",
-    "flight.Flight.on_open", "flight.Flight._look",
-    "flight.Flight.before_fork", "flight.Flight.after_fork",
-    "buckets.Buckets.save", "buckets.Buckets.on_module", "clocks.sample", "clocks.install",
-    "peers.Peers.on_second", "peers.install",
-    "exits.Exits.on_open", "exits.Exits.on_raise", "exits.Exits.on_fork", "exits.Exits.on_reaped",
-    "exits.install", "preemption.Preemption.on_open", "preemption.Preemption._watch",
-    "preemption.Preemption.ignore", "preemption.Preemption._listen", "preemption.install",
-    "recorder.Recorder.on_work", "recorder.Recorder._weigh", "recorder.Recorder._on_anchor",
-    "recorder.Recorder.on_backward",  "host.Host.on_collection",
-    "host.Host.on_step",  "host.Host._follow", "host.install", "data.Data.on_wait",
-    "data.Data.on_batch",  "data.install", "mesh.Meshes.on_mesh", "mesh.install",
-    "naming.NamedFunction.look", "naming.NamedFunction.on_end", "naming.install",
-    "inference.ModelCalls.on_eval", "inference.install",
+    "recorder:Recorder.on_process_group", "recorder:Recorder.on_update", "recorder:Recorder.on_end",
+    "recorder:Recorder.on_exit", "recorder:Recorder.on_fork", "recorder:Recorder._write_facts",
+    "recorder:Recorder._every_second", "recorder:Recorder._on_step", "recorder:Recorder._open",
+    "windows.windows:Windows._start", "windows.windows:Windows.close",
+    "windows.windows:Windows.on_profiler", "windows.windows:Windows.on_fork", "calls.flight:Flight.save",
+    "windows.opened:OpenWindow.end_step", "windows.ranges:Ranges.finish",
+    "windows.foreign:Foreign.are_there", "windows.windows:Windows.on_step",
+    "windows.windows:Windows.on_second", "windows.kineto:Recording.stop", "windows.plan:Plan.take",
+    "store:JobStore.leave", "process.requests:Requests.on_second", "process.requests:Requests.on_open",
+    "process.stacks:Stacks.on_open", "process.stacks:Stacks.on_second", "process.stacks:Stacks.on_fork",
+    "calls.flight:Flight.on_open", "calls.flight:Flight._look", "calls.flight:Flight.before_fork",
+    "calls.flight:Flight.after_fork", "calls.buckets:Buckets.save", "calls.buckets:Buckets.on_module",
+    "clocks.wall:sample", "clocks.wall:install", "clocks.peers:Peers.on_second", "clocks.peers:install",
+    "process.exits:Exits.on_open", "process.exits:Exits.on_raise", "process.exits:Exits.on_fork",
+    "process.exits:Exits.on_reaped", "process.exits:install", "process.preemption:Preemption.on_open",
+    "process.preemption:Preemption._watch", "process.preemption:Preemption.ignore",
+    "process.preemption:Preemption._listen", "process.preemption:install", "recorder:Recorder.on_work",
+    "recorder:Recorder._weigh", "recorder:Recorder._on_anchor", "recorder:Recorder.on_backward",
+    "steps.host:Host.on_collection", "steps.host:Host.on_step", "steps.host:Host._follow",
+    "steps.host:install", "steps.data:Data.on_wait", "steps.data:Data.on_batch", "steps.data:install",
+    "calls.mesh:Meshes.on_mesh", "calls.mesh:install", "steps.naming:NamedFunction.look",
+    "steps.naming:NamedFunction.on_end", "steps.naming:install", "steps.inference:ModelCalls.on_eval",
+    "steps.inference:install",
 ]  # fmt: skip
 
 SABOTAGE = """
@@ -530,7 +531,8 @@ def sabotaged(name, launch):
     hooks = importlib.import_module("inside.hooks")
     def broken(*_, **__):
         raise ValueError("sabotage")
-    module, *path, method = name.split(".")
+    module, _, path = name.partition(":")
+    *path, method = path.split(".")
     owner = functools.reduce(getattr, path, importlib.import_module("inside." + module))
     assert callable(getattr(owner, method))
     broken.__name__, broken.__module__ = method, "inside." + module

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from dpro.collectors.calls import LOST
+from dpro.collectors.convert.calls import LOST
 from dpro.schema import COLLECTIVES
 from tests.jobs import TORCHRUN, record, script
 

@@ -15,9 +15,9 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
-from dpro.collectors.endings import UNKNOWN, Ending, ending
+from dpro.collectors.convert.endings import UNKNOWN, Ending, ending
 from dpro.collectors.inside.records import read_records
-from dpro.collectors.launch import RecordOptions
+from dpro.collectors.launch.start import RecordOptions
 from dpro.schema import SPANS, STEPS, TABLES, WORKERS
 from dpro.store import Run
 from tests.jobs import (
@@ -109,7 +109,7 @@ def test_process_itself_leaves_how_it_ended(ended_from_within, number, how):
 OLD_KERNEL = """
 import sys
 from dpro.cli import main
-from dpro.collectors.processes import Process
+from dpro.collectors.launch.processes import Process
 Process._read_status = lambda self: None
 sys.argv = ["dpro", *sys.argv[1:]]
 main()

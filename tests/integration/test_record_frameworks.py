@@ -18,7 +18,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.collectors.launch import MARKERS, RAW, RecordOptions
+from dpro.collectors.launch.recording import MARKERS, RAW
+from dpro.collectors.launch.start import RecordOptions
 from dpro.opening import ensure_finished
 from dpro.schema import BUCKETS, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run, open_run
@@ -294,7 +295,7 @@ def iteration(model):
     model(torch.ones(2, 4)).sum().backward()
 
 def begin(run, rank, body):
-    inference = importlib.import_module("inside.inference")
+    inference = importlib.import_module("inside.steps.inference")
     importlib.import_module("inside.hooks").install(str(run / ".raw" / "job"))
     if body in TOGETHER:
         os.environ.update(RANK=str(rank), WORLD_SIZE="2")

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.verdict import why_no_window
-from dpro.collectors.convert import MISSED
+from dpro.collectors.convert.process import MISSED
 from dpro.collectors.inject._dpro_autoload import ALIAS
 from dpro.schema import STEPS
 from tests.jobs import RECORD, complete, free_port, opened, record, script, start

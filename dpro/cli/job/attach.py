@@ -15,7 +15,7 @@ from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from dpro.collectors.attach import Answers
-    from dpro.collectors.launch import Launch
+    from dpro.collectors.launch.recording import Launch
 
 STACKS_S = 3.0
 DUMPED_S = 3.0
@@ -143,7 +143,7 @@ def _first(answers: Answers) -> Mapping[str, Any]:
 def _copy(run: Path, to: Path) -> None:
     """Copy the run, once the calls of the latest window are there too, which come a moment after it."""
     from dpro.collectors.attach import copy_run
-    from dpro.collectors.finish import finish
+    from dpro.collectors.job.finish import finish
     from dpro.opening import readers
 
     time.sleep(DUMPED_S / 3)

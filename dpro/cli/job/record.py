@@ -22,8 +22,8 @@ from dpro.cli.output import share
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
-    from dpro.collectors.launch import Launch
-    from dpro.collectors.processes import Process
+    from dpro.collectors.launch.processes import Process
+    from dpro.collectors.launch.recording import Launch
 
 _ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
 _OF_WINDOWS = frozenset(
@@ -143,8 +143,8 @@ def record(
     The job's output, signals and exit code are its own. RUN is ready moments after the job has ended,
     also after a crash; commands that read it wait for it.
     """
-    from dpro.collectors.inspector import check_plugin
-    from dpro.collectors.launch import RecordOptions, launch
+    from dpro.collectors.launch.inspector import check_plugin
+    from dpro.collectors.launch.start import RecordOptions, launch
 
     chosen = RecordOptions(**options)
     if not chosen.windows:
@@ -183,12 +183,12 @@ def _sidecar(recording: Launch, job: Process) -> None:
     from dpro.opening import readers
 
     def convert(recording: Launch) -> None:
-        from dpro.collectors.finish import convert_waiting
+        from dpro.collectors.job.finish import convert_waiting
 
         convert_waiting(recording, readers())
 
     def finish(recording: Launch, status: int | None, statuses: dict[int, int]) -> None:
-        from dpro.collectors.finish import finish
+        from dpro.collectors.job.finish import finish
 
         finish(recording, readers(), status, statuses)
 

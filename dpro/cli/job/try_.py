@@ -138,7 +138,7 @@ def try_(
 
 
 def _made(folder: Path) -> Path:
-    from dpro.collectors.ownership import ensure_mine
+    from dpro.collectors.launch.ownership import ensure_mine
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def _tried(plan: Plan, quiet: bool) -> dict[str, Any]:
 
 def _first_baseline(plan: Plan) -> Run:
     from dpro.cli.runs import open_quietly
-    from dpro.collectors.inside.environment import masked_command
+    from dpro.collectors.inside.process.environment import masked_command
 
     if plan.baseline is None:
         return _record(plan, "baseline-1", ())

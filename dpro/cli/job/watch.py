@@ -18,7 +18,7 @@ from dpro.errors import DproError, InputError, Unanswerable, UsageError
 from dpro.units import format_duration
 
 if TYPE_CHECKING:
-    from dpro.collectors.launch import Launch
+    from dpro.collectors.launch.recording import Launch
     from dpro.detect.findings_log import FindingsLog, Notice
     from dpro.watch.outlets import Metrics, Webhook
     from dpro.watch.watcher import Watcher
@@ -130,7 +130,7 @@ def _wait_for_recording(run: Path) -> None:
     Raises:
         InputError: there is none.
     """
-    from dpro.collectors.launch import launches
+    from dpro.collectors.launch.recording import launches
 
     deadline = time.monotonic() + BEGIN_S
     while not launches(run.resolve()):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.convert import Process
+from dpro.collectors.convert.recorded import Process
 from dpro.watch.activity import Activity
 from dpro.watch.tail import Tail
 

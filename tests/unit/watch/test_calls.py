@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.collectors.convert import Process
+from dpro.collectors.convert.recorded import Process
 from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
 from dpro.watch.calls import CallTable
 from dpro.watch.tail import Tail

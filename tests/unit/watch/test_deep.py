@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.convert import Process
+from dpro.collectors.convert.recorded import Process
 from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
 from dpro.watch import deep

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dpro.collectors.attach import Answers
-from dpro.collectors.convert import Process
-from dpro.collectors.launch import MARKERS, RAW
+from dpro.collectors.convert.recorded import Process
+from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.collectors.telemetry.samples import Sample, SampleWriter
 from dpro.detect.findings import Finding
 from dpro.errors import InputError

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
-from dpro.collectors.launch import MARKERS, RAW
+from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.watch.job import MAX_PAUSES, Job, Progress, advance
 
 S = 10**9

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from dpro.collectors.convert import Process
+from dpro.collectors.convert.recorded import Process
 from dpro.collectors.inside.records import ANCHOR, CLOCK, UPDATE, RecordWriter
 from dpro.detect.hang.find import find_hangs
 from dpro.watch.snapshot import Snapshot

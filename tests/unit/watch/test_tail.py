@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.convert import Process, frames_of
+from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.tables import frames_of
 from dpro.collectors.inside.records import (
     _RECORD,
     ANCHOR,

@@ -14,7 +14,7 @@ from dpro.analysis.answers.info import info_document
 from dpro.analysis.verdict import why_no_window
 from dpro.cli import cli
 from dpro.cli.run.info import in_words
-from dpro.collectors.convert import DROPPED, OCCUPIED, UNFINISHED
+from dpro.collectors.convert.process import DROPPED, OCCUPIED, UNFINISHED
 from dpro.errors import InputError
 from dpro.schema import SPANS, STEPS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from dpro.collectors.inside import kineto, patching
+from dpro.collectors.inside import patching
+from dpro.collectors.inside.windows import kineto
 
 
 def binding(*names: str) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.collectors.launch import Launch
+from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry import sampler
 from dpro.collectors.telemetry.sampler import Election, Processes, forget_elections
 from dpro.collectors.telemetry.samples import Sample, SampleWriter, read_samples, sample_files

@@ -1,0 +1,131 @@
+"""How a process of the job ended, from all that saw it.
+
+In: the wait status, where the kernel gave it to the sidecar, and the files that `inside/process/exits.py`
+left. Out: an exit code or a signal, and the exception. What saw the end counts before what announced it: a
+process may crash on its way out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpro.collectors.inside import records
+from dpro.collectors.inside.names import FAILED, LAST, RAISED
+
+
+class Ending(NamedTuple):
+    """An exit code or a signal; -1 for the one it was not, and for both where nobody knows."""
+
+    code: int
+    signal: int
+
+    @property
+    def known(self) -> bool:
+        """Whether anybody saw it."""
+        return self != UNKNOWN
+
+    @property
+    def status(self) -> int | None:
+        """As `os.waitstatus_to_exitcode` puts it: the code, or minus the signal; None where unknown."""
+        return None if not self.known else -self.signal if self.code < 0 else self.code
+
+    def failure(self, error: str) -> str:
+        """How a job failed, with the first exception of its processes; empty if it is not known to have."""
+        if not self.status:
+            return ""
+        how = f"exit code {self.code}" if self.code >= 0 else _name(self.signal)
+        return f"{how}: {error}" if error else how
+
+
+UNKNOWN = Ending(-1, -1)
+LAUNCHERS = ("ChildFailedError", "SignalException", "ProcessExitedException")  # say that others failed
+QUOTING = ("ProcessRaisedException",)
+NOT_EXITED = b"\xff\xfe"  # two bytes that differ; on exit both become the code
+
+
+def ending(folder: Path, recorded: Sequence[records.Record], status: int | None) -> Ending:
+    """How one process ended; one that had exited already when it was told to end (SIGTERM) by its exit code.
+
+    Args:
+        folder: what it left.
+        recorded: its records.
+        status: its wait status as the sidecar read it, None where unknown.
+    """
+    announced = [Ending(r.b, r.c) for r in recorded if r.kind == records.ENDING]
+    told = UNKNOWN if status is None else _of_status(os.waitstatus_to_exitcode(status))
+    own = exited(folder / "exit")
+    seen = [told, _reaped(folder / "reaped"), own, *announced[-1:]]
+    found = next((each for each in seen if each.known), UNKNOWN)
+    return own if own.known and found.signal == signal.SIGTERM else found
+
+
+def exception(folder: Path) -> dict[str, Any]:
+    """The columns of `workers` about the exception that ended a process."""
+    path = folder / RAISED
+    if not path.is_file():
+        return {"error": "", "failed_ns": -1}
+    told = json.loads(path.read_text(encoding="utf-8"))
+    said = f"{told['type']}: {told['message']}" if told["message"] else told["type"]
+    return {"error": "\n".join([said, *told["calls"]]), "failed_ns": told["time_ns"]}
+
+
+def left_ns(folder: Path) -> int:
+    """When the interpreter of a process went, all its calls saved; -1 where it did not come to that."""
+    path = folder / LAST
+    return path.stat().st_mtime_ns if path.is_file() else -1
+
+
+def first_error(folder: Path) -> str:
+    """The first exception that ended a process of the job, in a line: `ValueError: no (train.py:7)`.
+
+    Args:
+        folder: where the processes of a launch write.
+
+    Returns:
+        The line; empty where no exception did, or only those by which launchers tell of other processes.
+    """
+    told = []
+    for path in [*folder.glob(f"{FAILED}*.json"), *folder.glob(f"*/{RAISED}")]:
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            told.append((int(facts["time_ns"]), _in_a_line(**facts)))
+    return next((error for _, error in sorted(told) if error), "")
+
+
+def _in_a_line(type: str, message: str, calls: Sequence[str], time_ns: int) -> str:
+    if type in LAUNCHERS:
+        return ""
+    if type in QUOTING:  # the message says it all
+        return message
+    said = f"{type}: {message}" if message else type
+    return f"{said} ({calls[0].rpartition(' ')[0].rpartition('/')[2]})" if calls else said
+
+
+def exited(path: Path) -> Ending:
+    """What libc wrote when a process exited."""
+    said = path.read_bytes() if path.is_file() else b""
+    once, twice = said[:2] if len(said) > 1 else NOT_EXITED
+    return Ending(once, -1) if once == twice else UNKNOWN
+
+
+def _reaped(path: Path) -> Ending:
+    """What the parent wrote; nothing where it was killed meanwhile."""
+    text = path.read_text() if path.is_file() else ""
+    return _of_status(int(text)) if text.lstrip("-").isdigit() else UNKNOWN
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _of_status(status: int) -> Ending:
+    return Ending(status, -1) if status >= 0 else Ending(-1, -status)

@@ -1,0 +1,88 @@
+"""What NCCL's Inspector measured, into the tables of a run.
+
+In: the folder of its logs, and a function that reads one. Out: rows of `collectives` with durations, of those
+that no deep window saw, and of `sends`, if it traced NCCL's proxies. The first are rows of their own beside
+the calls that the flight recorder saw: NCCL counts per communicator and operation, PyTorch per process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from dpro.collectors.convert.readers import LogReader
+from dpro.collectors.convert.recorded import Process
+from dpro.collectors.inside import records
+from dpro.collectors.launch.inspector import LOGS
+from dpro.collectors.launch.recording import Launch
+from dpro.errors import DproError
+from dpro.schema import COLLECTIVES, SENDS, conform
+from dpro.store import write_part
+
+NOTHING = (
+    "NCCL's Inspector wrote nothing: the job ran no NCCL collective, its NCCL is older than 2.28, or the "
+    "plug-in could not be loaded (NCCL_DEBUG=INFO tells)"
+)
+_FIRST_ID = 1 << 61  # ids of the flight recorder and of windows are below
+
+
+def convert_logs(launch: Launch, processes: Sequence[Process], read: LogReader) -> dict[str, Any]:
+    """Add what the Inspector measured in processes of a launch to their collectives.
+
+    Args:
+        launch: the launch; its job has ended.
+        processes: those of its processes whose tables are made.
+        read: reads one log.
+
+    Returns:
+        What is to be said of it in the manifest: `warnings`, `skipped`, `versions`.
+    """
+    folder = launch.raw / LOGS
+    if not folder.is_dir():
+        return {}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    warnings = [] if paths else [NOTHING]
+    skipped: list[dict[str, int]] = []
+    versions: dict[str, str] = {}
+    by_pid = {(process.facts["host"], process.facts["pid"]): process for process in processes}
+    frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
+    sends: dict[tuple[str, int], list[pl.DataFrame]] = {}
+    for path in paths:
+        try:
+            traces = read(path)
+        except DproError as error:
+            warnings.append(f"a log of NCCL's Inspector is not taken: {str(error).removeprefix(f'{path}: ')}")
+            continue
+        for trace in traces:
+            (whose,) = trace.frames["workers"].select("host", "pid").rows()
+            rows = trace.frames[COLLECTIVES.name]
+            sent = trace.frames.get(SENDS.name, SENDS.empty())
+            versions |= trace.versions
+            skipped.append(trace.skipped)
+            if whose in by_pid:
+                frames.setdefault(whose, []).append(rows)
+                sends.setdefault(whose, []).append(conform(SENDS, sent))
+            else:
+                skipped.append({"collectives of NCCL's Inspector in processes without a rank": rows.height})
+    for whose, found in frames.items():
+        process = by_pid[whose]
+        write_part(launch.run, COLLECTIVES, f"{process.part}-nccl", _rows(process, found))
+        sent = pl.concat(sends[whose]).with_columns(rank=pl.lit(process.rank, pl.Int32))
+        if sent.height:
+            write_part(launch.run, SENDS, f"{process.part}-nccl", sent)
+    return {"warnings": warnings, "skipped": skipped, "versions": versions}
+
+
+def _rows(process: Process, found: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """The rows of a process, as its rank's, without those that a deep window saw run."""
+    rows = pl.concat([conform(COLLECTIVES, frame) for frame in found]).with_columns(
+        rank=pl.lit(process.rank, pl.Int32),
+        collective_id=pl.int_range(pl.len()) + _FIRST_ID,
+        window=pl.lit(-1, pl.Int32),
+    )
+    began_ns = pl.when(pl.col("start_ns") >= 0).then("start_ns").otherwise("enqueued_ns")
+    recorded = records.read_records(process.folder / "records.bin")
+    windows = [(r.b, r.c) for r in recorded if r.kind == records.WINDOW]
+    return rows.filter(~pl.any_horizontal(pl.lit(False), *(began_ns.is_between(*each) for each in windows)))

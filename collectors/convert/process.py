@@ -1,0 +1,130 @@
+"""All that one process recorded into the tables of a run.
+
+In: the folder of a process, and functions that read Kineto traces and flight recorder dumps. Out: Parquet
+parts, and what the manifest should say. Doing it again after a crash gives the same parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dpro.collectors.convert import calls
+from dpro.collectors.convert.readers import Readers
+from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.stall import NEVER_NS, message_rows, process_groups
+from dpro.collectors.convert.tables import RECORD_TABLES, buckets, frames_of
+from dpro.collectors.convert.windows.batches import convert_windows, first_window_ns
+from dpro.collectors.convert.windows.cost import window_costs
+from dpro.collectors.convert.windows.lost import sentences
+from dpro.collectors.inside import records
+from dpro.schema import (
+    BUCKETS,
+    COLLECTIVES,
+    PROCESS_GROUPS,
+    STEPS,
+    TABLES,
+    WORKERS,
+)
+from dpro.store import write_part
+
+MISSED = "deep windows of a rank that learned of them too late"
+OCCUPIED = "deep windows not begun, since another profiler ran"
+UNFINISHED = "deep windows begun and never ended"
+DROPPED = "deep windows dropped, since another profiler or a process was started meanwhile"
+
+
+def convert_so_far(run: Path, process: Process, readers: Readers) -> None:
+    """Convert what a process has saved so far, while it may still run."""
+    dumped_ns = calls.latest_dump_ns(process.folder)
+    recorded = records.read_records(process.folder / "records.bin")
+    _keep_dumps(process, readers)
+    # A window is joined with calls: the dump that has them comes a moment after it.
+    convert_windows(run, process, readers, dumped_ns if dumped_ns >= 0 else None)
+    calls.write_calls(run, process.part, process.folder, first_window_ns(process, recorded))
+
+
+def _keep_dumps(process: Process, readers: Readers) -> None:
+    calls.keep_dumps(process.folder, lambda dump: readers.dump(dump, rank=process.rank).frames)
+
+
+def convert_process(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
+    """Convert everything of a process that has ended.
+
+    Args:
+        run: the run directory.
+        process: the process.
+        readers: how to read what PyTorch wrote.
+        status: its wait status, None where unknown.
+
+    Returns:
+        What is to be said of it in the manifest: `warnings`, `skipped`, `versions`, `windows`.
+    """
+    recorded = records.read_records(process.folder / "records.bin")
+    frames = frames_of(process, recorded, status)
+    for table in RECORD_TABLES:
+        write_part(run, table, process.part, frames[table.name])
+    write_part(run, BUCKETS, process.part, buckets(process))
+    _keep_dumps(process, readers)
+    convert_windows(run, process, readers, None)
+    _convert_calls(run, process, frames)
+    notes = [
+        note for path in sorted(process.folder.glob("notes-*.json")) for note in json.loads(path.read_text())
+    ]
+    return {
+        "warnings": [warning for note in notes for warning in note.get("warnings", [])]
+        + _lost(process, notes),
+        "skipped": [
+            calls.lost_calls(process.folder),
+            _missed(recorded),
+            *(note.get("skipped", {}) for note in notes),
+        ],
+        "windows": window_costs(frames[STEPS.name]),
+        "versions": {k: v for note in notes for k, v in note.get("versions", {}).items()}
+        | process.facts["versions"],
+    }
+
+
+def _lost(process: Process, notes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the deep windows of a process lack of its GPU's work."""
+    found = [(what, window) for note in notes for what, of in note.get("lost", {}).items() for window in of]
+    lost = {what: [window for each, window in found if each == what] for what, _ in found}
+    return sentences(process.rank, process.facts["gpu_name"] or "its GPU", lost)
+
+
+def _convert_calls(run: Path, process: Process, frames: Mapping[str, pl.DataFrame]) -> None:
+    """The calls that no window saw, and messages; what a process that failed stood still in is unfinished."""
+    worker, folder = frames[WORKERS.name].row(0, named=True), process.folder
+    well = worker["exit_code"] == 0
+    stepped_ns = frames[STEPS.name].select((pl.col("start_ns") + pl.col("duration_ns")).max()).item() or -1
+    last_ns = calls.entries(folder)["enqueued_ns"].max()
+    stalls = None if well else calls.latest_stall(folder, stepped_ns)
+    calls.write_calls(run, process.part, folder, None, stalls)
+    stood_ns = NEVER_NS if well else max(stepped_ns, last_ns if isinstance(last_ns, int) else -1)
+    messages = message_rows(folder, process.rank, stood_ns)
+    write_part(run, COLLECTIVES, f"{process.part}-messages", messages)
+    write_part(run, PROCESS_GROUPS, process.part, process_groups(folder, process.rank))
+
+
+def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
+    """Deep windows that this rank did not take, or did not keep."""
+    missed = [r.c for r in recorded if r.kind == records.MISSED]
+    opened, kept, dropped = (
+        {r.a for r in recorded if r.kind == kind}
+        for kind in (records.OPENED, records.WINDOW, records.DROPPED)
+    )
+    counts = {MISSED: missed.count(1), OCCUPIED: missed.count(0), DROPPED: len(dropped)}
+    counts[UNFINISHED] = len(opened - kept - dropped)
+    return {reason: count for reason, count in counts.items() if count}
+
+
+def move_process(run: Path, process: Process, to: Path) -> None:
+    """Move the parts that a process has so far to another run: its steps happened again later."""
+    for name in TABLES if to != run else ():
+        for part in (run / name).glob(f"{process.part}-*.parquet"):
+            (to / name).mkdir(parents=True, exist_ok=True)
+            part.rename(to / name / part.name)

@@ -1,0 +1,71 @@
+"""The processes that a launch recorded.
+
+In: the folder that a launch wrote to. Out: one `Process` per folder in it whose facts can be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpro.collectors.launch.recording import Launch
+
+_KINDS: dict[str, type] = dict.fromkeys(("rank", "started_ns", "world_size", "local_rank", "pid"), int)
+_TEXTS = ("host", "gpu_uuid", "gpu_name", "gpu_pci")
+_KINDS |= dict.fromkeys(_TEXTS, str) | {"versions": dict, "environment": dict}
+# What older recorders left out.
+_FACTS = {"world_size": 0, "local_rank": -1, "pid": -1, "versions": {}, "environment": {}}
+_FACTS |= dict.fromkeys(_TEXTS, "")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One recorded process of the job: its folder and what it said about itself."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return int(self.facts["rank"])
+
+    @property
+    def part(self) -> str:
+        """Beginning of the names of its parts; the pid tells a restarted rank from the one before."""
+        return f"rank{self.rank:05d}-{self.facts['pid']}"
+
+
+def processes(launch: Launch) -> list[Process]:
+    """The processes that recorded, by rank and then by start."""
+    found = []
+    for path in launch.raw.glob("*/facts.json"):
+        with suppress(ValueError):
+            found.append(Process(path.parent, process_facts(path.parent)))
+    return sorted(found, key=lambda process: (process.rank, process.facts["started_ns"]))
+
+
+def unreadable(launch: Launch) -> list[str]:
+    """The folders of processes whose facts are damaged, as after a power failure."""
+    known = {process.folder for process in processes(launch)}
+    return sorted(path.parent.name for path in launch.raw.glob("*/facts.json") if path.parent not in known)
+
+
+def process_facts(folder: Path) -> dict[str, Any]:
+    """What a process of the job said about itself.
+
+    Raises:
+        ValueError: the file is damaged, or no process wrote it: names of files are made of what it says.
+    """
+    path = folder / "facts.json"
+    try:
+        facts: dict[str, Any] = {**_FACTS, **json.loads(path.read_text(encoding="utf-8"))}
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: is not what a process writes") from error
+    if any(type(facts.get(name)) is not kind for name, kind in _KINDS.items()):
+        raise ValueError(f"{path}: is not what a process writes")
+    return facts

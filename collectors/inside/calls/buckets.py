@@ -1,0 +1,141 @@
+"""Gradient buckets: how data-parallel modules group their parameters for communication.
+
+In: modules as DDP wraps them, the modules that FSDP2 has sharded. Out: `buckets.json`, one object per wrapped
+module: `source`, and `buckets`, each with its `bytes`, and the indices (`parameters`), `names`, sizes
+(`parameter_bytes`) and `shapes` of its parameters, and its communication `hook`, where they are known.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+
+from ..patching import patch
+from ..recorder import Recorder
+
+KNOWN_AT_STEP = 3  # DDP rebuilds its buckets after the first backward
+
+
+class Buckets:
+    """The wrapped modules of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """No module is wrapped yet."""
+        self._recorder = recorder
+        self._modules: list[weakref.ref[Any]] = []
+
+    def on_module(self, module: Any) -> None:
+        """A module was wrapped for data parallelism."""
+        self._modules.append(weakref.ref(module))
+
+    def on_step(self, step: int) -> None:
+        """Buckets are final after a few steps."""
+        if step == KNOWN_AT_STEP:
+            self.save()
+
+    def save(self) -> None:
+        """Save what DDP and FSDP2 say of their buckets."""
+        wrapped = [module for reference in self._modules if (module := reference()) is not None]
+        found = [_of_ddp(module) for module in wrapped] + _of_fsdp()
+        if found:
+            self._recorder.write_file("buckets.json", json.dumps(found).encode())
+
+
+def install(recorder: Recorder) -> None:
+    """Record gradient buckets."""
+    if not dist.is_available():
+        return
+    from torch.nn.parallel import DistributedDataParallel
+
+    buckets = Buckets(recorder)
+    patch(DistributedDataParallel, "__init__", after=lambda module: recorder.call(buckets.on_module, module))
+    recorder.listen("step", buckets.on_step)
+    recorder.listen("end", buckets.save)
+
+
+def _of_ddp(module: Any) -> dict[str, Any]:
+    """Buckets in order of communication: as rebuilt after the first backward, if they were."""
+    said = module._get_ddp_logging_data()
+    sizes = [int(size) for size in _split(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes"))]
+    ignored = getattr(module, "parameters_to_ignore", ())
+    named = module.module.named_parameters()
+    reduced = [(name, each) for name, each in named if each.requires_grad and name not in ignored]
+    told = _split(said.get("rebuilt_per_bucket_param_indices"))
+    members = [[int(index) for index in indices.split()] for indices in told]
+    members = members or _assigned(module, [each for _, each in reduced], sizes) or [[] for _ in sizes]
+    hook = str(said.get("comm_hook") or "")
+    buckets = []
+    for size, parameters in zip(sizes, members):
+        within = [reduced[index] for index in parameters]
+        buckets.append({"bytes": size, "parameters": parameters, "hook": hook, **_described(within)})
+    return {"source": "DDP logging data", "buckets": buckets}
+
+
+def _assigned(module: Any, parameters: list[Any], sizes: list[int]) -> list[list[int]]:
+    """The parameters of buckets that are never rebuilt (`find_unused_parameters`): DDP does not say them.
+
+    They are assigned once more, by DDP's own function; none if that does not give buckets of the same sizes.
+    """
+    cap, first = module.bucket_bytes_cap, dist._DEFAULT_FIRST_BUCKET_BYTES
+    for limits in ([first, cap], [cap], [sys.maxsize]):  # by version, and by what DDP was asked for
+        found = dist._compute_bucket_assignment_by_size(parameters, limits)
+        indices = [list(each) for each in reversed(found[0])]  # the last layers communicate first
+        if [sum(_bytes(parameters[index]) for index in each) for each in indices] == sizes:
+            return indices
+    return []
+
+
+def _bytes(parameter: Any) -> int:
+    return int(parameter.numel() * parameter.element_size())
+
+
+def _described(named: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {
+        "names": [name for name, _ in named],
+        "parameter_bytes": [_bytes(parameter) for _, parameter in named],
+        "shapes": [list(parameter.shape) for _, parameter in named],
+    }
+
+
+def _split(listing: object) -> list[str]:
+    return [part.strip() for part in str(listing or "").split(",") if part.strip()]
+
+
+def _of_fsdp() -> list[dict[str, Any]]:
+    """What each module sharded as a whole gathers at once, in the order of the model."""
+    composable = sys.modules.get("torch.distributed._composable_state")
+    states = {m: ref() for m, ref in getattr(composable, "_module_state_mapping", {}).items()}
+    found = []
+    for root, state in states.items():
+        if getattr(state, "_is_root", False) and hasattr(state, "_fsdp_param_group"):
+            indices = {name: index for index, (name, _) in enumerate(root.named_parameters())}
+            inner = [states[module] for module in root.modules() if module in states]
+            buckets = [_of_group(group, indices) for each in inner for group in _groups(each)]
+            found.append({"source": "FSDP2 parameter groups", "buckets": buckets})
+    return found
+
+
+def _groups(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None)  # a list since PyTorch 2.12 or so
+    return list(groups) if groups is not None else [state._fsdp_param_group] * bool(state._fsdp_param_group)
+
+
+def _of_group(group: Any, indices: dict[str, int]) -> dict[str, Any]:
+    names = [parameter._param_fqn for parameter in group.fsdp_params]
+    gathered = [
+        math.prod(parameter._orig_size) * (parameter.param_dtype or parameter.orig_dtype).itemsize
+        for parameter in group.fsdp_params
+    ]
+    return {
+        "bytes": sum(gathered),
+        "parameters": [indices.get(name, -1) for name in names],
+        "hook": "",
+        "names": names,
+        "parameter_bytes": gathered,
+        "shapes": [list(parameter._orig_size) for parameter in group.fsdp_params],
+    }

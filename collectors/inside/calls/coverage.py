@@ -1,0 +1,109 @@
+"""Which collective calls PyTorch itself remembers: its flight recorder, turned on where it is off.
+
+In: the job's environment and process groups. Out: the size of the flight recorder's ring in the environment,
+where the user has set none, and `lacks.txt`, one sentence for each thing that this PyTorch does not record.
+Before 2.11 the ring has no entries unless a variable gives it some; before 2.8 it knows NCCL alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from ..names import LACKS
+from ..recorder import Recorder
+
+DEFAULT = 2000  # entries, as PyTorch 2.11 and later
+_NEW, _OLD = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+_FOR_TESTS = ("fake", "threaded", "undefined")  # backends that call nothing
+
+
+def knows_all() -> bool:
+    """Whether the flight recorder is that of all backends, which came with a new name of its variable."""
+    return hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
+
+
+def names() -> tuple[str, ...]:
+    """The variables that this PyTorch takes the size from; the first one that is set counts.
+
+    The second is one it warns of on stderr: a job that did not set it must not get it.
+    """
+    return (_NEW, _OLD) if knows_all() else (_OLD,)
+
+
+def turn_on() -> None:
+    """Give the ring entries, unless the user has said how many; PyTorch reads it at the first group."""
+    if not any(name in os.environ for name in names()):
+        os.environ[names()[0]] = str(DEFAULT)
+
+
+def entries() -> int:
+    """How many calls the ring keeps; 0 where it is turned off."""
+    texts = [os.environ[name] for name in names() if name in os.environ]
+    try:
+        return max(int(texts[0]), 0) if texts else DEFAULT
+    except ValueError:  # PyTorch refuses it, with an error of its own
+        return DEFAULT
+
+
+def lacks(backends: Iterable[str], size: int) -> list[str]:
+    """What is not recorded of collective calls, in words.
+
+    Args:
+        backends: of the process groups, such as `nccl`.
+        size: entries of the ring.
+    """
+    if size == 0:
+        name = next((name for name in names() if name in os.environ), names()[0])
+        return [f"{name}={os.environ.get(name, 0)} turns PyTorch's flight recorder off: {_UNSEEN}"]
+    known = {"nccl", "gloo", "xccl", *_FOR_TESTS} if knows_all() else {"nccl", *_FOR_TESTS}
+    version = torch.__version__.partition("+")[0]
+    return [
+        f"the flight recorder of PyTorch {version} does not have the calls of {each}: {_UNSEEN}"
+        for each in sorted(set(backends) - known)
+    ]
+
+
+_UNSEEN = "they are known in deep windows only, without their bytes and groups"
+
+
+class Coverage:
+    """What this process's PyTorch does not record."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing is known yet."""
+        self._recorder = recorder
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child."""
+        self._said: list[str] = []
+
+    def say(self) -> None:
+        """Write what is lacking, if there is more of it than before."""
+        if self._recorder.folder is None or not dist.is_initialized():
+            return
+        now = lacks(_backends(), entries())
+        if now != self._said:
+            self._said = now
+            self._recorder.write_file(LACKS, "".join(f"{line}\n" for line in now).encode())
+
+
+def install(recorder: Recorder) -> None:
+    """Turn the flight recorder on, and say what it cannot have."""
+    if not dist.is_available():
+        return
+    turn_on()
+    coverage = Coverage(recorder)
+    recorder.listen("open", coverage.say)
+    recorder.listen("end", coverage.say)  # groups may have been made since
+    recorder.listen("fork", coverage.on_fork)
+
+
+def _backends() -> set[str]:
+    """The backends of all process groups, of each device: `cpu:gloo,cuda:nccl` are two."""
+    configs = dist.distributed_c10d._world.pg_backend_config.values()
+    return {part.rpartition(":")[2] for config in configs for part in str(config).split(",") if part}

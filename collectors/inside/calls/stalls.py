@@ -1,0 +1,192 @@
+"""Messages of gloo, and what a process is stuck in.
+
+In: sends and receives on CPU tensors, which gloo's flight recorder leaves out. Out: `messagesNNNN.json`, the
+messages of a deep window; and `stall.json`, while no step ends: the latest message of each pair and all that
+are not delivered, and the stack of the main thread. A process that fails says it once more, unless it had
+said so since its last step: what failed at the end is not what it waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+
+from ..patching import patch
+from ..recorder import Recorder
+from ..windows.kineto import is_profiling
+from .flight import STALL_S
+
+PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
+MOST = 65536  # messages of a window that are kept
+DEEPEST = 16  # calls of the stack that are kept
+_OPS = ("send", "recv")
+
+
+class Stalls:
+    """The messages of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """No message was sent yet."""
+        self._recorder = recorder
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: it has sent nothing."""
+        self._pending: deque[tuple[Any, dict[str, Any]]] = deque(maxlen=PENDING)
+        self._in_window: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self._latest: dict[tuple[str, str, int], tuple[Any, dict[str, Any]]] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
+        self._saved_s = 0.0
+        self._open: set[tuple[str, str, int, int]] = set()  # messages that were open at the save before
+
+    def on_message(self, op: str, group: Any, work: Any, tensors: Any, peer: int) -> None:
+        """A message was begun.
+
+        Args:
+            op: send or recv.
+            group: the process group.
+            work: what the caller waits for.
+            tensors: what is moved.
+            peer: the other rank, within the group.
+        """
+        tensor = tensors[0]
+        if tensor.device.type != "cpu":
+            self._recorder.num_messages += 1
+            return
+        if work is None:
+            return
+        key = (op, group.group_name, peer)
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        message = {
+            "op": op,
+            "group": group.group_name,
+            "peer": peer,
+            "sequence": count,
+            "bytes": tensor.nbytes,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "enqueued_ns": time.time_ns(),
+        }
+        self._latest[key] = entry = (weakref.ref(work), message)  # nothing of the job's is kept alive
+        self._pending.append(entry)
+        if is_profiling():
+            self._in_window.append(message)
+
+    def on_coalesced(self) -> None:
+        """Several messages go as one: the flight recorder has an entry for that, too."""
+        self._recorder.num_messages += 1
+
+    def on_window(self, name: str) -> None:
+        """A window was saved: so are its messages.
+
+        Args:
+            name: its file, without the ending.
+        """
+        messages, self._in_window = self._in_window, deque(maxlen=MOST)
+        if messages:
+            content = json.dumps(_with_ranks(messages)).encode()
+            self._recorder.write_file(f"{name.replace('window', 'messages')}.json", content)
+
+    def on_second(self) -> None:
+        """Save while nothing moves; how the process then ends says nothing of what it stood still in."""
+        if self._recorder.ending:
+            return
+        now_s = time.monotonic()
+        if min(now_s - self._recorder.last_step_s, now_s - self._saved_s) > STALL_S:
+            self.save()
+            self._saved_s = now_s
+
+    def on_end(self) -> None:
+        """The process is about to go; where it fails, what it waited for when it stood still is kept."""
+        if self._recorder.ending == "exception" and self._saved_s <= self._recorder.last_step_s:
+            self.save()
+
+    def save(self) -> None:
+        """Write what is known now.
+
+        Who waits for a message holds its handle: one that is gone may have been delivered, or have failed.
+        Of those that were open at the save before that is said, for others it does not matter.
+        """
+        pending = [
+            message | {"state": "scheduled"} for work, message in tuple(self._pending) if _is_open(work)
+        ]
+        known = {_name_of(message) for message in pending}
+        latest = [
+            message | {"state": "closed" if _name_of(message) in self._open else "completed"}
+            for _, message in tuple(self._latest.values())
+            if _name_of(message) not in known
+        ]
+        self._open = known | {_name_of(message) for message in latest if message["state"] == "closed"}
+        stall = {
+            "saved_ns": time.time_ns(),
+            "messages": _with_ranks([*latest, *pending]),
+            "stack": _main_stack(),
+        }
+        self._recorder.write_file("stall.json", json.dumps(stall).encode())
+
+
+def _name_of(message: dict[str, Any]) -> tuple[str, str, int, int]:
+    return message["op"], message["group"], message["peer"], message["sequence"]
+
+
+def _is_open(work: Any) -> bool:
+    """Whether somebody still holds the message's handle and it was not waited for to its end."""
+    held = work()
+    return held is not None and not held.is_completed()
+
+
+def _with_ranks(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, each with the global ranks of its group, in the group's order."""
+    world = dist.distributed_c10d._world
+    ranks = {
+        name: sorted(places, key=lambda rank: places[rank])
+        for group, name in world.pg_names.items()
+        if (places := world.pg_group_ranks.get(group))
+    }
+    return [message | {"ranks": ranks.get(message["group"], [])} for message in messages]
+
+
+def _main_stack() -> list[str]:
+    """Calls of the main thread, innermost first: `file:line function`."""
+    frame = sys._current_frames().get(threading.main_thread().ident or -1)
+    calls: list[str] = []
+    while frame is not None and len(calls) < DEEPEST:
+        calls.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return calls
+
+
+def install(recorder: Recorder) -> None:
+    """Remember messages, and save where the process stands."""
+    stalls = Stalls(recorder)
+    recorder.listen("window", stalls.on_window)
+    recorder.listen("second", stalls.on_second)
+    recorder.listen("end", stalls.on_end)
+    recorder.listen("fork", stalls.on_fork)
+    if dist.is_available():
+        for op in _OPS:
+            _patch(recorder, stalls, op)
+        if hasattr(dist.ProcessGroup, "_end_coalescing"):
+            patch(dist.ProcessGroup, "_end_coalescing", before=lambda *_: recorder.call(stalls.on_coalesced))
+
+
+def _patch(recorder: Recorder, stalls: Stalls, op: str) -> None:
+    """Be told of each message; what the group returns is handed on as it is."""
+    owner = dist.ProcessGroup
+    original = getattr(owner, op)
+
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        work = original(self, *args, **kwargs)
+        if len(args) > 1:
+            recorder.call(stalls.on_message, op, self, work, args[0], args[1])
+        return work
+
+    patched.__name__, patched.__doc__ = op, original.__doc__
+    setattr(owner, op, patched)

@@ -1,0 +1,7 @@
+"""The process itself: its settings, its GPU, its threads, and how it ends.
+
+environment, masking    which variables and words are recorded: settings, and no secrets
+gpu                     which GPU the process computes on
+requests, stacks        probes: requests from outside; where the threads are
+exits, preemption       probes: how processes end; a last flush before a signal that ends the process
+"""

@@ -1,0 +1,167 @@
+"""How processes of the job end: with which exit code, or asked to by which signal.
+
+In: the moments before an end that Python or libc tells of. Out: records of kind ENDING; `raised.json`, the
+exception that ends the interpreter and where it was raised; `exit`, written by libc itself once the
+interpreter is gone; and `reaped`, what a parent got to know of a process that recorded.
+The kernel tells all of this to anybody from Linux 6.15 on, earlier ones only to the parent.
+
+A process that is killed without being asked (SIGKILL, a crash) can leave no word here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing.process
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .. import records
+from ..names import FAILED, RAISED
+from ..patching import patch
+from ..recorder import Recorder
+from . import environment
+
+UNKNOWN = b"\xff\xfe"  # the file `exit` of a process that has not exited
+DEEPEST = 16  # calls of a traceback that are kept, from the innermost
+_UNBUFFERED = 2  # _IONBF
+QUOTED = "Traceback (most recent call last)"
+
+
+class Exits:
+    """The end of one process, and those it gets to see of its children."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing ends yet."""
+        self._recorder = recorder
+        self._noted: set[int] = set()
+        self._descriptors: list[int] = []
+
+    def on_open(self) -> None:
+        """This process records: what it ends with is of interest."""
+        assert self._recorder.folder is not None
+        self.keep_exit_code(self._recorder.folder / "exit")
+
+    def keep_exit_code(self, path: Path) -> None:
+        """Have libc write the exit code to a file when the process exits: one byte, twice.
+
+        Python is gone by then. `on_exit` calls a function with the exit code and a pointer, and `fputc`
+        takes just that: a code, of which it writes the last byte, and a stream. Until then the file holds
+        two bytes that differ, so that its block is there on a disk that is full in the end.
+        """
+        path.write_bytes(UNKNOWN)
+        libc = ctypes.CDLL(None)
+        libc.fopen.restype = ctypes.c_void_p
+        stream = ctypes.c_void_p(libc.fopen(os.fsencode(path), b"r+e"))
+        if not stream.value:
+            raise OSError(f"{path} cannot be written")
+        libc.setvbuf(stream, None, _UNBUFFERED, ctypes.c_size_t(0))
+        for _ in UNKNOWN:
+            libc.on_exit(libc.fputc, stream)
+        self._descriptors.append(libc.fileno(stream))
+
+    def on_quit(self, code: object = 0) -> None:
+        """`os._exit` was called: the code's last byte is what a parent gets."""
+        if isinstance(code, int):
+            self.note(code & 0xFF, -1)
+
+    def on_raise(self, kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+        """An exception that nobody caught is about to end the interpreter."""
+        self._recorder.ending = "exception"
+        if issubclass(kind, KeyboardInterrupt):  # Python then kills itself, so that a shell sees Ctrl-C
+            self.note(-1, signal.SIGINT)
+            return
+        self.note(1, -1)
+        content = json.dumps(raised(kind, error, place)).encode()
+        if self._recorder.folder is not None:
+            self._recorder.write_file(RAISED, content)
+        else:  # it fails before it trains
+            path = self._recorder.launch / f"{FAILED}{socket.gethostname()}-{os.getpid()}.json"
+            path.with_suffix(".tmp").write_bytes(content)
+            path.with_suffix(".tmp").rename(path)
+
+    def note(self, code: int, number: int) -> None:
+        """Record what is about to end this process: an exit code or a signal, -1 for the other."""
+        if self._recorder.records is not None:
+            self._recorder.records.write(records.ENDING, time.time_ns(), code, number)
+
+    def on_reaped(self, pid: int | None, code: int | None) -> None:
+        """A child may have ended; say so where it has recorded. A negative code is a signal."""
+        if pid is None or code is None or pid in self._noted:
+            return
+        self._noted.add(pid)
+        folder = self._recorder.launch / f"{socket.gethostname()}-{pid}"
+        if folder.is_dir():
+            (folder / "reaped").write_text(str(code))
+
+    def on_fork(self) -> None:
+        """This is a forked child: its exit code is not that of the process that recorded."""
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        for descriptor in self._descriptors:
+            os.dup2(nowhere, descriptor, inheritable=False)
+        os.close(nowhere)
+        self._descriptors.clear()
+        self._noted.clear()
+
+
+def install(recorder: Recorder) -> None:
+    """Keep how this process ends, and what it learns of its children's ends."""
+    exits = Exits(recorder)
+    recorder.listen("open", exits.on_open)
+    recorder.listen("fork", exits.on_fork)
+    if os.getpid() == recorder.config.get("pid"):  # the process that was started as the job
+        recorder.call(exits.keep_exit_code, recorder.launch / "exit")
+    patch(os, "_exit", before=lambda *code: recorder.call(exits.on_quit, *code))
+    _install_excepthook(recorder, exits)
+
+    def after_popen(popen: subprocess.Popen[Any]) -> None:
+        recorder.call(exits.on_reaped, popen.pid, popen.returncode)
+
+    def after_join(process: Any) -> None:
+        recorder.call(lambda: exits.on_reaped(process.pid, process.exitcode))
+
+    # Not `wait` and `poll`: they raise at times, and tracebacks of the script would show this patch.
+    patch(subprocess.Popen, "_handle_exitstatus", after=after_popen)
+    patch(multiprocessing.process.BaseProcess, "join", after=after_join)
+
+
+def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
+    original = sys.excepthook
+
+    def excepthook(kind: type[BaseException], *details: Any) -> None:
+        recorder.call(exits.on_raise, kind, *details)
+        original(kind, *details)
+
+    sys.excepthook = excepthook
+
+
+def raised(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> dict[str, Any]:
+    """An exception as recorded: when, its type, the first line of its message without secrets, and its calls.
+
+    Of a message that quotes another process's traceback, as `torch.multiprocessing.spawn` does, it is the
+    last line. The calls are innermost first, each `file:line function`.
+    """
+    calls = []
+    while place is not None:
+        code = place.tb_frame.f_code
+        calls.append(f"{code.co_filename}:{place.tb_lineno} {code.co_name}")
+        place = place.tb_next
+    try:
+        message = str(error)
+    except Exception:  # written by the user
+        message = ""
+    lines = message.strip().splitlines() or [""]
+    line = lines[-1] if QUOTED in message else lines[0]
+    return {
+        "time_ns": time.time_ns(),
+        "type": kind.__qualname__,
+        "message": environment.mask(line)[: environment.LONGEST],
+        "calls": calls[: -DEEPEST - 1 : -1],
+    }

@@ -1,0 +1,95 @@
+"""Where all threads of this process are now, for who asks from outside.
+
+In: a request. Out: an answer with the Python frames of every thread but ours. A process whose interpreter is
+held by a call in C cannot answer; for it a handler in C is set on a signal that nobody uses, which writes the
+frames to `stacks.txt` without asking Python. The signal is meant for a thread of ours, which only sleeps, so
+that it interrupts no system call of the job's.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import IO, Any
+
+from ..recorder import Recorder
+from .preemption import handler_of
+
+OURS = "dpro-"  # what names of our threads begin with
+_register = faulthandler.register
+
+
+class Stacks:
+    """The stacks of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nobody has asked yet."""
+        self._recorder = recorder
+        self._file: IO[bytes] | None = None
+        self._told = False
+
+    def on_open(self) -> None:
+        """Set the handler."""
+        folder, number = self._recorder.folder, _unused_signal()
+        if folder is None or number is None:
+            return
+        self._file = (folder / "stacks.txt").open("ab")
+        _register(number, self._file.fileno(), all_threads=True)
+        self._signal = number
+
+    def on_second(self) -> None:
+        """Say where to send the signal: to the thread that calls this."""
+        if not self._told and self._file is not None:
+            self._told = True
+            where = {"signal": self._signal, "thread": threading.get_native_id()}
+            self._recorder.write_file("stacks.json", json.dumps(where).encode())
+
+    def on_request(self, request: dict[str, Any]) -> None:
+        """Tell where the threads are."""
+        if request["kind"] == "stacks":
+            self._recorder.answer(request["id"], {"threads": threads()})
+
+    def on_fork(self) -> None:
+        """This is a forked child: nobody asks it."""
+        self._file, self._told = None, False
+
+
+def threads() -> list[dict[str, Any]]:
+    """The threads, each with its name and its frames, innermost first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sys._current_frames().items():
+        name = names.get(ident, f"thread {ident}")
+        if not name.startswith(OURS):
+            found.append({"name": name, "frames": _frames(frame)})
+    return sorted(found, key=lambda thread: (thread["name"] != "MainThread", thread["name"]))
+
+
+def install(recorder: Recorder) -> None:
+    """Answer questions for stacks."""
+    stacks = Stacks(recorder)
+    recorder.listen("open", stacks.on_open)
+    recorder.listen("second", stacks.on_second)
+    recorder.listen("request", stacks.on_request)
+    recorder.listen("fork", stacks.on_fork)
+
+
+def _frames(frame: FrameType | None) -> list[dict[str, Any]]:
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        found.append({"file": code.co_filename, "line": frame.f_lineno, "function": code.co_qualname})
+        frame = frame.f_back
+    return found
+
+
+def _unused_signal() -> int | None:
+    """A real-time signal that still has its default handler; the last are the least likely to be used."""
+    for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1):
+        if handler_of(number) == 0:  # SIG_DFL
+            return number
+    return None

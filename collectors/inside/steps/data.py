@@ -1,0 +1,117 @@
+"""Waiting for data: the time the training loop spends in its DataLoader, and how much it is handed there.
+
+In: the calls of a loader's `__iter__` and `__next__`. Out: the totals so far, which `host` samples at the end
+of each step; a record for each long wait, with the worker process whose batch it was, and for each beginning
+of a loader. Of a batch the sizes of its tensors are looked at, never what is in them.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
+
+from .. import records
+from ..recorder import Recorder
+from . import batches
+
+LONG_NS = 1_000_000
+
+
+class Data:
+    """The waits of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nobody has waited yet."""
+        self._recorder = recorder
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: a worker, most likely."""
+        self._worker = -1
+        self._begun_ns = 0  # 0 while nobody waits
+        self._waiting: Any = None  # the iterator that is waited for
+
+    def on_beginning(self, loader: Any) -> None:
+        """A loader begins anew: it may have to start its workers."""
+        ours = self._recorder.training_thread in (0, threading.get_ident())
+        if self._waiting is None and ours:
+            self._waiting, self._begun_ns = loader, time.time_ns()
+
+    def on_begun(self, loader: Any) -> None:
+        """It has begun: that, too, was waiting for data."""
+        if self._waiting is not loader:
+            return
+        self._waiting = None
+        duration_ns = time.time_ns() - self._begun_ns
+        self._recorder.data_wait_ns = max(self._recorder.data_wait_ns, 0) + duration_ns
+        if self._recorder.records is not None:
+            workers, persist = int(loader.num_workers), int(bool(loader.persistent_workers))
+            self._recorder.records.write(records.BEGUN, self._begun_ns, duration_ns, workers, persist)
+
+    def on_wait(self, iterator: Any) -> None:
+        """A batch is asked for: not counted within another loader, or on a thread that does not train."""
+        ours = self._recorder.training_thread in (0, threading.get_ident())
+        if self._waiting is None and ours:
+            self._recorder.guarded(self._recorder.on_work)
+            self._waiting, self._worker = iterator, _worker(iterator)
+            self._begun_ns = time.time_ns()
+
+    def on_batch(self, iterator: Any, batch: Any) -> None:
+        """The batch is there, or there are no more: None."""
+        if self._waiting is not iterator:
+            return
+        self._waiting = None
+        duration_ns = time.time_ns() - self._begun_ns
+        self._recorder.data_wait_ns = max(self._recorder.data_wait_ns, 0) + duration_ns
+        if duration_ns >= LONG_NS and self._recorder.records is not None:
+            self._recorder.records.write(records.LOADED, self._begun_ns, duration_ns, self._worker)
+        # What is evaluated is no work of the training step, and not shared out among ranks like it.
+        elements = batches.count_elements(batch) if torch.is_grad_enabled() else 0
+        if elements > 0:
+            self._recorder.input_elements = max(self._recorder.input_elements, 0) + elements
+
+
+def install(recorder: Recorder) -> None:
+    """Record how long the training loop waits for its data."""
+    data = Data(recorder)
+    recorder.listen("fork", data.on_fork)
+    _patch_beginning(recorder, data)
+    original = _BaseDataLoaderIter.__next__
+
+    @functools.wraps(original)
+    def patched(iterator: Any) -> Any:
+        recorder.call(data.on_wait, iterator)
+        batch = None
+        try:
+            batch = original(iterator)
+            return batch
+        finally:
+            recorder.call(data.on_batch, iterator, batch)
+
+    _BaseDataLoaderIter.__next__ = patched
+
+
+def _patch_beginning(recorder: Recorder, data: Data) -> None:
+    original = DataLoader.__iter__
+
+    @functools.wraps(original)
+    def patched(loader: Any) -> Any:
+        recorder.call(data.on_beginning, loader)
+        try:
+            return original(loader)
+        finally:
+            recorder.call(data.on_begun, loader)
+
+    DataLoader.__iter__ = patched
+
+
+def _worker(iterator: Any) -> int:
+    """The worker process whose batch comes next; -1 where the training process loads it itself."""
+    tasks = getattr(iterator, "_task_info", None)
+    task = tasks.get(getattr(iterator, "_rcvd_idx", None)) if tasks else None
+    return int(task[0]) if task else -1

@@ -1,0 +1,203 @@
+"""How long steps take on the device, by a timing event at each step's end on the stream that trains.
+
+In: the ends of steps. Out: a record for each step whose two events answered. The host only enqueues work, so
+where it runs ahead of its device the time between two ends of steps on the host is that of enqueueing. The
+time between two events is what the device made of the step, its idle time included.
+
+Nothing here waits: an event is asked for at the end of a later step, by the thread that recorded it, and no
+call is made to the device while a graph is captured. Time is measured between events of one stream only.
+Where our own work between two steps was long, a second event begins the next step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import captures, records
+from ..recorder import Recorder
+
+AGE = 2  # steps before an event is asked for: the host is ahead of its device, and asking has a cost
+AT_ONCE = 8  # events that are asked for at the end of one step
+MOST = 256  # events that wait: hosts run ahead by as many launches as the queue holds, about a thousand
+PATIENCE = 1000  # steps without an answer, after which the events are given up
+
+
+class Mark(NamedTuple):
+    """An event at a step's end, or where the next one begins.
+
+    Attributes:
+        event: of the device.
+        stream: which it was recorded on.
+        time_ns: when the host recorded it.
+        step: steps ended by then.
+        is_end: whether a step lies between the event before it and this one.
+    """
+
+    event: Any
+    stream: int
+    time_ns: int
+    step: int
+    is_end: bool
+
+
+class Device(NamedTuple):
+    """What is asked of a device.
+
+    Attributes:
+        event: makes an event that can be timed.
+        current_stream: the stream that the calling thread enqueues work on.
+        selected: makes it the current device for a while. What is asked of an event may claim memory on the
+            current device, and a job that names its device everywhere may have another one there.
+    """
+
+    event: Callable[[], Any]
+    current_stream: Callable[[], Any]
+    selected: Callable[[], AbstractContextManager[Any]]
+
+
+def interface_of(device: torch.device) -> Device | None:
+    """Events and streams of a device: of its own module as for CUDA and ROCm, else of any accelerator.
+
+    None for a device that has neither.
+    """
+    module: Any = getattr(torch, device.type, None)
+    if not (hasattr(module, "Event") and hasattr(module, "current_stream")):
+        accelerator: Any = getattr(torch, "accelerator", None)
+        found = accelerator.current_accelerator() if accelerator is not None else None
+        if found is None or found.type != device.type:
+            return None
+        event = partial(torch.Event, device.type, enable_timing=True)
+        return Device(event, partial(accelerator.current_stream, device.index), nullcontext)
+    event = partial(module.Event, enable_timing=True)
+    selected = partial(module.device, device.index) if hasattr(module, "device") else nullcontext
+    return Device(event, partial(module.current_stream, device.index), selected)
+
+
+class GpuSteps:
+    """The timing events of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """No event is recorded yet."""
+        self._recorder = recorder
+        self._left: list[Any] = []  # events of the parent of a fork: to destroy them would call the device
+        self._waiting: deque[Mark] = deque()
+        self._free: list[Any] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._device: Device | None = None
+        self._waiting, self._free = deque(), []
+        self._is_gap = True  # the step that ends now has no event at its beginning
+        self._is_full = False
+        self._thread = 0  # that recorded the latest event
+
+    def on_fork(self) -> None:
+        """This is a forked child, which must not touch its parent's device."""
+        self._left += [*self._waiting, *self._free]
+        self._forget()
+
+    def on_step(self, step: int) -> None:
+        """A step has ended."""
+        device = self._find(step)
+        if device is None:
+            return
+        with device.selected():
+            if captures.is_capturing_here():
+                self._is_gap = True
+                return
+            self._read(step - AGE, AT_ONCE)
+            self._mark(device, step, is_end=not self._is_gap)
+
+    def on_resume(self, step: int) -> None:
+        """Work of ours took long after a step; the next one begins now."""
+        device = self._find(step)
+        if device is None:
+            return
+        with device.selected():
+            if captures.is_capturing_here():
+                self._is_gap = True
+                return
+            self._mark(device, step, is_end=False)
+
+    def on_end(self) -> None:
+        """Read what has been answered; whatever has not stays unknown.
+
+        Where a thread of ours ends the recording, since the job's own hangs, the device is left alone.
+        """
+        if self._device is None or self._thread != threading.get_ident() or captures.is_capturing():
+            return
+        with self._device.selected():
+            if self._waiting and not captures.is_capturing_here():
+                self._read(self._waiting[-1].step, MOST)
+        self._waiting.clear()
+        self._free.clear()
+        self._is_gap = True
+
+    def _find(self, step: int) -> Device | None:
+        """The device that trains, if it may be called; while none is known, looked for ever more rarely."""
+        if self._device is None and step & (step - 1) == 0:
+            found = self._find_device()
+            self._device = None if found is None else interface_of(found)
+        if self._device is None or captures.is_capturing():
+            self._is_gap = True
+            return None
+        return self._device
+
+    def _find_device(self) -> Any:
+        """The device that trains: where parameters are, or where the allocator holds memory.
+
+        Of a device that this process does not compute on, even the current one, an event would claim memory.
+        """
+        device = self._recorder.device
+        if device is None and torch.cuda.is_initialized():
+            index = torch.cuda.current_device()
+            device = torch.device("cuda", index) if torch.cuda.memory_allocated(index) else None
+        return device
+
+    def _mark(self, device: Device, step: int, is_end: bool) -> None:
+        waiting = self._waiting
+        if waiting and step - waiting[0].step > PATIENCE:
+            waiting.clear()  # an event may be destroyed before it has happened
+        self._is_full = len(waiting) >= (MOST // 2 if self._is_full else MOST)
+        if self._is_full:  # half of them have to be free again: events of single boundaries time no step
+            self._is_gap = True
+            return
+        stream = device.current_stream()
+        event = self._free.pop() if self._free else device.event()
+        event.record(stream)
+        waiting.append(Mark(event, stream.stream_id, time.time_ns(), step, is_end))
+        self._is_gap, self._thread = False, threading.get_ident()
+
+    def _read(self, until: int, most: int) -> None:
+        """Ask for the oldest events, up to those of a step, and write down the time between them."""
+        waiting = self._waiting
+        for _ in range(most):
+            if len(waiting) < 2 or waiting[1].step > until or not waiting[1].event.query():
+                return
+            first, second = waiting.popleft(), waiting[0]
+            if second.is_end and first.stream == second.stream:
+                self._write(first, second)
+            self._free.append(first.event)
+
+    def _write(self, first: Mark, second: Mark) -> None:
+        elapsed_ns = round(first.event.elapsed_time(second.event) * 1e6)
+        own = self._recorder.records
+        if own is not None and elapsed_ns >= 0:
+            own.write(records.GPU_STEP, first.time_ns, second.time_ns, elapsed_ns)
+
+
+def install(recorder: Recorder) -> None:
+    """Time steps on the device."""
+    steps = GpuSteps(recorder)
+    recorder.listen("step", steps.on_step)
+    recorder.listen("resume", steps.on_resume)
+    recorder.listen("end", steps.on_end)
+    recorder.listen("fork", steps.on_fork)

@@ -1,0 +1,110 @@
+"""What the host does to a training process: garbage collection, CPU time, waiting for a core.
+
+In: the ends of steps, collections. Out: per step two records of everything so far, a third where a DataLoader
+hands over batches, and one of its own for each long collection. Long work of ours between two steps is
+measured, so that it counts for neither.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from .. import records
+from ..recorder import Recorder
+from . import data
+
+LONG_NS = 1_000_000
+SHORT_NS = 5_000_000  # steps of less are not asked for their wait for a core
+
+
+class Host:
+    """The host facts of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing is measured yet."""
+        self._recorder = recorder
+        self._schedstat = -1  # a file that tells how long the thread was ready to run and had no core
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: its threads are others."""
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+        self._schedstat = -1
+        self._thread = 0  # whose CPU time is measured
+        self._clock = 0
+        self._queued_at_ns = 0  # when its wait for a core was read
+        self._collecting_ns = 0  # since when; 0 while not
+        self._collected_ns = 0
+
+    def on_collection(self, phase: str, generation: int) -> None:
+        """A garbage collection starts or stops."""
+        now_ns = time.time_ns()
+        if phase == "start":
+            self._collecting_ns = now_ns
+        elif self._collecting_ns:
+            duration_ns = now_ns - self._collecting_ns
+            self._collected_ns += duration_ns
+            if duration_ns >= LONG_NS and self._recorder.records is not None:
+                self._recorder.records.write(records.COLLECTED, self._collecting_ns, duration_ns, generation)
+            self._collecting_ns = 0
+
+    def on_resume(self, step: int) -> None:
+        """All have been told of the step; what that took belongs to no step."""
+        self._queued_at_ns = 0
+        self.on_step(step)
+
+    def on_step(self, step: int) -> None:
+        """A step has ended."""
+        own = self._recorder.records
+        if own is None:
+            return
+        thread = self._recorder.training_thread or threading.get_ident()
+        if thread != self._thread:
+            self._follow(thread)
+        now_ns = time.time_ns()
+        queued_ns = -1
+        if now_ns - self._queued_at_ns >= SHORT_NS and self._schedstat >= 0:  # a third of what a sample costs
+            queued_ns, self._queued_at_ns = int(os.pread(self._schedstat, 64, 0).split()[1]), now_ns
+        thread_ns = time.clock_gettime_ns(self._clock)
+        loads = self._recorder.works(data.__name__)
+        waited_ns = self._recorder.data_wait_ns if loads else -1
+        own.write(records.CPU, now_ns, time.process_time_ns(), thread_ns, queued_ns)
+        own.write(records.WORK, now_ns, self._recorder.num_backward, self._collected_ns, waited_ns)
+        if loads and self._recorder.input_elements >= 0:
+            own.write(records.INPUT, now_ns, self._recorder.input_elements)
+
+    def _follow(self, thread: int) -> None:
+        """Measure another thread from now on.
+
+        Raises:
+            OSError: there is no such thread.
+        """
+        native = {each.ident: each.native_id for each in threading.enumerate()}.get(thread)
+        if native is None:  # asking for the clock of a thread that is no more would crash
+            raise OSError("the thread that trains is no more")
+        self._clock = time.pthread_getcpuclockid(thread)
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+        self._schedstat = -1
+        self._thread = thread
+        with suppress(OSError):  # a kernel without scheduler statistics
+            self._schedstat = os.open(f"/proc/self/task/{native}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def install(recorder: Recorder) -> None:
+    """Record what the host does."""
+    host = Host(recorder)
+    recorder.listen("step", host.on_step)
+    recorder.listen("resume", host.on_resume)
+    recorder.listen("fork", host.on_fork)
+
+    def on_collection(phase: str, info: dict[str, Any]) -> None:
+        recorder.call(host.on_collection, phase, info["generation"])
+
+    gc.callbacks.append(on_collection)

@@ -1,0 +1,136 @@
+"""Jobs that never step: each call of the outermost model is a step.
+
+In: a model put into evaluation mode, or a process group; then, once a second, where the threads are. Out:
+steps. A hook on every module would slow every job, so the outermost model is looked for on the stacks, only
+while nobody has asked for gradients; one that is met twice, however far apart, is watched from then on, and
+it alone. Ranks find it at different calls: their steps are not numbered alike.
+
+A training job may have said nothing yet when its model is found: its first step is long, and it may ask the
+engine itself for gradients, as Megatron's pipelines do. So calls that build a graph are taken for training at
+first, and the first update of an optimizer ends the watch.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from ..patching import patch
+from ..recorder import Recorder
+from .stepping import MODEL_CALL
+
+PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
+GRAPHS_S = 120.0  # so long calls that build a graph are not counted: the first update may be yet to come
+LOOK_S = 0.05  # a call of 10 ms, once a second, is met every five seconds
+_CALLS = (Module._wrapped_call_impl.__code__, Module._call_impl.__code__)
+_graph_size = torch.autograd._get_sequence_nr  # nodes that this thread has made
+_WATCH = "_compiled_call_impl"  # an attribute that `Module.__call__` honours, and that is never saved
+
+
+class ModelCalls:
+    """The model calls of one process."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nobody looks for models yet."""
+        self._recorder = recorder
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: the thread that looks stayed behind."""
+        self._searcher: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._watched: Any = None
+        self._compiled: Any = None  # what `torch.nn.Module.compile` had put there
+
+    def on_eval(self) -> None:
+        """A model is evaluated; it may be all that this job does."""
+        self._recorder.guarded(self._recorder.on_work)
+        self.search()
+
+    def search(self) -> None:
+        """Begin to look for the model that is called, unless the process trains."""
+        if self._searcher is None and not (self._trains() or self._recorder.is_helper):
+            run, action = self._recorder.call, (self._search_until_found,)
+            self._searcher = threading.Thread(target=run, args=action, name="dpro-calls", daemon=True)
+            self._searcher.start()
+
+    def on_exit(self) -> None:
+        """The interpreter is about to go, and our thread before it."""
+        self._ended.set()
+        if self._searcher is not None:
+            self._searcher.join()
+
+    def _trains(self) -> bool:
+        return bool(self._recorder.training_thread or self._recorder.num_updates)
+
+    def _search_until_found(self) -> None:
+        met: dict[int, weakref.ref[Any]] = {}
+        if self._ended.wait(PATIENCE_S):
+            return
+        while not self._ended.wait(LOOK_S) and not self._trains():
+            found = _outermost_module()
+            if found is not None and id(found) in met and met[id(found)]() is found:
+                self._watch(found)
+                return
+            if found is not None:
+                met[id(found)] = weakref.ref(found)
+            del found  # the job's own: it goes when the job lets it go
+
+    def _watch(self, module: Any) -> None:
+        recorder = self._recorder
+        self._compiled = getattr(module, _WATCH)
+        original = self._compiled or module._call_impl
+        self._since_s = time.monotonic()
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            before = _graph_size()
+            result = original(*args, **kwargs)
+            recorder.call(self.on_call, _graph_size() != before)
+            return result
+
+        object.__setattr__(module, _WATCH, watched)
+        self._watched = module
+
+    def on_call(self, builds_graph: bool) -> None:
+        """The outermost model has returned."""
+        if self._watched is None:
+            return
+        if self._recorder.training_thread:  # it trains, after all
+            object.__setattr__(self._watched, _WATCH, self._compiled)
+            self._watched = None
+            return
+        if builds_graph and time.monotonic() - self._since_s < GRAPHS_S:
+            return
+        self._recorder.guarded(self._recorder.on_update, MODEL_CALL)
+
+
+def install(recorder: Recorder) -> None:
+    """Record the model calls of a job that does not train."""
+    calls = ModelCalls(recorder)
+    patch(Module, "eval", after=lambda *_: recorder.call(calls.on_eval))
+    recorder.listen("open", calls.search)
+    recorder.listen("exit", calls.on_exit)
+    recorder.listen("fork", calls.on_fork)
+
+
+def _outermost_module() -> Any:
+    """The model that some thread is in, the outermost of those within each other; None if there is none."""
+    for frame in sys._current_frames().values():
+        found: FrameType | None = None
+        each: FrameType | None = frame
+        while each is not None:
+            if each.f_code in _CALLS:
+                found = each
+            each = each.f_back
+        if found is not None:
+            return found.f_locals.get("self")
+    return None

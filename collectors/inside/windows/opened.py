@@ -1,0 +1,114 @@
+"""One deep window, from when Kineto starts to when it stops; on a GPU that is longer than its steps.
+
+In: the ends of steps. Out: the files of the window, and records of when its steps were. Kernels that were
+queued before CUPTI was attached have no launch in a trace: on a GPU Kineto starts a step early, and what
+belongs to that step is dropped when the trace is converted. A host runs ahead of its GPU: Kineto stops once
+that has done the last step's work, or `PATIENCE` steps later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import captures, records
+from .kineto import Recording
+from .plan import Window
+from .tail import Tail
+
+PATIENCE = 10  # steps that are recorded at most for the GPU to do the work of those before
+
+
+class OpenWindow:
+    """A window that is being recorded.
+
+    Attributes:
+        window: which.
+        thread: that started Kineto: no other can stop it.
+        has_whole_step: whether one of its steps has ended.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any], folder: Path, own: records.RecordWriter, window: Window, step: int
+    ) -> None:
+        """Start recording.
+
+        Args:
+            options: of the recording.
+            folder: of this process's files.
+            own: its records.
+            window: which window it is.
+            step: steps ended so far.
+        """
+        self.window = window
+        self.thread = threading.get_ident()
+        self.has_whole_step = False
+        self._folder, self._own = folder, own
+        own.write(records.OPENED, window.number, time.time_ns(), window.step)
+        self._recording = Recording(options, folder / f"trace{window.number:04d}.json")
+        self._started_ns = time.time_ns() if step >= window.step else 0
+        self._ended_ns = self._ended_after = 0
+        self._tail: Tail | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first step has."""
+        return self._started_ns > 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last step has: what is recorded since is of no use but for the GPU's work."""
+        return self._ended_ns > 0
+
+    def end_step(self, step: int) -> bool:
+        """So many steps have ended. Returns whether nothing more has to be recorded."""
+        if not self.has_begun and step >= self.window.step:
+            self._started_ns = time.time_ns()
+        self.has_whole_step = self.has_whole_step or step > self.window.step
+        if not self.has_ended and step >= self.window.step + self.window.steps:
+            self._end(step)
+        if captures.is_capturing_here():
+            return False
+        return self.has_ended and (step >= self._ended_after + PATIENCE or self.is_complete())
+
+    def is_complete(self) -> bool:
+        """Whether all work of its steps is done, on the GPU too."""
+        return self.has_ended and (self._tail is None or self._tail.has_passed())
+
+    def finish(self, longest_s: float) -> None:
+        """End the last step now if it has not, and wait so long for the GPU."""
+        if not self.has_ended:
+            self._end(self.window.step)
+        if self._tail is not None:
+            self._tail.wait(longest_s)
+
+    def close(self, keep: bool) -> bool:
+        """Stop recording.
+
+        Args:
+            keep: whether to save the window.
+
+        Returns:
+            Whether it is saved: not into a run that was deleted.
+        """
+        number, end_ns = self.window.number, self._ended_ns or time.time_ns()
+        keep = keep and self._folder.is_dir()  # Kineto would say on stderr that the run was deleted
+        try:
+            if keep and self._recording.gpu:
+                seen = self.is_complete() and not captures.is_capturing_here()
+                self._own.write(records.CUT, number, self._started_ns, end_ns, int(seen))
+        finally:
+            self._recording.stop(self._folder / f"window{number:04d}.json" if keep else None)
+        if keep:
+            self._own.write(records.WINDOW, number, self._started_ns, end_ns, time.time_ns())
+        else:
+            self._own.write(records.DROPPED, number, time.time_ns())
+        return keep
+
+    def _end(self, step: int) -> None:
+        self._ended_ns, self._ended_after = time.time_ns(), step
+        if self._recording.gpu:
+            self._tail = Tail()

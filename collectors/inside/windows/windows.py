@@ -1,0 +1,347 @@
+"""Deep windows: every operator, kernel and launch of some steps, as Kineto sees them.
+
+In: the ends of steps, and requests from outside. Out: `windowNNNN.json`, a Kineto file, `traceNNNN.json`, an
+execution trace where asked for, and records of when each window was. Rank 0 decides which steps they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+import time
+from typing import Any
+
+import torch
+from torch.autograd.profiler import profile, record_function
+
+from .. import captures, records
+from ..patching import patch
+from ..recorder import Recorder, identity
+from .agreement import Agreement
+from .foreign import Foreign
+from .kineto import OwnProfile, let_child_exit
+from .opened import OpenWindow
+from .plan import Budget, Plan, Window
+from .ranges import Ranges
+
+BACKWARD = "dpro::backward"  # the range around each backward call within a window
+LEAST = 200  # steps from one window to the next, where their cost decides
+FINISH_S = 2.0  # for the GPU to do what is left of a window when the process ends
+IDLE_S = 1.0  # without a step: the loop does something else, and no step may come for long
+LATE = "this rank learned of it too late"
+OCCUPIED = "a profiler ran already"
+CAPTURED = "a CUDA graph was captured"
+DROPPED = "a profiler or another process was started meanwhile"
+UNWANTED = "the job is recorded without deep windows (--no-windows)"
+ENDED = "the job ended before it began"
+
+
+class Windows:
+    """The deep windows of one process: at most one is open.
+
+    Attributes:
+        foreign: the user's own profilers.
+        ranges: those that outlive a window, or a profiler of the user.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        """No window is open yet."""
+        self._recorder = recorder
+        self.foreign = Foreign()
+        self.ranges = Ranges()
+        self._forget()
+
+    def _forget(self) -> None:
+        config = self._recorder.config
+        every, steps = config["every"], config["window_steps"]
+        self._plan = Plan(config["skip"], steps, every)
+        self._budget = Budget(config["budget"], max(LEAST, 2 * steps))
+        self._agreement = Agreement(self._recorder)
+        self._decides = every is None
+        self._requests: list[dict[str, Any]] = []
+        self._off = False
+        self._open: OpenWindow | None = None
+        self._latest = 0  # steps before the latest window
+        self._used = False
+        self._step = self._resumed_ns = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a window is being recorded."""
+        return self._open is not None
+
+    # In the training thread.
+
+    def on_step(self, step: int) -> None:
+        """A step has ended: a window may, too, and another may begin."""
+        now_ns = time.monotonic_ns()
+        if self._resumed_ns:
+            self._budget.step(now_ns - self._resumed_ns)
+        self._step = step
+        try:
+            self._advance(step)
+        except Exception:
+            self._abandon()
+            raise
+        self._resumed_ns = time.monotonic_ns()
+
+    def _advance(self, step: int) -> None:
+        if self._open is not None and self._open.end_step(step):
+            self.close(save=True)
+        upcoming, lead = self._plan.upcoming, _lead()
+        if upcoming is None or step < upcoming.step - lead:
+            return
+        if self._open is not None and self._open.has_ended and not captures.is_capturing_here():
+            self.close(save=True)  # whatever the GPU still does: it has to make room
+        if step < upcoming.step and self._hindrance(step):
+            return
+        self._begin(step, self._plan.take(step + lead))
+
+    def _hindrance(self, step: int) -> str:
+        """Why no window can be opened now."""
+        if self._open is not None or self.foreign.are_there(step):
+            return OCCUPIED
+        return CAPTURED if captures.is_capturing_here() else ""
+
+    def _begin(self, step: int, window: Window | None) -> None:
+        if window is None or not window.steps:
+            return
+        why_not = LATE if step > window.step else self._hindrance(step)
+        if why_not:
+            self._miss(window, why_not)
+        else:
+            self._start(window)
+
+    def _start(self, window: Window) -> None:
+        folder, own = self._recorder.folder, self._recorder.records
+        if folder is None or own is None:
+            return
+        begun_ns = time.monotonic_ns()
+        self.foreign.override()
+        self.ranges.finish()
+        self._open = OpenWindow(self._recorder.config, folder, own, window, self._step)
+        self._latest = window.step
+        self._used = True
+        self._budget.opened(time.monotonic_ns() - begun_ns)
+
+    def _mine(self) -> OpenWindow | None:
+        """The open window, if this thread can close it."""
+        mine = self._open is not None and self._open.thread == threading.get_ident()
+        return self._open if mine else None
+
+    def close(self, save: bool, why_not: str = DROPPED) -> None:
+        """End the window, if one is being recorded and this thread can stop it.
+
+        Args:
+            save: whether to keep it.
+            why_not: the reason, where it is not kept.
+        """
+        opened = self._mine()
+        if opened is None:
+            return
+        begun_ns = time.monotonic_ns()
+        self._open = None
+        kept = opened.close(save)
+        self.ranges.finish()
+        if kept:
+            self._recorder.on_window(f"window{opened.window.number:04d}")
+        self._answer(opened.window, "" if kept else why_not)
+        self._budget.closed(time.monotonic_ns() - begun_ns)
+
+    def _abandon(self) -> None:
+        """There was trouble: Kineto left running would slow the job down, and crash it at its exit."""
+        opened, self._open = self._mine(), None
+        if opened is not None:
+            opened.close(keep=False)
+
+    def _miss(self, window: Window, why: str) -> None:
+        if self._recorder.records is not None:
+            self._recorder.records.write(records.MISSED, window.number, window.step, int(why == LATE))
+        self._answer(window, why)
+
+    def _answer(self, window: Window, why_not: str) -> None:
+        """Tell who asked for a window what became of it on this rank."""
+        if window.request:
+            facts = {"window": window.number, "steps": [window.step, window.step + window.steps]}
+            self._recorder.answer(window.request, facts | {"why_not": why_not})
+
+    def on_work(self) -> None:
+        """The loop asks for something; where it makes no steps, a window may wait for the GPU no more."""
+        opened = self._open
+        idle = opened is not None and time.monotonic() - self._recorder.last_step_s > IDLE_S
+        if idle and opened is not None and opened is self._mine() and opened.is_complete():
+            self.close(save=True)
+
+    def on_end(self) -> None:
+        """No step may follow: keep what there is."""
+        opened = self._mine()
+        if opened is not None:
+            begun = opened.has_begun
+            if begun:
+                opened.finish(FINISH_S)
+            self.close(begun, ENDED)
+
+    def on_capture(self) -> None:
+        """A CUDA graph is about to be captured, after which steps may be replays that nothing announces."""
+        opened = self._mine()
+        if opened is not None:
+            whole = opened.has_whole_step
+            if whole:
+                opened.finish(0.0)
+            self.close(whole, CAPTURED)
+
+    def on_profiler(self, profiler: profile) -> None:
+        """A profiler is about to be prepared; give way to the user's own."""
+        if not isinstance(profiler, OwnProfile):
+            self.foreign.prepare(profiler, self._step)
+            self.close(save=False)
+
+    def on_profiler_start(self, profiler: profile) -> None:
+        """A profiler is about to start; one that was taken for forgotten may be the user's."""
+        if not isinstance(profiler, OwnProfile):
+            self.close(save=False)
+            if self._open is None:
+                self.foreign.start(profiler)
+
+    def on_profiler_end(self, profiler: profile) -> None:
+        """A profiler is about to stop."""
+        self.foreign.end(profiler)
+
+    def on_observer(self, _: Any) -> None:
+        """The user records an execution trace; one at a time can be."""
+        self.close(save=False)
+
+    def before_fork(self) -> None:
+        """A child that inherits a running Kineto would keep gathering events that nobody collects."""
+        self.close(save=False)
+
+    def on_fork(self) -> None:
+        """This is a forked child."""
+        if self._used:
+            let_child_exit()
+        self.ranges.forget()
+        self._forget()
+
+    # In a thread of ours.
+
+    def on_request(self, request: dict[str, Any]) -> None:
+        """Somebody asks for a window, or for none or some from now on; rank 0 sees to it."""
+        if identity()[0] == 0 and request["kind"] in ("window", "off", "on"):
+            self._requests.append(request)
+
+    def on_second(self) -> None:
+        """Rank 0 decides where windows are, the others hear of it."""
+        if identity()[0] == 0:
+            self._decide()
+            return
+        heard = self._agreement.hear()
+        if heard is not None:
+            self._plan.announce(Window(**heard))
+
+    def _decide(self) -> None:
+        step_ns = self._budget.hurried_ns
+        if not step_ns:
+            return
+        ahead = 2 + _lead()
+        if identity()[1] > 1:
+            ahead += math.ceil(self._agreement.slow_s * 1e9 / step_ns)
+        if self._requests:
+            self._grant(self._requests[0], ahead)
+        elif self._decides and not self._off and self._plan.upcoming is None and self._open is None:
+            period = self._budget.period()
+            if period is not None:
+                ahead = max(ahead, self._latest + period - self._step)
+                self._announce(self._plan.place(self._step, ahead, self._plan.steps))
+
+    def _grant(self, request: dict[str, Any], ahead: int) -> None:
+        """Announce what was asked for, unless another window has to come first."""
+        kind, name = request["kind"], request["id"]
+        steps = {"window": request.get("steps"), "off": 0, "on": self._plan.steps}[kind]
+        window = self._plan.place(self._step, ahead, steps or 0)
+        if window is None:
+            return
+        self._off = kind == "off" or (self._off and kind == "window")
+        asked = name if kind == "window" else ""
+        self._announce(window._replace(goes_on=not self._off, request=asked))
+        self._requests.pop(0)
+        if not asked:
+            self._recorder.answer(name, {"from_step": window.step})
+
+    def _announce(self, window: Window | None) -> None:
+        if window is not None:
+            self._agreement.say(window._asdict())
+            self._plan.announce(window)
+
+
+def _lead() -> int:
+    """Steps before a window that are recorded with it: on a GPU one, to be dropped."""
+    return int(torch.cuda.is_initialized())
+
+
+class NoWindows:
+    """A process whose user wants no deep windows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """There is nothing to record."""
+        self._recorder = recorder
+
+    def on_request(self, request: dict[str, Any]) -> None:
+        """Somebody asks for one from outside."""
+        if request["kind"] in ("window", "off", "on"):
+            self._recorder.answer(request["id"], {"why_not": UNWANTED})
+
+
+def install(recorder: Recorder) -> None:
+    """Record deep windows."""
+    if not recorder.config.get("windows", True):
+        recorder.listen("request", NoWindows(recorder).on_request)
+        return
+    windows = Windows(recorder)
+    recorder.listen("work", windows.on_work)
+    recorder.listen("step", windows.on_step)
+    recorder.listen("second", windows.on_second)
+    recorder.listen("request", windows.on_request)
+    recorder.listen("end", windows.on_end)
+    recorder.listen("fork", windows.on_fork)
+    windows.ranges.install()
+    _install_backward(windows)
+    _install_disable(recorder, windows)
+    patch(profile, "_prepare_trace", before=lambda profiler: recorder.call(windows.on_profiler, profiler))
+    patch(profile, "_start_trace", before=lambda each: recorder.call(windows.on_profiler_start, each))
+    patch(profile, "__exit__", before=lambda profiler: recorder.call(windows.on_profiler_end, profiler))
+    captures.listen(windows.on_capture)
+    observer = getattr(torch.profiler, "ExecutionTraceObserver", None)
+    if observer is not None and recorder.config["execution_trace"]:
+        patch(observer, "register_callback", before=lambda each: recorder.call(windows.on_observer, each))
+    os.register_at_fork(before=lambda: recorder.call(windows.before_fork))
+
+
+def _install_disable(recorder: Recorder, windows: Windows) -> None:
+    """Some frameworks end whatever profiler runs before they begin theirs; ours ends in its own way."""
+    original = torch.autograd._disable_profiler
+
+    @functools.wraps(original)
+    def disable() -> Any:
+        if windows.is_open:
+            recorder.call(windows.close, False)
+            if not windows.is_open:
+                return None
+        windows.foreign.end_all()
+        return original()
+
+    torch.autograd._disable_profiler = disable
+
+
+def _install_backward(windows: Windows) -> None:
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if not windows.is_open:
+            return original(*args, **kwargs)
+        with record_function(BACKWARD):
+            return original(*args, **kwargs)
+
+    torch.autograd.backward = backward

@@ -1,0 +1,52 @@
+"""What became of the changes that were to be made to a job.
+
+In: what its processes wrote, also while it runs. Out: per rank and change the places where it was made, and
+the reasons why it was not. A process that said nothing of a change is no process in which it was made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from dpro.collectors.convert.recorded import Process, processes
+from dpro.collectors.launch.recording import Launch
+
+SILENT = "it ended before it could tell whether that was done"
+
+
+def applied(process: Process, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a process that has ended said of each change that was asked for.
+
+    Args:
+        process: the process.
+        options: what the recorder was asked for.
+
+    Returns:
+        `edit`, `rank`, `applied` and `refused` for each; a change has either been applied or refused.
+    """
+    said = {change["edit"]: change for change in _said(process)}
+    found = []
+    for change in options.get("apply", []):
+        mine = said.get(change["edit"], {"applied": [], "refused": []})
+        refused = mine["refused"] or ([] if mine["applied"] else [SILENT])
+        found.append({"edit": change["edit"], "rank": process.rank, **mine, "refused": refused})
+    return found
+
+
+def refused_so_far(launch: Launch) -> Iterator[str]:
+    """Why changes could not be made, of a job that runs: `rank 0: bucket:mb=1: …`."""
+    for process in processes(launch):
+        for change in _said(process):
+            for reason in change["refused"]:
+                yield f"rank {process.rank}: {change['edit']}: {reason}"
+
+
+def _said(process: Process) -> list[dict[str, Any]]:
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        said: list[dict[str, Any]] = json.loads((process.folder / "applied.json").read_text(encoding="utf-8"))
+        if all(isinstance(each[name], list) for each in said for name in ("applied", "refused")):
+            return [each for each in said if isinstance(each["edit"], str)]
+    return []

@@ -1,0 +1,278 @@
+"""The end of a recording: the tables of what one launcher started, then the run's manifest.
+
+In: a launch whose job has ended. Out: a run that opens. Several launchers may share a run; each adds its
+ranks to the manifest that is there. The manifest is written last, and the marker goes after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dpro._version import __version__
+from dpro.collectors.convert.endings import Ending, ending, exited, first_error
+from dpro.collectors.convert.inspector_logs import convert_logs
+from dpro.collectors.convert.process import convert_process, convert_so_far, move_process
+from dpro.collectors.convert.readers import Readers
+from dpro.collectors.convert.recorded import Process, processes, unreadable
+from dpro.collectors.convert.windows.cost import worst
+from dpro.collectors.inside import records
+from dpro.collectors.inside.names import IMPORTED, LACKS, SHOWN
+from dpro.collectors.job.agreement import disagreement
+from dpro.collectors.job.applied import applied
+from dpro.collectors.job.attempts import attempts
+from dpro.collectors.launch.absence import why_no_steps
+from dpro.collectors.launch.ownership import ensure_mine, keep_others_out
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch
+from dpro.collectors.sidecar import ABSENCE
+from dpro.collectors.telemetry.sampler import forget_elections
+from dpro.collectors.telemetry.tables import convert_samples
+from dpro.schema import STEPS, TABLES
+from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
+
+SOURCES = {
+    "spans": "Kineto, in deep windows",
+    "syncs": "Kineto, in deep windows",
+    "collectives": "Kineto in deep windows, PyTorch's flight recorder otherwise; NCCL's Inspector if asked",
+    "steps": "optimizer hooks",
+    "buckets": "DDP logging data",
+    "clock_samples": "recorder",
+    "counters": "recorder; NVML, AMD SMI, /sys/class/infiniband, /sys/class/net, /proc and cgroups",
+    "workers": "recorder, and the kernel for how processes ended",
+}
+CLOCKS = {
+    "time": "CLOCK_REALTIME",
+    "monotonic": "CLOCK_MONOTONIC_RAW",
+    "windows": "CLOCK_REALTIME: Kineto's ts * 1000 + baseTimeNanoseconds",
+}
+ATTEMPTS = "attempts"  # the folder of runs of the job that were cut off, where it was restarted
+
+
+def convert_waiting(launch: Launch, readers: Readers) -> None:
+    """Convert the windows, calls and samples that are whole while the job still runs."""
+    convert_samples(launch, whole=True)
+    for process in processes(launch):
+        convert_so_far(launch.run, process, readers)
+
+
+def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mapping[int, int]) -> None:
+    """Turn what a launch recorded into tables, and write or extend the manifest.
+
+    Args:
+        launch: the launch; its job has ended.
+        readers: how to read what PyTorch wrote.
+        status: wait status of the job, None where unknown.
+        statuses: wait status of its processes by pid, as far as known.
+
+    Raises:
+        InputError: the recording is somebody else's, or it or the run holds links: nothing was changed.
+        OSError: the tables cannot be written; somebody may try again when they can.
+    """
+    _ensure_mine(launch)
+    if is_run(launch.run) and not launch.raw.exists():  # somebody was killed when all was done
+        launch.remove_marker()
+        return
+    *earlier, last = attempts(processes(launch)) or [[]]
+    folders = [launch.run / ATTEMPTS / str(number) for number in range(len(earlier))]
+    lost = unreadable(launch)
+    warnings = _lines(launch.raw / "log.txt") + [
+        f"{name}: not all of .raw was converted: its facts.json is damaged" for name in lost
+    ]
+    if earlier:
+        warnings.append(
+            f"the job began {len(earlier) + 1} times: this is the last, what came before is in {ATTEMPTS}/"
+        )
+    whole = not lost
+    for folder, recorded in [*zip(folders, earlier, strict=True), (launch.run, last)]:
+        for process in recorded:
+            move_process(launch.run, process, folder)
+        notes = [_converted(folder, each, readers, statuses.get(each.facts["pid"])) for each in recorded]
+        notes.append({"warnings": disagreement(folder)})
+        if folder == launch.run:
+            notes += [{"warnings": warnings}, _sampled(launch), _inspected(launch, recorded, readers)]
+        _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
+        whole = whole and all(note.get("whole", True) for note in notes)
+    if whole:
+        launch.remove_raw()
+    launch.remove_marker()
+
+
+def _ensure_mine(launch: Launch) -> None:
+    """Hold whatever finishing changes to be this user's own, and no longer in reach of others.
+
+    Raises:
+        InputError: it is not, or the marker is damaged.
+    """
+    launch.facts()
+    folders = [launch.run / name for name in (MARKERS, RAW, ATTEMPTS)]
+    tables = [run / name for run in (launch.run, *launch.run.glob(f"{ATTEMPTS}/*")) for name in TABLES]
+    ensure_mine([launch.run.resolve()], within=False)
+    ensure_mine([*folders, *tables])
+    if launch.raw.exists():
+        keep_others_out(launch.run, launch.raw.parent)
+
+
+def _converted(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
+    """Convert one process; whatever is wrong with it does not keep the others from the run.
+
+    Raises:
+        OSError: the tables cannot be written; somebody may try again when they can.
+    """
+    try:
+        note = convert_process(run, process, readers, status)
+        return note | {"warnings": [*note["warnings"], *_cut_off(process), *_lines(process.folder / LACKS)]}
+    except OSError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        return {"warnings": [f"rank {process.rank}: not all of .raw was converted: {what}"], "whole": False}
+
+
+def _sampled(launch: Launch) -> dict[str, Any]:
+    """Convert what was sampled beside the processes.
+
+    Raises:
+        OSError: as `_converted`.
+    """
+    try:
+        convert_samples(launch)
+        forget_elections(launch.raw.parent)
+    except OSError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        return {"warnings": [f"not all telemetry was converted: {what}"], "whole": False}
+    return {}
+
+
+def _inspected(launch: Launch, recorded: list[Process], readers: Readers) -> dict[str, Any]:
+    """Convert what NCCL's Inspector wrote.
+
+    Raises:
+        OSError: as `_converted`.
+    """
+    try:
+        return convert_logs(launch, recorded, readers.log)
+    except OSError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        return {"warnings": [f"not all logs of NCCL's Inspector were converted: {what}"], "whole": False}
+
+
+def _cut_off(process: Process) -> list[str]:
+    """What a process was about to write when it was killed, or could not since the disk was full."""
+    names = sorted({path.name.partition(".")[0] for path in process.folder.glob("*.tmp")})
+    names = [name for name in names if not name.startswith(SHOWN)]
+    lost = f"rank {process.rank}: not written whole, for the process was killed then or the disk full: "
+    return [lost + ", ".join(names)] if names else []
+
+
+def _manifest(
+    launch: Launch, run: Path, recorded: list[Process], notes: list[dict[str, Any]], status: int | None
+) -> Manifest:
+    warnings = [warning for note in notes for warning in note.get("warnings", [])]
+    ended, error = _job_ending(launch, status), first_error(launch.raw)
+    unrecorded = ""
+    if not any((run / STEPS.name / f"{process.part}.parquet").exists() for process in recorded):
+        unrecorded = why_no_steps(*_seen_of_steps(launch, recorded), ended.failure(error))
+        seen = [] if recorded else _lines(launch.raw / ABSENCE)
+        warnings += seen or [unrecorded]
+    facts = [process.facts for process in recorded]
+    versions = {name: version for note in notes for name, version in note.get("versions", {}).items()}
+    launched: Mapping[str, Any] = launch.facts()
+    return Manifest(
+        world_size=max((fact["world_size"] for fact in facts), default=0),
+        ranks=[process.rank for process in recorded],
+        created_by=f"dpro record {__version__}",
+        command=list(map(str, launched.get("command", []))),
+        hosts=_distinct(fact["host"] for fact in facts),
+        gpus=_distinct(fact["gpu_name"] for fact in facts if fact["gpu_name"]),
+        versions=versions | {"dpro": __version__},
+        clocks=dict(CLOCKS),
+        sources=dict(SOURCES),
+        environment=_common(fact.get("environment", {}) for fact in facts),
+        options=launched.get("options", {}),
+        exit_status=ended.status,
+        error=error,
+        unrecorded=unrecorded,
+        warnings=_distinct(warnings),
+        skipped=merge_counts(count for note in notes for count in note.get("skipped", [])),
+        windows=worst(note.get("windows", {}) for note in notes),
+        applied=[change for process in recorded for change in applied(process, launched.get("options", {}))],
+    )
+
+
+def _seen_of_steps(launch: Launch, recorded: Sequence[Process]) -> tuple[list[int], bool, list[str]]:
+    """What `why_no_steps` is to know: ends of steps of each process, and what was seen of the others."""
+    written = [records.read_records(process.folder / "records.bin") for process in recorded]
+    updates = [sum(each.kind == records.UPDATE for each in found) for found in written]
+    return updates, (launch.raw / IMPORTED).exists(), _lines(launch.raw / ABSENCE)
+
+
+def _job_ending(launch: Launch, status: int | None) -> Ending:
+    """How the process that was started as the job ended: a rank, or a launcher that may import torch."""
+    facts = launch.facts()
+    folder = launch.raw / f"{facts['host']}-{facts['pid']}"
+    seen = ending(folder, records.read_records(folder / "records.bin"), status)
+    return seen if seen.known else exited(launch.raw / "exit")
+
+
+def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
+    """The manifest of a run that several launchers record: the exit status is that of the first to fail."""
+    statuses = (earlier.exit_status, mine.exit_status)
+    failed = [status for status in statuses if status]
+    return dataclasses.replace(
+        earlier,
+        world_size=max(earlier.world_size, mine.world_size),
+        ranks=sorted({*earlier.ranks, *mine.ranks}),
+        hosts=_distinct([*earlier.hosts, *mine.hosts]),
+        gpus=_distinct([*earlier.gpus, *mine.gpus]),
+        versions=mine.versions | earlier.versions,
+        environment=_common([earlier.environment, mine.environment]) if earlier.ranks else mine.environment,
+        exit_status=failed[0] if failed else None if None in statuses else 0,
+        warnings=_distinct([*earlier.warnings, *mine.warnings]),
+        skipped=merge_counts([earlier.skipped, mine.skipped]),
+        windows=worst([earlier.windows, mine.windows]),
+        applied=[*earlier.applied, *mine.applied],
+        error=earlier.error or mine.error,
+        unrecorded=earlier.unrecorded and mine.unrecorded,
+    )
+
+
+def _write_manifest(run: Path, mine: Manifest) -> None:
+    """Write the manifest of what one launch recorded, or add to that of the other launches."""
+    run.mkdir(parents=True, exist_ok=True)
+    with _manifest_lock(run):
+        earlier = open_run(run).manifest if is_run(run) else None
+        write_manifest(run, mine if earlier is None else _joined(earlier, mine))
+
+
+def _common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The variables that all have with the same value; those of each rank by itself, as `RANK`, are none."""
+    first, *others = [dict(each) for each in environments] or [{}]
+    return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+@contextmanager
+def _manifest_lock(run: Path) -> Iterator[None]:
+    """Hold the run's own folder, so that launchers that end together join their manifests in turn."""
+    descriptor = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

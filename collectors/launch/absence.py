@@ -1,0 +1,173 @@
+"""Why nothing is recorded, or no step: in one sentence.
+
+In: the job, as it runs, and what it left. Out: a sentence per reason. While it runs, it is looked at from
+outside, at what the kernel shows of a process: its command line, the environment it was started with, the
+files it has mapped, and what it has where dpro and the run are, which in a container may be nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dpro.collectors.launch.portable import COPY
+
+OLDEST_TORCH = (2, 6)  # that is tested
+_LOADING = (2, 5)  # the first that loads entry points
+_NEEDED = ".".join(map(str, OLDEST_TORCH))
+LINKS = 40  # followed on one path, as the kernel does
+_TORCH = re.compile(r"(/\S.*/torch)/lib/libtorch_cpu\.so")
+_VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
+
+
+def reasons(job: int, inject: str | Path, raw: Path) -> dict[str, int]:
+    """Why processes of a job that have imported torch do not record.
+
+    Args:
+        job: pid of the process that was started as the job.
+        inject: the name on `PYTHONPATH` by which the recorder finds this launch.
+        raw: the folder of the launch.
+
+    Returns:
+        The reasons, with the first process that each holds for; none where the recorder is in all of them.
+    """
+    found: dict[str, int] = {}
+    for pid in _tree(job):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            torch = _TORCH.search(Path(f"/proc/{pid}/maps").read_text(errors="replace"))
+            reason = _reason(pid, Path(torch[1]), inject, raw) if torch else None
+            if reason:
+                found.setdefault(reason, pid)
+    return found
+
+
+def in_words(found: Mapping[str, int]) -> list[str]:
+    """The same for people."""
+    return [f"process {pid} has torch but was not recorded: {reason}" for reason, pid in found.items()]
+
+
+def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], failure: str) -> str:
+    """Why a job that has ended left no step.
+
+    Args:
+        updates: ends of steps that each process which recorded has seen.
+        imported: whether some process imported torch, with the recorder in it.
+        seen: why processes could not record, as seen from outside.
+        failure: how the job failed, such as `exit code 1: ValueError: no (train.py:7)`; empty if it did not.
+    """
+    failed = f"the job failed ({failure})" if failure else ""
+    if not updates and seen:
+        return f"{failed + ' and ' if failed else ''}nothing was recorded: {seen[0]}"
+    if not updates and not imported:
+        if failed:
+            return f"{failed} before any process of it was seen to import torch: nothing was recorded"
+        return (
+            f"no process of the job was seen to import torch {_NEEDED} or later: nothing was recorded "
+            "(`python -E`, `python -I` and TORCH_DEVICE_BACKEND_AUTOLOAD=0 keep the recorder out)"
+        )
+    if max(updates, default=0) == 0:
+        if failed:
+            return f"{failed} before its first step ended"
+        if not updates:
+            return (
+                "the job imported torch, but no process made a process group, ran an optimizer step or was "
+                "seen to call a model: nothing was recorded"
+            )
+        return (
+            "no step of the job ended: no optimizer updated, and no model was seen to be called; if "
+            "something else is a step, name it with --step"
+        )
+    alone = "a step is timed from the end of the one before, so that a single one has no time"
+    return f"{failed} after its first step: {alone}" if failed else f"the job ran a single step: {alone}"
+
+
+def _reason(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | None:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    environment = dict(variable.partition(b"=")[::2] for variable in variables)
+    ignoring = sorted(set("EI") & _flags(words))
+    if ignoring:
+        return f"`python -{ignoring[0]}` ignores PYTHONPATH, which gets the recorder in"
+    if os.fsencode(inject) not in environment.get(b"PYTHONPATH", b"").split(os.fsencode(os.pathsep)):
+        return "it was started with a PYTHONPATH of its own, without the folder that gets the recorder in"
+    if environment.get(b"TORCH_DEVICE_BACKEND_AUTOLOAD") == b"0":
+        return "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the recorder out"
+    if _user(pid) != os.geteuid():
+        return "it runs as another user than `dpro record`, and what is recorded is closed to others"
+    with suppress(PermissionError):  # its folders are nobody else's to see
+        if hidden := _hidden(pid, Path(inject).parent, raw):
+            return hidden
+    version = _VERSION.search(_seen_by(pid, torch / "version.py").read_text())
+    if version and tuple(map(int, version.groups())) < _LOADING:
+        return f"its torch is {'.'.join(version.groups())}, and the recorder needs {_NEEDED} or newer"
+    return None
+
+
+def _hidden(pid: int, code: Path, raw: Path) -> str:
+    """What of the recorder a process does not have where it looks, as in a container; empty for nothing."""
+    has_code, has_run = _seen_by(pid, code).is_dir(), _seen_by(pid, raw).is_dir()
+    copied = (raw / COPY).is_dir()
+    if has_run and (has_code or copied):
+        return ""
+    lacking = [] if has_code or copied else [f"dpro's installation ({code.parent})"]
+    lacking += [] if has_run else [f"the run folder ({raw.parents[1]})"]
+    without = f"it runs in a container without {' and '.join(lacking)}: mount that there under the same path"
+    elsewhere = ", or record into a folder above which no other user can rename one: then a copy is enough"
+    return without if has_code or copied else f"{without}{elsewhere}"
+
+
+def _seen_by(pid: int, path: Path) -> Path:
+    """A path as a process sees it: from its own root, its links led on from there, too.
+
+    Raises:
+        PermissionError: this user may not look into it.
+    """
+    root, left, found, links = Path(f"/proc/{pid}/root"), list(path.parts[1:]), Path("/"), 0
+    os.stat(root)
+    while left:
+        name = left.pop(0)
+        here = found / name if name != ".." else found.parent
+        at = root / here.relative_to("/")
+        if name != ".." and at.is_symlink() and links < LINKS:
+            links += 1
+            target = Path(os.readlink(at))
+            left = [*target.parts[target.is_absolute() :], *left]
+            found = Path("/") if target.is_absolute() else found
+        else:
+            found = here
+    return root / found.relative_to("/")
+
+
+def _user(pid: int) -> int:
+    """The effective user of a process."""
+    found = re.search(r"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1]) if found else -1
+
+
+def _flags(words: list[str]) -> set[str]:
+    """Single-letter options of the interpreter itself; what follows the script, `-c` or `-m` is not its."""
+    flags: set[str] = set()
+    for word in words[1:]:
+        if not word.startswith("-") or word.startswith("--"):
+            break
+        flags |= set(re.split("[cmXW]", word[1:])[0])
+        if re.search("[cm]", word[1:]):
+            break
+    return flags
+
+
+def _tree(root: int) -> Iterator[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    pids = [root]
+    while pids:
+        pid = pids.pop()
+        yield pid
+        pids += children.get(pid, [])

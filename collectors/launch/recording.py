@@ -1,0 +1,236 @@
+"""The recordings of a run that are not over: what a launcher leaves in it while its job runs.
+
+In: a run directory. Out: its launches, whether their jobs and sidecars live, and when they are over. While a
+run is recorded it holds, for each launcher (one per node, or one per rank under `srun`):
+
+    .recording/LAUNCH.json   the marker: locked by the sidecar for as long as it lives
+    .raw/LAUNCH/             what the recorder writes; only the user who records may enter it
+
+Both go when the tables are whole. A marker that no process locks is of a sidecar that was killed (a container
+that ended with the job, say): its recording can be finished by whoever reads the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, unquote_to_bytes
+
+from dpro.collectors.launch.portable import INJECT
+from dpro.collectors.launch.processes import start_ticks
+from dpro.errors import InputError
+from dpro.folders import opened, refuse_link
+
+MARKERS = ".recording"
+RAW = ".raw"
+_NAME = re.compile(r"\w[\w.-]*")  # of a launch
+_SHARED = re.compile(r"\.?(control|wanted|windows-\w*)\.[\w.-]*")  # what the processes of all launches share
+_LAUNCH = f"{INJECT}/launch="  # see `inject/_dpro_autoload.py`
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launcher's part of a recording.
+
+    Attributes:
+        run: the run directory.
+        name: unique among the launchers of the run.
+    """
+
+    run: Path
+    name: str
+
+    @property
+    def raw(self) -> Path:
+        """The folder the recorder writes to."""
+        return self.run / RAW / self.name
+
+    @property
+    def marker(self) -> Path:
+        """The file whose lock says that the sidecar lives."""
+        return self.run / MARKERS / f"{self.name}.json"
+
+    @property
+    def inject(self) -> str:
+        """The name on `PYTHONPATH` by which the recorder in the job finds this launch."""
+        return _LAUNCH + quote(os.fsencode(self.raw), safe="")
+
+    def facts(self) -> dict[str, Any]:
+        """What the launcher knew: host, pid and start of the job, and its command.
+
+        Raises:
+            FileNotFoundError: the recording is over.
+            InputError: the marker is no launcher's.
+        """
+        with _opened_marker(self.marker) as marker:
+            try:
+                facts: dict[str, Any] = json.loads(marker.read())
+                if _is_a_launchers(facts):
+                    return facts
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                pass
+        raise InputError(
+            f"{self.marker}: is not what a launcher writes; remove it, and read the run as it is"
+        )
+
+    def remove_raw(self) -> None:
+        """Delete what the recorder wrote: its tables are whole.
+
+        Raises:
+            InputError: `.raw` is a link.
+        """
+        with suppress(FileNotFoundError), opened(self.raw.parent) as raw:
+            shutil.rmtree(self.name, ignore_errors=True, dir_fd=raw)
+            with suppress(OSError):
+                left = os.listdir(raw)
+                if all(map(_SHARED.fullmatch, left)):  # this was the last launcher's
+                    for name in left:
+                        os.unlink(name, dir_fd=raw)
+                self.raw.parent.rmdir()
+
+    def remove_marker(self) -> None:
+        """Say that the recording is over.
+
+        Raises:
+            InputError: `.recording` is a link.
+        """
+        with suppress(FileNotFoundError), opened(self.marker.parent) as markers:
+            with suppress(FileNotFoundError):
+                os.unlink(self.marker.name, dir_fd=markers)
+            with suppress(OSError):
+                self.marker.parent.rmdir()
+
+
+def _is_a_launchers(facts: dict[str, Any]) -> bool:
+    """Whether the facts of a marker are of the types that a launcher writes.
+
+    Raises:
+        LookupError, TypeError, AttributeError: they are not.
+    """
+    host, pid, ticks = facts["host"], facts["pid"], facts["start_ticks"]
+    changes = facts.get("options", {}).get("apply", [])
+    return (
+        isinstance(host, str)
+        and "/" not in host
+        and type(pid) is type(ticks) is int
+        and isinstance(facts.get("command", []), list)
+        and all(isinstance(change["edit"], str) for change in changes)
+    )
+
+
+def launch_on(python_path: bytes) -> Launch | None:
+    """The launch that a process is recorded by, from its `PYTHONPATH`; None for none."""
+    for entry in python_path.split(os.fsencode(os.pathsep)):
+        if entry.startswith(os.fsencode(_LAUNCH)):
+            raw = Path(os.fsdecode(unquote_to_bytes(entry.removeprefix(os.fsencode(_LAUNCH)))))
+            return Launch(raw.parents[1], raw.name)
+    return None
+
+
+def launches(run: Path) -> list[Launch]:
+    """The recordings of a run that are not over.
+
+    Raises:
+        InputError: its folders of them are links, or a marker has a name that no launch has.
+    """
+    refuse_link(run / MARKERS)
+    refuse_link(run / RAW)
+    try:
+        names = sorted(os.listdir(run / MARKERS))
+    except (FileNotFoundError, NotADirectoryError):  # over, perhaps only just now
+        return []
+    found = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    for name in found:
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"{run / MARKERS}: {f'{name}.json'!a} is no name that a recording has; remove it"
+            )
+    return [Launch(run, name) for name in found]
+
+
+@contextmanager
+def _opened_marker(path: Path) -> Iterator[IO[bytes]]:
+    """A marker to read; neither a link nor a pipe is waited for or followed."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as marker:
+        yield marker
+
+
+def is_locked(recording: Launch) -> bool:
+    """Whether the sidecar of a recording lives."""
+    try:
+        with _opened_marker(recording.marker) as marker:
+            fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> list[Launch]:
+    """Wait until the sidecars of a run whose job has ended have written its tables.
+
+    Args:
+        run: the run directory; anything else is finished.
+        timeout_s: how long to wait at most.
+
+    Returns:
+        Recordings whose sidecar was killed: their tables are still to be made.
+
+    Raises:
+        InputError: the job still runs, or its sidecar takes longer than the timeout.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        open_ones = launches(Path(run).resolve())
+        locked = [each for each in open_ones if is_locked(each)]
+        if not locked:
+            return [each for each in open_ones if each.marker.exists()]
+        for each in locked:
+            if job_lives(each):
+                raise InputError(
+                    f"{run}: still being recorded{_so_far(each)}; read it when the job has ended, "
+                    f"or a copy of what there is now: dpro attach {run} -o COPY"
+                )
+        if time.monotonic() > deadline:
+            raise InputError(_slow(run, locked[0]))
+        time.sleep(0.05)
+
+
+def _so_far(recording: Launch) -> str:
+    """How far a recording is: ` (2 ranks so far, since 12:30, pid 7)`."""
+    with suppress(OSError, InputError):
+        begun = time.strftime("%H:%M:%S", time.localtime(recording.marker.stat().st_mtime))
+        ranks = len(list(recording.raw.glob("*/facts.json")))
+        pid = recording.facts()["pid"]
+        return f" (since {begun}, pid {pid}, {ranks or 'no'} rank{'s' * (ranks != 1)} so far)"
+    return ""
+
+
+def _slow(run: str | os.PathLike[str], recording: Launch) -> str:
+    with suppress(OSError, InputError):
+        host = recording.facts()["host"]
+        if host != socket.gethostname():
+            return (
+                f"{run}: still being recorded on {host}, or about to be whole; read it when the job has ended"
+            )
+    return f"{run}: its tables are still being written; try again in a minute"
+
+
+def job_lives(recording: Launch) -> bool:
+    """Whether the job itself still runs, as far as can be seen from this host."""
+    with suppress(OSError, InputError):
+        facts = recording.facts()
+        here: bool = facts["host"] == socket.gethostname()
+        return here and start_ticks(facts["pid"]) == facts["start_ticks"]
+    return False

@@ -1,0 +1,239 @@
+"""Start a job under the recorder.
+
+In: a command and a run directory. Out: the command, running in this very process, so that its output,
+signals and exit code are its own, and a sidecar process that turns what the recorder writes into tables.
+`recording` says what a run holds meanwhile.
+
+What gets the recorder into the job is the folder `inject/`, on its `PYTHONPATH`, and behind it, for
+containers that dpro is not in, the copy that `portable` makes where no other user can change it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from dpro.collectors.inside.process.environment import MASK, masked_command
+from dpro.collectors.launch import inspector
+from dpro.collectors.launch.ownership import PRIVATE, keep_others_out
+from dpro.collectors.launch.portable import COPY, INJECT, write_copy
+from dpro.collectors.launch.processes import Process, close_descriptors, start_ticks
+from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launches
+from dpro.errors import DproError, UsageError
+
+TIMING = "TORCH_NCCL_ENABLE_TIMING"
+
+
+class CommandNotFound(DproError):
+    """The command to record does not exist; the exit code is a shell's."""
+
+    exit_code = 127
+
+
+class CommandNotRunnable(DproError):
+    """The command to record exists but cannot be run; the exit code is a shell's."""
+
+    exit_code = 126
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What to record.
+
+    Attributes:
+        windows: whether there are deep windows at all.
+        window_steps: steps of a deep window.
+        every: steps from one deep window to the next; None for as many as it takes to keep to the budget.
+        budget: the share of the job's time that windows may cost then.
+        skip: steps before the first one.
+        shapes: whether windows have the input shapes of operators.
+        stacks: whether windows have Python calls.
+        modules: whether windows have the modules that operators belong to.
+        memory: whether windows have every allocation.
+        execution_trace: whether windows have what operators need from each other.
+        telemetry_period_s: time from one sample of the node to the next; 0 for none.
+        nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
+        nccl_timing: whether PyTorch measures how long each of NCCL's collectives runs.
+        mask_command: whether only the first word of the command is kept.
+        step: the function, as `module:name`, whose returns end steps; empty if optimizers tell.
+        apply: changes to make to the job: the `edit` as the user wrote it, the `family` of `inside/apply`
+            that makes it, and what that takes as `arguments`.
+    """
+
+    windows: bool = True
+    window_steps: int = 2
+    every: int | None = None
+    budget: float = 0.01
+    skip: int = 5
+    shapes: bool = False
+    stacks: bool = False
+    modules: bool = False
+    memory: bool = False
+    execution_trace: bool = False
+    mask_command: bool = False
+    step: str = ""
+    telemetry_period_s: float = 1.0
+    nccl_inspector: str = ""
+    nccl_timing: bool = False
+    apply: tuple[Mapping[str, Any], ...] = ()
+
+
+def launch(
+    run: Path,
+    command: Sequence[str],
+    options: RecordOptions,
+    sidecar: Callable[[Launch, Process], None],
+    beside: Callable[[Launch], None] | None = None,
+) -> NoReturn:
+    """Become the command, recorded into a run directory.
+
+    Args:
+        run: the run directory; it may exist if it is empty, or if another launcher records into it now.
+        command: the command and its arguments.
+        options: what to record in depth.
+        sidecar: called in a process of its own beside the job, with the job to watch.
+        beside: called in that process first, while it still has the terminal: starts what shall have it, too.
+
+    Raises:
+        CommandNotFound: there is no such command.
+        CommandNotRunnable: the command cannot be executed.
+        UsageError: the run directory holds something else, or is somebody else's.
+    """
+    if shutil.which(command[0]) is None:
+        raise CommandNotFound(f"{command[0]}: command not found")
+    run = run.resolve()
+    claim(run)
+    # Containers may share a name and have the same pids.
+    host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
+    mine = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
+    make_raw(mine)
+    marker = prepare(mine, command, options)
+    _fork_sidecar(mine, marker, sidecar, beside)
+    _become(command, job_environment(mine, options))
+
+
+def claim(run: Path) -> None:
+    """Make the run directory, or join the launchers that record into it now; refuse anything else."""
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        occupied = any(path.name not in (MARKERS, RAW) for path in run.iterdir())
+        others = launches(run)
+        if (occupied or others) and not any(map(is_locked, others)) and not _is_of_this_job(run):
+            raise UsageError(f"{run}: exists and is not empty; name another folder with -o, or remove it")
+        keep_others_out(run, run / RAW)
+    except OSError as error:
+        raise UsageError(f"{run}: cannot record there ({error.strerror})") from error
+
+
+def _is_of_this_job(run: Path) -> bool:
+    """Whether a launcher of the same Slurm step was here, and has ended before this one began."""
+    mine = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")}
+    with suppress(OSError, ValueError, KeyError):
+        theirs = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["environment"]
+        return bool(mine["SLURM_STEP_ID"]) and all(theirs.get(name) == value for name, value in mine.items())
+    return False
+
+
+def make_raw(mine: Launch) -> None:
+    """Make the folder of a launch, which only this user may enter."""
+    while True:
+        keep_others_out(mine.run, mine.raw.parent)
+        with suppress(
+            FileNotFoundError
+        ):  # another launcher, which thought itself the last, removed it just now
+            return mine.raw.mkdir(PRIVATE)
+
+
+def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[str]:
+    """Write what the recorder and readers need to know; the marker comes back open and locked."""
+    mine.marker.parent.mkdir(0o755, exist_ok=True)
+    unnamed = mine.marker.with_suffix(".tmp")
+    marker = unnamed.open("w", encoding="utf-8")
+    fcntl.flock(marker, fcntl.LOCK_EX)
+    facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+    shown = (
+        [*command[:1], *([MASK] if command[1:] else [])] if options.mask_command else masked_command(command)
+    )
+    json.dump(facts | {"command": shown, "options": asdict(options)}, marker)
+    marker.flush()
+    unnamed.rename(mine.marker)  # nobody ever sees it unlocked
+    write_copy(mine.raw)
+    (mine.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
+    if options.nccl_inspector:
+        (mine.raw / inspector.LOGS).mkdir()
+    return marker
+
+
+def job_environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
+    """The job's environment: torch finds the recorder, and Kineto does not talk on stderr."""
+    environment = dict(os.environ)
+    copy = mine.raw / COPY
+    copied = str(copy) if copy.is_dir() else ""
+    paths = [str(INJECT), mine.inject, copied, environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    environment.setdefault("KINETO_LOG_LEVEL", "99")
+    if options.nccl_inspector:
+        logs = mine.raw / inspector.LOGS
+        environment |= inspector.variables(options.nccl_inspector, logs, environment)
+    if options.nccl_timing:
+        environment[TIMING] = "1"
+    wanted = (change["arguments"] for change in options.apply if change["family"] == "environment")
+    return environment | {each["name"]: each["value"] for each in wanted}
+
+
+def _fork_sidecar(
+    mine: Launch,
+    marker: IO[str],
+    sidecar: Callable[[Launch, Process], None],
+    beside: Callable[[Launch], None] | None,
+) -> None:
+    """Start the sidecar as nobody's child and in its own session: neither `wait` nor Ctrl-C reaches it."""
+    job = Process(os.getpid())
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    try:
+        if beside is not None:
+            with suppress(OSError):
+                beside(mine)
+        _detach(mine, keep={marker.fileno(), job.descriptor})
+        sidecar(mine, job)
+    finally:
+        os._exit(0)
+
+
+def _detach(mine: Launch, keep: set[int]) -> None:
+    """Let go of the terminal, of every pipe and of the folder: others wait until nobody has them open."""
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(mine.raw / "sidecar.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    close_descriptors(keep)
+
+
+def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], list(command), environment)
+    except OSError as error:
+        raise CommandNotRunnable(f"{command[0]}: {error.strerror}") from error

@@ -1,0 +1,105 @@
+import polars as pl
+import pytest
+
+from dpro.collectors.convert.host_facts import host_counters
+from dpro.collectors.inside import records
+from dpro.collectors.inside.records import Record
+from dpro.collectors.inside.steps.stepping import Boundary
+
+# Steps end at 100, 200 and 300; after each the recorder itself takes 10.
+ENDS = {0: Boundary(100, 110), 1: Boundary(200, 210), 2: Boundary(300, 310)}
+
+
+def values(recorded, counter, ends=ENDS):
+    rows = host_counters(recorded, ends).filter(pl.col("counter") == counter)
+    return dict(rows.select("time_ns", "value").iter_rows())
+
+
+def work(time, backward, collected=0, waited=-1):
+    return Record(time, backward, collected, waited, records.WORK)
+
+
+def test_value_of_a_step_is_what_was_added_between_its_ends():
+    recorded = [work(101, 4), work(203, 8, 50), work(301, 13, 50)]
+    assert values(recorded, "step_backward_calls") == {110: 4, 210: 5}
+    assert values(recorded, "step_gc_ns") == {110: 50, 210: 0}
+
+
+def test_long_work_of_the_recorder_counts_for_neither_step():
+    recorded = [work(101, 4), work(203, 8, 50), work(209, 8, 90), work(301, 13, 95)]
+    assert values(recorded, "step_gc_ns") == {110: 50, 210: 5}
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_step_that_was_not_measured_at_both_ends_is_unknown(missing):
+    recorded = [work(101, 4), work(203, 8), work(301, 13)]
+    del recorded[missing]
+    assert list(values(recorded, "step_backward_calls")) == {0: [210], 1: [], 2: [110]}[missing]
+
+
+def test_samples_between_steps_are_nobodys():
+    recorded = [work(101, 4), work(150, 6), work(203, 8)]
+    assert values(recorded, "step_backward_calls") == {110: 4}
+
+
+def test_step_after_a_gap_in_the_numbers_is_unknown():
+    recorded = [work(101, 4), work(203, 8), work(301, 13)]
+    gap = {0: ENDS[0], 2: ENDS[1], 3: ENDS[2]}
+    assert values(recorded, "step_backward_calls", gap) == {210: 5}
+
+
+def test_what_the_kernel_does_not_tell_has_no_row():
+    recorded = [Record(101, 5, 3, -1, records.CPU), Record(203, 9, 6, -1, records.CPU)]
+    assert values(recorded, "step_cpu_ns") == {110: 4}
+    assert values(recorded, "step_training_thread_cpu_ns") == {110: 3}
+    assert values(recorded, "step_run_queue_ns") == {}
+
+
+def test_waiting_for_data_is_unknown_before_there_was_a_loader():
+    recorded = [work(101, 4), work(203, 8, waited=30), work(301, 13, waited=37)]
+    assert values(recorded, "step_data_wait_ns") == {210: 7}
+
+
+def test_long_intervals_are_rows_of_their_own():
+    recorded = [
+        Record(120, 60, 3, 0, records.LOADED),
+        Record(220, 40, -1, 0, records.LOADED),
+        Record(500, 7, 2, 0, records.COLLECTED),
+    ]
+    rows = host_counters(recorded, {}).sort("time_ns")
+    assert rows.rows() == [
+        ("DataLoader worker 3", "data_wait_ns", 120, 60.0),
+        ("", "data_wait_ns", 220, 40.0),
+        ("generation 2", "gc_pause_ns", 500, 7.0),
+    ]
+
+
+def test_elements_of_batches_are_counted_per_step_from_the_first_that_a_loader_hands_over():
+    handed = [Record(101, 64, 0, 0, records.INPUT), Record(203, 160, 0, 0, records.INPUT)]
+    recorded = [work(101, 4), handed[0], work(203, 8), handed[1], work(301, 13)]
+    assert values(recorded, "step_input_elements") == {110: 96}
+    assert values([work(101, 4), work(203, 8)], "step_input_elements") == {}
+
+
+def test_what_is_done_beside_training_is_counted_per_step():
+    recorded = [Record(101, 5, 7, 0, records.ASIDE), Record(203, 5, 40, 9, records.ASIDE)]
+    assert values(recorded, "step_checkpoint_ns") == {110: 0}
+    assert values(recorded, "step_no_grad_ns") == {110: 33}
+    assert values(recorded, "step_compile_ns") == {110: 9}
+
+
+def test_saves_and_beginnings_of_loaders_are_intervals():
+    recorded = [
+        Record(120, 30, 4096, 0, records.SAVED),
+        Record(150, 20, -1, 0, records.SAVED),  # into something that is no file
+        Record(180, 5, 4, 0, records.BEGUN),
+        Record(190, 6, 2, 1, records.BEGUN),
+    ]
+    rows = host_counters(recorded, ENDS)
+    assert rows.rows() == [
+        ("", "checkpoint_save_ns", 120, 30.0),
+        ("", "checkpoint_save_bytes", 120, 4096.0),
+        ("", "checkpoint_save_ns", 150, 20.0),
+        ("4 workers", "loader_start_ns", 180, 5.0),
+        ("2 persistent workers", "loader_start_ns", 190, 6.0),
+    ]

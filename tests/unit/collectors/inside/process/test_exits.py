@@ -1,0 +1,65 @@
+"""What is kept of the exception that ends a process."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dpro.collectors.convert.endings import UNKNOWN, ending, exception, left_ns
+from dpro.collectors.inside.names import LAST, RAISED
+from dpro.collectors.inside.process.exits import raised
+
+
+def caught(error: BaseException) -> dict[str, object]:
+    try:
+        raise error
+    except BaseException:
+        return raised(*sys.exc_info())  # type: ignore[arg-type]
+
+
+def test_an_exception_is_its_type_the_first_line_of_its_message_and_the_calls_it_came_through():
+    told = caught(ValueError("x is negative\nand more"))
+    assert (told["type"], told["message"]) == ("ValueError", "x is negative")
+    assert [call.rpartition(" ")[2] for call in told["calls"]] == ["caught"]  # type: ignore[attr-defined]
+
+
+def test_an_exception_that_quotes_another_process_is_what_that_one_raised():
+    quoted = "\n\n-- Process 1 failed:\nTraceback (most recent call last):\n  File x\nOSError: disk full\n"
+    assert caught(RuntimeError(quoted))["message"] == "OSError: disk full"
+
+
+def test_secrets_of_a_message_are_masked_and_a_message_that_fails_is_none():
+    assert "hunter2" not in str(caught(RuntimeError("no access: password=hunter2"))["message"])
+
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise KeyError
+
+    assert caught(Broken())["message"] == ""
+
+
+def test_the_exception_becomes_columns_of_workers(tmp_path):
+    assert exception(tmp_path) == {"error": "", "failed_ns": -1}
+    told = {"time_ns": 7, "type": "ValueError", "message": "bad", "calls": ["a.py:1 f", "b.py:2 g"]}
+    (tmp_path / RAISED).write_text(json.dumps(told))
+    assert exception(tmp_path) == {"error": "ValueError: bad\na.py:1 f\nb.py:2 g", "failed_ns": 7}
+
+
+def test_who_had_exited_when_it_was_told_to_end_ended_by_its_exit_code(tmp_path):
+    assert ending(tmp_path, [], 15).signal == 15
+    (tmp_path / "exit").write_bytes(b"\0\0")
+    assert ending(tmp_path, [], 15) == (0, -1)
+    assert ending(tmp_path, [], 11).signal == 11  # it crashed on its way out
+    assert ending(tmp_path / "none", [], None) == UNKNOWN
+    (tmp_path / "exit").write_bytes(b"\0")  # cut short
+    assert ending(tmp_path, [], None) == UNKNOWN
+
+
+def test_when_an_interpreter_went_is_known_only_where_all_its_calls_were_saved(tmp_path):
+    assert left_ns(tmp_path) == -1
+    (tmp_path / LAST).write_bytes(b"")
+    assert left_ns(tmp_path) == (tmp_path / LAST).stat().st_mtime_ns

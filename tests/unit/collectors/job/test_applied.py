@@ -1,0 +1,57 @@
+"""What became of changes, from the files of the job's processes."""
+
+import json
+
+from dpro.collectors.convert.recorded import Process
+from dpro.collectors.job.applied import applied, refused_so_far
+from dpro.collectors.launch.recording import Launch
+
+PLACE = {"where": "DDP of Model", "instead_of": "", "times": 1}
+OPTIONS = {"apply": [{"edit": "gc"}, {"edit": "bucket:mb=1"}]}
+
+
+ODD = ("[1]", "7", '[{"edit": "gc"}]', '[{"edit": [], "applied": [], "refused": []}]', "null")
+
+
+def process(launch, rank, said=None):
+    folder = launch.raw / f"host-{rank}"
+    folder.mkdir(parents=True)
+    facts = {"rank": rank, "started_ns": 0}
+    (folder / "facts.json").write_text(json.dumps(facts))
+    if said is not None:
+        (folder / "applied.json").write_text(said)
+    return Process(folder, facts)
+
+
+def change(edit, places=(), reasons=()):
+    return {"edit": edit, "applied": list(places), "refused": list(reasons)}
+
+
+def test_each_change_that_was_asked_for_is_told_of_with_its_rank(tmp_path):
+    said = json.dumps([change("bucket:mb=1", [PLACE]), change("gc", reasons=["no"])])
+    mine = process(Launch(tmp_path, "one"), 3, said)
+    assert applied(mine, OPTIONS) == [
+        {"rank": 3, **change("gc", reasons=["no"])},
+        {"rank": 3, **change("bucket:mb=1", [PLACE])},
+    ]
+
+
+def test_a_process_that_says_nothing_of_a_change_has_not_made_it(tmp_path):
+    for rank, said in enumerate(
+        (None, "[]", "{torn", *ODD, json.dumps([change("gc"), change("bucket:mb=1")]))
+    ):
+        for told in applied(process(Launch(tmp_path, "one"), rank, said), OPTIONS):
+            assert told["applied"] == []
+            assert "ended before it could tell" in told["refused"][0]
+
+
+def test_without_changes_there_is_nothing_to_tell(tmp_path):
+    assert applied(process(Launch(tmp_path, "one"), 0), {}) == []
+
+
+def test_refusals_are_heard_of_while_the_job_runs(tmp_path):
+    launch = Launch(tmp_path, "one")
+    process(launch, 0, json.dumps([change("gc", [PLACE])]))
+    assert list(refused_so_far(launch)) == []
+    process(launch, 1, json.dumps([change("gc", reasons=["off already"])]))
+    assert list(refused_so_far(launch)) == ["rank 1: gc: off already"]

@@ -1,0 +1,278 @@
+"""From the recorder's files to a run, with readers that return made-up traces."""
+
+import errno
+import json
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from dpro.collectors.convert.readers import Readers
+from dpro.collectors.convert.windows import batches
+from dpro.collectors.inside import records
+from dpro.collectors.inside.records import RecordWriter
+from dpro.collectors.job.finish import convert_waiting, finish
+from dpro.collectors.launch.recording import Launch
+from dpro.errors import InputError
+from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
+from dpro.store import is_run, open_run
+
+
+@dataclass
+class Trace:
+    frames: dict[str, pl.DataFrame]
+    versions: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_trace(path: Path, *, rank: int | None = None, window: int = 0) -> Trace:
+    if path.read_text() == "damaged":
+        raise InputError(f"{path}: damaged")
+    rows = {
+        "span_id": [0, 1],
+        "rank": [rank] * 2,
+        "window": [window] * 2,
+        "start_ns": [1, 2],
+        "duration_ns": [1, 1],
+    }
+    return Trace({"spans": pl.DataFrame(rows)}, skipped={"flow": 3})
+
+
+def read_dump(path: Path, *, rank: int | None = None) -> Trace:
+    return Trace({"collectives": COLLECTIVES.empty()})
+
+
+OPTIONS = {"skip": 5, "window_steps": 2, "every": 200}
+
+
+def read_log(path: Path) -> list[Trace]:
+    raise InputError(f"{path}: no collective in it")
+
+
+READERS = Readers(execution=None, trace=read_trace, dump=read_dump, log=read_log)
+
+
+@pytest.fixture
+def launch(tmp_path):
+    return launched(tmp_path, "host-1")
+
+
+def launched(run: Path, name: str) -> Launch:
+    launch = Launch(run, name)
+    launch.raw.mkdir(parents=True)
+    launch.marker.parent.mkdir(exist_ok=True)
+    launch.marker.write_text(
+        json.dumps(
+            {"host": "elsewhere", "pid": 1, "start_ticks": 1, "command": ["train"], "options": OPTIONS}
+        )
+    )
+    return launch
+
+
+def recorded(
+    launch: Launch,
+    rank: int = 0,
+    pid: int = 7,
+    world_size: int = 1,
+    steps: int = 6,
+    windows: int = 0,
+    attempt: int = 0,
+) -> Path:
+    folder = launch.raw / f"host-{pid}"
+    folder.mkdir()
+    facts = {"rank": rank, "world_size": world_size, "local_rank": rank, "host": "host", "pid": pid}
+    facts |= {
+        "started_ns": 1000 * attempt + pid,
+        "attempt": str(attempt),
+        "gpu_name": "",
+        "gpu_uuid": "",
+        "versions": {"torch": "2.13"},
+    }
+    (folder / "facts.json").write_text(json.dumps(facts))
+    writer = RecordWriter(folder / "records.bin")
+    for step in range(1, steps + 1):
+        writer.write(records.UPDATE, 0, step, 100 * step, 100 * step + 10)
+    for window in range(windows):
+        (folder / f"window{window:04d}.json").write_text("whole")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "lost"), [("window0003.json.tmp", "window0003"), ("calls-fr.json.tmp", "")])
+def test_what_was_being_written_is_named_unless_it_was_only_for_a_watcher(launch, name, lost):
+    (recorded(launch) / name).write_text("half")
+    finish(launch, READERS, 0, {7: 0})
+    warnings = open_run(launch.run).manifest.warnings
+    assert [each.rpartition(": ")[2] for each in warnings if "not written whole" in each] == [lost] * bool(
+        lost
+    )
+
+
+def test_steps_run_from_boundary_to_boundary_without_our_own_work(launch):
+    recorded(launch, steps=3)
+    finish(launch, READERS, 0, {7: 0})
+    run = open_run(launch.run)
+    assert run.table(STEPS).select("step", "start_ns", "duration_ns").rows() == [(1, 110, 90), (2, 210, 90)]
+    assert run.manifest.exit_status == 0
+    assert run.table(WORKERS)["exit_code"].to_list() == [0]
+    assert not launch.marker.exists()
+    assert not launch.raw.exists()
+
+
+def test_signals_and_unknown_ends_of_ranks_are_told_apart(launch):
+    recorded(launch, rank=0, pid=7, world_size=2)
+    recorded(launch, rank=1, pid=8, world_size=2)
+    finish(launch, READERS, None, {7: signal.SIGKILL})
+    run = open_run(launch.run)
+    assert run.table(WORKERS).select("exit_code", "exit_signal").rows() == [(-1, signal.SIGKILL), (-1, -1)]
+    assert run.manifest.exit_status is None
+
+
+def test_conversion_that_was_interrupted_gives_each_row_once(launch, monkeypatch):
+    folder = recorded(launch, windows=3)
+    whole = batches.convert_batch
+
+    def interrupted(*arguments: object) -> None:
+        whole(*arguments)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(batches, "convert_batch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert_waiting(launch, READERS)
+    monkeypatch.setattr(batches, "convert_batch", whole)
+    (folder / "window0003.json").write_text("whole")
+    convert_waiting(launch, READERS)
+    (folder / "window0004.json").write_text("whole")
+    finish(launch, READERS, 0, {})
+    run = open_run(launch.run)
+    spans = run.table(SPANS)
+    assert spans["window"].to_list() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert spans["span_id"].is_unique().all()
+    assert run.manifest.skipped == {"flow": 15}
+
+
+def test_damaged_window_is_a_warning_and_the_others_are_kept(launch):
+    folder = recorded(launch, windows=3)
+    (folder / "window0001.json").write_text("damaged")
+    finish(launch, READERS, 0, {})
+    run = open_run(launch.run)
+    assert set(run.table(SPANS)["window"]) == {0, 2}
+    assert "window 1 is lost" in run.manifest.warnings[0]
+
+
+def test_what_cannot_be_converted_stays_and_the_rest_is_a_run(launch, monkeypatch):
+    recorded(launch, windows=1)
+
+    def broken(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(batches, "convert_batch", broken)
+    finish(launch, READERS, 0, {})
+    run = open_run(launch.run)
+    assert run.table(STEPS).height == 5
+    assert "not all of .raw was converted: ValueError: a defect" in run.manifest.warnings[0]
+    assert list(launch.raw.glob("*/*/window0000.json"))
+    assert not launch.marker.exists()
+
+
+def test_restarted_job_is_a_run_of_its_last_attempt_with_the_others_beside_it(launch):
+    for attempt, steps in enumerate((20, 30, 4)):
+        for rank in (0, 1):
+            pid = 10 * attempt + rank
+            recorded(launch, rank, pid, world_size=2, steps=steps, windows=2 - attempt, attempt=attempt)
+        convert_waiting(launch, READERS)
+    finish(launch, READERS, 0, {0: 5 << 8, 1: signal.SIGKILL})
+    run = open_run(launch.run)
+    assert run.table(STEPS).filter(rank=1)["step"].to_list() == [1, 2, 3]
+    assert run.table(SPANS).is_empty()
+    assert run.manifest.warnings == [
+        "the job began 3 times: this is the last, what came before is in attempts/"
+    ]
+    first, second = (open_run(launch.run / "attempts" / number) for number in "01")
+    assert first.manifest.ranks == second.manifest.ranks == [0, 1]
+    assert (first.table(STEPS).height, second.table(STEPS).height) == (2 * 19, 2 * 29)
+    assert (first.table(SPANS)["window"].max(), second.table(SPANS)["window"].max()) == (1, 0)
+    assert first.table(WORKERS).select("exit_code", "exit_signal").rows() == [(5, -1), (-1, signal.SIGKILL)]
+
+
+def test_disk_that_is_full_leaves_the_recording_to_whoever_reads_it_later(launch, monkeypatch):
+    recorded(launch, windows=1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(batches, "write_part", full)
+        with pytest.raises(OSError, match="No space left"):
+            finish(launch, READERS, 0, {})
+    assert not is_run(launch.run)
+    finish(launch, READERS, None, {})
+    assert open_run(launch.run).table(SPANS).height == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "joined"),
+    [(0, 0, 0), (0, 3, 3), (3, 0, 3), (None, 0, None), (0, None, None), (None, 3, 3)],
+)
+def test_run_of_several_launchers_has_the_exit_status_of_the_first_that_failed(tmp_path, one, other, joined):
+    for name, status in (("a", one), ("b", other)):
+        finish(launched(tmp_path, name), READERS, None if status is None else status << 8, {})
+    assert open_run(tmp_path).manifest.exit_status == joined
+
+
+def test_missing_rank_is_named(launch):
+    recorded(launch, rank=1, world_size=2)
+    finish(launch, READERS, 0, {})
+    assert open_run(launch.run).manifest.missing_ranks == [0]
+
+
+def test_log_lines_become_warnings(launch):
+    recorded(launch)
+    (launch.raw / "log.txt").write_text("process 7 stopped recording\n")
+    finish(launch, READERS, 3 << 8, {})
+    manifest = open_run(launch.run).manifest
+    assert manifest.warnings == ["process 7 stopped recording"]
+    assert manifest.exit_status == 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "errors", "status", "why"),
+    [
+        (4, [], 0, ""),
+        (1, [], 0, "the job ran a single step: "),
+        (
+            0,
+            [(2, "KeyError: b"), (1, "ValueError: a"), (0, "ChildFailedError: c")],
+            1 << 8,
+            "failed (exit code 1: ValueError: a (b.py:3)) before",
+        ),
+        (0, [], signal.SIGSEGV, "failed (SIGSEGV) before its first step ended"),
+        (None, [], 0, "no process of the job was seen to import torch"),
+    ],
+)
+def test_manifest_says_why_there_is_no_step_and_what_ended_the_job(launch, steps, errors, status, why):
+    if steps is not None:
+        recorded(launch, steps=steps)
+    for time_ns, error in errors:
+        kind, _, message = error.partition(": ")
+        told = {"time_ns": time_ns, "type": kind, "message": message, "calls": ["/a/b.py:3 main"]}
+        (launch.raw / f"raised-host-{time_ns}.json").write_text(json.dumps(told))
+    (launch.raw / "raised-host-9.json").write_text("damaged")
+    finish(launch, READERS, status, {})
+    manifest = open_run(launch.run).manifest
+    assert why in manifest.unrecorded
+    assert bool(why) == bool(manifest.unrecorded)
+    assert manifest.error == ("ValueError: a (b.py:3)" if errors else "")
+    assert manifest.warnings == ([manifest.unrecorded] if why else [])
+
+
+def test_launchers_of_which_one_recorded_steps_have_them_all(tmp_path):
+    other = launched(tmp_path, "host-2")
+    finish(other, READERS, 0, {})
+    assert open_run(tmp_path).manifest.unrecorded
+    first = launched(tmp_path, "host-1")
+    recorded(first)
+    finish(first, READERS, 0, {})
+    assert open_run(tmp_path).manifest.unrecorded == ""

@@ -1,0 +1,138 @@
+import fcntl
+import json
+import os
+import socket
+from contextlib import nullcontext, suppress
+
+import pytest
+from click.testing import CliRunner
+
+from dpro.collectors.launch.processes import start_ticks
+from dpro.collectors.launch.recording import Launch, launches, wait_until_finished
+from dpro.collectors.launch.start import TIMING, RecordOptions, claim, job_environment
+from dpro.errors import InputError, UsageError
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """A recording whose job, on this host, has ended."""
+    recording = Launch(tmp_path, "host-1")
+    recording.marker.parent.mkdir()
+    recording.marker.write_text(
+        json.dumps({"host": socket.gethostname(), "pid": 2**22 - 1, "start_ticks": 5})
+    )
+    return recording
+
+
+@pytest.fixture
+def alive(recording):
+    """The same, while its sidecar lives."""
+    with recording.marker.open() as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX)
+        yield recording
+
+
+def test_folder_that_does_not_exist_is_made(tmp_path):
+    claim(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_launchers_that_record_now_are_joined(alive):
+    (alive.run / "steps").mkdir()
+    claim(alive.run)
+
+
+def test_launcher_that_has_only_begun_is_joined(tmp_path):
+    (tmp_path / ".recording").mkdir()
+    claim(tmp_path)
+
+
+def test_recording_that_was_abandoned_is_not_joined(recording):
+    with pytest.raises(UsageError, match="not empty"):
+        claim(recording.run)
+
+
+def test_run_without_a_recording_is_finished(tmp_path):
+    assert wait_until_finished(tmp_path) == []
+    assert wait_until_finished(tmp_path / "nowhere") == []
+
+
+def test_abandoned_recording_is_handed_back(recording):
+    assert wait_until_finished(recording.run) == [recording]
+
+
+def test_recording_that_ends_while_it_is_looked_for_is_over(recording, monkeypatch):
+    real = os.scandir
+
+    def late(path):
+        with suppress(FileNotFoundError):
+            recording.marker.parent.rename(recording.run / "gone")
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", late)
+    monkeypatch.setattr(os, "scandir", late)
+    assert wait_until_finished(recording.run) == []
+
+
+def test_sidecar_that_takes_too_long_is_an_error(alive):
+    with pytest.raises(InputError, match="still being written"):
+        wait_until_finished(alive.run, timeout_s=0.1)
+
+
+def test_run_whose_job_lives_cannot_be_read_yet(alive):
+    facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+    alive.marker.write_text(json.dumps(facts))
+    (alive.raw / f"host-{os.getpid()}").mkdir(parents=True)
+    (alive.raw / f"host-{os.getpid()}" / "facts.json").touch()
+    so_far = rf"still being recorded \(since [\d:]+, pid {os.getpid()}, 1 rank so far\)"
+    with pytest.raises(InputError, match=so_far):
+        wait_until_finished(alive.run, timeout_s=0.1)
+
+
+def test_recording_of_another_host_is_said_to_be_there(alive):
+    alive.marker.write_text(json.dumps({"host": "far-away", "pid": 1, "start_ticks": 1}))
+    with pytest.raises(InputError, match="still being recorded on far-away"):
+        wait_until_finished(alive.run, timeout_s=0.1)
+
+
+def test_removing_a_recording_leaves_nothing_and_spares_the_others(recording):
+    other = Launch(recording.run, "host-2")
+    other.marker.write_text("{}")
+    recording.raw.mkdir(parents=True)
+    recording.remove_raw()
+    recording.remove_marker()
+    assert launches(recording.run) == [other]
+    other.remove_marker()
+    assert list(recording.run.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "joins"), [("7", "0", True), ("7", "1", False), ("8", "0", False), ("", "", False)]
+)
+def test_launcher_joins_a_finished_run_of_its_own_slurm_step_only(tmp_path, monkeypatch, job, step, joins):
+    environment = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    (tmp_path / "manifest.json").write_text(json.dumps({"environment": environment if job else {}}))
+    for name, value in (("SLURM_JOB_ID", job), ("SLURM_STEP_ID", step)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    with nullcontext() if joins else pytest.raises(UsageError, match="not empty"):
+        claim(tmp_path)
+
+
+def test_nccl_times_collectives_only_where_asked_to(tmp_path, monkeypatch):
+    monkeypatch.delenv(TIMING, raising=False)
+    launch = Launch(tmp_path, "host-1")
+    assert TIMING not in job_environment(launch, RecordOptions())
+    assert job_environment(launch, RecordOptions(nccl_timing=True))[TIMING] == "1"
+
+
+@pytest.mark.parametrize(("queues", "lines"), [("1", 1), ("8", 0)])
+def test_timing_beside_a_single_queue_is_warned_of(tmp_path, monkeypatch, queues, lines):
+    from dpro.cli.job.record import record
+
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    monkeypatch.setattr("dpro.collectors.launch.start.launch", lambda *_: None)
+    for option, expected in (["--nccl-timing"], lines), ([], 0):
+        said = CliRunner().invoke(record, [*option, "--", "true"]).stderr
+        assert len(said.splitlines()) == expected
+        assert "will not overlap" in said or not expected
