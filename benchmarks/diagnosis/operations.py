@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.diagnosis.report import table, wilson
-from dpro.detect.pipeline_slowdown import analyse_slowdown
-from dpro.detect.run import diagnose_operations
+from dpro.detect.pipeline_slowdown import analyse_slowdown, diagnose_operations
 from dpro.replay.construction.graph_builder import build_graph
 from tests.pipelines import Job, written
 

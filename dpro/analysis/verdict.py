@@ -9,24 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.errors import DproError, Unanswerable
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SENDS, SPANS, STEPS, WORKERS
+from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
-    from dpro.detect.pauses.find import Lost
+    from dpro.detect.context import Context
     from dpro.detect.stragglers.own_time import AlwaysOn
     from dpro.store import Manifest, Run
 
 # Of what a recording says of itself, what is about windows.
 _FAILED_WINDOWS = re.compile(r"goes on without windows: |stopped recording in |window \d+ is lost: ")
-NETWORK = ("slow.link", "slow.nic", "slow.fabric")
 
 Verdict = tuple[list[Finding], list[str]]
 
@@ -67,38 +65,29 @@ def not_read(manifest: Manifest) -> list[str]:
 def find(analysis: Analysis) -> list[Finding]:
     """Run all detectors; those that replay only where the replay fits, since costs would mean nothing else.
 
-    Deep windows have few steps; the steps between them tell of what is too small, or too recent, for those.
+    Deep windows have few steps; the steps between them show what is too small, or too recent, for those.
     """
-    from dpro.detect.machine.gpu_state import with_gpus
-    from dpro.detect.machine.idle_gpus import find_idle_gpus
-    from dpro.detect.run import diagnose_graph, diagnose_operations
+    from dpro.detect.run import diagnose
+
+    return diagnose(_context(analysis))
+
+
+def _context(analysis: Analysis) -> Context:
+    """What detectors see of a run with deep windows."""
+    from dpro.detect.context import Context
 
     graph = analysis.built.graph
     if analysis.slowdown is not None:
-        return diagnose_operations(graph, analysis.slowdown)
-    slow = diagnose_graph(graph) if analysis.trust.answerable else []
-    if analysis.trust.answerable:
-        slow += find_idle_gpus(graph, lambda: analysis.breakdown, sum(each.cost_ns for each in slow))
-    found = [*slow, *_between_windows(analysis.run, slow)]
-    found = _with_crowded_hosts(found, analysis.steps, analysis.counters, analysis.workers)
-    found = with_gpus(found, analysis.steps, analysis.counters, analysis.workers)
-    return [*_costliest(found), *_regression(analysis.run)]
-
-
-def _costliest(findings: list[Finding]) -> list[Finding]:
-    """The findings, costliest first."""
-    return sorted(findings, key=lambda finding: -finding.cost_ns)
+        return Context(analysis.run, graph, analysis.slowdown)
+    known = graph if analysis.trust.answerable else None
+    return Context(analysis.run, known, breakdown=lambda: analysis.breakdown)
 
 
 def notes(analysis: Analysis, findings: list[Finding]) -> list[str]:
     """What deep windows show that is worth a sentence though it is no finding, one line each."""
-    from dpro.detect.machine.idle_gpus import note_idle_gpus
-    from dpro.detect.notes import note_waiting
+    from dpro.detect.run import notes_of
 
-    if not analysis.run.rows()[SPANS.name] or not analysis.trust.answerable or analysis.built.of_operations:
-        return []
-    graph = analysis.built.graph
-    return [*note_waiting(graph, findings), *note_idle_gpus(graph, lambda: analysis.breakdown)]
+    return notes_of(_context(analysis), findings) if analysis.run.rows()[SPANS.name] else []
 
 
 def notes_of_few_steps(analysis: Analysis, findings: list[Finding]) -> list[str]:
@@ -109,149 +98,17 @@ def notes_of_few_steps(analysis: Analysis, findings: list[Finding]) -> list[str]
         return []
 
 
-def _between_windows(run: Run, found: list[Finding]) -> list[Finding]:
-    """What the steps that are always recorded show, and windows did not."""
-    from dpro.detect.stragglers.excess import WINDOWS
-    from dpro.detect.stragglers.from_calls import messages_unseen
-    from dpro.detect.stragglers.own_time import on_one_clock
-    from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
-
-    outside = run.table(STEPS, ["step", "window"]).filter(pl.col("window") < 0)
-    if outside["step"].n_unique() < min(WINDOWS):
-        return []
-    always = _always_of(run)
-    aligned, apart = on_one_clock(always)
-    of_ranks = [each for each in found if each.component_kind != "job" and each.class_ != "slow.fabric"]
-    ranks = {rank for each in of_ranks for rank in each.ranks}
-    known = any(INPUT_PIPELINE in (each.component_id, each.cause) for each in found)
-    jobs = {each.class_ for each in found if each.component_kind == "job"}
-    lost, late, network = _late(always, aligned, apart)
-    late = [
-        each
-        for each in late
-        if (each.class_ not in jobs if each.component_kind == "job" else not ranks & {*each.ranks})
-    ]
-    slow_network = any(each.class_ in NETWORK for each in found)
-    if (ranks or slow_network) and messages_unseen(aligned.collectives, aligned.workers):
-        # Others may be late because of messages from those ranks, or over that network: calls cannot tell.
-        late = [each for each in late if each.component_kind == "job"]
-    network = [] if slow_network else _timed(run, always) or ([] if ranks else network)
-    waiting = [] if known else _waiting(always, aligned.workers, lost)
-    return [*lost.findings, *late, *network, *waiting]
-
-
 def without_windows(run: Run) -> Verdict | None:
     """What the steps and calls of a run show, and what they leave open; None where windows show more."""
-    from dpro.detect.machine.gpu_state import with_gpus
-    from dpro.detect.significance import MIN_STEPS
-    from dpro.detect.stragglers.own_time import on_one_clock
+    from dpro.detect.context import Context, has_windows
+    from dpro.detect.run import diagnose
 
-    rows = run.rows()
-    if not rows[STEPS.name] or not rows[COLLECTIVES.name]:
+    if has_windows(run):
         return None
-    windows = run.table(STEPS, ["step", "window"]).filter(pl.col("window") >= 0)
-    if rows[SPANS.name] and windows["step"].n_unique() >= MIN_STEPS:
-        return None
-    always = _always_of(run)
-    aligned, apart = on_one_clock(always)
-    lost, late, network = _late(always, aligned, apart)
-    network = _timed(run, always) or network
-    found = [*lost.findings, *late, *network, *_waiting(always, aligned.workers, lost)]
-    found = _with_crowded_hosts(found, always.steps, always.counters, always.workers)
-    found = with_gpus(found, always.steps, always.counters, always.workers)
-    findings = [*_costliest(found), *_regression(run)]
+    context = Context(run)
     reason = why_no_window(run)
     no_window = [f"what operators and kernels take: {reason}"] if reason else []
-    return findings, [*bad_ends(run), *_not_shown(aligned, apart), *no_window]
-
-
-def _late(recorded: AlwaysOn, rows: AlwaysOn, apart: list[int]) -> tuple[Lost, list[Finding], list[Finding]]:
-    """What is lost to pauses; in all other steps, ranks that the others wait for, or hosts that all wait.
-
-    Args:
-        recorded: what was always recorded.
-        rows: the same on one clock.
-        apart: ranks that are no part of that.
-    """
-    from dpro.detect.network.host_waits import find_idle_hosts
-    from dpro.detect.pauses.find import find_pauses
-    from dpro.detect.stragglers.from_calls import judge as judge_lateness
-    from dpro.detect.stragglers.from_calls import messages_unseen, on_gpus
-    from dpro.detect.stragglers.own_time import calls_of, own_time_of_all, usual_ones
-
-    calls = calls_of(rows.collectives)
-    all_own = own_time_of_all(calls, rows.steps)
-    lost = find_pauses(recorded.steps, recorded.counters, lambda: all_own)
-    if calls.is_empty() or rows.steps.is_empty():
-        return lost, [], []
-    own = usual_ones(all_own).filter(~pl.col("step").is_in(lost.steps))
-    unseen = messages_unseen(rows.collectives, rows.workers)
-    late = judge_lateness(own, calls, rows.counters, rows.workers, doubtful=unseen)
-    late += _late_on_gpu(recorded, lost, late, doubtful=unseen)
-    if late or unseen or on_gpus(rows.workers):
-        return lost, late, []
-    return lost, [], find_idle_hosts(own, calls, rows.steps, rows.counters, apart)
-
-
-def _late_on_gpu(recorded: AlwaysOn, lost: Lost, late: list[Finding], *, doubtful: bool) -> list[Finding]:
-    """Ranks that the others wait for on their GPUs, beside those whose hosts are late."""
-    from dpro.detect.stragglers.timed_ranks import find_late_gpus
-
-    steps = recorded.steps.filter(~pl.col("step").is_in(lost.steps))
-    tables = (recorded.collectives, steps, recorded.counters, recorded.workers)
-    named = {rank for finding in late for rank in finding.ranks}
-    return [each for each in find_late_gpus(*tables, doubtful=doubtful) if not named & {*each.ranks}]
-
-
-def _with_crowded_hosts(
-    findings: list[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
-) -> list[Finding]:
-    """Hosts with more threads than cores, and of the findings those that are not explained by that."""
-    from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
-
-    crowds = crowds_of(steps, counters, workers)
-    if not crowds:
-        return findings
-    return [*find_crowded_hosts(crowds, counters), *not_crowding(findings, crowds, steps, counters)]
-
-
-def _timed(run: Run, rows: AlwaysOn) -> list[Finding]:
-    """What is slow in the network by what was timed without a deep window: wires tell more than calls."""
-    from dpro.detect.network.timed_calls import traffic_of_calls
-    from dpro.detect.network.wires import traffic_of_sends
-    from dpro.detect.run import diagnose_traffic
-
-    wires = traffic_of_sends(run.table(SENDS), rows.steps, rows.workers)
-    found = diagnose_traffic(wires) if wires.transfers.height else []
-    if found:
-        return found
-    calls = traffic_of_calls(rows.collectives, rows.steps, rows.workers, run.manifest.world_size)
-    return diagnose_traffic(calls) if calls.transfers.height else []
-
-
-def _waiting(rows: AlwaysOn, workers: pl.DataFrame, lost: Lost) -> list[Finding]:
-    from dpro.detect.stragglers.from_calls import on_gpus
-    from dpro.detect.stragglers.input_bound import find_waiting_for_data
-
-    steps = rows.steps.filter(~pl.col("step").is_in(lost.steps))
-    return find_waiting_for_data(steps, rows.counters, on_gpus=on_gpus(workers))
-
-
-def _regression(run: Run) -> list[Finding]:
-    from dpro.detect.regression import find_regression
-    from dpro.replay.steps.durations import steps_of
-
-    read_counters, read_spans = partial(run.table, COUNTERS), partial(run.table, SPANS)
-    return find_regression(steps_of(run), run.table(WORKERS), read_counters, read_spans)
-
-
-def _always_of(run: Run) -> AlwaysOn:
-    """What of a run was always recorded."""
-    from dpro.detect.stragglers.own_time import AlwaysOn
-    from dpro.replay.steps.durations import steps_of
-
-    others = (COUNTERS, WORKERS, CLOCK_SAMPLES)
-    return AlwaysOn(run.table(COLLECTIVES), steps_of(run), *(run.table(table) for table in others))
+    return diagnose(context), [*bad_ends(run), *_not_shown(*context.aligned), *no_window]
 
 
 def _not_shown(rows: AlwaysOn, apart: list[int]) -> list[str]:

@@ -2,7 +2,9 @@
 
 findings            what a detector says: class, component, cost, confidence, evidence
 findings_log        what a watcher found while the job ran, as the run keeps it
-run                 the detectors of deep windows, and which findings exclude each other
+run                 all detectors: what each needs, and what suppresses its findings
+context             what the detectors of one run share: tables, graph, own times, pauses
+baseline            the unchanged graph with its replay, its steps, and the work of its ranks
 significance        whether a gain per step is large, persistent and beyond chance
 stragglers/         ranks that the others wait for, by replay and by calls alone; input-bound jobs
 imbalance/          uneven work: by data, by pipeline stage, by micro-batch

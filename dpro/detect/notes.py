@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import CLASS as UNEVEN_DATA
 from dpro.detect.stragglers.replayed import gains_of
@@ -18,7 +19,6 @@ from dpro.detect.stragglers.work_causes import excess_by_cause
 from dpro.detect.waits import waits
 from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.peers import peers_by_rank, phase_work
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.heal import healed_in_each_step
 from dpro.units import format_duration
@@ -28,17 +28,18 @@ ONCE = 0.8  # of what a rank is waited for: in one step
 REMAINS = 0.5  # of the waiting, with the rank healed: then others are as late
 
 
-def note_waiting(graph: Graph, findings: Sequence[Finding]) -> list[str]:
+def note_waiting(baseline: Baseline, findings: Sequence[Finding]) -> list[str]:
     """Say for whom ranks wait in collectives, where most of it is for one that no finding names.
 
     Most is halfway from an equal share to all.
 
     Args:
-        graph: the graph.
+        baseline: the unchanged graph.
         findings: what was found in it.
     """
     if any(finding.class_ == UNEVEN_DATA for finding in findings):
         return []
+    graph = baseline.graph
     measured = _in_whole_groups(graph, waits(graph, graph.nodes.measured_start))
     ranks, steps = measured["rank"].n_unique(), measured["step"].n_unique()
     total = float(measured["wait_ns"].sum())
@@ -49,7 +50,7 @@ def note_waiting(graph: Graph, findings: Sequence[Finding]) -> list[str]:
     named = {each for found in findings if found.component_kind != "job" for each in found.ranks}
     if rank in named or most < (1 + 1 / ranks) / 2 * total:
         return []
-    work, per = phase_work(graph), ranks * steps
+    per = ranks * steps
     if total < MIN_WAITING * per * _mean_step(graph):
         return []
     for_it = measured.filter(pl.col("last") == rank)
@@ -61,28 +62,29 @@ def note_waiting(graph: Graph, findings: Sequence[Finding]) -> list[str]:
         f"{format_duration(most / per)} ({most / total:.0%}) of it for rank {rank}{once}; it comes last to "
         f"{for_it['instance'].n_unique()} of {measured['instance'].n_unique()}"
     )
-    return [f"{seen}; {_why_it_costs_little(graph, rank, work, most / per)}"]
+    return [f"{seen}; {_why_it_costs_little(baseline, rank, most / per)}"]
 
 
-def _why_it_costs_little(graph: Graph, rank: int, work: pl.DataFrame, waited_ns: float) -> str:
+def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str:
     """What healing a rank would save, and what the others then wait for."""
-    if not peers_by_rank(work).get(rank):
+    graph, work = baseline.graph, baseline.work
+    if not baseline.peers.get(rank):
         return "no other rank makes the same calls, which would tell what that costs"
     healed = healed_in_each_step(graph, rank, work)
-    gains = gains_of(graph, work, [[rank]], healed[:, None])
+    gains = gains_of(baseline, work, [[rank]], healed[:, None])
     step, saved = float(gains.base.mean()), float(gains.saved.mean())
     said = (
         f"replayed with rank {rank} as fast as its peers in each step, the step takes "
         f"{format_duration(step - saved)} instead of {format_duration(step)}"
     )
-    before = _in_whole_groups(graph, waits(graph, replay(graph).start))
+    before = _in_whole_groups(graph, waits(graph, baseline.timeline.start))
     after = _in_whole_groups(graph, waits(graph, replay(graph.with_durations(healed)).start))
     left = float(after["wait_ns"].sum())
     if left < REMAINS * float(before["wait_ns"].sum()):
         return f"{said}: what runs beside this waiting takes as long"
     after_it, most = after.group_by("last").agg(pl.col("wait_ns").sum()).sort("wait_ns", "last").row(-1)
     if after_it == rank:
-        return f"{said}: {_why_late(graph, rank, work, waited_ns)}"
+        return f"{said}: {_why_late(baseline, rank, waited_ns)}"
     per = before["rank"].n_unique() * before["step"].n_unique()
     return (
         f"{said}: they would then wait {format_duration(left / per)}, {format_duration(most / per)} of it "
@@ -90,9 +92,9 @@ def _why_it_costs_little(graph: Graph, rank: int, work: pl.DataFrame, waited_ns:
     )
 
 
-def _why_late(graph: Graph, rank: int, work: pl.DataFrame, waited_ns: float) -> str:
+def _why_late(baseline: Baseline, rank: int, waited_ns: float) -> str:
     """What is known of a rank that is late even with what it works longer taken away."""
-    longer = excess_by_cause(graph, rank, peers_by_rank(work)[rank], 0)
+    longer = excess_by_cause(baseline.graph, rank, baseline.peers[rank], 0)
     excess = float(longer["excess_ns"].clip(lower_bound=0).sum())
     if excess < waited_ns / 2:
         return "it works hardly longer than its peers: the trace does not show why it is late"

@@ -18,8 +18,9 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.micro_batches import Variation, variation_of
+from dpro.detect.imbalance.micro_batches import Variation, equal_batches, variation_of
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence
 from dpro.detect.stragglers.replayed import find_stragglers
 from dpro.errors import Unanswerable
@@ -162,6 +163,30 @@ def _slowest(by_rank: Mapping[int, float]) -> list[int]:
     return sorted(by_rank, key=lambda rank: (-by_rank[rank], rank))[:count]
 
 
+def diagnose_operations(graph: Graph, slowdown: Slowdown) -> list[Finding]:
+    """Uneven micro-batches, slow workers and uneven stages of a run of whole operations, costliest first.
+
+    What varies with the data may hide a slow worker, or look like what one costs: so workers and stages are
+    compared with equal micro-batches.
+
+    Args:
+        graph: the run's graph.
+        slowdown: its `analyse_slowdown`.
+    """
+    free = without_launches(graph)
+    equal, data = equal_batches(free)
+    workers, stages = find_slow_workers(graph, slowdown), find_uneven_stages(equal)
+    if equal is not free:
+        at_equal_work = find_slow_workers(equal, analyse_slowdown(equal))
+        named = {rank for finding in at_equal_work for rank in finding.ranks}
+        # A single stage does not show what is a worker's and what its data's: an outlier stays anyway.
+        alone = len({place.stage for place in graph.places.values()}) == 1
+        left = [each for each in workers if alone and not named & {*each.ranks}]
+        workers = [*at_equal_work, *left]
+        stages = [each for each in stages if is_longer_in_most(free, each)]
+    return sorted([*data, *workers, *stages], key=lambda finding: -finding.cost_ns)
+
+
 def find_slow_workers(graph: Graph, slowdown: Slowdown) -> list[Finding]:
     """Workers that are slower than others of their stage, with what healing them would save.
 
@@ -169,7 +194,7 @@ def find_slow_workers(graph: Graph, slowdown: Slowdown) -> list[Finding]:
     published method: the worker takes the typical times of all.
     """
     found = []
-    for finding in find_stragglers(without_launches(graph)):
+    for finding in find_stragglers(Baseline(without_launches(graph))):
         if len(finding.ranks) > 1:
             found.append(finding)
             continue

@@ -1,84 +1,395 @@
-"""All detectors, in the order in which their findings exclude each other."""
+"""The one place where detectors are run: what each needs, and what suppresses its findings.
+
+In: the context of a run. Out: findings. Each detector is declared once in `DETECTORS`, in the order in which
+they exclude each other: a detector sees what those before it have found. It is run if the run offers what it
+needs and no condition of `unless` holds; then each of its rules decides what of its findings remains. A job
+that runs is looked at with the same detectors and rules: `diagnose_graph` and `diagnose_calls`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import polars as pl
+
+from dpro.detect.context import Context, Need, slow_ranks
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.micro_batches import equal_batches
+from dpro.detect.imbalance.load_model import AMOUNT
 from dpro.detect.imbalance.stages import find_uneven_work_of_stages, with_doubt
-from dpro.detect.imbalance.windows import BalancedJob, hand_out_evenly
+from dpro.detect.machine.gpu_state import with_gpus
+from dpro.detect.machine.idle_gpus import find_idle_gpus, note_idle_gpus
+from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
 from dpro.detect.network.degradation import find_slower_transfers
-from dpro.detect.network.traffic import Traffic, traffic_of
+from dpro.detect.network.host_waits import find_idle_hosts
+from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
-from dpro.detect.pipeline_slowdown import (
-    Slowdown,
-    analyse_slowdown,
-    find_slow_workers,
-    find_uneven_stages,
-    is_longer_in_most,
-    without_launches,
-)
-from dpro.detect.stragglers.input_bound import find_slow_input
+from dpro.detect.notes import note_waiting
+from dpro.detect.pipeline_slowdown import diagnose_operations
+from dpro.detect.regression import find_regression
+from dpro.detect.stragglers.from_calls import NOTHING, find_late_ranks
+from dpro.detect.stragglers.input_bound import find_slow_input, find_waiting_for_data
 from dpro.detect.stragglers.masked import find_hidden_work
-from dpro.detect.stragglers.persistent import find_longer_work
-from dpro.detect.stragglers.replayed import find_stragglers
+from dpro.detect.stragglers.timed_ranks import find_late_gpus
 from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
-from dpro.replay.graph import Graph
+from dpro.schema import SPANS
+
+Found = Mapping[str, list[Finding]]  # of the detectors that have run so far, by name
+Rule = Callable[[Context, Found, list[Finding]], list[Finding]]
+Condition = Callable[[Context, Found], bool]
+
+NETWORK = ("slow.link", "slow.nic", "slow.fabric")
 
 
-def diagnose_graph(graph: Graph) -> list[Finding]:
-    """What is slow in a run, costliest first; empty when nothing is.
+class Detector(NamedTuple):
+    """A detector as it is declared.
+
+    Attributes:
+        name: by which rules refer to its findings.
+        find: returns what it finds.
+        needs: what the run has to offer.
+        unless: where one of these holds it is not run.
+        rules: what of its findings remains, applied in turn.
+    """
+
+    name: str
+    find: Callable[[Context, Found], list[Finding]]
+    needs: frozenset[Need]
+    unless: tuple[Condition, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+
+def diagnose(context: Context) -> list[Finding]:
+    """What is wrong with a run, costliest first; that it became slower comes last.
 
     Args:
-        graph: the run's graph.
+        context: of the run.
     """
-    even = hand_out_evenly(graph)
-    if not even.told and not _find_slow_ranks(graph):
-        even = BalancedJob(graph, [], True, {})
-    stages = find_uneven_work_of_stages(even.graph)
-    stragglers = with_doubt(even.leaves(_find_slow_ranks(even.graph)), stages)
-    explained = sum(finding.cost_ns for finding in stragglers if finding.cause == INPUT_PIPELINE)
-    named = {rank for finding in stragglers for rank in finding.ranks}
-    hidden = even.leaves(find_hidden_work(even.graph, named))
-    network = diagnose_traffic(traffic_of(graph))
-    slow = [*stragglers, *hidden, *find_slow_input(graph, explained)]
-    return sorted([*even.findings, *stages, *slow, *network], key=lambda finding: -finding.cost_ns)
+    found = run_detectors(context, DETECTORS)
+    for explain in EXPLANATIONS:
+        if Need.STEPS in context.has:
+            found = explain(context, found)
+    return [*costliest_first(found), *run_detectors(context, OF_THE_JOB)]
 
 
-def _find_slow_ranks(graph: Graph) -> list[Finding]:
-    """Ranks that the step waits for, and those whose own work is longer though it hardly does."""
-    found = find_stragglers(graph)
-    return [*found, *find_longer_work(graph, {rank for finding in found for rank in finding.ranks})]
+def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Finding]:
+    """Run detectors in turn, each under its needs, conditions and rules.
+
+    Args:
+        context: of the run.
+        detectors: which, in order.
+    """
+    found: dict[str, list[Finding]] = {}
+    for detector in detectors:
+        if detector.needs <= context.has and not any(holds(context, found) for holds in detector.unless):
+            new = detector.find(context, found)
+            for rule in detector.rules:
+                new = rule(context, found, new)
+            found[detector.name] = new
+    return [finding for each in found.values() for finding in each]
+
+
+def costliest_first(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, costliest first."""
+    return sorted(findings, key=lambda finding: -finding.cost_ns)
+
+
+def diagnose_graph(context: Context) -> list[Finding]:
+    """What deep windows show while the job runs, costliest first.
+
+    Whether hosts have more threads than cores shows better in the steps between windows, so that only takes
+    findings away.
+
+    Args:
+        context: of the windows.
+    """
+    found = costliest_first(run_detectors(context, IN_WINDOWS))
+    if Need.STEPS not in context.has:
+        return found
+    crowds = crowds_of(context.steps, context.counters, context.workers)
+    return not_crowding(found, crowds, context.steps, context.counters)
+
+
+class LatestSteps(NamedTuple):
+    """What is known of the latest steps of a job that runs.
+
+    Attributes:
+        own: own times, as `own_time` returns them, `start_ns` on each host's own clock.
+        calls: as `calls_of` returns them.
+        steps, workers: rows of these tables.
+        amounts: rows of `counters` that say how much work steps had.
+        counters: returns the rows of `counters` of ranks that are late and some others.
+        messages_unseen: whether ranks may also have waited for messages, which calls do not show.
+    """
+
+    own: pl.DataFrame
+    calls: pl.DataFrame
+    steps: pl.DataFrame
+    workers: pl.DataFrame
+    amounts: pl.DataFrame
+    counters: Callable[[Sequence[int]], pl.DataFrame]
+    messages_unseen: bool
+
+
+def diagnose_calls(latest: LatestSteps) -> list[Finding]:
+    """Ranks that the others wait for while the job runs, costliest first.
+
+    What costs nothing now raises no alarm, and a crowded host is reported only in place of its ranks.
+
+    Args:
+        latest: what is known of the latest steps.
+    """
+    late = _late_now(latest, latest.amounts)
+    ranks = [rank for finding in late if finding.component_kind == "rank" for rank in finding.ranks]
+    if not ranks:
+        return late
+    counters = latest.counters(ranks)
+    late = _late_now(latest, pl.concat([latest.amounts, counters.filter(pl.col("counter") != AMOUNT)]))
+    crowds = crowds_of(latest.steps, counters, latest.workers)
+    kept = not_crowding(late, crowds, latest.steps, counters)
+    return kept if len(kept) == len(late) else [*find_crowded_hosts(crowds, counters), *kept]
+
+
+def _late_now(latest: LatestSteps, counters: pl.DataFrame) -> list[Finding]:
+    found = find_late_ranks(
+        latest.own, latest.calls, counters, latest.workers, doubtful=latest.messages_unseen
+    )
+    return [each for each in found if each.severity >= NOTHING]
+
+
+def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
+    """What deep windows show that is worth a sentence though it is no finding, one line each.
+
+    Args:
+        context: of the run.
+        findings: what was found in it.
+    """
+    if Need.GRAPH not in context.has or not context.run.rows()[SPANS.name]:
+        return []
+    assert context.breakdown is not None
+    return [*note_waiting(context.recorded, findings), *note_idle_gpus(context.recorded, context.breakdown)]
+
+
+# Detectors that several functions make up.
+
+
+def _slow_ranks(context: Context, _: Found) -> list[Finding]:
+    return slow_ranks(context.at_equal_work)
+
+
+def _hidden_work(context: Context, found: Found) -> list[Finding]:
+    named = {rank for finding in found["slow ranks"] for rank in finding.ranks}
+    return find_hidden_work(context.at_equal_work, named)
+
+
+def _slow_input(context: Context, found: Found) -> list[Finding]:
+    """The input of all ranks, beyond what healing single ranks saves already."""
+    by_input = sum(each.cost_ns for each in found["slow ranks"] if each.cause == INPUT_PIPELINE)
+    return find_slow_input(context.recorded, by_input)
+
+
+def _idle_gpus(context: Context, found: Found) -> list[Finding]:
+    assert context.breakdown is not None
+    explained = costliest_first(_findings_of(found, IN_WINDOWS))
+    return find_idle_gpus(context.recorded, context.breakdown, sum(each.cost_ns for each in explained))
 
 
 def diagnose_traffic(traffic: Traffic) -> list[Finding]:
-    """What is slow in the network: against its like, and against what it was where that tells more.
+    """What is slow in the network: against what does the same, and against what it was before.
+
+    Transfers that became slower are left out where all their ranks are named as slow already.
 
     Args:
         traffic: of the job.
     """
+    if traffic.transfers.is_empty():
+        return []
     slow = find_slow_network(traffic)
+    named = [set(finding.ranks) for finding in slow]
     slower = find_slower_transfers(traffic)
-    told = [set(finding.ranks) for finding in slow]
-    return [*slow, *(each for each in slower if not any(set(each.ranks) <= ranks for ranks in told))]
+    return [*slow, *(each for each in slower if not any(set(each.ranks) <= ranks for ranks in named))]
 
 
-def diagnose_operations(graph: Graph, slowdown: Slowdown) -> list[Finding]:
-    """What is slow in a run of whole operations, costliest first; empty when nothing is.
+def _late_gpus(context: Context, _: Found) -> list[Finding]:
+    if context.calls.is_empty() or context.aligned[0].steps.is_empty():
+        return []
+    return find_late_gpus(
+        context.tables.collectives, context.usual_steps, context.counters, context.workers,
+        doubtful=context.messages_unseen,
+    )  # fmt: skip
 
-    Args:
-        graph: the run's graph.
-        slowdown: its `analyse_slowdown`.
+
+def _idle_hosts(context: Context, _: Found) -> list[Finding]:
+    aligned, apart = context.aligned
+    if context.calls.is_empty() or aligned.steps.is_empty():
+        return []
+    return find_idle_hosts(context.usual_own_times, context.calls, aligned.steps, aligned.counters, apart)
+
+
+def _waiting_for_data(context: Context, _: Found) -> list[Finding]:
+    return find_waiting_for_data(context.usual_steps, context.counters, on_gpus=context.on_gpus)
+
+
+def _operations(context: Context, _: Found) -> list[Finding]:
+    assert context.slowdown is not None
+    return diagnose_operations(context.recorded.graph, context.slowdown)
+
+
+def _regression(context: Context, _: Found) -> list[Finding]:
+    spans = partial(context.run.table, SPANS)
+    return find_regression(context.steps, context.workers, lambda: context.counters, spans)
+
+
+# Rules: what of a detector's findings remains.
+
+
+def not_explained_by_uneven_data(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
+    """Without ranks that cost less than what their amounts of work may be wrong about."""
+    return context.balanced.leaves(new)
+
+
+def doubted_for_uneven_stages(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
+    """Without ranks that are a stage of its own with more work; with doubt where they may be."""
+    return with_doubt(new, found["uneven stages"])
+
+
+def not_found_in_windows(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
+    """Without ranks that deep windows name, and without classes they report of the whole job."""
+    known = _findings_of(found, IN_WINDOWS)
+    ranks, classes = _ranks_named(known), {each.class_ for each in known if each.component_kind == "job"}
+    return [
+        each
+        for each in new
+        if (each.class_ not in classes if each.component_kind == "job" else not ranks & {*each.ranks})
+    ]
+
+
+def not_late_by_messages(context: Context, found: Found, new: list[Finding]) -> list[Finding]:
+    """Without ranks that may be late because of messages from slow ranks, or over a slow network.
+
+    Calls of collectives do not show messages.
     """
-    free = without_launches(graph)
-    even, data = equal_batches(free)
-    workers, stages = find_slow_workers(graph, slowdown), find_uneven_stages(even)
-    if even is not free:  # what varies with the data may hide a slow worker, or look like what one costs
-        at_equal_work = find_slow_workers(even, analyse_slowdown(even))
-        named = {rank for finding in at_equal_work for rank in finding.ranks}
-        # A single stage does not show what is a worker's and what its data's: who stands out anyway stays.
-        alone = len({place.stage for place in graph.places.values()}) == 1
-        left = [each for each in workers if alone and not named & {*each.ranks}]
-        workers = [*at_equal_work, *left]
-        stages = [each for each in stages if is_longer_in_most(free, each)]
-    findings = [*data, *workers, *stages]
-    return sorted(findings, key=lambda finding: -finding.cost_ns)
+    known = _findings_of(found, IN_WINDOWS)
+    if (_ranks_named(known) or _is_network_slow(known)) and context.messages_unseen:
+        return [each for each in new if each.component_kind == "job"]
+    return new
+
+
+def not_late_by_calls(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
+    """Without ranks that are late by the times of their calls already."""
+    late = {rank for finding in context.late_by_calls for rank in finding.ranks}
+    return [each for each in new if not late & {*each.ranks}]
+
+
+# Conditions under which a detector is not run.
+
+
+def windows_show_a_slow_network(_: Context, found: Found) -> bool:
+    """Whether deep windows show that links, ports or the fabric are slow."""
+    return _is_network_slow(_findings_of(found, IN_WINDOWS))
+
+
+def wires_show_a_slow_network(_: Context, found: Found) -> bool:
+    """Whether sends show it: they distinguish more than calls."""
+    return bool(found.get("slow wires"))
+
+
+def timed_calls_show_a_slow_network(_: Context, found: Found) -> bool:
+    """Whether calls that were timed show it: they distinguish more than hosts."""
+    return bool(found.get("slow timed calls"))
+
+
+def windows_name_ranks(_: Context, found: Found) -> bool:
+    """Whether deep windows name ranks, which may be what hosts wait for."""
+    return bool(_ranks_named(_findings_of(found, IN_WINDOWS)))
+
+
+def others_wait_for_ranks(context: Context, found: Found) -> bool:
+    """Whether ranks are late, may be late by messages, or compute where their hosts do not show it."""
+    return bool(found.get("late GPUs") or context.late_by_calls or context.messages_unseen or context.on_gpus)
+
+
+def windows_show_slow_input(_: Context, found: Found) -> bool:
+    """Whether deep windows show that the input pipeline is slow, of all ranks or of one."""
+    return any(INPUT_PIPELINE in (each.component_id, each.cause) for each in _findings_of(found, IN_WINDOWS))
+
+
+def _findings_of(found: Found, detectors: Iterable[Detector]) -> list[Finding]:
+    return [each for detector in detectors for each in found.get(detector.name, ())]
+
+
+def _ranks_named(findings: Iterable[Finding]) -> set[int]:
+    """Ranks that findings name by themselves."""
+    by_themselves = (
+        each for each in findings if each.component_kind != "job" and each.class_ != "slow.fabric"
+    )
+    return {rank for each in by_themselves for rank in each.ranks}
+
+
+def _is_network_slow(findings: Iterable[Finding]) -> bool:
+    return any(each.class_ in NETWORK for each in findings)
+
+
+# What explains findings of several detectors.
+
+
+def _with_crowded_hosts(context: Context, findings: list[Finding]) -> list[Finding]:
+    """Hosts with more threads than cores, and of the findings those that are not explained by that."""
+    crowds = crowds_of(context.steps, context.counters, context.workers)
+    if not crowds:
+        return findings
+    kept = not_crowding(findings, crowds, context.steps, context.counters)
+    return [*find_crowded_hosts(crowds, context.counters), *kept]
+
+
+def _with_gpus(context: Context, findings: list[Finding]) -> list[Finding]:
+    """The findings with what the GPUs of their ranks reported."""
+    return with_gpus(findings, context.steps, context.counters, context.workers)
+
+
+_GRAPH, _ALWAYS_ON = frozenset({Need.GRAPH}), frozenset({Need.ALWAYS_ON})
+
+IN_WINDOWS = (
+    Detector("operations", _operations, frozenset({Need.OPERATIONS})),
+    Detector("uneven data", lambda context, _: context.balanced.findings, _GRAPH),
+    Detector("uneven stages", lambda context, _: find_uneven_work_of_stages(context.at_equal_work), _GRAPH),
+    Detector(
+        "slow ranks", _slow_ranks, _GRAPH,
+        rules=(not_explained_by_uneven_data, doubted_for_uneven_stages),
+    ),
+    Detector("hidden work", _hidden_work, _GRAPH, rules=(not_explained_by_uneven_data,)),
+    Detector("slow input", _slow_input, _GRAPH),
+    Detector("slow network", lambda context, _: diagnose_traffic(context.traffic), _GRAPH),
+    Detector("idle GPUs", _idle_gpus, frozenset({Need.GRAPH, Need.BREAKDOWN})),
+)  # fmt: skip
+FROM_CALLS = (
+    Detector(
+        "late ranks", lambda context, _: context.late_by_calls, _ALWAYS_ON,
+        rules=(not_found_in_windows, not_late_by_messages),
+    ),
+    Detector(
+        "late GPUs", _late_gpus, _ALWAYS_ON,
+        rules=(not_late_by_calls, not_found_in_windows, not_late_by_messages),
+    ),
+    Detector(
+        "slow wires", lambda context, _: diagnose_traffic(context.sends), _ALWAYS_ON,
+        unless=(windows_show_a_slow_network,),
+    ),
+    Detector(
+        "slow timed calls", lambda context, _: diagnose_traffic(context.timed_calls), _ALWAYS_ON,
+        unless=(windows_show_a_slow_network, wires_show_a_slow_network),
+    ),
+    Detector(
+        "idle hosts", _idle_hosts, _ALWAYS_ON,
+        unless=(
+            windows_show_a_slow_network, windows_name_ranks, wires_show_a_slow_network,
+            timed_calls_show_a_slow_network, others_wait_for_ranks,
+        ),
+    ),
+    Detector("waiting for data", _waiting_for_data, _ALWAYS_ON, unless=(windows_show_slow_input,)),
+    Detector("pauses", lambda context, _: context.pauses.findings, _ALWAYS_ON),
+)  # fmt: skip
+DETECTORS = (*IN_WINDOWS, *FROM_CALLS)
+OF_THE_JOB = (Detector("regression", _regression, frozenset({Need.STEPS})),)
+EXPLANATIONS = (_with_crowded_hosts, _with_gpus)

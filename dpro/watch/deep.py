@@ -219,9 +219,8 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
     """
     from dpro.analysis.graphs import make_graph
     from dpro.collectors.job.finish import finish
-    from dpro.detect.machine.oversubscribed import crowds_of, not_crowding
+    from dpro.detect.context import Context
     from dpro.detect.run import diagnose_graph
-    from dpro.schema import COUNTERS, STEPS, WORKERS
     from dpro.store import open_run
 
     os.nice(NICE)
@@ -233,9 +232,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> lis
             finish(launch, readers, None, {})
         opened = open_run(to)
         built, trust = make_graph(opened)
-        found = diagnose_graph(built.graph) if trust.answerable else []
-        steps, counters = opened.table(STEPS), opened.table(COUNTERS)
-        return not_crowding(found, crowds_of(steps, counters, opened.table(WORKERS)), steps, counters)
+        return diagnose_graph(Context(opened, built.graph)) if trust.answerable else []
 
 
 def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) -> None:

@@ -17,9 +17,8 @@ from enum import Enum
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import AMOUNT
-from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
-from dpro.detect.stragglers.from_calls import HISTORY, NOTHING, judge
+from dpro.detect.run import LatestSteps, diagnose_calls
+from dpro.detect.stragglers.from_calls import HISTORY
 from dpro.detect.stragglers.own_time import AlwaysOn, on_one_clock, own_time
 from dpro.schema import COUNTERS
 from dpro.watch.calls import CallTable
@@ -178,21 +177,13 @@ class OwnTimes:
             steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
         )  # fmt: skip
         self._own = new if self._own is None else _joined(self._own, new)
-        found = _costing(judge(self._own, calls, now.amounts, now.workers, doubtful=now.messages))
-        late = [rank for finding in found if finding.component_kind == "rank" for rank in finding.ranks]
-        if not late:
-            return found
-        causes = now.counters(_with_peers(late, self._own["rank"].unique().sort().to_list()))
-        counters = pl.concat([now.amounts, causes.filter(pl.col("counter") != AMOUNT)])
-        found = _costing(judge(self._own, calls, counters, now.workers, doubtful=now.messages))
-        crowds = crowds_of(steps, causes, now.workers)
-        kept = not_crowding(found, crowds, steps, causes)
-        return kept if len(kept) == len(found) else [*find_crowded_hosts(crowds, causes), *kept]
-
-
-def _costing(found: list[Finding]) -> list[Finding]:
-    """Return those that cost something now: what may come to cost something is no reason for an alarm."""
-    return [finding for finding in found if finding.severity >= NOTHING]
+        ranks = self._own["rank"].unique().sort().to_list()
+        return diagnose_calls(
+            LatestSteps(
+                self._own, calls, steps, now.workers, now.amounts,
+                counters=lambda late: now.counters(_with_peers(late, ranks)), messages_unseen=now.messages,
+            )
+        )  # fmt: skip
 
 
 def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

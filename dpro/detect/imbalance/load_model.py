@@ -226,7 +226,7 @@ def _without_outliers(left: Floats, known: Bools) -> Floats:
     return left.clip(-OUTLYING * spread, OUTLYING * spread)
 
 
-def find_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[int]) -> list[Finding]:
+def describe_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[int]) -> list[Finding]:
     """Say so if the step would be shorter with work handed out evenly, and that is more than chance.
 
     Args:

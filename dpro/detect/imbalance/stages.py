@@ -16,10 +16,10 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
-from dpro.replay.timeline import durations_of, replay, step_ends, steps_before_and_after
 from dpro.schema import WORKERS
 from dpro.units import format_duration
 
@@ -28,23 +28,23 @@ MORE = 0.5  # of what a stage takes longer, that it has to do more operations to
 DOUBTED = 0.5  # confidence, where something else would look the same
 
 
-def find_uneven_work_of_stages(graph: Graph) -> list[Finding]:
+def find_uneven_work_of_stages(baseline: Baseline) -> list[Finding]:
     """Say so if the step would be shorter with the work spread evenly over the pipeline's stages.
 
     Judged are all recorded steps, and the latest: it may have begun while the job ran.
     """
-    if len({place.stage for place in graph.places.values()}) < 2:
+    if len({place.stage for place in baseline.graph.places.values()}) < 2:
         return []
-    timeline = replay(graph)
-    steps = durations_of(step_ends(graph, timeline.start, timeline.end))["step"].to_numpy()
+    steps = baseline.steps
     if steps.size < MIN_STEPS:
         return []
-    judged = (_uneven_since(graph, first, int((steps >= first).sum())) for first in first_of_latest(steps))
+    judged = (_uneven_since(baseline, first, int((steps >= first).sum())) for first in first_of_latest(steps))
     return next(filter(None, judged), [])
 
 
-def _uneven_since(graph: Graph, first: int, num_steps: int) -> list[Finding]:
+def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Finding]:
     """The same by the steps from a first one on."""
+    graph = baseline.graph
     stages, works = _stages(graph, first), _works(graph)
     if stages.height < 2:
         return []
@@ -54,7 +54,7 @@ def _uneven_since(graph: Graph, first: int, num_steps: int) -> list[Finding]:
     for rank, place in graph.places.items():
         scale[works & (graph.nodes.rank == rank)] = factor.get(place.stage, 1.0)
     duration = np.rint(graph.nodes.duration * scale).astype(np.int64)
-    times = steps_before_and_after(graph, graph.with_durations(duration))
+    times = baseline.step_ns, baseline.changed_step_ns(graph.with_durations(duration))
     before, after = (each[-num_steps:] for each in times)
     saved = before - after
     if not clear_gain(saved, before):

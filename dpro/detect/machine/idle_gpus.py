@@ -14,12 +14,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.work_causes import causes_of
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
-from dpro.replay.timeline import replay, steps_before_and_after, time_on_critical_path
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS
+from dpro.replay.timeline import time_on_critical_path
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.schema import SPANS
 from dpro.units import format_duration
@@ -33,15 +34,15 @@ MAX_PARTS = 3  # of the host's time on the critical path that are listed
 NANOSECONDS = ("duration_ns", "compute_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns")
 
 
-def find_idle_gpus(graph: Graph, breakdown: Breakdown, explained_ns: float = 0.0) -> list[Finding]:
+def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float = 0.0) -> list[Finding]:
     """Say so if GPUs idle for a large part of nearly every step, and hosts that took no time would end that.
 
     Args:
-        graph: the graph.
+        baseline: the unchanged graph.
         breakdown: gives what `step_breakdown` does, of the same run; only asked where it matters.
         explained_ns: what other findings would save per step; only the rest counts here.
     """
-    base, free_hosts = _saved(graph)
+    base, free_hosts = _saved(baseline)
     saved = free_hosts - explained_ns
     if base.size < MIN_STEPS or float((saved >= MIN_SAVED * base).mean()) < PERSISTENT:
         return []
@@ -54,32 +55,35 @@ def find_idle_gpus(graph: Graph, breakdown: Breakdown, explained_ns: float = 0.0
         return []
     cost = float(saved.mean())
     ranks = tuple(sorted(steps["rank"].unique().to_list()))
-    evidence = (_busy(steps), *_evidence(graph, base, free_hosts))
+    evidence = (_busy(steps), *_evidence(baseline, base, free_hosts))
     share = round(cost / float(base.mean()), 4)
     return [Finding("slow.host", "job", THE_HOST, ranks, share, round(steady, 3), cost, evidence)]
 
 
-def note_idle_gpus(graph: Graph, breakdown: Breakdown) -> list[str]:
+def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
     """The same of a run of one step, which cannot show that it is so in every step: one line, or none."""
-    base, saved = _saved(graph)
+    base, saved = _saved(baseline)
     if base.size != 1 or saved[0] < MIN_SAVED * base[0]:
         return []
     steps = breakdown()
     if not (_idle(steps) >= MIN_IDLE).all():
         return []
-    replayed = _evidence(graph, base, saved)[0]
+    replayed = _evidence(baseline, base, saved)[0]
     return [f"{_busy(steps)}; {replayed}; it is one step, which does not show that this is usual"]
 
 
-def _saved(graph: Graph) -> tuple[Ints, Ints]:
+def _saved(baseline: Baseline) -> tuple[Ints, Ints]:
     """[S] ns, step times, and what hosts that take no time would save; none where no GPU was used."""
+    graph = baseline.graph
     nodes = graph.nodes
     on_gpus = np.unique(nodes.rank[np.isin(nodes.kind, GPU_KINDS)])
     if not on_gpus.size:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     on_host = np.isin(nodes.kind, CPU_KINDS) & np.isin(nodes.rank, on_gpus)
-    base, free = steps_before_and_after(graph, graph.with_durations(np.where(on_host, 0, nodes.duration)))
-    return base, base - np.clip(free, 0, None)  # work before the first step may go into it
+    free = baseline.changed_step_ns(graph.with_durations(np.where(on_host, 0, nodes.duration)))
+    return baseline.step_ns, baseline.step_ns - np.clip(
+        free, 0, None
+    )  # work before the first step may go into it
 
 
 def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
@@ -98,20 +102,20 @@ def _busy(breakdown: pl.DataFrame) -> str:
     )
 
 
-def _evidence(graph: Graph, base: Ints, saved: Ints) -> list[str]:
+def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
     """What free hosts, and free launch calls alone, would save; and what hosts spend their time on."""
-    step = float(base.mean())
+    graph, step = baseline.graph, float(base.mean())
     free = format_duration(step - float(saved.mean()))
     lines = [
         f"replayed with hosts that take no time, the step takes {free} instead of {format_duration(step)}: "
         "the most that can be gained on the host"
     ]
     try:
-        _, launched = steps_before_and_after(graph, NoLaunch().apply(graph))
+        launched = baseline.changed_step_ns(NoLaunch().apply(graph))
         lines[0] += f"; with free launch calls alone {format_duration(float(launched.mean()))}"
     except Unanswerable:
         pass
-    parts = _spent(graph, base.size)
+    parts = _spent(baseline, base.size)
     if parts:
         lines.append("what the step waits for on the host: " + "; ".join(parts))
     if graph.run is not None and (graph.run.table(SPANS, ["kind"])["kind"] == "python").any():
@@ -119,11 +123,12 @@ def _evidence(graph: Graph, base: Ints, saved: Ints) -> list[str]:
     return lines
 
 
-def _spent(graph: Graph, num_steps: int) -> list[str]:
+def _spent(baseline: Baseline, num_steps: int) -> list[str]:
     """What hosts do on the critical path, per step, longest first."""
+    graph = baseline.graph
     nodes = graph.nodes
     cause, _ = causes_of(graph)
-    critical = time_on_critical_path(replay(graph))
+    critical = time_on_critical_path(baseline.timeline)
     here = np.flatnonzero(np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0) & (critical > 0))
     around = np.where(nodes.around[here] >= 0, nodes.around[here], nodes.name[here])
     outside = cause[here] == "host code outside any operator"

@@ -15,9 +15,9 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
+from dpro.detect.baseline import Baseline
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.timeline import steps_before_and_after
 from dpro.replay.whatif.graph_ops.selected import hosts_of
 from dpro.units import format_duration
 
@@ -67,9 +67,10 @@ class Traffic:
         )
 
 
-def traffic_of(graph: Graph) -> Traffic:
-    """What a graph knows of it."""
-    return Traffic(recorded_transfers(graph), host_of(graph), partial(replayed_with, graph), replayed=True)
+def traffic_of(baseline: Baseline) -> Traffic:
+    """The traffic of a graph, and how its replay changes with it."""
+    graph = baseline.graph
+    return Traffic(recorded_transfers(graph), host_of(graph), partial(replayed_with, baseline), replayed=True)
 
 
 def transfers_of(graph: Graph) -> pl.DataFrame:
@@ -138,18 +139,22 @@ def host_of(graph: Graph) -> dict[int, str]:
         return {}
 
 
-def replayed_with(graph: Graph, factor: pl.DataFrame) -> Healed:
+def replayed_with(baseline: Baseline, factor: pl.DataFrame) -> Healed:
     """Replay with other transfers.
 
     Args:
-        graph: the graph.
+        baseline: the unchanged graph.
         factor: `instance` of collectives, and how many `times` as long their transfers take.
     """
+    graph = baseline.graph
     scale = np.ones(int(graph.nodes.collective.max()) + 2)
     scale[factor["instance"].to_numpy()] = factor["times"].to_numpy()
     nodes = graph.nodes
     moved = (nodes.kind == NodeKind.TRANSFER) & (nodes.collective >= 0)
     duration = np.where(moved, np.rint(nodes.duration * scale[nodes.collective]), nodes.duration)
-    base, changed = steps_before_and_after(graph, graph.with_durations(duration.astype(np.int64)))
+    base, changed = (
+        baseline.step_ns,
+        baseline.changed_step_ns(graph.with_durations(duration.astype(np.int64))),
+    )
     steps = np.unique(nodes.step[nodes.step >= 0])
     return Healed(steps, (base - changed).astype(np.float64), base.astype(np.float64))

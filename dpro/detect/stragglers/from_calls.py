@@ -13,10 +13,10 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import LATEST, REST, Uneven, amounts_of, explain, find_uneven_work
+from dpro.detect.imbalance.load_model import LATEST, REST, Uneven, amounts_of, describe_uneven_work, explain
 from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
-from dpro.detect.stragglers.own_time import MESSAGES, calls_of, own_time, teams
+from dpro.detect.stragglers.own_time import MESSAGES, teams
 from dpro.units import format_duration
 
 HISTORY = 240  # steps that tell how much is noise
@@ -40,24 +40,9 @@ HOSTS_ONLY = (
 
 
 def find_late_ranks(
-    collectives: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
-) -> list[Finding]:
-    """Name the ranks that the others wait for, costliest first; none where nothing is wrong.
-
-    Args:
-        collectives, steps, counters, workers: the tables, or their latest rows, all times on one clock.
-    """
-    calls = calls_of(collectives)
-    if calls.is_empty() or steps.is_empty():
-        return []
-    own = own_time(calls, steps)
-    return judge(own, calls, counters, workers, doubtful=messages_unseen(collectives, workers))
-
-
-def judge(
     own: pl.DataFrame, calls: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, *, doubtful: bool
 ) -> list[Finding]:
-    """The same from own times, which need not be computed anew at each look.
+    """Name the ranks that the others wait for, costliest first; none where nothing is wrong.
 
     Args:
         own: as `own_time` gives it.
@@ -93,7 +78,7 @@ def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
     own, waited = team.own[latest], team.waited[latest]
     saved = float((own.max(axis=1) - uneven.equal[latest].max(axis=1)).mean())
     cost = min(saved, float(waited.mean()))
-    return find_uneven_work(uneven, cost, float(np.median((own + waited).mean(axis=1))), team.ranks)
+    return describe_uneven_work(uneven, cost, float(np.median((own + waited).mean(axis=1))), team.ranks)
 
 
 def _is_more(excess: Excess, uneven: Uneven) -> bool:

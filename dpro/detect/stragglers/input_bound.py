@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
 from dpro.replay.steps.host import host_facts
-from dpro.replay.timeline import steps_before_and_after
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING, HideInput
 from dpro.replay.whatif.graph_ops.selected import Selection
 from dpro.units import format_duration
@@ -24,23 +24,23 @@ from dpro.units import format_duration
 MIN_SHARE = 0.10  # of nearly every step: less is what handing over a batch costs
 
 
-def find_slow_input(graph: Graph, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
+def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
     """Say so if the step would be much shorter with its input always ready.
 
     Args:
-        graph: the graph.
+        baseline: the unchanged graph.
         excess_of_stragglers_ns: what healing single ranks would save already; only the rest counts here.
     """
     try:
-        changed = HideInput().apply(graph)
+        changed = HideInput().apply(baseline.graph)
     except Unanswerable:
         return []
-    base, hidden = steps_before_and_after(graph, changed)
+    base, hidden = baseline.step_ns, baseline.changed_step_ns(changed)
     saved = base - hidden - excess_of_stragglers_ns
     steady = float((saved >= MIN_SHARE * base).mean()) if base.size else 0.0
     if base.size < MIN_STEPS or steady < PERSISTENT:
         return []
-    loading = _loading_per_step(graph, base.size)
+    loading = _loading_per_step(baseline.graph, base.size)
     if min(loading.values()) < MIN_SHARE * base.mean():
         return []  # the input of some ranks only is their fault
     cost = float(saved.mean())

@@ -14,13 +14,13 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.detect.stragglers.replayed import Gains, healing_gains, lateness
 from dpro.detect.stragglers.work_causes import excess_by_cause
 from dpro.replay.graph import Graph
-from dpro.replay.peers import ON_CPU, peers_by_rank, phase_work, teams
-from dpro.replay.timeline import durations_of, replay, step_ends
+from dpro.replay.peers import ON_CPU, teams
 from dpro.units import format_duration
 
 FAR = 1.5  # times the work of the slowest peer
@@ -29,23 +29,21 @@ MIN_PEERS = 2  # of one other rank nobody knows which of the two is usual
 NO_STAGE = -1
 
 
-def find_hidden_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]:
+def find_hidden_work(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
     """Name ranks whose host is far slower than its peers' and costs something now, costliest first.
 
     Args:
-        graph: the graph.
+        baseline: the unchanged graph.
         named: ranks that are at fault anyway.
     """
-    timeline = replay(graph)
-    base = durations_of(step_ends(graph, timeline.start, timeline.end))["duration_ns"].to_numpy()
+    graph, work, base = baseline.graph, baseline.work, baseline.step_ns
     if base.size < MIN_STEPS:
         return []
-    work = phase_work(graph)
     found = []
     for rank, longer in _far_longer(graph, work, base).items():
-        gains = healing_gains(graph, work, [[rank]]) if rank not in named else None
+        gains = healing_gains(baseline, work, [[rank]]) if rank not in named else None
         if gains is not None and gains.saved.mean() >= MIN_COST * base.mean():
-            found.append(_describe(graph, work, rank, gains, longer))
+            found.append(_describe(baseline, rank, gains, longer))
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
 
@@ -104,16 +102,16 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _describe(graph: Graph, work: pl.DataFrame, rank: int, gains: Gains, longer: Floats) -> Finding:
+def _describe(baseline: Baseline, rank: int, gains: Gains, longer: Floats) -> Finding:
     cost, step = float(gains.saved.mean()), float(gains.base.mean())
-    causes = excess_by_cause(graph, rank, peers_by_rank(work)[rank], int(gains.steps.min()))
+    causes = excess_by_cause(baseline.graph, rank, baseline.peers[rank], int(gains.steps.min()))
     largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
     excess, healed = format_duration(float(longer.mean())), format_duration(step - cost)
     evidence = (
         f"between the same collectives, the host of rank {rank} works {excess} longer per step than the "
         f"slowest of its peers, {FAR} times as long or more in nearly every step; {largest['cause']}: "
         f"{largest['example']}",
-        lateness(graph, rank),
+        lateness(baseline.graph, rank),
         f"replayed with rank {rank} as fast as its peers, the step takes {healed} instead of "
         f"{format_duration(step)}: work that is queued elsewhere hides the rest for now",
     )

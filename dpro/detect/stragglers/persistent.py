@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats, Ints
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_LATEST, PERSISTENT
 from dpro.detect.stragglers.excess import (
@@ -29,8 +30,7 @@ from dpro.detect.stragglers.excess import (
     noise_of,
 )
 from dpro.detect.stragglers.replayed import Gains, describe, gains_of, healing_gains
-from dpro.replay.graph import Graph
-from dpro.replay.peers import ON_CPU, ON_GPU, phase_work, teams
+from dpro.replay.peers import ON_CPU, ON_GPU, teams
 from dpro.replay.whatif.edits.heal import healed_in_each_step
 
 MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and tell little of what is usual
@@ -39,14 +39,14 @@ MIN_COST = 0.01  # of the step, on average
 SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the next: faults may be recent
 
 
-def find_longer_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]:
+def find_longer_work(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
     """Name ranks that clearly work longer than their peers and cost something, costliest first.
 
     Args:
-        graph: the graph.
+        baseline: the unchanged graph.
         named: ranks that are at fault anyway.
     """
-    work = phase_work(graph)
+    work = baseline.work
     found: dict[int, Finding] = {}
     for ranks, steps, spent in _teams(work):
         for size in _latest(len(steps)):
@@ -55,7 +55,7 @@ def find_longer_work(graph: Graph, named: Collection[int] = ()) -> list[Finding]
                 rank = ranks[excess.column]
                 if rank in found or rank in named:
                     continue
-                finding = _costing(graph, latest, rank, excess)
+                finding = _costing(baseline, latest, rank, excess)
                 if finding is not None:
                     found[rank] = finding
     return sorted(found.values(), key=lambda finding: -finding.cost_ns)
@@ -110,17 +110,17 @@ def clearly_longer(spent: Floats, size: int) -> list[Excess]:
     ]
 
 
-def _costing(graph: Graph, work: pl.DataFrame, rank: int, excess: Excess) -> Finding | None:
+def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) -> Finding | None:
     """The finding, if healing the rank saves something on average: what is typical, or what is so now."""
-    gains = healing_gains(graph, work, [[rank]])
+    gains = healing_gains(baseline, work, [[rank]])
     if gains is None:
         return None
     if not _costs(gains):
-        healed = healed_in_each_step(graph, rank, work)
-        gains = gains_of(graph, work, [[rank]], healed[:, None])
+        healed = healed_in_each_step(baseline.graph, rank, work)
+        gains = gains_of(baseline, work, [[rank]], healed[:, None])
     if not _costs(gains):
         return None
-    finding = describe(graph, work, gains, 0)
+    finding = describe(baseline.graph, work, gains, 0)
     told = (
         f"its work is longer than its peers' typically is in {excess.persistent:.0%} of {excess.num_steps} "
         "recorded steps; the step does not wait for it in all of them"

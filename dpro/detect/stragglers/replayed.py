@@ -15,14 +15,15 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
 from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.stragglers.work_causes import OPERATORS, excess_by_cause
 from dpro.detect.waits import waits
 from dpro.replay.graph import Graph
-from dpro.replay.peers import peers_by_rank, phase_work
-from dpro.replay.timeline import changed_step_times, durations_of, replay, replay_durations, step_ends
+from dpro.replay.peers import peers_by_rank
+from dpro.replay.timeline import changed_step_times, replay_durations
 from dpro.replay.whatif.edits.heal import healed_durations
 from dpro.schema import COUNTERS, STEPS
 from dpro.units import format_duration
@@ -47,35 +48,35 @@ class Gains:
     saved: Ints
 
 
-def find_stragglers(graph: Graph) -> list[Finding]:
+def find_stragglers(baseline: Baseline) -> list[Finding]:
     """Name the ranks that hold the others up, costliest first.
 
     Where healing no single rank helps but healing all that work longer than their peers does, these are
     named together.
     """
-    ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})
-    work = phase_work(graph)
-    gains = healing_gains(graph, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
+    ranks = sorted({int(rank) for rank in np.unique(baseline.graph.nodes.rank) if rank >= 0})
+    work = baseline.work
+    gains = healing_gains(baseline, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
     if gains is None or gains.base.size < MIN_STEPS:
         return []
-    found = _clear(graph, work, gains)
+    found = _clear(baseline, work, gains)
     for first in first_of_latest(gains.steps):
         named = {rank for finding in found for rank in finding.ranks}
         latest = work.filter(pl.col("step") >= first)
         others = [rank for rank in _working_longer(latest, gains) if rank not in named]
-        found += _clear(graph, latest, healing_gains(graph, latest, [[rank] for rank in others]))
+        found += _clear(baseline, latest, healing_gains(baseline, latest, [[rank] for rank in others]))
         named |= {rank for finding in found for rank in finding.ranks}
         left = [rank for rank in others if rank not in named]
-        found += _clear(graph, latest, healing_gains(graph, latest, [left])) if len(left) > 1 else []
+        found += _clear(baseline, latest, healing_gains(baseline, latest, [left])) if len(left) > 1 else []
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
 
-def _clear(graph: Graph, work: pl.DataFrame, gains: Gains | None) -> list[Finding]:
+def _clear(baseline: Baseline, work: pl.DataFrame, gains: Gains | None) -> list[Finding]:
     """Findings for those whose healing clearly helps."""
     if gains is None:
         return []
     clear = (at for at in range(len(gains.ranks)) if clear_gain(gains.saved[:, at], gains.base))
-    return [describe(graph, work, gains, at) for at in clear]
+    return [describe(baseline.graph, work, gains, at) for at in clear]
 
 
 def _working_longer(work: pl.DataFrame, gains: Gains) -> list[int]:
@@ -99,11 +100,11 @@ def _working_longer(work: pl.DataFrame, gains: Gains) -> list[int]:
     return sorted(longer)
 
 
-def healing_gains(graph: Graph, work: pl.DataFrame, sets: list[list[int]]) -> Gains | None:
+def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -> Gains | None:
     """Replay with each set of ranks healed in turn; None where no two ranks can be compared.
 
     Args:
-        graph: the graph.
+        baseline: the unchanged graph.
         work: as `phase_work` gives it, of the steps that count.
         sets: ranks to heal together; those that have no peer are left out.
     """
@@ -113,30 +114,30 @@ def healing_gains(graph: Graph, work: pl.DataFrame, sets: list[list[int]]) -> Ga
     if not sets:
         return None
     columns = {rank: column for column, rank in enumerate(sorted({rank for ranks in sets for rank in ranks}))}
-    healed = healed_durations(graph, list(columns), work=work)
+    healed = healed_durations(baseline.graph, list(columns), work=work)
     durations = np.stack([healed[:, [columns[rank] for rank in ranks]].min(axis=1) for ranks in sets], axis=1)
-    return gains_of(graph, work, sets, durations)
+    return gains_of(baseline, work, sets, durations)
 
 
-def gains_of(graph: Graph, work: pl.DataFrame, sets: list[list[int]], durations: Ints) -> Gains:
+def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], durations: Ints) -> Gains:
     """What each column of durations [N, S] would save, in the steps that count.
 
     Args:
-        graph: the graph.
+        baseline: the unchanged graph.
         work: as `phase_work` gives it, of the steps that count.
         sets: [S] ranks that are healed in each column.
         durations: of the nodes.
     """
-    timeline = replay(graph)
-    baseline = step_ends(graph, timeline.start, timeline.end)
+    graph = baseline.graph
     ends = replay_durations(graph, durations)
-    base = durations_of(baseline).filter(pl.col("step") >= work["step"].min())
+    counted = baseline.steps >= work["step"].to_numpy().min()
+    base = baseline.step_ns[counted]
     saved = []
     for column in range(len(sets)):
         end = np.ascontiguousarray(ends[:, column])
-        after = changed_step_times(baseline, graph, end - durations[:, column], end)
-        saved.append((base["duration_ns"] - after.tail(base.height)["duration_ns"]).to_numpy())
-    return Gains(sets, base["step"].to_numpy(), base["duration_ns"].to_numpy(), np.stack(saved, axis=1))
+        after = changed_step_times(baseline.step_ends, graph, end - durations[:, column], end)
+        saved.append(base - after["duration_ns"].to_numpy()[-base.size :])
+    return Gains(sets, baseline.steps[counted], base, np.stack(saved, axis=1))
 
 
 def describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Finding:

@@ -9,6 +9,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.detect.findings import Finding
+from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen
+from dpro.detect.stragglers.own_time import calls_of, own_time
 from dpro.schema import COLLECTIVES, COUNTERS, STEPS, WORKERS, conform
 
 MS = 1_000_000
@@ -51,6 +54,15 @@ class Job:
     hosts_wait: bool = True
     tail_ms: float = 1.0
     counters: dict[str, Floats] = field(default_factory=dict)
+
+
+def late_ranks(
+    collectives: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
+) -> list[Finding]:
+    """The ranks that the others wait for by the times of their calls, from tables on one clock."""
+    calls = calls_of(collectives)
+    unseen = messages_unseen(collectives, workers)
+    return find_late_ranks(own_time(calls, steps), calls, counters, workers, doubtful=unseen)
 
 
 def data_parallel(

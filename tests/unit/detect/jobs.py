@@ -16,6 +16,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.detect.context import Context
+from dpro.detect.findings import Finding
+from dpro.detect.run import diagnose_graph
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
@@ -127,6 +130,11 @@ def write_job(folder: Path, work: Work, clock_ms: dict[int, float] | None = None
 def graph_of(folder: Path, work: Work, clock_ms: dict[int, float] | None = None) -> Graph:
     """The job's graph, by way of a run directory."""
     return build_graph(open_run(write_job(folder, work, clock_ms))).graph
+
+
+def found_in_graph(graph: Graph) -> list[Finding]:
+    """What the detectors of deep windows find in a graph, costliest first."""
+    return diagnose_graph(Context(graph=graph))
 
 
 def mean_step_ns(graph: Graph) -> float:

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dpro.detect.run import diagnose_graph
-from tests.unit.detect.jobs import Work, alike, graph_of, noisy, slower
+from tests.unit.detect.jobs import Work, alike, found_in_graph, graph_of, noisy, slower
 
 SEEDS = range(30)
 
 
 def named(folder: Path, work: Work) -> list[str]:
-    return [finding.component_id for finding in diagnose_graph(graph_of(folder, work))]
+    return [finding.component_id for finding in found_in_graph(graph_of(folder, work))]
 
 
 def false_alarms(tmp_path: Path, num_ranks: int, num_steps: int, sigma: float) -> int:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.notes import note_waiting
-from dpro.detect.run import diagnose_graph
 from dpro.detect.waits import waits
 from dpro.replay.peers import phase_work
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.heal import healed_in_each_step
-from tests.unit.detect.jobs import MS, Work, alike, graph_of, noisy
+from tests.unit.detect.jobs import MS, Work, alike, found_in_graph, graph_of, noisy
 
 STEPS = 8
 
@@ -48,7 +48,7 @@ def test_waits_are_until_the_last_member_arrives(tmp_path):
 
 
 def test_rank_that_is_longer_in_another_place_of_each_step_is_named_with_its_cost(tmp_path):
-    (finding,) = diagnose_graph(graph_of(tmp_path, late_in_turns()))
+    (finding,) = found_in_graph(graph_of(tmp_path, late_in_turns()))
     assert finding.ranks == (2,)
     assert finding.cost_ns == pytest.approx(10 * MS, rel=0.02)
 
@@ -70,33 +70,33 @@ def test_healing_a_rank_that_is_like_its_peers_in_each_step_saves_hardly_anythin
 
 def test_who_is_waited_for_is_said_with_the_reason_why_it_costs_nothing(tmp_path):
     graph = graph_of(tmp_path, nearly_as_late())
-    found = diagnose_graph(graph)
+    found = found_in_graph(graph)
     assert found == []
-    (note,) = note_waiting(graph, found)
+    (note,) = note_waiting(Baseline(graph), found)
     assert "of it for rank 2; it comes last to 8 of 32" in note
     assert "they would then wait" in note
 
 
 def test_nothing_is_said_of_a_rank_that_a_finding_names(tmp_path):
     graph = graph_of(tmp_path, late_in_turns())
-    assert note_waiting(graph, diagnose_graph(graph)) == []
-    assert note_waiting(graph, []) != []
+    assert note_waiting(Baseline(graph), found_in_graph(graph)) == []
+    assert note_waiting(Baseline(graph), []) != []
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_said_where_all_ranks_are_last_now_and_then(seed, tmp_path):
     graph = graph_of(tmp_path, noisy(alike(4, STEPS, 4), seed, 0.2))
-    assert note_waiting(graph, []) == []
+    assert note_waiting(Baseline(graph), []) == []
 
 
 def test_nothing_is_said_where_ranks_hardly_wait(tmp_path):
-    assert note_waiting(graph_of(tmp_path, late_in_turns(1.0)), []) == []
+    assert note_waiting(Baseline(graph_of(tmp_path, late_in_turns(1.0))), []) == []
 
 
 def test_waiting_for_a_rank_in_one_step_alone_is_said_to_be_so(tmp_path):
     work = alike(4, STEPS, 2)
     work.compute[3, 5, 0] += 100.0
-    (note,) = note_waiting(graph_of(tmp_path, work), [])
+    (note,) = note_waiting(Baseline(graph_of(tmp_path, work)), [])
     assert "of it for rank 3, nearly all in step 5" in note
 
 
@@ -105,4 +105,4 @@ def test_two_ranks_that_are_late_by_turns_give_no_note(tmp_path):
     compute = work.compute.copy()
     compute[1, np.arange(STEPS) % 2 == 0, 0] += 20.0
     compute[2, np.arange(STEPS) % 2 == 1, 0] += 20.0
-    assert note_waiting(graph_of(tmp_path, replace(work, compute=compute)), []) == []
+    assert note_waiting(Baseline(graph_of(tmp_path, replace(work, compute=compute))), []) == []

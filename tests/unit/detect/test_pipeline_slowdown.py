@@ -15,11 +15,11 @@ from dpro.detect.imbalance.micro_batches import equal_batches
 from dpro.detect.pipeline_slowdown import (
     Slowdown,
     analyse_slowdown,
+    diagnose_operations,
     replayed_steps,
     typical_durations,
     without_launches,
 )
-from dpro.detect.run import diagnose_operations
 from dpro.ingest.importer import import_sources
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind

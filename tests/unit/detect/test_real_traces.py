@@ -7,15 +7,16 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.notes import note_waiting
-from dpro.detect.run import diagnose_graph
 from dpro.ingest.importer import import_sources
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS
 from dpro.store import open_run
+from tests.unit.detect.jobs import found_in_graph
 
 MS = 1_000_000
 SLEEPER = "torchrec_v100_4r_sleep1s_rank2"
@@ -28,7 +29,7 @@ def imported(traces: Path, job: str, folder: Path) -> Path:
 
 
 def diagnosed(run: Path) -> list[Finding]:
-    return diagnose_graph(build_graph(open_run(run)).graph)
+    return found_in_graph(build_graph(open_run(run)).graph)
 
 
 def shift_clock(run: Path, rank: int, by_ns: int) -> None:
@@ -72,7 +73,7 @@ def test_the_rank_that_is_always_last_is_named_though_the_backlog_hides_most_of_
 
 def test_whom_ranks_of_a_healthy_job_wait_for_is_a_note_with_the_reason(traces, tmp_path):
     graph = build_graph(open_run(imported(traces, "nanogpt_h100_8r_rs_ag", tmp_path))).graph
-    (note,) = note_waiting(graph, [])
+    (note,) = note_waiting(Baseline(graph), [])
     assert "of it for rank 1; it comes last to 17 of 56" in note
     assert "they would then wait" in note
 

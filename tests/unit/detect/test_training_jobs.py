@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.run import diagnose_graph
-from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import AlwaysOn, on_one_clock
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, STEPS, WORKERS
 from dpro.store import open_run
 from tests.reference.training_jobs import LAYOUTS, Job, run_job
 from tests.reference.training_records import Recording, frames_of, write_run
+from tests.unit.detect.calling import late_ranks
+from tests.unit.detect.jobs import found_in_graph
 
 WINDOWS = ((4, 2), (9, 2), (14, 2))
 
 
 def found_in_windows(folder: Path, job: Job) -> list[Finding]:
-    return diagnose_graph(
+    return found_in_graph(
         build_graph(open_run(write_run(folder / "run", job, run_job(job), Recording()))).graph
     )
 
@@ -30,7 +30,7 @@ def found_in_calls(job: Job, recording: Recording) -> list[Finding]:
     frames = frames_of(job, run_job(job), recording)
     tables = (COLLECTIVES, STEPS, COUNTERS, WORKERS, CLOCK_SAMPLES)
     rows, _ = on_one_clock(AlwaysOn(*(frames.get(table.name, table.empty()) for table in tables)))
-    return find_late_ranks(rows.collectives, rows.steps, rows.counters, rows.workers)
+    return late_ranks(rows.collectives, rows.steps, rows.counters, rows.workers)
 
 
 def length_ms(job: Job) -> float:

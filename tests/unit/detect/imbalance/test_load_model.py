@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.detect.imbalance.load_model import explain
-from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import calls_of, own_time
-from tests.unit.detect.calling import MS, Job, counted, data_parallel, noisy, slower, tables
+from tests.unit.detect.calling import MS, Job, counted, data_parallel, late_ranks, noisy, slower, tables
 
 NUM_RANKS, NUM_STEPS = 4, 40
 USUAL = 4096.0
@@ -16,7 +15,7 @@ STEPS = np.arange(NUM_STEPS)
 
 
 def findings(job):
-    return find_late_ranks(*tables(job))
+    return late_ranks(*tables(job))
 
 
 def named(job):
@@ -145,7 +144,7 @@ def test_missing_samples_make_little_difference():
     job = handed(healthy(), amounts)
     collectives, steps, counters, workers = tables(job)
     left = counters.sample(fraction=0.7, seed=1)
-    assert [each.class_ for each in find_late_ranks(collectives, steps, left, workers)] == ["imbalance.data"]
+    assert [each.class_ for each in late_ranks(collectives, steps, left, workers)] == ["imbalance.data"]
     assert explain(np.ones((8, 2)) * MS, np.full((8, 2), np.nan), STEPS[:8]) is None
 
 

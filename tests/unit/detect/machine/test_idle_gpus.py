@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.machine.idle_gpus import find_idle_gpus, note_idle_gpus
-from dpro.detect.run import diagnose_graph
 from dpro.replay.steps.breakdown import step_breakdown
 from dpro.schema import COLLECTIVES, SPANS, STEPS
 from tests.builders import TinyRun, gpu_job
+from tests.unit.detect.jobs import found_in_graph
 
 US = 1_000
 
@@ -43,7 +44,7 @@ def told(run: TinyRun, folder: Path, ask: Any = find_idle_gpus, **more: float) -
     built = run.build(folder)
     tables = (built.graph.run.table(table) for table in (SPANS, COLLECTIVES, STEPS))
     parts = step_breakdown(*tables)
-    return ask(built.graph, lambda: parts, **more)
+    return ask(Baseline(built.graph), lambda: parts, **more)
 
 
 def test_a_job_whose_hosts_launch_too_slowly_is_a_finding_about_the_job(tmp_path):
@@ -58,7 +59,7 @@ def test_a_job_whose_hosts_launch_too_slowly_is_a_finding_about_the_job(tmp_path
     assert finding.evidence[0].startswith("GPU busy 18% of the time (18% computing")
     assert "with free launch calls alone" in finding.evidence[1]
     assert "aten::index" in finding.evidence[2]
-    assert diagnose_graph(run.build(tmp_path / "again").graph) == []  # nothing else, and no rank
+    assert found_in_graph(run.build(tmp_path / "again").graph) == []  # nothing else, and no rank
 
 
 def test_that_stacks_were_recorded_is_said_since_they_slow_the_host_down(tmp_path):

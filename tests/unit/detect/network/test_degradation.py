@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.network.degradation import change_of, find_slower_transfers
 from dpro.detect.network.traffic import recorded_transfers, traffic_of, transfers_of
 from dpro.replay.graph import Graph, NodeKind
@@ -45,17 +46,17 @@ def healthy(tmp_path_factory) -> Graph:
 
 
 def test_steady_network_is_left_alone(healthy):
-    assert find_slower_transfers(traffic_of(healthy)) == []
+    assert find_slower_transfers(traffic_of(Baseline(healthy))) == []
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_of_transfers_is_no_change(seed, tmp_path: Path):
     graph = graph_of(tmp_path, noisy(job(transfer_sigma=0.2, transfer_seed=seed), seed, 0.05))
-    assert find_slower_transfers(traffic_of(graph)) == []
+    assert find_slower_transfers(traffic_of(Baseline(graph))) == []
 
 
 def test_all_that_goes_between_hosts_became_slower(healthy):
-    (finding,) = find_slower_transfers(traffic_of(slowed(healthy, ACROSS, 2.0)))
+    (finding,) = find_slower_transfers(traffic_of(Baseline(slowed(healthy, ACROSS, 2.0))))
     assert (finding.class_, finding.component_kind) == ("slow.fabric", "network")
     assert finding.component_id == "between hosts"
     assert finding.evidence[0].startswith(f"since step {SINCE} transfers between hosts take ")
@@ -65,16 +66,16 @@ def test_all_that_goes_between_hosts_became_slower(healthy):
 
 
 def test_transfers_within_one_host_of_two_became_slower(healthy):
-    (finding,) = find_slower_transfers(traffic_of(slowed(healthy, [(0, 1)], 3.0)))
+    (finding,) = find_slower_transfers(traffic_of(Baseline(slowed(healthy, [(0, 1)], 3.0))))
     assert finding.component_kind == "one of"
     assert finding.component_id == "rank 0, rank 1, link 0 - 1"
     assert finding.ranks == (0, 1)
 
 
 def test_change_that_costs_nothing_and_spell_that_is_over_are_not_said(healthy):
-    assert find_slower_transfers(traffic_of(slowed(healthy, ACROSS, 1.05))) == []
+    assert find_slower_transfers(traffic_of(Baseline(slowed(healthy, ACROSS, 1.05)))) == []
     spell = slowed(slowed(healthy, ACROSS, 2.0, since=10), ACROSS, 0.5, since=24)
-    assert find_slower_transfers(traffic_of(spell)) == []
+    assert find_slower_transfers(traffic_of(Baseline(spell))) == []
 
 
 def test_change_is_told_apart_from_waiting_and_dated(healthy):
@@ -90,7 +91,7 @@ def test_few_steps_show_no_change(tmp_path):
         job(), **{name: getattr(job(), name)[:, :12] for name in ("data", "gap", "compute", "tail")}
     )
     graph = graph_of(tmp_path, work)
-    assert find_slower_transfers(traffic_of(slowed(graph, ACROSS, 3.0, since=9))) == []
+    assert find_slower_transfers(traffic_of(Baseline(slowed(graph, ACROSS, 3.0, since=9)))) == []
 
 
 def in_windows(graph: Graph) -> pl.DataFrame:

@@ -9,6 +9,7 @@ from itertools import combinations
 import polars as pl
 import pytest
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.network.fabric import find_blocks
 from dpro.detect.network.traffic import traffic_of
 from dpro.detect.network.transfers import find_slow_network
@@ -69,7 +70,7 @@ def test_job_that_waits_for_what_crosses_is_told_what_it_costs(tmp_path):
     slow = dict.fromkeys([(0, 2), (1, 3), (0, 3), (1, 2)], 2.0)
     job = replace(alike(4, 6, 3), groups=rounds, transfer=10.0, transfer_sigma=0.02)
     work = replace(job, hosts=["a", "b", "c", "d"], links=slow)
-    (finding,) = find_slow_network(traffic_of(graph_of(tmp_path / "slow", work)))
+    (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path / "slow", work))))
     assert (finding.class_, finding.component_kind, finding.component_id) == (
         "slow.fabric",
         "hosts",
@@ -78,4 +79,4 @@ def test_job_that_waits_for_what_crosses_is_told_what_it_costs(tmp_path):
     assert finding.cost_ns == pytest.approx(20 * MS, rel=0.1)
     assert finding.confidence <= 0.5
     healthy = replace(work, links={})
-    assert find_slow_network(traffic_of(graph_of(tmp_path / "healthy", healthy))) == []
+    assert find_slow_network(traffic_of(Baseline(graph_of(tmp_path / "healthy", healthy)))) == []

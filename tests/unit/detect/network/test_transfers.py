@@ -9,6 +9,7 @@ from itertools import combinations
 import polars as pl
 import pytest
 
+from dpro.detect.baseline import Baseline
 from dpro.detect.network.traffic import traffic_of, transfers_of
 from dpro.detect.network.transfers import blame, compare_groups, find_slow_network
 from tests.unit.detect.jobs import MS, Work, alike, graph_of, noisy
@@ -25,7 +26,7 @@ def pairs(num_steps: int = 6, **changes: object) -> Work:
 
 
 def named(tmp_path, work: Work) -> list[tuple[str, str, str]]:
-    found = find_slow_network(traffic_of(graph_of(tmp_path, work)))
+    found = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, work))))
     return [(finding.class_, finding.component_kind, finding.component_id) for finding in found]
 
 
@@ -61,7 +62,7 @@ def test_two_faults_are_two_findings(tmp_path):
 
 
 def test_cost_is_what_the_steps_would_save(tmp_path):
-    (finding,) = find_slow_network(traffic_of(graph_of(tmp_path, pairs(links={(1, 2): 3.0}))))
+    (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, pairs(links={(1, 2): 3.0})))))
     assert finding.cost_ns == pytest.approx(20 * MS, rel=0.1)
     assert finding.ranks == (1, 2)
     assert finding.confidence > 0.9
@@ -70,7 +71,7 @@ def test_cost_is_what_the_steps_would_save(tmp_path):
 def test_rings_that_share_no_rank_cannot_tell_which_of_their_parts_is_slow(tmp_path):
     rings = [[(0, 1), (2, 3), (4, 5), (6, 7)]] * 2
     work = replace(alike(8, 6), groups=rings, transfer=10.0, transfer_sigma=0.02, links={(4, 5): 2.0})
-    (finding,) = find_slow_network(traffic_of(graph_of(tmp_path, work)))
+    (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, work))))
     assert finding.component_kind == "one of"
     assert finding.component_id == "rank 4, rank 5, link 4 - 5"
     assert finding.confidence < 0.5
@@ -84,7 +85,7 @@ def two_groups(**changes: object) -> Work:
 
 
 def test_slower_of_two_groups_is_one_of_three_things_and_doubtful(tmp_path):
-    (finding,) = find_slow_network(traffic_of(graph_of(tmp_path, two_groups(links={(0, 1): 3.0}))))
+    (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, two_groups(links={(0, 1): 3.0})))))
     assert finding.component_id == "rank 0, rank 1, link 0 - 1"
     assert finding.confidence <= 0.5 / 3
     assert any("two groups alike do not tell" in line for line in finding.evidence)

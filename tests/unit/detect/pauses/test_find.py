@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.detect.pauses.find import find_pauses
-from dpro.detect.stragglers.from_calls import judge
+from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import calls_of, own_time, own_time_of_all
 from dpro.schema import COUNTERS, STEPS, conform
 from tests.unit.detect.calling import MS, Job, counted, data_parallel, noisy, slower, tables
@@ -257,7 +257,7 @@ def test_steps_that_pauses_explain_name_no_slow_rank():
     known = find_pauses(steps, counters, lambda: own_time_of_all(calls, steps))
     assert known.steps == late.tolist()
     rest = own_time(calls, steps).filter(~pl.col("step").is_in(known.steps))
-    assert judge(rest, calls, counters, workers, doubtful=False) == []
+    assert find_late_ranks(rest, calls, counters, workers, doubtful=False) == []
 
 
 @settings(max_examples=25, deadline=None)

@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.run import diagnose_graph
-from tests.unit.detect.jobs import MS, Work, alike, graph_of, mean_step_ns, slower
+from tests.unit.detect.jobs import MS, Work, alike, found_in_graph, graph_of, mean_step_ns, slower
 
 
 def diagnosed(tmp_path: Path, work: Work) -> list[Finding]:
-    return diagnose_graph(graph_of(tmp_path / "run", work))
+    return found_in_graph(graph_of(tmp_path / "run", work))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_input_slow_on_all_ranks_is_one_finding_of_the_job_that_blames_no_rank(num_ranks, tmp_path):
     everyone = list(range(num_ranks))
     slow = graph_of(tmp_path / "slow", slower(alike(num_ranks), "data", everyone, plus=20))
-    (finding,) = diagnose_graph(slow)
+    (finding,) = found_in_graph(slow)
     assert (finding.class_, finding.component_kind) == ("slow.host", "job")
     assert finding.component_id == "the input pipeline"
     assert finding.ranks == tuple(everyone)

@@ -12,7 +12,6 @@ from dpro.detect.stragglers.from_calls import (
     MIN_SHARE,
     _finding,
     cannot_show,
-    find_late_ranks,
     team_of,
 )
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time, teams
@@ -24,6 +23,7 @@ from tests.unit.detect.calling import (
     Section,
     counted,
     data_parallel,
+    late_ranks,
     noisy,
     slower,
     tables,
@@ -32,7 +32,7 @@ from tests.unit.detect.calling import (
 
 
 def named(job: Job) -> list[str]:
-    return [finding.component_id for finding in find_late_ranks(*tables(job))]
+    return [finding.component_id for finding in late_ranks(*tables(job))]
 
 
 def own_ms(job: Job) -> np.ndarray:
@@ -64,7 +64,7 @@ def test_hosts_that_make_their_next_call_before_the_last_has_come_do_not_wait_fo
 
 
 def test_rank_that_works_longer_is_named_with_what_the_others_wait_for_it():
-    [finding] = find_late_ranks(*tables(slower(noisy(data_parallel(4, 12), 3, 0.01), 2, 1.25)))
+    [finding] = late_ranks(*tables(slower(noisy(data_parallel(4, 12), 3, 0.01), 2, 1.25)))
     assert (finding.component_kind, finding.component_id, finding.ranks) == ("rank", "2", (2,))
     assert finding.cost_ns == pytest.approx(10 * MS, rel=0.15)
     assert finding.confidence > 0.6
@@ -80,7 +80,7 @@ def nearly_as_late() -> Job:
 
 
 def test_a_rank_that_costs_nothing_now_is_said_to():
-    findings = find_late_ranks(*tables(nearly_as_late()))
+    findings = late_ranks(*tables(nearly_as_late()))
     [finding] = [each for each in findings if each.component_id == "4"]
     assert finding.cost_ns == 0
     assert "none of it for rank 4 alone: it costs nothing now" in finding.evidence[1]
@@ -129,7 +129,7 @@ def test_uneven_stages_are_no_peers_of_each_other():
 
 def test_lateness_is_called_doubtful_where_waits_for_messages_are_not_seen():
     stages = pl.DataFrame({"rank": [0, 1], "pp": [0, 0]})
-    [finding] = find_late_ranks(*tables(slower(noisy(data_parallel(2, 14), 2, 0.01), 1, 1.5), stages))
+    [finding] = late_ranks(*tables(slower(noisy(data_parallel(2, 14), 2, 0.01), 1, 1.5), stages))
     assert finding.confidence <= 0.5
     assert "not known: whether it is the first cause" in finding.evidence[-1]
 
@@ -149,13 +149,13 @@ def test_cause_is_what_its_host_counted_more_of(counter, class_, cause):
     others = {"step_gc_ns": times, "step_training_thread_cpu_ns": times}
     spent = times.copy()
     spent[1] += 18
-    [finding] = find_late_ranks(*tables(counted(job, **(others | {counter: spent}))))
+    [finding] = late_ranks(*tables(counted(job, **(others | {counter: spent}))))
     assert (finding.class_, finding.cause) == (class_, cause)
 
 
 def test_rank_that_sleeps_is_late_by_its_host():
     job = slower(noisy(data_parallel(2, 14), 2, 0.01), 1, 1.5)
-    [finding] = find_late_ranks(*tables(counted(job, step_training_thread_cpu_ns=np.full((2, 14), 40.0))))
+    [finding] = late_ranks(*tables(counted(job, step_training_thread_cpu_ns=np.full((2, 14), 40.0))))
     assert finding.class_ == "slow.host"
     assert "sleeps or waits" in finding.evidence[2]
 
@@ -231,7 +231,7 @@ def test_rank_that_takes_a_fifth_longer_is_named_within_ten_steps_and_nobody_els
 def test_what_costs_little_is_not_told():
     assert all(
         finding.severity >= MIN_SHARE
-        for finding in find_late_ranks(*tables(slower(noisy(data_parallel(2, 40), 1, 0.01), 1, 1.06)))
+        for finding in late_ranks(*tables(slower(noisy(data_parallel(2, 40), 1, 0.01), 1, 1.06)))
     )
 
 
@@ -251,21 +251,21 @@ def test_clocks_that_were_compared_make_hosts_comparable_and_others_are_left_out
     aligned, apart = on_one_clock(rows)
     assert apart == [2]
     alone = aligned.collectives.with_columns(group_ranks=pl.lit([0, 1], pl.List(pl.Int32)))
-    [finding] = find_late_ranks(alone, aligned.steps, aligned.counters, aligned.workers)
+    [finding] = late_ranks(alone, aligned.steps, aligned.counters, aligned.workers)
     assert finding.ranks == (1,)
     assert finding.cost_ns == pytest.approx(20 * MS, rel=0.15)
 
 
 def test_runs_without_calls_or_steps_tell_nothing():
     collectives, steps, counters, workers = tables(data_parallel(2, 12))
-    assert find_late_ranks(collectives.clear(), steps, counters, workers) == []
-    assert find_late_ranks(collectives, steps.clear(), counters, workers) == []
+    assert late_ranks(collectives.clear(), steps, counters, workers) == []
+    assert late_ranks(collectives, steps.clear(), counters, workers) == []
 
 
 def without(job: Job, rank: int) -> list[str]:
     """Who is named where nothing of a rank was recorded."""
     rows = [table.filter(pl.col("rank") != rank) for table in tables(job)]
-    return [finding.component_id for finding in find_late_ranks(*rows)]
+    return [finding.component_id for finding in late_ranks(*rows)]
 
 
 def test_slow_rank_is_named_where_another_was_not_recorded_at_all():
@@ -282,7 +282,7 @@ def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
     job = noisy(data_parallel(5, 40, buckets=1), 1, 0.01)
     for step, busy in enumerate(np.random.default_rng(4).choice([0, 2, 3, 4], 40)):
         job.factors[busy, step] *= 2.5  # in each step somebody else has much to do
-    (finding,) = find_late_ranks(*tables(slower(job, 1, 1.8)))
+    (finding,) = late_ranks(*tables(slower(job, 1, 1.8)))
     assert finding.component_id == "1"
     assert finding.severity < MIN_SHARE
     assert "nearly as late" in finding.evidence[-1]
@@ -290,13 +290,13 @@ def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
 
 def test_rank_that_became_a_little_slower_is_named_even_if_the_step_hardly_waits_for_it():
     job = noisy(data_parallel(8, 100, buckets=1), 3, 0.03)
-    (finding,) = find_late_ranks(*tables(slower(job, 2, 1.05, since=80)))
+    (finding,) = late_ranks(*tables(slower(job, 2, 1.05, since=80)))
     assert finding.component_id == "2"
     assert finding.severity < MIN_SHARE
     assert "it became slower: before, it took" in finding.evidence[1]
-    assert find_late_ranks(*tables(slower(job, 2, 1.05))) == []  # as slow, but always was
+    assert late_ranks(*tables(slower(job, 2, 1.05))) == []  # as slow, but always was
 
 
 def test_what_costs_little_may_be_a_wait_for_a_message_where_these_are_not_seen():
     job = slower(noisy(data_parallel(8, 100, buckets=1), 3, 0.03), 2, 1.05, since=80)
-    assert find_late_ranks(*tables(job, pl.DataFrame({"rank": range(8), "pp": [0] * 8}))) == []
+    assert late_ranks(*tables(job, pl.DataFrame({"rank": range(8), "pp": [0] * 8}))) == []

@@ -8,13 +8,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.run import diagnose_graph
+from dpro.detect.baseline import Baseline
 from dpro.detect.stragglers.persistent import clearly_longer, find_longer_work
 from dpro.detect.stragglers.replayed import find_stragglers
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COUNTERS, STEPS, conform
 from dpro.store import open_run, write_part
-from tests.unit.detect.jobs import MS, Work, alike, graph_of, write_job
+from tests.unit.detect.jobs import MS, Work, alike, found_in_graph, graph_of, write_job
 
 NUM_STEPS = 12
 
@@ -32,8 +32,8 @@ def hidden_by_others(plus: float = 10.0) -> Work:
 
 def test_rank_whose_work_is_longer_is_named_with_what_it_costs_on_average(tmp_path):
     graph = graph_of(tmp_path, hidden_by_others())
-    assert find_stragglers(graph) == []
-    (finding,) = diagnose_graph(graph)
+    assert find_stragglers(Baseline(graph)) == []
+    (finding,) = found_in_graph(graph)
     assert (finding.class_, finding.ranks) == ("slow.compute", (2,))
     assert finding.cost_ns == pytest.approx(10 * MS * 2 / 3, rel=0.05)
     assert finding.evidence[-1].startswith("its work is longer than its peers' typically is in 100% of 12")
@@ -46,24 +46,24 @@ def test_rank_whose_work_is_longer_because_it_is_always_handed_more_is_not_named
     constants = {"counter": pl.lit("step_input_elements"), "device": pl.lit("host")}
     write_part(run.path, COUNTERS, "rows", conform(COUNTERS, counted.with_columns(**constants)))
     graph = build_graph(open_run(run.path)).graph
-    assert find_longer_work(graph)
-    (finding,) = diagnose_graph(graph)
+    assert find_longer_work(Baseline(graph))
+    (finding,) = found_in_graph(graph)
     assert (finding.class_, finding.component_kind) == ("imbalance.data", "job")
 
 
 def test_rank_that_is_named_already_is_not_named_again(tmp_path):
-    assert find_longer_work(graph_of(tmp_path, hidden_by_others()), named=[2]) == []
+    assert find_longer_work(Baseline(graph_of(tmp_path, hidden_by_others())), named=[2]) == []
 
 
 def test_work_that_is_less_than_a_tenth_longer_is_not_said(tmp_path):
-    assert find_longer_work(graph_of(tmp_path, hidden_by_others(plus=3.0))) == []
+    assert find_longer_work(Baseline(graph_of(tmp_path, hidden_by_others(plus=3.0)))) == []
 
 
 def test_longer_work_of_which_the_step_never_waits_is_not_said(tmp_path):
     work = hidden_by_others()
     compute = work.compute.copy()
     compute[0] = 60.0  # always
-    (finding,) = find_longer_work(graph_of(tmp_path, replace(work, compute=compute)))
+    (finding,) = find_longer_work(Baseline(graph_of(tmp_path, replace(work, compute=compute))))
     assert finding.ranks == (0,)
 
 

@@ -10,11 +10,20 @@ import polars as pl
 import pytest
 
 from dpro.detect.findings import Finding
-from dpro.detect.run import diagnose_graph
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import open_run, write_part
-from tests.unit.detect.jobs import MS, Work, alike, graph_of, mean_step_ns, noisy, slower, write_job
+from tests.unit.detect.jobs import (
+    MS,
+    Work,
+    alike,
+    found_in_graph,
+    graph_of,
+    mean_step_ns,
+    noisy,
+    slower,
+    write_job,
+)
 
 EVERYONE = pytest.mark.parametrize("num_ranks", [2, 4, 8])
 PARTS = pytest.mark.parametrize(
@@ -29,7 +38,7 @@ PARTS = pytest.mark.parametrize(
 
 
 def diagnosed(tmp_path: Path, work: Work, clock_ms: dict[int, float] | None = None) -> list[Finding]:
-    return diagnose_graph(graph_of(tmp_path / "run", work, clock_ms))
+    return found_in_graph(graph_of(tmp_path / "run", work, clock_ms))
 
 
 def blamed(findings: list[Finding]) -> list[tuple[str, str, str]]:
@@ -64,7 +73,7 @@ def test_the_cost_is_what_the_job_without_the_fault_saves(num_ranks, part, class
     work = alike(num_ranks)
     slow = graph_of(tmp_path / "slow", slower(work, part, 1, plus=plus_ms))
     healthy = graph_of(tmp_path / "healthy", work)
-    (finding,) = diagnose_graph(slow)
+    (finding,) = found_in_graph(slow)
     saved = mean_step_ns(slow) - mean_step_ns(healthy)
     assert finding.cost_ns == pytest.approx(saved, rel=0.02)
     assert finding.severity == pytest.approx(saved / mean_step_ns(slow), rel=0.02)
@@ -80,7 +89,7 @@ def test_the_cost_is_less_than_the_excess_where_the_others_would_have_waited_any
     after = graph_of(tmp_path / "healthy", work)
     saved = mean_step_ns(before) - mean_step_ns(after)
     assert saved == pytest.approx(12 * MS)
-    findings = {finding.component_id: finding for finding in diagnose_graph(before)}
+    findings = {finding.component_id: finding for finding in found_in_graph(before)}
     # Healed, rank 1 takes what rank 0 takes: 10 ms less in the first section, 2 ms in the second.
     assert findings["1"].cost_ns == pytest.approx(12 * MS, rel=0.02)
 
@@ -184,10 +193,10 @@ def test_a_rank_that_calls_what_nobody_else_calls_is_compared_with_nobody(tmp_pa
 
 def test_a_clock_that_is_ahead_changes_nothing(tmp_path):
     work = noisy(slower(alike(4), "data", 1, plus=12), seed=3, sigma=0.02)
-    plain = diagnose_graph(graph_of(tmp_path / "plain", work, {0: 0, 1: 0, 2: 0, 3: 0}))
+    plain = found_in_graph(graph_of(tmp_path / "plain", work, {0: 0, 1: 0, 2: 0, 3: 0}))
     for rank in range(4):
         clocks = {other: 5.0 * (other == rank) for other in range(4)}
-        moved = diagnose_graph(graph_of(tmp_path / f"moved{rank}", work, clocks))
+        moved = found_in_graph(graph_of(tmp_path / f"moved{rank}", work, clocks))
         assert blamed(moved) == blamed(plain) == [("slow.host", "rank", "1")]
         assert moved[0].cost_ns == pytest.approx(plain[0].cost_ns, rel=0.01)
 
@@ -236,7 +245,7 @@ def test_rank_whose_operators_take_longer_and_do_not_compute_is_slow_by_its_host
         "rank", time_ns="start_ns", counter=pl.lit("step_training_thread_cpu_ns")
     ).with_columns(value=(20.0 + pl.when(pl.col("rank") == 1).then(computes).otherwise(0.0)) * MS)
     write_part(run, COUNTERS, "rows", thread)
-    (finding,) = diagnose_graph(build_graph(open_run(run)).graph)
+    (finding,) = found_in_graph(build_graph(open_run(run)).graph)
     assert (finding.class_, finding.cause, finding.ranks) == (class_, cause, (1,))
 
 
@@ -247,6 +256,6 @@ def test_rank_whose_operators_wait_for_a_core_is_slow_by_its_host(tmp_path):
         value=pl.when(pl.col("rank") == 1).then(18.0 * MS).otherwise(1.0 * MS)
     )
     write_part(run, COUNTERS, "rows", queued)
-    (finding,) = diagnose_graph(build_graph(open_run(run)).graph)
+    (finding,) = found_in_graph(build_graph(open_run(run)).graph)
     assert (finding.class_, finding.cause, finding.ranks) == ("slow.host", "CPU contention", (1,))
     assert "has no core" in finding.evidence[1]

@@ -2,13 +2,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.imbalance.windows import amounts_in_windows
-from dpro.detect.run import diagnose_graph
+from dpro.detect.imbalance.rebalanced import amounts_in_windows
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, TABLES
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from tests.reference.training_jobs import Job, run_job
 from tests.reference.training_records import Recording, frames_of
+from tests.unit.detect.jobs import found_in_graph
 
 WINDOWS = ((2, 2), (5, 2), (8, 2))
 
@@ -62,7 +62,7 @@ def run_of(folder, layout: str, evidence: str) -> Run:
 def test_uneven_work_is_told_by_whatever_shows_how_much_it_is(tmp_path, layout, evidence, what):
     run = run_of(tmp_path, layout, evidence)
     assert what in amounts_in_windows(run)
-    (finding,) = diagnose_graph(build_graph(run).graph)
+    (finding,) = found_in_graph(build_graph(run).graph)
     assert finding.class_ == "imbalance.data"
     assert what in finding.evidence[0]
 
@@ -86,7 +86,7 @@ def test_amounts_are_those_of_the_step_that_they_are_in(tmp_path):
 def test_where_nothing_tells_how_much_work_there_is_nobody_is_blamed_for_uneven_work(tmp_path):
     run = run_of(tmp_path, "dp", "none")
     assert amounts_in_windows(run) == {}
-    assert diagnose_graph(build_graph(run).graph) == []
+    assert found_in_graph(build_graph(run).graph) == []
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
+from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import AMOUNT, ELEMENTS, REST, Uneven, explain, find_uneven_work
+from dpro.detect.imbalance.load_model import AMOUNT, ELEMENTS, REST, Uneven, describe_uneven_work, explain
 from dpro.detect.significance import MIN_STEPS
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
-from dpro.replay.peers import ON_CPU, ON_GPU, phase_work, teams
-from dpro.replay.timeline import steps_before_and_after
+from dpro.replay.peers import ON_CPU, ON_GPU, teams
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import Run
 
@@ -36,14 +36,14 @@ class BalancedJob:
     """A job with even work.
 
     Attributes:
-        graph: of it.
+        baseline: its graph and replay.
         findings: what uneven work costs.
         told: whether that is told from single steps. If only from ranks that always have more, it explains
             why they are slow, if they are.
         explained: ns per step that ranks typically work longer because of what they are handed.
     """
 
-    graph: Graph
+    baseline: Baseline
     findings: list[Finding]
     told: bool
     explained: Mapping[int, float]
@@ -57,12 +57,12 @@ class BalancedJob:
         ]
 
 
-def hand_out_evenly(graph: Graph) -> BalancedJob:
+def rebalance(baseline: Baseline) -> BalancedJob:
     """The job with even work; as it is where amounts tell nothing."""
-    as_it_is = BalancedJob(graph, [], True, {})
+    graph, work = baseline.graph, baseline.work
+    as_it_is = BalancedJob(baseline, [], True, {})
     if graph.run is None:
         return as_it_is
-    work = phase_work(graph)
     resource = ON_GPU if (work["resource"] == ON_GPU).any() else ON_CPU
     own = work.filter(pl.col("resource") == resource).group_by("rank", "step").agg(pl.col("work_ns").sum())
     amounts = amounts_in_windows(graph.run)
@@ -74,16 +74,16 @@ def hand_out_evenly(graph: Graph) -> BalancedJob:
     if not found:
         return as_it_is
     even = graph.with_durations(_scaled(graph, resource, found))
-    before, after = steps_before_and_after(graph, even)
+    before, after = baseline.step_ns, baseline.changed_step_ns(even)
     if before.size < MIN_STEPS:
         return as_it_is
     ranks, _, most = max(found, key=lambda each: each[2].relation.clear)
     cost = float((before - after).mean())
-    findings = find_uneven_work(most, cost, float(before.mean()), ranks)
+    findings = describe_uneven_work(most, cost, float(before.mean()), ranks)
     explained = {
         rank: float(value) for ranks, _, uneven in found for rank, value in zip(ranks, uneven.explained)
     }
-    return BalancedJob(even, findings, most.relation.clear > 0, explained)
+    return BalancedJob(Baseline(even), findings, most.relation.clear > 0, explained)
 
 
 def _explained(

@@ -1,0 +1,67 @@
+"""The unchanged graph of deep windows, and what several detectors ask of it: each computed once.
+
+In: a graph. Out: its replay, its steps, the work of its ranks by phase, and their peers. Nothing is computed
+before it is asked for. What is slow is not decided here.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import polars as pl
+
+from dpro.arrays import Ints
+from dpro.replay.graph import Graph
+from dpro.replay.peers import peers_by_rank, phase_work
+from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
+
+
+class Baseline:
+    """A graph, its replay, and what follows from them.
+
+    Attributes:
+        graph: as recorded, or as it would be with balanced work.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Nothing is computed yet."""
+        self.graph = graph
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The replay of the graph."""
+        return replay(self.graph)
+
+    @cached_property
+    def step_ends(self) -> pl.DataFrame:
+        """`window`, `step`, `finish_ns`, `begin_ns` of each replayed step."""
+        return step_ends(self.graph, self.timeline.start, self.timeline.end)
+
+    @cached_property
+    def steps(self) -> Ints:
+        """[T] the numbers of the steps."""
+        return durations_of(self.step_ends)["step"].to_numpy()
+
+    @cached_property
+    def step_ns(self) -> Ints:
+        """[T] ns, how long each step takes."""
+        return durations_of(self.step_ends)["duration_ns"].to_numpy()
+
+    @cached_property
+    def work(self) -> pl.DataFrame:
+        """Work of each rank in each phase of each step, as `phase_work` returns it."""
+        return phase_work(self.graph)
+
+    @cached_property
+    def peers(self) -> dict[int, list[int]]:
+        """The ranks that do the same work, by rank."""
+        return peers_by_rank(self.work)
+
+    def changed_step_ns(self, changed: Graph) -> Ints:
+        """[T] ns, how long each step takes in a changed graph.
+
+        Args:
+            changed: the same graph with other durations, lags or edges.
+        """
+        after = replay(changed)
+        return changed_step_times(self.step_ends, changed, after.start, after.end)["duration_ns"].to_numpy()

@@ -1,0 +1,227 @@
+"""What the detectors of one run share: tables, graph, own times, pauses; each computed once, when asked for.
+
+In: a run, and the graph of its deep windows where their replay can be trusted. Out: what `run.py` hands to
+the detectors. Which findings exclude each other is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import cached_property
+
+import polars as pl
+
+from dpro.detect.baseline import Baseline
+from dpro.detect.findings import Finding
+from dpro.detect.imbalance.rebalanced import BalancedJob, rebalance
+from dpro.detect.network.timed_calls import traffic_of_calls
+from dpro.detect.network.traffic import Traffic, traffic_of
+from dpro.detect.network.wires import traffic_of_sends
+from dpro.detect.pauses.find import Lost, find_pauses
+from dpro.detect.pipeline_slowdown import Slowdown
+from dpro.detect.significance import MIN_STEPS
+from dpro.detect.stragglers.excess import WINDOWS
+from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus
+from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
+from dpro.detect.stragglers.persistent import find_longer_work
+from dpro.detect.stragglers.replayed import find_stragglers
+from dpro.replay.graph import Graph
+from dpro.replay.steps.durations import steps_of
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SENDS, SPANS, STEPS, WORKERS
+from dpro.store import Run
+
+
+class Need(Enum):
+    """What a detector needs of a run."""
+
+    GRAPH = auto()  # deep windows whose replay fits
+    BREAKDOWN = auto()  # where the time of the steps in deep windows went
+    OPERATIONS = auto()  # a pipeline-parallel job of whole operations, which has no other tables
+    ALWAYS_ON = auto()  # enough steps outside deep windows
+    STEPS = auto()  # table `steps`, with counters where there are any
+
+
+def has_windows(run: Run) -> bool:
+    """Whether deep windows decide: they have enough steps, or the run has no steps and calls at all."""
+    rows = run.rows()
+    if not rows[STEPS.name] or not rows[COLLECTIVES.name]:
+        return True
+    inside = run.table(STEPS, ["step", "window"]).filter(pl.col("window") >= 0)
+    return bool(rows[SPANS.name]) and inside["step"].n_unique() >= MIN_STEPS
+
+
+class Context:
+    """A run as its detectors see it.
+
+    Attributes:
+        graph: of deep windows, None where there is none whose replay fits.
+        slowdown: of a job of whole operations, None for others.
+        breakdown: returns `step_breakdown` of the run; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        run: Run | None = None,
+        graph: Graph | None = None,
+        slowdown: Slowdown | None = None,
+        breakdown: Callable[[], pl.DataFrame] | None = None,
+    ) -> None:
+        """Nothing is read or computed yet.
+
+        Args:
+            run: the run, None to look at the graph alone.
+            graph: of its deep windows, None where there is none whose replay fits.
+            slowdown: of a job of whole operations, None for others.
+            breakdown: returns `step_breakdown` of the run; None where that is not known.
+        """
+        self._run = run
+        self._graph = graph
+        self.slowdown = slowdown
+        self.breakdown = breakdown
+
+    @cached_property
+    def has(self) -> frozenset[Need]:
+        """What the run offers to detectors."""
+        if self.slowdown is not None:
+            return frozenset({Need.OPERATIONS})
+        graph = self._graph is not None
+        offers = {
+            Need.GRAPH: graph,
+            Need.BREAKDOWN: graph and self.breakdown is not None,
+            Need.ALWAYS_ON: self._run is not None and self._enough_steps(self._run),
+            Need.STEPS: self._run is not None,
+        }
+        return frozenset(need for need, there in offers.items() if there)
+
+    @staticmethod
+    def _enough_steps(run: Run) -> bool:
+        outside = run.table(STEPS, ["step", "window"]).filter(pl.col("window") < 0)
+        return outside["step"].n_unique() >= min(WINDOWS) or not has_windows(run)
+
+    @property
+    def run(self) -> Run:
+        """The run; only of detectors that need its tables."""
+        assert self._run is not None
+        return self._run
+
+    # Deep windows.
+
+    @cached_property
+    def recorded(self) -> Baseline:
+        """The graph as recorded."""
+        assert self._graph is not None
+        return Baseline(self._graph)
+
+    @cached_property
+    def balanced(self) -> BalancedJob:
+        """The job with balanced work; as recorded where that explains no slow rank."""
+        balanced = rebalance(self.recorded)
+        if not balanced.told and not slow_ranks(self.recorded):
+            return BalancedJob(self.recorded, [], True, {})
+        return balanced
+
+    @property
+    def at_equal_work(self) -> Baseline:
+        """The graph that ranks are compared in."""
+        return self.balanced.baseline
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What deep windows show of transfers."""
+        return traffic_of(self.recorded)
+
+    # What is always recorded.
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """Table `steps`, with how long each took."""
+        return steps_of(self.run)
+
+    @cached_property
+    def counters(self) -> pl.DataFrame:
+        """Table `counters`."""
+        return self.run.table(COUNTERS)
+
+    @cached_property
+    def workers(self) -> pl.DataFrame:
+        """Table `workers`."""
+        return self.run.table(WORKERS)
+
+    @cached_property
+    def tables(self) -> AlwaysOn:
+        """The always-on tables, times on each host's own clock."""
+        collectives, clock_samples = self.run.table(COLLECTIVES), self.run.table(CLOCK_SAMPLES)
+        return AlwaysOn(collectives, self.steps, self.counters, self.workers, clock_samples)
+
+    @cached_property
+    def aligned(self) -> tuple[AlwaysOn, list[int]]:
+        """The same on one clock, and the ranks that are left out: their clocks were never compared."""
+        return on_one_clock(self.tables)
+
+    @cached_property
+    def calls(self) -> pl.DataFrame:
+        """Collective calls on one clock, as `calls_of` returns them."""
+        return calls_of(self.aligned[0].collectives)
+
+    @cached_property
+    def own_times(self) -> pl.DataFrame:
+        """Own times of ranks in all steps, as `own_time_of_all` returns them."""
+        return own_time_of_all(self.calls, self.aligned[0].steps)
+
+    @cached_property
+    def pauses(self) -> Lost:
+        """What is lost in some steps only."""
+        return find_pauses(self.steps, self.counters, lambda: self.own_times)
+
+    @cached_property
+    def usual_own_times(self) -> pl.DataFrame:
+        """Own times in steps that are like most others, without pauses."""
+        return usual_ones(self.own_times).filter(~pl.col("step").is_in(self.pauses.steps))
+
+    @cached_property
+    def usual_steps(self) -> pl.DataFrame:
+        """Table `steps` without pauses."""
+        return self.steps.filter(~pl.col("step").is_in(self.pauses.steps))
+
+    @cached_property
+    def messages_unseen(self) -> bool:
+        """Whether ranks may also have waited for messages, which calls do not show."""
+        aligned = self.aligned[0]
+        return messages_unseen(aligned.collectives, aligned.workers)
+
+    @cached_property
+    def on_gpus(self) -> bool:
+        """Whether the job computes on GPUs."""
+        return on_gpus(self.aligned[0].workers)
+
+    @cached_property
+    def late_by_calls(self) -> list[Finding]:
+        """Ranks that the others wait for, by the times of their calls."""
+        aligned = self.aligned[0]
+        if self.calls.is_empty() or aligned.steps.is_empty():
+            return []
+        return find_late_ranks(
+            self.usual_own_times, self.calls, aligned.counters, aligned.workers, doubtful=self.messages_unseen
+        )
+
+    @cached_property
+    def sends(self) -> Traffic:
+        """What the network threads of NCCL saw."""
+        return traffic_of_sends(self.run.table(SENDS), self.steps, self.workers)
+
+    @cached_property
+    def timed_calls(self) -> Traffic:
+        """What calls that were timed outside deep windows show of transfers."""
+        world_size = self.run.manifest.world_size
+        return traffic_of_calls(self.tables.collectives, self.steps, self.workers, world_size)
+
+
+def slow_ranks(baseline: Baseline) -> list[Finding]:
+    """Ranks that the step waits for, and those whose own work is longer though it hardly does.
+
+    Args:
+        baseline: the graph to compare them in.
+    """
+    found = find_stragglers(baseline)
+    return [*found, *find_longer_work(baseline, {rank for finding in found for rank in finding.ranks})]

@@ -1,0 +1,173 @@
+"""The orchestrator: every detector is reached, and what suppresses what."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpro.detect
+from dpro.detect import run
+from dpro.detect.context import Context, Need
+from dpro.detect.findings import Finding
+from dpro.detect.run import DETECTORS, OF_THE_JOB, Detector, run_detectors
+
+NOT_OF_RUNS = ("dpro.detect.hang.",)  # a job that stands still is judged before any of these detectors runs
+ALL = (*DETECTORS, *OF_THE_JOB)
+
+
+def finding(class_: str, ranks: Sequence[int] = (), kind: str = "rank", cause: str = "") -> Finding:
+    name = ", ".join(map(str, ranks)) or "it"
+    return Finding(class_, kind, name, tuple(ranks), 0.1, 0.9, 1e6, (), cause)
+
+
+class Known(Context):
+    """A context in which everything is known beforehand."""
+
+    def __init__(
+        self, *, messages_unseen: bool = False, on_gpus: bool = False, late: Sequence[Finding] = ()
+    ) -> None:
+        super().__init__()
+        self.__dict__ |= {"has": frozenset(Need), "messages_unseen": messages_unseen, "on_gpus": on_gpus}
+        self.__dict__ |= {"late_by_calls": list(late)}
+
+
+def remaining(finds: dict[str, list[Finding]], context: Context) -> dict[str, list[Finding]]:
+    """What remains of what detectors find, by detector, if others find nothing."""
+    left: dict[str, list[Finding]] = {}
+
+    def recorded(detector: Detector) -> Detector:
+        def find(_: Context, __: Any) -> list[Finding]:
+            left[detector.name] = []
+            return finds.get(detector.name, [])
+
+        def note(_: Context, __: Any, new: list[Finding]) -> list[Finding]:
+            left[detector.name] = new
+            return new
+
+        return detector._replace(find=find, rules=(*detector.rules, note))
+
+    in_graph = {"slow ranks", "hidden work"}  # their rules ask for the balanced job
+    detectors = [recorded(each if each.name not in in_graph else each._replace(rules=())) for each in ALL]
+    run_detectors(context, detectors)
+    return left
+
+
+def modules() -> list[Any]:
+    found = pkgutil.walk_packages(dpro.detect.__path__, "dpro.detect.")
+    return [importlib.import_module(each.name) for each in found if not each.name.startswith(NOT_OF_RUNS)]
+
+
+def names_in(module: Any) -> set[str]:
+    tree = ast.parse(Path(module.__file__).read_text())
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def test_every_detector_is_reached_by_the_orchestrator():
+    detectors = {
+        name: inspect.signature(function)
+        for module in modules()
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if name.startswith("find_") and function.__module__ == module.__name__
+    }
+    returned = {
+        name
+        for name, signature in detectors.items()
+        if str(signature.return_annotation) in ("list[Finding]", "Lost")
+    }
+    assert len(returned) >= 15
+    used = set().union(*map(names_in, (run, dpro.detect.context, dpro.detect.pipeline_slowdown)))
+    assert returned - used == set()
+
+
+def test_detectors_have_names_of_their_own():
+    assert len({each.name for each in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("detector", ALL, ids=lambda each: each.name)
+def test_a_detector_is_run_only_if_the_run_offers_what_it_needs(detector):
+    asked = []
+
+    def find(_: Context, __: Any) -> list[Finding]:
+        asked.append(True)
+        return []
+
+    plain = detector._replace(find=find, unless=(), rules=())
+    for missing in (None, *detector.needs):
+        context = Context()
+        context.__dict__["has"] = frozenset(Need) - {missing}
+        run_detectors(context, [plain])
+    assert asked == [True]
+
+
+def test_ranks_that_deep_windows_name_are_not_named_again_by_calls():
+    finds = {
+        "slow ranks": [finding("slow.compute", [2])],
+        "late ranks": [finding("slow.host", [2]), finding("slow.host", [3])],
+    }
+    assert [each.ranks for each in remaining(finds, Known())["late ranks"]] == [(3,)]
+
+
+def test_what_deep_windows_report_of_the_job_is_not_reported_again_by_calls():
+    uneven = finding("imbalance.data", [0, 1], "job")
+    assert remaining({"uneven data": [uneven], "late ranks": [uneven]}, Known())["late ranks"] == []
+    assert remaining({"late ranks": [uneven]}, Known())["late ranks"] == [uneven]
+
+
+@pytest.mark.parametrize("known", [finding("slow.compute", [7]), finding("slow.fabric", [6, 7], "hosts")])
+def test_ranks_that_may_be_late_by_unseen_messages_are_not_blamed_beside_what_windows_show(known):
+    uneven = finding("imbalance.data", [0, 1], "job")
+    finds = {"slow ranks": [known], "late ranks": [finding("slow.host", [1]), uneven]}
+    assert remaining(finds, Known(messages_unseen=True))["late ranks"] == [uneven]
+    assert len(remaining(finds, Known())["late ranks"]) == 2
+
+
+def test_gpus_are_not_named_whose_hosts_are_late():
+    late = [finding("slow.host", [1])]
+    finds = {"late ranks": late, "late GPUs": [finding("slow.compute", [1]), finding("slow.compute", [2])]}
+    assert [each.ranks for each in remaining(finds, Known(late=late))["late GPUs"]] == [(2,)]
+
+
+def test_the_network_is_asked_by_what_distinguishes_most():
+    order = ["slow network", "slow wires", "slow timed calls", "idle hosts"]
+    slow = finding("slow.link", [0, 1])
+    for place, name in enumerate(order):
+        asked = remaining({name: [slow]}, Known())
+        assert [each for each in order if each in asked] == [
+            each for each in order if order.index(each) <= place
+        ]
+
+
+@pytest.mark.parametrize(
+    "context", [Known(messages_unseen=True), Known(on_gpus=True), Known(late=[finding("slow.host", [1])])]
+)
+def test_idle_hosts_are_no_finding_where_they_may_wait_for_ranks(context):
+    assert "idle hosts" not in remaining({}, context)
+    assert "idle hosts" in remaining({}, Known())
+
+
+def test_waiting_for_data_is_not_reported_where_windows_show_the_slow_input():
+    for known in (finding("slow.host", [1], cause="the input pipeline"), finding("slow.compute", [1])):
+        asked = remaining({"slow ranks": [known]}, Known())
+        assert ("waiting for data" in asked) == (not known.cause)
+
+
+def test_a_job_of_whole_operations_is_judged_by_nothing_else():
+    context = Context(slowdown=object())  # type: ignore[arg-type]
+    assert [each.name for each in ALL if each.needs <= context.has] == ["operations"]
+
+
+def test_findings_come_costliest_first_and_a_regression_last(monkeypatch):
+    def finder(name: str, cost: float) -> Detector:
+        found = Finding(name, "job", "it", (), 0.1, 0.9, cost, ())
+        return Detector(name, lambda _, __: [found], frozenset())
+
+    monkeypatch.setattr(run, "DETECTORS", (finder("small", 1.0), finder("large", 3.0)))
+    monkeypatch.setattr(run, "OF_THE_JOB", (finder("regression", 2.0),))
+    assert [each.class_ for each in run.diagnose(Context())] == ["large", "small", "regression"]
