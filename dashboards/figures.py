@@ -48,7 +48,7 @@ class Figures:
         """A value of each rank and step; what is selected is outlined.
 
         Args:
-            metric: step, data, gc, core, cpu, compute, exposed, host or idle.
+            metric: step, data, gc, core, cpu, compute, exposed, wait, transfer, host or idle.
             selected: steps, ranks, theme.
         """
         if metric not in heatmap.METRICS:

@@ -18,6 +18,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled
+from dpro.replay.steps.mean_step import mean_steps
 from dpro.units import NS_PER_MS
 
 NAME = "breakdown"
@@ -25,7 +26,9 @@ _GAP, _WIDEST = 0.15, 0.08  # between bars, as a share of one; width of a bar, a
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
     "overlapped_comm_ms": "compute and communication",
-    "exposed_comm_ms": "exposed communication",
+    "exposed_transfer_ms": "transfer",
+    "exposed_wait_ms": "waiting for others",
+    "unsplit_comm_ms": "communication, wait not known",
     "host_bound_ms": "host bound",
     "idle_ms": "idle",
 }
@@ -42,10 +45,10 @@ def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
     Returns:
         `by`, one column per part, and `duration_ms`, which is their sum.
     """
-    alone = (pl.col("compute_ns") - pl.col("overlapped_comm_ns")).alias("compute_ns")
-    ns = [*(name.replace("_ms", "_ns") for name in PARTS), "duration_ns"]
-    means = link.chosen(breakdown).with_columns(alone).group_by(by).agg(pl.col(ns).mean() / NS_PER_MS)
-    return means.rename({name: name.replace("_ns", "_ms") for name in ns}).sort(by)
+    means = mean_steps(link.chosen(breakdown), by)
+    alone = means.with_columns(compute_ns=pl.col("compute_ns") - pl.col("overlapped_comm_ns"))
+    names = [*PARTS, "duration_ms"]
+    return alone.select(by, *(pl.col(name.replace("_ms", "_ns")).alias(name) / NS_PER_MS for name in names))
 
 
 def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:

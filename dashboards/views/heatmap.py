@@ -52,6 +52,8 @@ METRICS = {
     "cpu": Metric("CPU time", "host", "cpu_ns"),
     "compute": Metric("compute", "breakdown", "compute_ns"),
     "exposed": Metric("exposed communication", "breakdown", "exposed_comm_ns"),
+    "wait": Metric("waiting for others", "breakdown", "exposed_wait_ns"),
+    "transfer": Metric("exposed transfer", "breakdown", "exposed_transfer_ns"),
     "host": Metric("host bound", "breakdown", "host_bound_ns"),
     "idle": Metric("idle", "breakdown", "idle_ns"),
 }

@@ -10,14 +10,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import polars as pl
-
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.summary import health_info, run_info, trust_info
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
 from dpro.errors import DproError
+from dpro.replay.steps.mean_step import mean_steps, shown_parts
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
 from dpro.words import shortened
@@ -180,9 +179,9 @@ def _breakdown(analysis: Analysis) -> list[Table]:
         steps = analysis.breakdown
     except DproError:
         return []
-    mean = steps.group_by("rank").agg(pl.col("^.*_ns$").mean())
+    mean = mean_steps(steps, "rank")
     shown = mean.sort(["duration_ns", "rank"], descending=[True, False]).head(MAX_RANKS).sort("rank")
-    parts = ("compute_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns", "overlapped_comm_ns")
+    parts = shown_parts(shown) | {"overlapped_comm_ns": "communication beside compute"}
     rows = [
         [
             str(row["rank"]),
@@ -191,7 +190,7 @@ def _breakdown(analysis: Analysis) -> list[Table]:
         ]
         for row in shown.iter_rows(named=True)
     ]
-    header = ["rank", "mean step, ms", "compute", "exposed comm", "host bound", "idle", "overlapped comm"]
+    header = ["rank", "mean step, ms", *parts.values()]
     left = mean.height - shown.height
     note = f"The {shown.height} ranks with the longest steps; {left} more are not listed." if left else ""
     return [Table("Where the time of steps recorded in depth went", header, rows, note)]

@@ -11,6 +11,7 @@ On a rank with GPU work the split is the GPU's view, all streams together:
 
 - communication: spans that a row of `collectives` points to; compute: every other kernel, copy and fill;
 - exposed is communication while nothing computes, overlapped is communication while something does;
+  exposed communication is wait until all members of the collective have arrived, and transfer after that;
 - host bound: the GPU idles until a span whose launch call returned only after the GPU had become idle, so
   it waited for the CPU; idle: the rest (the launch came in time, or is not recorded).
 
@@ -29,20 +30,23 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable
-from dpro.replay.alignment.match import match_collectives
 from dpro.replay.intervals import Intervals, Times, covered, union
+from dpro.replay.steps.rendezvous import matched_members, ready_times
 from dpro.schema import GPU_WORK_KINDS
 
 NO_STEP = -1  # the number of the step that stands for a whole window where no steps were recorded
 LANE = ["rank", "window", "pid", "tid"]
 END = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
 IS_GPU = pl.col("kind").is_in(GPU_WORK_KINDS)
+MAX_UNSPLIT = 0.05  # of exposed communication whose rendezvous is not known, which then counts as transfer
 STEP_SCHEMA = {
     "step": pl.Int64,
     "rank": pl.Int32,
     "duration_ns": pl.Int64,
     "compute_ns": pl.Int64,
     "exposed_comm_ns": pl.Int64,
+    "exposed_wait_ns": pl.Int64,
+    "exposed_transfer_ns": pl.Int64,
     "overlapped_comm_ns": pl.Int64,
     "host_bound_ns": pl.Int64,
     "idle_ns": pl.Int64,
@@ -54,6 +58,8 @@ class Activity(NamedTuple):
 
     compute: Intervals
     communication: Intervals
+    transfer: Intervals  # communication after its rendezvous, or of which no rendezvous is known
+    unsplit: Intervals  # communication of which no rendezvous is known
     host_bound: Intervals | None  # None: whenever it neither computed nor communicated
 
 
@@ -68,8 +74,10 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
         steps: table `steps`; may be empty, then each window is one step with the number -1.
 
     Returns:
-        One row per step and rank, `duration_ns = compute_ns + exposed_comm_ns + host_bound_ns + idle_ns`,
-        all int64 ns, sorted by step and rank.
+        One row per step and rank, `duration_ns = compute_ns + exposed_comm_ns + host_bound_ns + idle_ns`, and
+        `exposed_comm_ns = exposed_wait_ns + exposed_transfer_ns`, all int64 ns, sorted by step and rank. The
+        last two are null where more than `MAX_UNSPLIT` of the exposed communication is of collectives that
+        were not found on all ranks of their group.
 
     Raises:
         Unanswerable: the run holds no spans.
@@ -79,6 +87,8 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
         raise Unanswerable("the run holds no spans: record at least one deep window, or import a trace")
     spans = _marked(spans, collectives, "span_id", "is_comm")
     spans = _marked(spans, collectives, "launch_span_id", "is_launch")
+    ready = ready_times(collectives, spans)
+    spans = spans.join(ready, on=["rank", "span_id"], how="left", maintain_order="left")
     on_gpu = set(spans.filter(IS_GPU)["rank"].unique())
     stretches = _steps_with_spans(spans, steps).partition_by("rank", "window", as_dict=True)
     parts = [pl.DataFrame(schema=STEP_SCHEMA)]
@@ -129,7 +139,7 @@ def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> Activity:
     )
     return Activity(
         compute=_union(gpu.filter(~pl.col("is_comm"))),
-        communication=_union(gpu.filter("is_comm")),
+        **_communication(gpu.filter("is_comm")),
         host_bound=union(_ints(late, "idle_ns"), _ints(late, "start_ns")),
     )
 
@@ -140,28 +150,48 @@ def _cpu_activity(spans: pl.DataFrame) -> Activity:
     threads = ops.group_by("pid", "tid").agg(pl.col("is_launch").any(), pl.col("duration_ns").sum())
     main = threads.sort("is_launch", "duration_ns", "tid", descending=True).head(1)
     on_main = ops.join(main, on=["pid", "tid"], how="semi")
-    return Activity(_union(on_main), _union(spans.filter("is_comm")), host_bound=None)
+    return Activity(_union(on_main), **_communication(spans.filter("is_comm")), host_bound=None)
+
+
+def _communication(spans: pl.DataFrame) -> dict[str, Intervals]:
+    """Return when anything is communicated, when data move, and when it is not known which of both."""
+    begins = pl.max_horizontal("start_ns", pl.col("ready_ns").fill_null(pl.col("start_ns")))
+    return {
+        "communication": _union(spans),
+        "transfer": _union(spans.with_columns(start_ns=begins)),
+        "unsplit": _union(spans.filter(pl.col("ready_ns").is_null())),
+    }
 
 
 def _split(stretches: pl.DataFrame, activity: Activity) -> pl.DataFrame:
-    """Lengths of unions say it all: |comm without compute| = |both together| - |compute|, and so on."""
+    """Split stretches; |communication without compute| = |both together| - |compute|, and so on."""
     starts, ends = _ints(stretches, "start_ns"), _ints(stretches, "end_ns")
     duration = ends - starts
     compute = covered(activity.compute, starts, ends)
+
+    def exposed(intervals: Intervals) -> Times:
+        either = np.concatenate([activity.compute, intervals])
+        return covered(union(either[:, 0], either[:, 1]), starts, ends) - compute
+
     communication = covered(activity.communication, starts, ends)
-    either = np.concatenate([activity.compute, activity.communication])
-    busy = covered(union(either[:, 0], either[:, 1]), starts, ends)
-    free = duration - busy
+    exposed_comm, transfer = exposed(activity.communication), exposed(activity.transfer)
+    free = duration - compute - exposed_comm
     host_bound = free if activity.host_bound is None else covered(activity.host_bound, starts, ends)
     parts = {
         "duration_ns": duration,
         "compute_ns": compute,
-        "exposed_comm_ns": busy - compute,
-        "overlapped_comm_ns": compute + communication - busy,
+        "exposed_comm_ns": exposed_comm,
+        "exposed_wait_ns": exposed_comm - transfer,
+        "exposed_transfer_ns": transfer,
+        "overlapped_comm_ns": communication - exposed_comm,
         "host_bound_ns": host_bound,
         "idle_ns": free - host_bound,
     }
-    return stretches.select("step", "rank").with_columns(**{name: pl.Series(v) for name, v in parts.items()})
+    split = pl.Series(exposed(activity.unsplit) <= MAX_UNSPLIT * exposed_comm)
+    columns = {name: pl.Series(values) for name, values in parts.items()}
+    for name in ("exposed_wait_ns", "exposed_transfer_ns"):
+        columns[name] = columns[name].set(~split, None)
+    return stretches.select("step", "rank").with_columns(**columns)
 
 
 def _union(spans: pl.DataFrame) -> Intervals:
@@ -230,8 +260,8 @@ def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame, workers: p
 
     Args:
         collectives: table `collectives`.
-        spans: table `spans`, which tells the stream a collective ran on.
-        workers: table `workers`, which tells the host of each rank.
+        spans: table `spans`, for the stream that a collective ran on.
+        workers: table `workers`, for the host of each rank.
 
     Returns:
         `[op, bytes, hosts, count, total_ns, matched, wait_ns, transfer_ns, busbw_gbps]`, the largest total
@@ -240,13 +270,10 @@ def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame, workers: p
         the split into wait and transfer rests on; nulls where it is 0. `busbw_gbps` is in 1e9 bytes per
         second, null where the bytes, the transfer or the size of the group is not known.
     """
-    members = _members(collectives, spans).with_columns(hosts=_hosts(workers))
-    transfer = pl.col("duration_ns").min().over("instance")
-    known = pl.when("complete")
+    members = matched_members(collectives, spans).with_columns(hosts=_hosts(workers))
     rows = members.with_columns(
-        known.then(transfer).alias("transfer_ns"),
-        known.then(pl.col("duration_ns") - transfer).alias("wait_ns"),
-        known.then(_bus_bytes()).alias("bus_bytes"),
+        wait_ns=pl.col("duration_ns") - pl.col("transfer_ns"),
+        bus_bytes=pl.when("complete").then(_bus_bytes()),
     )
     timed = pl.col("transfer_ns").filter(pl.col("bus_bytes").is_not_null())
     totals = rows.group_by("op", pl.col("bytes_in").alias("bytes"), "hosts").agg(
@@ -258,13 +285,6 @@ def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame, workers: p
         pl.when(timed.sum() > 0).then(pl.col("bus_bytes").sum() / timed.sum()).alias("busbw_gbps"),
     )
     return totals.sort(["total_ns", "op", "bytes", "hosts"], descending=[True, False, False, False])
-
-
-def _members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Collectives that ran, with `instance` (alike on all members) and `complete` (all members are here)."""
-    rows = match_collectives(collectives, spans).rows
-    size = pl.max_horizontal("expected", pl.col("group_ranks").list.len().cast(pl.Int64), 2)
-    return rows.with_columns(complete=pl.col("members") >= size)
 
 
 def _hosts(workers: pl.DataFrame) -> pl.Expr:

@@ -60,7 +60,16 @@ FINDING = {
     "cost_ms_per_step": NUMBER,
     "evidence": TEXTS,
 }
-PARTS = ("duration", "compute", "exposed_comm", "overlapped_comm", "host_bound", "idle")
+PARTS = (
+    "duration",
+    "compute",
+    "exposed_comm",
+    "exposed_wait",
+    "exposed_transfer",
+    "overlapped_comm",
+    "host_bound",
+    "idle",
+)
 # What programs rely on; commands may say more.
 SHAPES: dict[str, Any] = {
     "info": CONTENTS | {"steps": int, "hosts": TEXTS, "gpus": TEXTS, "coverage": dict},

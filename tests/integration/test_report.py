@@ -65,11 +65,14 @@ def test_json_holds_steps_kernels_and_collectives_in_milliseconds(run, tmp_path)
         "duration_ms": 10.0,
         "compute_ms": 6.0,
         "exposed_comm_ms": 2.0,
+        "exposed_wait_ms": 0.0,
+        "exposed_transfer_ms": 2.0,
         "host_bound_ms": 2.0,
         "idle_ms": 0.0,
         "gc_ms": None,
     }
     assert document["steps"] == [
+        # Rank 0 is in the all-reduce at 2-8 ms, rank 1, which comes last, at 5-8: 6-8 is transfer.
         {"step": 7, "rank": 0, "overlapped_comm_ms": 4.0, "data_wait_ms": 1.5, **shared},
         {"step": 7, "rank": 1, "overlapped_comm_ms": 1.0, "data_wait_ms": None, **shared},
     ]
@@ -169,3 +172,5 @@ def test_the_rank_that_slept_is_host_bound_and_the_others_wait_for_it(traces, tm
     slept, others = frame.filter(pl.col("rank") == 2), frame.filter(pl.col("rank") != 2)
     assert slept["host_bound_ms"].item() > 10 * others["host_bound_ms"].max()
     assert others["exposed_comm_ms"].min() > 10 * slept["exposed_comm_ms"].item()
+    assert others["exposed_wait_ms"].min() > 10 * slept["exposed_wait_ms"].item()
+    assert others["exposed_wait_ms"].min() > 10 * others["exposed_transfer_ms"].max()

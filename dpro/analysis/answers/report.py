@@ -28,7 +28,10 @@ class StepParts(Part, frozen=True):
         rank: the rank.
         duration_ms: how long it took.
         compute_ms: kernels, copies and fills that are not communication; on a CPU job, operators.
-        exposed_comm_ms: communication while nothing computes.
+        exposed_comm_ms: communication while nothing computes, the sum of the next two.
+        exposed_wait_ms: before all members of the collective had arrived; null where more than a twentieth of
+            the exposed communication is of collectives that were not found on all of their ranks.
+        exposed_transfer_ms: after they had; null likewise.
         overlapped_comm_ms: communication while something computes; part of `compute_ms`.
         host_bound_ms: nothing runs, and the work that ends it was launched too late.
         idle_ms: nothing runs, for another reason or for an unrecorded one.
@@ -41,6 +44,8 @@ class StepParts(Part, frozen=True):
     duration_ms: float
     compute_ms: float
     exposed_comm_ms: float
+    exposed_wait_ms: float | None
+    exposed_transfer_ms: float | None
     overlapped_comm_ms: float
     host_bound_ms: float
     idle_ms: float

@@ -26,7 +26,9 @@ _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Pat
 DEFAULT_TOP = 15  # rows of a table that a screen holds
 PARTS = {  # column -> header, in two lines so that a table fits 80 columns
     "compute_ns": "\ncompute",
-    "exposed_comm_ns": "exposed\ncomm",
+    "exposed_transfer_ns": "\ntransfer",
+    "exposed_wait_ns": "wait for\nothers",
+    "unsplit_comm_ns": "comm, wait\nnot known",
     "host_bound_ns": "host\nbound",
     "idle_ns": "\nidle",
     "overlapped_comm_ns": "overlapped\ncomm",
@@ -72,24 +74,27 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     where the time went, and how far to believe it. The page needs no network. The same run gives the same
     bytes.
 
-    Every step of every rank is split without remainder into compute, exposed communication, host bound and
-    idle. Work counts in the step in whose time it ran.
+    Every step of every rank is split without remainder into compute, transfer, waiting for others, host bound
+    and idle. Work counts in the step in whose time it ran.
 
     \b
     With GPUs, seen from the GPU, all streams together:
       compute       kernels, copies and fills that are not communication
-      exposed comm  communication while nothing computes
+      transfer      communication while nothing computes, after all members of the collective arrived
+      waiting       the same before they arrived
       overlapped    communication while something computes (part of compute)
       host bound    idle, and the work that ends it was launched too late
       idle          idle for another reason, or for one that was not recorded
     Without, seen from the main thread:
       compute       operators on it
-      exposed comm  communication on any thread while it runs no operator
+      transfer, waiting  communication on any thread while it runs no operator
       host bound    neither: Python, input pipeline, the optimizer's own code
 
     A collective's time is waiting plus transfer: the transfer is the shortest time that any of its ranks
     spent in it, the rest is the lateness of another. That is known for the share that could be matched on
-    all of its ranks. Bandwidth is bus bandwidth as in the NCCL tests.
+    all of its ranks. Where it is known for less than 95% of a step's exposed communication, that step is not
+    split: JSON has null for exposed_wait_ms and exposed_transfer_ms, whose sum is exposed_comm_ms. Bandwidth
+    is bus bandwidth as in the NCCL tests.
 
     Where dpro recorded the run, the last table is about all steps, windows or not: time in which the training
     thread waited for its DataLoader, in which Python collected garbage, in which that thread was ready to
@@ -165,16 +170,19 @@ def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) ->
 
 def _step_table(steps: pl.DataFrame) -> RenderableType:
     """One line per rank: its mean step, and the share of each part."""
-    import polars as pl
+    from dpro.replay.steps.mean_step import mean_steps, shown_parts
 
     whole = "step" if (steps["step"] >= 0).all() else "window"
-    mean = steps.group_by("rank").agg(pl.len().alias("steps"), pl.col("^.*_ns$").mean()).sort("rank")
-    cells = []
-    for row in mean.iter_rows(named=True):
-        duration = row["duration_ns"]
-        shares = [_share(row[part], duration) for part in PARTS]
-        cells.append([str(row["rank"]), str(row["steps"]), _ms(duration), *shares])
-    header = ["\nrank", f"\n{whole}s", f"mean\n{whole} ms", *PARTS.values()]
+    means = mean_steps(steps, "rank")
+    parts = [*shown_parts(means), "overlapped_comm_ns"]
+    cells = [
+        [
+            *(str(row["rank"]), str(row["steps"]), _ms(row["duration_ns"])),
+            *(_share(row[part], row["duration_ns"]) for part in parts),
+        ]
+        for row in means.iter_rows(named=True)
+    ]
+    header = ["\nrank", f"\n{whole}s", f"mean\n{whole} ms", *(PARTS[part] for part in parts)]
     return _table(f"Where each {whole} recorded in depth went", header, cells)
 
 

@@ -19,7 +19,7 @@ def loaded(tmp_path_factory):
 
 
 def test_only_what_was_measured_can_be_chosen(loaded):
-    assert set(metrics_of(loaded)) == {"step", "compute", "exposed", "host", "idle"}
+    assert set(metrics_of(loaded)) == {"step", "compute", "exposed", "wait", "transfer", "host", "idle"}
 
 
 def test_a_value_per_rank_and_step_becomes_a_cell(loaded):

@@ -167,10 +167,77 @@ def test_the_parts_of_a_step_add_up_to_it_exactly(work, launches, boundaries, on
     edges = sorted(boundaries)
     frame = _split(spans, collectives, [_step(i, *edge) for i, edge in enumerate(pairwise(edges))])
     assert frame.height == len(edges) - 1
+    split = pl.col("exposed_wait_ns") + pl.col("exposed_transfer_ns") == pl.col("exposed_comm_ns")
+    assert frame.select((split | pl.col("exposed_wait_ns").is_null()).all()).item()
     whole = pl.sum_horizontal("compute_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns")
     assert frame.select((whole == pl.col("duration_ns")).all()).item()
     assert frame.select((pl.min_horizontal(PARTS) >= 0).all()).item()
     assert frame.select((pl.col("overlapped_comm_ns") <= pl.col("compute_ns")).all()).item()
+
+
+def _exposed(frame: pl.DataFrame) -> list[tuple[int | None, ...]]:
+    return frame.sort("rank").select("exposed_comm_ns", "exposed_wait_ns", "exposed_transfer_ns").rows()
+
+
+def _two_ranks(second: tuple[int, int], **group: Any) -> pl.DataFrame:
+    """Rank 0 computes 0-20 and is in an all-reduce 20-80; rank 1 in it during `second`, to 80 of its step."""
+    spans = [_kernel(1, 0, 20), _kernel(2, 20, 80, stream=9), _kernel(2, *second, stream=9, rank=1)]
+    rows = [_collective(1, spans[1], **group), _collective(1, spans[2], **group)]
+    begin = second[1] - 80
+    return _split(spans, rows, [_step(0, 0, 100), _step(0, begin, begin + 100, rank=1)])
+
+
+def test_exposed_communication_before_the_last_member_arrived_is_wait():
+    # rank 0  cc......tt    computes 0-20, in the all-reduce 20-80
+    # rank 1  ........tt    in it 65-80: it came last, so 15 are transfer, and rank 0 waited the other 45
+    assert _exposed(_two_ranks((65, 80), group_ranks=[0, 1])) == [(60, 45, 15), (15, 0, 15)]
+
+
+def test_wait_needs_no_common_clock():
+    assert _exposed(_two_ranks((7_065, 7_080), group_ranks=[0, 1])) == [(60, 45, 15), (15, 0, 15)]
+
+
+def test_exposed_communication_is_not_split_where_a_member_of_the_group_left_no_record():
+    parts = _two_ranks((65, 80), group_ranks=[0, 1, 2])
+    assert _exposed(parts) == [(60, None, None), (15, None, None)]
+
+
+def test_compute_beside_a_collective_takes_from_the_wait_or_the_transfer_that_it_hides():
+    # rank 0 in the all-reduce 20-80, rank 1 last at 65; rank 0 computes 0-30 and 60-70
+    spans = [_kernel(1, 0, 30), _kernel(3, 60, 70), _kernel(2, 20, 80, stream=9)]
+    spans += [_kernel(2, 65, 80, stream=9, rank=1)]
+    rows = [_collective(1, span, group_ranks=[0, 1]) for span in spans[2:]]
+    parts = _split(spans, rows, [_step(0, 0, 100), _step(0, 0, 100, rank=1)])
+    assert _exposed(parts) == [(40, 30, 10), (15, 0, 15)]
+
+
+def test_a_transfer_beside_the_wait_of_another_collective_counts_as_transfer():
+    # rank 0: one all-reduce 0-100 whose last member comes at 90, another on stream 11, 40-60, with no wait
+    groups = {"group": "a", "group_ranks": [0, 1]}, {"group": "b", "group_ranks": [0, 1]}
+    spans = [_kernel(1, 0, 100), _kernel(2, 40, 60, stream=11)]
+    spans += [_kernel(1, 90, 100, rank=1), _kernel(2, 40, 60, stream=11, rank=1)]
+    rows = [_collective(at % 2, span, **groups[at % 2]) for at, span in enumerate(spans)]
+    parts = _split(spans, rows, [_step(0, 0, 100), _step(0, 0, 100, rank=1)])
+    assert _exposed(parts) == [(100, 70, 30), (30, 0, 30)]
+
+
+def test_a_group_of_one_rank_waits_for_no_other():
+    spans = [_kernel(1, 0, 40)]
+    assert _exposed(_split(spans, [_collective(1, spans[0], group_ranks=[0])], [_step(0, 0, 100)])) == [
+        (40, 0, 40)
+    ]
+
+
+@pytest.mark.parametrize(("unknown", "split"), [(4, (104, 60, 44)), (6, (106, None, None))])
+def test_a_twentieth_of_unmatched_communication_counts_as_transfer_and_more_leaves_all_unsplit(
+    unknown, split
+):
+    # rank 0 in an all-reduce 0-100 of which 60 are wait, and in one that rank 1 did not record
+    spans = [_kernel(1, 0, 100), _kernel(1, 60, 100, rank=1), _kernel(2, 100, 100 + unknown)]
+    of = {"group": "a", "group_ranks": [0, 1]}, {"group": "b", "group_ranks": [0, 1]}
+    rows = [_collective(1, span, **of[span["span_id"] - 1]) for span in spans]
+    parts = _split(spans, rows, [_step(0, 0, 200), _step(0, 0, 200, rank=1)])
+    assert _exposed(parts)[0] == split
 
 
 def test_kernels_are_summed_by_name_over_ranks_with_the_largest_first():
