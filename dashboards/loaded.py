@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
-from dpro.analysis.once import once
-from dpro.analysis.verdict import why_unanswerable
+from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.segments import Tracks, make_tracks
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
@@ -47,23 +47,23 @@ class Loaded(Analysis):
 
     def warm(self) -> None:
         """Work out what takes long, in the order in which it is likely to be asked for."""
-        for name in ("judged", "verdict", "search", "tracks", "breakdown", "curves"):
+        for name in ("graph_and_trust", "verdict", "search", "tracks", "breakdown", "curves"):
             try:
                 getattr(self, name)
             except DproError:
                 continue  # said by the view that asks for it
 
-    @once
+    @cached
     def tracks(self) -> Tracks:
         """What there is to draw of its timeline."""
         return make_tracks(slices(self.timeline), self.timeline.graph.origin_ns)
 
-    @once
+    @cached
     def path(self) -> pl.DataFrame:
         """What decides the steps of the unchanged graph."""
         return critical_path_of_steps(self.timeline, self.baseline)
 
-    @once
+    @cached
     def curves(self) -> list[Curve]:
         """How the step follows the speed of each part of the machine."""
         return sensitivity(self.built.predictive)
@@ -97,7 +97,7 @@ class Loaded(Analysis):
                 self._changed_path = key, path
             return self._changed_path[1]
 
-    @once
+    @cached
     def transfers(self) -> pl.DataFrame:
         """Each collective and message whose members are all recorded."""
         return transfers_of(self.built.graph)
@@ -116,7 +116,7 @@ class Loaded(Analysis):
             )
         return self.other
 
-    @once
+    @cached
     def difference(self) -> Difference:
         """What explains that a step takes longer than in the other run."""
         return explain(self.compared_with.built.predictive, self.built.predictive)
@@ -125,8 +125,8 @@ class Loaded(Analysis):
 class Passing(Loaded):
     """A state of a run that another will soon replace: its graph gets no place in the cache."""
 
-    @once
-    def judged(self) -> tuple[Built, Trust]:
+    @cached
+    def graph_and_trust(self) -> tuple[Built, Trust]:
         """The graph, and how far to believe it."""
-        with why_unanswerable(self):
+        with why_unanswerable(self.run, lambda: self.end):
             return make_graph(self.run)

@@ -1,10 +1,9 @@
 """All that is asked of one run, computed when it is first asked for and kept: for commands, views, notebooks.
 
 end               how the job ended, which every answer begins with where it failed, hung or was ended
-analysis, once    what can be asked; properties that are worked out once, whoever asks and however many at
-                  a time
+analysis, cached  what can be asked; properties that are computed once, however many threads ask
 graphs            built graphs, kept in the user's cache
-verdict           all detectors in the order in which they exclude each other, and what a run cannot show
+unanswered        what a run cannot answer, and why
 summary           a run in a few facts and short tables
 step_time         how long a step takes, in the names and numbers that all commands use
 after_window      whether steps became slower with the first deep window, for good

@@ -1,4 +1,4 @@
-"""What is asked of a run, each thing worked out once and kept: tables, graph, replay, findings, what-ifs.
+"""What is asked of a run, each thing computed once and kept: tables, graph, replay, findings, what-ifs.
 
 In: an opened run. Out: an `Analysis`. Nothing is read or loaded before it is asked for, so that a command
 pays for what it needs; several threads may ask at once.
@@ -6,20 +6,21 @@ pays for what it needs; several threads may ask at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from dpro.analysis.once import Knowing, once
+from dpro.analysis.cached import Cached, cached
 from dpro.errors import DproError
-from dpro.schema import COLLECTIVES, COUNTERS, SPANS, WORKERS
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from dpro.analysis.end import End
-    from dpro.analysis.verdict import Verdict
+    from dpro.detect.context import Context
     from dpro.detect.findings import Finding
     from dpro.detect.hang.case import Case
     from dpro.detect.pipeline_slowdown import Slowdown
@@ -30,42 +31,45 @@ if TYPE_CHECKING:
     from dpro.replay.whatif.predict import Prediction, Refusal
 
 
-class Analysis(Knowing):
-    """A run and what has been worked out of it so far."""
+Verdict = tuple[list["Finding"], list[str]]  # findings, and what the run cannot show
+
+
+class Analysis(Cached):
+    """A run and what has been computed of it so far."""
 
     def __init__(self, run: Run) -> None:
         """Nothing is read yet."""
         super().__init__()
         self.run = run
 
-    @once
+    @cached
     def steps(self) -> pl.DataFrame:
         """Table `steps`, with how long each took."""
         from dpro.replay.steps.durations import steps_of
 
         return steps_of(self.run)
 
-    @once
+    @cached
     def spans(self) -> pl.DataFrame:
         """Table `spans`."""
         return self.run.table(SPANS)
 
-    @once
+    @cached
     def collectives(self) -> pl.DataFrame:
         """Table `collectives`."""
         return self.run.table(COLLECTIVES)
 
-    @once
+    @cached
     def counters(self) -> pl.DataFrame:
         """Table `counters`."""
         return self.run.table(COUNTERS)
 
-    @once
+    @cached
     def workers(self) -> pl.DataFrame:
         """Table `workers`."""
         return self.run.table(WORKERS)
 
-    @once
+    @cached
     def waiting(self) -> Case:
         """Who had come how far, and who waits for whom."""
         from dpro.detect.hang.case import examine
@@ -73,7 +77,7 @@ class Analysis(Knowing):
 
         return examine(read_records(self.run))
 
-    @once
+    @cached
     def hangs(self) -> list[Finding]:
         """What hangs in the run, or ended it, surest first."""
         from dpro.detect.hang.find import judge
@@ -87,40 +91,40 @@ class Analysis(Knowing):
         events = pl.concat([COUNTERS.empty(), *(needed_for_errors(part) for part in parts)])
         return with_errors(found, self.steps, events, self.workers)
 
-    @once
+    @cached
     def end(self) -> End:
         """How the job ended."""
         from dpro.analysis.end import end_of
 
         return end_of(self)
 
-    @once
-    def judged(self) -> tuple[Built, Trust]:
+    @cached
+    def graph_and_trust(self) -> tuple[Built, Trust]:
         """The graph, and how far to believe it: from the cache, or built."""
         from dpro.analysis.graphs import graph_of
-        from dpro.analysis.verdict import why_unanswerable
+        from dpro.analysis.unanswered import why_unanswerable
 
-        with why_unanswerable(self):
+        with why_unanswerable(self.run, lambda: self.end):
             return graph_of(self.run)
 
     @property
     def built(self) -> Built:
         """The graph and what it rests on."""
-        return self.judged[0]
+        return self.graph_and_trust[0]
 
     @property
     def trust(self) -> Trust:
         """How far to believe its replay."""
-        return self.judged[1]
+        return self.graph_and_trust[1]
 
-    @once
+    @cached
     def replayed(self) -> Timeline:
         """The replay of the unchanged graph: what is compared with the trace."""
         from dpro.replay.timeline import replay
 
         return replay(self.built.graph)
 
-    @once
+    @cached
     def timeline(self) -> Timeline:
         """The replay that shows what decides: without waits that only look like late launches.
 
@@ -130,7 +134,7 @@ class Analysis(Knowing):
 
         return replay(self.built.predictive) if self.built.of_operations else self.replayed
 
-    @once
+    @cached
     def step_extents(self) -> pl.DataFrame:
         """When each step began and ended, as measured: `window`, `step`, `begin_ms`, `end_ms`."""
         from dpro.replay.timeline import step_ends
@@ -141,7 +145,7 @@ class Analysis(Knowing):
         ms = {"begin_ms": before / NS_PER_MS, "end_ms": pl.col("finish_ns") / NS_PER_MS}
         return ends.select("window", "step", **ms)
 
-    @once
+    @cached
     def slowdown(self) -> Slowdown | None:
         """The slowdown against evenly fast operations; None where the run does not consist of operations."""
         from dpro.detect.pipeline_slowdown import analyse_slowdown
@@ -149,44 +153,103 @@ class Analysis(Knowing):
         operations = self.built.of_operations and self.trust.answerable
         return analyse_slowdown(self.built.graph) if operations else None
 
-    @once
+    @cached
+    def context(self) -> Context:
+        """What the detectors share that judge the run by its deep windows, or without them."""
+        from dpro.detect.context import Context
+
+        graph = self.built.graph
+        if self.slowdown is not None:
+            return Context(self.run, graph, self.slowdown)
+        known = graph if self.trust.answerable else None
+        return Context(self.run, known, breakdown=lambda: self.breakdown)
+
+    @cached
+    def verdict_on_hangs(self) -> Verdict | None:
+        """What hangs, and what was not read of that; None if nothing does, and the run can answer more."""
+        from dpro.analysis.unanswered import not_read
+
+        rows = self.run.rows()
+        if not self.hangs and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
+            return None
+        return self.hangs, not_read(self.run.manifest)
+
+    @cached
+    def verdict_by_calls(self) -> Verdict | None:
+        """What steps and calls show, and what they leave open; None where deep windows show more."""
+        from dpro.analysis.unanswered import not_shown_by_calls
+        from dpro.detect.context import Context, has_windows
+        from dpro.detect.run import diagnose
+
+        if has_windows(self.run):
+            return None
+        context = Context(self.run)
+        return diagnose(context), not_shown_by_calls(self.run, *context.aligned)
+
+    @cached
+    def verdict_by_replay(self) -> Verdict:
+        """What all detectors find, those that replay only where the replay fits, and what stays open.
+
+        Raises:
+            Unanswerable: the run has no deep windows.
+        """
+        from dpro.analysis.unanswered import not_shown_by_replay
+        from dpro.detect.run import diagnose
+
+        return diagnose(self.context), not_shown_by_replay(self.run, self.trust)
+
+    @property
     def verdict(self) -> Verdict:
-        """What is wrong, costliest first, and what the run cannot show."""
-        from dpro.analysis.verdict import judge
+        """What is wrong, costliest first, and what the run cannot show.
 
-        return judge(self)
+        Raises:
+            Unanswerable: the run holds nothing that could show it.
+        """
+        return self.verdict_on_hangs or self.verdict_by_calls or self.verdict_by_replay
 
-    @once
+    def notes(self, findings: Sequence[Finding]) -> list[str]:
+        """What deep windows show that is worth a sentence though it is no finding, one line each.
+
+        Args:
+            findings: what was found.
+        """
+        from dpro.detect.run import notes_of
+
+        with suppress(DproError):  # windows that cannot be replayed
+            return notes_of(self.context, findings) if self.run.rows()[SPANS.name] else []
+        return []
+
+    @cached
     def breakdown(self) -> pl.DataFrame:
         """Where the time of each step and rank went."""
-        from dpro.analysis.verdict import why_unanswerable
+        from dpro.analysis.unanswered import why_unanswerable
         from dpro.replay.steps.breakdown import step_breakdown
 
-        with why_unanswerable(self):
+        with why_unanswerable(self.run, lambda: self.end):
             return step_breakdown(self.spans, self.collectives, self.steps)
 
-    @once
+    @cached
     def host(self) -> pl.DataFrame:
         """What the host did in each step."""
         from dpro.replay.steps.host import host_facts
 
         return host_facts(self.steps, self.counters)
 
-    @once
+    @cached
     def sizes(self) -> pl.DataFrame:
         """Collectives by operation and size."""
         from dpro.replay.steps.breakdown import collective_totals
 
         return collective_totals(self.collectives, self.spans, self.workers)
 
-    @once
+    @cached
     def costs(self) -> dict[CollectiveKind, LinkCost]:
         """What communication costs, as fitted."""
         from dpro.replay.models.link_costs import fit_costs
 
         return fit_costs(self.built.graph, self.replayed)
 
-    @once
+    @cached
     def clocks(self) -> tuple[dict[str, int], int]:
         """By how many ns the clock of each host is ahead of the timeline's, and when that begins.
 
@@ -204,14 +267,14 @@ class Analysis(Knowing):
                 ahead.setdefault(host, built.alignment.of(rank).line.offset_ns)
         return ahead, built.graph.origin_ns
 
-    @once
+    @cached
     def baseline(self) -> pl.DataFrame:
         """When the steps of the unchanged graph end."""
         from dpro.replay.whatif.predict import baseline_steps
 
         return baseline_steps(self.built.predictive, self.timeline)
 
-    @once
+    @cached
     def suspects(self) -> frozenset[int]:
         """Ranks that findings name as slow by themselves; none where the run cannot show it."""
         with suppress(DproError):
@@ -219,7 +282,7 @@ class Analysis(Knowing):
             return frozenset(rank for each in slow if each.component_kind != "job" for rank in each.ranks)
         return frozenset()
 
-    @once
+    @cached
     def search(self) -> tuple[list[Prediction], list[Refusal]]:
         """What would help: what is proven first, then what is not, then bounds; of each the largest gain."""
         from dpro.replay.whatif.search import search

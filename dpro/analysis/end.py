@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import polars as pl
 
@@ -22,8 +22,9 @@ from dpro.schema import PROCESS_GROUPS, SPANS
 from dpro.units import format_duration
 
 if TYPE_CHECKING:
-    from dpro.analysis.analysis import Analysis
+    from dpro.detect.hang.case import Case
     from dpro.detect.hang.deaths import Death
+    from dpro.store import Run
 
 SOURCE = "dpro recorder"  # of table `workers`, where processes were watched
 COMPLETED, FAILED, ENDED, RUNNING, UNKNOWN = "completed", "failed", "ended", "running", "unknown"
@@ -75,32 +76,54 @@ class End:
         return self.bad or self.how == ENDED
 
 
-def end_of(analysis: Analysis) -> End:
+class Evidence(Protocol):
+    """What of a run shows how its job ended; read or computed when it is asked for."""
+
+    run: Run
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """Table `steps`."""
+
+    @property
+    def workers(self) -> pl.DataFrame:
+        """Table `workers`."""
+
+    @property
+    def waiting(self) -> Case:
+        """How far each rank had come, and which ranks wait for which."""
+
+    @property
+    def hangs(self) -> list[Finding]:
+        """What hangs in the run, or ended it, surest first."""
+
+
+def end_of(evidence: Evidence) -> End:
     """How the job of a run ended, as far as the run shows it."""
-    return replace(_end_of(analysis), unrecorded=analysis.run.manifest.unrecorded)
+    return replace(_end_of(evidence), unrecorded=evidence.run.manifest.unrecorded)
 
 
-def _end_of(analysis: Analysis) -> End:
-    workers, status = analysis.workers, analysis.run.manifest.exit_status
+def _end_of(evidence: Evidence) -> End:
+    workers, status = evidence.workers, evidence.run.manifest.exit_status
     known = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
-    rows = analysis.run.rows()
+    rows = evidence.run.rows()
     if known.height and known.height == workers.height and (known["exit_code"] == 0).all() and not status:
-        return End(COMPLETED, step=_last_step(analysis), sentence=_completed(analysis))
+        return End(COMPLETED, step=_last_step(evidence), sentence=_completed(evidence))
     if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
-        why = analysis.run.manifest.unrecorded
+        why = evidence.run.manifest.unrecorded
         if why and status:  # it failed before anything was recorded of a rank
             return End(FAILED, sentence=f"{why[:1].upper()}{why[1:]}.")
         return End(UNKNOWN)  # traces: nothing watched the processes
-    return _with_sentence(_judged(analysis, analysis.hangs, status), analysis)
+    return _with_sentence(_judged(evidence, evidence.hangs, status), evidence)
 
 
 def _recorded(workers: pl.DataFrame) -> bool:
     return bool((workers["source"] == SOURCE).any())
 
 
-def _judged(analysis: Analysis, findings: Sequence[Finding], status: int | None) -> End:
-    case, workers = analysis.waiting, analysis.workers
-    step = _last_step(analysis) + 1
+def _judged(evidence: Evidence, findings: Sequence[Finding], status: int | None) -> End:
+    case, workers = evidence.waiting, evidence.workers
+    step = _last_step(evidence) + 1
     how, by = _ended_by(workers, list(case.deaths.values()), status)
     if findings and findings[0].class_.startswith("hang.") and findings[0].cause != LEFT:
         roots = [root for root in case.roots if not has_left(root, case)]
@@ -162,22 +185,22 @@ def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None
     return (RUNNING if _recorded(workers) else UNKNOWN), ""
 
 
-def _last_step(analysis: Analysis) -> int:
-    last = analysis.steps["step"].max()
+def _last_step(evidence: Evidence) -> int:
+    last = evidence.steps["step"].max()
     return last if isinstance(last, int) else -1
 
 
-def _completed(analysis: Analysis) -> str:
-    steps = analysis.steps["step"].n_unique()
+def _completed(evidence: Evidence) -> str:
+    steps = evidence.steps["step"].n_unique()
     return f"The job ended well after {steps:,} steps." if steps else "The job ended well."
 
 
-def _with_sentence(end: End, analysis: Analysis) -> End:
-    said = _sentence(end, analysis)
-    return replace(end, sentence=said, can_say=tuple(_can_say(analysis)) if end.early else ())
+def _with_sentence(end: End, evidence: Evidence) -> End:
+    said = _sentence(end, evidence)
+    return replace(end, sentence=said, can_say=tuple(_can_say(evidence)) if end.early else ())
 
 
-def _sentence(end: End, analysis: Analysis) -> str:
+def _sentence(end: End, evidence: Evidence) -> str:
     """One sentence; the finding that follows names the cause of a hang."""
     where = (
         f" at step {end.step:,}" if end.step > 0 else " before its first step ended" if end.step == 0 else ""
@@ -189,7 +212,7 @@ def _sentence(end: End, analysis: Analysis) -> str:
             return "The job stands still."
         if end.how == RUNNING:
             return f"The job hangs{where}{since}: no step ends any more."
-        after = _lasted(end, analysis)
+        after = _lasted(end, evidence)
         ended = f"was ended{after} by {end.by}" if end.how == ENDED else f"failed{after}"
         return f"The job hung{where}{since}, and {ended}."
     if end.how == FAILED:
@@ -202,24 +225,24 @@ def _sentence(end: End, analysis: Analysis) -> str:
     return ""
 
 
-def _lasted(end: End, analysis: Analysis) -> str:
+def _lasted(end: End, evidence: Evidence) -> str:
     """How long it hung before the first of its ranks was gone."""
-    died = [death.ended_ns for death in analysis.waiting.deaths.values()]
-    rows = analysis.workers.filter(pl.col("exit_signal") > 0)
+    died = [death.ended_ns for death in evidence.waiting.deaths.values()]
+    rows = evidence.workers.filter(pl.col("exit_signal") > 0)
     gone = [*died, *rows["ended_ns"].to_list(), *rows.filter(pl.col("failed_ns") > 0)["failed_ns"].to_list()]
     if end.time_ns < 0 or not gone or min(gone) <= end.time_ns:
         return ""
     return f" {format_duration(float(min(gone) - end.time_ns))} later"
 
 
-def _can_say(analysis: Analysis) -> list[str]:
+def _can_say(evidence: Evidence) -> list[str]:
     """What a run whose job came to no good end still answers."""
-    steps = analysis.steps
+    steps = evidence.steps
     count = steps["step"].n_unique()
     if not count:
         return ["no whole step was recorded before: what slowed the job is not known"]
     in_depth = steps.filter(pl.col("window") >= 0)["step"].n_unique()
-    if not in_depth or not analysis.run.rows()[SPANS.name]:
+    if not in_depth or not evidence.run.rows()[SPANS.name]:
         return [f"the times of the {count:,} steps before; none was recorded in depth"]
     commands = "`dpro report`, `dpro replay` and `dpro whatif` answer for them"
     return [f"the {count:,} steps before, {in_depth:,} of them in depth: {commands}"]

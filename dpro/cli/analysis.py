@@ -34,5 +34,5 @@ def with_graph(analysis: Analysis) -> Analysis:
     from dpro.cli.output import stderr_console
 
     with stderr_console().status("Building the graph …"):
-        _ = analysis.judged
+        _ = analysis.graph_and_trust
     return analysis

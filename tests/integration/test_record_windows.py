@@ -6,7 +6,7 @@ from itertools import pairwise
 import polars as pl
 import pytest
 
-from dpro.analysis.verdict import why_no_window
+from dpro.analysis.unanswered import why_no_window
 from dpro.collectors.convert.process import MISSED
 from dpro.collectors.inject._dpro_autoload import ALIAS
 from dpro.schema import STEPS

@@ -14,7 +14,6 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.verdict import find, without_windows
 from dpro.detect.findings import Finding
 from dpro.detect.network.pairs import delay_matrix
 from dpro.detect.network.traffic import host_of, transfers_of
@@ -168,7 +167,7 @@ def changed(folder: Path, rate: int) -> list[Finding]:
         set_rate(spaces[1], 1, rate)
         (folder / "go").touch()
         ended(jobs)
-    verdict = without_windows(opened(folder / "run"))
+    verdict = Analysis(opened(folder / "run")).verdict_by_calls
     assert verdict is not None
     return of_the_network(verdict[0])
 
@@ -179,7 +178,7 @@ def of_the_network(found: list[Finding]) -> list[Finding]:
 
 def test_slow_port_of_one_rank_is_named_in_a_real_job(tmp_path):
     analysis = recorded(tmp_path, [FAST, FAST, SLOW, FAST])
-    found = [finding for finding in find(analysis) if "slow.nic" in finding.class_]
+    found = [finding for finding in analysis.verdict_by_replay[0] if "slow.nic" in finding.class_]
     assert [(finding.component_kind, finding.component_id) for finding in found] == [("rank", "2")]
     # Its pairs, a row and a column of the matrix of delays, are four times as slow by the rates of the ports.
     matrix = delay_matrix(transfers_of(analysis.built.graph), host_of(analysis.built.graph))
@@ -190,7 +189,7 @@ def test_slow_port_of_one_rank_is_named_in_a_real_job(tmp_path):
 
 
 def test_network_of_equal_ports_is_left_alone(tmp_path):
-    assert of_the_network(find(recorded(tmp_path, [FAST] * RANKS))) == []
+    assert of_the_network(recorded(tmp_path, [FAST] * RANKS).verdict_by_replay[0]) == []
 
 
 def test_network_that_became_slow_is_told_without_deep_windows(tmp_path):

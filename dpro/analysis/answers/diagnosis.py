@@ -17,15 +17,7 @@ from msgspec import UNSET, UnsetType
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import UNKNOWN, End, EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.analysis.verdict import (
-    find,
-    not_known,
-    not_read,
-    notes,
-    notes_of_few_steps,
-    what_hangs,
-    without_windows,
-)
+from dpro.analysis.unanswered import not_read
 from dpro.detect.findings import Finding, FindingDocument, finding_document
 from dpro.detect.findings_log import logged_findings
 from dpro.detect.hang.find import find_hangs
@@ -157,13 +149,12 @@ def diagnose_tables(analysis: Analysis) -> Diagnosis | None:
     Args:
         analysis: of the run.
     """
-    hangs = what_hangs(analysis)
-    if hangs is not None:
-        return _diagnosis(analysis, CALLS, *hangs)
-    late = without_windows(analysis.run)
-    if late is None:
+    if analysis.verdict_on_hangs is not None:
+        return _diagnosis(analysis, CALLS, *analysis.verdict_on_hangs)
+    if analysis.verdict_by_calls is None:
         return None
-    return _diagnosis(analysis, STEPS_AND_CALLS, *late, notes=notes_of_few_steps(analysis, late[0]))
+    findings, unknown = analysis.verdict_by_calls
+    return _diagnosis(analysis, STEPS_AND_CALLS, findings, unknown, notes=analysis.notes(findings))
 
 
 def diagnose_replay(analysis: Analysis) -> Diagnosis:
@@ -175,13 +166,13 @@ def diagnose_replay(analysis: Analysis) -> Diagnosis:
     Raises:
         Unanswerable: the run holds no spans.
     """
-    findings = find(analysis)
+    findings, unknown = analysis.verdict_by_replay
     return _diagnosis(
         analysis,
         REPLAY,
         findings,
-        not_known(analysis),
-        notes=notes(analysis, findings),
+        unknown,
+        notes=analysis.notes(findings),
         answerable=analysis.trust.answerable,
         slowdown=analysis.slowdown,
     )

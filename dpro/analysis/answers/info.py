@@ -16,7 +16,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.telemetry import TelemetryDocument, summarize
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.analysis.verdict import why_no_window
+from dpro.analysis.unanswered import why_no_window
 from dpro.classify import OTHER, classify, table_version
 from dpro.detect.findings_log import logged_findings
 from dpro.documents import Document, Part

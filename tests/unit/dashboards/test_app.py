@@ -143,7 +143,7 @@ def test_the_first_page_waits_for_nothing(loaded):
     fresh = load(loaded.run)
     page = make_app(fresh).server.test_client().get("/_dash-layout", headers=HOST)
     assert page.status_code == 200
-    assert fresh.known == {}
+    assert fresh.values == {}
 
 
 def test_a_token_is_new_each_time_and_in_the_address_alone(loaded):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
-from dpro.analysis.verdict import why_no_window
+from dpro.analysis.unanswered import why_no_window
 from dpro.cli import cli
 from dpro.cli.run.info import in_words
 from dpro.collectors.convert.process import DROPPED, OCCUPIED, UNFINISHED

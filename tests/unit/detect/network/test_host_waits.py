@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.analysis.verdict import without_windows
+from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.store import open_run
 from tests.reference.training_jobs import HOST_FAULTS, Job, run_job
@@ -22,7 +22,7 @@ SLOW = replace(HEALTHY, fault="network", how="nic", victim=2, severity=3.0, sinc
 
 def found(folder: Path, job: Job, **recorded: object) -> list[Finding]:
     recording = Recording(**recorded)
-    verdict = without_windows(open_run(write_run(folder, job, run_job(job), recording)))
+    verdict = Analysis(open_run(write_run(folder, job, run_job(job), recording))).verdict_by_calls
     assert verdict is not None
     return [finding for finding in verdict[0] if finding.class_ != "slow.regression"]
 

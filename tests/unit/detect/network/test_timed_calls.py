@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.analysis.verdict import without_windows
+from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.network.timed_calls import traffic_of_calls
 from dpro.schema import COLLECTIVES, STEPS, WORKERS, conform
@@ -23,7 +23,7 @@ SLOW = replace(HEALTHY, fault="network", how="nic", victim=2, severity=3.0, sinc
 
 def found(folder: Path, job: Job, **recorded: object) -> list[Finding]:
     recording = Recording(timed=True, **recorded)
-    verdict = without_windows(open_run(write_run(folder, job, run_job(job), recording)))
+    verdict = Analysis(open_run(write_run(folder, job, run_job(job), recording))).verdict_by_calls
     assert verdict is not None
     return [finding for finding in verdict[0] if finding.class_ != "slow.regression"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.analysis.verdict import without_windows
+from dpro.analysis.analysis import Analysis
 from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show
 from dpro.detect.stragglers.timed_ranks import LAST_ON_GPU, find_late_gpus, is_timed, own_time_when_timed
 from dpro.ingest.flight_recorder import read_dump
@@ -119,7 +119,7 @@ JOB = Job("dp", 4, 30, gpu=True, seed=3, fault="compute", victim=2, severity=1.3
 @pytest.mark.parametrize(("timed", "ranks"), [(True, [(2,)]), (False, [])])
 def test_diagnosis_without_windows_uses_it_and_says_what_is_missing_else(tmp_path, timed, ranks):
     run = open_run(write_run(tmp_path, JOB, run_job(JOB), Recording(timed=timed)))
-    findings, unknown = without_windows(run)
+    findings, unknown = Analysis(run).verdict_by_calls
     assert [finding.ranks for finding in findings] == ranks
     assert (HOSTS_ONLY in unknown) == (not timed)
     assert HOSTS_ONLY in cannot_show(run.table(COLLECTIVES), run.table(WORKERS))
@@ -131,5 +131,5 @@ def test_diagnosis_without_windows_uses_it_and_says_what_is_missing_else(tmp_pat
 def test_healthy_jobs_are_left_alone(tmp_path, layout, noise):
     job = replace(JOB, layout=layout, num_ranks=16, noise=noise, fault="", victim=-1, severity=1.0)
     run = open_run(write_run(tmp_path, job, run_job(job), Recording(timed=True)))
-    findings, _ = without_windows(run)
+    findings, _ = Analysis(run).verdict_by_calls
     assert [finding for finding in findings if finding.component_kind == "rank"] == []

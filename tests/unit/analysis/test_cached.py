@@ -1,4 +1,4 @@
-"""Things that are worked out once."""
+"""Properties that are computed once."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import threading
 
 import pytest
 
-from dpro.analysis.once import Knowing, once
+from dpro.analysis.cached import Cached, cached
 from dpro.errors import Unanswerable
 
 
-def test_what_is_asked_for_by_many_is_worked_out_once():
+def test_what_several_threads_ask_for_is_computed_once():
     began, go_on, calls = threading.Event(), threading.Event(), []
 
-    class Slow(Knowing):
-        @once
+    class Slow(Cached):
+        @cached
         def answer(self) -> int:
             calls.append(1)
             began.set()
             go_on.wait(10)
             return 42
 
-        @once
+        @cached
         def failure(self) -> int:
             calls.append(2)
             raise Unanswerable("no spans")

@@ -1,55 +1,29 @@
-"""What is wrong with a run, by all detectors in the order in which they exclude each other, and what is open.
+"""What a run cannot answer, and why: what was not recorded, and what its records leave open.
 
-In: a run, or its `Analysis`. Out: findings, and one line for each thing that the run cannot show. Of a job
-that hangs, calls alone tell; of one without deep windows, steps and calls; else the replay.
+In: a run, and what is known of its replay and of its end. Out: one line for each thing that it cannot show,
+and the reason why it has no deep window.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from dpro.detect.findings import Finding
-from dpro.errors import DproError, Unanswerable
+from dpro.errors import Unanswerable
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 
 if TYPE_CHECKING:
-    from dpro.analysis.analysis import Analysis
-    from dpro.detect.context import Context
+    from dpro.analysis.end import End
     from dpro.detect.stragglers.own_time import AlwaysOn
+    from dpro.replay.fidelity.accuracy import Trust
     from dpro.store import Manifest, Run
 
 # Of what a recording says of itself, what is about windows.
 _FAILED_WINDOWS = re.compile(r"goes on without windows: |stopped recording in |window \d+ is lost: ")
-
-Verdict = tuple[list[Finding], list[str]]
-
-
-def judge(analysis: Analysis) -> Verdict:
-    """What `dpro diagnose` says of a run: findings, costliest first, and what the run cannot show.
-
-    Raises:
-        Unanswerable: it holds nothing that could tell.
-    """
-    hangs = what_hangs(analysis)
-    if hangs is not None:
-        return hangs
-    late = without_windows(analysis.run)
-    if late is not None:
-        return late
-    return find(analysis), not_known(analysis)
-
-
-def what_hangs(analysis: Analysis) -> Verdict | None:
-    """What hangs in a run and what is not known of that; None if nothing does, and the run can tell more."""
-    rows = analysis.run.rows()
-    if not analysis.hangs and (rows[SPANS.name] or rows[STEPS.name] or not rows[COLLECTIVES.name]):
-        return None
-    return analysis.hangs, not_read(analysis.run.manifest)
 
 
 def not_read(manifest: Manifest) -> list[str]:
@@ -62,57 +36,14 @@ def not_read(manifest: Manifest) -> list[str]:
     return unknown + [warning for warning in manifest.warnings if warning.startswith("left out: ")]
 
 
-def find(analysis: Analysis) -> list[Finding]:
-    """Run all detectors; those that replay only where the replay fits, since costs would mean nothing else.
+def not_shown_by_calls(run: Run, rows: AlwaysOn, apart: list[int]) -> list[str]:
+    """What keeps steps and calls from showing all that may be wrong, one line each.
 
-    Deep windows have few steps; the steps between them show what is too small, or too recent, for those.
+    Args:
+        run: without deep windows that decide.
+        rows: its always-on tables on one clock.
+        apart: ranks that are left out of these: their clocks were never compared.
     """
-    from dpro.detect.run import diagnose
-
-    return diagnose(_context(analysis))
-
-
-def _context(analysis: Analysis) -> Context:
-    """What detectors see of a run with deep windows."""
-    from dpro.detect.context import Context
-
-    graph = analysis.built.graph
-    if analysis.slowdown is not None:
-        return Context(analysis.run, graph, analysis.slowdown)
-    known = graph if analysis.trust.answerable else None
-    return Context(analysis.run, known, breakdown=lambda: analysis.breakdown)
-
-
-def notes(analysis: Analysis, findings: list[Finding]) -> list[str]:
-    """What deep windows show that is worth a sentence though it is no finding, one line each."""
-    from dpro.detect.run import notes_of
-
-    return notes_of(_context(analysis), findings) if analysis.run.rows()[SPANS.name] else []
-
-
-def notes_of_few_steps(analysis: Analysis, findings: list[Finding]) -> list[str]:
-    """The notes of a run whose windows have too few steps for a verdict; none if they cannot be replayed."""
-    try:
-        return notes(analysis, findings)
-    except DproError:
-        return []
-
-
-def without_windows(run: Run) -> Verdict | None:
-    """What the steps and calls of a run show, and what they leave open; None where windows show more."""
-    from dpro.detect.context import Context, has_windows
-    from dpro.detect.run import diagnose
-
-    if has_windows(run):
-        return None
-    context = Context(run)
-    reason = why_no_window(run)
-    no_window = [f"what operators and kernels take: {reason}"] if reason else []
-    return diagnose(context), [*bad_ends(run), *_not_shown(*context.aligned), *no_window]
-
-
-def _not_shown(rows: AlwaysOn, apart: list[int]) -> list[str]:
-    """What the calls leave open, one line each."""
     from dpro.detect.hang.evidence import ranks_in_words
     from dpro.detect.stragglers.excess import WINDOWS
     from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show
@@ -125,15 +56,21 @@ def _not_shown(rows: AlwaysOn, apart: list[int]) -> list[str]:
         reasons.append(f"{ranks_in_words(apart)}: no comparison of their clocks with the others'")
     if rows.steps["step"].n_unique() <= min(WINDOWS):
         reasons.append(f"fewer than {min(WINDOWS)} whole steps cannot show that anything persists")
-    return reasons
+    why = why_no_window(run)
+    return [*bad_ends(run), *reasons, *([f"what operators and kernels take: {why}"] if why else [])]
 
 
-def not_known(analysis: Analysis) -> list[str]:
-    """What keeps a replayed run from showing all that may be wrong, one line each."""
+def not_shown_by_replay(run: Run, trust: Trust) -> list[str]:
+    """What keeps a replayed run from showing all that may be wrong, one line each.
+
+    Args:
+        run: with deep windows.
+        trust: how far to believe their replay.
+    """
     from dpro.detect.significance import MIN_STEPS
 
-    reasons = [*bad_ends(analysis.run), *analysis.trust.reasons]
-    steps = analysis.trust.steps.height
+    reasons = [*bad_ends(run), *trust.reasons]
+    steps = trust.steps.height
     if 0 < steps < MIN_STEPS:
         reasons.append(f"{steps} step cannot show that anything persists: record at least {MIN_STEPS}")
     return reasons
@@ -158,22 +95,30 @@ def _pairs(workers: pl.DataFrame, column: str) -> list[tuple[Any, Any]]:
 
 
 @contextmanager
-def why_unanswerable(analysis: Analysis) -> Iterator[None]:
-    """Where a run lacks what is needed, say why, if that is known; how the job ended first."""
+def why_unanswerable(run: Run, end: Callable[[], End]) -> Iterator[None]:
+    """Where a run lacks what is needed, say why, if that is known; how the job ended first.
+
+    Args:
+        run: the run.
+        end: returns how its job ended; called only if something is lacking.
+
+    Raises:
+        Unanswerable: as within, with the reason.
+    """
     try:
         yield
     except Unanswerable as error:
-        if analysis.end.bad:
-            missing, why = str(error).partition(":")[0], why_no_window(analysis.run)
+        if end().bad:
+            missing, why = str(error).partition(":")[0], why_no_window(run)
             said = [f"{missing[:1].upper()}{missing[1:]}", *([why] if why else [])]
             more = "`dpro diagnose` says what is known"
-            raise Unanswerable(f"{analysis.end.sentence} {'; '.join([*said, more])}") from error
-        reason = why_no_window(analysis.run) or _what_calls_tell(analysis.run)
-        what = analysis.run.manifest.unrecorded or str(error)
+            raise Unanswerable(f"{end().sentence} {'; '.join([*said, more])}") from error
+        reason = why_no_window(run) or _what_calls_answer(run)
+        what = run.manifest.unrecorded or str(error)
         raise Unanswerable(f"{what}; {reason}" if reason else what) from error
 
 
-def _what_calls_tell(run: Run) -> str:
+def _what_calls_answer(run: Run) -> str:
     """What a run without spans can be asked, such as dumps of a flight recorder."""
     rows = run.rows()
     if rows[SPANS.name] or not rows[COLLECTIVES.name]:
