@@ -14,7 +14,7 @@ TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-ur
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torch gpu gpu-wheels lint typecheck imports build docs schema screenshots samples clean
+.PHONY: help demo test test-slow test-torch gpu gpu-wheels lint typecheck imports build docs schema screenshots samples mutation clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,11 @@ samples: $(VENV)/dev.stamp  ## record the sample runs again
 	$(call RECORD_SAMPLE,slow_rank,--slow-rank 1 --slow-ms 6)
 	$(call RECORD_SAMPLE,slow_input,--slow-input-ms 4)
 
+# Some hours for all mutants; MUTATION_SAMPLE=50 takes a sample of each module.
+MUTATION_SAMPLE ?= 0
+mutation: $(VENV)/mutation.stamp  ## change the code a little: do the tests notice? (slow)
+	$(BIN)/python -m tests.mutation --sample $(MUTATION_SAMPLE)
+
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -114,6 +119,10 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing dpro, PyTorch and the tools into $(VENV): once, some minutes (300 MB)"
 	@$(INSTALL) -e '.[dev]' torch
 	@touch $@ $(VENV)/demo.stamp
+
+$(VENV)/mutation.stamp: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@$(INSTALL) -e '.[mutation]' torch
+	@touch $@
 
 $(VENV)/docs.stamp: pyproject.toml | $(VENV)/bin/pip
 	@$(INSTALL) -e '.[docs]'

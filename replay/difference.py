@@ -20,7 +20,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay_durations, step_ends
 
-MAX_KINDS = 24  # of work told apart; the rest, which differs least, is taken together
+MAX_KINDS = 24  # of work listed one by one; the rest, which differs least, is taken together
 LONGEST = 1000.0  # how many times as long work may become: more is work that one run hardly has
 REST = "all other work"
 KINDS = {
@@ -83,7 +83,7 @@ def explain(a: Graph, b: Graph) -> Difference:
     """
     keys = _keys(a), _keys(b)
     work = _compared(*map(_work, keys))
-    times_a, times_b = _times(*(_told_apart(each, work) for each in keys))
+    times_a, times_b = _times(*(_with_rows(each, work) for each in keys))
     forth, back = _swapped(a, times_a, work), _swapped(b, times_b, work)
     towards_b, towards_a = np.diff(forth), np.diff(back)
     # Work that one run lacks cannot be put into it, only taken out of the other.
@@ -150,7 +150,7 @@ def _compared(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([both[:MAX_KINDS], rest])
 
 
-def _told_apart(keys: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+def _with_rows(keys: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     """The keys with `row`: which row of `work` each counts to."""
     rows = work.select("name", "kind").with_row_index("row")
     joined = keys.join(rows, on=["name", "kind"], how="left", maintain_order="left")

@@ -139,6 +139,7 @@ def longest_path_batch(durations: Ints, earliest: Ints, indptr: Ints, source: In
 
 @compiled
 def _grouped(key: Any, indptr: Any, place: Any, order: Any) -> None:
+    # How many are in each group, then where each begins, then each to its place: three passes.
     for i in range(key.size):
         indptr[key[i] + 1] += 1
     for group in range(indptr.size - 1):
@@ -218,7 +219,7 @@ def topological_order(num_nodes: int, source: Ints, target: Ints, preference: In
 
 @compiled
 def _show(span: Any, now: Any, count: int, seg_start: Any, seg_span: Any) -> int:
-    # From `now` on this span is the innermost; what would have lasted no time is overwritten.
+    # From `now` on this span is the innermost; a segment that would have lasted no time is overwritten.
     if count > 0 and seg_start[count - 1] == now:
         count -= 1
     seg_start[count] = now
@@ -228,15 +229,18 @@ def _show(span: Any, now: Any, count: int, seg_start: Any, seg_span: Any) -> int
 
 @compiled
 def _innermost(start: Any, end: Any, seg_start: Any, seg_span: Any, stack: Any) -> int:
-    count = 0
+    # A sweep over the starts; `stack` holds the spans that are open at `now`, the innermost on top.
+    count = 0  # segments so far
     top = -1
     now = start[0]
     for i in range(start.size + 1):
-        # Close what ended before this span starts (at last: all); the span below shows again.
+        # Close what has ended by the start of this span (after the last: all). What was around it is then the
+        # innermost; `max`, since an inner span may outlast the one around it, and time does not go back.
         while top >= 0 and (i == start.size or end[stack[top]] <= start[i]):
             now = max(now, end[stack[top]])
             top -= 1
             count = _show(stack[top] if top >= 0 else NO_NODE, now, count, seg_start, seg_span)
+        # Open this span: it is the innermost from its start on.
         if i < start.size:
             top += 1
             stack[top] = i

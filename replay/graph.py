@@ -1,7 +1,7 @@
 """The global dataflow graph: read-only arrays, one entry per node and per edge.
 
 In: nodes and edges from `construction/graph_builder.py`. Out: a validated `Graph`, numbered in topological
-order. Replaying it is the business of `dpro.replay.timeline`; changing it, of `dpro.replay.whatif`.
+order. Replaying it is done in `dpro.replay.timeline`; changing it, in `dpro.replay.whatif`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpro.store import Run
 
 
 class NodeKind(IntEnum):
-    """What sort of work a node is."""
+    """Which kind of work a node is."""
 
     CPU = 0  # an operator's own time on a CPU thread
     RUNTIME = 1  # a CUDA/HIP runtime call's own time
@@ -60,11 +60,11 @@ class Place(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What sort of communication a transfer is: all that its time can depend on, other than bytes.
+    """Which kind of communication a transfer is: all that its time can depend on, other than bytes.
 
     Attributes:
         op: as in the `collectives` table.
-        group: the process group, by any name that tells it from others.
+        group: the process group, by any name that distinguishes it from others.
         num_ranks: how many ranks are in the group, as far as known.
         dtype: element type, empty where unknown.
     """
@@ -98,8 +98,8 @@ class Nodes:
         collective: instance of a collective, -1 for none.
         bytes: payload of a transfer, the larger of what its rank puts in and gets; -1 where unknown or none.
         message: index into `Graph.messages` of a transfer, -1 for other nodes.
-        section: stretch of the rank's work in a step since it last called a collective that others were in
-            too: 0 before the first, numbered alike on all ranks; -1 outside steps.
+        phase: number of collectives with other ranks that the rank has called in the step so far: 0 before
+            the first, numbered the same on all ranks; -1 outside steps.
         measured_start, measured_end: ns on the aligned clock, as recorded.
     """
 
@@ -117,7 +117,7 @@ class Nodes:
     collective: Ints
     bytes: Ints
     message: Ints
-    section: Ints
+    phase: Ints
     measured_start: Ints
     measured_end: Ints
 
@@ -147,9 +147,9 @@ class Graph:
         names: names that `nodes.name` points into.
         lanes: (rank, what the lane is) that `nodes.lane` points into.
         origin_ns: what was subtracted from all times, ns on the aligned clock.
-        messages: sorts of communication that `nodes.message` points into.
-        places: of ranks, where the run tells.
-        run: what the graph was made from: edits ask its tables for what nodes do not tell (shapes, buckets).
+        messages: kinds of communication that `nodes.message` points into.
+        places: of ranks, where the run says.
+        run: what the graph was made from: edits ask its tables for what nodes do not hold (shapes, buckets).
             None where it was made by hand.
     """
 
@@ -188,6 +188,13 @@ def make_graph(
 ) -> Graph:
     """Number the nodes in topological order, sort the edges, and check the invariants.
 
+    Args:
+        nodes: in any order.
+        edges: between the nodes as they are given.
+        names: what `nodes.name` points into.
+        lanes: what `nodes.lane` points into: (rank, what the lane is).
+        origin_ns: what was subtracted from all times.
+
     Raises:
         GraphError: an edge points outside the graph, a duration is negative, or there is a cycle; the
             message prints the names of some nodes on it.
@@ -215,7 +222,12 @@ def order_of(edges: Edges, begins: Ints) -> tuple[Ints, Ints]:
 
 
 def renumbered(edges: Edges, order: Ints) -> Edges:
-    """The edges once each node's number is its place in the order."""
+    """The edges once each node's number is its place in the order.
+
+    Args:
+        edges: between nodes in their old numbers.
+        order: [N] the old number of each node in its new order.
+    """
     number = np.empty(order.size, np.int64)
     number[order] = np.arange(order.size)
     return dataclasses.replace(edges, source=number[edges.source], target=number[edges.target])
@@ -225,6 +237,13 @@ def assembled(
     nodes: Nodes, edges: Edges, names: tuple[str, ...], lanes: tuple[tuple[int, str], ...], origin_ns: int
 ) -> Graph:
     """A graph of nodes that are numbered in topological order; edges may come in any.
+
+    Args:
+        nodes: in topological order.
+        edges: between them, in any order.
+        names: what `nodes.name` points into.
+        lanes: what `nodes.lane` points into: (rank, what the lane is).
+        origin_ns: what was subtracted from all times.
 
     Raises:
         GraphError: an edge goes backwards, or a duration is negative.

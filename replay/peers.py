@@ -26,14 +26,14 @@ def work_keys(graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
     on_cpu = np.isin(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
     on_gpu = np.isin(nodes.kind, GPU_KINDS)
-    node = np.flatnonzero((on_cpu | on_gpu) & (nodes.section >= 0) & (nodes.step >= 0))
+    node = np.flatnonzero((on_cpu | on_gpu) & (nodes.phase >= 0) & (nodes.step >= 0))
     same = _name_codes(graph)
     return pl.DataFrame(
         {
             "node": node,
             "rank": nodes.rank[node],
             "step": nodes.step[node],
-            "position": nodes.section[node],
+            "position": nodes.phase[node],
             "resource": np.where(on_gpu[node], ON_GPU, ON_CPU),
             "name": same[nodes.name[node]],
             "around": np.where(nodes.around[node] >= 0, same[nodes.around[node]], -1),
@@ -76,7 +76,7 @@ def _calls(graph: Graph) -> pl.DataFrame:
         [(each.op, each.num_ranks) for each in graph.messages],
         schema={"op": pl.String, "size": pl.Int64}, orient="row",
     )  # fmt: skip
-    called = pl.DataFrame({"rank": nodes.rank[here], "step": nodes.step[here], "place": nodes.section[here]})
+    called = pl.DataFrame({"rank": nodes.rank[here], "step": nodes.step[here], "place": nodes.phase[here]})
     called = called.with_columns(messages[nodes.message[here]])
     of_steps = called.group_by("rank", "step").agg(calls=pl.struct("op", "size", "place").hash().sum())
     return of_steps.group_by("rank").agg(pl.col("calls").mode().min())

@@ -45,7 +45,12 @@ def replay(graph: Graph) -> Timeline:
 
 
 def replay_durations(graph: Graph, durations: Ints) -> Ints:
-    """[N, S] end of each node when the graph is replayed with each column of `durations` [N, S]."""
+    """[N, S] end of each node when the graph is replayed with each column of `durations` [N, S].
+
+    Args:
+        graph: the graph.
+        durations: [N, S] ns, one column per scenario.
+    """
     starts = longest_path_batch(
         durations, graph.nodes.earliest, graph.indptr, graph.edges.source, graph.edges.lag
     )
@@ -67,7 +72,7 @@ def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
 
 
 def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.DataFrame:
-    """`step_ends` for each of what `by` tells apart: windows, or ranks and windows."""
+    """`step_ends` for each of what `by` distinguishes: windows, or ranks and windows."""
     extents = extents_of(graph, [*by, "step"], start, end)
     ends = extents.filter(pl.col("step") != AFTER_STEPS).sort(*by, "step")
     before = pl.col("end").filter(pl.col("step") == BEFORE_STEPS).max().over(by)
@@ -82,7 +87,7 @@ def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.Da
 
 
 def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFrame:
-    """From when to when nodes last that are alike in some columns; those of rendezvous do not count.
+    """From when to when nodes last that are equal in some columns; those of rendezvous do not count.
 
     Args:
         graph: the graph.
@@ -94,7 +99,8 @@ def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFr
     """
     columns = {name: getattr(graph.nodes, name) for name in by}
     columns["real"] = graph.nodes.kind != NodeKind.RENDEZVOUS
-    # Nodes that follow each other mostly are alike: a row for each run of such has all that is needed.
+    # Nodes that follow each other are mostly equal in them: a row for each run of such has all that is
+    # needed.
     first = np.flatnonzero(_differs_from_last(*columns.values()))
     runs = pl.DataFrame({name: column[first] for name, column in columns.items()}).with_columns(
         start=np.minimum.reduceat(start, first), end=np.maximum.reduceat(end, first)
@@ -122,12 +128,22 @@ def _durations(ends: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 
 
 def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
-    """How long each step of the job took: `step_ends`, `durations_of`."""
+    """How long each step of the job took: `step_ends`, `durations_of`.
+
+    Args:
+        graph: the graph.
+        start, end: [N] ns of each node: replayed, or as measured.
+    """
     return durations_of(step_ends(graph, start, end))
 
 
 def rank_step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
-    """How long each step took by the work of each rank alone: `rank`, `window`, `step`, `duration_ns`."""
+    """How long each step took by the work of each rank alone: `rank`, `window`, `step`, `duration_ns`.
+
+    Args:
+        graph: the graph.
+        start, end: [N] ns of each node: replayed, or as measured.
+    """
     by = ["rank", "window"]
     return _durations(_ends_of_steps(graph, start, end, by), by)
 
@@ -181,6 +197,10 @@ def critical_nodes(timeline: Timeline, window: int) -> Ints:
 
     Each starts exactly when the one before it has ended and the edge's lag has passed, so their durations
     and lags and the first one's earliest time add up to the window's end.
+
+    Args:
+        timeline: the replay.
+        window: which.
     """
     in_window = timeline.graph.nodes.window == window
     return _chain_to(timeline, int(np.argmax(np.where(in_window, timeline.end, -1))))

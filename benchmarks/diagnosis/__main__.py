@@ -198,7 +198,7 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
     return {
         **dataclasses.asdict(case.job),
         "seen": case.seen,
-        "told": case.told,
+        "told": case.decided,
         "missing": case.recording.missing,
         "lost": case.recording.lost,
         "skew": case.recording.skew,

@@ -96,13 +96,13 @@ def accuracy(cases: int) -> None:
                 if kind and case.fault is None:
                     continue
                 judged, torch = verdict(case, diagnose(Path(folder), size)), named_by_torch(Path(folder))
-            told = "told" if case.told else "untold"
+            told = "told" if case.decided else "untold"
             found[told] += 1
             found[f"{told} {judged}"] += 1
             guilty = set(case.fault.ranks if case.fault else ())
-            found["torch right"] += case.told and torch == guilty
-            found["torch near"] += case.told and torch is not None and torch > guilty
-            found["torch raised"] += case.told and torch is None
+            found["torch right"] += case.decided and torch == guilty
+            found["torch near"] += case.decided and torch is not None and torch > guilty
+            found["torch raised"] += case.decided and torch is None
         totals[str(kind)] = found
         _print_row(kind or "none (healthy)", found)
     whole = sum((found for kind, found in totals.items() if kind != "None"), Counter())

@@ -84,7 +84,7 @@ def training_graph(num_ranks: int, spans: int) -> Graph:
     nodes = Nodes(
         kind=kind, duration=duration, earliest=nothing, anchored=np.zeros(num_nodes, bool), rank=none,
         window=nothing, step=nothing, lane=none, name=nothing, around=none, span=none, collective=none,
-        bytes=none, message=none, section=nothing, measured_start=measured, measured_end=measured + duration,
+        bytes=none, message=none, phase=nothing, measured_start=measured, measured_end=measured + duration,
     )  # fmt: skip
     edges = Edges(source, target, lag, edge_kind, np.zeros(source.size, bool))
     return make_graph(nodes, edges, ("synthetic",), (), 0)

@@ -1,11 +1,11 @@
 """How far the clock of each rank is from the reference rank's, in each window.
 
 In: matched collectives, which ranks share a clock, and comparisons of clocks that were recorded. Out: a line
-per clock and window with its uncertainty and what told it, and what cannot be reconciled. Recorded times are
+per clock and window with its uncertainty and its source, and what cannot be reconciled. Recorded times are
 never rewritten: the lines are kept beside them, and the graph is built from times moved along them.
 
-Three things tell. Recorded comparisons are best: their round trips bound the error. Else all members of a
-collective end together, so the median difference of the ends is the offset, to the skew of the ends.
+There are three sources. Recorded comparisons are best: their round trips bound the error. Else all members of
+a collective end together, so the median difference of the ends is the offset, to the skew of the ends.
 Causality bounds both: none leaves before the last has come, and nothing is received before it is sent.
 """
 
@@ -23,7 +23,7 @@ from dpro.replay.alignment.clocks import ENOUGH, ClockLine, fit_bounded, fit_sca
 from dpro.replay.alignment.comparisons import Comparisons, named
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
-# The skew of the ends of one collective is tens of microseconds: below this an offset cannot be told from it.
+# The skew of the ends of one collective is tens of microseconds: smaller offsets are lost in it.
 MIN_OFFSET_NS = 50 * NS_PER_US
 # Times on GPUs are converted to the host's clock to some tens of microseconds.
 CONVERSION_NS = 100 * NS_PER_US
@@ -31,7 +31,7 @@ CONVERSION_NS = 100 * NS_PER_US
 ONE_HOST_NS = NS_PER_MS
 # A window with fewer collectives in common is helped out by the others of the run.
 FEW_IN_WINDOW = 8
-# Nobody leaves one of these before all members have come.
+# No member leaves one of these before all members have come.
 ALL_AWAIT_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
 
@@ -42,7 +42,7 @@ class Clock:
     Attributes:
         name: what the ranks that share it call it: the host, or the rank where that is unknown.
         line: how far it is ahead of the reference clock.
-        source: what told it.
+        source: what the line was inferred from.
     """
 
     name: str
@@ -143,8 +143,8 @@ def align(
 def _moments(matched: pl.DataFrame) -> pl.DataFrame:
     """Collectives of several ranks: `end`, and by causality what others await (`begin`) and what awaits them.
 
-    `begin` is null where nobody has to await the row, `finish` where the row awaits nobody. `way` is 1 where
-    data only come, -1 where they only go.
+    `begin` is null where no other member awaits the row, `finish` where the row awaits no other. `way` is 1
+    where data only come, -1 where they only go.
     """
     start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
     mutual = pl.col("op").is_in(ALL_AWAIT_ALL)
@@ -183,7 +183,10 @@ def _names(ranks: list[int], workers: pl.DataFrame, seen: pl.DataFrame) -> dict[
 
 def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
     """How far each clock may be ahead of the others by causality, ns from and to; or infinite."""
+    # Per collective and clock, its members together: the last begins and the first leaves.
     own = seen.group_by("instance", "clock").agg(pl.col("begin").max(), pl.col("finish").min())
+    # Per collective the first clock to leave and the last to begin, with the runner-up of each: a clock is
+    # bounded by others only, so where it is itself the extreme, the runner-up counts.
     of_instance = own.group_by("instance").agg(
         first_finish=pl.col("finish").min(),
         next_finish=pl.col("finish").bottom_k(2).max(),
@@ -202,6 +205,8 @@ def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
     their_begin = (
         pl.when(~last).then("last_begin").otherwise(pl.when(pl.col("begins") > 1).then("next_begin"))
     )
+    # None leaves before another began: begin - offset <= their finish, their begin <= finish - offset.
+    # Of all collectives the tightest bound counts; without any it is infinite.
     bounds = both.group_by("clock").agg(
         low=(pl.col("begin") - their_finish).max(), high=(pl.col("finish") - their_begin).min()
     )
@@ -237,7 +242,7 @@ class _Window:
                 found = self._next(names)
 
     def _next(self, names: list[str]) -> dict[str, Clock]:
-        """Clocks that can be told from known ones, each by what tells it best."""
+        """Clocks that can be inferred from known ones, each from the source with the least uncertainty."""
         found = self._by_comparison()
         poor = [
             name

@@ -1,7 +1,7 @@
 """One clock against another: a line through their differences, and exact arithmetic with it.
 
 In: differences of a clock to the reference at some of its times. Out: a `ClockLine` with its uncertainty, and
-times moved along it. Drift is only told where it stands out from what the differences scatter by; else it
+times moved along it. Drift is fitted only where it stands out from the scatter of the differences; else it
 is zero, and what it might be is part of the uncertainty. Where the differences come from is not known here.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from dpro.arrays import Ints
 from dpro.units import NS_PER_S
 
-# Clocks of computers drift apart by less than this, also where nobody disciplines them.
+# Clocks of computers drift apart by less than this, also where no time service disciplines them.
 WORST_DRIFT_PPB = 100_000
 # A line is believed to be steep when its slope is that many standard errors (where ranks of real jobs share a
 # clock it is up to 4), and it leaves at most this share of the scatter about a level one.
@@ -34,7 +34,7 @@ class ClockLine:
         reference_ns: a time on this clock.
         offset_ns: how far it is ahead then.
         drift_ppb: by how much that grows, ns per second.
-        uncertainty_ns: how far the offset may be wrong at the times it is for; -1 where nothing tells.
+        uncertainty_ns: how far the offset may be wrong at the times it is for; -1 where unknown.
     """
 
     reference_ns: int = 0
@@ -43,7 +43,7 @@ class ClockLine:
     uncertainty_ns: int = 0
 
     def offset_at(self, times: Ints) -> Ints:
-        """[N] ns the clock is ahead at each of its times, in integers throughout: times keep their order."""
+        """[N] ns by which the clock is ahead at each of its times, in integers: times keep their order."""
         seconds, rest = np.divmod(times - self.reference_ns, NS_PER_S)
         ahead: Ints = self.offset_ns + seconds * self.drift_ppb + rest * self.drift_ppb // NS_PER_S
         return ahead

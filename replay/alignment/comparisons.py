@@ -17,7 +17,7 @@ from dpro.units import NS_PER_MS
 
 # Comparisons used on each side of a window: the two latest times that clocks were compared.
 NEAREST = 16
-# A wall clock that gains or loses more than this against the one nobody touches was set, not slewed.
+# A wall clock that gains or loses more than this against the monotonic one was set, not slewed.
 SET_NS = NS_PER_MS
 FASTEST_SLEW = 0.001
 
@@ -59,12 +59,21 @@ class Comparisons:
         return list(dict.fromkeys([*self._pairs, *((peer, clock) for clock, peer in self._pairs)]))
 
     def was_set(self, clock: str, begin: int, end: int) -> bool:
-        """Whether a clock was set between two of its times."""
+        """Whether a clock was set between two of its times.
+
+        Args:
+            clock: its name.
+            begin, end: ns on that clock, half open.
+        """
         times = self._set.get(clock, np.empty(0, np.int64))
         return bool(((times >= begin) & (times < end)).any())
 
     def around(self, clock: str, peer: str, moment: int) -> tuple[Ints, Ints, Ints]:
         """The comparisons of two clocks nearest to a moment, as many before it as after it if there are.
+
+        Args:
+            clock, peer: names of the two.
+            moment: ns on `clock`.
 
         Returns:
             [N] ns each: times on the clock, what the peer showed then, and how far that may be wrong.
@@ -91,7 +100,7 @@ _NONE = pl.DataFrame(schema=dict.fromkeys(("time_ns", "offset_ns", "round_trip_n
 
 
 def _times_set(own: pl.DataFrame) -> Ints:
-    """Times on a clock just before it was set, by its samples beside a clock that nobody touches."""
+    """Times on a clock just before it was set, by its samples next to the monotonic clock."""
     own = own.unique("monotonic_ns").sort("monotonic_ns")
     wall, untouched = own["time_ns"].to_numpy(), own["monotonic_ns"].to_numpy()
     gained = np.abs(np.diff(wall - untouched))

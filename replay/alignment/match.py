@@ -1,7 +1,7 @@
 """Which rows of the `collectives` table are one and the same collective, seen from its members.
 
 In: the table. Out: an instance id per row and a report of what could not be matched. Clocks are not
-trusted: where no sequence number tells, the order of calls does, and of all ways to lay two ranks' orders
+trusted: where sequence numbers do not decide, the order of calls does, and of all shifts of two ranks' orders
 against each other the one whose end times differ most evenly is taken. All members of a collective end
 together, so under the true pairing the differences are one constant (the clock offset) plus a little skew.
 """
@@ -19,7 +19,7 @@ from dpro.arrays import Bools, Ints
 
 POINT_TO_POINT = ("send", "recv")
 # Each process counts its messages to all peers: what is number 3 for one end can be number 5 for the other.
-# And several messages that were launched together do not tell which peers they went to.
+# And several messages that were launched together do not say which peers they went to.
 NUMBERED_APART = (*POINT_TO_POINT, "send_recv")
 LANE = ("window", "rank", "device", "stream")
 # Members of these put in the same number of bytes; of an all_to_all or a gather they need not.
@@ -115,7 +115,7 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
 
 
 def _group_keys(rows: pl.DataFrame) -> pl.Series:
-    """What each row's group is called, alike on all its members.
+    """What each row's group is called, the same on all its members.
 
     A kernel that does not name its group runs on a stream that belongs to one communicator: it takes the
     name its lane mates give. Sends and receives are keyed by their ends, in order of direction.
@@ -148,17 +148,17 @@ def _covering(ranks: Ints, places: Ints) -> Ints:
 
     Ranks without a place may have recorded anything.
     """
-    told = places != UNPLACED
-    extents = [places[told & (ranks == rank)] for rank in np.unique(ranks)]
+    placed = places != UNPLACED
+    extents = [places[placed & (ranks == rank)] for rank in np.unique(ranks)]
     first, last = (np.sort([edge(own) for own in extents if own.size]) for edge in (np.min, np.max))
     within = np.searchsorted(first, places, "right") - np.searchsorted(last, places, "left")
-    return np.where(told, within + sum(not own.size for own in extents), len(extents))
+    return np.where(placed, within + sum(not own.size for own in extents), len(extents))
 
 
 def _by_sequence(part: pl.DataFrame) -> Ints | None:
-    """Instance numbers of rows with sequence numbers; None where those do not tell.
+    """Instance numbers of rows with sequence numbers; None where those do not decide.
 
-    Parts of one coalesced call share its number: they are told apart by their order in it, where all ranks
+    Parts of one coalesced call share its number: they are distinguished by their order in it, where all ranks
     hold as many.
     """
     if part["sequence"].min() < 0:  # type: ignore[operator]
@@ -172,9 +172,9 @@ def _by_sequence(part: pl.DataFrame) -> Ints | None:
 
 
 def _counted_by_pair(part: pl.DataFrame) -> bool:
-    """Whether these are messages of CPU tensors: only the recorder numbers such, alike at both ends.
+    """Whether these are messages of CPU tensors: only the recorder numbers such, equally at both ends.
 
-    When they end in the trace is when somebody asked for them: their ends tell no order.
+    In the trace they end when their caller asked for them: their ends imply no order.
     """
     return bool((part["device"].fill_null(-1) < 0).all())
 

@@ -131,7 +131,11 @@ def _covered(time: Ints, start: Ints, end: Ints) -> NDArray[np.bool_]:
 
 
 def top_level(start: Ints, end: Ints) -> NDArray[np.bool_]:
-    """[S] which of a thread's spans, sorted by start, lie in no earlier one."""
+    """[S] which of a thread's spans, sorted by start, lie in no earlier one.
+
+    Args:
+        start, end: [S] ns.
+    """
     latest = np.maximum.accumulate(end) if end.size else end
     return np.append(True, start[1:] >= latest[:-1])[: start.size]
 

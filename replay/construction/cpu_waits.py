@@ -84,16 +84,16 @@ def _segments(view: RankView, spans: Ints, finish: int) -> Segments:
     return thread_segments(view.start[spans], view.end[spans], spans, view.begin, finish)
 
 
-def hand_over(view: RankView, threads: Threads, tid: int, told: Dependencies) -> CpuWaits:
+def hand_over(view: RankView, threads: Threads, tid: int, recorded: Dependencies) -> CpuWaits:
     """Forward to backward and back: the caller waits while its backward thread works, and in turn.
 
-    That is inferred from when they work, unless the trace tells that the one works on what the other made.
+    That is inferred from when they work, unless the trace records that the one works on what the other made.
 
     Args:
         view: the rank.
         threads: its threads.
         tid: one of its backward threads.
-        told: what the trace tells of hand-overs between threads.
+        recorded: what the trace has of hand-overs between threads.
     """
     cpu = np.flatnonzero(view.on_cpu & (view.tid == tid))
     outer = cpu[top_level(view.start[cpu], view.end[cpu])]
@@ -101,8 +101,8 @@ def hand_over(view: RankView, threads: Threads, tid: int, told: Dependencies) ->
     begin, finish, contained = bursts(threads.segments[main], view.start[outer], view.end[outer])
     idle_from, idle_to = np.append(view.begin, finish), np.append(begin, view.finish)
     done = finish[contained]
-    mine = (told.source_thread == main) & (told.target_thread == tid)
-    started = np.sort(told.target_at[mine])
+    mine = (recorded.source_thread == main) & (recorded.target_thread == tid)
+    started = np.sort(recorded.target_at[mine])
     unsaid = np.searchsorted(started, begin) == np.searchsorted(started, finish)
     given = links(EdgeKind.HANDOVER, (main, begin), (tid, begin), unsaid)
     returned = links(EdgeKind.HANDOVER, (tid, done), (main, done), unsaid[contained])
@@ -164,10 +164,11 @@ class _Ended:
 
 
 def ended_when_notified(view: RankView, threads: Threads, names: pl.Series) -> RankView:
-    """The rank with CPU collectives that ended when their callers were told.
+    """The rank with CPU collectives that ended when their callers were notified.
 
-    A worker tells the caller a little before it closes its own range: at the end of the stretch in which the
-    caller was idle, if that ended so little earlier and the caller had been idle for much longer than that.
+    A worker notifies the caller a little before it closes its own range: at the end of the stretch in which
+    the caller was idle, if that ended so little earlier and the caller had been idle for much longer than
+    that.
 
     Args:
         view: the rank.
@@ -186,8 +187,8 @@ def ended_when_notified(view: RankView, threads: Threads, names: pl.Series) -> R
         inner, finish = segments.span[before], segments.end[before]
         idle = (inner < 0) | np.isin(view.kind[inner], QUIET) | is_wait[view.name[inner]]
         length = finish - np.maximum(segments.start[before], view.end[call])
-        told = finish[idle & (length >= NOTIFIED_EARLY_TIMES * (end[span] - finish))]
-        end[span] = asked[span] = told[-1] if told.size else end[span]
+        notified = finish[idle & (length >= NOTIFIED_EARLY_TIMES * (end[span] - finish))]
+        end[span] = asked[span] = notified[-1] if notified.size else end[span]
     return dataclasses.replace(view, end=end, asked=asked)
 
 
@@ -201,7 +202,7 @@ def waits_for_collectives(view: RankView, threads: Threads, names: pl.Series) ->
     - Of a message the trace has when its caller asked: there it is needed, and waited for if it ended later
       than the caller's last operator.
     - One called by a functional operator is awaited by an operator, too: by the one it ends in, or the next
-      that is nobody else's.
+      that awaits no other.
     - Any other that ends while its caller is in no operator that began since the call: the caller was
       waiting, if it goes on soon after, or did so in most such places.
     - One that ends while the caller computes is needed at the end of the backward pass that called it, or
@@ -283,7 +284,7 @@ def _waits_of_thread(view: RankView, ended: _Ended, tid: int, kinds: _Operators)
 def _goes_on_soon(view: RankView, ended: _Ended, idle: Bools) -> Bools:
     """[K] whether the thread goes on soon after the end; or does so in most places like this.
 
-    Places are alike where the same call was made and the same comes next: a thread that waits in one step
+    Places are the same where the same call was made and the same comes next: a thread that waits in one step
     waits in all, even if once it did not get a core.
     """
     prompt = ended.finish - ended.asked <= np.maximum(
@@ -301,7 +302,7 @@ def _goes_on_soon(view: RankView, ended: _Ended, idle: Bools) -> Bools:
 def _needed_by(
     view: RankView, ended: _Ended, number: int, kinds: _Operators, claimed: set[int]
 ) -> tuple[int, bool]:
-    """When a result that nobody waited for is needed, and whether that is inferred."""
+    """When a result that no thread waited for is needed, and whether that is inferred."""
     call, end = int(ended.call[number]), int(ended.end[number])
     mine = view.tid == view.tid[call]
     if ended.is_functional[number]:

@@ -1,8 +1,8 @@
-"""What the trace tells of which work needs which: data handed from operator to operator, forward to backward.
+"""Data dependencies that the trace records: from operator to operator, and from forward to backward.
 
 In: execution traces' dependencies and autograd's sequence numbers. Out: pairs of spans, and from these links
 between threads and between streams. Most of a program's data is handed on along a thread or a stream, which
-is told by their order: only what crosses is kept, and of that only what adds something.
+their order implies: only what crosses is kept, and of that only what adds something.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def recorded_dependencies(run: Run, spans: pl.DataFrame) -> pl.DataFrame:
     Returns:
         `rank`, `window`, `source_span_id`, `target_span_id`.
     """
-    told = run.table(DEPENDENCIES, (*PAIR, "kind")).filter(pl.col("kind") == "data").select(PAIR)
-    return pl.concat([told, backward_of_forward(spans).select(PAIR)])
+    recorded = run.table(DEPENDENCIES, (*PAIR, "kind")).filter(pl.col("kind") == "data").select(PAIR)
+    return pl.concat([recorded, backward_of_forward(spans).select(PAIR)])
 
 
 def backward_of_forward(spans: pl.DataFrame) -> pl.DataFrame:
@@ -58,7 +58,12 @@ def backward_of_forward(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def as_spans(view: RankView, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
-    """Pairs that do not contradict their times, as indices of the rank's spans: sources and targets."""
+    """Pairs that do not contradict their times, as indices of the rank's spans: sources and targets.
+
+    Args:
+        view: the rank.
+        pairs: `source_span_id` and `target_span_id`, as of `recorded_dependencies`.
+    """
     place = index_of(view.span_id)
     source, target = (place(pairs[f"{end}_span_id"].to_numpy()) for end in ("source", "target"))
     known = (source >= 0) & (target >= 0)

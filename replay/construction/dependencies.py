@@ -45,7 +45,13 @@ End = tuple[ArrayLike, ArrayLike]
 
 
 def links(kind: EdgeKind | Ints, source: End, target: End, inferred: ArrayLike = False) -> Dependencies:
-    """Links of one kind; each end is (thread, time) or (`WORK`, span), scalars or [K]."""
+    """Links of one kind; each end is (thread, time) or (`WORK`, span), scalars or [K].
+
+    Args:
+        kind: of all, or [K].
+        source, target: what has to end, and what may start then.
+        inferred: whether the trace only suggests it; of all, or [K].
+    """
     columns = np.broadcast_arrays(np.asarray(kind, np.int64), *source, *target, np.atleast_1d(inferred))
     kinds, source_thread, source_at, target_thread, target_at = (c.astype(np.int64) for c in columns[:-1])
     return Dependencies(
@@ -101,6 +107,10 @@ def resolve(found: Dependencies, numbering: Numbering) -> Edges:
     """Edges between nodes, with no lag yet: the links, program order, and arrivals to their transfers.
 
     A link from before a thread's first piece says nothing, nor does one from a node to itself.
+
+    Args:
+        found: the dependencies.
+        numbering: the nodes of the rank.
     """
     source = numbering.ends[np.where(found.source_thread == WORK, found.source_at, 0)]
     target = numbering.begins[np.where(found.target_thread == WORK, found.target_at, 0)]

@@ -33,7 +33,7 @@ WAKE_UP_NS = 200_000
 ROUNDING_NS = 2_000
 # A thread that records nothing for less than this before it reads when events happened need not have waited.
 SILENCE_NS = 500_000
-# What a launching call costs the CPU where a trace holds no other to tell.
+# What a launching call costs the CPU where a trace holds no other call to take it from.
 CALL_NS = 5_000
 LONG_AGO = np.iinfo(np.int64).min // 2
 
@@ -69,13 +69,13 @@ class Streams:
 
 @dataclass(frozen=True)
 class Blocked:
-    """A call blocked on GPU work: which, from when to when (ns), on what spans, and whether that is told."""
+    """A call blocked on GPU work: which, from when to when (ns), on what spans, and whether recorded."""
 
     call: int
     start: int
     end: int
     awaited: list[int]
-    told: bool
+    recorded: bool
 
 
 def streams_of(view: RankView) -> Streams:
@@ -127,7 +127,7 @@ def _unrecorded_waiters(syncs: pl.DataFrame) -> set[int]:
 def _where_unrecorded(view: RankView, guessed: Pairs, recorded: Pairs, syncs: pl.DataFrame) -> Pairs:
     """Inferred dependencies between streams of which no recorded one is known, though one waited.
 
-    Where none is recorded at all, a wait may be known by its call alone, which does not tell the stream.
+    Where none is recorded at all, a wait may be known by its call alone, which does not name the stream.
     """
     if not recorded:
         return guessed
@@ -187,7 +187,7 @@ def _inputs_of_collectives(view: RankView, streams: Streams) -> Pairs:
 
 
 def _users_of_collectives(view: RankView, streams: Streams, names: pl.Series) -> Pairs:
-    """After: where a thread makes a stream wait, its next work uses a collective nobody has waited for yet.
+    """After: where a thread makes a stream wait, its next work uses a collective not yet waited for.
 
     Of the pending ones that had ended by then, it is the one whose end the work's start coincides with, else
     the oldest.
@@ -204,13 +204,13 @@ def _users_of_collectives(view: RankView, streams: Streams, names: pl.Series) ->
     used = (user >= 0) & (view.instance[user] < 0)
     waits, user = waits[used], user[used]
     pending = _Pending(view, streams)
-    told = zip(view.start[waits].tolist(), view.start[user].tolist(), view.stream[user].tolist())
-    taken = [pending.take(*wait) for wait in told]
+    waiting = zip(view.start[waits].tolist(), view.start[user].tolist(), view.stream[user].tolist())
+    taken = [pending.take(*wait) for wait in waiting]
     return [(collective, span) for collective, span in zip(taken, user.tolist()) if collective >= 0]
 
 
 class _Pending:
-    """A rank's collectives that nobody has waited for yet."""
+    """A rank's collectives that no stream has waited for yet."""
 
     def __init__(self, view: RankView, streams: Streams) -> None:
         spans = streams.work[(view.instance[streams.work] >= 0) & (view.launch[streams.work] >= 0)]
@@ -225,7 +225,7 @@ class _Pending:
         """Of those launched before the call, the one that work on a stream had to wait for; or -1.
 
         Args:
-            called: when the stream was told to wait, ns.
+            called: when the stream was made to wait, ns.
             begun: when the work began, ns.
             stream: where it ran.
         """
@@ -319,16 +319,16 @@ def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: 
         handed_in = min(view.start[call] + cost, max(view.start[call], view.start[copy]))
         blocked.append(_blocked(view, call, int(handed_in), [copy]))
     for call in is_one.tolist():
-        told = call in awaited
-        last = [awaited[call]] if told else _last_everywhere(view, streams, call)
+        recorded = call in awaited
+        last = [awaited[call]] if recorded else _last_everywhere(view, streams, call)
         fitting = [span for span in last if _ends_with(view, call, view.end[span])]
         if fitting:
             closest = max(fitting, key=lambda span: view.end[span])
-            blocked.append(_blocked(view, call, int(view.start[call]), [closest], told))
+            blocked.append(_blocked(view, call, int(view.start[call]), [closest], recorded))
     for call in is_all.tolist():
         last = _last_everywhere(view, streams, call)
         if last and max(view.end[span] for span in last) > view.start[call]:
-            blocked.append(_blocked(view, call, int(view.start[call]), last, told=True))
+            blocked.append(_blocked(view, call, int(view.start[call]), last, recorded=True))
     for call in is_allocating.tolist():
         last = _last_everywhere(view, streams, call)
         if last and _ends_with(view, call, max(view.end[span] for span in last)):
@@ -364,23 +364,23 @@ def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Block
         if asked_for.size and called - silent_from >= SILENCE_NS:
             awaited = int(work[asked_for[-1]])
             end = min(called, int(view.end[awaited]))
-            blocked.append(Blocked(call, silent_from, end, [awaited], told=False))
+            blocked.append(Blocked(call, silent_from, end, [awaited], recorded=False))
     return blocked
 
 
 def _awaited_by_calls(view: RankView, streams: Streams, syncs: pl.DataFrame) -> dict[int, int]:
-    """For calls of which the trace tells what they wait for, the last work of that: by index of the call."""
-    told = syncs.filter(
+    """The last work that each call waits for, by index of the call, where the trace records it."""
+    waits = syncs.filter(
         ((pl.col("kind") == "stream_sync") & (pl.col("stream") >= 0))
         | ((pl.col("kind") == "event_sync") & IS_RECORDED)
     )
-    if told.height == 0:
+    if waits.height == 0:
         return {}
     records = syncs.filter(pl.col("kind") == "event_record").select("correlation", recorded="start_ns")
-    told = told.join(records, left_on="record_correlation", right_on="correlation", how="left")
-    calls = index_of(view.span_id)(told["span_id"].to_numpy())
+    waits = waits.join(records, left_on="record_correlation", right_on="correlation", how="left")
+    calls = index_of(view.span_id)(waits["span_id"].to_numpy())
     awaited: dict[int, int] = {}
-    for call, row in zip(calls.tolist(), told.iter_rows(named=True)):
+    for call, row in zip(calls.tolist(), waits.iter_rows(named=True)):
         of_stream = row["kind"] == "stream_sync"
         stream = max(row["device"], 0) * 100_000 + (row["stream"] if of_stream else row["record_stream"])
         until = row["start_ns"] if of_stream else row["recorded"]
@@ -408,6 +408,6 @@ def _ends_with(view: RankView, call: int | Ints, work_end: int | Ints) -> Bools:
     return (view.start[call] < work_end) & (late >= -ROUNDING_NS) & (late <= WAKE_UP_NS)
 
 
-def _blocked(view: RankView, call: int, start: int, awaited: list[int], told: bool = False) -> Blocked:
+def _blocked(view: RankView, call: int, start: int, awaited: list[int], recorded: bool = False) -> Blocked:
     end = min(int(view.end[call]), max(int(view.end[span]) for span in awaited))
-    return Blocked(call, min(start, end), end, awaited, told)
+    return Blocked(call, min(start, end), end, awaited, recorded)

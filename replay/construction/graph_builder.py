@@ -61,8 +61,8 @@ class Built:
         matching: collectives and their instances.
         alignment: the clock of each rank.
         background: spans on threads that touch neither a stream nor a collective, left out.
-        steps_known: whether the run tells where steps begin; else each window counts as one step.
-        of_operations: whether the nodes are whole operations, whose roles tell what depends on what.
+        steps_known: whether the run says where steps begin; else each window counts as one step.
+        of_operations: whether the nodes are whole operations, whose roles imply what depends on what.
         unknown: what the trace leaves open, one line each.
         assumed: what was taken for granted, one line each.
     """
@@ -200,8 +200,8 @@ def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, .
 def _join(rank_graphs: list[RankGraph], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
     """Put the graphs of all ranks behind one another, add the rendezvous between them, and pool the lags."""
     first = np.cumsum([0] + [each.begins.size for each in rank_graphs])
-    met, meetings = _rendezvous(rank_graphs, first, moved, len(names) - 1)
-    edges = _edges_of_all(rank_graphs, first, meetings)
+    met, rendezvous = _rendezvous(rank_graphs, first, moved, len(names) - 1)
+    edges = _edges_of_all(rank_graphs, first, rendezvous)
     # Columns are written where they stay: what is in order need not be copied into order.
     total = int(first[-1]) + met.duration.size
     order, stuck = order_of(
@@ -236,14 +236,14 @@ def _write(own: Nodes, nodes: Nodes, number: Ints) -> None:
         getattr(nodes, f.name)[number] = getattr(own, f.name)
 
 
-def _edges_of_all(rank_graphs: list[RankGraph], first: Ints, meetings: Edges) -> Edges:
+def _edges_of_all(rank_graphs: list[RankGraph], first: Ints, rendezvous: Edges) -> Edges:
     """The edges of all ranks, in the numbers of all nodes, and those at rendezvous."""
     columns: dict[str, Any] = {}
     for f in dataclasses.fields(Edges):
         chunks = [getattr(each.edges, f.name) for each in rank_graphs]
         if f.name in ("source", "target"):
             chunks = [chunk + shift for chunk, shift in zip(chunks, first)]
-        columns[f.name] = np.concatenate([*chunks, getattr(meetings, f.name)])
+        columns[f.name] = np.concatenate([*chunks, getattr(rendezvous, f.name)])
     return Edges(**columns)
 
 
@@ -282,7 +282,7 @@ def _rendezvous(
         collective=found[shared],
         bytes=constant(-1),
         message=constant(-1),
-        section=constant(-1),
+        phase=constant(-1),
         measured_start=time,
         measured_end=time,
     )

@@ -15,7 +15,7 @@ from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, NodeKind, Nodes
 
 # Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
 BACK_TO_BACK_NS = 20_000
-# Of so many launches onto an idle stream the median is the rank's own; a GPU that hardly idles tells nothing.
+# Of so many launches onto an idle stream the median is the rank's own; a GPU that hardly idles shows none.
 ENOUGH_IDLE_LAUNCHES = 20
 # Kernels of one name that leave room on the device after times that differ by less than about this do so for
 # the same reason; of so many the median is that time.
@@ -28,7 +28,13 @@ NO_CORE_NS = 1_000_000
 
 
 def pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, Nodes]:
-    """The graph with lags. Only work that is started has any, and most edges lead to other nodes."""
+    """The graph with lags. Only work that is started has any, and most edges lead to other nodes.
+
+    Args:
+        edges: of all ranks, in the numbers of all nodes, with lags of 0.
+        nodes: of all ranks, in topological order.
+        on_worker: [lanes] whether each is a thread that runs CPU collectives.
+    """
     chosen = np.flatnonzero(_on_stream(nodes)[edges.target])
     to_work = Edges(**{f.name: getattr(edges, f.name)[chosen] for f in dataclasses.fields(Edges)})
     to_work, nodes = _lags_of_work(to_work, nodes, on_worker)
@@ -40,43 +46,44 @@ def pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, No
 def _lags_of_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> tuple[Edges, Nodes]:
     """Lags of launches, stream order and events, each one number per kind of work for all ranks.
 
-    A launch's latency shows where the stream was idle when the call returned (median over those); the cost
-    of going on with queued work, where the launch was long past (mean over gaps short enough to be that: a
-    median would add up its bias over thousands of kernels). One rank alone cannot tell: a GPU that never
-    idles shows no latency. Work whose launch is not in the trace and that nothing else explains keeps its
-    distance from the work before it, and counts as anchored.
+    A launch's latency shows where the stream was idle when the call returned (median over those); the cost of
+    going on with queued work, where the launch was long past (mean over gaps short enough to be that: a
+    median would add up its bias over thousands of kernels). One rank alone may not show it: a GPU that never
+    idles has no launch onto an idle stream. Work whose launch is not in the trace and that nothing else
+    explains keeps its distance from the work before it, and counts as anchored.
     """
+    # What is left to explain: the time from the end of what an edge comes from to the start of its work.
     slack = nodes.measured_start[edges.target] - nodes.measured_end[edges.source]
     launch, stream = edges.kind == EdgeKind.LAUNCH, edges.kind == EdgeKind.STREAM
     event = edges.kind == EdgeKind.EVENT
+    # [E] kind of work: kernels 0, copies 1, GPU collectives 2, collectives of communication threads 3.
     group = np.where(nodes.kind == NodeKind.COPY, 1, np.where(nodes.kind == NodeKind.ARRIVE, 2, 0))
     group = np.where(on_worker[nodes.lane], 3, group)[edges.target]
+    # [N] when the last of the other dependencies of a node had ended, and when its call had returned.
     others = _latest_end(edges, nodes, ~launch)
     called = _latest_end(edges, nodes, launch)
-    # A call that let go before it returned (copies that block, CUDA graphs) has a latency of its own, but
-    # never more than was seen: the moment may have been taken from the work.
+    # A call that released its work before it returned (copies that block, CUDA graphs) has a latency of its
+    # own, but never more than was seen: the moment may have been taken from the work.
     returned, early = launch & ~edges.inferred, launch & edges.inferred
+    # Only where all else was over when the call returned is the slack its latency.
     free = others[edges.target] <= nodes.measured_end[edges.source]
+    long_called = called[edges.target] < nodes.measured_end[edges.source] - BACK_TO_BACK_NS
     lag = edges.lag.copy()
     for code in range(4):
-        idle = returned & (group == code) & free
+        mine = group == code
+        idle = returned & mine & free
         if idle.any():
-            lag[returned & (group == code)] = round(float(np.median(slack[idle])))
-        idle = (
-            early & (group == code) & (slack > 0) & (others[edges.target] <= nodes.measured_end[edges.source])
-        )
+            lag[returned & mine] = round(float(np.median(slack[idle])))
+        idle = early & mine & (slack > 0) & free
         if idle.any():
-            mine = early & (group == code)
-            lag[mine] = np.clip(slack[mine], 0, round(float(np.median(slack[idle]))))
-        queued = (
-            stream
-            & (group == code)
-            & (called[edges.target] < nodes.measured_end[edges.source] - BACK_TO_BACK_NS)
-        )
-        queued &= slack <= BACK_TO_BACK_NS
+            lag[early & mine] = np.clip(slack[early & mine], 0, round(float(np.median(slack[idle]))))
+        # Work that was queued long before follows the work before it by the cost of going on alone.
+        queued = stream & mine & long_called & (slack <= BACK_TO_BACK_NS)
         if queued.any():
-            lag[stream & (group == code)] = round(float(slack[queued].mean()))
+            lag[stream & mine] = round(float(slack[queued].mean()))
+    # The error of each GPU's clock shows as a latency of its rank that differs from the pooled one.
     lag += _gpu_clocks(nodes, edges, slack - lag, returned & (group < 3), free)
+    # An event sets the start where work begins right behind it: there its slack is the lag of all events.
     bound = event & (slack >= 0) & (slack <= BACK_TO_BACK_NS)
     if bound.any():
         lag[event] = round(float(np.median(slack[bound])))
@@ -92,7 +99,7 @@ def _drained(edges: Edges, nodes: Nodes, lag: Ints, slack: Ints) -> tuple[Ints, 
     """Lags of work that waited for room on the device, and what could only be fitted.
 
     How long after its start a kernel leaves room is a property of it: its blocks run in waves, and the last
-    wave does not fill the device. What starts then makes that wave slower, so the end of the kernel tells
+    wave does not fill the device. What starts then makes that wave slower, so the end of the kernel says
     less. Of kernels of one name that leave room after comparable times it is the median, over all ranks and
     steps; where too few were seen the measured time is taken.
 
@@ -128,10 +135,11 @@ def _comparable(name: Ints, time: Ints) -> list[Ints]:
 
 
 def _gpu_clocks(nodes: Nodes, edges: Edges, left: Ints, launch: Bools, free: Bools) -> Ints:
-    """[E] by how much launches of a rank arrive later than those of all ranks, where it has enough to tell.
+    """[E] by how much launches of a rank arrive later than those of all ranks, where it has enough launches
+    to show it.
 
-    Profilers read the clock of each GPU to some 10 us only, for all its launches alike: on one rank kernels
-    begin before the calls that launch them return, on another long after.
+    Profilers read the clock of each GPU to some 10 us only, with the same error for all its launches: on one
+    rank kernels begin before the calls that launch them return, on another long after.
 
     Args:
         nodes, edges: the graph so far.
@@ -145,9 +153,9 @@ def _gpu_clocks(nodes: Nodes, edges: Edges, left: Ints, launch: Bools, free: Boo
     order = np.lexsort((window, rank))
     changes = np.flatnonzero(np.diff(rank[order]) | np.diff(window[order])) + 1
     for mine in np.split(launches[order], changes):
-        told = mine[free[mine]]
-        if told.size >= ENOUGH_IDLE_LAUNCHES:
-            later[mine] = round(float(np.median(left[told])))
+        idle = mine[free[mine]]
+        if idle.size >= ENOUGH_IDLE_LAUNCHES:
+            later[mine] = round(float(np.median(left[idle])))
     return later
 
 
@@ -160,17 +168,20 @@ def _anchor_unexplained(
     its distance from what it had waited for. Work that was ready before its GPU did anything inside the
     window may have queued behind work from before it: it keeps its time.
     """
+    # Work whose start nothing explains: all that it depends on was over, and long ago.
     ready = _latest_end(edges, nodes, np.ones(edges.lag.size, np.bool_))
     late = _on_stream(nodes) & (nodes.measured_start - ready > UNEXPLAINED_NS) & ~nodes.anchored
     without_core = late & on_worker[nodes.lane] & (nodes.measured_start - ready > NO_CORE_NS)
     has_launch, has_before = np.zeros(late.size, np.bool_), np.zeros(late.size, np.bool_)
     has_launch[edges.target[launch]] = True
     has_before[edges.target[stream]] = True
+    # [rank] when the GPU of each first did anything; ranks may begin below 0 (of a rendezvous).
     on_gpu = np.isin(nodes.kind, GPU_KINDS)
     lowest = int(nodes.rank.min())
     first_work = np.full(int(nodes.rank.max()) - lowest + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_work, nodes.rank[on_gpu] - lowest, nodes.measured_start[on_gpu])
     first = late & ~has_before & ~on_worker[nodes.lane] & (ready < first_work[nodes.rank - lowest])
+    # Tie the rest to what it had waited for: an edge whose lag is what was measured.
     fitted = stream & (late & ~has_launch)[edges.target]
     fitted |= without_core[edges.target] & (nodes.measured_end[edges.source] == ready[edges.target])
     lag = edges.lag.copy()
@@ -184,7 +195,7 @@ def _anchor_unexplained(
 
 
 def _on_stream(nodes: Nodes) -> Bools:
-    """[N] GPU work and collectives' arrivals; arrivals of CPU collectives too, which behave alike."""
+    """[N] GPU work and collectives' arrivals; arrivals of CPU collectives too, which behave the same."""
     return np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE))
 
 

@@ -45,7 +45,7 @@ def positions_in_steps(views: list[RankView]) -> dict[int, Positions]:
         orders.append((view, view.instance[ran].tolist()))
         for instance, step in zip(view.instance[ran].tolist(), view.step_of(called).tolist()):
             steps[instance][step] += 1
-    step_of = {each: told.most_common(1)[0][0] for each, told in steps.items() if told.total() > 1}
+    step_of = {each: votes.most_common(1)[0][0] for each, votes in steps.items() if votes.total() > 1}
     by_rank: dict[int, dict[tuple[int, int], list[int]]] = defaultdict(dict)
     for view, order in orders:
         for instance in order:

@@ -81,8 +81,8 @@ def build_rank_graph(
     view = ended_when_notified(view, threads, names)
     streams = streams_of(view)
     blocked = blocked_calls(view, streams, syncs, names)
-    told = as_spans(view, needs)
-    handed = between_threads(view, [*threads.segments], *told)
+    pairs = as_spans(view, needs)
+    handed = between_threads(view, [*threads.segments], *pairs)
     waits = [
         *(hand_over(view, threads, tid, handed) for tid in threads.backward),
         waits_for_collectives(view, threads, names),
@@ -98,11 +98,11 @@ def build_rank_graph(
         *given,
         _launches(view, work, released),
         _lane_order(view, work),
-        event_links(view, streams, syncs, between_streams(view, streams, *told), names),
+        event_links(view, streams, syncs, between_streams(view, streams, *pairs), names),
     ]
     edges = resolve(join(found), numbering)
     nodes = partial(node_columns, view, threads, numbering, positions)
-    ran, instance = view.meetings
+    ran, instance = view.memberships
     arrive, transfer = numbering.begins[ran], numbering.ends[ran]
     began = np.repeat(view.start[work], numbering.ends[work] - numbering.begins[work] + 1)
     begins = np.concatenate([*(piece.start for piece in pieces.values()), began])
@@ -112,18 +112,18 @@ def build_rank_graph(
 def _waits_in_calls(view: RankView, blocked: list[Blocked]) -> CpuWaits:
     """Calls that were blocked on GPU work, as waits of their threads."""
     rows = np.array([(view.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
-    pairs = [(span, view.tid[b.call], b.end, not b.told) for b in blocked for span in b.awaited]
+    pairs = [(span, view.tid[b.call], b.end, not b.recorded) for b in blocked for span in b.awaited]
     awaited = np.array(pairs, np.int64).reshape(-1, 4)
     found = links(EdgeKind.SYNC, (WORK, awaited[:, 0]), (awaited[:, 1], awaited[:, 2]), awaited[:, 3] > 0)
     return CpuWaits(rows[:, 0], rows[:, 1], rows[:, 2], found)
 
 
 def _released(view: RankView, blocked: list[Blocked]) -> Ints:
-    """[S] ns when each launching call lets go of what it launches.
+    """[S] ns when each launching call releases what it launches.
 
-    A call that launches one piece of GPU work lets go when it returns, or when it begins to block. One that
-    launches many (a CUDA graph), one that copies piece by piece, and the call of a CPU collective go on after
-    the work has begun.
+    A call that launches one piece of GPU work releases it when it returns, or when it begins to block. One
+    that launches many (a CUDA graph), one that copies piece by piece, and the call of a CPU collective go on
+    after the work has begun.
     """
     released = view.end.copy()
     for b in blocked:
@@ -145,7 +145,7 @@ def _cut(
     given: list[Dependencies],
     released: Ints,
 ) -> Pieces:
-    """Cut a thread where it waits, where it lets go of work or hands over, and where steps begin and end."""
+    """Cut a thread where it waits, where it releases work or hands over, and where steps begin and end."""
     calls = view.calls
     handed = [each.source_at[each.source_thread == tid] for each in given]
     cuts = [released[calls[view.tid[calls] == tid]], view.step_start, [view.steps_end], *handed]
@@ -159,7 +159,7 @@ def _cut(
 
 
 def _launches(view: RankView, work: Ints, released: Ints) -> Dependencies:
-    """From the moment a call lets go to the work it launched; inferred where that is before it returns.
+    """From the moment a call releases its work to that work; inferred where that is before it returns.
 
     Of the work of a CUDA graph only the first on each stream is bound to the call: the rest follows it.
     """
@@ -175,7 +175,7 @@ def _launches(view: RankView, work: Ints, released: Ints) -> Dependencies:
 
 
 def _lane_order(view: RankView, work: Ints) -> Dependencies:
-    """Each piece of work after the one before it on its stream or worker; messages wait for nobody there."""
+    """Each piece of work after the one before it on its stream or worker; messages do not queue there."""
     work = work[~view.is_message[work]]
     place = place_of_work(view, work)
     ordered = work[np.lexsort((view.end[work], view.start[work], place))]
@@ -229,7 +229,7 @@ def node_columns(
         collective=np.where(is_work, view.instance[inner], -1),
         bytes=np.where(block["kind"] == NodeKind.TRANSFER, view.payload[inner], -1),
         message=np.where(block["kind"] == NodeKind.TRANSFER, view.message[inner], -1),
-        section=phases_at(view, block["caused"], step, positions),
+        phase=phases_at(view, block["caused"], step, positions),
         measured_start=block["start"],
         measured_end=block["end"],
     )
@@ -302,7 +302,12 @@ def _lanes_of_work(view: RankView, work: Ints, lanes: Lanes) -> tuple[Ints, Bool
 
 
 def place_of_work(view: RankView, work: Ints) -> Ints:
-    """[W] a number for where each piece of work runs: one per stream, and per thread with collectives."""
+    """[W] a number for where each piece of work runs: one per stream, and per thread with collectives.
+
+    Args:
+        view: the rank.
+        work: [W] span indices.
+    """
     on_gpu = view.on_gpu[work]
     runs_on = np.where(on_gpu, view.stream[work], view.tid[work])
     return 2 * np.unique(runs_on, return_inverse=True)[1] + on_gpu
@@ -310,7 +315,7 @@ def place_of_work(view: RankView, work: Ints) -> Ints:
 
 def _when_asked_for(view: RankView, work: Ints, lane: Ints) -> Ints:
     """[W] ns when each piece of work was launched; where unknown, as the work before it on its lane, and
-    where there is none, before the window. A trace without launches tells only when work ran.
+    where there is none, before the window. A trace without launches says only when work ran.
     """
     if not (view.launch[work] >= 0).any():
         return view.start[work]

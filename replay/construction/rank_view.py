@@ -33,7 +33,7 @@ class RankView:
         launch: [S] for GPU work, the index of the runtime span that launched it; for the span that ran a
             CPU collective, the index of the call; -1 where unknown.
         instance: [S] for a span that ran a collective its instance, else -1; the last of several messages.
-        meetings: [2, K] spans that ran collectives, and the instance of each.
+        memberships: [2, K] spans that ran collectives, and the instance of each.
         transfer: [S] for a span that ran a collective how long it moved data, ns, else -1.
         is_message: [S] whether it is a send or receive of CPU tensors: its range begins with the call, on the
             calling thread, and lasts until that thread asks whether it is over.
@@ -58,7 +58,7 @@ class RankView:
     stream: Ints
     launch: Ints
     instance: Ints
-    meetings: Ints
+    memberships: Ints
     transfer: Ints
     is_message: Bools
     asked: Ints
@@ -101,7 +101,7 @@ class RankView:
 def make_rank_view(
     rank: int, window: int, spans: pl.DataFrame, matched: pl.DataFrame, steps: pl.DataFrame
 ) -> RankView:
-    """Take one rank's rows apart into arrays.
+    """Make the arrays of one rank in one window.
 
     Args:
         rank, window: which.
@@ -114,36 +114,26 @@ def make_rank_view(
         ["start_ns", "end", "span_id"], descending=[False, True, False]
     )
     start = spans["start_ns"].to_numpy()
-    end = spans["end"].to_numpy()
     kind = spans["kind"].to_physical().cast(pl.Int64).to_numpy()
-    gpu = IS_ON_GPU[kind]
+    on_gpu = IS_ON_GPU[kind]
     place = index_of(spans["span_id"].to_numpy())
+    # From here on `matched` are the collectives whose span is in this window, and `executed` where it is.
     executed = place(matched["span_id"].to_numpy())
     matched, executed = matched.filter(pl.Series(executed >= 0)), executed[executed >= 0]
-    told = ("instance", "transfer_ns", "rendezvous_ns", "payload", "message")
-    of_span = {name: np.full(start.size, -1, np.int64) for name in told}
-    for name, column in of_span.items():
-        column[executed] = matched[name].to_numpy()
-    instance = of_span["instance"]
-    # Of several messages in one kernel the last to find its other end decides.
-    np.maximum.at(of_span["rendezvous_ns"], executed, matched["rendezvous_ns"].to_numpy())
-    np.minimum.at(of_span["transfer_ns"], executed, matched["transfer_ns"].to_numpy())
-    meetings = np.stack([executed, matched["instance"].to_numpy()])
-    is_message = np.zeros(start.size, np.bool_)
-    is_message[executed] = matched["is_message"].to_numpy()
-    over = np.maximum(of_span["rendezvous_ns"], start) + of_span["transfer_ns"]
-    asked, end = end, np.where(is_message, np.minimum(end, over), end)
-    launch = _launches(spans, kind, gpu)
+    moved, is_message = _moved(matched, executed, start.size)
+    # A message lasts until its caller asks for it: it was over when it had moved.
+    asked = spans["end"].to_numpy()
+    over = np.maximum(moved["rendezvous_ns"], start) + moved["transfer_ns"]
+    end = np.where(is_message, np.minimum(asked, over), asked)
+    # GPU work is launched by the call of its correlation; a CPU collective by the call noted for it.
+    launch = _launches(spans, kind, on_gpu)
     called = place(matched["launch_span_id"].to_numpy())
     launch[executed] = np.where(launch[executed] >= 0, launch[executed], called)
-    cpu = IS_ON_CPU[kind] & (instance < 0)
+    on_cpu = IS_ON_CPU[kind] & (moved["instance"] < 0)
     steps = steps.sort("start_ns")
     step_start = steps["start_ns"].to_numpy()
     step_end = step_start + steps["duration_ns"].to_numpy()
-    used = cpu | gpu
-    begin = int(start[used].min()) if used.any() else 0
-    if step_start.size:  # a window may open before the first span of its first step: that time is the step's
-        begin = min(begin, int(step_start[0]))
+    begin, finish = _extent(start, end, on_cpu | on_gpu, step_start)
     return RankView(
         rank=rank,
         window=window,
@@ -155,25 +145,52 @@ def make_rank_view(
         tid=spans["tid"].to_numpy(),
         stream=spans["device"].cast(pl.Int64).to_numpy() * 100_000 + spans["stream"].to_numpy(),
         launch=launch,
-        instance=instance,
-        meetings=meetings,
-        transfer=of_span["transfer_ns"],
+        memberships=np.stack([executed, matched["instance"].to_numpy()]),
         is_message=is_message,
         asked=asked,
-        payload=of_span["payload"],
-        message=of_span["message"],
-        rendezvous=of_span["rendezvous_ns"],
-        main_tid=_main_thread(spans, cpu, end - start),
+        main_tid=_main_thread(spans, on_cpu, end - start),
         step_start=step_start,
         step_number=steps["step"].to_numpy(),
         steps_end=int(step_end.max()) if step_end.size else 0,
         begin=begin,
-        finish=int(end[used].max()) if used.any() else 0,
+        finish=finish,
+        **{name.removesuffix("_ns"): column for name, column in moved.items()},
     )
+
+
+def _moved(matched: pl.DataFrame, executed: Ints, num_spans: int) -> tuple[dict[str, Ints], Bools]:
+    """What each span moved in a collective, -1 for others; and [S] whether it is a message of CPU tensors.
+
+    Args:
+        matched: collectives of the rank.
+        executed: [K] index of the span that ran each.
+        num_spans: S.
+    """
+    names = ("instance", "transfer_ns", "rendezvous_ns", "payload", "message")
+    of_span = {name: np.full(num_spans, -1, np.int64) for name in names}
+    for name, column in of_span.items():
+        column[executed] = matched[name].to_numpy()
+    # Of several messages in one kernel the last to find its other end decides.
+    np.maximum.at(of_span["rendezvous_ns"], executed, matched["rendezvous_ns"].to_numpy())
+    np.minimum.at(of_span["transfer_ns"], executed, matched["transfer_ns"].to_numpy())
+    is_message = np.zeros(num_spans, np.bool_)
+    is_message[executed] = matched["is_message"].to_numpy()
+    return of_span, is_message
+
+
+def _extent(start: Ints, end: Ints, used: Bools, step_start: Ints) -> tuple[int, int]:
+    """From when to when a window lasts on its rank, ns; 0 and 0 without any work.
+
+    It may open before the first span of its first step: that time is the step's.
+    """
+    begin = int(start[used].min()) if used.any() else 0
+    finish = int(end[used].max()) if used.any() else 0
+    return (min(begin, int(step_start[0])) if step_start.size else begin), finish
 
 
 def index_of(ids: Ints) -> Callable[[Ints], Ints]:
     """A function from span ids to positions, -1 for ids that are not there."""
+    # Binary search in the sorted ids; a wanted id that is not there lands on a neighbour, which differs.
     order = np.argsort(ids, kind="stable")
     sorted_ids = ids[order]
 

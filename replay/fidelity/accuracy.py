@@ -1,4 +1,4 @@
-"""How far to believe a replay: its errors against the trace, and what the trace did not tell.
+"""How far to believe a replay: its errors against the trace, and what the trace leaves open.
 
 In: a graph with its matching, and its timeline. Out: numbers and a plain verdict. A small error of the step
 time proves little by itself (wrong parts can add up right), so the errors of single starts, the time that
@@ -18,7 +18,7 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.evidence import Evidence, evidence_of, is_started
 from dpro.replay.fidelity.fit import counted_starts, rank_errors, start_errors, step_errors
 from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
-from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, fold
+from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, overlap_of
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.steps.durations import steps_of
@@ -57,12 +57,12 @@ class Trust:
             started by all that is known, but had not.
         host_gaps: share of the threads' time that no span explains; it is kept as work of its own.
         evidence: what the starts rest on.
-        overlap: how kernels slow down beside communication; None where the trace does not tell.
+        overlap: how kernels slow down beside communication; None where the trace does not show it.
         reasons: what the trace cannot answer, one line each.
         doubts: where it fits less well than a good replay, one line each.
         answerable: whether the replay fits well enough for detectors, and predictions, to start from it.
         assumed: what was taken for granted, one line each.
-        meetings: collectives with ranks that are missing; None where there are none.
+        rendezvous: collectives with ranks that are missing; None where there are none.
         figures: all that predictions stand or fall with, each with its bars, worst first.
     """
 
@@ -80,7 +80,7 @@ class Trust:
     doubts: tuple[str, ...]
     answerable: bool
     assumed: tuple[str, ...] = ()
-    meetings: RendezvousRegistry | None = None
+    rendezvous: RendezvousRegistry | None = None
     collectives_outside: float = 0.0
     figures: tuple[Figure, ...] = ()
 
@@ -128,7 +128,7 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
     # What late launches cost is the unexplained share: their number is no harm.
     doubtful = 0.0 if built.of_operations else evidence.anchored + evidence.fitted
     why_not = [*_why_not(error_pct, unexplained, doubtful, steps.height), *built.alignment.conflicts]
-    folding = fold(built, manifest)
+    missing = extrapolate_missing_ranks(built, manifest)
     return Trust(
         steps=steps,
         ranks=rank_errors(timeline, derived),
@@ -140,11 +140,11 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
         host_gaps=_share_of_gaps(graph),
         evidence=evidence,
         overlap=None if built.of_operations else overlap_of(timeline),
-        reasons=(*why_not, *folding.unknown, *_not_known(built, manifest)),
+        reasons=(*why_not, *missing.unknown, *_not_known(built, manifest)),
         doubts=tuple(_doubts(steps, error_pct, starts, unexplained)),
         answerable=not why_not,
-        assumed=(*folding.assumed, *_assumed(built, unexplained)),
-        meetings=folding.meetings,
+        assumed=(*missing.assumed, *_assumed(built, unexplained)),
+        rendezvous=missing.rendezvous,
         collectives_outside=built.matching.share_outside,
         figures=figures_of(steps, starts, unexplained, doubtful, windows_to_usual(_steps_of(built))),
     )
@@ -219,7 +219,7 @@ def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) 
     if anchored > WORST_ANCHORED:
         reasons.append(
             f"{anchored:.0%} of the starts of GPU work and collectives were taken from the trace, which does "
-            "not tell what they depend on: a small error proves nothing"
+            "not say what they depend on: a small error proves nothing"
         )
     return reasons
 
@@ -230,7 +230,7 @@ def _doubts(
     """Where the replay fits less well than a good one, and predictions are accordingly less sharp."""
     doubts = []
     if GOOD_STEP_ERROR_PCT < error_pct <= WORST_STEP_ERROR_PCT:
-        doubts.append(f"the replayed steps are off by {error_pct:.1f}%: gains below that cannot be told")
+        doubts.append(f"the replayed steps are off by {error_pct:.1f}%: smaller gains may be error")
     step_ns = float(steps["measured_ns"].mean() or 0.0)  # type: ignore[arg-type]
     for percent, good, which in ((50, GOOD_START_MEDIAN, "half"), (95, GOOD_START_P95, "one in twenty")):
         if starts.get(percent, 0.0) > good * step_ns > 0:
@@ -255,7 +255,7 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
     if not built.steps_known:
         reasons.append("no steps are known: each window is taken as one step; mark steps in the profiler")
     if len(manifest.ranks) > 1 and not built.of_operations and not (built.matching.rows["members"] > 1).any():
-        reasons.append("no collective is known on two ranks: who waits for whom cannot be told")
+        reasons.append("no collective is known on two ranks: which rank waits for which is unknown")
     reasons += [
         f"collectives not matched ({line}): their waiting counts as communication"
         for line in built.matching.refused
@@ -272,5 +272,5 @@ def _clocks_not_known(built: Built) -> list[str]:
         reasons.append(f"the clocks of {len(unsure)} ranks are known only to {worst:.1f} ms")
     unknown = {rank for (rank, _), ns in uncertainty.items() if ns < 0}
     if unknown and (built.matching.rows["members"] > 1).any():
-        reasons.append(f"nothing tells how far the clocks of {len(unknown)} ranks are off")
+        reasons.append(f"how far the clocks of {len(unknown)} ranks are off is unknown")
     return reasons

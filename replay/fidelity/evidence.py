@@ -20,13 +20,13 @@ from dpro.replay.timeline import Timeline
 
 @dataclass(frozen=True)
 class Evidence:
-    """What tells when work starts.
+    """What the starts of work rest on.
 
     The four shares are of all starts of GPU work and of arrivals at collectives, and add up to 1.
 
     Attributes:
         edges: one row per `EdgeKind` in the graph: `kind`, and how many were `recorded` and `inferred`.
-        streams_recorded: pairs of streams of which the trace tells how the one waits for the other.
+        streams_recorded: pairs of streams of which the trace records how the one waits for the other.
         streams_inferred: those of which it only suggests so.
         derived: set by a dependency that the trace recorded.
         inferred: set by one that it only suggests.
@@ -51,8 +51,8 @@ def evidence_of(timeline: Timeline) -> Evidence:
     bound = timeline.binding != NO_NODE
     inferred = np.zeros(graph.num_nodes, np.bool_)
     inferred[bound] = graph.edges.inferred[timeline.binding[bound]]
-    sort = np.select([fitted, anchored, inferred], [2, 3, 1], 0)[work]
-    shares = np.bincount(sort, minlength=4) / max(sort.size, 1)
+    kind = np.select([fitted, anchored, inferred], [2, 3, 1], 0)[work]
+    shares = np.bincount(kind, minlength=4) / max(kind.size, 1)
     return Evidence(_count_edges(graph), *_count_streams(graph), *map(float, shares))
 
 

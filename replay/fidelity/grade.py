@@ -142,7 +142,12 @@ ADVICE = {
 
 
 def in_words(score: float, figures: Sequence[Figure]) -> str:
-    """The grade, the score, what keeps it down, and what of it the run does not show."""
+    """The grade, the score, what keeps it down, and what of it the run does not show.
+
+    Args:
+        score: from 0 to 1.
+        figures: all that count, worst first.
+    """
     grade = grade_of(score)
     weak = [str(figure) for figure in figures if figure.score is not None and figure.score < GOOD][:2]
     why = f"; weakest: {'; '.join(weak)}" if weak else ""

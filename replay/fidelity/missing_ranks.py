@@ -1,8 +1,8 @@
-"""Few ranks given of many: which of the missing ones a given rank stands for, and what stays unknown.
+"""Extrapolation to ranks that are missing: which recorded ranks represent them, and what stays unknown.
 
-In: a built graph of which ranks are missing. Out: sentences, and a bound on what cannot be told. Ranks of one
+In: a built graph of which ranks are missing. Out: sentences, and a bound on what stays unknown. Ranks of one
 pipeline stage do the same work and call the same collectives, so in a replay the missing ones come to a
-collective together with the given ones of their stage, whatever an edit changes. How long these waited for
+collective together with the recorded ones of their stage, whatever an edit changes. How long these waited for
 them is part of what looks like communication: the same communication at its fastest bounds it. What an edit
 does to that waiting is between two ends: it goes away, or the missing ranks come when they came.
 """
@@ -24,7 +24,7 @@ from dpro.replay.timeline import Timeline, measured_step_times, replay, step_tim
 from dpro.store import Manifest
 from dpro.words import few
 
-# Of communication that lasts longer than its fastest by no more than this, nobody was waited for.
+# Of communication that lasts longer than its fastest by no more than this, no rank was waited for.
 WAITED_NS = 10_000
 
 
@@ -42,48 +42,49 @@ class RendezvousRegistry:
 
 
 @dataclass(frozen=True)
-class Folding:
+class Extrapolation:
     """What is taken for granted of missing ranks.
 
     Attributes:
-        assumed: which given ranks stand for which missing ones, one line each.
-        unknown: what nobody stands for, one line each.
-        meetings: where they are met; None where no rank is missing, or none is met.
+        assumed: which recorded ranks represent which missing ones, one line each.
+        unknown: what no recorded rank represents, one line each.
+        rendezvous: collectives with them; None where no rank is missing, or none takes part in any.
     """
 
     assumed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    meetings: RendezvousRegistry | None = None
+    rendezvous: RendezvousRegistry | None = None
 
 
-def fold(built: Built, manifest: Manifest) -> Folding:
+def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation:
     """Say what the missing ranks of a run are taken to do.
 
     Args:
-        built: the graph of the given ones.
+        built: the graph of the recorded ones.
         manifest: the run's.
     """
     missing = manifest.missing_ranks
-    if not missing or built.of_operations:  # operations have places, and others of a place stand for them
-        return Folding()
-    meetings = meetings_with(built, missing)
-    waiting = share_of_waiting(built.graph, meetings)
+    if not missing or built.of_operations:  # operations have places: others there represent them
+        return Extrapolation()
+    rendezvous = rendezvous_with(built, missing)
+    waiting = share_of_waiting(built.graph, rendezvous)
     bound = f", which may be up to {waiting:.0%} of a step" if waiting >= 0.01 else ""
     late = (
         f"{len(missing)} of {manifest.world_size} ranks are missing: what made the others wait for them "
-        f"cannot be told from slow communication{bound}; record all ranks"
+        f"cannot be distinguished from slow communication{bound}; record all ranks"
     )
-    of_whom, nobody = _stood_for(built, sorted(set(manifest.ranks)))
+    represented, unknown = _represented(built, sorted(set(manifest.ranks)))
     given = few(manifest.ranks, 8)
     assumed = (
-        f"{of_whom} are taken to do what {'ranks' if len(manifest.ranks) > 1 else 'rank'} {given} "
-        f"{'do' if len(manifest.ranks) > 1 else 'does'}, and an edit of a rank to be one of all it stands for"
+        f"{represented} are taken to do what {'ranks' if len(manifest.ranks) > 1 else 'rank'} {given} "
+        f"{'do' if len(manifest.ranks) > 1 else 'does'}, and an edit of a rank to be "
+        "one of all that it represents"
     )
-    return Folding((assumed,), (late, *nobody), meetings)
+    return Extrapolation((assumed,), (late, *unknown), rendezvous)
 
 
-def _stood_for(built: Built, given: list[int]) -> tuple[str, list[str]]:
-    """Which of the missing ranks have one that stands for them, and what nobody stands for."""
+def _represented(built: Built, given: list[int]) -> tuple[str, list[str]]:
+    """Which of the missing ranks a recorded one represents, and what none does."""
     rows = built.matching.rows
     if not rows["op"].is_in(POINT_TO_POINT).any():
         return "the missing ranks", []
@@ -92,14 +93,14 @@ def _stood_for(built: Built, given: list[int]) -> tuple[str, list[str]]:
     if absent:
         listed = ", ".join(map(str, absent))
         return "missing ranks of the same pipeline stage", [
-            f"nobody is given of pipeline stage {listed} of {num_stages}: what is done there is unknown"
+            f"no rank was recorded of pipeline stage {listed} of {num_stages}: what is done there is unknown"
         ]
-    told = [] if num_stages else ["what ranks of other pipeline stages do is unknown, and which those are"]
-    return "missing ranks of the same pipeline stage", told
+    unknown = [] if num_stages else ["what ranks of other pipeline stages do is unknown, and which those are"]
+    return "missing ranks of the same pipeline stage", unknown
 
 
 def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
-    """How many stages the pipeline has, and which each rank is on; 0 where the trace does not tell.
+    """How many stages the pipeline has, and which each rank is on; 0 where the trace does not say.
 
     A group in which ranks send to each other holds one rank of each stage, in the order of the stages.
 
@@ -115,8 +116,13 @@ def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
     return size, stages
 
 
-def meetings_with(built: Built, missing: Iterable[int]) -> RendezvousRegistry | None:
-    """Where missing ranks are met, or may be."""
+def rendezvous_with(built: Built, missing: Iterable[int]) -> RendezvousRegistry | None:
+    """Transfers of collectives in which missing ranks take part, or may.
+
+    Args:
+        built: the graph of the recorded ranks.
+        missing: the others.
+    """
     nodes, absent = built.graph.nodes, set(missing)
     rows = built.matching.rows.select("instance", "group_ranks", "peer")
     met = [
@@ -127,45 +133,50 @@ def meetings_with(built: Built, missing: Iterable[int]) -> RendezvousRegistry | 
     transfers = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & np.isin(nodes.collective, met))
     if transfers.size == 0:
         return None
-    sort = np.stack([nodes.message[transfers], nodes.bytes[transfers]])
-    which = np.unique(sort, axis=1, return_inverse=True)[1].reshape(-1)
+    kind = np.stack([nodes.message[transfers], nodes.bytes[transfers]])
+    which = np.unique(kind, axis=1, return_inverse=True)[1].reshape(-1)
     shortest = np.full(int(which.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(shortest, which, nodes.duration[transfers])
     return RendezvousRegistry(transfers, shortest[which])
 
 
-def share_of_waiting(graph: Graph, meetings: RendezvousRegistry | None) -> float:
-    """Share of the steps that is waiting for missing ranks, if all that may be waiting is."""
+def share_of_waiting(graph: Graph, rendezvous: RendezvousRegistry | None) -> float:
+    """Share of the steps that is waiting for missing ranks, if all that may be waiting is.
+
+    Args:
+        graph: the graph of the recorded ranks.
+        rendezvous: as of `rendezvous_with`.
+    """
     measured = float(measured_step_times(graph)["duration_ns"].sum())
-    if meetings is None or measured == 0:
+    if rendezvous is None or measured == 0:
         return 0.0
-    prompt = replay(_without_waiting(graph, meetings))
+    prompt = replay(_without_waiting(graph, rendezvous))
     left = float(step_times(graph, prompt.start, prompt.end)["duration_ns"].sum())
     return max(1 - left / measured, 0.0)
 
 
-def _without_waiting(graph: Graph, meetings: RendezvousRegistry) -> Graph:
+def _without_waiting(graph: Graph, rendezvous: RendezvousRegistry) -> Graph:
     duration = graph.nodes.duration.copy()
-    np.minimum.at(duration, meetings.transfers, meetings.fastest)
+    np.minimum.at(duration, rendezvous.transfers, rendezvous.fastest)
     return graph.with_durations(duration)
 
 
-def as_missing_ranks_may_come(graph: Graph, meetings: RendezvousRegistry) -> list[Timeline]:
+def as_missing_ranks_may_come(graph: Graph, rendezvous: RendezvousRegistry) -> list[Timeline]:
     """Both ends of what can become of the waiting for missing ranks under an edit.
 
     Args:
         graph: a changed graph with the nodes of the unchanged one.
-        meetings: of the unchanged graph.
+        rendezvous: of the unchanged graph.
 
     Returns:
-        Its replay when nobody waits for them any more, and when they come as late as they did, wherever they
+        Its replay when no rank waits for them any more, and when they come as late as they did, wherever they
         can have been waited for.
     """
-    prompt = _without_waiting(graph, meetings)
-    came = graph.nodes.measured_end[meetings.transfers] - meetings.fastest
-    begun = graph.nodes.measured_end[meetings.transfers] - graph.nodes.measured_start[meetings.transfers]
-    waited = begun - meetings.fastest > WAITED_NS
+    prompt = _without_waiting(graph, rendezvous)
+    came = graph.nodes.measured_end[rendezvous.transfers] - rendezvous.fastest
+    begun = graph.nodes.measured_end[rendezvous.transfers] - graph.nodes.measured_start[rendezvous.transfers]
+    waited = begun - rendezvous.fastest > WAITED_NS
     earliest = graph.nodes.earliest.copy()
-    np.maximum.at(earliest, meetings.transfers[waited], came[waited])
+    np.maximum.at(earliest, rendezvous.transfers[waited], came[waited])
     nodes = dataclasses.replace(prompt.nodes, earliest=earliest)
     return [replay(prompt), replay(dataclasses.replace(prompt, nodes=nodes))]

@@ -1,11 +1,11 @@
 """Compute and communication that run side by side slow each other down: how much, and what an edit changes.
 
-In: a replayed graph. Out: the slowdown as this trace tells it, and replays of changed graphs in which kernels
+In: a replayed graph. Out: the slowdown as this trace shows it, and replays of changed graphs in which kernels
 that got another share of communication beside them take accordingly longer or shorter.
 
 The same kernel is seen with and without communication beside it where it stands at the same place of its step
 (the k-th of its name, of as many) in other steps and on other ranks. Data-parallel ranks do the same work
-there; where they do not, the interval is wide and nothing is told.
+there; where they do not, the interval is wide and no slowdown is reported.
 """
 
 from __future__ import annotations

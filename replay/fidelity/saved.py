@@ -53,6 +53,11 @@ NARROW = (np.int8, np.int16, np.int32)
 def save(file: Path, built: Built, trust: Trust) -> None:
     """Write both, whole or not at all.
 
+    Args:
+        file: where; an older one is replaced.
+        built: the graph, its matching and clocks.
+        trust: how well its replay fits.
+
     Raises:
         OSError: the file cannot be written.
     """

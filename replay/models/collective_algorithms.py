@@ -2,7 +2,7 @@
 
 In: an operation, an algorithm, a number of ranks. Out: `Cost`, in which a message costs alpha and a byte of
 the payload beta. A fitted line (`link_costs.py`) is latency = messages * alpha and ns per byte = share * beta
-of the algorithm that ran, so that it tells what another one, or another number of ranks, would cost.
+of the algorithm that ran, so that it predicts what another one, or another number of ranks, would cost.
 
 Ring and halving (recursive halving and doubling): Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005). Tree, for
 all-reduces: two binary trees at once (Sanders, Speck and Traeff, Parallel Computing 35, 2009), as NCCL does
@@ -43,6 +43,11 @@ class LinkModel:
 def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
     """What an operation of so many ranks costs.
 
+    Args:
+        op: as in the `collectives` table.
+        algorithm: one of `FLAT`.
+        num_ranks: how many take part.
+
     Raises:
         Unanswerable: there is no formula for it.
     """
@@ -61,12 +66,23 @@ def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
 
 
 def link_of(line: LinkCost, spent: Cost) -> LinkModel:
-    """The link on which a collective of this cost takes what its line says."""
+    """The link on which a collective of this cost takes what its line says.
+
+    Args:
+        line: what collectives took.
+        spent: the cost of the algorithm that ran.
+    """
     return LinkModel(line.latency_ns / spent.messages, line.ns_per_byte / spent.share)
 
 
 def time_ns(spent: Cost, link: LinkModel, num_bytes: Floats) -> Floats:
-    """[T] ns for payloads."""
+    """[T] ns for payloads.
+
+    Args:
+        spent: the cost of the algorithm.
+        link: what a message and a byte cost.
+        num_bytes: [T] payloads.
+    """
     return spent.messages * link.alpha + spent.share * link.beta * num_bytes
 
 
@@ -77,6 +93,13 @@ def two_level_ns(
 
     Each rank of a host takes its share of the payload to its counterparts: the host's one port moves all
     shares.
+
+    Args:
+        op: as in the `collectives` table.
+        hosts: how many.
+        per_host: ranks on each.
+        outside, inside: links between hosts, and within them.
+        num_bytes: [T] payloads.
 
     Raises:
         Unanswerable: there is no formula for it.

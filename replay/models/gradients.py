@@ -24,13 +24,13 @@ from dpro.store import Run
 ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 MB = 1 << 20
 NO_BUCKETS = (
-    "the run does not tell which parameters are in which gradient bucket: record a DDP job with `dpro record`"
+    "the run does not say which parameters are in which gradient bucket: record a DDP job with `dpro record`"
 )
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What is reduced, in the order in which it is ready; all ranks alike.
+    """What is reduced, in the order in which it is ready; the same on all ranks.
 
     Attributes:
         num_bytes: [P] size of each gradient.
@@ -78,7 +78,9 @@ def parameters_of(run: Run | None) -> Parameters:
     if buckets.is_empty():
         raise Unanswerable("gradients are reduced by FSDP, which has no buckets of a size to choose")
     if buckets["module"].n_unique() > 1:
-        raise Unanswerable("several modules are wrapped by DDP: which bucket is whose is not told apart")
+        raise Unanswerable(
+            "several modules are wrapped by DDP: which bucket belongs to which is not recorded"
+        )
     own = buckets.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
     sizes = own["parameter_bytes"].explode(empty_as_null=False)
     if (own["parameter_bytes"].list.len() == 0).any():
@@ -92,6 +94,10 @@ def parameters_of(run: Run | None) -> Parameters:
 
 def passes_of(graph: Graph, num_parameters: int) -> list[Pass]:
     """Backward passes that reduce gradients, of all ranks, in order of time on each.
+
+    Args:
+        graph: the graph, with its run.
+        num_parameters: how many gradients each pass has.
 
     Raises:
         Unanswerable: there are none, or what was seen does not fit what was recorded of the buckets.
@@ -189,7 +195,13 @@ def _passes_of_rank(
 
 
 def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, int] | None:
-    """The lane on which gradients accumulate, and what to add to recorded times to get the graph's."""
+    """The lane on which gradients accumulate, and what to add to recorded times to get the graph's.
+
+    Args:
+        graph: the graph, with its run.
+        rank, window: which.
+        span_ids: of the rank's accumulations of gradients.
+    """
     nodes = graph.nodes
     mine = np.flatnonzero((nodes.rank == rank) & (nodes.window == window) & np.isin(nodes.span, span_ids))
     if mine.size == 0 or graph.run is None:
@@ -244,7 +256,7 @@ def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
         For each pass [P] nodes.
 
     Raises:
-        Unanswerable: the run does not tell.
+        Unanswerable: the run has no sequence numbers, or does not hold the forward pass.
     """
     found: list[Ints] = [np.empty(0, np.int64)] * len(passes)
     for place in sorted({(each.rank, each.window) for each in passes}):
@@ -288,7 +300,7 @@ def _forward_starts(graph: Graph, rank: int, window: int, passes: list[Pass]) ->
     forward = numbered.filter(pl.col("forward_thread") <= 0)
     if lane is None or backward.is_empty():
         raise Unanswerable(
-            "the run does not tell which forward operator a gradient comes from: it has no sequence numbers"
+            "the run does not say which forward operator a gradient comes from: it has no sequence numbers"
         )
     ends = np.concatenate([graph.nodes.measured_end[each.ready] for each in passes])
     made = pl.DataFrame({"ready": ends - lane[1] - 1})  # what begins at the end is the next operator

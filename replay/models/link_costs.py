@@ -2,7 +2,7 @@
 
 In: a replayed graph. Out: one `LinkCost` per operation and process group (Hockney, Parallel Computing 20
 (1994); collectives: Thakur et al., IJHPCA 19 (2005)). A line describes what was seen: within the sizes that
-the job uses, on its own network. What an algorithm would cost that did not run is not told here.
+the job uses, on its own network. What an algorithm would cost that did not run is not predicted here.
 
 Transfers of one group that run side by side on a rank share its link: what a transfer had to wait for is all
 the bytes that moved while it ran, its own and others'.
@@ -21,7 +21,7 @@ from dpro.replay.timeline import Timeline, replay
 CollectiveKind = tuple[str, str]  # operation and group
 
 ENOUGH = 4  # transfers that a line is fitted to
-SIZES_VARY = 2.0  # largest over smallest size from which latency can be told from bandwidth
+SIZES_VARY = 2.0  # largest over smallest size from which latency can be separated from bandwidth
 MAX_SAMPLES = 4000
 ROUNDS = 25
 STANDARD_ERRORS = 2.0
@@ -30,7 +30,7 @@ MIN_RESIDUAL = 1e-4  # of the time, in weights: smaller residuals count as this
 
 @dataclass(frozen=True)
 class LinkCost:
-    """The cost of one sort of communication.
+    """The cost of one kind of communication.
 
     Attributes:
         latency_ns: time that does not depend on bytes.
@@ -38,7 +38,7 @@ class LinkCost:
         latency_error_ns, ns_per_byte_error: half of the 95% interval of each.
         num_samples: transfers that it was fitted to.
         misfit: median distance of a transfer from the line, as a share of its time.
-        bandwidth_only: sizes vary too little to tell latency, which is taken to be 0.
+        bandwidth_only: sizes vary too little to show latency, which is taken to be 0.
     """
 
     latency_ns: float
@@ -60,7 +60,7 @@ class LinkCost:
 
 
 def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[CollectiveKind, LinkCost]:
-    """A line for each operation and group whose transfers tell one.
+    """A line for each operation and group with enough transfers of known size.
 
     Args:
         graph: the graph.
@@ -69,18 +69,18 @@ def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Collective
     timeline = timeline or replay(graph)
     usable = _usable(graph)
     lines = {}
-    for sort, messages in messages_by_kind(graph).items():
+    for kind, messages in messages_by_kind(graph).items():
         mine = usable[np.isin(graph.nodes.message[usable], messages)]
         if mine.size >= ENOUGH:
             moved = _moved_meanwhile(graph, timeline, mine)
-            lines[sort] = fit_line(moved, graph.nodes.duration[mine].astype(np.float64))
+            lines[kind] = fit_line(moved, graph.nodes.duration[mine].astype(np.float64))
     return lines
 
 
 def unknown_latencies(graph: Graph) -> tuple[str, ...]:
-    """A line for each operation and group whose latency the transfers do not tell."""
+    """A line for each operation and group whose latency the transfers do not show."""
     return tuple(
-        f"{op} in {group or 'unnamed group'}: sizes are too alike to tell latency, which is taken to be 0"
+        f"{op} in {group or 'unnamed group'}: sizes are too similar to show latency, which is taken to be 0"
         for (op, group), line in fit_costs(graph).items()
         if line.bandwidth_only
     )

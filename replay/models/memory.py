@@ -1,4 +1,4 @@
-"""How much memory a step takes, as the job's allocator told.
+"""How much memory a step takes, by what the job's allocator reported.
 
 In: a run recorded with `--memory`, or a trace of torch.profiler with its memory. Out: what steps allocate on
 top of what they find, and how much is free beside. What stays between steps is in the totals of a GPU's
@@ -30,7 +30,7 @@ class Footprint:
     Attributes:
         within_step_bytes: the most that a step had allocated beyond what it found: activations and gradients.
         free_bytes: what is left of the device at the peak; of a CPU, what its host had to spare. None where
-            the run does not tell.
+            the run does not say.
     """
 
     within_step_bytes: int
@@ -100,7 +100,7 @@ def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
     rows = rows.filter((pl.col("counter") == ALLOCATED) & (pl.col("rank") >= 0))
     if rows.is_empty():
         raise Unanswerable(
-            "the run does not tell what its allocator gave out: record with `dpro record --memory`"
+            "the run does not hold what its allocator gave out: record with `dpro record --memory`"
         )
     if (rows["device"] != "").any():
         rows = rows.filter(pl.col("device") != "")
@@ -114,11 +114,11 @@ def _free_bytes(run: Run, peak: int) -> int | None:
     """What is left at the peak of the smallest GPU of the run; without GPUs, of the host's memory."""
     rows = run.table(COUNTERS)
     on_gpu = (rows.filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
-    told = rows.filter(
+    reported = rows.filter(
         (pl.col("counter") == FREE["gpu" if on_gpu else "cpu"])
         & ((pl.col("device") != "") if on_gpu else (pl.col("device") == ""))
     )
-    if told.is_empty():
+    if reported.is_empty():
         return None
-    least = int(told["value"].to_numpy().min())
+    least = int(reported["value"].to_numpy().min())
     return max(least - peak, 0) if on_gpu else least

@@ -30,11 +30,21 @@ class Matmul:
     written: float
 
     def least_ns(self, gpu: Gpu, dtype: str) -> float:
-        """The time that no implementation on that GPU goes below, ns."""
+        """The time that no implementation on that GPU goes below, ns.
+
+        Args:
+            gpu: its peaks.
+            dtype: of what is multiplied, a key of `BYTES`.
+        """
         return max(self.compute_ns(gpu, dtype), (self.read + self.written) * BYTES[dtype] / gpu.gbps)
 
     def compute_ns(self, gpu: Gpu, dtype: str) -> float:
-        """The part of it that the arithmetic needs."""
+        """The part of it that the arithmetic needs.
+
+        Args:
+            gpu: its peaks.
+            dtype: of what is multiplied, a key of `BYTES`.
+        """
         return self.operations / gpu.tflops[dtype] / 1e3
 
 
@@ -105,5 +115,5 @@ _STORED = (
 
 @cache
 def stored_as(kernel: str) -> str:
-    """The type of the elements that a kernel reads, by its name; empty where that does not tell."""
+    """The type of the elements that a kernel reads, by its name; empty where that does not say."""
     return next((dtype for pattern, dtype in _STORED if re.search(pattern, kernel, re.IGNORECASE)), "")

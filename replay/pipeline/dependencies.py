@@ -105,55 +105,63 @@ def _messages_needed(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame
         `compute_span_id`, `span_id` (of the message; null where there is none), `real` (whether anything is
         sent), `recorded` and `expected` (how many messages there are, and should be).
     """
-    last = operations.num_stages * operations.num_chunks - 1
     at = pl.col("chunk").clip(lower_bound=0) * operations.num_stages + pl.col("stage")
     computes = _of(rows, *COMPUTES).with_columns(at=at)
-    by = [*STEP, "direction"]
+    last = operations.num_stages * operations.num_chunks - 1
     parts = []
     for role in (Role.SEND, Role.RECEIVE):
-        outward = pl.col("direction") == ("forward" if role == Role.SEND else "backward")
-        real = pl.when(outward).then(pl.col("at") < last).otherwise(pl.col("at") > 0)
-        messages = _not_idle(_of(rows, role), computes, role, operations.num_chunks).with_columns(
-            slot=pl.int_range(pl.len()).over(by), recorded=pl.len().over(by)
-        )
-        counts = messages.select(*by, "recorded").unique()
-        wanted = (
-            computes.with_columns(real=real)
-            .with_columns(
-                expected=pl.col("real").sum().over(by),
-                among_real=pl.when("real").then(pl.col("real").cum_sum().over(by) - 1),
-                every=pl.len().over(by),
-            )
-            .join(counts, on=by, how="left")
-            .with_columns(pl.col("recorded").fill_null(0))
-        )
-        slot = (
-            pl.when(pl.col("recorded") == pl.col("expected"))
-            .then("among_real")
-            .when(pl.col("recorded") == pl.col("every"))
-            .then("nth")
-            .when((pl.col("recorded") == pl.col("every") - 1) & (role == Role.RECEIVE))
-            .then(pl.col("nth") - 1)
-        )
-        found = wanted.with_columns(slot=slot.cast(pl.Int64)).join(
-            messages.select(*by, pl.col("slot").cast(pl.Int64), message="span_id"),
-            on=[*by, "slot"],
-            how="left",
-        )
-        parts.append(
-            found.select(
-                *by,
-                "stage",
-                role=pl.lit(int(role), pl.Int64),
-                compute_span_id="span_id",
-                span_id="message",
-                nth="nth",
-                real="real",
-                recorded="recorded",
-                expected="expected",
-            )
-        )
+        messages = _not_idle(_of(rows, role), computes, role, operations.num_chunks)
+        parts.append(_messages_of_role(computes, messages, role, last))
     return pl.concat(parts)
+
+
+def _messages_of_role(computes: pl.DataFrame, messages: pl.DataFrame, role: Role, last: int) -> pl.DataFrame:
+    """The sends, or the receives, that belong to computes: rows of `_messages_needed`.
+
+    Args:
+        computes: forward and backward work, with `at`: its chunk's place in the order of the model, from 0.
+        messages: operations of the role.
+        role: which.
+        last: the last place in the model.
+    """
+    by = [*STEP, "direction"]
+    # Forward sends go up the model and end at its last chunk, backward ones go down to the first.
+    outward = pl.col("direction") == ("forward" if role == Role.SEND else "backward")
+    real = pl.when(outward).then(pl.col("at") < last).otherwise(pl.col("at") > 0)
+    messages = messages.with_columns(slot=pl.int_range(pl.len()).over(by), recorded=pl.len().over(by))
+    wanted = (
+        computes.with_columns(real=real)
+        .with_columns(
+            expected=pl.col("real").sum().over(by),
+            among_real=pl.when("real").then(pl.col("real").cum_sum().over(by) - 1),
+            every=pl.len().over(by),
+        )
+        .join(messages.select(*by, "recorded").unique(), on=by, how="left")
+        .with_columns(pl.col("recorded").fill_null(0))
+    )
+    # As many messages as are needed, or one for every compute, or a receive for every compute but the first.
+    slot = (
+        pl.when(pl.col("recorded") == pl.col("expected"))
+        .then("among_real")
+        .when(pl.col("recorded") == pl.col("every"))
+        .then("nth")
+        .when((pl.col("recorded") == pl.col("every") - 1) & (role == Role.RECEIVE))
+        .then(pl.col("nth") - 1)
+    )
+    found = wanted.with_columns(slot=slot.cast(pl.Int64)).join(
+        messages.select(*by, pl.col("slot").cast(pl.Int64), message="span_id"), on=[*by, "slot"], how="left"
+    )
+    return found.select(
+        *by,
+        "stage",
+        role=pl.lit(int(role), pl.Int64),
+        compute_span_id="span_id",
+        span_id="message",
+        nth="nth",
+        real="real",
+        recorded="recorded",
+        expected="expected",
+    )
 
 
 def _not_idle(messages: pl.DataFrame, computes: pl.DataFrame, role: Role, num_chunks: int) -> pl.DataFrame:
@@ -169,7 +177,7 @@ def _not_idle(messages: pl.DataFrame, computes: pl.DataFrame, role: Role, num_ch
 
 
 def _broken_steps(needs: pl.DataFrame) -> dict[int, str]:
-    """Steps in which messages cannot be told apart, and why; a direction nobody recorded is no such case."""
+    """Steps in which messages cannot be matched to computes, and why; not for lack of a whole direction."""
     recorded = needs.filter((pl.col("recorded") > 0).any().over("direction", "role"))
     odd = recorded.filter(pl.col("real") & pl.col("span_id").is_null()).sort("step", "rank")
     why = {}
@@ -230,7 +238,7 @@ def _instances(rows: pl.DataFrame, messages: pl.DataFrame) -> tuple[pl.DataFrame
     lost = single.filter(pl.col("key").is_null()).height
     if lost:
         lines.append(
-            f"{lost} sends and receives do not tell their peer: their waiting counts as communication"
+            f"{lost} sends and receives do not name their peer: their waiting counts as communication"
         )
     return numbered.select(*rows.columns, "instance"), lines
 
@@ -309,7 +317,7 @@ def _next_after(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.D
 def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
     """Computes of one micro-batch on neighbouring stages, for directions in which no message was recorded.
 
-    Forward goes up the chunks of all stages, backward down. Micro-batches that are not told apart by number
+    Forward goes up the chunks of all stages, backward down. Micro-batches that no number distinguishes
     are by their order, where there is one chunk.
     """
     recorded = _of(rows, Role.SEND, Role.RECEIVE)["direction"].unique().to_list()

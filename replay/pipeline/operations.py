@@ -2,7 +2,7 @@
 
 In: an opened run whose spans are operations of known role (forward, backward, send, all-gather, …) and not
 the kernels and CPU work they consist of. Out: one frame, a row per operation, and the place of each rank.
-What depends on what is the business of `dpro.replay.pipeline.dependencies`.
+What depends on what is found in `dpro.replay.pipeline.dependencies`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Operations:
             `stream`, `chunk`, `micro_batch`, `op`, `group`, `sequence`, `peer` (-1 none).
         steps: `step`, `begin`, `finish` (ns): from when the first rank begins it until the last has ended it.
         places: of each rank.
-        steps_known: whether the run tells where steps begin.
+        steps_known: whether the run says where steps begin.
     """
 
     rows: pl.DataFrame
@@ -142,12 +142,12 @@ def _role() -> pl.Expr:
     )
 
 
-def _extents(rows: pl.DataFrame, told: pl.DataFrame | None) -> pl.DataFrame:
-    """`step`, `begin`, `finish` over all ranks, from the steps as told and the operations in them."""
+def _extents(rows: pl.DataFrame, recorded: pl.DataFrame | None) -> pl.DataFrame:
+    """`step`, `begin`, `finish` over all ranks, from the steps as recorded and the operations in them."""
     ran = rows.group_by("step").agg(begin=pl.col("start").min(), finish=pl.col("end").max())
-    if told is None:
+    if recorded is None:
         return ran
     end = pl.col("start_ns") + pl.col("duration_ns")
-    said = told.filter(pl.col("step").is_in(ran["step"].to_list())).group_by("step")
+    said = recorded.filter(pl.col("step").is_in(ran["step"].to_list())).group_by("step")
     both = pl.concat([ran, said.agg(begin=pl.col("start_ns").min(), finish=end.max())])
     return both.group_by("step").agg(pl.col("begin").min(), pl.col("finish").max()).sort("begin")

@@ -36,7 +36,7 @@ class OperationGraph:
     Attributes:
         graph: the graph.
         matching: communication and its instances.
-        steps_known: whether the run tells where steps begin.
+        steps_known: whether the run says where steps begin.
         unknown: what the trace leaves open, one line each.
         assumed: what was taken for granted, one line each.
     """
@@ -74,7 +74,7 @@ def build_operations(run: Run) -> OperationGraph:
     graph = dataclasses.replace(graph, messages=messages, places=operations.places, run=run)
     matching, unknown = _matching(run, rows), (*pipeline.problems, *_contradictions(rows, direct))
     if not _all_places_recorded(graph):
-        unknown += ("ranks of some stages are missing: what made the others wait for them cannot be told",)
+        unknown += ("ranks of some stages are missing: what made the others wait for them is unknown",)
     return OperationGraph(
         graph, matching, operations.steps_known, unknown, _assumed(run, graph, direct, steps)
     )
@@ -111,7 +111,7 @@ def _direct(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
     """Dependencies between operations with their lags and the times of both ends.
 
     An operation that seems to begin before what it depends on has ended gets a negative lag, as recorded.
-    What passes between stages where nobody recorded it takes one time, pooled over those that waited for it.
+    What passes between stages without being recorded takes one time, pooled over those that waited for it.
     """
     pairs = pl.concat(
         [pipeline.pairs.with_columns(handed=pl.lit(False)), pipeline.handed.with_columns(handed=pl.lit(True))]
@@ -166,7 +166,7 @@ def _operation_nodes(rows: pl.DataFrame) -> list[pl.DataFrame]:
         pl.col("span_id").alias("span"),
         pl.col("instance").alias("collective"),
     )
-    common = ("rank", "step", "lane", "name", *renamed, pl.col("stage").alias("section"))
+    common = ("rank", "step", "lane", "name", *renamed, pl.col("stage").alias("phase"))
     single, moved = rows.filter(~pl.col("communicates")), rows.filter("communicates")
     begun = pl.min_horizontal("arrived", "end")  # clocks that disagree can have the last arrive after the end
     return [
@@ -181,7 +181,7 @@ def _operation_nodes(rows: pl.DataFrame) -> list[pl.DataFrame]:
 def _delay_nodes(delays: pl.DataFrame) -> pl.DataFrame:
     kind, name = pl.lit(int(NodeKind.DELAY)), pl.lit(LAUNCH_DELAY)
     return delays.select(
-        "rank", "step", "lane", "node", kind=kind, name=name, section="stage", start="ready", end="start"
+        "rank", "step", "lane", "node", kind=kind, name=name, phase="stage", start="ready", end="start"
     )
 
 
@@ -297,7 +297,7 @@ def _assembled(nodes: pl.DataFrame, edges: pl.DataFrame, lanes: pl.DataFrame) ->
         collective=column("collective"),
         bytes=np.full(size, -1, np.int64),
         message=column("message"),
-        section=column("section"),
+        phase=column("phase"),
         measured_start=column("start") - origin,
         measured_end=column("end") - origin,
     )
@@ -349,7 +349,7 @@ def _assumed(run: Run, graph: Graph, direct: pl.DataFrame, steps: pl.DataFrame) 
         longest = format_duration(float(waited["lag"].max()))  # type: ignore[arg-type]
         lines.append(
             f"communication between stages was not recorded: it is taken to need {longest} at most, whatever "
-            "the network, and its waiting is not told from its moving"
+            "the network, and its waiting is not separated from its moving"
         )
     gaps = graph.nodes.duration[graph.nodes.kind == NodeKind.GAP].sum()
     length = int(steps["finish"].to_numpy().max() - steps["begin"].to_numpy().min())

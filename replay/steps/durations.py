@@ -2,9 +2,9 @@
 
 In: a run. Out: table `steps` with the columns of `dpro.timed.with_times`.
 
-In runs on GPUs whose timing events are missing (older recordings, traces) hosts that run ahead show by
-their rhythm: many short steps, and at a regular distance a long one, which waits for all that was enqueued.
-Of these only the mean over such a cycle is known.
+In runs on GPUs whose timing events are missing (older recordings, traces) hosts that run ahead show by their
+synchronisation schedule: many short steps, and at a regular distance a long one, which waits for all that was
+enqueued. Of these only the mean over such a cycle is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpro.store import Run
 from dpro.timed import disturbed, with_times
 
 FAR = 2.0  # times the median step: what a step takes that waits for those before it
-CYCLES = 3  # at least, to be a rhythm
+CYCLES = 3  # at least, to be a schedule
 REGULAR = 0.8  # of the distances between long steps are the same
 EXPLAINED = (
     0.5  # of what long steps take more: the host did something else then, and did not wait for a device
@@ -57,7 +57,7 @@ def over_cycles(steps: pl.DataFrame, read_counters: Callable[[], pl.DataFrame]) 
 
     Args:
         steps: as from `with_times`, of a run on GPUs.
-        read_counters: gives table `counters`; asked only where there is such a rhythm.
+        read_counters: gives table `counters`; asked only where there is such a schedule.
     """
     parts = {rank: part.sort("step") for (rank,), part in steps.group_by("rank", maintain_order=True)}
     waits = {rank: _waits(part["time_ns"].to_numpy(), _disturbed(part)) for rank, part in parts.items()}

@@ -1,7 +1,7 @@
 """What every edit is, and how it declares itself: its keys, and all that help and documentation say of it.
 
 In: classes of edits, and text. Out: the keys they take, instances made from text, text made from instances.
-Which edits there are is the business of `dpro.replay.whatif.registry`.
+Which edits there are is listed in `dpro.replay.whatif.registry`.
 
 A new edit is a frozen dataclass that derives from `Edit`: class attributes say what it is, fields made with
 `key` are what a user may give, and `apply` makes the changed graph. A field that is itself a dataclass of
@@ -125,6 +125,10 @@ class Key:
     def read(self, text: str, label: str) -> Any:
         """The value that a text stands for.
 
+        Args:
+            text: as the user gave it.
+            label: what to call the edit in errors.
+
         Raises:
             UsageError: it is no such value.
         """
@@ -135,7 +139,12 @@ class Key:
             raise UsageError(f"{label}: {self.name} must be {what}, not {text!r}") from error
 
     def check(self, value: Any, label: str) -> None:
-        """Refuse a value out of range (NaN is), or a word that is not among the choices."""
+        """Refuse a value out of range (NaN is), or a word that is not among the choices.
+
+        Args:
+            value: as `read` returns it.
+            label: what to call the edit in errors.
+        """
         if value is None or value == "":
             return
         if self.choices and value not in self.choices:
@@ -157,9 +166,16 @@ def key(
     most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field of an edit that a user may give, as `Key` has it; its type is the field's."""
-    told = {"help": help, "least": least, "most": most, "choices": choices}
-    return dataclasses.field(default=default, metadata={"key": told})
+    """A field of an edit that a user may give, as `Key` has it; its type is the field's.
+
+    Args:
+        help: one line.
+        default: what it is without; must be given where there is none.
+        least, most: the range of a number, ends included.
+        choices: what a word may be; any where empty.
+    """
+    declared = {"help": help, "least": least, "most": most, "choices": choices}
+    return dataclasses.field(default=default, metadata={"key": declared})
 
 
 def _declared(cls: type) -> list[tuple[str, Any]]:
@@ -189,6 +205,11 @@ def keys_of(cls: type) -> dict[str, Key]:
 def make(cls: type, values: dict[str, str], label: str) -> Any:
     """An instance of a class with keys from the text of their values.
 
+    Args:
+        cls: a dataclass with keys.
+        values: texts by key.
+        label: what to call it in errors.
+
     Raises:
         UsageError: a key that must be given is not, or a value is not what it should be.
     """
@@ -204,7 +225,12 @@ def make(cls: type, values: dict[str, str], label: str) -> Any:
 
 
 def check(thing: Any, label: str) -> None:
-    """Refuse values of a thing's own keys that they do not allow."""
+    """Refuse values of a thing's own keys that they do not allow.
+
+    Args:
+        thing: an instance of a dataclass with keys.
+        label: what to call it in errors.
+    """
     for name, declared in _declared(type(thing)):
         if isinstance(declared, Key):
             declared.check(getattr(thing, name), label)

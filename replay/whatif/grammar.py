@@ -46,7 +46,12 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)` with what comes nearest to a word; empty where nothing does."""
+    """` (did you mean …?)` with what comes nearest to a word; empty where nothing does.
+
+    Args:
+        word: what was given.
+        known: what there is.
+    """
     close = get_close_matches(word, list(known), n=1, cutoff=0.4)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

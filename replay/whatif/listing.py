@@ -1,4 +1,4 @@
-"""What there is to ask: all edits with their keys, for the command's help and for `docs/whatif.md`.
+"""All edits with their keys, for the command's help and for `docs/whatif.md`.
 
 In: the registry. Out: text. `python -m dpro.replay.whatif.listing docs/whatif.md` writes the generated part
 of the page again; a test holds the two together.
@@ -33,7 +33,7 @@ def list_text() -> str:
             lines += ["      and a selection"] if _selects(edit) else []
         lines.append("")
     lines.append("A selection: conditions that hold together. Patterns are shell patterns.")
-    lines += [f"      {key.name}=  {_told(key)}" for key in keys_of(Selection).values()]
+    lines += [f"      {key.name}=  {_help(key)}" for key in keys_of(Selection).values()]
     return "\n".join(lines)
 
 
@@ -44,14 +44,14 @@ def markdown() -> str:
         lines += [f"### {family}", ""]
         for edit in edits:
             lines += [f"#### `{edit.name}`: {edit.summary}", "", f"`--edit '{edit.example}'`", ""]
-            lines += [f"- `{key.name}={_default(key)}`: {_told(key)}" for key in own_keys(edit)]
+            lines += [f"- `{key.name}={_default(key)}`: {_help(key)}" for key in own_keys(edit)]
             lines += ["- the keys of a selection, as below"] if _selects(edit) else []
             lines += [f"- needs {edit.needs}", f"- assumes that {edit.assumes}"]
             lines += [f"- source: {edit.source}", f"- {proof_of(edit)}"]
             lines += [f"- for real: {parse_edit(edit.example).how()}", ""]
     lines += ["### Selections", ""]
     lines += ["| key | selects |", "|---|---|"]
-    lines += [f"| `{key.name}=` | {_told(key)} |" for key in keys_of(Selection).values()]
+    lines += [f"| `{key.name}=` | {_help(key)} |" for key in keys_of(Selection).values()]
     return "\n".join(lines) + "\n"
 
 
@@ -72,7 +72,7 @@ def _selects(edit: type[Edit]) -> bool:
     return keys_of(Selection).keys() <= keys_of(edit).keys()
 
 
-def _told(key: Key) -> str:
+def _help(key: Key) -> str:
     return f"{key.help} ({', '.join(key.choices)})" if key.choices else key.help
 
 

@@ -1,8 +1,8 @@
 """Time against memory: what larger batches, recomputed activations and accumulated gradients make of both.
 
-In: a graph of a run whose allocator told what it gave out. Out: points, of which some are best: none other
-takes less time for a batch of today's size and no more memory. Memory is what a step has allocated at most
-beyond what it found; time that of a batch of the size that was recorded.
+In: a graph of a run whose allocator reported what it gave out. Out: points, of which some are best: none
+other takes less time for a batch of today's size and no more memory. Memory is what a step has allocated at
+most beyond what it found; time that of a batch of the size that was recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Point:
         edits: what is changed; nothing for the job as it is.
         ns_per_batch: mean time for a batch of the size that was recorded.
         within_step_bytes: the most that a step has allocated beyond what it found.
-        fits: whether there is so much memory; None where the run does not tell.
+        fits: whether there is so much memory; None where the run does not say.
         best: whether nothing else takes less time and no more memory, or less memory and no more time.
     """
 

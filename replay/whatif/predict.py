@@ -141,6 +141,10 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
 def apply_all(graph: Graph, edits: Sequence[Edit]) -> tuple[list[Graph], list[str]]:
     """The graph, and as it is after each edit on top of those before; what is to be said of that.
 
+    Args:
+        graph: the graph.
+        edits: in their order.
+
     Raises:
         Unanswerable: an edit needs what the run lacks.
     """
@@ -168,7 +172,7 @@ def compare(
     before_ns = durations_of(baseline)["duration_ns"].to_numpy()
     known = _still_known(graph, changed, trust)
     timelines = _replays(changed, known.overlap if known else None)
-    timelines += _with_missing_ranks(changed, known.meetings if known else None)
+    timelines += _with_missing_ranks(changed, known.rendezvous if known else None)
     after_ns, *others_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
     gain = before_ns - after_ns
@@ -273,9 +277,9 @@ def _means_of(
     return means
 
 
-def _with_missing_ranks(changed: Graph, meetings: RendezvousRegistry | None) -> list[Timeline]:
+def _with_missing_ranks(changed: Graph, rendezvous: RendezvousRegistry | None) -> list[Timeline]:
     """Replays of a changed graph at both ends of what its missing ranks may do."""
-    return [] if meetings is None else as_missing_ranks_may_come(changed, meetings)
+    return [] if rendezvous is None else as_missing_ranks_may_come(changed, rendezvous)
 
 
 def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:

@@ -75,7 +75,7 @@ class Found:
 
     Attributes:
         predictions: as `ranked`; of ranks only those whose healing gains beyond noise, or that are named.
-        refused: what the run cannot answer; of edits of one kind that are refused alike, the first.
+        refused: what the run cannot answer; of edits of one kind that are refused for one reason, the first.
         interactions: pairs of the best edits whose gains do not add up.
         untried: edits that the budget left no room for.
     """
@@ -89,7 +89,13 @@ class Found:
 def search(
     graph: Graph, trust: Trust, suspects: Collection[int] = ()
 ) -> tuple[list[Prediction], list[Refusal]]:
-    """Predictions and refusals of `explore`."""
+    """Predictions and refusals of `explore`.
+
+    Args:
+        graph: the unchanged graph.
+        trust: how well its replay fits.
+        suspects: ranks that findings name.
+    """
     found = explore(graph, trust, suspects=suspects)
     return found.predictions, found.refused
 
@@ -98,7 +104,7 @@ def explore(
     graph: Graph,
     trust: Trust,
     budget: int = BUDGET,
-    tell: Callable[[int, int], None] = lambda *_: None,
+    report: Callable[[int, int], None] = lambda *_: None,
     suspects: Collection[int] = (),
 ) -> Found:
     """Predict every candidate, and the best of them together.
@@ -107,13 +113,13 @@ def explore(
         graph: the unchanged graph.
         trust: how well its replay fits.
         budget: how many predictions to make at most.
-        tell: is told how many predictions were made, and how many there will be at most.
+        report: is called with how many predictions were made, and how many there will be at most.
         suspects: ranks that findings name.
 
     Raises:
         Unanswerable: there is no whole step.
     """
-    tries = _Tries(graph, trust, budget, tell)
+    tries = _Tries(graph, trust, budget, report)
     every = candidates(graph)
     tries.expected = len(every) + MAX_PAIRED * (MAX_PAIRED - 1) // 2 + MAX_TOGETHER
     predictions, refused = [], dict[tuple[str, str], Refusal]()
@@ -135,11 +141,11 @@ class _Tries:
     Attributes:
         base_ns: the mean step as it is.
         left: how many more there may be.
-        expected: how many there will be at most, to be told.
+        expected: how many there will be at most, to be reported.
     """
 
-    def __init__(self, graph: Graph, trust: Trust, budget: int, tell: Callable[[int, int], None]) -> None:
-        self._graph, self._trust, self._tell = graph, trust, tell
+    def __init__(self, graph: Graph, trust: Trust, budget: int, report: Callable[[int, int], None]) -> None:
+        self._graph, self._trust, self._report = graph, trust, report
         self._baseline = baseline_steps(graph)
         self.base_ns = float(durations_of(self._baseline)["duration_ns"].to_numpy().mean())
         self.left, self._made, self.expected = budget, 0, budget
@@ -148,7 +154,7 @@ class _Tries:
         """One more."""
         self.left -= 1
         self._made += 1
-        self._tell(self._made, min(self.expected, self._made + self.left))
+        self._report(self._made, min(self.expected, self._made + self.left))
         return predict(self._graph, self._baseline, edits, self._trust)
 
     def together(self, edits: Iterable[Edit]) -> Prediction | None:

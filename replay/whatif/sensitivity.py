@@ -83,7 +83,12 @@ PARTS = tuple(PART_WORDS)
 
 
 def edit_of(part: str, factor: float) -> Edit:
-    """The edit that makes a part so many times as fast."""
+    """The edit that makes a part so many times as fast.
+
+    Args:
+        part: of the job.
+        factor: how many times as fast.
+    """
     if part == "network":
         return Network(bandwidth=factor, latency=1 / factor)
     if part == "kernels":

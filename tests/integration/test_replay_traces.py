@@ -138,7 +138,7 @@ def test_staged_copies_do_not_make_all_of_a_decode_run_late(jobs):
     assert jobs[DECODE].trust.start_error_ns[0] <= 200 * US
 
 
-def test_what_two_of_128_ranks_cannot_tell_is_said_and_nothing_is_predicted_from_them(jobs):
+def test_what_two_of_128_ranks_cannot_show_is_said_and_nothing_is_predicted_from_them(jobs):
     trust = jobs[TWO_OF_128].trust
     assert not trust.answerable
     assert any("126 of 128 ranks are missing" in reason for reason in trust.reasons)
@@ -497,7 +497,7 @@ def test_a_slower_rank_slows_all_others_through_the_rendezvous(jobs):
             assert alone[rank] < before[rank] + 10 * MS
 
 
-# --- traces that do not tell what depends on what ----------------------------------------------------------
+# --- traces that do not record what depends on what -------------------------------------------------------
 
 
 def test_a_replay_whose_starts_were_mostly_taken_from_the_trace_is_not_believed(traces, tmp_path):

@@ -74,12 +74,12 @@ def test_shares_of_what_starts_rest_on_are_reported_and_add_up(analysis):
     assert [row["rank"] for row in document["ranks"]] == analysis.run.manifest.ranks
 
 
-def test_how_much_overlap_slows_kernels_down_is_reported_where_the_run_tells(analysis):
-    overlap, told = analysis.trust.overlap, plain(replay_document(analysis))["overlap_slowdown"]
-    assert (told is None) == (overlap is None)
-    if told is not None:
-        assert 1 < told["low"] <= told["factor"] <= told["high"]
-        assert told["factor"] == overlap.slowdown
+def test_how_much_overlap_slows_kernels_down_is_reported_where_the_run_shows_it(analysis):
+    overlap, reported = analysis.trust.overlap, plain(replay_document(analysis))["overlap_slowdown"]
+    assert (reported is None) == (overlap is None)
+    if reported is not None:
+        assert 1 < reported["low"] <= reported["factor"] <= reported["high"]
+        assert reported["factor"] == overlap.slowdown
 
 
 def _pairs(matching: Matching) -> set[frozenset[tuple[int, int]]]:

@@ -1,8 +1,8 @@
 """Simulated hangs through dumps on disk to findings, and whether these are right.
 
-A case draws everything from its seed: layout, fault, clocks, how dumps are taken, which is lost. `told` says
-whether the dumps hold what it takes to be right: the dump of the rank at fault and, where ranks are compared,
-of enough others.
+A case draws everything from its seed: layout, fault, clocks, how dumps are taken, which is lost. `decided`
+says whether the dumps hold what it takes to be right: the dump of the rank at fault and, where ranks are
+compared, of enough others.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Case:
         return None if self.job.finished else self.job.fault
 
     @property
-    def told(self) -> bool:
-        """Whether the dumps tell what happened."""
+    def decided(self) -> bool:
+        """Whether the dumps show what happened."""
         fault, lost = self.fault, {*self.missing, *self.dumping.early}
         if fault is None or fault.group is None:
             return True

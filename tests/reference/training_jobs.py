@@ -53,7 +53,7 @@ class Job:
         how: which host fault; of uneven work, whether the victim's data-parallel rank always has more.
         windows: steps that are recorded in depth: first and number of each.
         step_noise: whether whole steps of a rank vary, beside each piece of its work.
-        batches: what loaders hand over: batches whose size tells how much work they are, some that vary in
+        batches: what loaders hand over: batches whose size shows how much work they are, some that vary in
             what costs nothing, or nothing that has a size.
     """
 
@@ -144,14 +144,14 @@ class Machine:
         self.random = np.random.default_rng([job.seed, LAYOUTS.index(job.layout), job.num_ranks])
         draw, size = self.random, job.num_ranks
         self.scale = float(draw.uniform(4, 30))  # ms of a layer
-        self.own_speed = draw.lognormal(0, 0.01, size)  # no two devices are quite alike
+        self.own_speed = draw.lognormal(0, 0.01, size)  # no two devices are quite the same
         self.host = draw.uniform(0, 5, size)
         self.device = self.host.copy()
         self.comm = {kind: self.host.copy() for kind in self.mesh.groups}  # each group has a queue of its own
         self.sends = self.host.copy()
         self.sent: dict[tuple[int, int], list[tuple[Floats, Floats, int]]] = {}  # and not yet received
         self.all = np.arange(size)
-        self.lengths = np.random.default_rng([job.seed, 7])  # apart, so that all else is drawn alike
+        self.lengths = np.random.default_rng([job.seed, 7])  # apart, so that all else is drawn the same
         self.quadratic = float(self.lengths.uniform(0, 0.5))  # of the work: attention
         self.pause_every = draw.integers(17, 32, size)
         self.pause_phase = draw.integers(0, 32, size)

@@ -42,7 +42,7 @@ class Recording:
     """How a job is recorded.
 
     Attributes:
-        skew: whether clocks of hosts agree, were compared, or differ and nothing tells by how much.
+        skew: whether clocks of hosts agree, were compared, or differ by an unknown amount.
         lost: the ranks of which nothing is there.
         missing: share of the samples of counters that are missing.
         seed: of what is drawn.
@@ -142,7 +142,7 @@ def _collectives(job: Job, log: Log, clock: np.ndarray, timed: bool) -> pl.DataF
 
 
 def _span_id(what: str) -> pl.Expr:
-    """Spans of a call are told by its correlation."""
+    """Spans of a call are identified by its correlation."""
     offset = {"called": 1, "ran": 2}[what]
     return pl.when(pl.col("correlation") >= 0).then(10**8 * offset + pl.col("correlation")).otherwise(-1)
 
@@ -244,7 +244,7 @@ def _spans(job: Job, log: Log, clock: np.ndarray) -> pl.DataFrame:
 
 
 def _numbered(batches: list[dict]) -> np.ndarray:
-    """Ids of spans: those of collectives and their calls can be told from the correlation."""
+    """Ids of spans: those of collectives and their calls follow from the correlation."""
     ids = []
     for place, batch in enumerate(batches):
         known = batch.get("span_id", place)

@@ -48,7 +48,7 @@ def require_communication(graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class NoCommunication(Edit):
-    """Collectives take no time and nobody waits in them: the bound for all communication work."""
+    """Collectives take no time and no rank waits in them: the bound for all communication work."""
 
     name = "no-comm"
     summary = "no communication at all: a bound"
@@ -74,16 +74,16 @@ class NoCommunication(Edit):
 
 @dataclass(frozen=True)
 class Network(Edit):
-    """Collectives take less for their bytes, or for beginning; who waits for whom stays as it is."""
+    """Collectives take less for their bytes, or for beginning; which rank waits for which stays as it is."""
 
     name = "network"
     summary = "another bandwidth and latency of the network"
     example = "network:bandwidth=2,latency=1"
-    needs = "collectives; to tell latency from bandwidth, sizes that vary twofold or more"
+    needs = "collectives; to separate latency from bandwidth, sizes that vary twofold or more"
     assumes = "all groups share one network; where sizes do not vary, that transfer time is all bandwidth"
     source = (
-        "Hockney 1994: time = latency + bytes / bandwidth, fitted to the run's own transfers; these told "
-        "from waiting as by Lin et al., OSDI 2025, section 3.2"
+        "Hockney 1994: time = latency + bytes / bandwidth, fitted to the run's own transfers, "
+        "separated from waiting as by Lin et al., OSDI 2025, section 3.2"
     )
     proof = "links of 200, 500 and 1000 Mbit/s, gloo"
     is_advice = False
@@ -123,15 +123,15 @@ class Network(Edit):
 
 @dataclass(frozen=True)
 class Delay(Edit):
-    """Collectives and messages take longer, whatever their size: a longer way."""
+    """Collectives and messages take longer, whatever their size: added network latency."""
 
     name = "delay"
-    summary = "a longer way: each transfer takes longer, whatever its size"
+    summary = "added network latency: each transfer takes longer, whatever its size"
     example = "delay:us=500"
     needs = "collectives"
     assumes = (
         "large transfers take as much longer as small ones, where an algorithm that sends them in pieces may "
-        "hide a part of the way"
+        "hide a part of the latency"
     )
     source = "Hockney 1994: time = latency + bytes / bandwidth, with more latency"
     proof = "1 ms each way, gloo"
@@ -140,7 +140,7 @@ class Delay(Edit):
     doubt: float = 0.5
 
     def apply(self, graph: Graph) -> Graph:
-        """Lengthen each transfer; those of one link are on their way at the same time."""
+        """Lengthen each transfer; transfers of one link overlap while they are delayed."""
         require_communication(graph)
         added = round(NS_PER_US * self.us)
         duration = np.where(graph.nodes.kind == NodeKind.TRANSFER, added, 0) + graph.nodes.duration
@@ -163,7 +163,7 @@ def _side_by_side(graph: Graph) -> NDArray[np.bool_]:
 
 
 def latencies(graph: Graph) -> NDArray[np.int64]:
-    """[N] ns of each transfer that do not depend on its bytes, as far as the run tells; else 0."""
+    """[N] ns of each transfer that do not depend on its bytes, as far as the run shows them; else 0."""
     fixed = np.zeros(graph.num_nodes, np.int64)
     lines = fit_costs(graph)
     for sort, messages in messages_by_kind(graph).items():
@@ -196,7 +196,7 @@ class Algorithm(Edit):
         "bandwidth"
     )
     to: str = key("which", choices=(*FLAT, HIERARCHICAL))
-    now: str = key("which one ran, where the run does not tell; ring without", "", choices=FLAT)
+    now: str = key("which one ran, where the run does not say; ring without", "", choices=FLAT)
     group: str = key("pattern for the process group; all without", "")
     inside_gbps: float | None = key("bandwidth within a host, 1e9 bytes per second", None, least=1e-6)
     inside_us: float | None = key("latency of a message within a host, microseconds", None, least=0.0)
@@ -246,11 +246,13 @@ class Algorithm(Edit):
         """[T] time by the other algorithm over time by the one that ran."""
         now = self._ran(graph, message.op)
         if sort not in lines:
-            raise Unanswerable("too few transfers of known size with all their ranks to tell what one costs")
+            raise Unanswerable("too few transfers of known size with all their ranks to fit what one costs")
         if message.num_ranks < 2:
             raise Unanswerable("how many ranks are in it is not known")
         if lines[sort].bandwidth_only:
-            raise Unanswerable("sizes are too alike to tell what a message costs from what its bytes do")
+            raise Unanswerable(
+                "sizes are too similar to separate the cost of a message from that of its bytes"
+            )
         if now == self.to:
             return np.ones(num_bytes.size)
         spent = cost(message.op, now, message.num_ranks)
@@ -266,7 +268,7 @@ class Algorithm(Edit):
         return recorded_algorithm(graph, op) or self.now or RING
 
     def _inside(self, graph: Graph, lines: dict[CollectiveKind, LinkCost]) -> LinkModel:
-        """What communication within a host costs, as given, or as a group within one host tells.
+        """What communication within a host costs, as given, or as fitted to a group within one host.
 
         Raises:
             Unanswerable: neither does.
@@ -277,7 +279,7 @@ class Algorithm(Edit):
             message = graph.messages[messages[0]]
             if sort in lines and len(_hosts_in(graph, message)) == 1:
                 return link_of(lines[sort], cost(message.op, self._ran(graph, message.op), message.num_ranks))
-        raise Unanswerable("no group within one host tells what communication there costs: give inside_gbps=")
+        raise Unanswerable("no group within one host shows what communication there costs: give inside_gbps=")
 
     def describe(self) -> str:
         return f"collectives run by {self.to}" if self.to in FLAT else "collectives run within hosts first"
@@ -291,7 +293,12 @@ class Algorithm(Edit):
 
 
 def recorded_algorithm(graph: Graph, op: str) -> str:
-    """The algorithm that all collectives of an operation ran; empty where the run does not tell."""
+    """The algorithm that all collectives of an operation ran; empty where the run does not say.
+
+    Args:
+        graph: the graph, with its run.
+        op: as in the `collectives` table.
+    """
     if graph.run is None:
         return ""
     rows = graph.run.table(COLLECTIVES, ["op", "algorithm"]).filter(pl.col("op") == op)
@@ -303,13 +310,13 @@ def _hosts_in(graph: Graph, message: Message) -> Counter[str]:
     """How many ranks of a group are on each host.
 
     Raises:
-        Unanswerable: the run does not tell of all.
+        Unanswerable: the run does not say of all.
     """
     hosts, nodes = hosts_of(graph), graph.nodes
     same = [number for number, other in enumerate(graph.messages) if other.group == message.group]
     ranks = np.unique(nodes.rank[np.isin(nodes.message, same)]).tolist()
     if len(ranks) < message.num_ranks or not set(ranks) <= hosts.keys():
-        raise Unanswerable("the run does not tell the hosts of all ranks of the group")
+        raise Unanswerable("the run does not name the hosts of all ranks of the group")
     return Counter(hosts[rank] for rank in ranks)
 
 
@@ -317,7 +324,7 @@ def _layout(graph: Graph, message: Message) -> tuple[int, int]:
     """Hosts of a group, and ranks on each.
 
     Raises:
-        Unanswerable: the run does not tell, there is but one, or they hold different numbers of ranks.
+        Unanswerable: the run does not name them, there is but one, or they hold different numbers of ranks.
     """
     ranks = _hosts_in(graph, message)
     if len(ranks) < 2:

@@ -193,8 +193,8 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
     parts = [_on_thread(thread) for _, thread in spans.group_by(LANE, maintain_order=True)]
     if not parts:
         return np.zeros(graph.num_nodes, np.bool_), fixed
-    told = at.join(pl.concat(parts), on=["rank", "span_id"], how="left", maintain_order="left")
-    dispatching, held = (told[name].fill_null(False).to_numpy() for name in ("dispatching", "held"))
+    marked = at.join(pl.concat(parts), on=["rank", "span_id"], how="left", maintain_order="left")
+    dispatching, held = (marked[name].fill_null(False).to_numpy() for name in ("dispatching", "held"))
     return dispatching, fixed | (held & np.isin(nodes.kind, CPU_KINDS))
 
 

@@ -89,7 +89,12 @@ def closing(num_bytes: Ints, first_cap: int, cap: int) -> Ints:
 
 
 def buckets(known: Reduced, closes: Ints) -> list[Reduction]:
-    """Plain reductions of buckets that close after some parameters, each called as soon as it can be."""
+    """Plain reductions of buckets that close after some parameters, each called as soon as it can be.
+
+    Args:
+        known: how the graph reduces.
+        closes: [B] the last parameter of each bucket.
+    """
     found = []
     for first, last in zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()):
         size = known.bytes_of(first, last)
@@ -154,7 +159,12 @@ class Priority(Edit):
 
 
 def cut(known: Reduced, size: int) -> list[Reduction]:
-    """Reductions of one size: small gradients together, large ones in pieces of even size."""
+    """Reductions of one size: small gradients together, large ones in pieces of even size.
+
+    Args:
+        known: how the graph reduces.
+        size: bytes.
+    """
     found = []
     for each in buckets(known, closing(known.parameters.num_bytes, size, size)):
         count = max(round(each.num_bytes / max(size, 1)), 1) if each.first == each.last else 1
@@ -165,7 +175,7 @@ def cut(known: Reduced, size: int) -> list[Reduction]:
 
 
 def _orders(known: Reduced, pieces: list[Reduction], uses: list[Ints]) -> list[list[int]]:
-    """For each pass its pieces in the order in which they move, alike on all ranks of a pass."""
+    """For each pass its pieces in the order in which they move, the same on all ranks of a pass."""
     timeline = known.timeline
     start = known.graph.nodes.measured_start
     last = np.array([each.last for each in pieces])

@@ -1,7 +1,7 @@
 """Give a rank, a host or a stage the speed of its peers.
 
-The ranks of one job do alike work between one collective and the next. What a rank needs longer for such a
-section than its peers typically do, and typically in every step, is what healing takes away.
+Ranks of one role do the same work between one collective and the next. What a rank needs longer for such a
+phase than its peers typically do, and typically in every step, is what healing takes away.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RanksAt:
         """Which they are.
 
         Raises:
-            Unanswerable: there are none, or the run does not tell.
+            Unanswerable: there are none, or the run does not say.
         """
         found = ranks_at(graph, self.rank, self.host, self.stage)
         if not found:
@@ -64,7 +64,7 @@ class Heal(Edit):
     example = "heal:rank=1"
     needs = "ranks that call the same collectives; for a host, others; for a stage, other stages"
     assumes = "its peers do the same work (stages: that layers can be moved to make it so)"
-    source = "ours: per section between collectives the median over steps, against the median of the peers'"
+    source = "ours: per phase between collectives the median over steps, against the median of the peers'"
     proof = "slow ranks of DDP, FSDP2 and tensor parallelism, gloo; a sleep, 4 V100"
     at: RanksAt
     doubt: float = 0.1
@@ -75,7 +75,7 @@ class Heal(Edit):
         self.at.require_one(self.name)
 
     def apply(self, graph: Graph) -> Graph:
-        """Scale the work, section by section, down to the peers' median; never up."""
+        """Scale the work, phase by phase, down to the peers' median; never up."""
         ranks = self.at.ranks(graph)
         healed = healed_against_stages if self.at.stage is not None else healed_durations
         return graph.with_durations(healed(graph, ranks, apart=ranks).min(axis=1))
@@ -98,22 +98,22 @@ def healed_durations(
 ) -> Ints:
     """Durations with one rank healed at a time.
 
-    For each section of a step, and for CPU and GPU work apart, the rank's typical time (median over steps)
-    is compared with its peers' (median over peers of their medians). What it needs more is taken away from
-    the work that is longer there than on the peers, told by its name and the annotation around it, by the
-    same ratios in every step: noise of single steps is left alone.
+    For each phase of a step, and for CPU and GPU work apart, the rank's typical time (median over steps) is
+    compared with its peers' (median over peers of their medians). What it needs more is taken away from the
+    work that is longer there than on the peers, distinguished by its name and the annotation around it, by
+    the same ratios in every step: noise of single steps is left alone.
 
     Args:
         graph: the graph.
         ranks: which ranks, one scenario each.
-        apart: ranks that are nobody's peers.
-        work: as `phase_work` gives it, of the steps that tell what is typical; of all where None.
+        apart: ranks that do not count as peers.
+        work: as `phase_work` gives it, of the steps that show what is typical; of all where None.
 
     Returns:
         [N, len(ranks)] ns, nowhere longer than in the graph.
 
     Raises:
-        Unanswerable: a rank is not in the run, or has no peer that went through the same sections.
+        Unanswerable: a rank is not in the run, or has no peer that went through the same phases.
     """
     known = phase_work(graph) if work is None else work
     peers = {
@@ -125,8 +125,8 @@ def healed_durations(
 def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
     """Durations with one rank healed in each step for itself: for work that is longer now here and now there.
 
-    What a rank works longer in a step than its peers do in that step, in sum, is taken away from the sections
-    that are longer, in proportion; CPU and GPU work apart. Sections that are shorter count against it: noise
+    What a rank works longer in a step than its peers do in that step, in sum, is taken away from the phases
+    that are longer, in proportion; CPU and GPU work apart. Phases that are shorter count against it: noise
     is no gain.
 
     Args:
@@ -138,7 +138,7 @@ def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
         [N] ns, nowhere longer than in the graph.
 
     Raises:
-        Unanswerable: the rank has no peer that went through the same sections.
+        Unanswerable: the rank has no peer that went through the same phases.
     """
     peers, place = peers_by_rank(work).get(rank, []), ["step", *PHASE]
     if not peers:
@@ -159,7 +159,13 @@ def healed_in_each_step(graph: Graph, rank: int, work: pl.DataFrame) -> Ints:
 
 
 def healed_against_stages(graph: Graph, ranks: Sequence[int], apart: Collection[int]) -> Ints:
-    """As `healed_durations`, against all ranks of other stages, by kinds of work in the step as a whole."""
+    """As `healed_durations`, against all ranks of other stages, by kinds of work in the step as a whole.
+
+    Args:
+        graph: the graph.
+        ranks: which ranks, one scenario each.
+        apart: ranks that do not count as peers.
+    """
     whole = {"position": pl.lit(0, pl.Int64)}
     work = phase_work(graph).with_columns(**whole)
     work = work.group_by("rank", "step", *LABEL).agg(pl.col("work_ns").sum()).sort("rank", "step", *LABEL)
@@ -176,12 +182,12 @@ def _healed(
 ) -> Ints:
     durations = np.repeat(graph.nodes.duration[:, None], len(ranks), axis=1)
     known = frozenset(work["rank"])
-    sections, labels = _typical(work, PHASE), _typical(work, LABEL)
+    phases, labels = _typical(work, PHASE), _typical(work, LABEL)
     of_rank = keys.sort("rank", maintain_order=True)
     for column, rank in enumerate(ranks):
         if rank not in known:
             raise Unanswerable(f"rank {rank} is not in the run")
-        ratios = _ratios(sections, labels, rank, peers[rank])
+        ratios = _ratios(phases, labels, rank, peers[rank])
         begin, end = (of_rank["rank"].search_sorted(rank, side) for side in ("left", "right"))
         mine = of_rank[begin:end]
         joined = mine.join(ratios, on=LABEL, how="left", maintain_order="left")
@@ -191,15 +197,15 @@ def _healed(
     return durations
 
 
-def _ratios(sections: pl.DataFrame, labels: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
+def _ratios(phases: pl.DataFrame, labels: pl.DataFrame, rank: int, peers: list[int]) -> pl.DataFrame:
     """Columns of `LABEL` and `ratio`, below 1, for the work that makes the rank slower than its peers."""
     if not peers:
         raise Unanswerable(f"rank {rank} has no peer in the run that calls the same collectives")
-    section = _excess(sections, rank, peers, PHASE).select(*PHASE, whole=pl.col("excess"))
+    phase = _excess(phases, rank, peers, PHASE).select(*PHASE, whole=pl.col("excess"))
     longer = _excess(labels, rank, peers, LABEL).with_columns(parts=pl.col("excess").sum().over(PHASE))
     taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0)
     return (
-        longer.join(section, on=PHASE)
+        longer.join(phase, on=PHASE)
         .with_columns(ratio=1.0 - taken / pl.col("own"))
         .select(*LABEL, "ratio")
         .sort(LABEL)
@@ -207,7 +213,7 @@ def _ratios(sections: pl.DataFrame, labels: pl.DataFrame, rank: int, peers: list
 
 
 def _typical(work: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """What each rank typically needs per step: `rank`, `work_ns` and what it is told by."""
+    """What each rank typically needs per step: `rank`, `work_ns` and the columns of `by`."""
     num_steps = work["step"].n_unique()
     per_step = work.group_by("rank", "step", *by).agg(pl.col("work_ns").sum())
     return per_step.group_by("rank", *by).agg(_median_of(num_steps))

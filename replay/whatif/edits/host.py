@@ -16,7 +16,7 @@ from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.grammar import nearest
-from dpro.replay.whatif.graph_ops.scope import inside_spans
+from dpro.replay.whatif.graph_ops.scope import descendants_of
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Cpu(Edit):
     summary = "the host's CPU is faster"
     example = "cpu:factor=2"
     needs = "CPU work, or launch delays of whole operations"
-    assumes = "all CPU work speeds up alike, and the GPU and the network do not"
+    assumes = "all CPU work speeds up equally, and the GPU and the network do not"
     source = "CPU durations / factor"
     is_advice = False
     factor: float = key("how many times as fast", 2.0, least=1 / MAX_TIMES)
@@ -182,7 +182,7 @@ def _waiting_in(graph: Graph, pattern: str) -> Bools:
     nothing is left of it, the earlier is the operator around it.
     """
     nodes, edges = graph.nodes, graph.edges
-    inside = inside_spans(graph, pattern)
+    inside = descendants_of(graph, pattern)
     before = np.full(graph.num_nodes, -1)
     thread = edges.kind == EdgeKind.THREAD
     before[edges.target[thread]] = edges.source[thread]
@@ -192,7 +192,12 @@ def _waiting_in(graph: Graph, pattern: str) -> Bools:
 
 
 def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[N] runtime calls that these edges begin at."""
+    """[N] runtime calls that these edges begin at.
+
+    Args:
+        graph: the graph.
+        launch: [E] which edges.
+    """
     calls = np.zeros(graph.num_nodes, np.bool_)
     calls[graph.edges.source[launch]] = True
     calls &= graph.nodes.kind == NodeKind.RUNTIME

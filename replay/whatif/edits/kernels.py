@@ -24,9 +24,9 @@ from dpro.replay.models.gpus import Gpu, gpu_named
 from dpro.replay.models.roofline import BYTES, MATMULS, Matmul, matmul_of, stored_as
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.graph_ops.scope import (
-    inside_modules,
+    in_modules,
     launching_only,
-    names_inside,
+    names_in_scope,
     operators_of_kernels,
 )
 from dpro.replay.whatif.graph_ops.selected import Selection
@@ -60,14 +60,14 @@ class Optimizer(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Shorten the work inside the optimizer's step as far as its present implementation lets it."""
-        names = names_inside(graph, f"{OPTIMIZER}*")
+        names = names_in_scope(graph, f"{OPTIMIZER}*")
         now = next((impl for impl in ("fused", "foreach") if _any(names, f"aten::_{impl}_")), "loop")
         if now == self.impl:
             return graph
         if now == "fused":
-            raise Unanswerable("the optimizer is fused: what a loop of operators would cost cannot be told")
+            raise Unanswerable("the optimizer is fused: what a loop of operators would cost is unknown")
         operators, moved, fused = _loop_of(names)
-        mask = inside_modules(graph, f"{OPTIMIZER}*")
+        mask = in_modules(graph, f"{OPTIMIZER}*")
         ratio = fused / moved if self.impl == "fused" else 1.0
         kernels = mask & (graph.nodes.kind == NodeKind.KERNEL)
         if kernels.any():
@@ -181,7 +181,7 @@ def _pointwise_runs(graph: Graph, chosen: Bools) -> Ints:
     order = on_stream[
         np.lexsort((nodes.measured_start[on_stream], nodes.lane[on_stream], nodes.window[on_stream]))
     ]
-    columns = (nodes.window, nodes.lane, nodes.step, nodes.section, caller, fits)
+    columns = (nodes.window, nodes.lane, nodes.step, nodes.phase, caller, fits)
     breaks = np.any([np.diff(column[order].astype(np.int64)) != 0 for column in columns], axis=0)
     number = np.cumsum(np.append(True, breaks)[: order.size]) - 1
     several = np.bincount(number)[number] > 1
@@ -312,7 +312,7 @@ def _by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats
     found: list[tuple[int, float, str]] = []
     by = ["rank", "span_id", "name", "shapes", "backward"]
     kernels_of = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
-    asks = {told: matmul_of(*told) for told in kernels_of.select("name", "shapes").unique().iter_rows()}
+    asks = {each: matmul_of(*each) for each in kernels_of.select("name", "shapes").unique().iter_rows()}
     for name, shapes, backward, at in kernels_of.select("name", "shapes", "backward", "node").iter_rows():
         asked = asks[name, shapes]
         if asked is not None:
@@ -370,6 +370,6 @@ def _pointwise_floats(graph: Graph) -> Bools:
     fits = np.array([is_pointwise(name) and stored_as(name) == "fp32" for name in graph.names], np.bool_)
     mask: Bools = fits[graph.nodes.name] & (graph.nodes.kind == NodeKind.KERNEL)
     try:
-        return mask & ~inside_modules(graph, f"{OPTIMIZER}*")
+        return mask & ~in_modules(graph, f"{OPTIMIZER}*")
     except Unanswerable:
         return mask

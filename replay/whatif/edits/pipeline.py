@@ -75,8 +75,8 @@ def slowness(rows: pl.DataFrame) -> pl.DataFrame:
     found: list[tuple[int, str, float]] = []
     per_step = rows.group_by("stage", "kind", "rank", "step").agg(pl.col("ns").sum())
     per_step = per_step.sort("stage", "kind", "rank", "step")
-    for (_, kind), alike in per_step.group_by("stage", "kind", maintain_order=True):
-        table = alike.pivot("rank", index="step", values="ns").drop("step")
+    for (_, kind), same in per_step.group_by("stage", "kind", maintain_order=True):
+        table = same.pivot("rank", index="step", values="ns").drop("step")
         times = table.fill_null(0).to_numpy().astype(np.float64)
         for column, rank in enumerate(table.columns):
             others = np.delete(times, column, axis=1)
@@ -130,7 +130,7 @@ class Balance(Edit):
             for rank, times in slow.iter_rows()
         ]
         if rows.group_by("stage").agg(pl.col("rank").n_unique())["rank"].max() == 1:
-            lines.append("each stage is one rank: a slow one cannot be told from one with more work")
+            lines.append("each stage is one rank: a slow one cannot be distinguished from one with more work")
         return tuple(lines)
 
     def describe(self) -> str:

@@ -27,7 +27,7 @@ from dpro.replay.whatif.edits.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.selected_work import scaled, without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.graph_ops.repeat import with_copies
-from dpro.replay.whatif.graph_ops.scope import blocks_of, inside_modules
+from dpro.replay.whatif.graph_ops.scope import blocks_of, in_modules
 from dpro.replay.whatif.graph_ops.selected import Selection, messages_fitting
 from dpro.units import format_bytes
 
@@ -82,7 +82,7 @@ def _gradient_reductions(graph: Graph, group: str) -> Bools:
     """[N] transfers that reduce gradients.
 
     Raises:
-        Unanswerable: there are none, or it cannot be told which of several groups reduces gradients.
+        Unanswerable: there are none, or several groups reduce and none is given.
     """
     fits = np.array([message.op in REDUCTIONS for message in graph.messages] + [False], np.bool_)
     if group:
@@ -103,7 +103,7 @@ def _gradient_reductions(graph: Graph, group: str) -> Bools:
 def optimizing(graph: Graph) -> Bools:
     """[N] what the optimizer does; nothing where its range was not recorded."""
     try:
-        return inside_modules(graph, f"{OPTIMIZER}*")
+        return in_modules(graph, f"{OPTIMIZER}*")
     except Unanswerable:
         return np.zeros(graph.num_nodes, np.bool_)
 
@@ -116,7 +116,7 @@ class Recompute(Edit):
     summary = "activations of modules are computed again in backward"
     example = "recompute:module=layers.*"
     needs = "modules (`dpro record --modules`), and backward operators with sequence numbers"
-    assumes = "the second forward pass takes what the first took; what memory it frees is not told"
+    assumes = "the second forward pass takes what the first took; what memory it frees is not predicted"
     source = (
         "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016: one more forward pass per block"
     )
@@ -173,7 +173,7 @@ class Batch(Edit):
         "since larger kernels use a GPU better"
     )
     factor: float = key("multiple of the batch", 2.0, least=1.0)
-    memory_gb: float | None = key("free memory, 1e9 bytes, where the run does not tell", None, least=0.0)
+    memory_gb: float | None = key("free memory, 1e9 bytes, where the run does not say", None, least=0.0)
     doubt: float = 0.3
 
     def apply(self, graph: Graph) -> Graph:
@@ -182,9 +182,7 @@ class Batch(Edit):
         footprint = footprint_of(graph.run)
         free = round(self.memory_gb * GB) if self.memory_gb is not None else footprint.free_bytes
         if free is None:
-            raise Unanswerable(
-                "the run does not tell how much memory there is: give what is free, memory_gb="
-            )
+            raise Unanswerable("the run does not say how much memory there is: give what is free, memory_gb=")
         more = round((self.factor - 1) * footprint.within_step_bytes)
         if more > free:
             raise Unanswerable(
@@ -208,7 +206,12 @@ class Batch(Edit):
 
 
 def with_larger_batch(graph: Graph, factor: float) -> Graph:
-    """The graph with all work that depends on the batch taking so many times as long."""
+    """The graph with all work that depends on the batch taking so many times as long.
+
+    Args:
+        graph: the graph.
+        factor: multiple of the batch.
+    """
     kind = graph.nodes.kind
     on_device: NDArray[np.bool_] = np.isin(kind, GPU_KINDS)
     work = on_device if on_device.any() else kind == NodeKind.CPU
@@ -216,7 +219,7 @@ def with_larger_batch(graph: Graph, factor: float) -> Graph:
     return graph.with_durations(scaled(graph, (work & ~optimizing(graph)) | reading, factor))
 
 
-FEWEST = 4  # durations that noise is taken from
+MIN_DURATIONS = 4  # that noise is taken from
 
 
 @dataclass(frozen=True)
@@ -264,7 +267,7 @@ class DataParallelSize(Edit):
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
         for kind, messages in messages_by_kind(graph).items():
             if kind not in lines:
-                raise Unanswerable(f"too few transfers of known size to tell what {kind[0]} costs")
+                raise Unanswerable(f"too few transfers of known size to fit what {kind[0]} costs")
             mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
             algorithm = recorded_algorithm(graph, kind[0]) or self.now or RING
             spent = cost(kind[0], algorithm, recorded)
@@ -289,12 +292,12 @@ def _one_group(graph: Graph) -> int:
     """How many ranks the job's one group has.
 
     Raises:
-        Unanswerable: there are several, or it is not told.
+        Unanswerable: there are several, or their size is not known.
     """
     require_communication(graph)
     groups = {(message.group, message.num_ranks) for message in graph.messages}
     if len(groups) > 1:
-        raise Unanswerable("ranks talk in several groups: which are data-parallel is not told apart")
+        raise Unanswerable("ranks communicate in several groups: which are data-parallel is not recorded")
     ((_, ranks),) = groups
     if ranks < 2:
         raise Unanswerable("how many ranks are in the group is not known")
@@ -310,17 +313,17 @@ def _noise_before(graph: Graph) -> Floats:
     """[E] ns, on edges from a rendezvous to its transfers: how the work before it varies; 0 on others."""
     nodes, edges = graph.nodes, graph.edges
     spread = np.zeros(graph.edges.lag.size)
-    deviation = _deviation_of_sections(graph)
+    deviation = _deviation_of_phases(graph)
     met = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.target] == NodeKind.TRANSFER)
     arrives = (edges.kind == EdgeKind.RENDEZVOUS) & (nodes.kind[edges.source] == NodeKind.ARRIVE)
-    section = np.full(graph.num_nodes, -1)
-    section[edges.target[arrives]] = nodes.section[edges.source[arrives]]
-    spread[met] = [deviation.get(at, 0.0) for at in section[edges.source[met]].tolist()]
+    phase = np.full(graph.num_nodes, -1)
+    phase[edges.target[arrives]] = nodes.phase[edges.source[arrives]]
+    spread[met] = [deviation.get(at, 0.0) for at in phase[edges.source[met]].tolist()]
     return spread
 
 
-def _deviation_of_sections(graph: Graph) -> dict[int, float]:
-    """Of each section of a step how long its work deviates from what its rank usually takes, ns."""
+def _deviation_of_phases(graph: Graph) -> dict[int, float]:
+    """Of each phase of a step how long its work deviates from what its rank usually takes, ns."""
     work = phase_work(graph)
     if (work["resource"] == ON_GPU).any():
         work = work.filter(pl.col("resource") == ON_GPU)
@@ -330,6 +333,6 @@ def _deviation_of_sections(graph: Graph) -> dict[int, float]:
         whole.with_columns(off=(pl.col("work_ns") - usual).abs())
         .group_by("position")
         .agg(mad=pl.col("off").median(), count=pl.len())
-        .filter(pl.col("count") >= FEWEST)
+        .filter(pl.col("count") >= MIN_DURATIONS)
     )
     return {int(at): MAD_TO_SIGMA * float(mad) for at, mad in spread.select("position", "mad").iter_rows()}

@@ -14,7 +14,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.heal import RanksAt
-from dpro.replay.whatif.graph_ops.scope import calls_of, with_inside
+from dpro.replay.whatif.graph_ops.scope import calls_of, with_descendants
 from dpro.replay.whatif.graph_ops.selected import Selection, ranks_at
 from dpro.replay.whatif.graph_ops.shards import why_needed
 from dpro.units import NS_PER_MS, NS_PER_US
@@ -69,7 +69,7 @@ class Remove(Edit):
     def apply(self, graph: Graph) -> Graph:
         """The graph without it; nodes stay, so that what came after it still comes after what came before."""
         mask = self.selection.chosen(graph)
-        return without(graph, mask if self.selection.kind else with_inside(graph, mask))
+        return without(graph, mask if self.selection.kind else with_descendants(graph, mask))
 
     def describe(self) -> str:
         return f"{self.selection.describe()} is not done"
@@ -106,14 +106,26 @@ class Replace(Edit):
 
 
 def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> Ints:
-    """[N] durations with those of the masked nodes times a factor, of which there may be one each."""
+    """[N] durations with those of the masked nodes times a factor, of which there may be one each.
+
+    Args:
+        graph: the graph.
+        mask: [N] which nodes.
+        factor: of all of them, or one for each.
+    """
     duration = graph.nodes.duration.copy()
     duration[mask] = np.rint(duration[mask] * factor).astype(np.int64)
     return duration
 
 
 def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
-    """[N] durations with which the masked nodes of each span last so long together, as they were divided."""
+    """[N] durations with which the masked nodes of each span last so long together, as they were divided.
+
+    Args:
+        graph: the graph.
+        mask: [N] which nodes.
+        span_ns: what the nodes of one span last together.
+    """
     nodes = graph.nodes
     duration = nodes.duration.copy()
     picked = np.flatnonzero(mask)
@@ -137,7 +149,12 @@ def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
 
 
 def without(graph: Graph, mask: Bools) -> Graph:
-    """The graph without the masked work, as `Remove` has it."""
+    """The graph without the masked work, as `Remove` has it.
+
+    Args:
+        graph: the graph.
+        mask: [N] the work.
+    """
     nodes, edges = graph.nodes, graph.edges
     mask = mask | _arriving(graph, mask)
     gone = mask | calls_of(graph, mask)
@@ -164,7 +181,7 @@ class Slow(Edit):
     summary = "a rank, host or stage becomes a straggler"
     example = "slow:rank=2,factor=1.3"
     needs = "the ranks"
-    assumes = "all its work slows down alike, and the network does not"
+    assumes = "all its work slows down equally, and the network does not"
     source = "duration * factor of CPU and GPU work; ms at the beginning of each step"
     proof = "a rank that sleeps, 4 V100"
     is_advice = False
@@ -198,7 +215,12 @@ class Slow(Edit):
 
 
 def first_work(graph: Graph, ranks: list[int]) -> Ints:
-    """The nodes with which the steps of these ranks begin: on their main threads, else on their GPUs."""
+    """The nodes with which the steps of these ranks begin: on their main threads, else on their GPUs.
+
+    Args:
+        graph: the graph.
+        ranks: which ranks.
+    """
     nodes = graph.nodes
     main = np.array([what in ("main thread", "compute") for _, what in graph.lanes] + [False], np.bool_)
     works = np.isin(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)
@@ -215,7 +237,7 @@ class Drop(Edit):
     """Leave a rank, or all ranks of a data-parallel replica, out of the job."""
 
     name = "drop"
-    summary = "a rank or replica is left out, and nobody waits for it"
+    summary = "a rank or replica is left out, and no other waits for it"
     example = "drop:rank=3"
     needs = "other ranks, and no shard of the model on those that go (tensor parallelism, FSDP, experts)"
     assumes = "the others' work and transfers stay as they are: the batch shrinks by what the rank had"

@@ -154,8 +154,8 @@ def _nodes_within(graph: Graph, prefixes: tuple[str, ...]) -> pl.DataFrame:
     at = np.flatnonzero(fits)
     names = pl.Series(graph.names, dtype=pl.String)
     columns = {name: getattr(nodes, name)[at] for name in ("rank", "window", "step")}
-    told = {"node": at, "around": names.gather(nodes.around[at]), "at": nodes.measured_start[at]}
-    return pl.DataFrame({**told, **columns})
+    placed = {"node": at, "around": names.gather(nodes.around[at]), "at": nodes.measured_start[at]}
+    return pl.DataFrame({**placed, **columns})
 
 
 def _within(graph: Graph, prefix: str) -> NDArray[np.bool_]:

@@ -58,7 +58,7 @@ class Workers(Edit):
     example = "workers:count=4"
     needs = (
         "a DataLoader without workers, whose `__next__` shows what a batch takes, or one whose workers "
-        "cannot keep up, which tells it, too"
+        "cannot keep up, which shows it, too"
     )
     assumes = "each worker has a core and its share of the source, and handing a batch over costs nothing"
     source = (
@@ -109,7 +109,7 @@ def _batch_and_rest(graph: Graph, loading: NDArray[np.bool_], now: Floats) -> tu
     """[R] ns that one process of each rank needs for a step's batches, and what of a step is not waiting.
 
     Without workers the former is the time in `__next__`, and a loop that need not load has the step that
-    replay tells. Workers that are always waited for are always busy: each needs the steps of all of them for
+    replay gives. Workers that are always waited for are always busy: each needs the steps of all of them for
     its own.
     """
     around = graph.nodes.around[loading]
@@ -119,7 +119,7 @@ def _batch_and_rest(graph: Graph, loading: NDArray[np.bool_], now: Floats) -> tu
     step = _mean_step(graph)
     if workers == 0 or float(now.max()) < MIN_WAIT * step:
         raise Unanswerable(
-            "the DataLoader has workers, and what a batch takes them cannot be told: record some steps with "
+            "the DataLoader has workers, and what a batch takes them is unknown: record some steps with "
             "num_workers=0, or steps in which the loop waits for them"
         )
     return np.where(now >= MIN_WAIT * step, workers * step, 0.0), step - now

@@ -26,7 +26,7 @@ from dpro.replay.whatif.graph_ops.reduction import Reduced, workers_of
 
 SIZES_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, 400.0)
 CLEARLY = 0.01  # of the time of a pass: what is better by less is as good
-MOST = 3
+MAX_SIZES = 3
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Gradients:
 
 
 def sizes_worth_replaying(known: Reduced) -> list[float]:
-    """Of `SIZES_MB` those that may be best, and those of them that end earliest, at most `MOST`."""
+    """Of `SIZES_MB` those that may be best, and those of them that end earliest, at most `MAX_SIZES`."""
     gradients = gradients_of(known)
     different: dict[tuple[int, ...], float] = {}
     for size in SIZES_MB:
@@ -68,7 +68,7 @@ def sizes_worth_replaying(known: Reduced) -> list[float]:
     ends = {closes: reductions_end(gradients, closes)[-1] for closes in different}
     by_end = sorted(different, key=lambda closes: (ends[closes], closes))
     kept = [closes for closes in by_end if not is_better_changed(gradients, closes)]
-    return sorted(different[closes] for closes in (kept or by_end)[:MOST])
+    return sorted(different[closes] for closes in (kept or by_end)[:MAX_SIZES])
 
 
 def gradients_of(known: Reduced) -> Gradients:
@@ -85,7 +85,12 @@ def gradients_of(known: Reduced) -> Gradients:
 
 
 def reductions_end(gradients: Gradients, closes: tuple[int, ...]) -> list[float]:
-    """When the reduction of each bucket ends, ns since backward began."""
+    """When the reduction of each bucket ends, ns since backward began.
+
+    Args:
+        gradients: what is reduced.
+        closes: the last parameter of each bucket.
+    """
     ends: list[float] = []
     first = 0
     for last in closes:
@@ -95,7 +100,12 @@ def reductions_end(gradients: Gradients, closes: tuple[int, ...]) -> list[float]
 
 
 def is_better_changed(gradients: Gradients, closes: tuple[int, ...]) -> bool:
-    """Whether two neighbours are clearly better fused, or a bucket in two."""
+    """Whether two neighbours are clearly better fused, or a bucket in two.
+
+    Args:
+        gradients: what is reduced.
+        closes: the last parameter of each bucket.
+    """
     ends = reductions_end(gradients, closes)
     firsts = [0, *(last + 1 for last in closes[:-1])]
     clearly = CLEARLY * ends[-1]

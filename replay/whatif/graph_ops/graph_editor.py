@@ -1,6 +1,6 @@
-"""A graph in the making: nodes taken out, put in and linked, then numbered again.
+"""Edits a graph: nodes are removed, inserted and linked, then numbered again.
 
-In: a graph. Out: another one, validated like any. What to change is the business of the edits.
+In: a graph. Out: another one, validated like any. What to change is decided by the edits.
 """
 
 from __future__ import annotations
@@ -32,37 +32,52 @@ class GraphEditor:
         self.gone: Bools = np.zeros(graph.num_nodes, np.bool_)
         self.cut: Bools = np.zeros(graph.edges.source.size, np.bool_)
         self.duration: Ints = graph.nodes.duration.copy()
-        self._alike: list[int] = []
+        self._templates: list[int] = []
         self._changed: list[dict[str, Any]] = []
         self._edges: list[tuple[int, int, int, int]] = []
         self._inserted: dict[int, list[int]] = defaultdict(list)
 
-    def add(self, alike: int, **changed: Any) -> int:
-        """Put in a node that is like another one but for some columns.
+    def add(self, template: int, **changed: Any) -> int:
+        """Add a node that equals another one but for some columns.
+
+        Args:
+            template: the node to copy.
+            changed: columns of `Nodes` with other values; `earliest` is 0 and `anchored` False unless given.
 
         Returns:
-            Its number, for edges of this draft.
+            Its number, for edges of this editor.
         """
-        self._alike.append(alike)
+        self._templates.append(template)
         self._changed.append({"earliest": 0, "anchored": False, **changed})
-        return self.graph.num_nodes + len(self._alike) - 1
+        return self.graph.num_nodes + len(self._templates) - 1
 
     def link(self, source: int, target: int, kind: EdgeKind, lag: int = 0) -> None:
-        """Put in an edge."""
+        """Add an edge.
+
+        Args:
+            source, target: numbers of nodes, old or added.
+            kind: why the target waits.
+            lag: ns between the end of the source and the start of the target.
+        """
         self._edges.append((source, target, lag, kind))
 
     def insert(self, after: int, **changed: Any) -> int:
         """Put a node into the program of a thread, behind a node of it and what was inserted there before.
 
         Returns:
-            Its number, for edges of this draft.
+            Its number, for edges of this editor.
         """
         node = self.add(after, **changed)
         self._inserted[after].append(node)
         return node
 
     def wait(self, after: int, awaited: int) -> None:
-        """Have what follows a node on its thread wait for another node."""
+        """Have what follows a node on its thread wait for another node.
+
+        Args:
+            after: a node of a thread.
+            awaited: any node, old or added.
+        """
         edges = self.graph.edges
         leaving = np.flatnonzero((edges.source == after) & (edges.kind == EdgeKind.THREAD))
         for target in edges.target[leaving].tolist():
@@ -76,7 +91,7 @@ class GraphEditor:
         """
         self._thread_through()
         graph, edges = self.graph, self.graph.edges
-        kept = np.append(~self.gone, np.ones(len(self._alike), np.bool_))
+        kept = np.append(~self.gone, np.ones(len(self._templates), np.bool_))
         number = np.cumsum(kept) - 1
         added = np.array(self._edges, np.int64).reshape(-1, 4).T
         stays = ~(self.cut | self.gone[edges.source] | self.gone[edges.target])
@@ -106,11 +121,11 @@ class GraphEditor:
                 self.link(one, next_one, EdgeKind.THREAD)
 
     def _nodes(self, kept: Bools) -> Nodes:
-        alike = np.array(self._alike, np.int64)
+        templates = np.array(self._templates, np.int64)
         columns = {}
         for f in dataclasses.fields(Nodes):
             own = self.duration if f.name == "duration" else getattr(self.graph.nodes, f.name)
-            new = own[alike]
+            new = own[templates]
             for row, changed in enumerate(self._changed):
                 if f.name in changed:
                     new[row] = changed[f.name]

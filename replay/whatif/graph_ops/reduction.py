@@ -1,7 +1,7 @@
 """Gradients reduced in other buckets, at other moments, or in other ways: the part that all such edits share.
 
 In: a graph, its backward passes, and for each the reductions it should have. Out: the graph with these in
-place of the ones that were recorded. What they are to be is the business of the edits.
+place of the ones that were recorded. What they are to be is decided by the edits.
 
 A reduction begins when its call is made and a worker (a stream) is free for it, moves data once all ranks are
 there, and ends its own time later. Reductions of one rank share its link: each can use it once the bytes of
@@ -58,19 +58,19 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Reduced:
-    """What a graph tells of how its gradients are reduced.
+    """How the gradients of a graph are reduced.
 
     Attributes:
         graph: the graph.
         timeline: its replay.
         parameters: what is reduced.
         passes: backward passes of all ranks.
-        message: what sort of communication a reduction is.
+        message: which kind of communication a reduction is.
         line: what a reduction costs.
-        pace: [passes] by how much the reductions of each took longer than the line says.
+        slowdown: [passes] how many times as long the reductions of each took as the line says.
         call_ns: usual time of the thread in a call.
         ratio: bytes that are moved per byte of gradient.
-        copy_ns_per_byte: time of a thread to read and write gradients once; 0 where the run does not tell.
+        copy_ns_per_byte: time of a thread to read and write gradients once; 0 where the run does not show it.
     """
 
     graph: Graph
@@ -79,13 +79,17 @@ class Reduced:
     passes: list[Pass]
     message: Message
     line: LinkCost
-    pace: Floats
+    slowdown: Floats
     call_ns: float
     ratio: float
     copy_ns_per_byte: float
 
     def bytes_of(self, first: int, last: int) -> int:
-        """Payload of a bucket."""
+        """Payload of a bucket.
+
+        Args:
+            first, last: its parameters, by the order in which they are ready.
+        """
         return round(self.ratio * int(self.parameters.num_bytes[first : last + 1].sum()))
 
 
@@ -93,7 +97,7 @@ def reduced(graph: Graph) -> Reduced:
     """How a graph reduces gradients.
 
     Raises:
-        Unanswerable: it does not tell; the message says what is missing.
+        Unanswerable: the run lacks something; the message says what is missing.
     """
     parameters = parameters_of(graph.run)
     if parameters.hook:
@@ -102,12 +106,12 @@ def reduced(graph: Graph) -> Reduced:
     transfers = np.concatenate([each.transfer for each in passes])
     sizes = graph.nodes.bytes[transfers]
     if (sizes <= 0).any():
-        raise Unanswerable("the run does not tell how many bytes its reductions move")
+        raise Unanswerable("the run does not say how many bytes its reductions move")
     timeline = replay(graph)
     message = graph.messages[int(graph.nodes.message[transfers[0]])]
     line = fit_costs(graph, timeline).get((message.op, message.group))
     if line is None:
-        raise Unanswerable("too few reductions with all their ranks are in the run to tell what one costs")
+        raise Unanswerable("too few reductions with all their ranks are in the run to fit what one costs")
     calls = [float(graph.nodes.duration[pieces].sum()) for each in passes for pieces in each.calls]
     return Reduced(
         graph,
@@ -116,7 +120,7 @@ def reduced(graph: Graph) -> Reduced:
         passes,
         message,
         line,
-        np.array([_pace(graph, timeline, line, each.transfer) for each in passes]),
+        np.array([_slowdown(graph, timeline, line, each.transfer) for each in passes]),
         float(np.median(calls)),
         float(sizes.sum()) / (len(passes) * float(parameters.num_bytes.sum())),
         _copying(graph, parameters, passes),
@@ -137,7 +141,7 @@ def _copying(graph: Graph, parameters: Parameters, passes: list[Pass]) -> float:
     return spent / (len(passes) * float(parameters.num_bytes.sum()))
 
 
-def _pace(graph: Graph, timeline: Timeline, line: LinkCost, transfers: Ints) -> float:
+def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, transfers: Ints) -> float:
     """The time in which a pass moved its gradients over what its line says.
 
     That is the time in which any of its reductions ran: latencies of those that follow each other overlap.
@@ -154,32 +158,32 @@ def with_reductions(
 
     Args:
         known: how it reduces.
-        wanted: for each pass its reductions in the order of their calls; alike on all ranks of a pass.
+        wanted: for each pass its reductions in the order of their calls; the same on all ranks of a pass.
         awaited: for each pass the one that waits for its results, -1 for none; itself if not given.
     """
-    graph, draft = known.graph, GraphEditor(known.graph)
-    meetings = _Meetings(graph)
+    graph, editor = known.graph, GraphEditor(known.graph)
+    registry = _RendezvousRegistry(graph)
     for each in known.passes:
-        draft.gone[each.arrive] = draft.gone[each.transfer] = True
-        draft.gone[meetings.of(graph.nodes.collective[each.arrive])] = True
-        draft.duration[np.concatenate(each.calls)] = 0
-    workers, leaving = workers_of(graph), np.flatnonzero(draft.gone[graph.edges.source])
+        editor.gone[each.arrive] = editor.gone[each.transfer] = True
+        editor.gone[registry.of(graph.nodes.collective[each.arrive])] = True
+        editor.duration[np.concatenate(each.calls)] = 0
+    workers, leaving = workers_of(graph), np.flatnonzero(editor.gone[graph.edges.source])
     behind: dict[tuple[int, int], list[int]] = defaultdict(list)
-    surroundings = [_surroundings(graph, each, draft.gone, leaving) for each in known.passes]
+    surroundings = [_surroundings(graph, each, editor.gone, leaving) for each in known.passes]
     for which, (each, reductions) in enumerate(zip(known.passes, wanted)):
-        around, pace = surroundings[which], float(known.pace[which])
+        around, slowdown = surroundings[which], float(known.slowdown[which])
         if awaited is not None:
             needed = surroundings[awaited[which]].awaited if awaited[which] >= 0 else []
             around = dataclasses.replace(around, awaited=needed)
         transfers = behind[each.rank, each.window]
         for index, reduction in enumerate(reductions):
-            _insert(draft, each, around, reduction, index, pace, meetings, transfers, workers[each.rank])
+            _insert(editor, each, around, reduction, index, slowdown, registry, transfers, workers[each.rank])
         for node in around.after if reductions else ():
-            draft.link(transfers[-1], node, EdgeKind.STREAM, around.queue_lag)
-    return draft.finish()
+            editor.link(transfers[-1], node, EdgeKind.STREAM, around.queue_lag)
+    return editor.finish()
 
 
-class _Meetings:
+class _RendezvousRegistry:
     """Rendezvous of the graph, old and new."""
 
     def __init__(self, graph: Graph) -> None:
@@ -193,17 +197,17 @@ class _Meetings:
         """The old rendezvous of some collectives."""
         return [self._old[instance] for instance in instances.tolist() if instance in self._old]
 
-    def join(self, draft: GraphEditor, instance: int, index: int) -> tuple[int, int]:
-        """Instance and rendezvous of a pass's reduction, -1 for none where nobody else was recorded.
+    def join(self, editor: GraphEditor, instance: int, index: int) -> tuple[int, int]:
+        """Instance and rendezvous of a pass's reduction, -1 for none where no other rank was recorded.
 
         Args:
-            draft: where it is put in.
-            instance: the recorded collective that the pass began with, which tells it on all ranks.
+            editor: the changes to the graph.
+            instance: the recorded collective that the pass began with, which identifies it on all ranks.
             index: which reduction of the pass.
         """
         if (instance, index) not in self._new:
             old = self._old.get(instance, -1)
-            node = draft.add(old, collective=self._next_instance) if old >= 0 else -1
+            node = editor.add(old, collective=self._next_instance) if old >= 0 else -1
             self._new[instance, index] = (self._next_instance, node)
             self._next_instance += 1
         return self._new[instance, index]
@@ -282,63 +286,88 @@ def _inputs(graph: Graph, each: Pass, sources: Ints) -> tuple[Ints, Ints]:
 
 
 def _insert(
-    draft: GraphEditor,
+    editor: GraphEditor,
     each: Pass,
     around: _Surroundings,
     wanted: Reduction,
     index: int,
-    pace: float,
-    meetings: _Meetings,
+    slowdown: float,
+    registry: _RendezvousRegistry,
     behind: list[int],
     workers: int,
 ) -> None:
     """Put one reduction of a pass in.
 
     Args:
-        draft: the graph in the making.
+        editor: the changes to the graph.
         each: the pass.
         around: what is linked with its reductions.
         wanted: the reduction.
         index: which of the pass.
-        pace: multiple of the time that a reduction costs.
-        meetings: rendezvous so far.
+        slowdown: multiple of the time that a reduction costs.
+        registry: rendezvous so far.
         behind: transfers of the rank in this window so far; added to.
         workers: how many run side by side.
     """
-    nodes = draft.graph.nodes
+    nodes = editor.graph.nodes
     old = int(np.searchsorted(each.closes, wanted.last))
-    ready = (
-        _end_of_step(draft.graph, each) if wanted.called_after == STEP else each.ready[wanted.called_after]
-    )
-    ready = int(ready)
-    told = {"measured_start": int(nodes.measured_end[ready]), "measured_end": int(nodes.measured_end[ready])}
+    at_end = wanted.called_after == STEP
+    ready = _end_of_step(editor.graph, each) if at_end else int(each.ready[wanted.called_after])
+    measured = {
+        "measured_start": int(nodes.measured_end[ready]),
+        "measured_end": int(nodes.measured_end[ready]),
+    }
     name = int(nodes.name[each.calls[0][0]])
-    call = draft.insert(ready, kind=NodeKind.CPU, duration=round(wanted.call_ns), span=-1, name=name, **told)
-    instance, meeting = meetings.join(draft, int(nodes.collective[each.arrive[0]]), index)
-    fixed, whole = round(wanted.fixed_ns * pace), round((wanted.fixed_ns + wanted.moving_ns) * pace)
-    arrive = draft.add(int(each.arrive[old]), collective=instance, **told)
-    transfer = draft.add(
-        int(each.transfer[old]), collective=instance, bytes=wanted.num_bytes, duration=whole, **told
+    call = editor.insert(
+        ready, kind=NodeKind.CPU, duration=round(wanted.call_ns), span=-1, name=name, **measured
     )
-    draft.link(call, arrive, EdgeKind.LAUNCH, around.launch_lag)
-    draft.link(arrive, transfer, EdgeKind.STREAM)
-    if meeting >= 0:
-        draft.link(arrive, meeting, EdgeKind.RENDEZVOUS)
-        draft.link(meeting, transfer, EdgeKind.RENDEZVOUS)
-    for node in around.before if len(behind) < workers else behind[-workers:][:1]:
-        draft.link(node, arrive, EdgeKind.STREAM, around.queue_lag)
-    if behind:
-        draft.link(behind[-1], transfer, EdgeKind.STREAM, -fixed)
+    instance, rendezvous = registry.join(editor, int(nodes.collective[each.arrive[0]]), index)
+    fixed, whole = round(wanted.fixed_ns * slowdown), round((wanted.fixed_ns + wanted.moving_ns) * slowdown)
+    arrive = editor.add(int(each.arrive[old]), collective=instance, **measured)
+    transfer = editor.add(
+        int(each.transfer[old]), collective=instance, bytes=wanted.num_bytes, duration=whole, **measured
+    )
+    editor.link(call, arrive, EdgeKind.LAUNCH, around.launch_lag)
+    editor.link(arrive, transfer, EdgeKind.STREAM)
+    if rendezvous >= 0:
+        editor.link(arrive, rendezvous, EdgeKind.RENDEZVOUS)
+        editor.link(rendezvous, transfer, EdgeKind.RENDEZVOUS)
+    _queue(editor, arrive, transfer, fixed, around, behind, workers)
     if around.inputs.size:
-        last = int(np.searchsorted(around.launched, told["measured_end"])) - 1
-        draft.link(int(around.inputs[max(last, 0)]), arrive, EdgeKind.EVENT, around.input_lag)
+        last = int(np.searchsorted(around.launched, measured["measured_end"])) - 1
+        editor.link(int(around.inputs[max(last, 0)]), arrive, EdgeKind.EVENT, around.input_lag)
     behind.append(transfer)
-    if wanted.called_after == STEP:
-        draft.wait(ready, transfer)
+    if at_end:
+        editor.wait(ready, transfer)
         return
-    needed = _needed_at(draft.graph, each, around, wanted, ready) if wanted.needed is None else wanted.needed
+    needed = _needed_at(editor.graph, each, around, wanted, ready) if wanted.needed is None else wanted.needed
     for target, kind in needed:
-        draft.link(transfer, target, kind)
+        editor.link(transfer, target, kind)
+
+
+def _queue(
+    editor: GraphEditor,
+    arrive: int,
+    transfer: int,
+    fixed_ns: int,
+    around: _Surroundings,
+    behind: list[int],
+    workers: int,
+) -> None:
+    """Queue a reduction: it begins when a worker is free, and has the link once those before it have moved.
+
+    Args:
+        editor: the changes to the graph.
+        arrive, transfer: its nodes.
+        fixed_ns: the part of its time that overlaps with the transfer before it.
+        around: what is linked with the reductions of the pass.
+        behind: transfers of the rank in this window so far.
+        workers: how many run side by side.
+    """
+    for node in around.before if len(behind) < workers else behind[-workers:][:1]:
+        editor.link(node, arrive, EdgeKind.STREAM, around.queue_lag)
+    if behind:
+        editor.link(behind[-1], transfer, EdgeKind.STREAM, -fixed_ns)
 
 
 def _needed_at(

@@ -25,7 +25,13 @@ Order = list[Task]
 
 
 def gpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """All forwards, then all backwards (Huang et al., GPipe, NeurIPS 2019)."""
+    """All forwards, then all backwards (Huang et al., GPipe, NeurIPS 2019).
+
+    Args:
+        num_stages: of the pipeline.
+        num_batches: micro-batches per step.
+        num_chunks: of the model on each stage.
+    """
     _only_one("gpipe", num_chunks)
     order = [Task(FORWARD, batch) for batch in range(num_batches)]
     order += [Task(BACKWARD, batch) for batch in range(num_batches)]
@@ -33,7 +39,13 @@ def gpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
 
 
 def one_forward_one_backward(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """A backward after each forward once the pipeline is full (Narayanan et al., PipeDream, SOSP 2019)."""
+    """A backward after each forward once the pipeline is full (Narayanan et al., PipeDream, SOSP 2019).
+
+    Args:
+        num_stages: of the pipeline.
+        num_batches: micro-batches per step.
+        num_chunks: of the model on each stage.
+    """
     _only_one("1f1b", num_chunks)
     forward = [Task(FORWARD, batch) for batch in range(num_batches)]
     backward = [Task(BACKWARD, batch) for batch in range(num_batches)]
@@ -41,7 +53,13 @@ def one_forward_one_backward(num_stages: int, num_batches: int, num_chunks: int)
 
 
 def interleaved(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """Several chunks of the model on each stage (Narayanan et al., Megatron-LM, SC 2021, section 2.2)."""
+    """Several chunks of the model on each stage (Narayanan et al., Megatron-LM, SC 2021, section 2.2).
+
+    Args:
+        num_stages: of the pipeline.
+        num_batches: micro-batches per step.
+        num_chunks: of the model on each stage.
+    """
     if num_chunks < 2:
         raise UsageError("pipeline: schedule=interleaved needs chunks=, 2 or more")
     if num_batches % num_stages:
@@ -65,6 +83,11 @@ def zero_bubble(num_stages: int, num_batches: int, num_chunks: int) -> list[Orde
 
     A stage holds back as many of them as there are stages before it (ZB-H1 of Qi et al., Zero Bubble Pipeline
     Parallelism, ICLR 2024).
+
+    Args:
+        num_stages: of the pipeline.
+        num_batches: micro-batches per step.
+        num_chunks: of the model on each stage.
     """
     plain = one_forward_one_backward(num_stages, num_batches, num_chunks)
     return [_with_weights(order, stage) for stage, order in enumerate(plain)]

@@ -1,4 +1,4 @@
-"""What lies inside spans: the work of an operator or a module as a whole, its backward pass and its kernels.
+"""The scope of spans: the work of an operator or a module as a whole, its backward pass and its kernels.
 
 In: a graph with the run it was made from. Out: masks over its nodes. A node knows the innermost span it is
 part of and nothing of those around that; the run's tables do.
@@ -30,8 +30,12 @@ COLUMNS = [
 LANE = ["rank", "window", "tid"]
 
 
-def inside_modules(graph: Graph, pattern: str) -> Bools:
+def in_modules(graph: Graph, pattern: str) -> Bools:
     """[N] nodes of modules or other ranges that fit a pattern, of their backward pass, and what both launch.
+
+    Args:
+        graph: the graph, with its run.
+        pattern: a shell pattern for names of ranges.
 
     Raises:
         Unanswerable: there is no such range.
@@ -49,6 +53,10 @@ def inside_modules(graph: Graph, pattern: str) -> Bools:
 
 def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     """The nodes of each call of the outermost modules that fit a pattern, forward and backward.
+
+    Args:
+        graph: the graph, with its run.
+        pattern: a shell pattern for names of modules.
 
     Returns:
         `node`, `block` (a number per call), `backward`.
@@ -83,8 +91,12 @@ def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
     return ordered.filter((pl.col("start_ns") >= latest).fill_null(True))
 
 
-def names_inside(graph: Graph, pattern: str) -> list[str]:
+def names_in_scope(graph: Graph, pattern: str) -> list[str]:
     """Names of the ranges that fit a pattern, and of all CPU spans inside them.
+
+    Args:
+        graph: the graph, with its run.
+        pattern: a shell pattern for names of ranges.
 
     Raises:
         Unanswerable: there is no such range.
@@ -101,7 +113,11 @@ def names_inside(graph: Graph, pattern: str) -> list[str]:
 def launching_only(graph: Graph, work: Bools) -> Bools:
     """[N] the outermost operators that launch some of this GPU work and none other, with all inside them.
 
-    Without a run to tell operators, the calls alone.
+    Without a run, which names operators, the calls alone.
+
+    Args:
+        graph: the graph.
+        work: [N] GPU work.
     """
     calls = calls_of(graph, work)
     if graph.run is None:
@@ -134,6 +150,11 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
 
 def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -> pl.DataFrame:
     """The operators of these names that launched the masked kernels.
+
+    Args:
+        graph: the graph, with its run.
+        kernels: [N] which kernels.
+        names: of the operators that count.
 
     Returns:
         `node`, `rank`, `span_id`, `name`, `shapes`, `backward` (whether a backward pass called it), sorted by
@@ -173,7 +194,12 @@ def operators_of_kernels(graph: Graph, kernels: Bools, names: Collection[str]) -
 
 
 def calls_of(graph: Graph, work: Bools) -> Bools:
-    """[N] calls that launch some of this work and no other."""
+    """[N] calls that launch some of this work and no other.
+
+    Args:
+        graph: the graph.
+        work: [N] GPU work.
+    """
     edges = graph.edges
     launch = edges.kind == EdgeKind.LAUNCH
     some, others = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.bool_)
@@ -183,15 +209,25 @@ def calls_of(graph: Graph, work: Bools) -> Bools:
     return calls
 
 
-def inside_spans(graph: Graph, pattern: str) -> Bools:
-    """[N] nodes of CPU spans whose name fits a pattern, with all that these call and launch."""
+def descendants_of(graph: Graph, pattern: str) -> Bools:
+    """[N] nodes of CPU spans whose name fits a pattern, with all that these call and launch.
+
+    Args:
+        graph: the graph, with its run.
+        pattern: a shell pattern for names of spans.
+    """
     spans = spans_of(_run_of(graph))
     on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
     return _nodes_of(graph, _closure(spans, on_cpu.filter(_fits(on_cpu, pattern))))
 
 
-def with_inside(graph: Graph, mask: Bools) -> Bools:
-    """[N] the masked nodes with all that their CPU spans call and launch; as they are without a run."""
+def with_descendants(graph: Graph, mask: Bools) -> Bools:
+    """[N] the masked nodes with all that their CPU spans call and launch; as they are without a run.
+
+    Args:
+        graph: the graph.
+        mask: [N] nodes.
+    """
     if graph.run is None:
         return mask
     spans = spans_of(graph.run)
@@ -202,14 +238,17 @@ def with_inside(graph: Graph, mask: Bools) -> Bools:
 
 def _run_of(graph: Graph) -> Run:
     if graph.run is None:
-        raise Unanswerable(
-            "the graph does not know the run it is from: what is inside of what cannot be told"
-        )
+        raise Unanswerable("the graph does not know the run it is from: what is inside of what is unknown")
     return graph.run
 
 
 def spans_of(run: Run, columns: Sequence[str] = COLUMNS) -> pl.DataFrame:
-    """The run's spans with these columns, ranks as the graph has them."""
+    """The run's spans with these columns, ranks as the graph has them.
+
+    Args:
+        run: the run.
+        columns: of the `spans` table.
+    """
     return run.table(SPANS, columns).with_columns(pl.col("rank").cast(pl.Int64))
 
 

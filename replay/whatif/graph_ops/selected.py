@@ -1,4 +1,4 @@
-"""Which nodes an edit is about: by name, kind, place in the job, stream, step, module, or collective.
+"""Which nodes an edit changes: by name, kind, place in the job, stream, step, module, or collective.
 
 In: `key=value` pairs. Out: a `Selection`, and a mask over a graph's nodes. Names are shell patterns.
 """
@@ -16,7 +16,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.whatif.edit import check, key, text_of
 from dpro.replay.whatif.grammar import nearest
-from dpro.replay.whatif.graph_ops.scope import inside_modules
+from dpro.replay.whatif.graph_ops.scope import in_modules
 from dpro.schema import WORKERS
 
 # What users call the kinds of work, and the nodes each stands for.
@@ -40,7 +40,7 @@ class Selection:
     module: str = key(
         "pattern for a module or any other range: all inside it, its backward pass, the GPU work of both", ""
     )
-    kind: str = key("what sort of work", "", choices=tuple(KINDS))
+    kind: str = key("which kind of work", "", choices=tuple(KINDS))
     rank: int | None = key("a rank", None)
     host: str = key("pattern for the name of a host", "")
     stage: int | None = key("a pipeline stage", None)
@@ -77,7 +77,7 @@ class Selection:
         """[N] the nodes that fit; a rendezvous never does.
 
         Raises:
-            Unanswerable: the run does not tell what a condition asks for.
+            Unanswerable: the run does not say what a condition asks for.
         """
         nodes = graph.nodes
         mask: Bools = nodes.kind != NodeKind.RENDEZVOUS
@@ -96,7 +96,7 @@ class Selection:
         if self.op or self.group:
             mask &= _of_collectives(graph, self.op, self.group)
         if self.module:
-            mask &= inside_modules(graph, self.module)
+            mask &= in_modules(graph, self.module)
         return mask
 
     def chosen(self, graph: Graph) -> Bools:
@@ -114,7 +114,12 @@ class Selection:
 
 
 def fitting(names: Iterable[str], pattern: str) -> Bools:
-    """Which names fit a shell pattern, or are it."""
+    """Which names fit a shell pattern, or are it.
+
+    Args:
+        names: what may fit.
+        pattern: a shell pattern, or a name with its special characters.
+    """
     return np.array([name == pattern or fnmatchcase(name, pattern) for name in names], np.bool_)
 
 
@@ -123,8 +128,15 @@ def ranks_at(
 ) -> list[int]:
     """Ranks for which all that is given holds.
 
+    Args:
+        graph: the graph.
+        rank: which, any where None.
+        host: a shell pattern for its name, any where empty.
+        stage: a pipeline stage, any where None.
+        dp: a data-parallel rank, any where None.
+
     Raises:
-        Unanswerable: the run does not tell hosts, or places in the job.
+        Unanswerable: the run does not name hosts, or places in the job.
     """
     found = [int(each) for each in np.unique(graph.nodes.rank) if each >= 0 and rank in (None, each)]
     if host:
@@ -132,7 +144,7 @@ def ranks_at(
         found = [each for each in found if fitting([hosts.get(each, "")], host)[0]]
     if stage is not None or dp is not None:
         if not graph.places:
-            raise Unanswerable("the run does not tell which stage and data-parallel rank its ranks are")
+            raise Unanswerable("the run does not say which stage and data-parallel rank its ranks are")
         places = {each: graph.places[each] for each in found if each in graph.places}
         found = [each for each, at in places.items() if stage in (None, at.stage) and dp in (None, at.dp)]
     return found
@@ -142,12 +154,12 @@ def hosts_of(graph: Graph) -> dict[int, str]:
     """The host of each rank.
 
     Raises:
-        Unanswerable: the run does not tell.
+        Unanswerable: the run does not say.
     """
     workers = graph.run.table(WORKERS) if graph.run is not None else WORKERS.empty()
     hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
     if not hosts:
-        raise Unanswerable("the run does not tell which hosts its ranks are on")
+        raise Unanswerable("the run does not say which hosts its ranks are on")
     return hosts
 
 
@@ -160,14 +172,20 @@ def _on_stream(graph: Graph, stream: int) -> Bools:
 def _of_collectives(graph: Graph, op: str, group: str) -> Bools:
     """[N] transfers of an operation and a group."""
     if not graph.messages:
-        raise Unanswerable("the run does not tell which collectives it holds")
+        raise Unanswerable("the run does not say which collectives it holds")
     fits = np.append(messages_fitting(graph, op, group), False)  # the last is for nodes without a message
     found: Bools = fits[graph.nodes.message]
     return found
 
 
 def messages_fitting(graph: Graph, op: str, group: str) -> Bools:
-    """[messages] those of an operation and a group, which may be named with or without its ranks."""
+    """[messages] those of an operation and a group, which may be named with or without its ranks.
+
+    Args:
+        graph: the graph.
+        op: a shell pattern, any where empty.
+        group: a shell pattern, any where empty.
+    """
     fits = np.ones(len(graph.messages), np.bool_)
     if op:
         fits &= fitting((message.op for message in graph.messages), op)

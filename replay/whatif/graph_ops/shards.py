@@ -1,7 +1,7 @@
 """Which ranks hold a part of the model that the others cannot do without.
 
 In: a graph with the run it was made from, and ranks. Out: why they cannot be left out, in words; nothing
-where they hold what others hold, too. Coordinates on the axes of the job tell, else the names of process
+where they hold what others hold, too. Coordinates on the axes of the job decide, else the names of process
 groups, else what is communicated: gathered or scattered parameters, tokens sent to experts or tables,
 activations reduced in forward. Whole operations are no shards: their replicas are given by their places.
 """
@@ -26,7 +26,12 @@ MIN_SHARE = 0.1  # of the bytes of all-reduces: less is metrics or statistics, n
 
 
 def why_needed(graph: Graph, ranks: Collection[int]) -> str:
-    """Why the others cannot do without these ranks; empty where nothing says that they cannot."""
+    """Why the others cannot do without these ranks; empty where nothing says that they cannot.
+
+    Args:
+        graph: the graph.
+        ranks: those that are to go.
+    """
     if graph.run is None or _is_of_operations(graph):
         return ""
     calls = _calls_with_others(graph.run, ranks)

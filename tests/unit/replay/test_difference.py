@@ -52,7 +52,7 @@ def test_work_that_another_rank_hides_contributes_nothing(tmp_path):
     assert sum(abs(each.delta_ns) for each in found.contributors) < 0.1 * MS
 
 
-def test_slower_network_is_told_from_slower_work(tmp_path):
+def test_slower_network_is_distinguished_from_slower_work(tmp_path):
     plain = alike(2)
     found = compared(tmp_path, plain, replace(slower(plain, "gap", [0, 1], plus=3.0), transfer=6.0))
     shares = {each.kind: each.delta_ns for each in found.contributors}

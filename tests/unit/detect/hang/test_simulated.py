@@ -35,7 +35,7 @@ def verdicts(
         place = folder / str(seed)
         place.mkdir()
         case = make_case(seed, layout, size, kind, place, gloo=gloo, lose=rng.random() < 0.5)
-        told = "" if case.told else "untold "
+        told = "" if case.decided else "untold "
         found[told + verdict(case, diagnose(place, size))] += 1
     return found
 

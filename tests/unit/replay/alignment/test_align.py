@@ -140,7 +140,7 @@ def test_a_clock_is_that_of_a_boot_whatever_the_hosts_are_called():
     assert alignment.of(2).line.offset_ns == pytest.approx(9 * MS, abs=20 * US)
 
 
-def test_ranks_of_one_host_name_that_causality_tells_apart_have_clocks_of_their_own():
+def test_ranks_of_one_host_name_that_causality_separates_have_clocks_of_their_own():
     job = Job({0: (0, 0), 1: (8 * MS, 0)}).all_reduces([0, 1], 30)
     for rank in (0, 1):
         job.host(rank, "localhost")
@@ -164,7 +164,7 @@ def test_what_nothing_connects_to_the_reference_is_said_to_be_unknown():
     assert alignment.of(3).line.uncertainty_ns == -1
 
 
-def test_comparisons_count_more_than_ends_and_tell_drift_that_a_short_window_cannot():
+def test_comparisons_count_more_than_ends_and_show_drift_that_a_short_window_cannot():
     # The host of ranks 2 and 3 leaves every collective 300 us late: by the ends it would be its clock.
     job = Job({rank: ((20 * MS, 30) if rank > 1 else (0, 0)) for rank in range(4)})
     for rank in range(4):
@@ -184,7 +184,7 @@ def test_comparisons_count_more_than_ends_and_tell_drift_that_a_short_window_can
     assert alignment.conflicts == ()
 
 
-def test_comparisons_made_by_the_other_side_tell_the_same():
+def test_comparisons_made_by_the_other_side_show_the_same():
     job = Job({0: (0, 0), 1: (-4 * MS, 0)}).all_reduces([0, 1], 5)
     for minute in range(3):
         job.compare(0, 1, minute * 60 * S)
@@ -220,7 +220,7 @@ def test_sends_that_end_early_in_both_directions_leave_what_causality_allows():
     assert alignment.conflicts == ()
 
 
-def test_sends_that_end_with_their_receives_tell_the_offset_as_collectives_do():
+def test_sends_that_end_with_their_receives_give_the_offset_as_collectives_do():
     job = Job({0: (0, 0), 1: (40 * MS, 0)})
     for number in range(20):
         begin = TODAY + number * 50 * MS
@@ -261,7 +261,7 @@ def test_a_clock_that_was_set_before_the_window_is_compared_after_that_only():
     for second in (0, 60, 100, 160):
         job.compare(1, 0, second * S)
     own = []
-    for second in range(170):  # at 70 s somebody puts the clock of rank 1 back by two seconds
+    for second in range(170):  # at 70 s the clock of rank 1 is put back by two seconds
         back = 2 * S if second < 70 else 0
         time = TODAY + second * S + back
         own.append({"rank": 1, "time_ns": time, "monotonic_ns": second * S, "peer_rank": -1})

@@ -65,7 +65,7 @@ def test_drift_that_no_clock_has_is_not_taken_for_drift():
     assert line.uncertainty_ns == pytest.approx(50 * US, rel=0.05)
 
 
-def test_one_or_two_differences_tell_no_more_than_themselves():
+def test_one_or_two_differences_show_no_more_than_themselves():
     assert fit_scattered(np.array([TODAY]), np.array([-500 * US])).uncertainty_ns == 500 * US
     assert fit_scattered(np.array([TODAY, TODAY]), np.array([0, 0])).drift_ppb == 0
 
@@ -80,7 +80,7 @@ def _comparisons(drift_ppm: float, bound: int = 4 * US, bursts: int = 4) -> tupl
 
 
 @pytest.mark.parametrize("drift_ppm", [-50, -0.5, 0.5, 50])
-def test_comparisons_a_minute_apart_tell_drift_of_less_than_a_millionth(drift_ppm):
+def test_comparisons_a_minute_apart_show_drift_of_less_than_a_millionth(drift_ppm):
     line = fit_bounded(*_comparisons(drift_ppm), at=(TODAY + 61 * S, TODAY + 63 * S))
     assert line.drift_ppb == pytest.approx(drift_ppm * 1000, abs=50)
     window = TODAY + np.array([61, 62, 63]) * S
@@ -88,7 +88,7 @@ def test_comparisons_a_minute_apart_tell_drift_of_less_than_a_millionth(drift_pp
     assert 2 * US < line.uncertainty_ns < 10 * US
 
 
-def test_drift_within_the_bounds_is_not_told():
+def test_drift_within_the_bounds_is_not_reported():
     line = fit_bounded(*_comparisons(0.01), at=(TODAY, TODAY + S))
     assert line.drift_ppb == 0
 

@@ -1,4 +1,4 @@
-"""Collectives between ranks, by hand: who waits for whom, and what is waiting and what is moving."""
+"""Collectives between ranks, by hand: which rank waits for which, what is waiting and what is moving."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_collective_starts_when_the_last_rank_arrives_and_each_member_ends_its
     assert [late.end("ncclDevKernel", rank) for rank in (0, 1)] == [450, 455]
 
 
-def test_a_rank_that_does_not_come_last_delays_nobody(tmp_path):
+def test_a_rank_that_does_not_come_last_delays_no_other(tmp_path):
     seen = Seen(_two_ranks().build(tmp_path / "r").graph)
     assert seen.lasting("gemm", 200, rank=0).end("ncclDevKernel", 1) == 405
     assert seen.lasting("gemm", 201, rank=0).end("ncclDevKernel", 1) == 406
@@ -193,7 +193,7 @@ def test_a_collective_that_a_clipped_window_does_not_hold_stays_single(tmp_path)
     single = rows.filter(rows["members"] == 1)["instance"].to_list()
     transfer = built.graph.nodes.kind == NodeKind.TRANSFER
     lone = transfer & np.isin(built.graph.nodes.collective, single)
-    # Nothing tells its waiting from its moving: it counts as moving.
+    # Nothing separates its waiting from its moving: it counts as moving.
     assert (built.graph.nodes.duration[lone] == 81 * US).all()
 
 
@@ -215,7 +215,7 @@ def test_ranks_of_one_host_share_a_clock_even_where_ends_differ(tmp_path):
     assert (clock.line.offset_ns, clock.line.uncertainty_ns, clock.source) == (0, 0, "same host")
 
 
-def test_an_offset_told_by_a_single_collective_is_not_called_certain(tmp_path):
+def test_an_offset_from_a_single_collective_is_not_called_certain(tmp_path):
     run = _two_ranks(end=(400, 900))
     offset = run.build(tmp_path / "r").alignment.of(1).line
     assert offset.offset_ns == 0 or offset.uncertainty_ns != 0
@@ -314,7 +314,7 @@ def test_messages_pair_by_peer_and_order_where_each_process_counts_those_to_all_
         assert sent == received
 
 
-def test_messages_whose_order_tells_nothing_pair_by_numbers_that_both_ends_hold(tmp_path):
+def test_messages_whose_order_shows_nothing_pair_by_numbers_that_both_ends_hold(tmp_path):
     # At equal distances any shift fits; the second rank's window opened one message later.
     run = TinyRun()
     for rank, op, first in ((0, "send", 0), (1, "recv", 1)):
@@ -498,18 +498,18 @@ def test_a_transfer_knows_what_it_moves_and_all_other_nodes_move_nothing(tmp_pat
     assert (nodes.message[~moves] == -1).all()
     order = np.flatnonzero(moves & (nodes.rank == 0))
     assert nodes.bytes[order].tolist() == [64, 16, -1]
-    told = [graph.messages[message] for message in nodes.message[order]]
-    assert [(each.op, each.num_ranks, each.dtype) for each in told] == [
+    moved_by = [graph.messages[message] for message in nodes.message[order]]
+    assert [(each.op, each.num_ranks, each.dtype) for each in moved_by] == [
         ("all_reduce", 2, "float32"),
         ("all_gather", 2, "float32"),
         ("barrier", 2, ""),
     ]
-    assert told[0].group == told[1].group
+    assert moved_by[0].group == moved_by[1].group
 
 
 @pytest.mark.parametrize(("late", "waited"), [(20, True), (300, False)])
-def test_a_caller_that_was_told_before_the_worker_closed_its_range_was_waiting(tmp_path, late, waited):
-    # The caller was idle for 970 us: it may have been told 20 us before the range closed, but not 300.
+def test_a_caller_that_was_notified_before_the_worker_closed_its_range_was_waiting(tmp_path, late, waited):
+    # The caller was idle for 970 us: it may have been notified 20 us before the range closed, but not 300.
     run = TinyRun()
     for rank in (0, 1):
         run.mark("dpro::backward", 0, 1500, rank)

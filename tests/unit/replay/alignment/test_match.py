@@ -23,38 +23,38 @@ def _ends(first: int, count: int, late_ms: int = 0) -> np.ndarray:
     return ends[first : first + count]
 
 
-def _alike(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+def _all_same(i: np.ndarray, j: np.ndarray) -> np.ndarray:
     return np.ones(j.size, np.bool_)
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_few_collectives_that_both_ranks_hold_are_laid_against_each_other(count):
     a, b = _ends(2, count), _ends(2, count, late_ms=1)
-    assert best_shift(a, b, _alike) == (0, True)
+    assert best_shift(a, b, _all_same) == (0, True)
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 3), (4, 3), (9, 3), (3, 5), (7, 5)])
 def test_three_collectives_are_found_among_many(first, count):
     a, b = _ends(0, 12), _ends(first, count, late_ms=1)
-    assert best_shift(a, b, _alike) == (first, True)
+    assert best_shift(a, b, _all_same) == (first, True)
 
 
 def test_a_single_pair_decides_nothing_however_even_it_is():
     # Laid against each other fully, the ends differ by milliseconds: these are not the same three.
     a = np.array([0, 10, 30]) * MS
     b = np.array([0, 25, 31]) * MS
-    assert not best_shift(a, b, _alike)[1]
+    assert not best_shift(a, b, _all_same)[1]
 
 
 def test_three_collectives_at_equal_distances_are_refused():
     a = np.array([0, 10, 20]) * MS
     b = a + np.array([0, 20, -10]) * US
-    assert not best_shift(a, b, _alike)[1]
+    assert not best_shift(a, b, _all_same)[1]
 
 
-def test_two_collectives_are_laid_end_to_end_where_they_are_alike():
+def test_two_collectives_are_laid_end_to_end_where_they_are_the_same():
     a, b = _ends(0, 5), _ends(3, 2)
-    assert best_shift(a, b, _alike) == (3, True)
+    assert best_shift(a, b, _all_same) == (3, True)
     assert best_shift(a, b, lambda i, j: (i != 4) | (j != 1)) == (3, False)
 
 
@@ -64,7 +64,7 @@ def test_what_is_called_clear_is_right_wherever_the_windows_were_clipped(seed, c
     ends = np.cumsum(noise.integers(100, 20_000, 20)) * US
     a = ends[first : first + count + 4]
     b = (ends + noise.normal(0, 20 * US, 20).astype(np.int64) + late_ms * MS)[first + 1 : first + 1 + count]
-    shift, clear = best_shift(a, b, _alike)
+    shift, clear = best_shift(a, b, _all_same)
     assert not clear or shift == 1
 
 
@@ -77,8 +77,8 @@ def test_of_many_shifts_the_hopeless_ones_are_left_out_and_nothing_else_changes(
     a, b = ends[300:1000], ends[300 + first : 1000 + first] + noise.integers(-50, 50, 700) * US + MS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpro.replay.alignment.match.MANY_SHIFTS", 10_000)
-        every = best_shift(a, b, _alike)
-    assert best_shift(a, b, _alike) == every
+        every = best_shift(a, b, _all_same)
+    assert best_shift(a, b, _all_same) == every
     assert every[1] != periodic
 
 

@@ -161,7 +161,7 @@ def test_messages_of_one_thread_wait_for_none_of_its_others(tmp_path):
     assert seen.lasting("compute", 50, rank=1).start("after", 0) == 260
 
 
-def test_messages_go_by_their_numbers_since_when_somebody_asked_for_them_tells_no_order(tmp_path):
+def test_messages_go_by_their_numbers_since_when_a_caller_asked_for_them_implies_no_order(tmp_path):
     # Each is asked for just before the next is sent: the ends of sends fit the receives of the next best.
     run = TinyRun()
     sent = [0, 110, 250, 330, 500, 590, 720]

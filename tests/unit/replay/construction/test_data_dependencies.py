@@ -1,4 +1,4 @@
-"""What the trace tells of who needs whom: forward and backward, operators and data, calls and streams."""
+"""Dependencies that the trace records: forward and backward, operators and data, calls and streams."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def _trained(numbered: bool) -> TinyRun:
     for index in range(3):
         run.op(f"forward {index}", 50 * index, 50 * index + 50, sequence_number=index if numbered else -1)
     for place, index in enumerate((2, 1, 0)):
-        told = {"sequence_number": index, "forward_thread": 1} if numbered else {}
+        numbers = {"sequence_number": index, "forward_thread": 1} if numbered else {}
         begin = 150 + 60 * place
-        run.op(f"autograd::engine::evaluate_function: {index}", begin, begin + 60, tid=BACKWARD, **told)
+        run.op(f"autograd::engine::evaluate_function: {index}", begin, begin + 60, tid=BACKWARD, **numbers)
     run.op("update", 330, 400)
     return run
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_forward_to_backward_is_recorded_where_sequence_numbers_tell_and_inferred_where_not(
+def test_forward_to_backward_is_recorded_where_sequence_numbers_show_it_and_inferred_where_not(
     tmp_path, numbered
 ):
     seen = Seen(_trained(numbered).build(tmp_path / "r").graph)
@@ -81,7 +81,7 @@ def test_backward_of_what_another_thread_computed_waits_for_that_thread(tmp_path
     assert (late.start(name) > seen.start(name)) == numbered
 
 
-def test_a_number_that_two_threads_share_tells_nothing(tmp_path):
+def test_a_number_that_two_threads_share_shows_nothing(tmp_path):
     run = _two_models(True)
     run.op("also seven", 20, 30, tid=50, sequence_number=7)
     seen = Seen(run.build(tmp_path / "r").graph)
@@ -91,7 +91,7 @@ def test_a_number_that_two_threads_share_tells_nothing(tmp_path):
     )
 
 
-def _on_two_streams(told: bool) -> TinyRun:
+def _on_two_streams(is_recorded: bool) -> TinyRun:
     """A consumer on stream 8 is launched long after its producer on stream 7 has ended."""
     run = TinyRun()
     run.step(0, 0, 2000)
@@ -101,24 +101,24 @@ def _on_two_streams(told: bool) -> TinyRun:
     used = run.op("consumer", 800, 900)
     run.call(810, 820, 2)
     run.kernel("use", 825, 900, 2, stream=8)
-    if told:
+    if is_recorded:
         row = {"rank": 0, "window": 0, "kind": "data", "source_span_id": made, "target_span_id": used}
         run.rows[DEPENDENCIES.name].append(row)
     return run
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_work_waits_for_the_work_elsewhere_whose_result_it_reads_where_an_execution_trace_tells(
-    tmp_path, told
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_work_waits_for_the_work_elsewhere_whose_result_it_reads_where_an_execution_trace_has_it(
+    tmp_path, is_recorded
 ):
-    seen = Seen(_on_two_streams(told).build(tmp_path / "r").graph)
+    seen = Seen(_on_two_streams(is_recorded).build(tmp_path / "r").graph)
     assert seen.misses() == 0
-    assert seen.edges(EdgeKind.EVENT) == ([("make", "use")] if told else [])
+    assert seen.edges(EdgeKind.EVENT) == ([("make", "use")] if is_recorded else [])
     late = seen.lasting("make", 1000)
-    assert late.start("use") == (1300 if told else 825)
+    assert late.start("use") == (1300 if is_recorded else 825)
     counted = evidence_of(replay(seen.graph)).edges
     event = counted.filter(counted["kind"] == "event")
-    assert event.rows() == ([("event", 1, 0)] if told else [])
+    assert event.rows() == ([("event", 1, 0)] if is_recorded else [])
 
 
 def test_a_dependency_that_contradicts_the_times_is_left_out(tmp_path):
@@ -130,7 +130,7 @@ def test_a_dependency_that_contradicts_the_times_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("kind", ["stream_sync", "event_sync"])
 def test_a_call_waits_for_the_stream_that_the_trace_says_it_waits_for(tmp_path, kind):
-    # Work of both streams ends just before the call returns; the trace tells that 8 was waited for.
+    # Work of both streams ends just before the call returns; the trace records that 8 was waited for.
     run = TinyRun()
     run.step(0, 0, 500)
     run.call(0, 5, 1)
@@ -151,7 +151,7 @@ def test_a_call_waits_for_the_stream_that_the_trace_says_it_waits_for(tmp_path, 
     assert seen.lasting("eight", 50).start("after") == 350
 
 
-def test_what_execution_traces_tell_of_a_real_job_is_in_the_graph_and_moves_no_start_it_had_right(
+def test_what_execution_traces_record_of_a_real_job_is_in_the_graph_and_moves_no_start_it_had_right(
     traces, tmp_path, monkeypatch
 ):
     from dpro.ingest.importer import import_sources
@@ -163,16 +163,16 @@ def test_what_execution_traces_tell_of_a_real_job_is_in_the_graph_and_moves_no_s
         pytest.skip(f"no {folder}")
     import_sources([folder], tmp_path / "run")
     run = open_run(tmp_path / "run")
-    told = build_graph(run).graph
+    with_traces = build_graph(run).graph
     dependencies = build.recorded_dependencies
     monkeypatch.setattr(build, "recorded_dependencies", lambda run, spans: dependencies(run, spans).clear())
-    untold = build_graph(run).graph
-    recorded = ~told.edges.inferred & (told.edges.kind == EdgeKind.EVENT)
+    without_traces = build_graph(run).graph
+    recorded = ~with_traces.edges.inferred & (with_traces.edges.kind == EdgeKind.EVENT)
     assert recorded.sum() >= 40
-    assert not (~untold.edges.inferred & (untold.edges.kind == EdgeKind.EVENT)).any()
-    assert (~told.edges.inferred & (told.edges.kind == EdgeKind.HANDOVER)).sum() >= 40
+    assert not (~without_traces.edges.inferred & (without_traces.edges.kind == EdgeKind.EVENT)).any()
+    assert (~with_traces.edges.inferred & (with_traces.edges.kind == EdgeKind.HANDOVER)).sum() >= 40
     misses = [
         np.abs(replay(graph).start - graph.nodes.measured_start)[graph.nodes.span >= 0]
-        for graph in (told, untold)
+        for graph in (with_traces, without_traces)
     ]
     assert np.percentile(misses[0], 95) <= np.percentile(misses[1], 95) + US

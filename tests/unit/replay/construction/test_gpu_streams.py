@@ -90,7 +90,7 @@ def test_a_kernel_may_start_before_its_launching_call_returns(tmp_path):
 
 
 def test_launch_latency_is_one_number_for_all_ranks_from_those_whose_gpu_idles(tmp_path):
-    # Rank 1's GPU never idles after its first kernel: alone it would tell a latency of hundreds.
+    # Rank 1's GPU never idles after its first kernel: alone it would show a latency of hundreds.
     run = TinyRun()
     for rank in (0, 1):
         for index in range(5):
@@ -131,7 +131,7 @@ def test_a_stream_that_waits_for_an_event_goes_on_when_the_other_has_come_to_it(
     assert seen.misses() == 0
     assert seen.edges(EdgeKind.EVENT) == [("a", "b")]
     event = seen.graph.edges.kind == EdgeKind.EVENT
-    # Where the trace does not record events, the coincidence of the times tells it, marked as inferred.
+    # Where the trace does not record events, the coincidence of the times shows it, marked as inferred.
     assert seen.graph.edges.inferred[event].tolist() == [not with_event]
     assert seen.lasting("a", 100).start("b") == 402
 
@@ -144,7 +144,7 @@ def test_what_is_recorded_and_what_inferred_is_decided_by_pair_of_streams(tmp_pa
     """A newer driver: of two waits for events one has lost where the event was recorded.
 
     Stream 8 waits for 7, which is recorded; that of NCCL waits for 8, which is not, long
-    after `b` has ended, where no coincidence of times tells it.
+    after `b` has ended, where no coincidence of times shows it.
     """
     run = TinyRun()
     run.call(0, 5, 1)
@@ -347,7 +347,7 @@ def test_a_gpu_whose_clock_is_read_wrongly_has_a_launch_latency_of_its_own(tmp_p
     assert seen.lasting("cudaLaunchKernel", 300, rank=1).start("gemm", 1) - seen.start("gemm", 1) == 300
 
 
-def test_calls_that_block_do_not_tell_the_latency_of_launches(tmp_path):
+def test_calls_that_block_do_not_show_the_latency_of_launches(tmp_path):
     run = TinyRun()
     for index in range(3):
         begin = 200 * index

@@ -1,4 +1,4 @@
-"""Few ranks given of many: who stands for whom, what stays unknown, and how much that can be."""
+"""Few ranks recorded of many: which represent the missing ones, and how much stays unknown."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.fidelity.missing_ranks import (
     as_missing_ranks_may_come,
-    fold,
-    meetings_with,
+    extrapolate_missing_ranks,
     pipeline_stages,
+    rendezvous_with,
     share_of_waiting,
 )
 from dpro.replay.timeline import replay, step_times
@@ -60,21 +60,21 @@ def test_what_may_be_waiting_is_what_communication_lasts_longer_than_at_its_fast
     run = _given(_waited([0, 50, 250]), tmp_path / "run")
     built = build_graph(run)
     # 300, 350 and 550 of which at most 0, 50 and 250 are waiting.
-    meetings = meetings_with(built, [1])
-    assert share_of_waiting(built.graph, meetings) == pytest.approx(300 / 1200, abs=0.005)
-    assert meetings_with(built, []) is None
-    folding = fold(built, run.manifest)
-    assert "1 of 2 ranks are missing" in folding.unknown[0]
-    assert "up to 25% of a step" in folding.unknown[0]
+    rendezvous = rendezvous_with(built, [1])
+    assert share_of_waiting(built.graph, rendezvous) == pytest.approx(300 / 1200, abs=0.005)
+    assert rendezvous_with(built, []) is None
+    extrapolation = extrapolate_missing_ranks(built, run.manifest)
+    assert "1 of 2 ranks are missing" in extrapolation.unknown[0]
+    assert "up to 25% of a step" in extrapolation.unknown[0]
 
 
-def test_missing_ranks_are_taken_to_do_what_the_given_ones_do_where_nothing_tells_of_a_pipeline(tmp_path):
+def test_missing_ranks_are_taken_to_do_what_the_given_ones_do_where_nothing_shows_a_pipeline(tmp_path):
     run = _given(_waited([0, 0]), tmp_path / "run", world_size=8)
-    folding = fold(build_graph(run), run.manifest)
-    assert len(folding.unknown) == 1
-    assert folding.assumed[0].startswith("the missing ranks are taken to do what rank 0 does")
+    extrapolation = extrapolate_missing_ranks(build_graph(run), run.manifest)
+    assert len(extrapolation.unknown) == 1
+    assert extrapolation.assumed[0].startswith("the missing ranks are taken to do what rank 0 does")
     whole = open_run(_waited([0, 0]).write(tmp_path / "whole").path)
-    assert fold(build_graph(whole), whole.manifest).assumed == ()
+    assert extrapolate_missing_ranks(build_graph(whole), whole.manifest).assumed == ()
 
 
 def _staged(num_stages: int, group: bool) -> TinyRun:
@@ -89,19 +89,19 @@ def _staged(num_stages: int, group: bool) -> TinyRun:
     return run
 
 
-def test_pipeline_stages_of_which_nobody_is_given_are_named(tmp_path):
+def test_pipeline_stages_of_which_no_rank_is_recorded_are_named(tmp_path):
     run = _given(_staged(4, group=True), tmp_path / "run", world_size=16)
     built = build_graph(run)
     assert pipeline_stages(built.matching.rows) == (4, {0: 0, 4: 1, 8: 2, 12: 3})
-    folding = fold(built, run.manifest)
-    assert "nobody is given of pipeline stage 1, 2, 3 of 4" in folding.unknown[1]
-    assert folding.assumed[0].startswith("missing ranks of the same pipeline stage")
+    extrapolation = extrapolate_missing_ranks(built, run.manifest)
+    assert "no rank was recorded of pipeline stage 1, 2, 3 of 4" in extrapolation.unknown[1]
+    assert extrapolation.assumed[0].startswith("missing ranks of the same pipeline stage")
 
 
-def test_a_pipeline_whose_stages_are_not_told_is_said_to_be_unknown(tmp_path):
+def test_a_pipeline_whose_stages_are_not_recorded_is_said_to_be_unknown(tmp_path):
     run = _given(_staged(4, group=False), tmp_path / "run", world_size=16)
-    folding = fold(build_graph(run), run.manifest)
-    assert "other pipeline stages" in folding.unknown[1]
+    extrapolation = extrapolate_missing_ranks(build_graph(run), run.manifest)
+    assert "other pipeline stages" in extrapolation.unknown[1]
 
 
 def test_a_message_to_a_given_rank_is_no_waiting_for_a_missing_one(tmp_path):
@@ -113,8 +113,8 @@ def test_a_message_to_a_given_rank_is_no_waiting_for_a_missing_one(tmp_path):
             run.call(begin - 20, begin - 15, index, rank)
             run.nccl(begin, 40 + 150 * index + length / 2, index, rank, op=op, peer=peer)
     built = build_graph(_given(run, tmp_path / "run", world_size=3))
-    assert meetings_with(built, [2]) is None
-    assert len(meetings_with(built, [0]).transfers) == 8  # both ends of each
+    assert rendezvous_with(built, [2]) is None
+    assert len(rendezvous_with(built, [0]).transfers) == 8  # both ends of each
 
 
 def test_verdict_and_predictions_say_what_is_assumed_and_how_far_it_may_be_wrong(tmp_path):
@@ -122,17 +122,17 @@ def test_verdict_and_predictions_say_what_is_assumed_and_how_far_it_may_be_wrong
     built = build_graph(run)
     trust = assess(built, replay(built.graph), run.manifest)
     assert trust.answerable
-    assert trust.assumed[0].endswith("an edit of a rank to be one of all it stands for")
+    assert trust.assumed[0].endswith("an edit of a rank to be one of all that it represents")
     edit = [parse_edit("scale:kind=kernel,factor=0.5")]
     baseline = baseline_steps(built.graph)
     unsure = predict(built.graph, baseline, edit, trust)
-    sure = predict(built.graph, baseline, edit, dataclasses.replace(trust, meetings=None))
+    sure = predict(built.graph, baseline, edit, dataclasses.replace(trust, rendezvous=None))
     # Half of each kernel's 190 less. At one end the waits of 50 and 250 go, too; at the other they take up
     # what the kernels save, where they are as long.
     assert unsure.predicted_ns == sure.predicted_ns == pytest.approx(305_000, rel=0.01)
     prompt, late = (
         float(step_times(each.graph, each.start, each.end)["duration_ns"].mean())
-        for each in as_missing_ranks_may_come(edit[0].apply(built.graph), trust.meetings)
+        for each in as_missing_ranks_may_come(edit[0].apply(built.graph), trust.rendezvous)
     )
     assert prompt == pytest.approx(205_000, rel=0.02)
     assert late == pytest.approx(400_000, rel=0.02)
@@ -141,12 +141,12 @@ def test_verdict_and_predictions_say_what_is_assumed_and_how_far_it_may_be_wrong
         parse_edit("heal:rank=0").apply(built.graph)
 
 
-def test_a_run_of_all_ranks_waits_for_nobody_that_is_missing(tmp_path):
+def test_a_run_of_all_ranks_waits_for_no_missing_rank(tmp_path):
     run = gpu_job().write(tmp_path / "run")
     built = build_graph(run)
     trust = assess(built, replay(built.graph), run.manifest)
-    assert (trust.meetings, trust.assumed) == (None, ())
-    assert fold(built, Manifest(world_size=2, ranks=[0, 1])).unknown == ()
+    assert (trust.rendezvous, trust.assumed) == (None, ())
+    assert extrapolate_missing_ranks(built, Manifest(world_size=2, ranks=[0, 1])).unknown == ()
 
 
 EDITS = ("scale:kind=kernel,factor=0.5", "scale:kind=cpu,factor=0.5", "network:bandwidth=2", "no-launch")
@@ -173,6 +173,6 @@ def test_what_one_rank_of_a_real_job_predicts_holds_what_all_of_them_do_within_i
     run = open_run(tmp_path / "run")
     of_all = [prediction.speedup for prediction in _predicted(run)]
     for rank in run.manifest.ranks:
-        for told, alone in zip(of_all, _predicted(only(run, [rank], tmp_path / f"rank{rank}"))):
+        for step, alone in zip(of_all, _predicted(only(run, [rank], tmp_path / f"rank{rank}"))):
             base = alone.predicted_ns * alone.speedup
-            assert told * alone.low_ns <= base <= told * alone.high_ns
+            assert step * alone.low_ns <= base <= step * alone.high_ns

@@ -49,7 +49,7 @@ def test_slowdown_is_the_time_beside_communication_over_the_time_alone():
     assert overlap.num_places == KERNELS
 
 
-def test_nothing_is_told_where_kernels_are_no_slower_beside_communication():
+def test_nothing_is_reported_where_kernels_are_no_slower_beside_communication():
     assert overlap_of(replay(one_gpu(beside=ALONE))) is None
 
 
@@ -62,7 +62,7 @@ def test_share_counts_moments_of_several_transfers_once():
     assert share.tolist() == [0.7, 0, 0, 0]
 
 
-def test_transfers_of_other_ranks_slow_nobody_down():
+def test_transfers_of_other_ranks_slow_no_rank_down():
     kinds = [NodeKind.KERNEL, NodeKind.TRANSFER]
     graph = tiny_graph([100, 100], [], kind=kinds, rank=[0, 1])
     start = np.zeros(2, np.int64)
@@ -107,11 +107,11 @@ def test_prediction_counts_what_a_changed_overlap_costs_and_how_well_that_is_kno
     trust = assess(built, replay(built.graph), run.manifest)
     trust = dataclasses.replace(trust, overlap=overlap, error_pct=0.0)
     baseline = baseline_steps(graph)
-    told = predict(graph, baseline, [NoCommunication()], trust)
+    sure = predict(graph, baseline, [NoCommunication()], trust)
     unsure = dataclasses.replace(trust, overlap=dataclasses.replace(overlap, low=1.2, high=1.4))
     wide = predict(graph, baseline, [NoCommunication()], unsure)
-    assert told.predicted_ns == wide.predicted_ns == KERNELS * ALONE
-    assert wide.high_ns - wide.low_ns > told.high_ns - told.low_ns
+    assert sure.predicted_ns == wide.predicted_ns == KERNELS * ALONE
+    assert wide.high_ns - wide.low_ns > sure.high_ns - sure.low_ns
     blind = predict(graph, baseline, [NoCommunication()], dataclasses.replace(trust, overlap=None))
     assert blind.predicted_ns == KERNELS * (ALONE + BESIDE) / 2
 

@@ -20,7 +20,7 @@ from dpro.store import Run
 from tests.builders import cpu_job, gpu_job
 
 
-def alike(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
     """Whether two records hold the same, down to the types of their arrays."""
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
@@ -28,12 +28,12 @@ def alike(a: Any, b: Any) -> bool:
         return a.schema == b.schema and a.equals(b)
     if dataclasses.is_dataclass(a):
         return type(a) is type(b) and all(
-            alike(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)
+            equal(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)
         )
     if isinstance(a, tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(alike, a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, dict):
-        return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
     return type(a) is type(b) and bool(a == b)
 
 
@@ -54,8 +54,8 @@ def test_what_is_read_is_what_was_written(analysed, file):
     save(file, built, trust)
     again = load(file, run)
     assert again is not None
-    assert alike(again[0], built)
-    assert alike(again[1], trust)
+    assert equal(again[0], built)
+    assert equal(again[1], trust)
 
 
 def test_a_saved_graph_replays_to_the_same_nanosecond_and_cannot_be_written_to(analysed, file):
@@ -88,7 +88,7 @@ def test_a_file_with_one_byte_changed_anywhere_is_no_graph_or_the_same(analysed,
         damaged[at] ^= 0x10
         file.write_bytes(damaged)
         again = load(file, run)
-        assert again is None or (alike(again[0], built) and alike(again[1], trust))
+        assert again is None or (equal(again[0], built) and equal(again[1], trust))
 
 
 def test_nothing_is_left_behind_where_writing_fails(analysed, file, monkeypatch):

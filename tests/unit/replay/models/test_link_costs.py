@@ -38,7 +38,7 @@ def test_outliers_and_noise_leave_the_line_within_its_interval():
     assert line.misfit < 0.05
 
 
-def test_one_size_tells_bandwidth_only():
+def test_one_size_shows_bandwidth_only():
     line = fit_line(np.full(10, 1e6), np.full(10, 4e6))
     assert line.bandwidth_only
     assert (line.latency_ns, line.ns_per_byte) == (0.0, 4.0)
@@ -81,7 +81,7 @@ def test_transfers_that_share_a_link_cost_what_they_would_cost_in_turn(tmp_path,
     assert line.latency_ns == pytest.approx(0, abs=20 * US)
 
 
-def test_sizes_that_are_unknown_tell_nothing(tmp_path):
+def test_sizes_that_are_unknown_show_nothing(tmp_path):
     run = TinyRun()
     for rank in (0, 1):
         run.op("train", 0, 1000, rank)

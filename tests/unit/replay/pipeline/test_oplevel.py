@@ -85,7 +85,7 @@ def test_launch_delays_are_replayed_and_are_free_under_an_edit(tmp_path):
     assert changed(late, "no-launch") == pytest.approx(changed(prompt), abs=1e-5)
 
 
-def test_transfers_are_told_from_waiting_and_gathers_are_of_one_stage_over_its_ranks(tmp_path):
+def test_transfers_are_separated_from_waiting_and_gathers_are_of_one_stage_over_its_ranks(tmp_path):
     graph = built(Job().run(), tmp_path).graph
     moving = graph.nodes.kind == NodeKind.TRANSFER
     names = np.array(graph.names)[graph.nodes.name]
@@ -137,12 +137,12 @@ def test_a_trace_in_which_no_step_fits_is_refused_with_what_is_wrong(tmp_path):
         built(rows[:cut] + rows[cut + 1 :], tmp_path)
 
 
-def test_messages_whose_peer_cannot_be_told_are_counted(tmp_path):
+def test_messages_whose_peer_is_unknown_are_counted(tmp_path):
     rows = [row | {"dp_rank": 0} for row in Job(num_steps=2).run()]  # two ranks on each stage: which is it?
     run = written(rows, tmp_path)
     whole = build_graph(run)
     trust = assess(whole, replay(whole.graph), run.manifest)
-    assert any("32 sends and receives do not tell their peer" in line for line in trust.reasons)
+    assert any("32 sends and receives do not name their peer" in line for line in trust.reasons)
 
 
 def test_a_graph_is_the_same_each_time_it_is_built(tmp_path):

@@ -304,7 +304,7 @@ def test_bus_bandwidth_follows_the_convention_of_the_nccl_tests(op, factor):
     ]
 
 
-def test_operations_within_a_host_are_told_from_those_between_hosts():
+def test_operations_within_a_host_are_distinguished_from_those_between_hosts():
     parts = [
         _all_reduces({rank: [duration] * 4 for rank in ranks}, ranks, bytes_in=800)
         for ranks, duration in (([0, 1], 40), ([1, 2], 80))

@@ -142,7 +142,7 @@ def test_steps_beside_a_deep_window_are_no_measure_of_others(tmp_path):
     [np.full(120, 50.0), np.tile([40.0, 60.0], 60), np.tile([10.0, 10, 10, 410], [6]), QUEUED[:30]],
     ids=["even", "by turns", "long enough", "too short"],
 )
-def test_only_a_rhythm_of_waits_makes_cycles(tmp_path, host):
+def test_only_a_schedule_of_waits_makes_cycles(tmp_path, host):
     cycle = pace_of(steps_of(run_of(tmp_path, steps(host)))).cycle
     assert cycle == (4 if host.size == 24 else 1)
 

@@ -1,7 +1,7 @@
 """What must hold of each edit there is, on jobs of every sort and on a real trace.
 
 A new edit must be in the tables here: with a strength at which it changes nothing, or as one that twice is
-once; as one that takes time away or adds some; and with what it may be applied before or after alike. What
+once; as one that takes time away or adds some; and with what it may be applied before or after. What
 the tables hold must be answered by some job.
 """
 
@@ -164,7 +164,7 @@ def _applied(graph: Graph, *edits: str) -> Graph | None:
     return None if reason else graph
 
 
-def _alike(one: Graph, other: Graph) -> bool:
+def _same_job(one: Graph, other: Graph) -> bool:
     first, second = replay(one), replay(other)
     return first.start.size == second.start.size and bool(
         (first.start == second.start).all() and (first.end == second.end).all()
@@ -188,14 +188,14 @@ def test_an_edit_is_refused_in_one_line_or_makes_a_graph_that_replays_and_leaves
 def test_an_edit_of_strength_zero_changes_no_nanosecond(job, name, edit):
     changed = _applied(job(name), edit)
     if changed is not None and ZERO_ONLY.get(edit, name) == name:
-        assert _alike(changed, job(name))
+        assert _same_job(changed, job(name))
 
 
 @given(names, st.sampled_from(ONCE))
 def test_an_edit_that_was_made_leaves_itself_nothing_to_change(job, name, edit):
     once, twice = _applied(job(name), edit), _applied(job(name), edit, edit)
     if once is not None and twice is not None:
-        assert _alike(twice, once)
+        assert _same_job(twice, once)
 
 
 @given(names, st.sampled_from(MORE))
@@ -229,13 +229,13 @@ def test_edits_of_different_things_may_come_in_either_order(job, name, pair):
     one, other = _applied(job(name), *pair), _applied(job(name), *reversed(pair))
     assert (one is None) == (other is None)
     if one is not None and other is not None:
-        assert _alike(one, other)
+        assert _same_job(one, other)
 
 
 @pytest.mark.parametrize("edit", ZERO)
 def test_on_a_real_trace_strength_zero_changes_no_nanosecond(real, edit):
     changed = _applied(real, edit)
-    assert changed is None or _alike(changed, real)
+    assert changed is None or _same_job(changed, real)
 
 
 @pytest.mark.parametrize("edit", LESS)
@@ -248,7 +248,7 @@ def test_on_a_real_trace_taking_away_lets_nothing_end_later(real, edit):
 def test_on_a_real_trace_edits_of_different_things_may_come_in_either_order(real, pair):
     one, other = _applied(real, *pair), _applied(real, *reversed(pair))
     assert (one is None) == (other is None)
-    assert one is None or other is None or _alike(one, other)
+    assert one is None or other is None or _same_job(one, other)
 
 
 def test_on_a_real_trace_every_edit_is_answered_or_refused(real):

@@ -48,7 +48,7 @@ def test_search_is_the_same_each_time(job):
     assert explore(graph, trust) == explore(graph, trust)
 
 
-def test_gains_that_do_not_add_up_are_told(tmp_path):
+def test_gains_that_do_not_add_up_are_reported(tmp_path):
     # Reduced beside backward, or of half the size: what is hidden already saves nothing by being smaller.
     run = ddp_job(us_per_kb=1, num_steps=3).write(tmp_path / "run")
     built = build_graph(run)
@@ -60,12 +60,12 @@ def test_gains_that_do_not_add_up_are_told(tmp_path):
 
 def test_search_keeps_to_its_budget_and_says_what_it_left_out(job):
     graph, trust = job
-    told: list[tuple[int, int]] = []
-    found = explore(graph, trust, budget=3, tell=lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    found = explore(graph, trust, budget=3, report=lambda done, total: reported.append((done, total)))
     every = candidates(graph)
     assert len(found.predictions) + len(found.refused) <= 3  # healthy ranks are not offered
     assert found.untried == every[3:]
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert reported == [(1, 3), (2, 3), (3, 3)]
     assert explore(graph, trust).untried == []
 
 
@@ -79,7 +79,7 @@ def test_edit_that_breaks_the_graph_is_refused_and_the_others_are_predicted(job,
     assert "heal:rank=1" in [str(prediction.edits[0]) for prediction in predictions]
 
 
-def test_refusals_that_are_alike_are_one(job):
+def test_refusals_for_one_reason_are_one(job):
     graph, trust = job
     _, refused = search(graph, trust)
     assert [refusal.edit for refusal in refused if refusal.edit.startswith("bucket")] == ["bucket:mb=1"]
@@ -111,7 +111,7 @@ def test_break_even_is_where_nine_tenths_are_gained(step_at, expected):
     assert found == (None if expected is None else pytest.approx(expected, rel=0.01))
 
 
-def test_part_that_limits_is_told_by_the_critical_path(tmp_path):
+def test_part_that_limits_is_shown_by_the_critical_path(tmp_path):
     work = alike(2, 4)
     graph = graph_of(tmp_path / "a", work)
     assert limiting_part(graph) == "host"

@@ -25,12 +25,12 @@ def remembered(run: TinyRun, *, device: str = "", stays: int = 5000, free: int |
     """What a job's allocator said: each layer keeps something until its backward pass, and one uses more."""
     for row in run.rows["steps"]:
         begin, rank = row["start_ns"] / US, row["rank"]
-        told = stays
-        run.counter(ALLOCATED, begin, told, rank, device)
+        allocated = stays
+        run.counter(ALLOCATED, begin, allocated, rank, device)
         for layer in range(LAYERS):
-            told += KEPT
-            run.counter(ALLOCATED, begin + LAYER * (layer + 0.5), told, rank, device)
-        run.counter(ALLOCATED, begin + LAYERS * LAYER + 10, told + INSIDE, rank, device)
+            allocated += KEPT
+            run.counter(ALLOCATED, begin + LAYER * (layer + 0.5), allocated, rank, device)
+        run.counter(ALLOCATED, begin + LAYERS * LAYER + 10, allocated + INSIDE, rank, device)
         run.counter(ALLOCATED, begin + LAYERS * LAYER + 20, stays, rank, device)
     if free is not None:
         name = "memory_total_bytes" if device else "memory_available_bytes"

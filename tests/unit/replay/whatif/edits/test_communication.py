@@ -28,9 +28,9 @@ def four_ranks(folder: Path, *, hosts: bool = True, inside: bool = False, algori
     for name, ranks, latency, per_byte in jobs:
         for size in (*SIZES, *SIZES):
             end = at + 20 + latency + per_byte * size
-            told = {"group": name, "group_ranks": ranks, "bytes_in": size, "bytes_out": size}
+            facts = {"group": name, "group_ranks": ranks, "bytes_in": size, "bytes_out": size}
             for rank in ranks:
-                run.gloo((at, at + 10), (at + 20, end), rank, sequence=number, algorithm=algorithm, **told)
+                run.gloo((at, at + 10), (at + 20, end), rank, sequence=number, algorithm=algorithm, **facts)
             at, number = end + 50, number + 1
     for rank in range(4):
         run.op("train", 0, at, rank)
@@ -68,10 +68,10 @@ def test_what_ran_changes_no_nanosecond(graph):
 
 
 def test_what_the_run_says_ran_counts_more_than_what_is_supposed(tmp_path):
-    told = four_ranks(tmp_path, algorithm="TREE")
-    assert (changed(told, "algorithm:to=tree").nodes.duration == told.nodes.duration).all()
+    by_tree = four_ranks(tmp_path, algorithm="TREE")
+    assert (changed(by_tree, "algorithm:to=tree").nodes.duration == by_tree.nodes.duration).all()
     ring = [6 * ALPHA * 6 / 4 + 1.5 * BETA * size * 1.5 / 2 for size in SIZES]
-    assert times_us(changed(told, "algorithm:to=ring")) == pytest.approx(ring, rel=0.01)
+    assert times_us(changed(by_tree, "algorithm:to=ring")) == pytest.approx(ring, rel=0.01)
 
 
 def test_hosts_first_saves_messages_between_them_and_bytes(graph):
@@ -82,7 +82,7 @@ def test_hosts_first_saves_messages_between_them_and_bytes(graph):
     assert times_us(changed(graph, edit)) == pytest.approx(expected, rel=0.01)
 
 
-def test_a_group_within_a_host_tells_what_is_to_be_given_else(graph, tmp_path):
+def test_a_group_within_a_host_shows_what_is_to_be_given_else(graph, tmp_path):
     both = four_ranks(tmp_path, inside=True)
     edit = parse_edit("algorithm:to=hierarchical")
     expected = times_us(changed(graph, "algorithm:to=hierarchical,inside_gbps=2"))
@@ -104,7 +104,7 @@ def test_a_group_that_is_not_in_the_run_is_refused(graph):
         changed(graph, "algorithm:to=tree,group=tp")
 
 
-def test_sizes_that_are_all_alike_do_not_tell_what_a_message_costs(tmp_path):
+def test_sizes_that_are_all_equal_do_not_show_what_a_message_costs(tmp_path):
     graph = ddp_job().build(tmp_path / "run").graph
-    with pytest.raises(Unanswerable, match="too alike to tell what a message costs"):
+    with pytest.raises(Unanswerable, match="too similar to separate the cost of a message"):
         changed(graph, "algorithm:to=tree")

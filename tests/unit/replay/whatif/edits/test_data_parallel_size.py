@@ -38,8 +38,13 @@ def noisy_job(num_ranks: int, seed: int = 3) -> TinyRun:
         for rank in range(num_ranks):
             ready = begin + work[rank]
             run.op("work", begin, ready, rank)
-            told = {"group": "dp", "group_ranks": list(range(num_ranks)), "bytes_in": size, "bytes_out": size}
-            run.gloo((ready, ready + 10), (ready + 20, end), rank, sequence=step, **told)
+            facts = {
+                "group": "dp",
+                "group_ranks": list(range(num_ranks)),
+                "bytes_in": size,
+                "bytes_out": size,
+            }
+            run.gloo((ready, ready + 10), (ready + 20, end), rank, sequence=step, **facts)
             run.mark("wait", ready + 10, end + 5, rank)
             run.op("update", end + 5, end + 100, rank)
             run.step(step, begin, end + 100, rank)
@@ -59,11 +64,13 @@ def mean_step_us(job: Built) -> float:
 def test_a_wider_job_waits_for_the_slowest_of_more_ranks_and_reduces_over_more(tmp_path):
     narrow, wide = (built(noisy_job(ranks), tmp_path / str(ranks)) for ranks in (4, 12))
     trust = assess(narrow, replay(narrow.graph), narrow.graph.run.manifest)
-    told = predict(narrow.graph, baseline_steps(narrow.graph), [parse_edit("data-parallel:ranks=12")], trust)
+    predicted = predict(
+        narrow.graph, baseline_steps(narrow.graph), [parse_edit("data-parallel:ranks=12")], trust
+    )
     measured = mean_step_us(wide)
-    assert told.predicted_ns / 1000 == pytest.approx(measured, rel=0.03)
-    assert told.low_ns / 1000 <= measured <= told.high_ns / 1000
-    assert abs(told.predicted_ns / 1000 - measured) < abs(mean_step_us(narrow) - measured)
+    assert predicted.predicted_ns / 1000 == pytest.approx(measured, rel=0.03)
+    assert predicted.low_ns / 1000 <= measured <= predicted.high_ns / 1000
+    assert abs(predicted.predicted_ns / 1000 - measured) < abs(mean_step_us(narrow) - measured)
 
 
 def test_transfers_cost_what_a_ring_of_so_many_does(tmp_path):
@@ -73,10 +80,10 @@ def test_transfers_cost_what_a_ring_of_so_many_does(tmp_path):
 
 
 def test_what_the_run_says_ran_counts_more_than_a_ring(tmp_path):
-    told = parse_edit("data-parallel:ranks=8").apply(four_ranks(tmp_path / "told", algorithm="TREE"))
+    recorded = parse_edit("data-parallel:ranks=8").apply(four_ranks(tmp_path / "recorded", algorithm="TREE"))
     supposed = parse_edit("data-parallel:ranks=8,now=tree").apply(four_ranks(tmp_path / "supposed"))
-    assert times_us(told) == times_us(supposed)
-    assert times_us(told) != pytest.approx(
+    assert times_us(recorded) == times_us(supposed)
+    assert times_us(recorded) != pytest.approx(
         times_us(parse_edit("data-parallel:ranks=8").apply(four_ranks(tmp_path / "r")))
     )
 
@@ -109,6 +116,6 @@ def test_ranks_in_several_groups_are_refused(tmp_path):
         parse_edit("data-parallel:ranks=8").apply(four_ranks(tmp_path, inside=True))
 
 
-def test_that_latency_is_not_told_is_said(tmp_path):
+def test_that_latency_is_not_known_is_said(tmp_path):
     (line,) = parse_edit("data-parallel:ranks=8").notes(ddp_job().build(tmp_path / "run").graph)
-    assert "too alike to tell latency" in line
+    assert "too similar to show latency" in line

@@ -80,11 +80,11 @@ def test_every_bucket_but_the_last_holds_the_cap_and_none_could_close_earlier(si
         assert sum(sizes[first : last + 1]) >= cap or last == len(sizes) - 1
 
 
-def test_that_latency_is_not_told_is_said(tmp_path):
+def test_that_latency_is_not_known_is_said(tmp_path):
     graph = built(ddp_job(), tmp_path)
     for text in ("bucket:mb=1", "compress:to=fp16", "network:bandwidth=2"):
         (line,) = parse_edit(text).notes(graph)
-        assert "too alike to tell latency" in line
+        assert "too similar to show latency" in line
 
 
 def test_reductions_still_wait_for_the_last_rank(tmp_path):
@@ -115,7 +115,7 @@ def test_new_reductions_carry_their_bytes_and_leave_no_old_ones(tmp_path):
     assert moved.tolist() == [2 * MB] * (2 * 3 * 2)  # buckets, steps, ranks
 
 
-def test_what_a_run_does_not_tell_is_refused_with_the_reason(tmp_path):
+def test_what_a_run_does_not_hold_is_refused_with_the_reason(tmp_path):
     hooked = built(ddp_job(hook="fp16_compress_hook"), tmp_path / "hooked")
     with pytest.raises(Unanswerable, match="communication hook"):
         parse_edit("bucket:mb=1").apply(hooked)
@@ -172,7 +172,7 @@ def test_wait_between_the_calls_of_a_pass_is_not_taken_for_one_for_later_calls(t
 
 
 @pytest.mark.parametrize("edit", ["bucket:mb=1", "overlap:mode=off", "local-updates:every=2"])
-def test_each_window_of_a_run_is_changed_alike(tmp_path, edit):
+def test_each_window_of_a_run_is_changed_in_the_same_way(tmp_path, edit):
     one, two = ddp_job(), ddp_job()
     later = {"start_ns": 10**9, "window": 1, "span_id": 10**6, "launch_span_id": 10**6, "step": 10}
     later["sequence"] = 100

@@ -176,7 +176,7 @@ def test_enough_workers_are_as_good_as_input_that_is_always_ready(input_bound):
     assert (steps_us(input_bound, "workers:count=9") == steps_us(input_bound, str(HideInput()))).all()
 
 
-def test_workers_that_cannot_keep_up_tell_what_a_batch_takes(tmp_path):
+def test_workers_that_cannot_keep_up_show_what_a_batch_takes(tmp_path):
     run = loading(per_batch=200, workers="_MultiProcessing")
     for step in range(6):
         run.counter("data_wait_ns", 300 * step, 200 * US, device=f"DataLoader worker {step % 2}")
@@ -187,7 +187,7 @@ def test_workers_that_cannot_keep_up_tell_what_a_batch_takes(tmp_path):
     assert steps_us(graph, "workers:count=6") == pytest.approx([100] * 6, abs=1)
 
 
-def test_workers_that_keep_up_do_not_tell_what_a_batch_takes(tmp_path):
+def test_workers_that_keep_up_do_not_show_what_a_batch_takes(tmp_path):
     graph = loading(per_batch=2, workers="_MultiProcessing").build(tmp_path / "r").graph
     with pytest.raises(Unanswerable, match="num_workers=0"):
         changed(graph, "workers:count=1")

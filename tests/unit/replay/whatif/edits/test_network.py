@@ -27,8 +27,8 @@ def graph(tmp_path_factory) -> Graph:
         for size in SIZES_KB:
             end = at + 20 + LATENCY_US + US_PER_KB * size
             for rank in (0, 1):
-                told = {"bytes_in": 1000 * size, "bytes_out": 1000 * size}
-                run.gloo((at, at + 10), (at + 20, end), rank, sequence=number, **told)
+                facts = {"bytes_in": 1000 * size, "bytes_out": 1000 * size}
+                run.gloo((at, at + 10), (at + 20, end), rank, sequence=number, **facts)
             at, number = end + 50, number + 1
     for rank in (0, 1):
         run.op("train", 0, at, rank)

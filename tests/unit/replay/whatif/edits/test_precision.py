@@ -148,7 +148,7 @@ def test_operations_and_elements_of_matmuls_are_those_counted_by_hand(name, shap
 
 
 @pytest.mark.parametrize("shapes", ["", "[]", "[[3],[4]]", "[[2,3],[4,5]]", "nonsense", "[[[2]],[[3]]]"])
-def test_shapes_that_are_no_product_tell_nothing(shapes):
+def test_shapes_that_are_no_product_show_nothing(shapes):
     assert matmul_of("aten::mm", shapes) is None
 
 
@@ -166,7 +166,7 @@ def test_shapes_that_are_no_product_tell_nothing(shapes):
         ("some_kernel", ""),
     ],
 )
-def test_what_a_kernel_reads_is_told_by_its_name(kernel, dtype):
+def test_what_a_kernel_reads_follows_from_its_name(kernel, dtype):
     assert stored_as(kernel) == dtype
 
 

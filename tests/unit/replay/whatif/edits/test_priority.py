@@ -50,7 +50,7 @@ def test_on_gpus_the_kernel_of_the_forward_pass_waits(tmp_path):
     assert with_all >= 2000 + 4 * KB
 
 
-def test_a_run_without_sequence_numbers_does_not_tell_who_needs_what(tmp_path):
+def test_a_run_without_sequence_numbers_does_not_say_what_needs_what(tmp_path):
     run = ddp_job()
     for row in run.rows["spans"]:
         row.pop("sequence_number", None)
@@ -64,10 +64,10 @@ pieces = st.lists(
 
 
 @given(pieces)
-def test_the_link_never_rests_while_a_piece_is_ready_and_takes_the_most_urgent_of_them(told):
-    ready, urgency, takes = (np.array(column) for column in zip(*told))
+def test_the_link_never_rests_while_a_piece_is_ready_and_takes_the_most_urgent_of_them(pieces):
+    ready, urgency, takes = (np.array(column) for column in zip(*pieces))
     order = by_priority(ready, urgency, takes.astype(np.float64))
-    assert sorted(order) == list(range(len(told)))
+    assert sorted(order) == list(range(len(pieces)))
     now, left = 0, set(order)
     for piece in order:
         at = max(now, int(ready[piece]))
@@ -79,10 +79,10 @@ def test_the_link_never_rests_while_a_piece_is_ready_and_takes_the_most_urgent_o
 
 
 @given(pieces)
-def test_without_priorities_pieces_go_as_they_are_ready(told):
-    ready, _, takes = (np.array(column) for column in zip(*told))
+def test_without_priorities_pieces_go_as_they_are_ready(pieces):
+    ready, _, takes = (np.array(column) for column in zip(*pieces))
     order = by_priority(ready, np.zeros(ready.size, np.int64), np.zeros_like(takes).astype(np.float64))
-    assert order == sorted(range(len(told)), key=lambda piece: (ready[piece], piece))
+    assert order == sorted(range(len(pieces)), key=lambda piece: (ready[piece], piece))
 
 
 def test_pieces_that_are_ready_together_go_as_they_are_needed():

@@ -86,7 +86,7 @@ def test_stragglers_on_two_ranks_are_the_same_in_either_order(jobs, job, tenths,
     assert (steps_us(jobs[job], one, other) == steps_us(jobs[job], other, one)).all()
 
 
-def test_nobody_waits_for_a_rank_that_is_dropped(jobs):
+def test_no_rank_waits_for_one_that_is_dropped(jobs):
     graph = jobs["uneven"]
     without = steps_us(graph, "drop:rank=2").mean()
     assert without == pytest.approx(steps_us(graph, "heal:rank=2").mean(), rel=0.05)

@@ -67,7 +67,7 @@ def test_work_that_an_earlier_step_needs_is_not_copied_with_a_later_one():
     assert replay(with_copies(graph, graph, 1)).end.max() == 6
 
 
-def test_reductions_of_several_groups_need_to_be_told_apart(jobs):
+def test_reductions_of_several_groups_need_to_be_distinguished(jobs):
     graph = jobs["cpu"]
     (only,) = graph.messages
     sorts = (only._replace(group="tensor"), only._replace(group="data[0, 1, 2]"))

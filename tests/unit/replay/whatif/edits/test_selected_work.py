@@ -78,7 +78,7 @@ def test_work_is_selected_by_host_and_stream_and_collective(gpu, modules):
     assert mask.sum() == 1
 
 
-def test_what_a_run_does_not_tell_of_hosts_is_refused(gpu):
+def test_what_a_run_does_not_say_of_hosts_is_refused(gpu):
     with pytest.raises(Unanswerable, match="which hosts"):
         Selection(host="node").mask(gpu)
 
@@ -101,7 +101,7 @@ def test_the_launch_of_a_removed_kernel_goes_with_it(gpu):
     assert len(gone) == 4 * 3  # the fifth of each step launches a collective, which stays
 
 
-def test_nobody_waits_in_a_collective_that_is_not_done(gpu):
+def test_no_rank_waits_in_a_collective_that_is_not_done(gpu):
     alone = Remove(Selection(op="all_reduce")).apply(gpu)
     slower = (
         np.where((gpu.nodes.rank == 1) & (gpu.nodes.kind == NodeKind.KERNEL), 7, 1) * alone.nodes.duration

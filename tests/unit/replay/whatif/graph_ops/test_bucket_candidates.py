@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpro.replay.models.link_costs import LinkCost
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.bucket_candidates import (
-    MOST,
+    MAX_SIZES,
     SIZES_MB,
     Gradients,
     is_better_changed,
@@ -24,9 +24,9 @@ from dpro.replay.whatif.parse import parse_edit
 from tests.ddp import ddp_job
 
 gradients = st.builds(
-    lambda told, latency, per_byte, workers: Gradients(
-        np.cumsum([gap for gap, _ in told]).astype(np.float64),
-        np.array([size for _, size in told], np.float64),
+    lambda parts, latency, per_byte, workers: Gradients(
+        np.cumsum([gap for gap, _ in parts]).astype(np.float64),
+        np.array([size for _, size in parts], np.float64),
         LinkCost(latency, per_byte, 0, 0, 9, 0, False),
         workers,
     ),
@@ -42,31 +42,33 @@ def _all_cuts(count: int) -> list[tuple[int, ...]]:
 
 
 @given(gradients)
-def test_what_ends_first_of_all_ways_to_cut_is_never_better_changed_in_its_last_bucket(told):
-    cuts = _all_cuts(told.ready.size)
-    best = min(cuts, key=lambda closes: (reductions_end(told, closes)[-1], len(closes)))
-    last = reductions_end(told, best)[-1]
+def test_what_ends_first_of_all_ways_to_cut_is_never_better_changed_in_its_last_bucket(gradients):
+    cuts = _all_cuts(gradients.ready.size)
+    best = min(cuts, key=lambda closes: (reductions_end(gradients, closes)[-1], len(closes)))
+    last = reductions_end(gradients, best)[-1]
     for other in cuts:
-        assert reductions_end(told, other)[-1] >= last
-    if told.workers > 1:  # two that take turns: neighbours alone do not tell what is best of all
+        assert reductions_end(gradients, other)[-1] >= last
+    if gradients.workers > 1:  # two that take turns: neighbours alone do not show what is best of all
         return
     # Some best way of cutting keeps to the condition everywhere: what is better changed can be changed.
-    equal = [closes for closes in cuts if reductions_end(told, closes)[-1] <= last * 1.01]
-    assert any(not is_better_changed(told, closes) for closes in equal)
+    equal = [closes for closes in cuts if reductions_end(gradients, closes)[-1] <= last * 1.01]
+    assert any(not is_better_changed(gradients, closes) for closes in equal)
 
 
 @given(gradients)
-def test_a_pair_that_is_better_fused_ends_earlier_fused(told):
-    for closes in _all_cuts(told.ready.size):
-        ends = reductions_end(told, closes)
+def test_a_pair_that_is_better_fused_ends_earlier_fused(gradients):
+    for closes in _all_cuts(gradients.ready.size):
+        ends = reductions_end(gradients, closes)
         for at in range(1, len(closes)):
             fused = (*closes[: at - 1], *closes[at:])
-            size = told.num_bytes[closes[at - 1] + 1 : closes[at] + 1].sum()
-            both = told.num_bytes[(closes[at - 2] if at > 1 else -1) + 1 : closes[at] + 1].sum()
-            ready, free = told.ready[closes[at]], ends[at - 2] if at > 1 else 0.0
-            theorem = ends[at - 1] > ready + told.line.time_ns(both) - told.line.time_ns(size) + 1e-6
-            if theorem and free <= ready and told.workers == 1:
-                assert reductions_end(told, fused)[at - 1] < ends[at]
+            size = gradients.num_bytes[closes[at - 1] + 1 : closes[at] + 1].sum()
+            both = gradients.num_bytes[(closes[at - 2] if at > 1 else -1) + 1 : closes[at] + 1].sum()
+            ready, free = gradients.ready[closes[at]], ends[at - 2] if at > 1 else 0.0
+            theorem = (
+                ends[at - 1] > ready + gradients.line.time_ns(both) - gradients.line.time_ns(size) + 1e-6
+            )
+            if theorem and free <= ready and gradients.workers == 1:
+                assert reductions_end(gradients, fused)[at - 1] < ends[at]
 
 
 @settings(max_examples=15, deadline=None)
@@ -79,13 +81,13 @@ def test_a_pair_that_is_better_fused_ends_earlier_fused(told):
 def test_the_best_size_by_replay_is_among_those_that_are_left(
     tmp_path_factory, others, layer, latency, speed
 ):
-    # Recorded in two buckets of different sizes, the first through before the second: both costs are told.
+    # Recorded in two buckets of different sizes, the first through before the second: both costs are known.
     sizes, count = (30, *others), len(others) + 1
     assume(speed * 30 + latency < layer * (count - 1))
     run = ddp_job(sizes, (0, count - 1), layer=layer, latency=latency, us_per_kb=speed, num_steps=3)
     graph = run.build(tmp_path_factory.mktemp("sizes") / "run").graph
     left = sizes_worth_replaying(reduced(graph))
-    assert 1 <= len(left) <= MOST
+    assert 1 <= len(left) <= MAX_SIZES
     ends = {mb: int(replay(parse_edit(f"bucket:mb={mb}").apply(graph)).end.max()) for mb in SIZES_MB}
     assert min(ends[mb] for mb in left) <= 1.02 * min(ends.values())
 
