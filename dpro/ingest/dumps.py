@@ -1,8 +1,8 @@
 """Flight recorder dumps of a job as tables in memory: what a search for a hang needs, without making a run.
 
 In: a folder. Out: its tables, or None where it holds anything but dumps (and reports of NCCL's RAS), or dumps
-that do not tell their rank: those are imported. Of several dumps of one rank the newest counts, and any that
-tells of other groups.
+that do not state their rank: those are imported. Of several dumps of one rank the newest counts, and any that
+describes other groups.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpro.ingest.importer import find_traces, spread_over
 from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, Table, complete, conform
 from dpro.store import Manifest
 
-_AT_A_TIME = 32  # dumps that a process reads before it hands over what they told
+_AT_A_TIME = 32  # dumps that a process reads before it returns their rows
 _TABLES = (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS)
 _GROUP_RANKS = "group_ranks"
 _DUMPS = Format(FLIGHT_RECORDER, "dpro.ingest.flight_recorder", "read_calls", ())
@@ -33,11 +33,11 @@ _DUMPS = Format(FLIGHT_RECORDER, "dpro.ingest.flight_recorder", "read_calls", ()
 
 @dataclass(frozen=True)
 class Dumps:
-    """What a folder of dumps tells.
+    """The content of a folder of dumps.
 
     Attributes:
-        frames: rows by table name; the ranks of groups are in `process_groups` alone, where those tell.
-        manifest: ranks, those missing, and what is to be said.
+        frames: rows by table name; the ranks of groups are in `process_groups` alone, where it has them.
+        manifest: ranks, those missing, and warnings.
     """
 
     frames: Mapping[str, pl.DataFrame]
@@ -45,7 +45,7 @@ class Dumps:
 
 
 class _File(NamedTuple):
-    """One file, read: which, the ranks it told of, and what kept it from being read."""
+    """One file: its number, the ranks that it describes, and why it could not be read."""
 
     number: int
     path: str
@@ -112,21 +112,21 @@ def _read(tasks: Sequence[Task]) -> _Batch:
 
 
 def _reader(task: Task) -> Importer:
-    """Who reads a file: dumps are read without what `process_groups` tells once."""
+    """The importer of a file: dumps are read without the ranks that `process_groups` states once."""
     return _DUMPS if task.format == FLIGHT_RECORDER else registry().named(task.format)
 
 
 def _numbered(table: Table, parts: Sequence[tuple[int, pl.DataFrame]]) -> pl.DataFrame:
-    """Rows of several files with the number of each; texts, which are few, as what is small to hand over."""
+    """Rows of several files with the number of each; few different texts, so categories return faster."""
     by_columns: dict[tuple[str, ...], list[tuple[int, pl.DataFrame]]] = {}
     for number, rows in parts:
         by_columns.setdefault(tuple(rows.columns), []).append((number, rows))
-    alike = []
+    frames = []
     for files in by_columns.values():
         numbers = np.repeat([number for number, _ in files], [rows.height for _, rows in files])
         rows = complete(table, pl.concat([rows for _, rows in files]))
-        alike.append(rows.with_columns(file=pl.Series(numbers, dtype=pl.Int64)))
-    return pl.concat(alike).with_columns(pl.col(pl.String).cast(pl.Categorical))
+        frames.append(rows.with_columns(file=pl.Series(numbers, dtype=pl.Int64)))
+    return pl.concat(frames).with_columns(pl.col(pl.String).cast(pl.Categorical))
 
 
 def _lost(tasks: Sequence[Task], why: str) -> _Batch:
@@ -135,31 +135,33 @@ def _lost(tasks: Sequence[Task], why: str) -> _Batch:
 
 
 def _joined(frames: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    """The rows of each table together; groups' ranks, which are with every call, only where need be."""
+    """The rows of each table together; calls keep the ranks of groups that `process_groups` lacks."""
     found = {}
     for table in _TABLES:
         parts = [each[table.name] for each in frames if table.name in each and each[table.name].height]
         if parts:
             found[table.name] = pl.concat(parts).with_columns(pl.col(pl.Categorical).cast(pl.String))
     calls = found.get(COLLECTIVES.name)
-    if calls is not None and calls["group"].unique().is_in(_told(found).implode()).all():
+    if calls is not None and calls["group"].unique().is_in(_stated(found).implode()).all():
         found[COLLECTIVES.name] = calls.drop(_GROUP_RANKS)
     return found
 
 
-def _told(frames: Mapping[str, pl.DataFrame]) -> pl.Series:
-    """Names of groups whose ranks are told, once for each set of ranks."""
+def _stated(frames: Mapping[str, pl.DataFrame]) -> pl.Series:
+    """Names of groups whose ranks are known, once for each set of ranks."""
     groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())
     return groups.filter(pl.col(_GROUP_RANKS).list.len() > 0).unique(["group", _GROUP_RANKS])["group"]
 
 
 def _is_clear(files: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> bool:
-    """Whether all files tell their ranks, and each name of a group stands for one set of ranks."""
-    return min(rank for file in files for rank in file.ranks) >= 0 and not _told(frames).is_duplicated().any()
+    """Whether all files state their ranks, and each name of a group stands for one set of ranks."""
+    return (
+        min(rank for file in files for rank in file.ranks) >= 0 and not _stated(frames).is_duplicated().any()
+    )
 
 
 def _superseded(dumps: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> tuple[list[int], list[str]]:
-    """Numbers of the files that newer ones of the same rank stand for, and what to say of them."""
+    """Numbers of the files that newer ones of the same rank supersede, and one line on each rank."""
     by_rank: dict[int, list[_File]] = {}
     for file in dumps:
         for rank in file.ranks:
@@ -192,12 +194,12 @@ def _one_row_each(workers: pl.DataFrame) -> pl.DataFrame:
 
 
 def _manifest(files: Sequence[_File], dumps: Collection[int], said: Sequence[str]) -> Manifest:
-    """What was read; a rank that only a report on others knows is missing."""
+    """What was read; a rank that only reports of other ranks mention is missing."""
     ranks = sorted({rank for file in files if file.number in dumps for rank in file.ranks})
     world_size = max([*(file.world_size for file in files), ranks[-1] + 1])
-    told = [warning for file in files for warning in file.warnings]
+    of_files = [warning for file in files for warning in file.warnings]
     failed = [LEFT_OUT + file.failure for file in files if file.failure]
-    manifest = Manifest(world_size=world_size, ranks=ranks, warnings=[*said, *told, *failed])
+    manifest = Manifest(world_size=world_size, ranks=ranks, warnings=[*said, *of_files, *failed])
     if manifest.missing_ranks:
         manifest.warnings.append(missing_in_words(manifest.missing_ranks, world_size))
     return manifest

@@ -1,7 +1,7 @@
-"""What kinds of file dpro can import, told by content, and who reads each.
+"""The formats that dpro can import, recognised by content, and the importer of each.
 
 In: the first bytes of a file. Out: its importer, or the reason why it is passed over. A new format is one
-line here, or one entry point of the group `dpro.importers` in somebody else's distribution.
+line here, or one entry point of the group `dpro.importers` in another distribution.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NCCL_RAS = "NCCL RAS"
 
 
 class Importer(Protocol):
-    """A kind of file: what it is called, how it is known, and how it is read."""
+    """A format: its name, how a file of it is recognised, and how it is read."""
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Format:
         module: the module that reads it.
         reader: the function in it that reads a file.
         hints: a head that holds none of them is not of the format; spares loading the module.
-        test: the function in the module that tells by the head, where the hints alone do not settle it.
+        test: the function in the module that decides by the head, where the hints alone do not.
         streams: the reader takes the member of an archive as it is, without a file of its own.
     """
 
@@ -95,7 +95,7 @@ class _Kineto(Format):
         return _has_key(head, "traceEvents", "schemaVersion", "deviceProperties", "ph")
 
 
-# First match wins: what is told apart by little comes last.
+# First match wins: formats that are recognised by little come last.
 FORMATS: tuple[Importer, ...] = (
     Format("nsys", "dpro.ingest.nsys", "read_nsys", (b"SQLite format 3\0",), "is_nsys"),
     Format("op-level parquet", "dpro.ingest.pipelines.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
@@ -130,7 +130,7 @@ FORMATS: tuple[Importer, ...] = (
     ),
     _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", (), streams=True),
 )
-# Known, and of no use: a file that matches is counted under this name.
+# Recognised, but not traces: a file that matches is counted under this name.
 _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
     ("empty or damaged files", lambda head: not head),
     ("timelines drawn from an analysis", lambda head: _is_drawn(head)),
@@ -141,13 +141,13 @@ _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
 
 @dataclass(frozen=True)
 class Registry:
-    """All importers in the order they are asked, and one line for each plug-in that cannot be used."""
+    """All importers in the order in which they are tried; one line for each plug-in that cannot be used."""
 
     importers: tuple[Importer, ...]
     warnings: tuple[str, ...] = ()
 
     def find(self, head: bytes) -> Importer | None:
-        """The importer of a file by its first bytes (decompressed), None where nobody knows it."""
+        """The importer of a file by its first bytes (decompressed), None where none matches."""
         if _is_drawn(head):
             return None
         return next((each for each in self.importers if _matches(each, head)), None)
@@ -167,7 +167,7 @@ def registry() -> Registry:
             plugin = entry.load()
             plugin = plugin() if isinstance(plugin, type) else plugin
             name, missing = _checked(plugin)
-        except Exception as error:  # whatever somebody else's code raises
+        except Exception as error:  # a plug-in may raise anything
             missing = f"{type(error).__name__}: {error}"
         if not missing and name in found:
             missing = f"there is a format of the name {name!r} already"
@@ -188,7 +188,7 @@ def _checked(plugin: Any) -> tuple[str, str]:
 
 
 def _matches(importer: Importer, head: bytes) -> bool:
-    """Ask an importer; one that fails on a file of somebody else's does not know it."""
+    """Whether an importer matches; one that fails on the head does not."""
     try:
         return importer.matches(head)
     except Exception:
@@ -202,5 +202,5 @@ def _is_drawn(head: bytes) -> bool:
 
 
 def why_passed_over(head: bytes) -> str:
-    """What to call a file of no known format when it is counted."""
+    """The name under which a file of no known format is counted."""
     return next((reason for reason, matches in _NOT_TRACES if matches(head)), "files that are not traces")

@@ -1,8 +1,8 @@
 """Files of other tools into a run directory.
 
 In: files and folders. Out: a run, gathered beside its place and moved there when whole, so that a failed
-import leaves nothing behind. Files are read in parallel, one rank at a time in each process. What a file's
-bytes mean is its reader's business; what a run is made of, once all files are read, is `assemble`'s.
+import leaves nothing behind. Files are read in parallel, one rank at a time in each process. Readers
+interpret the bytes of a file; `assemble` makes the run once all files are read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORTH_PROCESSES_BYTES = 8 << 20  # reading less takes no longer than starting p
 
 @dataclass(frozen=True)
 class Traces:
-    """What sources hold: files of known formats in order of their names, and what else there is.
+    """What sources hold: files of known formats in order of their names, and other files.
 
     Attributes:
         files: with the name of each one's format.
@@ -76,15 +76,15 @@ def import_sources(
         jobs: files read at a time, each in a process of its own; as many as there are cores where not given.
         executor: reads the files instead; its workers see the sources, and the folder that the run is in,
             under the same paths. It is left running.
-        progress: told after each file.
+        progress: called after each file.
 
     Returns:
-        The manifest of the run: the same bytes, tables included, whoever reads the files.
+        The manifest of the run: the same bytes, tables included, whichever process reads the files.
 
     Raises:
         UsageError: the run directory exists and is not empty.
-        InputError: a source does not exist, holds no trace, cannot be read, two files tell the same of one
-            rank, or the run cannot be written.
+        InputError: a source does not exist, holds no trace or cannot be read, two files describe the same of
+            one rank, or the run cannot be written.
     """
     refuse_existing(run)
     traces = find_traces(sources)
@@ -102,7 +102,7 @@ def import_sources(
 
 
 def refuse_existing(run: Path) -> None:
-    """Hold the place of a run to be free.
+    """Refuse a run directory that has something in it.
 
     Raises:
         UsageError: it exists and is not empty.
@@ -112,7 +112,12 @@ def refuse_existing(run: Path) -> None:
 
 
 def unwritable(run: Path, error: OSError) -> InputError:
-    """What to say when a run could not be written."""
+    """The error of a run that could not be written.
+
+    Args:
+        run: its directory.
+        error: what the system said.
+    """
     return InputError(f"{run}: cannot be written ({error.strerror or error})")
 
 
@@ -123,7 +128,7 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         InputError: a source does not exist, there is no such file, or the user's kernel classes are wrong.
         MissingExtra: the only files need a library that is not installed.
     """
-    table_version()  # a table of classes that is wrong is said before anything is read
+    table_version()  # a wrong table of classes is an error before anything is read
     known = registry()
     traces = Traces([], Counter[str](), list(known.warnings))
     unopened: list[DproError] = []
@@ -157,7 +162,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _sort(source: Source, head: bytes, known: Registry, traces: Traces) -> None:
-    """Note what a file is."""
+    """Add a file to those of known format, or count why it is passed over."""
     importer = known.find(head)
     if importer:
         traces.files.append((source, importer.name))
@@ -194,7 +199,13 @@ def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -
 
 
 def spread_over(tasks: Sequence[Task], jobs: int | None, executor: Executor | None) -> Spread:
-    """How to do the tasks: in the executor, else in processes, else, if there is little to do, right here."""
+    """How to run the tasks: in the executor, else in processes; in this process where there is little to do.
+
+    Args:
+        tasks: all of them.
+        jobs: processes; as many as there are cores where None.
+        executor: runs them instead.
+    """
     if jobs is None:
         little = sum(task.bytes for task in tasks) < _WORTH_PROCESSES_BYTES
         jobs = 1 if little else num_cores()
@@ -203,6 +214,11 @@ def spread_over(tasks: Sequence[Task], jobs: int | None, executor: Executor | No
 
 def stage_all(tasks: Sequence[Task], spread: Spread, progress: Progress | None) -> None:
     """Read every file into the staging folder.
+
+    Args:
+        tasks: one for each file.
+        spread: runs them.
+        progress: called after each file.
 
     Raises:
         OSError: the staging folder cannot be written.

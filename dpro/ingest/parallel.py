@@ -1,8 +1,7 @@
-"""Tasks spread over processes or over any executor, so that memory stays flat however many there are.
+"""Tasks run in processes or by any executor, so that memory stays flat however many there are.
 
-In: one picklable function and its tasks. Out: the results, as they come. A process that dies takes its own
-task with it and nothing else. What the tasks do is not its business; it loads nothing heavy, since it is the
-first thing that a worker process loads.
+In: one picklable function and its tasks. Out: the results, as they come. If a process dies, only its own task
+is lost. The module imports nothing large, since it is the first that a worker process loads.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ def run_tasks(
     jobs: int = 1,
     executor: Executor | None = None,
 ) -> Iterator[Result]:
-    """Do all tasks and yield what they return, in no order.
+    """Run all tasks and yield what they return, in no order.
 
     Args:
-        work: what to do with a task; picklable, unless one process does it all.
+        work: the function of a task; picklable, unless this process runs all.
         tasks: the tasks.
-        lost: what to return for a task that its process, or its executor, could not bring to an end.
+        lost: what to return for a task whose process or executor died, from the task and a reason.
         jobs: processes of this machine, one task in each at a time; 1 is this process.
-        executor: where to do them instead; it is left running.
+        executor: runs them instead; it is left running.
 
     Raises:
         OSError: a task could not read or write; the others are dropped.
@@ -77,14 +76,14 @@ def _outcome(future: Future[Result], task: Task, lost: Callable[[Task, str], Res
         return future.result()
     except OSError:
         raise
-    except Exception as error:  # whatever an executor says of a worker that is gone
+    except Exception as error:  # executors raise errors of their own for a lost worker
         return lost(task, f"{type(error).__name__}: {first_line(error)}")
 
 
 def _in_processes(
     work: Callable[[Task], Result], tasks: Sequence[Task], lost: Callable[[Task, str], Result], jobs: int
 ) -> Iterator[Result]:
-    """No more tasks are handed out than there are processes: if one dies, few can be the one it died of."""
+    """Submit no more tasks than there are processes: if one dies, few tasks can be the cause."""
     waiting = deque(tasks)
     while waiting:
         suspects: list[Task] = []
@@ -99,7 +98,7 @@ def _in_processes(
 def _until_a_process_dies(
     work: Callable[[Task], Result], waiting: deque[Task], jobs: int, suspects: list[Task]
 ) -> Iterator[Result]:
-    """Work through what waits; the tasks that were under way when a process died become suspects."""
+    """Run the waiting tasks; those that were running when a process died become suspects."""
     # Not forked: the threads of the libraries that are loaded already would not come along.
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
@@ -125,7 +124,7 @@ def _until_a_process_dies(
 
 
 def _submit(pool: ProcessPoolExecutor, work: Callable[[Task], Result], task: Task) -> Future[Result]:
-    """Hand out a task; a pool that broke a moment ago refuses, which is as if the task had been under way."""
+    """Submit a task; where the pool has just broken, return a future as if the task had been running."""
     try:
         return pool.submit(work, task)
     except BrokenProcessPool as error:
@@ -135,6 +134,6 @@ def _submit(pool: ProcessPoolExecutor, work: Callable[[Task], Result], task: Tas
 
 
 def _prepare_worker() -> None:
-    """A worker is one core, and Ctrl-C ends it without a word: the process that waits for it speaks."""
+    """Limit a worker to one core; Ctrl-C ends it silently, since its parent reports the interrupt."""
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,8 +1,8 @@
 """Tasks on a Ray cluster, as an executor like any other.
 
-In: a function and its arguments. Out: a future. A task whose node dies is done again on another: an import's
-tasks can be, since each leaves its folder whole or not at all. The workers see the same files under the same
-paths, and have dpro installed.
+In: a function and its arguments. Out: a future. A task whose node dies is repeated on another node: tasks of
+an import can be, since each leaves its folder whole or not at all. The workers see the same files under the
+same paths, and have dpro installed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, cast
 
 from dpro.errors import MissingExtra
 
-_ATTEMPTS = 5  # to survive as many deaths of nodes less one
+_ATTEMPTS = 5  # survives the death of one node fewer
 
 
 class RayExecutor(Executor):
-    """Hands tasks to a cluster that is connected to; shutting it down leaves the cluster as it is."""
+    """Submits tasks to the connected cluster; shutting it down leaves the cluster running."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do `fn(*args, **kwargs)` on one core of some node."""
+        """Run `fn(*args, **kwargs)` on one core of some node."""
         import ray
 
         remote = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1)(fn)

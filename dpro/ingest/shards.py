@@ -1,9 +1,9 @@
 """One run imported by several processes that share nothing but a file system, such as a Slurm array.
 
-In: the same sources in every shard, and which shard this is. Out: the run, put together by whichever shard
-comes last. A shard leaves a mark when its files are in, so shards come in any order, at the same time, or
-again after a failure: what is in already is not read again. Nothing here locks for safety, only to spare
-work: putting the run together changes nothing that is staged, and ends with one rename.
+In: the same sources in every shard, and which shard this is. Out: the run, assembled by the shard that ends
+last. A shard leaves a mark when its files are staged, so shards run in any order, at the same time, or again
+after a failure: what is staged already is not read again. The lock only avoids repeated work: assembling
+changes nothing that is staged, and ends with one rename.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A run that is not whole yet: the shards that are still out, and where the others' work is kept."""
+    """A run that is not whole yet: the shards that have not ended, and the folder of staged files."""
 
     missing: list[int]
     staging: Path
@@ -82,13 +82,13 @@ def import_shard(
     Args:
         sources: the same in all shards.
         run: the run directory to make.
-        shard: which part of the files is this one's.
+        shard: which part of the files to read.
         jobs: as in `import_sources`.
         executor: as in `import_sources`.
-        progress: told after each file of this shard.
+        progress: called after each file of this shard.
 
     Returns:
-        The manifest of the run, where this was the last shard; else which ones are still out.
+        The manifest of the run, where this was the last shard; else which ones have not ended.
 
     Raises:
         UsageError: the run directory exists and is not empty, or other shards were given other sources.
@@ -118,7 +118,7 @@ def _mark(staging: Path, index: int) -> Path:
 
 
 def _agree(staging: Path, traces: Traces, shard: Shard) -> None:
-    """Hold this shard to the files and the number of shards that the first one wrote down."""
+    """Refuse files, or a number of shards, other than those that the first shard wrote down."""
     names = "\0".join(f"{source.label}\0{name}" for source, name in traces.files)
     digest = hashlib.sha256(os.fsencode(names)).hexdigest()
     mine = {"dpro": __version__, "files": len(traces.files), "digest": digest, "shards": shard.count}
@@ -144,7 +144,7 @@ def _stage_part(
     executor: Executor | None,
     progress: Progress | None,
 ) -> None:
-    """Read this shard's files, every n-th by name; a mark says that they are in."""
+    """Read this shard's files, every n-th by name, and mark them as staged."""
     mark = _mark(staging, shard.index)
     mark.unlink(missing_ok=True)
     tasks = [task for task in traces.tasks(staging)[shard.index :: shard.count] if not is_staged(task)]
@@ -156,7 +156,7 @@ def _finish(
     traces: Traces, staging: Path, run: Path, jobs: int | None, executor: Executor | None
 ) -> Manifest:
     with _one_at_a_time(staging):
-        if is_run(run):  # another shard that came last has made it
+        if is_run(run):  # another shard that ended at the same time has made it
             return open_run(run).manifest
         tasks = traces.tasks(staging)
         spread = spread_over(tasks, jobs, executor)
@@ -169,7 +169,7 @@ def _finish(
 
 @contextmanager
 def _one_at_a_time(staging: Path) -> Iterator[None]:
-    """Keep other shards from doing the same, where the file system can lock."""
+    """Keep other shards from assembling at the same time, where the file system can lock."""
     with (staging / "lock").open("w") as file:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What an importer hands over: one rank's tables and what is known about where they came from."""
+"""What an importer returns: one rank's tables, and facts of their source."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class RankTrace:
     """One rank's share of a run, as read from one source.
 
     Attributes:
-        rank: global rank, -1 where the source does not tell.
-        world_size: number of ranks of the job, -1 where the source does not tell.
+        rank: global rank, -1 where the source does not state it.
+        world_size: number of ranks of the job, -1 where the source does not state it.
         frames: rows by table name, with columns of `dpro.schema` in their types (missing ones are filled when
             written).
         host: host name, empty where unknown.
@@ -35,7 +35,7 @@ class RankTrace:
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Hold the frames to their declarations.
+        """Cast the frames to their declarations.
 
         Raises:
             SchemaError: a table or column that is not declared, or a value that does not fit its type.
@@ -50,7 +50,7 @@ class RankTrace:
 
 
 def _in_range(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with numbers that are too large for their column unknown: no file can tell such a one."""
+    """The frame with numbers that are too large for their column unknown: no such number is true."""
     wider = [
         name
         for name, dtype in frame.schema.items()

@@ -1,7 +1,6 @@
-"""Small files that would take all memory, or for ever, if nothing held them to bounds.
+"""Small files that would take all memory, or for ever, if no limit refused them.
 
-In: a random generator. Out: what writes a file. Nothing here is damaged by chance: each is what somebody
-writes who wants a machine to stand still.
+In: a random generator. Out: functions that write a file. Nothing is damaged by chance: each file is hostile.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ def dimensions(random: Random) -> Callable[[Path], None]:
 
 
 def groups(random: Random) -> Callable[[Path], None]:
-    """A trace whose groups are of a million ranks, or told with every call."""
+    """A trace whose groups are of a million ranks, or listed in every call."""
     document = json.loads(kineto(0, 2000))
     if random.random() < 0.5:
         document["distributedInfo"]["pg_config"] = [{"pg_name": "0", "ranks": list(range(1_000_000))}]

@@ -76,8 +76,8 @@ class Worker:
             code = process.wait()
             self.close()
             return Outcome(code, self._said())
-        told: dict[str, Any] = json.loads(answer)
-        return Outcome(output=self._said(), **told)
+        result: dict[str, Any] = json.loads(answer)
+        return Outcome(output=self._said(), **result)
 
     def _said(self) -> str:
         return self._out.read_text(errors="backslashreplace") if self._out.exists() else ""

@@ -27,13 +27,13 @@ def kineto(rank: int, rows: int) -> bytes:
     for number in range(rows):
         at, launch = 100.0 * number, {"correlation": number + 1}
         name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)" if number % 2 else "gemm_kernel"
-        told = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "dtype": "Float"}
-        told |= {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": number}
+        facts = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "dtype": "Float"}
+        facts |= {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": number}
         where = {"device": 0, "stream": 7, **launch}
         events += [
             _event("cpu_op", "aten::mm", at, 50, **{"External id": number, "Input Dims": [[2, 3], [3, 2]]}),
             _event("cuda_runtime", "cudaLaunchKernel", at + 5, 3, **launch),
-            _event("kernel", name, at + 20, 30, **where, **(told if number % 2 else {})),
+            _event("kernel", name, at + 20, 30, **where, **(facts if number % 2 else {})),
             _event("user_annotation", f"ProfilerStep#{number}", at, 90),
             {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": at, "pid": 10, "tid": 10,
              "args": {"Total Allocated": 10, "Total Reserved": 20, "Device Type": 1, "Device Id": 0}},
@@ -197,14 +197,14 @@ def primus(rank: int, rows: int) -> bytes:
 
 
 def megatron(rank: int, rows: int) -> bytes:
-    told = {"microbatch": 0, "model_chunk": 0, "pp_rank": rank}
+    facts = {"microbatch": 0, "model_chunk": 0, "pp_rank": rank}
     events: Rows = [{"name": "iteration", "ph": "B", "pad_before": 0}]
     for number in range(rows):
         events += [
             {"name": "forward", "ph": "B", "rel_ts": 10 * number},
-            {"name": "forward", "ph": "E", "rel_ts": 10 * number + 5} | told | {"microbatch": number},
+            {"name": "forward", "ph": "E", "rel_ts": 10 * number + 5} | facts | {"microbatch": number},
         ]
-    end = {"name": "iteration", "ph": "E", "rel_ts": 10 * rows + 9, "duration_wall": 10 * rows + 9} | told
+    end = {"name": "iteration", "ph": "E", "rel_ts": 10 * rows + 9, "duration_wall": 10 * rows + 9} | facts
     return json.dumps([*events, end]).encode()
 
 

@@ -121,7 +121,7 @@ def substantial(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow  # so is the sample that ships, and the demo
-def test_the_rank_with_slow_input_is_named_and_nobody_else(slow_rank):
+def test_the_rank_with_slow_input_is_named_and_no_other(slow_rank):
     found = document("diagnose", slow_rank)
     (finding,) = of_job(found)
     assert finding["class"] == "slow.host"

@@ -355,12 +355,12 @@ def test_merged_ranks_are_the_same_bytes_in_processes(tmp_path):
     assert first == second
 
 
-def test_two_files_of_different_formats_that_tell_the_same_are_an_error_that_names_both(traces, tmp_path):
+def test_two_files_of_different_formats_that_describe_the_same_are_an_error_that_names_both(traces, tmp_path):
     write_rank(tmp_path / "in", 0)
     pipeline = traces / "pp_timeline" / "primus_pp8" / "pp_rank_0.json.gz"
     with pytest.raises(InputError, match=r"rank0\.json\.gz.*pp_rank_0|pp_rank_0.*rank0\.json\.gz") as caught:
         import_sources([tmp_path / "in", pipeline], tmp_path / "run")
-    assert "both are rank 0 and tell its spans" in str(caught.value)
+    assert "both are rank 0 and have its spans" in str(caught.value)
 
 
 @pytest.mark.parametrize("suffix", ["zip", "tar", "tar.gz"])
@@ -461,7 +461,7 @@ def reads(monkeypatch) -> list[str]:
     return names
 
 
-def test_files_that_do_not_tell_their_rank_are_read_once(reads, tmp_path):
+def test_files_that_do_not_state_their_rank_are_read_once(reads, tmp_path):
     events = [cpu_op("a", 1, 2), kernel("gemm", 5, 2)]
     for name in ("a", "b"):
         write(tmp_path / "in" / f"{name}.json", events)
@@ -469,19 +469,22 @@ def test_files_that_do_not_tell_their_rank_are_read_once(reads, tmp_path):
     manifest = import_sources([tmp_path / "in"], tmp_path / "run")
     assert sorted(reads) == ["a.json", "b.json", "rank0.json.gz"]
     assert manifest.ranks == [0, 1, 2]
-    assert [line for line in manifest.warnings if "nothing tells its rank" in line] == [
-        "a.json: nothing tells its rank; taken as rank 1, in order of the names",
-        "b.json: nothing tells its rank; taken as rank 2, in order of the names",
+    assert [line for line in manifest.warnings if "nothing states its rank" in line] == [
+        "a.json: nothing states its rank; taken as rank 1, in order of the names",
+        "b.json: nothing states its rank; taken as rank 2, in order of the names",
     ]
     for rank in (1, 2):
         write(tmp_path / "named" / f"rank{rank}.json", events)
     import_sources([tmp_path / "named"], tmp_path / "expected")
     for table in (SPANS, STEPS, WORKERS):
-        told, expected = open_run(tmp_path / "run").table(table), open_run(tmp_path / "expected").table(table)
-        assert told.filter(told["rank"] > 0).equals(expected)
+        found, expected = (
+            open_run(tmp_path / "run").table(table),
+            open_run(tmp_path / "expected").table(table),
+        )
+        assert found.filter(found["rank"] > 0).equals(expected)
 
 
-def test_whom_a_file_without_a_rank_sends_to_follows_from_the_rank_it_is_given(tmp_path):
+def test_the_peer_of_a_file_without_a_rank_follows_from_the_rank_it_is_given(tmp_path):
     sent = {"Collective name": "send", "Process Group Name": "1", "Process Group Ranks": "[1, 0]"}
     sent |= {"In msg nelems": 4, "Out msg nelems": 4, "dtype": "Float", "Dst Rank": 0}
     events = [cpu_op("a", 1, 2), kernel("ncclDevKernel_SendRecv(args)", 5, 2, **sent)]
@@ -522,10 +525,10 @@ def test_the_members_before_the_end_of_a_truncated_tar_are_imported_and_the_rest
 
 def test_what_is_imported_on_the_fly_goes_by_the_name_that_the_user_gave_it(tmp_path):
     write_rank(tmp_path / "in", 0, world_size=1)
-    told = _info(tmp_path / "in", tmp_path / "cache")
-    assert told["run"] == str(tmp_path / "in")
-    assert open_run(told["cache"]).manifest.ranks == [0]
-    assert _info(told["cache"], tmp_path / "cache") == told | {"run": told["cache"], "cache": None}
+    info = _info(tmp_path / "in", tmp_path / "cache")
+    assert info["run"] == str(tmp_path / "in")
+    assert open_run(info["cache"]).manifest.ranks == [0]
+    assert _info(info["cache"], tmp_path / "cache") == info | {"run": info["cache"], "cache": None}
 
 
 def test_damage_is_said_each_time_that_a_command_opens_the_traces(tmp_path):

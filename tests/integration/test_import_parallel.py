@@ -28,7 +28,7 @@ RANKS = 5
 
 @pytest.fixture
 def source(tmp_path) -> Path:
-    """Ranks of a job, one of which is damaged, and one whose rank nothing tells."""
+    """Ranks of a job, one of which is damaged, and one whose rank nothing states."""
     for rank in range(RANKS):
         write_rank(tmp_path / "in", rank, RANKS + 2)
     damaged = write_rank(tmp_path / "in", RANKS, RANKS + 2)
@@ -79,12 +79,12 @@ def test_dask_makes_the_same_bytes(source, expected, tmp_path):
     assert digests(tmp_path / "run") == expected
 
 
-def test_progress_is_told_in_bytes(source, tmp_path):
-    told: list[tuple[int, int]] = []
-    import_sources([source], tmp_path / "run", progress=lambda done, total: told.append((done, total)))
+def test_progress_is_reported_in_bytes(source, tmp_path):
+    reported: list[tuple[int, int]] = []
+    import_sources([source], tmp_path / "run", progress=lambda done, total: reported.append((done, total)))
     size = sum(path.stat().st_size for path in source.iterdir())
-    assert told[-1] == (size, size)
-    assert len(told) == RANKS + 2
+    assert reported[-1] == (size, size)
+    assert len(reported) == RANKS + 2
 
 
 # ---- shards
@@ -250,7 +250,7 @@ def test_ctrl_c_leaves_nothing(jobs, traces, tmp_path):
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob(".run.*/files/*")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGINT)  # the parent alone, as `kill` does; a terminal tells them all
+    os.kill(process.pid, signal.SIGINT)  # the parent alone, as `kill` does; a terminal signals them all
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "Traceback" not in errors

@@ -43,11 +43,9 @@ PENDING = (
     "dpro/analysis/",
     "dpro/cli/",
     "dpro/detect/",
-    "dpro/ingest/",
     "dpro/watch/",
     "replay/steps/breakdown.py",
     "sample_traces/",
-    "tests/fuzz/",
     "tests/gpu/",
     "tests/integration/",
     "tests/reference/hanging_jobs.py",
@@ -57,7 +55,6 @@ PENDING = (
     "tests/unit/collectors/",
     "tests/unit/dashboards/",
     "tests/unit/detect/",
-    "tests/unit/ingest/",
     "tests/unit/replay/test_difference.py",
     "tests/unit/replay/steps/test_breakdown.py",
     "tests/unit/replay/whatif/test_search.py",
@@ -69,7 +66,7 @@ def banned_in(text: str) -> list[str]:
     """Return the banned words in a text as `line: word`; names are split at their parts."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = {word.lower() for word in _WORD.findall(line)}
+        words = {word.lower() for word in _WORD.findall(line.replace(".tell()", ""))}  # of files
         found += [f"{number}: {word} ({BANNED[word]})" for word in sorted(words & BANNED.keys())]
         found += [f"{number}: {phrase} ({PHRASES[phrase]})" for phrase in PHRASES if phrase in line.lower()]
         found += [f"{number}: {match[0]} (MIN_, MAX_)" for match in CONSTANTS.finditer(line)]
@@ -97,5 +94,5 @@ def test_names_and_prose_use_the_fields_words() -> None:
 
 def test_a_banned_word_is_found_in_names_of_both_styles_and_in_prose() -> None:
     found = ["def is_told(x): ...", "class ToldOnce: ...", "# nobody waits", "LEAST_SHARE = 1"]
-    clean = ["at LEAST one", "a stole untold"]
+    clean = ["at LEAST one", "a stole untold", "file.tell()"]
     assert [line.split(":")[0] for line in banned_in("\n".join(found + clean))] == ["1", "2", "3", "4"]

@@ -1,7 +1,7 @@
-"""Staged files put together as one run.
+"""Staged files assembled as one run.
 
-In: a staging folder with a note and parts for each file. Out: a run directory, put in its place by one rename
-when it is whole. Doing it again after a crash gives the same run. Files that do not tell their rank are
+In: a staging folder with a note and parts for each file. Out: a run directory, moved to its place by one
+rename when it is whole. Repeating it after a crash gives the same run. Files that do not state their rank are
 numbered here.
 """
 
@@ -31,7 +31,7 @@ _MAX_RANKS_NAMED = 8
 
 @dataclass(frozen=True)
 class _Merge:
-    """Task: one rank that several files tell of."""
+    """Task: one rank that several files describe."""
 
     rank: int
     pieces: list[Piece]
@@ -47,15 +47,15 @@ def assemble(
     skipped: Mapping[str, int],
     warnings: Sequence[str],
 ) -> Manifest:
-    """Make the run of what is staged.
+    """Make the run from what is staged.
 
     Args:
         staging: folder that holds a note for every task.
         run: the run directory to make; it does not exist, or is empty.
         tasks: the files of the import.
-        spread: does tasks, perhaps in other processes.
-        skipped: files that were passed over, by reason.
-        warnings: said of the import as a whole.
+        spread: runs tasks, perhaps in other processes.
+        skipped: number of files that were passed over, by reason.
+        warnings: of the import as a whole.
 
     Returns:
         The manifest of the run.
@@ -96,10 +96,10 @@ def _all_pieces(notes: Sequence[Note], tasks: Sequence[Task]) -> dict[int, list[
 
 
 def _by_rank(notes: Sequence[Note], tasks: Sequence[Task]) -> tuple[dict[int, list[Piece]], list[Remarks]]:
-    """What is used of each rank, and what is to be said of the rest.
+    """The pieces used of each rank, and remarks on those left out.
 
     Raises:
-        InputError: two files tell the same of one rank.
+        InputError: two files describe the same of one rank.
     """
     by_rank, remarks = {}, []
     for rank, found in _all_pieces(notes, tasks).items():
@@ -112,20 +112,20 @@ def _by_rank(notes: Sequence[Note], tasks: Sequence[Task]) -> tuple[dict[int, li
 
 
 def _with_ranks(notes: list[Note], tasks: Sequence[Task], spread: Spread) -> list[Note]:
-    """Give files that do not tell their rank the first one where they fit, in order of their names."""
-    homeless = [note for note in notes if not note.failure and not note.tells_its_rank]
-    if not homeless:
+    """Give each file that does not state its rank the first rank that it fits, in order of the names."""
+    unranked = [note for note in notes if not note.failure and not note.states_its_rank]
+    if not unranked:
         return notes
-    settled = [note for note in notes if note.tells_its_rank]
+    settled = [note for note in notes if note.states_its_rank]
     by_number = {task.number: task for task in tasks}
     taken = _all_pieces(settled, tasks)
     again = []
-    for note in homeless:
+    for note in unranked:
         task = by_number[note.number]
         rank = next(rank for rank in range(len(taken) + 1) if _fits(note, task.folder, taken.get(rank, [])))
         taken.setdefault(rank, []).extend(_pieces(note, task.folder))
         again.append(replace(task, rank=rank))
-    stale = [task for task, note in zip(again, homeless, strict=True) if note.rank != task.rank]
+    stale = [task for task, note in zip(again, unranked, strict=True) if note.rank != task.rank]
     for _ in spread(settle, stale, give_up):
         pass
     return sorted([*settled, *(note_of(task) for task in again)], key=lambda note: note.number)
@@ -136,7 +136,7 @@ def _fits(note: Note, folder: Path, there: Sequence[Piece]) -> bool:
 
 
 def _place(by_rank: Mapping[int, list[Piece]], folder: Path, spread: Spread) -> list[Remarks]:
-    """Put the parts of every rank in their place: as they are staged, or merged where files share a rank."""
+    """Put the parts of every rank into the run: as they are staged, or merged where files share a rank."""
     for name in TABLES:
         (folder / name).mkdir()
     merges = []
@@ -154,7 +154,7 @@ def _place(by_rank: Mapping[int, list[Piece]], folder: Path, spread: Spread) -> 
 
 
 def _link(part: Path, folder: Path) -> None:
-    """A second name for a part, so that the staged one stays for another attempt."""
+    """Link a part into the run, so that the staged one stays for another attempt."""
     try:
         os.link(part, folder / part.name)
     except OSError:  # a file system without hard links
@@ -179,11 +179,11 @@ def _manifest(
     pieces = [piece for rank in by_rank for piece in by_rank[rank]]
     shares = [piece.share for piece in pieces]
     assumed = [
-        f"{Path(note.path).name}: nothing tells its rank; taken as rank {note.rank}, in order of the names"
+        f"{Path(note.path).name}: nothing states its rank; taken as rank {note.rank}, in order of the names"
         for note in notes
         if note.rank is not None and not note.failure
     ]
-    told = [warning for share in shares for warning in share.warnings]
+    of_files = [warning for share in shares for warning in share.warnings]
     world_size = max([*(share.world_size for share in shares), max(by_rank) + 1])
     manifest = Manifest(
         world_size=world_size,
@@ -193,7 +193,7 @@ def _manifest(
         gpus=sorted({gpu for share in shares for gpu in share.gpus}),
         versions=_versions(shares),
         sources=_sources(pieces),
-        warnings=[*warnings, *told, *assumed, *(line for remark in remarks for line in remark.warnings)],
+        warnings=[*warnings, *of_files, *assumed, *(line for remark in remarks for line in remark.warnings)],
         skipped=merge_counts([*(share.skipped for share in shares), *(remark.skipped for remark in remarks)]),
     )
     if manifest.missing_ranks:
@@ -216,7 +216,12 @@ def _sources(pieces: Sequence[Piece]) -> dict[str, str]:
 
 
 def missing_in_words(missing: Sequence[int], world_size: int) -> str:
-    """One line on ranks of which there is nothing."""
+    """One line on the ranks that left no record.
+
+    Args:
+        missing: those ranks.
+        world_size: number of ranks of the job.
+    """
     named = ", ".join(map(str, missing[:_MAX_RANKS_NAMED]))
     more = " …" if len(missing) > _MAX_RANKS_NAMED else ""
     return f"{len(missing)} of {world_size} ranks are missing: {named}{more}"

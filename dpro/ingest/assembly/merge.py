@@ -1,8 +1,8 @@
-"""Files of different formats that tell of one rank, as that rank's tables.
+"""Files of different formats that describe one rank, merged as that rank's tables.
 
 In: staged files. Out: one part per table. A table of intervals comes from one file; collectives that a
 second file knows as calls only, samples, and facts of the worker are added to those of the first. Two files
-that tell the same thing are an error that names both.
+that describe the same are an error that names both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Remarks:
-    """What is to be said of a rank beside what its files told: rows and files left out, and warnings."""
+    """What merging one rank left out, by reason, and its warnings."""
 
     skipped: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -59,14 +59,14 @@ class Remarks:
 def useful(pieces: Sequence[Piece]) -> tuple[list[Piece], Remarks]:
     """Leave out files that add nothing to others.
 
-    These are execution traces (all but one beside Kineto, those without times alone), and flight recorder
-    dumps for which newer ones stand.
+    These are execution traces (all but one where there is a Kineto trace, else those without times), and
+    flight recorder dumps that newer ones supersede.
 
     Args:
         pieces: the files of one rank.
 
     Returns:
-        The others, the one that has the spans first, and what to say of those left out.
+        The others, the one that has the spans first, and remarks on those left out.
     """
     others = [piece for piece in pieces if piece.format != EXECUTION_TRACE]
     traces = [piece for piece in pieces if piece.format == EXECUTION_TRACE]
@@ -97,7 +97,7 @@ def _newest_dumps(pieces: Sequence[Piece], remarks: Remarks) -> list[Piece]:
 
 
 def _lack_of_times(piece: Piece) -> str:
-    """Why an execution trace is of no use without the Kineto trace of its process, empty where it is."""
+    """Why an execution trace needs the Kineto trace of its process; empty where it does not."""
     from dpro.ingest.execution_trace import refuse_alone
 
     try:
@@ -108,7 +108,12 @@ def _lack_of_times(piece: Piece) -> str:
 
 
 def clash(first: Piece, second: Piece) -> str:
-    """What two files of one rank both tell and only one may, empty where they fit together."""
+    """What two files of one rank both describe and only one may; empty where they fit together.
+
+    Args:
+        first: one file.
+        second: the other.
+    """
     if first.format == second.format:
         return first.format
     if {first.format, second.format} == {KINETO, EXECUTION_TRACE}:
@@ -118,16 +123,16 @@ def clash(first: Piece, second: Piece) -> str:
 
 
 def refuse_clashes(pieces: Sequence[Piece]) -> None:
-    """Hold the files of one rank to fit together.
+    """Refuse files of one rank that do not fit together.
 
     Raises:
-        InputError: two of them tell the same; it names both.
+        InputError: two of them describe the same; it names both.
     """
     for number, second in enumerate(pieces):
         for first in pieces[:number]:
             both_dumps = first.format == second.format == FLIGHT_RECORDER  # of groups that are not the same
             if (what := clash(first, second)) and not both_dumps:
-                also = "" if first.format == second.format else f" and tell its {what}"
+                also = "" if first.format == second.format else f" and have its {what}"
                 rank = second.share.rank
                 raise InputError(
                     f"{first.path} and {second.path}: both are rank {rank}{also}; import one of them"
@@ -135,12 +140,15 @@ def refuse_clashes(pieces: Sequence[Piece]) -> None:
 
 
 def merge_rank(rank: int, pieces: Sequence[Piece], run: Path) -> Remarks:
-    """Write the tables of a rank that several files tell of.
+    """Write the tables of a rank that several files describe.
 
     Args:
         rank: the rank.
-        pieces: files that fit together; where they differ on a fact, the first is believed.
+        pieces: files that fit together; where they differ on a fact, the first counts.
         run: folder to write to.
+
+    Returns:
+        What was left out, and warnings.
 
     Raises:
         InputError: a staged part cannot be read.
@@ -164,7 +172,7 @@ def merge_rank(rank: int, pieces: Sequence[Piece], run: Path) -> Remarks:
 
 
 def _combined(traces: Sequence[tuple[str, RankTrace]]) -> list[RankTrace]:
-    """The traces; Kineto's and the execution trace of the same process are one."""
+    """The traces, with Kineto's and the execution trace of the same process combined."""
     by_format = dict(traces)
     if KINETO not in by_format or EXECUTION_TRACE not in by_format:
         return [trace for _, trace in traces]

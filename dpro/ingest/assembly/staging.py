@@ -1,8 +1,8 @@
-"""One source file read, and kept on disk as the tables of its ranks until the run is put together.
+"""One source file read, and kept on disk as the tables of its ranks until the run is assembled.
 
-In: a file and its format. Out: a folder with the file's tables as parts, and beside them a note of what they
-are; the folder takes its name when it is whole, so a task that dies leaves nothing, and can be done again.
-Only the note, counts and facts, goes back to who asked. How tasks are spread is the business of `parallel`.
+In: a file and its format. Out: a folder with the file's tables as parts, and a note that describes them; the
+folder takes its name when it is whole, so a task that dies leaves nothing, and can be repeated. Only the
+note, counts and facts, returns to the calling process. `parallel` distributes the tasks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Task:
         format: name of its importer.
         bytes: size on disk.
         staging: folder that the import is gathered in.
-        rank: what to take it as, None to believe the file.
+        rank: the rank to read it as; None for the one that the file states.
     """
 
     number: int
@@ -56,7 +56,7 @@ class Task:
 
     @property
     def folder(self) -> Path:
-        """Where its tables go."""
+        """The folder of its tables."""
         return self.staging / _FILES / f"{self.number:06d}"
 
     @property
@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Share:
-    """What a file told about one rank: the facts of its `RankTrace`, and which tables have rows."""
+    """What a file says about one rank: the facts of its `RankTrace`, and which tables have rows."""
 
     rank: int
     world_size: int
@@ -87,10 +87,10 @@ class Note:
         number: place of the file in the order of names.
         path: the file.
         format: name of its importer.
-        shares: what it told, by rank.
+        shares: its content, by rank.
         failure: why it could not be read, empty where it could.
         stamp: size and time of change of the file as it was read.
-        rank: what it was taken as, where neither the file nor its name tells; None otherwise.
+        rank: the rank it was read as, where neither the file nor its name states one; else None.
     """
 
     number: int
@@ -102,15 +102,15 @@ class Note:
     rank: int | None = None
 
     @property
-    def tells_its_rank(self) -> bool:
-        """Whether all that it told belongs to ranks that it named."""
+    def states_its_rank(self) -> bool:
+        """Whether all that it holds belongs to ranks that it names."""
         return self.rank is None
 
 
 def stage(task: Task) -> Note:
     """Read one file and keep its tables; a file that cannot be read becomes a note that says why.
 
-    A file that does not tell its rank is taken as what its place among the files says, until `settle`.
+    Until `settle`, a file that does not state its rank is read as the rank of its place among the files.
 
     Raises:
         OSError: the staging folder cannot be written.
@@ -132,7 +132,7 @@ def stage(task: Task) -> Note:
 
 
 def settle(task: Task) -> Note:
-    """Make a staged file that does not tell its rank the one of its task.
+    """Give a staged file that does not state its rank the one of its task.
 
     Raises:
         OSError: the staging folder cannot be written.
@@ -151,7 +151,12 @@ def settle(task: Task) -> Note:
 
 
 def give_up(task: Task, why: str) -> Note:
-    """Note that a file cannot be read, for a reason that its reader did not live to tell."""
+    """Note that a file cannot be read because the process that read it died.
+
+    Args:
+        task: the file.
+        why: what is known of the reason.
+    """
     label = task.source.label
     note = Note(task.number, label, task.format, failure=f"{label}: {why}")
     with _made_whole(task) as folder:
@@ -161,7 +166,7 @@ def give_up(task: Task, why: str) -> Note:
 
 @contextmanager
 def _made_whole(task: Task) -> Iterator[Path]:
-    """A folder that takes the place of the task's when the block ends well."""
+    """A folder that replaces the task's folder when the block ends without an error."""
     temporary = task.folder.with_name(f".{task.folder.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()  # and no folder above it: a task that outlives its import must not begin another
@@ -174,7 +179,11 @@ def _made_whole(task: Task) -> Iterator[Path]:
 
 
 def read_task(importer: Importer, task: Task) -> Iterator[RankTrace]:
-    """What an importer makes of a file, rank by rank; a defect of the importer is laid at its door.
+    """Read a file rank by rank; an error of the importer names the importer.
+
+    Args:
+        importer: of the file's format.
+        task: the file.
 
     Raises:
         DproError: the file cannot be read as what it should be, or the importer failed.
@@ -193,7 +202,7 @@ def read_task(importer: Importer, task: Task) -> Iterator[RankTrace]:
 
 
 def _of_the_file(importer: Importer, label: str, error: BaseException) -> BaseException:
-    """An error of an importer as one line that names the file; what is none of its doing stays as it is."""
+    """An error of an importer as one line that names the file; other errors stay as they are."""
     if isinstance(error, MemoryError):
         return InputError(f"{label}: takes more memory than there is; read it on a larger machine")
     if isinstance(error, DproError) or not (isinstance(error, Exception) or is_panic(error)):
@@ -204,11 +213,11 @@ def _of_the_file(importer: Importer, label: str, error: BaseException) -> BaseEx
     failed = f"the {importer.name} importer failed on it ({what}, {Path(frame.filename).name}:{frame.lineno})"
     if isinstance(importer, Format):
         return InputError(f"{label}: internal error: {failed}; {PLEASE_REPORT}")
-    return InputError(f"{label}: {failed}; report it to who wrote that importer")
+    return InputError(f"{label}: {failed}; report it to the author of that importer")
 
 
 def _read_source(importer: Importer, task: Task) -> RankTrace | list[RankTrace]:
-    """Hand an importer its file; a member of an archive is unpacked first for those that need a path."""
+    """Call an importer with its file; a member of an archive is unpacked first for those that need a path."""
     source = task.source
     if source.member and task.unpacked.exists():
         source = Source(source.label, task.unpacked)
@@ -224,7 +233,7 @@ def _read_source(importer: Importer, task: Task) -> RankTrace | list[RankTrace]:
 
 
 def _read_path(importer: Importer, path: Path, task: Task) -> RankTrace | list[RankTrace]:
-    """Hand an importer a path; what it says of it is said of the source."""
+    """Call an importer with a path; its errors name the source instead of the path."""
     try:
         return importer.read(path, rank=task.rank)
     except DproError as error:
@@ -232,11 +241,11 @@ def _read_path(importer: Importer, path: Path, task: Task) -> RankTrace | list[R
 
 
 def _with_rank(importer: Importer, task: Task) -> tuple[list[RankTrace], int | None]:
-    """What a file tells, and the rank that it is taken as, None where it tells its own."""
+    """The traces of a file, and the rank that it is read as; None where it states its own."""
     traces = list(read_task(importer, task))
     if task.rank is not None or all(trace.rank >= 0 for trace in traces):
         return traces, task.rank
-    rank = task.number  # what it is given in the end, where no file tells its own
+    rank = task.number  # its final rank, where no file states its own
     if any(_peers_follow_from_rank(trace.frames.items()) for trace in traces):
         return list(read_task(importer, replace(task, rank=rank))), rank
     return [trace if trace.rank >= 0 else _taken_as(rank, trace) for trace in traces], rank
@@ -251,7 +260,7 @@ def _of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 
 def _peers_follow_from_rank(tables: Iterable[tuple[str, pl.DataFrame]]) -> bool:
-    """Whether a rank sends or receives within a group: who its peer is depends on who it is itself."""
+    """Whether a rank sends or receives within a group: its peer then depends on its own rank."""
     within_group = pl.col("op").is_in(["send", "recv"]) & (pl.col("group_ranks").list.len() > 0)
     return any(
         name == COLLECTIVES.name
@@ -296,17 +305,17 @@ def make_staging(staging: Path) -> None:
 
 
 def read_notes(staging: Path) -> list[Note]:
-    """The notes of all files that are in, in order of their names."""
+    """The notes of all staged files, in order of their names."""
     return [_note(path) for path in sorted((staging / _FILES).glob(f"[0-9]*/{_NOTE}"))]
 
 
 def note_of(task: Task) -> Note:
-    """The note of a file that is in."""
+    """The note of a staged file."""
     return _note(task.folder / _NOTE)
 
 
 def is_staged(task: Task) -> bool:
-    """Whether a file is in already, was readable, and has not changed since."""
+    """Whether a file is staged already, was readable, and has not changed since."""
     try:
         note = note_of(task)
         return not note.failure and note.stamp == _stamp(task.source)

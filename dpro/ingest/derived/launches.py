@@ -1,6 +1,6 @@
 """Which call launched a kernel, and which range on the calling thread that call lies in.
 
-In: spans of one rank. Out: the kernels, with columns of what was found. What it means is for the readers.
+In: spans of one rank. Out: the kernels, with columns of what was found.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def launched(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 def enclosed(launches: pl.DataFrame, outer: pl.DataFrame, label: str) -> pl.DataFrame:
     """Find the span on the launching thread that holds each launch.
 
-    Spans of one sort do not nest: the last one begun before the launch is the only candidate.
+    Spans of one kind do not nest: the last one begun before the launch is the only candidate.
 
     Args:
         launches: with `span_id`, `thread`, `launch_ns` and `launch_end_ns`, null where nothing was launched.
-        outer: the spans of one sort.
+        outer: the spans of one kind.
         label: `{label}_position` and `{label}_name` are added, null where no span holds the launch.
     """
     spans = outer.select(

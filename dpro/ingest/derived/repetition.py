@@ -1,4 +1,4 @@
-"""Steps of a trace that marks none: the main thread does the same over and over.
+"""Steps of a trace that marks none, inferred from the repetition of the main thread's work.
 
 In: spans of one rank. Out: where each repetition begins and ends, or nothing where that is not clear. Layers
 of a model repeat too: what counts as a step must explain the window from its first operator to its last.
@@ -14,11 +14,11 @@ import polars as pl
 
 SOURCE = "repetition"
 
-_FEWEST = 3  # repetitions
+_MIN_REPETITIONS = 3
 _MIN_SPANS = 5  # in one of them
-_ALIKE = 0.95  # share of spans that are called like the one a period later
-_LONGEST_OF_TYPICAL = 2.0  # duration of one repetition against the median
-_NAMES_ASKED = 64
+_MIN_AGREEING = 0.95  # share of spans with the name of the one a period later
+_MAX_OF_TYPICAL = 2.0  # duration of one repetition against the median
+_MAX_NAMES = 64
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +40,7 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     bounds = np.append(starts, ends[-1:])[: len(starts) + 1 : period].astype(np.int64)
     durations = np.diff(bounds)
     typical = float(np.median(durations))
-    if durations.max() > _LONGEST_OF_TYPICAL * typical or durations.min() * _LONGEST_OF_TYPICAL < typical:
+    if durations.max() > _MAX_OF_TYPICAL * typical or durations.min() * _MAX_OF_TYPICAL < typical:
         return []
     return list(zip(bounds[:-1].tolist(), bounds[1:].tolist()))
 
@@ -73,25 +73,25 @@ def _outermost(lane: pl.DataFrame) -> pl.DataFrame:
 
 
 def _period(names: Array) -> int:
-    """The smallest number of spans after which all repeats, 0 where there is none.
+    """The smallest number of spans after which all names repeat, 0 where there is none.
 
     Args:
         names: `[N]` one number per span, the same for the same name.
     """
     size = len(names)
     for period in _candidates(names):
-        if not _MIN_SPANS <= period <= size // _FEWEST:
+        if not _MIN_SPANS <= period <= size // _MIN_REPETITIONS:
             continue
-        alike = names[:-period] == names[period:]
+        agree = names[:-period] == names[period:]
         # At both ends too: layers repeat in the middle of a step, but not in its head and tail.
-        if min(alike.mean(), alike[:period].mean(), alike[-period:].mean()) >= _ALIKE:
+        if min(agree.mean(), agree[:period].mean(), agree[-period:].mean()) >= _MIN_AGREEING:
             return period
     return 0
 
 
 def _candidates(names: Array) -> list[int]:
-    """Distances between neighbours of the same, rare name: something is done once per step."""
+    """Distances between neighbours of the same, rare name: some operators run once per step."""
     found, counts = np.unique(names, return_counts=True)
-    often = np.flatnonzero(counts >= _FEWEST)
-    rare = often[np.argsort(counts[often], kind="stable")][:_NAMES_ASKED]
+    often = np.flatnonzero(counts >= _MIN_REPETITIONS)
+    rare = often[np.argsort(counts[often], kind="stable")][:_MAX_NAMES]
     return sorted({int(np.median(np.diff(np.flatnonzero(names == found[which])))) for which in rare})

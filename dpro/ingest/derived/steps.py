@@ -31,9 +31,9 @@ def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:
     Args:
         spans: as above, and `pid`, `tid`, `stream`.
     """
-    told = find_steps(spans)
-    if told.height:
-        return told
+    found = find_steps(spans)
+    if found.height:
+        return found
     bounds = repetitions(spans)
     return pl.DataFrame(
         {
@@ -42,7 +42,7 @@ def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:
             "duration_ns": [end - start for start, end in bounds],
             "source": [REPETITION] * len(bounds),
         },
-        schema=told.schema,
+        schema=found.schema,
     )
 
 

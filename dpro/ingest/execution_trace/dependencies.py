@@ -1,8 +1,8 @@
-"""What the operators of an execution trace need from each other.
+"""Which operators of an execution trace depend on which.
 
-In: nodes in the order in which they began. Out: pairs of places: who called whom, and who read what another
-wrote. Tensors are told apart by the ids that the observer gave them; that two tensors share a storage (a
-write through a view) is not followed.
+In: nodes in the order in which they began. Out: pairs of places: caller and callee, and writer and reader of
+a tensor. Tensors are distinguished by the ids that the observer gave them; that two tensors share a storage
+(a write through a view) is not followed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def called(nodes: Sequence[Node]) -> Pairs:
 def read_from(nodes: Sequence[Node]) -> Pairs:
     """Each node with those that wrote, last before it began, the tensors it reads.
 
-    An operator and the ones it calls name the same tensors. A hand-over is told once, between the outermost
-    operators that both name the tensor and are not inside each other.
+    An operator and the ones it calls name the same tensors. A hand-over is recorded once, between the
+    outermost operators that both name the tensor and are not inside each other.
 
     Args:
         nodes: by beginning.
@@ -60,10 +60,10 @@ def read_from(nodes: Sequence[Node]) -> Pairs:
 
 
 class _Writers:
-    """Who last wrote each tensor, as nodes begin one after the other.
+    """The last writer of each tensor, as nodes begin one after the other.
 
     A node writes when it ends. On its own thread it has ended when a node begins that it did not call; on
-    other threads nobody says so, but a tensor that was not there before must come from a node still open.
+    other threads nothing shows that it has, but a new tensor must come from a node still open.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:

@@ -1,8 +1,9 @@
 """Which span of a Kineto trace is which operator of an execution trace of the same process.
 
-In: the CPU spans of both. Out: pairs of span ids that agree in name. Newer PyTorch numbers both alike; older
-traces are laid side by side thread by thread, since both hold a thread's operators in the order in which they
-began. Where the profiler saw more steps than the observer, the operators are looked for as a stretch.
+In: the CPU spans of both. Out: pairs of span ids that agree in name. Newer PyTorch gives both the same
+numbers; older traces are laid side by side thread by thread, since both hold a thread's operators in the
+order in which they began. Where the profiler saw more steps than the observer, the operators are looked for
+as a stretch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy.typing as npt
 import polars as pl
 
 CPU_KINDS = ("cpu_op", "annotation")
-_TRUSTED = 0.9  # of the operators that a number finds, so many must agree in name for numbers to be believed
-_FITTING = 0.5  # of a thread's operators, so many must agree in name for a stretch to be theirs
+_TRUSTED = 0.9  # share of the operators found by number that must agree in name for numbers to count
+_FITTING = 0.5  # share of a thread's operators that must agree in name for a stretch to be theirs
 _COMPARISONS = 10_000_000  # pairs of places compared per thread; common names are left out beyond that
 _SKIP = 8  # so many operators may be missing on either side before the next that agree
 _AGREE = 4  # and so many must agree then
@@ -26,12 +27,12 @@ Pairs = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class TwinLinks:
-    """What is known of which span is which operator.
+    """Which span is which operator.
 
     Attributes:
         pairs: columns `et` and `span_id`, each id at most once.
         fits: how many stretches of the trace fit the thread with the most operators equally well; 1 where
-            numbers told.
+            numbers decided.
     """
 
     pairs: pl.DataFrame

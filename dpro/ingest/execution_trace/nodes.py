@@ -1,8 +1,8 @@
 """Nodes of an execution trace, whatever its schema calls their fields.
 
 In: the bytes of a file: JSON of PyTorch's observer (schema 1.0.1) or Chakra's (1.0.2-chakra to 1.1.1-chakra),
-perhaps linked with times by somebody's tool. Out: typed nodes in the order in which they began. What nodes
-mean together is not known here.
+perhaps linked with times by another tool. Out: typed nodes in the order in which they began. It does not
+relate nodes to each other.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Node:
         name: as recorded.
         record_function: number that counts PyTorch's record functions by their beginning; -1 for GPU work.
         sequence_number: autograd's, -1 none.
-        scope: PyTorch's number for the sort of function, -1 unknown.
+        scope: PyTorch's number for the kind of function, -1 unknown.
         thread: the observer's own number of the thread.
         forward_thread: its number of the forward thread, 0 for none.
         category: as Kineto calls GPU work, empty for anything on a CPU.

@@ -1,9 +1,9 @@
-"""Execution traces of PyTorch and Chakra: what operators of one process needed from each other.
+"""Execution traces of PyTorch and Chakra: the operators of one process and their dependencies.
 
-In: a JSON file. Out: a `RankTrace` with the operators as spans and their
-`dependencies`. Only traces that some tool has linked with a profiler's times have times. The others keep -1
-for start and duration: they are of use for `combine` alone, which gives their dependencies to the spans of
-the Kineto trace of the same process.
+In: a JSON file. Out: a `RankTrace` with the operators as spans and their `dependencies`. Only traces that
+some tool has linked with a profiler's times have times. The others keep -1 for start and duration: they are
+of use for `combine` alone, which gives their dependencies to the spans of the Kineto trace of the same
+process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dpro.schema import DEPENDENCIES, SPANS
 
 SOURCE = "execution trace"
 _ROUNDING_NS = 2_000
-_USER_SCOPE = 7  # of PyTorch's RecordScope: ranges that people name
+_USER_SCOPE = 7  # of PyTorch's RecordScope: ranges that users name
 _GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 
 
@@ -45,13 +45,13 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
     """Read one process's execution trace.
 
     Args:
-        path: the file; its name is asked for the rank (`rank3`).
+        path: the file; its name gives the rank (`rank3`).
         rank: the rank, where the caller knows better.
 
     Returns:
         Operators as `spans` in the order in which they began, whose `external_id` is the number of the record
         function and whose `tid` is the observer's own; `dependencies` between them; `workers`. Where the
-        trace has times, also `collectives` (kernels, told by their names) and `steps`.
+        trace has times, also `collectives` (kernels, recognised by their names) and `steps`.
 
     Raises:
         InputError: the file is damaged, is not an execution trace, or is one in protobuf.
@@ -59,7 +59,7 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
     document = decode(read_bytes(path), path)
     known = rank_of_name(path.name) if rank is None else rank
     skipped = {"malformed nodes": document.malformed} if document.malformed else {}
-    nodes = _believed(document.nodes, skipped)
+    nodes = _plausible(document.nodes, skipped)
     spans = _spans(nodes, document.pid)
     worker = {"pid": [document.pid], "source": [SOURCE]}
     frames = {"spans": spans, "dependencies": _dependencies(nodes), "workers": pl.DataFrame(worker)}
@@ -78,8 +78,8 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
     )
 
 
-def _believed(nodes: Sequence[Node], skipped: dict[str, int]) -> Sequence[Node]:
-    """The nodes whose times, if any have one, can be true; the others are counted.
+def _plausible(nodes: Sequence[Node], skipped: dict[str, int]) -> Sequence[Node]:
+    """The nodes whose times, if any have one, are plausible; the others are counted.
 
     Some linking tools give GPU work the time at which its launch returned. It then overlaps on its stream,
     and when it began is not known.
@@ -113,7 +113,7 @@ def lacks_times(spans: pl.DataFrame) -> bool:
 
 
 def refuse_alone(trace: RankTrace, name: str) -> None:
-    """Hold an execution trace that has no Kineto twin to have times of its own.
+    """Refuse an execution trace that has neither a Kineto twin nor times of its own.
 
     Args:
         trace: as read.
@@ -141,10 +141,10 @@ def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
         The Kineto trace with `dependencies` between its spans. Where the two are not of one process nothing
         is added, and a warning says why.
     """
-    told = _pids(kineto), _pids(et)
-    if all(told) and told[0].isdisjoint(told[1]):
+    pids = _pids(kineto), _pids(et)
+    if all(pids) and pids[0].isdisjoint(pids[1]):
         return _warned(
-            kineto, f"the execution trace is of process {min(told[1])}, not of {min(told[0])}: left out"
+            kineto, f"the execution trace is of process {min(pids[1])}, not of {min(pids[0])}: left out"
         )
     spans, operators = kineto.frames["spans"], et.frames["spans"]
     links = link(operators, spans)
@@ -155,7 +155,7 @@ def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
     window = spans["window"].min() if "window" in spans.columns else 0
     frame = _stamped(DEPENDENCIES.name, rows, kineto.rank).with_columns(window=pl.lit(window, dtype=pl.Int32))
     combined = replace(kineto, frames={**kineto.frames, DEPENDENCIES.name: frame})
-    return _told(combined, operators, links)
+    return _counted(combined, operators, links)
 
 
 def _spans(nodes: Sequence[Node], pid: int) -> pl.DataFrame:
@@ -249,17 +249,18 @@ def _in_time(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     return timed.filter((pl.col("kind") == "control") | possible).drop("end_ns", "begin_ns")
 
 
-def _told(trace: RankTrace, operators: pl.DataFrame, links: TwinLinks) -> RankTrace:
-    """The trace with what could not be linked counted, and what was guessed said."""
+def _counted(trace: RankTrace, operators: pl.DataFrame, links: TwinLinks) -> RankTrace:
+    """The trace with the number of operators that could not be linked, and a warning of several fits."""
     missed = operators.filter(pl.col("kind").is_in(CPU_KINDS)).height - links.pairs.height
     skipped = dict(trace.skipped)
     if missed:
         skipped["operators of an execution trace without a span"] = missed
-    told = replace(trace, skipped=skipped)
+    counted = replace(trace, skipped=skipped)
     if links.fits == 1:
-        return told
+        return counted
     return _warned(
-        told, f"the execution trace fits {links.fits} places of the trace alike: taken for the first"
+        counted,
+        f"the execution trace fits {links.fits} places of the trace equally well: taken for the first",
     )
 
 

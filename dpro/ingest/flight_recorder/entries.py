@@ -1,8 +1,7 @@
 """Entries of a flight recorder, which are calls, as rows of `collectives`.
 
 In: the entries of one dump, as plain values. Out: one row per entry. A ring holds thousands of calls of a few
-kinds: what is the same in all calls of a kind is worked out once. Files, groups and versions are the business
-of `flight_recorder`.
+kinds: what all calls of a kind share is computed once. `reader` handles files, groups and versions.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ Result = TypeVar("Result")
 
 _COALESCED = re.compile(r":\w*coalesced$")  # the end of a coalesced call
 _STATES = ("scheduled", "started", "completed")
-# What the kind of a call follows from. The first dumps had the group's name alone, older ones `pg_name`.
-_TELLING = (
+# They determine the kind of a call. The first dumps had the group's name alone, older ones `pg_name`.
+_KEY_FIELDS = (
     "profiling_name", "process_group", "pg_name", "is_p2p",
     "input_sizes", "input_dtypes", "output_sizes", "output_dtypes",
 )  # fmt: skip
 
 
 class CallColumns(NamedTuple):
-    """Calls as rows of `collectives`, without the ranks of their groups: much where those are large.
+    """Calls as rows of `collectives`, without the ranks of their groups, which take much memory where large.
 
     Attributes:
         rows: one row per call.
@@ -55,7 +54,7 @@ class CallColumns(NamedTuple):
     of_kind: np.ndarray[Any, np.dtype[np.int64]]
 
     def with_group_ranks(self) -> pl.DataFrame:
-        """The rows with the ranks of their groups, if not too many: `process_groups` has them once."""
+        """Return the rows with the ranks of their groups, unless too many: `process_groups` has them once."""
         ranks = [kind[GROUP_RANKS] for kind in self.kinds]
         return self.rows.with_columns(of_each_call(ranks, self.of_kind))
 
@@ -76,7 +75,7 @@ def calls_of(
     """
     if not entries:
         return CallColumns(COLLECTIVES.empty().drop(GROUP_RANKS), [], np.empty(0, np.int64))
-    examples, of_kind = _sorts(entries)
+    examples, of_kind = _kinds(entries)
     kinds = [_kind(example, groups, rank) for example in examples]
     names = [name for name in kinds[0] if name in COLLECTIVES.dtypes and name != GROUP_RANKS]
     shared = pl.DataFrame(
@@ -96,7 +95,12 @@ def calls_of(
 
 
 def column(entries: Sequence[Entry], name: str) -> list[Any]:
-    """A value of each entry, None where it has none; nearly always all have it or none."""
+    """A value of each entry, None where it has none; nearly always all have it or none.
+
+    Args:
+        entries: the calls.
+        name: key of the value.
+    """
     try:
         return list(map(itemgetter(name), entries))
     except KeyError:
@@ -108,47 +112,55 @@ def _any_has(entries: Sequence[Entry], name: str) -> bool:
 
 
 def each_once(values: Sequence[Any], function: Callable[[Any], Result]) -> list[Result]:
-    """A function of each value, worked out once for those that are equal."""
+    """A function of each value, computed once for equal values.
+
+    Args:
+        values: [N] of any type.
+        function: of one value.
+
+    Returns:
+        [N] results.
+    """
     if set(map(type, values)) in ({int}, {str}):  # others may be equal and yet not the same, or have no hash
         known = {value: function(value) for value in set(values)}
         return list(map(known.__getitem__, values))
     return list(map(function, values))
 
 
-def _sorts(entries: Sequence[Entry]) -> tuple[list[Entry], np.ndarray[Any, np.dtype[np.int64]]]:
+def _kinds(entries: Sequence[Entry]) -> tuple[list[Entry], np.ndarray[Any, np.dtype[np.int64]]]:
     """An example of each kind, in order of the first of each; and [N] the kind of each entry."""
-    told = _all_telling(entries)
-    first = dict(zip(reversed(told), reversed(range(len(told))), strict=True))
+    keys = _all_keys(entries)
+    first = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))
     places = sorted(first.values())
-    numbers = {told[place]: number for number, place in enumerate(places)}
-    of_kind = np.fromiter(map(numbers.__getitem__, told), np.int64, len(told))
+    numbers = {keys[place]: number for number, place in enumerate(places)}
+    of_kind = np.fromiter(map(numbers.__getitem__, keys), np.int64, len(keys))
     return [entries[place] for place in places], of_kind
 
 
-def _all_telling(entries: Sequence[Entry]) -> list[bytes]:
-    """`_telling` of each entry; at once, where all have the same of what tells."""
-    there = [name for name in _TELLING if name in entries[0]]
-    absent = [name for name in _TELLING if name not in entries[0]]
+def _all_keys(entries: Sequence[Entry]) -> list[bytes]:
+    """`_key` of each entry; in one call where all entries have the same fields."""
+    there = [name for name in _KEY_FIELDS if name in entries[0]]
+    absent = [name for name in _KEY_FIELDS if name not in entries[0]]
     if len(there) > 1 and not any(_any_has(entries, name) for name in absent):
         with suppress(KeyError, ValueError):
             return list(map(marshal.dumps, map(itemgetter(*there), entries)))
-    return [_telling(entry) for entry in entries]
+    return [_key(entry) for entry in entries]
 
 
-def _telling(entry: Entry) -> bytes:
-    """All that the kind of a call follows from, as something that can be looked up.
+def _key(entry: Entry) -> bytes:
+    """The fields that determine the kind of a call, as a key of a dictionary.
 
-    What a value has several times over is written once, so it cannot grow. Equal values may be different
-    bytes: then there are more kinds than need be.
+    Repeated parts of a value are written once, so the key cannot grow. Equal values may give different bytes:
+    then there are more kinds than necessary.
     """
     try:
-        return marshal.dumps([entry.get(name) for name in _TELLING])
+        return marshal.dumps([entry.get(name) for name in _KEY_FIELDS])
     except ValueError:  # no dump has such values, unless it is damaged
         return str(id(entry)).encode()
 
 
 def _kind(entry: Entry, groups: Mapping[str, Sequence[int]], rank: int) -> dict[str, Any]:
-    """What all calls of a kind share: columns of `collectives`, `is_p2p`, whether `retires` tells ends."""
+    """What all calls of a kind share: columns of `collectives`, `is_p2p`, whether `retires` marks ends."""
     name = text(entry.get("profiling_name"))
     group, description = group_names(entry)
     ranks = groups.get(group, [])
@@ -220,10 +232,10 @@ def _states(
     Gloo never moves an entry on from `scheduled` but retires it when its work has ended. NCCL also retires
     entries that were aborted, so there only the state itself counts.
     """
-    told = list(map(stand_ins.get, calls_by_name(entries), entries)) if stand_ins else entries
-    states = each_once(column(told, "state"), _state)
+    sources = list(map(stand_ins.get, calls_by_name(entries), entries)) if stand_ins else entries
+    states = each_once(column(sources, "state"), _state)
     if retires.any():
-        ended = list(map(is_, column(told, "retired"), repeat(True)))
+        ended = list(map(is_, column(sources, "retired"), repeat(True)))
         return ["completed" if over else state for over, state in zip(retires & ended, states, strict=True)]
     return states
 
@@ -240,7 +252,12 @@ def group_names(entry: Entry) -> tuple[str, str]:
 
 
 def label(group: str, description: str) -> str:
-    """What a group is called in the tables."""
+    """The name of a group in the tables.
+
+    Args:
+        group: its name.
+        description: what the program calls it, if anything.
+    """
     return f"{group} {description}" if description not in ("", "undefined") else group
 
 
@@ -253,7 +270,7 @@ def identifier(number: Any) -> str:
 
 
 def calls_by_name(entries: Sequence[Entry]) -> list[Call]:
-    """What the parts of one coalesced call have in common, for each entry."""
+    """For each entry what the parts of one coalesced call have in common: group, direction and number."""
     groups = each_once(column(entries, "pg_id"), identifier)
     is_p2p = list(map(is_, column(entries, "is_p2p"), repeat(True)))
     numbers = _whole_numbers(column(entries, "collective_seq_id"))
@@ -263,10 +280,14 @@ def calls_by_name(entries: Sequence[Entry]) -> list[Call]:
 
 
 def coalesced_calls(entries: Sequence[Entry], status: Mapping[str, Any]) -> dict[Call, Entry]:
-    """What stands for the parts of each coalesced call: they are not kept up to date, the end of it is.
+    """The entry whose state is that of the parts of each coalesced call: only its end is kept up to date.
 
     A dump of active entries only leaves out the end when it is finished, but not the parts. Then several
-    parts of one number tell it, or that the group as a whole is further.
+    parts of one number imply that it is finished, or that the group as a whole is further.
+
+    Args:
+        entries: the calls.
+        status: of each group, by the process's own number.
     """
     names = each_once(column(entries, "profiling_name"), _ends_coalesced)
     is_p2p = list(map(is_, column(entries, "is_p2p"), repeat(True)))
@@ -276,9 +297,9 @@ def coalesced_calls(entries: Sequence[Entry], status: Mapping[str, Any]) -> dict
     counts = Counter(calls)
     last = {call[0]: entry for call, entry in zip(calls, messages, strict=True)}
     done = {group: _messages_done(mapping(status.get(group)), entry) for group, entry in last.items()}
-    told = {call: finished for call, count in counts.items() if count > 1 or call[2] <= done[call[0]]}
+    inferred = {call: finished for call, count in counts.items() if count > 1 or call[2] <= done[call[0]]}
     ends = list(compress(entries, names))
-    return told | dict(zip(calls_by_name(ends), ends, strict=True))
+    return inferred | dict(zip(calls_by_name(ends), ends, strict=True))
 
 
 def _ends_coalesced(name: Any) -> bool:
@@ -286,9 +307,9 @@ def _ends_coalesced(name: Any) -> bool:
 
 
 def _messages_done(status: Mapping[str, Any], last: Entry) -> int:
-    """Number of a group's last finished message; -1 where its status may be about collectives.
+    """Number of a group's last finished message; -1 where its status may count collectives.
 
-    Both are counted, and the status does not tell which it means: it is about messages if the last call was
+    Both are counted, and the status does not state which it means: it counts messages if the last call was
     one, and what is finished is further than collectives ever came.
     """
     enqueued, completed = (
@@ -315,7 +336,7 @@ def _total_bytes(sizes: Any, dtypes: Any) -> int:
 def _peer(name: str, rank: int, ranks: Sequence[int]) -> int:
     """The other rank in `send 0->1` or `recv 1<-0`, as a global rank; -1 for a collective.
 
-    NCCL's names number ranks within the group: where the own number says so there is nothing to guess.
+    NCCL's names number ranks within the group: where its own number agrees, the peer is certain.
     """
     found = re.search(r"(\d+)\s*(?:->|<-)\s*(\d+)", name)
     if not found:

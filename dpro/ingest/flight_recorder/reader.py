@@ -3,7 +3,7 @@
 In: a pickle or JSON dump. Out: a `RankTrace` with one row of `collectives` per entry, and one row of
 `process_groups` per group. A dump is read without trusting it: the unpickler refuses to load any class. It
 knows calls, not kernels: there are no spans, and no time but that of the call. When a watchdog happened to
-notice a start or an end is not a measurement, and is not kept; that it noticed is the entry's state.
+notice a start or an end is not a measurement, and is not kept; that it noticed is in the entry's state.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_dump(path: Path, *, rank: int | None = None, after: int = -1) -> RankTr
     """Read one rank's dump.
 
     Args:
-        path: the file; its name tells the rank, as `rank3` or by the digits at its end.
+        path: the file; its name states the rank, as `rank3` or by the digits at its end.
         rank: the rank, where the caller knows better.
         after: entries numbered up to this are left out.
 
@@ -69,7 +69,11 @@ def read_dump(path: Path, *, rank: int | None = None, after: int = -1) -> RankTr
 
 
 def read_calls(path: Path, *, rank: int | None = None) -> RankTrace:
-    """The same, but calls of groups that `process_groups` tells the ranks of do not tell them again.
+    """Read one rank's dump; calls do not repeat the ranks of groups that `process_groups` states.
+
+    Args:
+        path: as for `read_dump`.
+        rank: as for `read_dump`.
 
     Raises:
         InputError: as for `read_dump`.
@@ -77,14 +81,14 @@ def read_calls(path: Path, *, rank: int | None = None) -> RankTrace:
     with plain_pickle.without_collection():
         trace, calls = _read(path, rank, -1)
     said = trace.frames[PROCESS_GROUPS.name]
-    told = set(said.filter(pl.col("group_ranks").list.len() > 0)["group"].to_list())
-    whole = any(kind["group_ranks"] and kind["group"] not in told for kind in calls.kinds)
+    stated = set(said.filter(pl.col("group_ranks").list.len() > 0)["group"].to_list())
+    whole = any(kind["group_ranks"] and kind["group"] not in stated for kind in calls.kinds)
     frames = {COLLECTIVES.name: calls.with_group_ranks() if whole else calls.rows, **trace.frames}
     return replace(trace, frames=frames)
 
 
 def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, CallColumns]:
-    """All that a dump tells; its calls apart."""
+    """Read a dump: all but its calls, and its calls."""
     dump = _load(read_bytes(path), path)
     entries = dump.get("entries") or []
     if not isinstance(entries, list | tuple) or not set(map(type, entries)) <= {dict}:
@@ -163,19 +167,19 @@ def _group_rows(
 def _names_of_ids(
     entries: Sequence[Mapping[str, Any]], described: Mapping[str, str], numbers: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
-    """Name and description of the groups by the process's own ids, which is all that the status goes by.
+    """Name and description of the groups by the process's own ids, which are the keys of the status.
 
     Entries have both. A process makes its groups in the order of their names, where those are numbers: if
     there are as many names as ids, they pair up in order, unless an entry knows better.
     """
     found = zip(column(entries, "pg_id"), entries, strict=True)
     latest = {number: entry for number, entry in found if isinstance(number, int | str)}
-    told = {identifier(number): group_names(entry) for number, entry in latest.items()}
+    named = {identifier(number): group_names(entry) for number, entry in latest.items()}
     if len(described) != len(numbers) or not all(each.isdecimal() for each in (*described, *numbers)):
-        return told
+        return named
     paired = dict(zip(sorted(numbers, key=int), sorted(described, key=int), strict=True))
-    if any(paired.get(number, name) != name for number, (name, _) in told.items()):
-        return told
+    if any(paired.get(number, name) != name for number, (name, _) in named.items()):
+        return named
     return {number: (name, described[name]) for number, name in paired.items()}
 
 

@@ -1,8 +1,8 @@
 """Several flight recorder dumps of one rank: which of them count.
 
-In: their tables. Out: the places of those that count, and what to say of the others. A dump holds all that
-its recorder still knew, so a later one stands for an earlier one, unless the earlier one is about groups that
-the later one has never heard of.
+In: their tables. Out: the places of those that count, and a line on the others. A dump holds all that its
+recorder still knew, so a later dump supersedes an earlier one, unless the groups of the earlier one are not
+in the later one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def newest(dumps: Sequence[Tables]) -> list[int]:
 
 
 def in_words(rank: int, kept: Sequence[str], left: Sequence[str]) -> str:
-    """One line on dumps that others stand for.
+    """One line on superseded dumps.
 
     Args:
         rank: whose they are.
@@ -56,6 +56,6 @@ def _latest(dump: Tables, table: str, column: str) -> int:
 
 
 def _groups(dump: Tables) -> set[str]:
-    """Groups in which the rank called something, or that the dump knows."""
+    """Groups in which the rank called something, or that the dump lists."""
     tables = [dump[table.name] for table in (COLLECTIVES, PROCESS_GROUPS) if table.name in dump]
     return {group for rows in tables for group in rows["group"].unique().to_list() if group}

@@ -1,7 +1,7 @@
 """Communication on GPU in a Kineto trace: rows of `collectives` from kernels (NCCL, RCCL, DeepEP and others).
 
-In: spans of one rank and the arguments of their events. Out: one row per communication kernel: what it moved,
-for whom, and which call launched it. Matching the ranks with each other is left to `dpro.replay`.
+In: spans of one rank and the arguments of their events. Out: one row per communication kernel: its bytes, its
+group or peer, and the call that launched it. Matching the ranks with each other is left to `dpro.replay`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def gpu_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, r
 def _batched(kernels: pl.DataFrame, spans: pl.DataFrame, args: Sequence[Args]) -> dict[int, list[int]]:
     """Messages that were called one by one and launched together, by the kernel that carries them.
 
-    Their calls launch nothing: the next launch on their thread, in no call of its own, is that of them all.
+    Their calls launch nothing: the next launch on their thread that lies in no other call carries them all.
 
     Returns:
         Positions of the calls' records, by span of the kernel.
@@ -62,8 +62,8 @@ def _batched(kernels: pl.DataFrame, spans: pl.DataFrame, args: Sequence[Args]) -
     launches = kernels.drop_nulls("launch_ns").select("span_id", "thread", "launch_ns", "record_position")
     own = launches["record_position"].drop_nulls().to_list()
     records = spans.filter((pl.col("name") == "record_param_comms") & ~pl.col("position").is_in(own))
-    told = [operation(text(args[position].collective)) in MESSAGES for position in records["position"]]
-    calls = records.filter(pl.Series(told, dtype=pl.Boolean)).select(
+    is_message = [operation(text(args[position].collective)) in MESSAGES for position in records["position"]]
+    calls = records.filter(pl.Series(is_message, dtype=pl.Boolean)).select(
         "position", thread="tid", called_ns=pl.col("start_ns") + pl.col("duration_ns")
     )
     carried = calls.sort("called_ns", maintain_order=True).join_asof(
@@ -96,17 +96,17 @@ def _row(kernel: Mapping[str, Any], args: Sequence[Args], groups: Groups, rank: 
         NO_ARGS if position is None else args[position]
         for position in map(kernel.get, ("position", "range_position", "record_position", "call_position"))
     )
-    told = own if text(own.collective) else record
-    op = _operation(kernel, told)
-    group = group_columns(told, groups)
+    recorded = own if text(own.collective) else record
+    op = _operation(kernel, recorded)
+    group = group_columns(recorded, groups)
     ranks = group["group_ranks"]
     algorithm = _ALGORITHM.search(kernel["name"])
     return {
         "op": op,
         **group,
-        "sequence": whole(told.sequence),
-        **payload_columns(op, told, ranged, len(ranks)),
-        "peer": peer_of(op, told, call, rank, ranks),
+        "sequence": whole(recorded.sequence),
+        **payload_columns(op, recorded, ranged, len(ranks)),
+        "peer": peer_of(op, recorded, call, rank, ranks),
         "enqueued_ns": -1 if kernel["launch_ns"] is None else kernel["launch_ns"],
         "start_ns": kernel["start_ns"],
         "duration_ns": kernel["duration_ns"],
@@ -118,8 +118,8 @@ def _row(kernel: Mapping[str, Any], args: Sequence[Args], groups: Groups, rank: 
     }
 
 
-def _operation(kernel: Mapping[str, Any], told: Args) -> str:
-    """As told, else as the issuing ranges are called, else by the kernel's own name."""
-    names = (text(told.collective), kernel["range_name"] or "", kernel["call_name"] or "")
+def _operation(kernel: Mapping[str, Any], recorded: Args) -> str:
+    """The operation as recorded, else by the names of the issuing ranges, else by the kernel's own name."""
+    names = (text(recorded.collective), kernel["range_name"] or "", kernel["call_name"] or "")
     issued = next(filter(None, map(operation, names)), "")
     return issued or classify(kernel["name"]).op or str(kernel["name"])

@@ -1,8 +1,8 @@
 """Events of a Kineto trace as compact columns.
 
 In: decoded events, chunk by chunk. Out: frames, sorted by time, with the columns of `spans`; the rarer
-arguments of the few events that communicate or synchronise. Nothing else of an event is kept. What rows mean
-together is not known here.
+arguments of the few events that communicate or synchronise. Nothing else of an event is kept. It does not
+relate rows to each other.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Columns:
     def frames(self, base_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Spans, and the events that explain synchronising calls, by start and then the longer first.
 
-        Columns are built one after the other, and what they were built from is let go: may be called once.
+        Columns are built one after the other, and their source is freed: may be called once.
 
         Args:
             base_ns: what is added to every time, ns.

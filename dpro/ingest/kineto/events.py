@@ -1,8 +1,8 @@
 """The JSON of a Kineto trace, decoded chunk by chunk into typed records that hold only what dpro takes.
 
 In: a source. Out: an `EventReader`, which yields lists of events while it reads and then knows the facts that
-stand around them and what could not be read. Never more than a chunk of text is held. What the events mean
-is not known here.
+stand around them and what could not be read. Never more than a chunk of text is held. It does not interpret
+the events.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ExactEvent(Event, gc=False, frozen=True):
 
 
 class Facts(msgspec.Struct):
-    """What stands beside the events."""
+    """The facts of a trace outside of its events."""
 
     base_ns: Any = msgspec.field(default=None, name="baseTimeNanoseconds")
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
@@ -262,7 +262,7 @@ class EventReader:
 
 
 def _loses_digits(events: list[Event]) -> bool:
-    """Whether times have decimals and are too late for a float: some events tell for all."""
+    """Whether times have decimals and are too late for a float: a few events decide for all."""
     some = events[:: max(1, len(events) // _EVENTS_ASKED)]
     return any(isinstance(event.time, float) and event.time >= FLOAT_LOSES_NS for event in some)
 

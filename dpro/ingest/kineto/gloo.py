@@ -1,7 +1,7 @@
 """Communication on CPU in a Kineto trace: rows of `collectives` from gloo's ranges.
 
 In: spans of one rank and the arguments of their events. Out: one row per `gloo:*` range (a worker thread at
-work), with the `c10d::*` call that handed it over. The trace links the two by nothing but order.
+work), with the `c10d::*` call that submitted it. The trace links the two by nothing but order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def gloo_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, 
     if ranges.is_empty():
         return pl.DataFrame(schema=COLUMNS)
     ranges, calls = _with_operation(ranges), _with_operation(_calls(spans))
-    # Collectives wait in one queue; a send or receive starts at once, whatever waits there.
+    # Collectives wait in one queue; a send or receive starts at once.
     queues = [pl.col("op") == op for op in _POINT_TO_POINT] + [~pl.col("op").is_in(_POINT_TO_POINT)]
     pairs = pl.concat(_paired(ranges.filter(queue), calls.filter(queue)) for queue in queues)
     rows = [
@@ -44,7 +44,7 @@ def gloo_collectives(spans: pl.DataFrame, args: Sequence[Args], groups: Groups, 
 
 
 def _calls(spans: pl.DataFrame) -> pl.DataFrame:
-    """Calls into c10d that may have been handed to gloo: those that hold no `nccl:*` range."""
+    """Calls into c10d that gloo may have run: those that hold no `nccl:*` range."""
     calls = spans.filter((pl.col("kind") == "cpu_op") & pl.col("name").str.starts_with("c10d::"))
     nccl = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with("nccl:")).select(
         "span_id",

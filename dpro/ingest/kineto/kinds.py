@@ -1,7 +1,7 @@
-"""What sort of span an event of a Kineto trace is, by its category.
+"""The kind of span that an event of a Kineto trace is, by its category.
 
 In: a category, as profilers since 2020 spell it. Out: the kind of `spans`, or that it is none. Accelerators
-name theirs after themselves (`mtia_runtime`, `privateuse1_driver`): the ending says what it is.
+name theirs after themselves (`mtia_runtime`, `privateuse1_driver`): the ending decides.
 """
 
 from __future__ import annotations

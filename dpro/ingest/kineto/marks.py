@@ -1,6 +1,6 @@
 """Events of a Kineto trace that are not whole spans: begin and end marks, and metadata.
 
-In: decoded events, chunk by chunk. Out: a span for each begin with its end; the rank that metadata tell.
+In: decoded events, chunk by chunk. Out: a span for each begin with its end; the rank that metadata state.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Marks:
     """Marks that were added.
 
     Attributes:
-        rank: the rank that metadata tell, -1 where they do not.
-        rank_source: name of the metadata that tell it.
+        rank: the rank that metadata state, -1 where they do not.
+        rank_source: name of the metadata that state it.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Marks:
 
     def _note_rank(self, event: Event) -> None:
         if self.rank < 0 and event.args:
-            rank = _told_rank(event.name, event.args)
+            rank = _stated_rank(event.name, event.args)
             if rank >= 0:
                 self.rank, self.rank_source = rank, event.name
 
@@ -78,7 +78,7 @@ class Marks:
 
 
 def unbound(args: Args) -> Args:
-    """The same arguments, of which nothing refers to the text of the chunk, so that that can be let go."""
+    """The same arguments, of which nothing refers to the text of the chunk, so that it can be freed."""
     raw = {
         name: value.copy()
         for name in ("shapes", "shapes_2020", "types", "inputs")
@@ -110,8 +110,8 @@ def _microseconds(ns: int) -> Any:
     return Raw(f"{sign}{ns // 1000}.{ns % 1000:03}".encode())
 
 
-def _told_rank(mark: str, args: Args) -> int:
-    """The rank in one piece of metadata, -1 where it tells none."""
+def _stated_rank(mark: str, args: Args) -> int:
+    """The rank in one piece of metadata, -1 where it states none."""
     if mark in _RANK_MARKS and args.value is not None:
         (rank,) = whole_numbers([args.value]).tolist()
         return int(rank)

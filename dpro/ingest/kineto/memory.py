@@ -1,8 +1,8 @@
 """Memory events of a Kineto trace: how much its allocator had given out, and held, after each call of it.
 
 In: decoded events, chunk by chunk. Out: rows of `counters`. Peaks are exact, since every allocation is an
-event; what was allocated before the trace began is in the totals of a GPU and not in those of the CPU: so
-PyTorch counts.
+event; as PyTorch counts, what was allocated before the trace began is in the totals of a GPU and not in those
+of the CPU.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class Memory:
     """Memory events that were added.
 
     Attributes:
-        untold: how many said what was allocated, but not how much was then in use: PyTorch before 2022.
+        without_total: number of events that state an allocation, but not the total in use: PyTorch before
+            2022.
     """
 
     def __init__(self) -> None:
         """Begin without events."""
-        self.untold = 0
+        self.without_total = 0
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
 
     def add(self, events: Iterable[Event]) -> None:
@@ -52,9 +53,9 @@ class Memory:
                 [a.reserved for a in args],
             )
         ]
-        told = (columns[0] != MISSING_NS) & (columns[3] >= 0)
-        self.untold += int((~told).sum())
-        self._parts.append(tuple(column[told] for column in columns))
+        known = (columns[0] != MISSING_NS) & (columns[3] >= 0)
+        self.without_total += int((~known).sum())
+        self._parts.append(tuple(column[known] for column in columns))
 
     def rows(self, base_ns: int) -> pl.DataFrame:
         """Rows of `counters`, without those that repeat the value before.

@@ -1,7 +1,7 @@
-"""What one communication call moved and between whom, from the arguments the profiler kept.
+"""Bytes, group and peer of one communication call, from the arguments that the profiler kept.
 
 In: arguments of an event. Out: bytes, element type, process group and peer, in the columns of `collectives`.
-Which events belong to one call is found elsewhere.
+Other modules find which events belong to one call.
 """
 
 from __future__ import annotations
@@ -24,26 +24,31 @@ Groups = Mapping[str, Sequence[int]]
 """Global ranks of every process group of the job, by name; empty where the trace does not list them."""
 
 
-def group_columns(told: Args, groups: Groups) -> dict[str, Any]:
+def group_columns(recorded: Args, groups: Groups) -> dict[str, Any]:
     """Name and ranks of the group.
 
-    A job with one group has no other to communicate in: that one is meant where nothing is told. A list of
-    ranks that the profiler cut short (`[0, 1, ..., 63]`) is looked up by the group's name.
+    A job with one group has no other to communicate in: that one is taken where no group is recorded. A list
+    of ranks that the profiler cut short (`[0, 1, ..., 63]`) is looked up by the group's name.
 
     Args:
-        told: arguments that may name the group.
+        recorded: arguments that may name the group.
         groups: all groups of the job.
     """
     only = next(iter(groups)) if len(groups) == 1 else ""
-    name = only if told.group is None else str(told.group)
-    listed = str(told.group_ranks or "")
+    name = only if recorded.group is None else str(recorded.group)
+    listed = str(recorded.group_ranks or "")
     if listed and "..." not in listed:
         return {"group": name, "group_ranks": ranks_in(listed)}
     return {"group": name, "group_ranks": groups.get(name, ())}
 
 
 def calls_of(rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> pl.DataFrame:
-    """Rows of `collectives`; the ranks of a group, which calls have in common, are held once."""
+    """Rows of `collectives`; the ranks of a group, which its calls share, are held once.
+
+    Args:
+        rows: one per call.
+        columns: their types, in order.
+    """
     ranks = [row.pop(GROUP_RANKS) for row in rows]
     groups = {id(each): each for each in ranks}  # mostly the same object: to compare them takes long
     numbers = {identifier: number for number, identifier in enumerate(groups)}
@@ -53,18 +58,18 @@ def calls_of(rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> pl.DataF
     return frame.with_columns(of_each_call(list(groups.values()), of_call)).select(*columns)
 
 
-def payload_columns(op: str, told: Args, ranged: Args, group_size: int) -> dict[str, Any]:
-    """Bytes in and out and element type: as told, else from the shapes of the range that issued the call.
+def payload_columns(op: str, recorded: Args, ranged: Args, group_size: int) -> dict[str, Any]:
+    """Bytes in and out and element type: as recorded, else from the shapes of the range that issued the call.
 
     Args:
         op: the operation.
-        told: arguments that may hold element counts.
+        recorded: arguments that may hold element counts.
         ranged: arguments of the `nccl:*` or `gloo:*` range, which may hold shapes.
         group_size: number of ranks of the group, 0 unknown.
     """
-    dtype = str(told.dtype or "")
+    dtype = str(recorded.dtype or "")
     size = dtype_bytes(dtype)
-    elements_in, elements_out = whole(told.elements_in), whole(told.elements_out)
+    elements_in, elements_out = whole(recorded.elements_in), whole(recorded.elements_out)
     if size > 0 and elements_in >= 0 and elements_out >= 0:
         bytes_in, bytes_out = whole(elements_in * size), whole(elements_out * size)
     else:
@@ -74,11 +79,19 @@ def payload_columns(op: str, told: Args, ranged: Args, group_size: int) -> dict[
     return {"bytes_in": bytes_in, "bytes_out": bytes_out, "dtype": dtype_name(dtype)}
 
 
-def peer_of(op: str, told: Args, call: Args, rank: int, ranks: Sequence[int]) -> int:
-    """The other global rank of a send or receive, from its arguments or those of its `c10d` call; else -1."""
+def peer_of(op: str, recorded: Args, call: Args, rank: int, ranks: Sequence[int]) -> int:
+    """The other global rank of a send or receive, from its arguments or those of its `c10d` call; else -1.
+
+    Args:
+        op: the operation.
+        recorded: arguments that may name the peer.
+        call: arguments of its `c10d` call.
+        rank: this side's global rank.
+        ranks: global ranks of the group, in order; empty unknown.
+    """
     if op not in ("send", "recv"):
         return -1
-    peer = whole(told.destination_rank if op == "send" else told.source_rank)
+    peer = whole(recorded.destination_rank if op == "send" else recorded.source_rank)
     if peer < 0:
         inputs = _json(call.inputs)  # tensors, process group, peer, tag
         peer = whole(inputs[2]) if isinstance(inputs, list) and len(inputs) > 2 else -1
@@ -86,7 +99,12 @@ def peer_of(op: str, told: Args, call: Args, rank: int, ranks: Sequence[int]) ->
 
 
 def whole(value: Any, default: int = -1) -> int:
-    """A whole number that a column can hold, also one written as text; the default where there is none."""
+    """A whole number that a column can hold, also one written as text.
+
+    Args:
+        value: as recorded.
+        default: where it is no such number.
+    """
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

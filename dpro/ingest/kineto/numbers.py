@@ -17,7 +17,7 @@ from dpro.arrays import Ints
 
 LAST_NS = 1 << 62  # no clock shows a later time
 MISSING_NS = -LAST_NS
-FLOAT_LOSES_NS = float(1 << 43)  # µs: from here on a float no longer tells neighbouring nanoseconds apart
+FLOAT_LOSES_NS = float(1 << 43)  # µs: from here on a float no longer distinguishes neighbouring nanoseconds
 _PLAIN_US = float(1 << 42)  # µs: below, a product in ns is off by less than half of one
 _LARGEST_US = float(1 << 53)  # beyond, a float skips whole microseconds, and no clock shows such a time
 _NS_PER_US = 1000

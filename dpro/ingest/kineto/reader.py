@@ -1,7 +1,7 @@
 """Kineto traces (torch.profiler): one rank's file into spans, collectives, syncs, steps and a worker.
 
 In: a `.json` file, compressed or not, of any PyTorch since 2020, of a job on NVIDIA, AMD or CPU. Out: a
-`RankTrace`. It reads one file; which files make a run is the importer's business. Flow arrows and counter
+`RankTrace`. It reads one file; the importer decides which files make a run. Flow arrows and counter
 events are not read: the arrows repeat what correlation and sequence numbers say.
 """
 
@@ -39,7 +39,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     """Read one rank's trace, a damaged one as far as it can be read.
 
     Args:
-        path: the file; its name is asked for the rank where its content does not tell.
+        path: the file; its name gives the rank where its content does not.
         rank: the rank, where the caller knows better.
         window: number given to all rows, where one rank has several files.
 
@@ -55,7 +55,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
         if len(whole_spans) < len(events):
             marks.add(events)
             memory.add(events)
-    skipped = _add_marked(columns, marks) + Counter({_NO_TOTALS: memory.untold})
+    skipped = _add_marked(columns, marks) + Counter({_NO_TOTALS: memory.without_total})
     facts, distributed = reader.facts, _distributed(reader.facts)
     spans, sync_events = columns.frames(_base_ns(facts))
     if spans.is_empty():
@@ -79,7 +79,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
 
 
 def _keep_freed_memory() -> None:
-    """Have the C library keep what one chunk frees for the next: getting it again took a tenth of the time.
+    """Have the C library keep what one chunk frees for the next: requesting it again took 10% of the time.
 
     glibc hands blocks back to the system that are larger than any which it has seen freed, 32 MB at most.
     """
@@ -87,7 +87,7 @@ def _keep_freed_memory() -> None:
 
 
 def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tuple[int, list[str]]:
-    """The rank by distributedInfo, else by metadata events, else by the file's name; and what to warn of."""
+    """The rank by distributedInfo, else by metadata events, else by the file's name; and warnings."""
     rank = int32(distributed.get("rank"))
     if rank >= 0:
         return rank, []
@@ -99,7 +99,7 @@ def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tu
 
 
 def _base_ns(facts: Facts) -> int:
-    """What is added to every time, ns; 0 where none is told, or none that a clock can show."""
+    """What is added to every time, ns; 0 where none is recorded, or none that a clock can show."""
     base_ns = whole(facts.base_ns, default=0)
     return base_ns if abs(base_ns) < LAST_NS else 0
 
@@ -111,7 +111,7 @@ def _distributed(facts: Facts) -> dict[str, Any]:
 def _tables(
     spans: pl.DataFrame, sync_events: pl.DataFrame, details: Sequence[Args], facts: Facts, rank: int
 ) -> dict[str, pl.DataFrame]:
-    """All tables, without the columns that are alike in every row; position -1 is of no details."""
+    """All tables, without the columns that are equal in every row; position -1 is of no details."""
     distributed = _distributed(facts)
     groups = _groups(distributed)
     spans = spans.with_columns(span_id=pl.int_range(pl.len()))

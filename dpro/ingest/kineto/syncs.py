@@ -1,7 +1,7 @@
-"""Synchronisation in a Kineto trace: which call waited for what.
+"""Synchronisation in a Kineto trace: the calls that waited, and the streams or events they waited for.
 
 In: spans and `cuda_sync` events (recent PyTorch writes them on request). Out: rows of `syncs`. Runtime calls
-that no such event explains are told by their name; what they waited for is then unknown (-1).
+that no such event explains are classified by their name; what they waited for is then unknown (-1).
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[Args]) 
     named = pl.lit(None, dtype=pl.String)
     for pattern, kind in reversed(_CALL_NAMES):
         named = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(kind)).otherwise(named)
-    told = calls.with_columns(kind=named).drop_nulls("kind").join(explained, on="correlation", how="anti")
-    return pl.concat([explained, _unexplained(told)]).sort("start_ns", "span_id", maintain_order=True)
+    unexplained = (
+        calls.with_columns(kind=named).drop_nulls("kind").join(explained, on="correlation", how="anti")
+    )
+    return pl.concat([explained, _unexplained(unexplained)]).sort("start_ns", "span_id", maintain_order=True)
 
 
 def _explained(events: pl.DataFrame, args: Sequence[Args], calls: pl.DataFrame) -> pl.DataFrame:

@@ -1,7 +1,6 @@
 """The text of a Kineto trace: where one event ends and the next begins, and how to mend what is not JSON.
 
-In: bytes of a trace, or a part of them. Out: places and pieces of text. What the text says is not its
-business.
+In: bytes of a trace, or a part of them. Out: places and pieces of text. It does not interpret the text.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import re
 from typing import NamedTuple
 
 LONGEST_EVENT_BYTES = 1 << 20  # what does not end by then is damaged
-LONGEST_BOUNDARY_BYTES = 1 << 11  # what parts two events, with what the next one begins with
+LONGEST_BOUNDARY_BYTES = 1 << 11  # separates two events, with the beginning of the next
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
-# Between two events; the key tells them from objects in a list within an event, nearly always.
+# Between two events; the key nearly always distinguishes them from objects in a list within an event.
 _BOUNDARY = re.compile(rb'\}\s*+,\s*+(?=\{\s*+"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*+:)')
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _STRUCTURE = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)

@@ -1,10 +1,10 @@
 """Logs of NCCL's Inspector plug-in: measured collectives of one process, one JSON object a line.
 
-In: a log of format 4.0 to 5.0, RCCL's too. Out: rows of `collectives` with durations. Some formats say in
-every line whose it is, others once per dump, in a `dump_stats` line that holds for all that follow. Processes
-are killed while they write: lines that are cut short or garbled are counted, not refused. What NCCL's proxy
-threads sent becomes rows of `sends`. Which global ranks a communicator has is not told: its rows on all ranks
-say.
+In: a log of format 4.0 to 5.0, RCCL's too. Out: rows of `collectives` with durations. Some formats state the
+communicator in every line, others once per dump, in a `dump_stats` line that holds for all that follow.
+Processes are killed while they write: lines that are cut short or garbled are counted, not refused. What
+NCCL's proxy threads sent becomes rows of `sends`. The global ranks of a communicator are not in a log: they
+follow from its rows on all ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COLUMNS = {name: dtype for name, dtype in COLLECTIVES.dtypes.items() if name no
 
 @dataclass(frozen=True)
 class _Communicator:
-    """Whose a record is: the communicator, this process's place in it, and the process."""
+    """The communicator of a record, this process's rank in it, and the process."""
 
     group: str
     rank: int
@@ -49,7 +49,7 @@ class _Communicator:
 
 @dataclass(frozen=True)
 class _Record:
-    """One measured operation, and whose it is."""
+    """One measured operation, and its communicator."""
 
     of: _Communicator
     kind: str
@@ -70,8 +70,8 @@ def read_inspector_log(path: Path, *, rank: int | None = None) -> list[RankTrace
 
     Returns:
         A trace per process and GPU. Its rank is the one in its largest communicator, which is taken for the
-        whole job. A process that holds several ranks of that one does not tell whose its other
-        communicators are: what it did in those is counted as not taken.
+        whole job. Of a process that holds several ranks of that one, the ranks in its
+        other communicators are unknown: what it did in those is counted as not taken.
 
     Raises:
         InputError: the file cannot be read, or holds no record of a collective.
@@ -91,7 +91,7 @@ def read_inspector_log(path: Path, *, rank: int | None = None) -> list[RankTrace
 
 
 def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
-    """Records with whose they are; what is not taken is counted."""
+    """Records with their communicators; what is not taken is counted."""
     current: _Communicator | None = None
     for line in data.splitlines():
         if not line.strip():
@@ -116,7 +116,7 @@ def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
 
 
 def _communicator(document: Mapping[str, Any]) -> _Communicator | None:
-    """What a line says of its communicator, in parts of their own or beside the record; None for nothing."""
+    """The communicator that a line states, in parts of its own or beside the record; None for none."""
     header = mapping(document.get("header")) or document
     metadata = mapping(document.get("metadata")) or document
     rank, num_ranks = int32(header.get("rank")), int32(header.get("n_ranks"))
@@ -187,7 +187,7 @@ def _row(record: _Record, world_size: int) -> dict[str, Any]:
         "sequence": int64(facts.get(f"{kind}_sn")),
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
-        # A communicator of all ranks numbers them as the job does; what smaller ones number is not told.
+        # A communicator of all ranks numbers them as the job does; the ranks of smaller ones are unknown.
         "peer": int32(facts.get("p2p_peer")) if of.num_ranks == world_size else -1,
         "enqueued_ns": rounded(times.get(f"{kind}_start_ts") or -1, NS_PER_US),
         "start_ns": _kernel_start_ns(times),
@@ -221,14 +221,14 @@ def _bytes(op: str, size: int, num_ranks: int) -> tuple[int, int]:
 
 
 def _duration_ns(facts: Mapping[str, Any], kind: str) -> int:
-    """As measured on a kernel; from the call on, as told without one, it would hold the queue as well."""
+    """The duration measured on a kernel; the one from the call on would include the time in the queue."""
     if facts.get(f"{kind}_timing_source") == "collective_cpu":
         return -1
     return rounded(facts.get(f"{kind}_exec_time_us"), NS_PER_US)
 
 
 def _kernel_start_ns(times: Mapping[str, Any]) -> int:
-    """When the first channel's kernel was seen to start; verbose logs tell, with 0 for never."""
+    """When the first channel's kernel was seen to start; verbose logs state it, with 0 for never."""
     channels = map(mapping, sequence(times.get("kernel_events")))
     starts = [rounded(channel.get("kernel_start_ts"), NS_PER_US) for channel in channels]
     return min((start for start in starts if start > 0), default=-1)

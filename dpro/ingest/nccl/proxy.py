@@ -4,7 +4,7 @@ In: records of one rank, each with the communicator it is of. Out: one row per o
 sent to one peer over one channel for one call. An operation is cut into steps: each waits for the GPU, then
 for room at the peer, and is then on the wire until the network has done with it; the last is what counts.
 Steps stand in records of their own, or in those of their operation. Receives are left out: how long one waits
-for its data is mostly the sender's doing.
+for its data mostly depends on the sender.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sends_of(records: Iterable[tuple[Whose, Fact]], rank: int, skipped: Counter[
 
     Args:
         records: the communicator and the rank's place in it, and the record.
-        rank: whose they are.
+        rank: of these records.
         skipped: what is not taken is counted here.
     """
     sends: dict[tuple[Whose, int], list[dict[str, Any]]] = {}
@@ -56,14 +56,14 @@ def sends_of(records: Iterable[tuple[Whose, Fact]], rank: int, skipped: Counter[
 
 
 def _steps(record: Fact) -> Iterator[Fact]:
-    """The steps that a record tells of."""
+    """The steps in a record."""
     if record.get("record_type") == "proxy_step":
         yield record
     yield from map(mapping, sequence(record.get("steps")))
 
 
 def _row(whose: Whose, record: Fact, step: Fact) -> dict[str, Any] | None:
-    """One step; None where it does not tell how long it was on the wire, or how much it was."""
+    """One step; None where its time on the wire or its size is unknown."""
     times = mapping(step.get("event_trace_ts"))
     posted, done = (int64(times.get(f"{name}_ts")) for name in ("send_wait", "proxy_step_stop"))
     measured = step.get("wire_us", done - posted if 0 < posted <= done else None)

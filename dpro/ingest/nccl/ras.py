@@ -1,4 +1,4 @@
-"""What NCCL's RAS says of a job (`ncclras -f json`): which processes there are, and which are in trouble.
+"""Reports of NCCL's RAS on a job (`ncclras -f json`): which processes there are, and which are in trouble.
 
 In: one report on all communicators. Out: a row of `workers` per rank; rows of `counters`: which ranks do not
 answer or are considered dead, and how often each has called what in which communicator; and warnings: ranks
@@ -45,7 +45,7 @@ class _Member:
 
     @property
     def where(self) -> tuple[str, int, int]:
-        """What it is the same worker by in every communicator."""
+        """What identifies the worker in every communicator."""
         return self.host, self.pid, self.gpu
 
 
@@ -67,7 +67,7 @@ def read_ras_report(path: Path, *, rank: int | None = None) -> list[RankTrace]:
 
     Args:
         path: the file.
-        rank: the rank to take it as, where it tells of a single one.
+        rank: the rank to read it as, where it describes a single one.
 
     Returns:
         A trace per rank of the largest communicator, which is taken for the whole job. Warnings on
@@ -176,11 +176,11 @@ def _counters(communicators: Sequence[_Communicator], time_ns: int) -> dict[_Whe
     rows: dict[_Where, list[dict[str, Any]]] = {}
     for communicator in communicators:
         for member in communicator.members:
-            told = {f"ras_calls {op}": float(count) for op, count in member.counts.items() if count >= 0}
-            told |= {_COUNTED[member.state]: 1.0} if member.state in _COUNTED else {}
+            values = {f"ras_calls {op}": float(count) for op, count in member.counts.items() if count >= 0}
+            values |= {_COUNTED[member.state]: 1.0} if member.state in _COUNTED else {}
             of_all = {"host": member.host, "device": communicator.name, "time_ns": time_ns}
             rows.setdefault(member.where, []).extend(
-                of_all | {"counter": name, "value": value} for name, value in told.items()
+                of_all | {"counter": name, "value": value} for name, value in values.items()
             )
     return rows
 
@@ -224,6 +224,8 @@ def _mismatches(communicator: _Communicator) -> list[str]:
             if op in member.counts:
                 ranks.setdefault(member.counts[op], []).append(member.rank)
         if len(ranks) > 1:
-            told = "; ".join(f"{count} by {few(sorted(ranks[count]), _MAX_NAMED)}" for count in sorted(ranks))
-            lines.append(f"RAS: communicator {communicator.name}: ranks differ in calls of {op}: {told}")
+            counts = "; ".join(
+                f"{count} by {few(sorted(ranks[count]), _MAX_NAMED)}" for count in sorted(ranks)
+            )
+            lines.append(f"RAS: communicator {communicator.name}: ranks differ in calls of {op}: {counts}")
     return lines

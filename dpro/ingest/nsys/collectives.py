@@ -37,8 +37,8 @@ def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
     ranges = spans.filter(pl.col("kind") == "annotation").with_columns(position="span_id")
     ran = enclosed(ran, ranges.filter(pl.col("name").str.starts_with("nccl:")), "range")
     ran = enclosed(ran, issues.rename({"span_id": "position"}), "issue")
-    told = issues.select("op", "group", "bytes_in", "bytes_out", "peer", issue_position="span_id")
-    ran = ran.join(told, on="issue_position", how="left")
+    of_issue = issues.select("op", "group", "bytes_in", "bytes_out", "peer", issue_position="span_id")
+    ran = ran.join(of_issue, on="issue_position", how="left")
     # Several kernels of one group of calls: which of them moved what is not known.
     shared = pl.col("issue_position").is_not_null() & (pl.len().over("issue_position") > 1)
     moved = (

@@ -1,7 +1,7 @@
 """Nsight Systems exports (`nsys export --type sqlite`): the ranks of one file into tables.
 
 In: a `.sqlite` file of any version with the tables of CUDA and NVTX, gzipped or not. Out: a `RankTrace` per
-process that used a GPU, with times on the wall clock of its host where the export tells when its session
+process that used a GPU, with times on the wall clock of its host where the export states when its session
 began. CPU samples, system calls, GPU metrics and launch facts of kernels are not read.
 """
 
@@ -29,15 +29,15 @@ SOURCE = "nsys"
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _NODE_VARIABLES = ("NODE_RANK", "GROUP_RANK")
-# What a job says of itself in NVTX: a range called `rank 3`, or the payload of ncclCommInitRank.
-_RANGE_TELLS = r"(?i)^(?:global[ _])?rank[ _:=#]*(\d+)$"
-_PAYLOAD_TELLS = r'"Rank"\s*:\s*"?(\d+)'
+# Ranks that a job states in NVTX: a range called `rank 3`, or the payload of ncclCommInitRank.
+_RANK_IN_RANGE = r"(?i)^(?:global[ _])?rank[ _:=#]*(\d+)$"
+_RANK_IN_PAYLOAD = r'"Rank"\s*:\s*"?(\d+)'
 _PAYLOAD_SIZE = r'"No\. of ranks"\s*:\s*"?(\d+)'
 
 
 @dataclass(frozen=True)
 class _Session:
-    """What is true of the whole export."""
+    """Facts of the whole export."""
 
     start_ns: int  # what is added to every time; 0 where times are absolute, or nothing is known
     host: str
@@ -56,7 +56,7 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     """Read all ranks of an export.
 
     Args:
-        path: the file; its name is asked for the rank where an export of one process does not tell.
+        path: the file; its name gives the rank where an export of one process does not.
         rank: the rank of the one process, where the caller knows better.
 
     Raises:
@@ -81,7 +81,7 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         mine = pl.col("process").is_in([process])
         parts = (frame.filter(mine) for frame in (spans, synchronised, recorded))
         traces.append(_trace(number, world_size, session, *parts))
-    # What is true of the file is said once.
+    # Warnings and counts of the whole file: once.
     traces[0].skipped.update(skipped)
     traces[0].warnings.extend([*session.warnings, *warnings])
     return traces
@@ -98,7 +98,7 @@ def _trace(
     """One process's tables."""
     spans = spans.with_row_index("span_id").with_columns(
         pl.col("span_id").cast(pl.Int64),
-        # Which thread ran forward is not told, only that it was another.
+        # Which thread ran forward is not recorded, only that it was another.
         forward_thread=pl.when(pl.col("name").str.starts_with("autograd::")).then(1).otherwise(-1),
     )
     used = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))["device"].mode().sort()
@@ -134,17 +134,19 @@ def _session(export: Export) -> _Session:
     absolute = exported.get("EXPORT_PARAM_TIME_NORMALIZE") == "true"
     start_ns = started[0] if started.len() and started[0] is not None else 0
     gpus = export.rows("TARGET_INFO_GPU", {"id": pl.Int64, "name": pl.String, "uuid": pl.String})
-    told = captured.filter(pl.col("name").str.contains("^PROCESS_0:(ENVIRONMENT_VARIABLE|ARGUMENT_)"))
+    variables = captured.filter(pl.col("name").str.contains("^PROCESS_0:(ENVIRONMENT_VARIABLE|ARGUMENT_)"))
     versions = {
         "nsys": exported.get("EXPORT_PRODUCT_VERSION"),
         "cuda_driver": system.get("CudaDriverVersion"),
         "nvidia_driver": system.get("NvDriverVersion"),
     }
-    unknown = f"{export.path.name}: the export does not tell when its session began: times are since then"
+    unknown = f"{export.path.name}: the export does not state when its session began: times are since then"
     return _Session(
         start_ns=0 if absolute else start_ns,
         host=system.get("Hostname", ""),
-        environment="\n".join([*told["value"].drop_nulls(), *system.get("DeviceEnvironment", "").split(";")]),
+        environment="\n".join(
+            [*variables["value"].drop_nulls(), *system.get("DeviceEnvironment", "").split(";")]
+        ),
         gpus={row["id"]: (row["name"] or "", row["uuid"] or "") for row in gpus.iter_rows(named=True)},
         versions={name: version for name, version in versions.items() if version},
         warnings=[] if absolute or start_ns else [unknown],
@@ -157,13 +159,13 @@ def _facts(export: Export, table: str) -> dict[str, str]:
 
 
 def _physical_devices(export: Export) -> dict[tuple[int, int], int]:
-    """(process, device as it calls it) -> the host's number of that GPU, where the export tells."""
+    """(process, device as it calls it) -> the host's number of that GPU, where the export states it."""
     devices = export.rows("TARGET_INFO_CUDA_DEVICE", {"pid": pl.Int64, "cudaId": pl.Int64, "gpuId": pl.Int64})
     return {(pid, device): gpu for pid, device, gpu in devices.drop_nulls().iter_rows()}
 
 
 def _with_process(spans: pl.DataFrame) -> pl.DataFrame:
-    """Old exports do not tell whose GPU work it is: with one process that makes calls, its."""
+    """Old exports do not state the process of GPU work: with one process that makes calls, it is that one."""
     known = spans.filter(pl.col("process") >= 0)["process"].unique()
     if known.len() != 1:
         return spans
@@ -187,32 +189,32 @@ def _ranks(
     processes: Sequence[int], spans: pl.DataFrame, session: _Session, path: Path, rank: int | None
 ) -> tuple[list[int], int, list[str]]:
     """Rank of each process, the world size (-1 unknown), and what is guessed."""
-    told = [_told_rank(spans.filter(pl.col("process") == process)) for process in processes]
-    sizes = [_variable(session.environment, _SIZE_VARIABLES), *(size for _, size in told)]
-    ranks = [number for number, _ in told]
+    stated = [_stated_rank(spans.filter(pl.col("process") == process)) for process in processes]
+    sizes = [_variable(session.environment, _SIZE_VARIABLES), *(size for _, size in stated)]
+    ranks = [number for number, _ in stated]
     if min(ranks) >= 0 and len(set(ranks)) == len(ranks):
         return ranks, max(sizes), []
     if len(processes) > 1:
         first = _first_rank(session.environment, len(processes))
-        by_gpu = f"{path.name}: nothing tells the ranks of its {len(processes)} processes"
+        by_gpu = f"{path.name}: nothing states the ranks of its {len(processes)} processes"
         by_gpu += f"; taken as {first} and up, in order of their GPUs"
         return list(range(first, first + len(processes))), max(*sizes, first + len(processes)), [by_gpu]
     known = rank if rank is not None else _variable(session.environment, _RANK_VARIABLES)
     return [known if known >= 0 else rank_of_name(path.name)], max(sizes), []
 
 
-def _told_rank(spans: pl.DataFrame) -> tuple[int, int]:
+def _stated_rank(spans: pl.DataFrame) -> tuple[int, int]:
     """Rank and world size that a process states in NVTX; -1 where it states none, or several."""
     ranges = spans.filter(pl.col("kind") == "annotation")
     inits = ranges.filter(pl.col("name").str.starts_with("ncclCommInit")).select(
-        rank=pl.col("payload").str.extract(_PAYLOAD_TELLS).cast(pl.Int64, strict=False),
+        rank=pl.col("payload").str.extract(_RANK_IN_PAYLOAD).cast(pl.Int64, strict=False),
         size=pl.col("payload").str.extract(_PAYLOAD_SIZE).cast(pl.Int64, strict=False),
     )
     # The largest communicator is the job's.
     world = inits.drop_nulls().sort("size", descending=True)
     if world.height:
         return world.row(0)
-    named = ranges["name"].unique().str.extract(_RANGE_TELLS).drop_nulls().unique()
+    named = ranges["name"].unique().str.extract(_RANK_IN_RANGE).drop_nulls().unique()
     return (int(named[0]) if named.len() == 1 else -1), -1
 
 

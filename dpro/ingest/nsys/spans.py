@@ -1,8 +1,8 @@
 """Work and ranges in a Nsight Systems export as columns of `spans`.
 
 In: an `Export`. Out: one frame of all processes, sorted by time: kernels, copies, fills and CUDA graphs on
-streams, runtime calls, NVTX ranges and the profiler's overhead on threads. Which process is which rank, and
-what ranges mean together, is not known here.
+streams, runtime calls, NVTX ranges and the profiler's overhead on threads. It does not assign ranks to
+processes, nor relate ranges to each other.
 """
 
 from __future__ import annotations

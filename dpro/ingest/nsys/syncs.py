@@ -1,7 +1,7 @@
-"""Synchronisation in a Nsight Systems export: which call waited for what.
+"""Synchronisation in a Nsight Systems export: the calls that waited, and what they waited for.
 
 In: one process's calls, and the tables of synchronisations and of recorded events. Out: rows of `syncs`. A
-call's name tells the kind: the numbers of `syncType` mean different things in different versions.
+call's name decides the kind: the numbers of `syncType` mean different things in different versions.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.Dat
     details = pl.concat([synchronised.drop("start_ns", "duration_ns"), recorded]).unique(
         "correlation", keep="first", maintain_order=True
     )
-    told = named.join(details.drop("process"), on="correlation", how="left", maintain_order="left")
+    by_call = named.join(details.drop("process"), on="correlation", how="left", maintain_order="left")
     # Asking whether something has ended waits for nothing, though it is recorded as a synchronisation.
     asked = calls.filter(pl.col("name").str.contains(_QUERY))
     known = pl.concat([named.select("correlation"), asked.select("correlation")])
     uncalled = synchronised.join(known, on="correlation", how="anti").with_columns(
         kind=_kind_by_content(), span_id=pl.lit(-1, pl.Int64)
     )
-    rows = _with_records(_with_device(pl.concat([told, uncalled], how="diagonal"), spans))
+    rows = _with_records(_with_device(pl.concat([by_call, uncalled], how="diagonal"), spans))
     rows = rows.with_columns(window=pl.lit(0), duration_ns=pl.col("duration_ns").clip(lower_bound=-1))
     return rows.with_columns(pl.col(pl.Int64).fill_null(-1)).select(_COLUMNS)
 
@@ -88,7 +88,7 @@ def _with_device(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _kind_by_content() -> pl.Expr:
-    """What was waited for and by whom, from what a synchronisation names."""
+    """The kind of a synchronisation, from the stream and event that it names."""
     event, stream = pl.col("event_id") >= 0, pl.col("stream") >= 0
     return (
         pl.when(event & stream)

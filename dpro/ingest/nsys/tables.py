@@ -1,7 +1,7 @@
 """Tables of a Nsight Systems SQLite export by presence: versions differ in their tables and columns.
 
-In: a `.sqlite` file, gzipped or not. Out: an `Export` that hands out frames with the columns that were asked
-for, null where the export has none. What the columns mean is known elsewhere, but for the serialised ids.
+In: a `.sqlite` file, gzipped or not. Out: an `Export` that returns frames with the requested columns, null
+where the export has none. Of their meaning it knows the serialised ids only.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Export:
         path: the file as it was given.
         connection: to the database.
         present: columns by name of table.
-        most_rows: that a table can have; one whose pages are damaged may seem to have any number.
+        max_rows: that a table can have; one whose pages are damaged may seem to have any number.
     """
 
     path: Path
     connection: sqlite3.Connection
     present: Mapping[str, frozenset[str]]
-    most_rows: int
+    max_rows: int
 
     def rows(self, table: str, columns: Columns) -> pl.DataFrame:
-        """Rows of a table: the columns asked for, null where it lacks them; no rows where there is no table.
+        """Rows of a table: the requested columns, null where it lacks them; no rows where there is no table.
 
         Raises:
             InputError: the database is damaged.
@@ -78,10 +78,10 @@ class Export:
 
     def _all(self, query: str) -> list[tuple[Any, ...]]:
         try:
-            rows = self.connection.execute(query).fetchmany(self.most_rows + 1)
+            rows = self.connection.execute(query).fetchmany(self.max_rows + 1)
         except _DAMAGE as error:
             raise _damaged(self.path, error) from error
-        if len(rows) > self.most_rows:
+        if len(rows) > self.max_rows:
             raise _damaged(self.path, ValueError("more rows than its pages can hold"))
         return rows
 
@@ -126,8 +126,8 @@ def open_export(path: Path) -> Iterator[Export]:
         address = f"file:{quote(os.fsencode(database.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
-            most_rows = database.stat().st_size // _MIN_ROW_BYTES
-            yield Export(path, connection, _present(connection, path), most_rows)
+            max_rows = database.stat().st_size // _MIN_ROW_BYTES
+            yield Export(path, connection, _present(connection, path), max_rows)
 
 
 def _unpacked(path: Path, folder: Path) -> Path:
@@ -146,7 +146,7 @@ def _unpacked(path: Path, folder: Path) -> Path:
 
 
 def _refuse_cut_short(database: Path, path: Path) -> None:
-    """SQLite itself notices a missing end only when it happens to read there."""
+    """Refuse a file without its end: SQLite notices that only when it happens to read there."""
     with database.open("rb") as file:
         header = file.read(100)
     if not header.startswith(MAGIC) or len(header) < 100:

@@ -27,8 +27,8 @@ _PARQUET = b"PAR1"
 
 COMPUTE_STREAM = 0
 COLLECTIVE_STREAM = 5
-# Operation -> stream, what it is as a collective, and whom it meets: the `step` of stages to its peer, or the
-# ranks of its group. All else computes.
+# Operation -> stream, kind of collective, and partner: the `step` of stages to its peer, or the ranks of its
+# group. All other operations compute.
 _POINT_TO_POINT = {
     "forward-send": (1, "send", 1),
     "forward-recv": (2, "recv", -1),
@@ -58,7 +58,7 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
 
     Args:
         path: the file.
-        rank: not used; the file tells its ranks.
+        rank: not used; the file states its ranks.
 
     Raises:
         InputError: the file is damaged, has not the columns of such a trace, or holds no operation.
@@ -79,7 +79,7 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         mine = {name: parts[(number,)] for name, parts in by_rank.items() if (number,) in parts}
         mine["steps"] = steps.with_columns(rank=pl.lit(number, pl.Int32))
         traces.append(RankTrace(rank=number, world_size=world_size, frames=mine))
-    # What is true of the file is said once.
+    # Warnings and counts of the whole file: once.
     traces[0].warnings.extend(_warnings(path, operations, len(traces), world_size))
     if operations.height < rows.height:
         traces[0].skipped["operations without a time"] = rows.height - operations.height
@@ -108,7 +108,7 @@ def _operations(path: Path) -> pl.DataFrame:
 
 
 def _read_parquet(path: Path) -> pl.DataFrame:
-    """The columns of such a trace that a file has: of a file of somebody else's nothing more is looked at."""
+    """The columns of such a trace that a file has: of an unknown file nothing more is read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -206,7 +206,7 @@ def _sends_and_receives(operations: pl.DataFrame) -> pl.DataFrame:
     away = {name: step for name, (_, _, step) in _POINT_TO_POINT.items()}
     num_stages = operations["stage"].max() + 1  # type: ignore[operator]
     at = operations.filter(pl.col("stage") >= 0).select("dp_rank", peer_stage="stage", peer="rank").unique()
-    known = at.unique(["dp_rank", "peer_stage"], keep="none")  # without coordinates no peer can be told
+    known = at.unique(["dp_rank", "peer_stage"], keep="none")  # without coordinates peers are unknown
     found = rows.with_columns(
         op=pl.col("optype").replace_strict(ops, return_dtype=pl.String),
         group=pl.col("optype").str.split("-").list.first(),
@@ -221,7 +221,7 @@ def _sends_and_receives(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_groups(operations: pl.DataFrame) -> pl.DataFrame:
-    """A group is everybody who ran the operation within its stage, its data-parallel rank, or at all."""
+    """A group is all ranks that ran the operation within its stage, its data-parallel rank, or the job."""
     rows = operations.filter(pl.col("optype").is_in(list(_COLLECTIVES))).with_columns(
         op=pl.col("optype").replace_strict(
             {name: op for name, (op, _) in _COLLECTIVES.items()}, return_dtype=pl.String
@@ -242,11 +242,11 @@ def _in_groups(operations: pl.DataFrame) -> pl.DataFrame:
     )
     named = rows.with_columns(group=pl.col("optype") + place)
     members = named.group_by("group").agg(group_ranks=pl.col("rank").unique().sort())
-    nobody = pl.lit([], pl.List(pl.Int64))
+    no_ranks = pl.lit([], pl.List(pl.Int64))
     return (
         named.join(members, on="group", how="left")
         .with_columns(
-            pl.when(pl.col("reach") == "tp").then(nobody).otherwise("group_ranks").alias("group_ranks")
+            pl.when(pl.col("reach") == "tp").then(no_ranks).otherwise("group_ranks").alias("group_ranks")
         )
         .select([*operations.columns, "op", "group", "peer", "group_ranks"])
     )

@@ -1,9 +1,9 @@
 """Pipeline timelines: when each stage ran forward and backward of each micro-batch, into spans and steps.
 
-In: JSON of one of three shapes, told apart by content: MegatronApp's events of one rank (`rel_ts` in ns since
-the iteration began), MegatronApp's events of all ranks (`ts` in us), and Primus' lists of times by iteration
-(ms). Out: a `RankTrace` per rank: forward and backward as kernels on one stream, communication on streams of
-its own. Nothing tells what launched the work, or what it waited for.
+In: JSON of one of three shapes, distinguished by content: MegatronApp's events of one rank (`rel_ts` in ns
+since the iteration began), MegatronApp's events of all ranks (`ts` in us), and Primus' lists of times by
+iteration (ms). Out: a `RankTrace` per rank: forward and backward as kernels on one stream, communication on
+streams of its own. What launched the work, or what it waited for, is not in such a trace.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORK = {
 
 
 class _Args(msgspec.Struct):
-    """What a MegatronApp event tells beside its time; in a rank's own file it stands in the event itself."""
+    """What a MegatronApp event holds besides its time; in a rank's own file these are fields of the event."""
 
     microbatch: int = -1
     model_chunk: int = -1
@@ -77,7 +77,7 @@ class _Timeline:
         steps: `rank`, `step`, `start_ns`, `duration_ns`.
         stages: pipeline stage of each rank, -1 unknown.
         num_stages: of the job, -1 unknown.
-        skipped, warnings: as of a `RankTrace`, said once per file.
+        skipped, warnings: as of a `RankTrace`, once per file.
     """
 
     work: pl.DataFrame
@@ -100,8 +100,8 @@ def read_pp_timeline(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     """Read the ranks of a file.
 
     Args:
-        path: the file; its name is asked for the rank where its content does not tell. Of Primus, the other
-            ranks' files in its folder tell how long each iteration took the job.
+        path: the file; its name gives the rank where its content does not. Of Primus, the other ranks' files
+            in its folder give the duration of each iteration of the job.
         rank: the rank of a file of one rank, where the caller knows better.
 
     Raises:
@@ -162,7 +162,7 @@ def _trace(timeline: _Timeline, recorded: int, rank: int) -> RankTrace:
 
 
 def _collectives(spans: pl.DataFrame, ops: dict[str, str], stage: int, num_stages: int) -> pl.DataFrame:
-    """What of the spans is communication; `ops` tells by the name which."""
+    """The spans that communicate; `ops` has the operation of each name."""
     peers = {name: _peer(name, op, stage, num_stages) for name, op in ops.items()}
     return spans.filter(pl.col("stream") != COMPUTE_STREAM).select(
         *("span_id", "rank", "start_ns", "duration_ns"),
@@ -195,7 +195,7 @@ def _megatron(events: list[_Event], path: Path) -> _Timeline:
     """Begins joined with ends, whether of one rank or of all.
 
     Where times are relative to their iteration, iterations are laid out by their duration on the wall clock
-    and the pause before them: those add up alike on all ranks, those of the GPU's clock do not.
+    and the pause before them: those sums are equal on all ranks, those of the GPU's clock are not.
     """
     of_all = any(event.ts is not None for event in events)
     found = sorted({event.pp_rank for event in events if event.pp_rank >= 0})
@@ -229,13 +229,13 @@ def _megatron(events: list[_Event], path: Path) -> _Timeline:
 def _joined(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Each begin with its end, and how many have none.
 
-    The n-th begin of a name in a step belongs to the n-th end: nothing nests in its like.
+    The n-th begin of a name in a step belongs to the n-th end: events of one name do not nest.
     """
     key = ["rank", "step", "name", "nth"]
     nth = pl.int_range(pl.len()).over("rank", "step", "name").alias("nth")
     begun, ended = (events.filter(pl.col("ph") == phase).with_columns(nth) for phase in ("B", "E"))
-    told = ended.select(*key, "micro_batch", "model_chunk", end_ns="time_ns")
-    joined = begun.select(*key, start_ns="time_ns").join(told, on=key, how="left")
+    ends = ended.select(*key, "micro_batch", "model_chunk", end_ns="time_ns")
+    joined = begun.select(*key, start_ns="time_ns").join(ends, on=key, how="left")
     whole = joined.filter(pl.col("end_ns") >= pl.col("start_ns"))
     duration = pl.col("end_ns") - pl.col("start_ns")
     return whole.with_columns(duration_ns=duration), joined.height - whole.height
@@ -243,7 +243,7 @@ def _joined(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 
 def _event_columns(events: list[_Event], of_all: bool, rank: int) -> pl.DataFrame:
     """Events in their order; `time_ns` is since the iteration began in a rank's own file."""
-    told = [event.args if of_all else event for event in events]
+    facts = [event.args if of_all else event for event in events]
     times = [event.ts if of_all else event.rel_ts for event in events]
     return pl.DataFrame(
         {
@@ -251,9 +251,9 @@ def _event_columns(events: list[_Event], of_all: bool, rank: int) -> pl.DataFram
             "ph": pl.Series([event.ph for event in events], dtype=pl.String),
             "time": pl.Series(times, dtype=pl.Float64, strict=False),
             "rank": pl.Series([event.pid if of_all else rank for event in events], dtype=pl.Int64),
-            "step": pl.Series([each.iteration for each in told], dtype=pl.Int64),
-            "micro_batch": pl.Series([each.microbatch for each in told], dtype=pl.Int64),
-            "model_chunk": pl.Series([each.model_chunk for each in told], dtype=pl.Int64),
+            "step": pl.Series([each.iteration for each in facts], dtype=pl.Int64),
+            "micro_batch": pl.Series([each.microbatch for each in facts], dtype=pl.Int64),
+            "model_chunk": pl.Series([each.model_chunk for each in facts], dtype=pl.Int64),
             "pad_before": pl.Series([event.pad_before for event in events], dtype=pl.Int64),
             "duration_wall": pl.Series([event.duration_wall for event in events], dtype=pl.Int64),
         },
@@ -299,7 +299,7 @@ def _primus(iterations: dict[str, _Times], path: Path) -> _Timeline:
     whole = work.filter(pl.col("duration_ns") >= 0)
     warnings = []
     if config.get("vp_size", 1) > 1:
-        # The lists then hold several chunks of each micro-batch, in an order that the file does not tell.
+        # The lists then hold several chunks of each micro-batch, in an order that the file does not state.
         whole = whole.with_columns(micro_batch=pl.lit(-1, pl.Int64))
         warnings.append(f"{path.name}: with virtual stages the micro-batch of each span is not known")
     if config.get("world_size", 0) > config.get("pp_size", 0):
@@ -335,9 +335,9 @@ def _numbered(
 
 
 def _extents(path: Path, iterations: dict[str, _Times]) -> pl.DataFrame:
-    """Start and duration of each iteration: the job goes on when the slowest rank has ended it.
+    """Start and duration of each iteration: the job continues when the slowest rank has ended it.
 
-    A rank's own total ends with its own last backward, so the other ranks' files are asked for theirs.
+    A rank's own total ends with its own last backward, so the other ranks' files are read for theirs.
     """
     slowest = {number: times.total for number, times in iterations.items()}
     others = (other for other in sorted(path.parent.iterdir()) if other != path and other.is_file())

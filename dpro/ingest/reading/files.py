@@ -1,7 +1,7 @@
 """Source files: plain, compressed, or inside an archive; their content as a stream.
 
 In: a path. Out: `Source`s, each of which opens as a stream of decompressed bytes; or one line that says what
-is wrong with the file. What the bytes mean is not its business.
+is wrong with the file. It does not interpret the bytes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from dpro.limits import (
 from dpro.units import format_bytes
 
 HEAD_BYTES = 1 << 16
-_BLOCK_BYTES = 1 << 19  # what fits a processor's cache together with what is made of it
+_BLOCK_BYTES = 1 << 19  # fits a processor's cache together with its decoded content
 _STORED_HEAD_BYTES = 1 << 18  # decompresses to as much as a head at least
-_LONGEST_NAME = 120  # characters
+_MAX_NAME = 120  # characters
 _ZIP = b"PK\x03\x04"
 _TAR_MAGIC = slice(257, 262)
 # What the standard library raises on a damaged archive; ValueError on names and numbers that are none.
@@ -67,7 +67,7 @@ class Source:
         if not self.member:
             return self.path.name
         # Its end, where the rank stands, if it is too long.
-        name = PurePath(self.member.replace("\0", "")).name[-_LONGEST_NAME:]
+        name = PurePath(self.member.replace("\0", "")).name[-_MAX_NAME:]
         return "member" if name in ("", "..") else name
 
     def open(self) -> BinaryIO:
@@ -107,9 +107,9 @@ class Source:
 
 
 def heads(path: Path) -> Iterator[tuple[Source, bytes]]:
-    """The files that a path stands for, each with its first bytes.
+    """The files that a path holds, each with its first bytes.
 
-    Those are the members of a `.zip`, `.tar` or compressed `.tar`, which is gone through once, else the file.
+    Those are the members of a `.zip`, `.tar` or compressed `.tar`, which is read once, else the file.
 
     Raises:
         InputError: the file cannot be opened, or is a damaged archive: after what can be read of it.
@@ -159,7 +159,7 @@ def unpack(archive: Path, places: Mapping[str, Path]) -> None:
                 try:
                     with place.open("wb") as file:
                         _copy(content, cast(BinaryIO, file))
-                except InputError:  # as reading the member will say again
+                except InputError:  # reading the member will report it again
                     place.unlink()
                     return
             if not left:
@@ -212,7 +212,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _refuse_many_values(content: bytes, path: Path) -> None:
-    """Hold JSON to what its values can take when they are decoded: a bomb may be one of many small lists."""
+    """Refuse JSON whose values would take too much memory when decoded: a bomb may be many small lists."""
     if len(content) * BYTES_PER_VALUE < MIN_DECODED_BYTES:
         return
     decoded_bytes = BYTES_PER_VALUE * sum(map(content.count, (b",", b"[", b"{")))
@@ -234,7 +234,7 @@ def read_head(path: Path) -> bytes:
 
 
 def rank_of_name(name: str) -> int:
-    """The rank that a file's name tells (`rank3`, `rank-3`, `worker3`), -1 where it does not."""
+    """The rank in a file's name (`rank3`, `rank-3`, `worker3`), -1 where there is none."""
     found = re.search(r"(?:rank|worker)[-_ ]?(\d+)", name, re.IGNORECASE)
     return int32(found[1]) if found else -1
 
@@ -244,15 +244,15 @@ def _is_archive(head: bytes) -> bool:
 
 
 class _Header(tarfile.TarInfo):
-    """What a tar says of a member, where that is not so long that it can only be a bomb."""
+    """The header of a tar's member; one so long that it can only be a bomb is refused."""
 
-    _SAID_OF_THE_NEXT = (
+    _OF_THE_NEXT_MEMBER = (
         *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
         *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
     )
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in self._SAID_OF_THE_NEXT and self.size > MAX_HEADER_BYTES:
+        if self.type in self._OF_THE_NEXT_MEMBER and self.size > MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {self.size} bytes")
         return cast(tarfile.TarInfo, super()._proc_member(archive))  # type: ignore[misc]
 
@@ -295,10 +295,10 @@ def _head_of_stored(content: BinaryIO, label: str) -> bytes:
     return bytes(head[:HEAD_BYTES])
 
 
-def _copy(content: BinaryIO, target: BinaryIO, most: int | None = None) -> None:
+def _copy(content: BinaryIO, target: BinaryIO, limit: int | None = None) -> None:
     """Copy what can be read, in small steps: the one that meets damage is lost."""
     with contextlib.suppress(*_DAMAGE):
-        while (most is None or target.tell() < most) and (piece := content.read(tarfile.RECORDSIZE)):
+        while (limit is None or target.tell() < limit) and (piece := content.read(tarfile.RECORDSIZE)):
             target.write(piece)
 
 
@@ -319,7 +319,7 @@ def _open_member(path: Path, member: str) -> tuple[BinaryIO, int]:
 
 
 def _spooled(path: Path, member: str) -> BinaryIO:
-    """A member of a compressed tar, in a temporary file: within the archive one can only go forward."""
+    """A member of a compressed tar, in a temporary file: a compressed archive can only be read forward."""
     spool = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (closed with the stream)
     for name, content in _members(Source(str(path), path)):
         if name == member:

@@ -1,4 +1,4 @@
-"""Sends and receives as the tables state them, whatever way a source does.
+"""Sends and receives as the tables state them, from what sources state.
 
 In: ranks that may be numbered within the group or across the job (PyTorch does both), and sizes given for
 both directions. Out: global ranks, and bytes only in the direction they go.
@@ -66,7 +66,13 @@ def global_peer(own: int, peer: int, rank: int, ranks: Sequence[int]) -> int:
 
 
 def directed_bytes(op: str, bytes_in: int, bytes_out: int) -> tuple[int, int]:
-    """A send gets nothing and a receive puts nothing in; other operations are as they were."""
+    """Bytes in and out of an operation: a send gets nothing, and a receive puts nothing in.
+
+    Args:
+        op: the operation.
+        bytes_in: as the source states them, -1 unknown.
+        bytes_out: as the source states them, -1 unknown.
+    """
     if op == "send":
         return bytes_in, 0 if bytes_in >= 0 else -1
     if op == "recv":

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from dpro.limits import MAX_REPETITION
 
-# What pickles of plain values are nearly made of: opcodes with an argument of fixed size or none, the most
-# frequent ones first. A place to remember a value at is one of them if it is below a million, for which there
-# is room in any case. Not among them is what drops or doubles a value, or remembers a tuple: so each tuple is
-# in one place, and a key takes no longer to look up than to read.
+# Most opcodes in pickles of plain values: those with an argument of fixed size or none, the most frequent
+# first. Memo indices below a million are among them, for which there is room in any case. Opcodes that drop
+# or duplicate a value, or memoise a tuple, are not: so each tuple is in one place, and a key takes no longer
+# to look up than to read.
 _BARE = rb"[]}(.Nadelsu\x88\x89\x94)]"
 _WITH_ARGUMENT = (
     rb"h.h.\x86(?![pqr\x94])",
@@ -34,8 +34,8 @@ _HARMLESS = re.compile(
     b"(?:" + b"|".join(each + _BARE + b"*+" for each in _WITH_ARGUMENT) + b"|" + _BARE + b"++)*+", re.DOTALL
 )
 _TEXTS = {ord("U"): 1, ord("X"): 4, 0x8C: 1, 0x8D: 8}  # opcodes of texts, with the bytes of their length
-_SMALL_TUPLE = re.compile(rb"[\x85-\x87](?![pqr\x94])")  # of one to three values, not remembered
-_MAX_SMALL_TUPLES = 64  # of values that are not remembered ones; more might lie deep in each other
+_SMALL_TUPLE = re.compile(rb"[\x85-\x87](?![pqr\x94])")  # of one to three values, not memoised
+_MAX_SMALL_TUPLES = 64  # more might be nested deeply
 _KEYS = (str, bytes, int, bool, float, type(None))
 _MAX_KEY_BITS = 64  # of a number: its hash goes through all of it
 _MIN_COUNTED_BYTES = 1 << 23  # that values may always take when they are written out
@@ -55,7 +55,7 @@ _PLAIN = (
     ),
     *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "PROTO", "FRAME", "MEMOIZE"),
     *("GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT"),
-    *("GLOBAL", "STACK_GLOBAL"),  # refused with what they ask for
+    *("GLOBAL", "STACK_GLOBAL"),  # refused, with the name of what they load
 )
 _InPython: Any = vars(pickle)["_Unpickler"]  # some 30 times slower than the one in C
 
@@ -109,9 +109,9 @@ def _with_plain_keys(items: list[Any]) -> dict[Any, Any]:
 def loads(data: bytes) -> Any:
     """The plain values of a pickle.
 
-    Pickles can ask for far more than they hold: room for a billion remembered values, keys that are tuples of
-    tuples of the same tuple. What is not clearly free of that is read by an unpickler that looks at each key,
-    and has room only for what there is.
+    Pickles can request far more memory than they hold: a memo of a billion values, keys that are tuples of
+    tuples of the same tuple. A pickle that may contain that is read by an unpickler that checks each key, and
+    whose memo grows with the values.
 
     Raises:
         Exception: whatever a damaged pickle makes the unpickler raise.
@@ -125,22 +125,22 @@ def loads(data: bytes) -> Any:
 
 
 def _refuse_repetition(value: Any, size: int) -> None:
-    """Hold values to what they take where what is shared is written out in each place.
+    """Refuse values that are far larger than the pickle when shared parts are written out in each place.
 
     Raises:
         pickle.UnpicklingError: it is far more than the pickle.
         Exception: they are nested too deeply, or hold themselves.
     """
     written = pickle.Pickler(_Counter(max(_MIN_COUNTED_BYTES, MAX_REPETITION * size)), protocol=4)
-    written.fast = True  # nothing is remembered
+    written.fast = True  # nothing is memoised
     written.dump(value)
 
 
 class _Counter(io.RawIOBase):
-    """A file that keeps nothing, and refuses what is too much."""
+    """A file that keeps nothing, and refuses more than a number of bytes."""
 
-    def __init__(self, most: int) -> None:
-        self._left = most
+    def __init__(self, limit: int) -> None:
+        self._left = limit
 
     def write(self, data: Any, /) -> int:
         self._left -= len(data)
@@ -151,9 +151,9 @@ class _Counter(io.RawIOBase):
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Let garbage lie: to look for it whenever so many containers were made takes longer than they do.
+    """Pause garbage collection: to collect after every so many containers takes longer than to decode them.
 
-    Best left when the values are gone: the first look afterwards goes through all that were made.
+    Best left when the values are gone: the first collection afterwards visits all that were made.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -165,7 +165,7 @@ def without_collection() -> Iterator[None]:
 
 
 def _is_harmless(data: bytes) -> bool:
-    """Whether there are only opcodes that ask for little: a quick look at what is nearly always so."""
+    """Whether all opcodes are harmless, which they nearly always are: a quick check."""
     place, tuples = 0, 0
     while place < len(data):
         match = _HARMLESS.match(data, place)

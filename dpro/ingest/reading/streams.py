@@ -43,7 +43,7 @@ def decompressed(file: BinaryIO, label: str, stored_bytes: int) -> BinaryIO:
 
 
 class _Bounded(io.RawIOBase):
-    """Content of a file, up to where nothing but blanks came for long: that is damage.
+    """Content of a file, up to a long stretch of nothing but blanks, which is damage.
 
     Reading raises `InputError` where the content is more than such a file can hold.
     """
@@ -68,13 +68,13 @@ class _Bounded(io.RawIOBase):
         return len(content)
 
     def read(self, size: int = -1, /) -> bytes:
-        """Some of the content, at most `size` bytes; spares a large reader the copy that `readinto` makes."""
+        """Read at most `size` bytes, without the copy that `readinto` makes."""
         if size < 0:
             return self.readall()
         content = self._file.read(size) or b""
         self._read_bytes += len(content)
         refuse_bomb(self._label, self._read_bytes, self._stored_bytes)
-        # The beginning first: nearly all content is known by it not to be blank.
+        # The beginning first: it shows of nearly all content that it is not blank.
         blank = not content[:64].strip(_BLANKS) and not content.strip(_BLANKS)
         self._blank_bytes = self._blank_bytes + len(content) if blank else 0
         if self._blank_bytes > MAX_BLANK_BYTES:
@@ -105,7 +105,7 @@ class _Gunzip(io.RawIOBase):
         return len(content)
 
     def read(self, size: int = -1, /) -> bytes:
-        """Some of the content, at most `size` bytes; spares a large reader the copy that `readinto` makes."""
+        """Read at most `size` bytes, without the copy that `readinto` makes."""
         if size < 0:
             return self.readall()
         content = self._salvaged(size) if self._salvage else self._decompressed(size)
@@ -127,7 +127,7 @@ class _Gunzip(io.RawIOBase):
             return self._salvaged(size)
 
     def _next_member(self) -> bool:
-        """Go on with the member that follows, if one does."""
+        """Continue with the member that follows, if one does."""
         left = self._engine.unused_data.lstrip(b"\0")
         left = left if len(left) > 1 else left + self._file.read(_INPUT_BYTES)
         if not left.startswith(_GZIP):
@@ -146,7 +146,7 @@ class _Gunzip(io.RawIOBase):
 def _carefully(file: BinaryIO, delivered: int, what: str) -> Iterator[bytes]:
     """What a damaged gzip file holds after the bytes that were delivered already.
 
-    The fast way loses a whole block of output where it meets damage: this one reads again in small steps.
+    The fast decoder loses a whole block of output where it meets damage: this one reads again in small steps.
 
     Raises:
         EOFError: at the damage.

@@ -1,6 +1,6 @@
-"""Values of loosely typed files (JSON, pickles) as what they should be, or as unknown.
+"""Values of loosely typed files (JSON, pickles) in the types of their columns, or as unknown.
 
-In: whatever a parser gave. Out: numbers that fit their column, texts, containers; never an exception.
+In: any parsed value. Out: numbers that fit their column, texts, containers; never an exception.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ def int32(value: Any) -> int:
 
 
 def rounded(value: Any, factor: int) -> int:
-    """A measured value times `factor` (its unit in ns) as int64; -1 where it is no number or negative."""
+    """A measured value in ns as int64; -1 where it is no number or negative.
+
+    Args:
+        value: as parsed.
+        factor: its unit in ns.
+    """
     try:
         scaled = -1 if isinstance(value, bool) else round(float(value) * factor)
     except (TypeError, ValueError, OverflowError):

@@ -73,7 +73,7 @@ def test_a_rank_without_a_call_takes_nothing_from_the_others(tmp_path, empty):
     assert dumps.frames[COLLECTIVES.name]["algorithm"].to_list() == [""] * 3
 
 
-def test_dumps_and_the_run_made_of_them_tell_the_same(tmp_path):
+def test_dumps_and_the_run_made_of_them_hold_the_same(tmp_path):
     folder = write(tmp_path / "dumps", rank_0=dump(3, 0), rank_1=dump(2, 1, state="scheduled"))
     dumps = read_dumps(folder)
     import_sources([folder], tmp_path / "run")
@@ -85,7 +85,7 @@ def test_dumps_and_the_run_made_of_them_tell_the_same(tmp_path):
     assert dumps.manifest.world_size == run.manifest.world_size
 
 
-def test_ranks_of_a_group_that_only_its_calls_tell_of_are_kept_with_them(tmp_path):
+def test_ranks_of_a_group_that_only_its_calls_state_are_kept_with_them(tmp_path):
     renamed = pickle.loads(dump(3, 0))
     renamed["entries"][0]["process_group"] = ["0", "as it was called before"]
     dumps = read_dumps(write(tmp_path, rank_0=pickle.dumps(renamed, 2), rank_1=dump(3, 1)))
@@ -101,7 +101,7 @@ def test_folder_with_another_trace_is_imported(stranger, tmp_path):
     assert (read_dumps(folder) is None) == stranger.startswith(b"{")
 
 
-def test_dumps_that_do_not_tell_their_rank_are_imported(tmp_path):
+def test_dumps_that_do_not_state_their_rank_are_imported(tmp_path):
     assert read_dumps(write(tmp_path, first=dump(1, 0), second=dump(1, 1))) is None
 
 

@@ -79,7 +79,7 @@ def test_a_rank_with_nothing_in_it_takes_nothing_from_the_others(tmp_path, seed)
         (folder / f"rank{rank}").write_bytes(SEEDS[seed](rank, rows))
     manifest = import_sources([tmp_path / "in"], tmp_path / "run", jobs=1)
     run = open_run(tmp_path / "run")
-    assert 1 in manifest.ranks or format_of(seed) == "NCCL RAS"  # which tells of all ranks in one file
+    assert 1 in manifest.ranks or format_of(seed) == "NCCL RAS"  # which describes all ranks in one file
     assert any(run.rows().values())
     for table in TABLES.values():
         assert run.table(table).schema == table.dtypes

@@ -1,4 +1,4 @@
-"""What a file is, told by content; and importers that other distributions bring."""
+"""Formats recognised by content, and importers of other distributions."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_what_is_no_file_is_never_opened(tmp_path):
             import_sources([folder / name], tmp_path / "other")
 
 
-def test_names_that_no_text_can_hold_are_read_and_told(tmp_path):
+def test_names_that_no_text_can_hold_are_read_with_a_warning(tmp_path):
     folder = tmp_path / os.fsdecode(b"in\xff")
     write_rank(folder, 0).rename(folder / os.fsdecode(b"rank\xfe0.json.gz"))
     (folder / os.fsdecode(b"rank\xfe1")).write_bytes(b'{"traceEvents": [')

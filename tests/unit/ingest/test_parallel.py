@@ -64,7 +64,7 @@ def test_a_task_whose_process_died_is_tried_again(tmp_path):
     assert (tmp_path / "died").exists()
 
 
-def test_a_task_that_an_executor_loses_is_told_in_one_line():
+def test_a_task_that_an_executor_loses_is_reported_in_one_line():
     with ThreadPoolExecutor(2) as executor:
         results = list(run_tasks(_fail_of_three, range(5), _lost, executor=executor))
     assert sorted(map(str, results)) == ["0", "2", "3 ValueError: three", "4", "8"]

@@ -18,7 +18,7 @@ from tests.traces import kernel
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_every_schema_tells_the_same(tmp_path, schema):
+def test_every_schema_gives_the_same(tmp_path, schema):
     path = trace_file(tmp_path / "et_rank3.json", *LAYER, schema=schema)
     trace = read_execution_trace(path)
     spans = conform(SPANS, trace.frames["spans"]).sort("span_id")
@@ -144,8 +144,8 @@ def test_needs_are_as_a_plain_reading_of_intervals_has_them(tmp_path, nodes):
     for reader, each in by_id.items():
         for wanted in ids(each, "inputs"):
             found, outer = source(reader, wanted), by_id.get(each["parent"], {})
-            told_outside = outer and wanted in ids(outer, "inputs") and source(outer["id"], wanted) == found
-            if found >= 0 and not told_outside:
+            known_outside = outer and wanted in ids(outer, "inputs") and source(outer["id"], wanted) == found
+            if found >= 0 and not known_outside:
                 expected.add((by_id[found]["name"], each["name"]))
     trace = read_execution_trace(trace_file(tmp_path / "et.json", *nodes))
     assert needs(trace, "data") == expected

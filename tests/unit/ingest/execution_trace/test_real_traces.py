@@ -123,22 +123,22 @@ def test_reads_in_a_real_trace_are_as_times_have_them(traces, pair):
         caller = nodes.get(each["parent"], {})
         for wanted in tensors(each, "input"):
             found = source(each, wanted)
-            told = caller and wanted in tensors(caller, "input") and source(caller, wanted) == found
-            if found and not told:
+            known = caller and wanted in tensors(caller, "input") and source(caller, wanted) == found
+            if found and not known:
                 expected.add((found["number"], each["number"]))
     combined = combine(read_trace(trace, rank=0), stored(read_execution_trace(et, rank=0)))
-    # Times are whole microseconds: which of two that end together was the last is not always told.
+    # Times are whole microseconds: which of two that end together was the last is not always recorded.
     assert len(by_number(combined, "data") ^ expected) <= 4
 
 
-def test_a_real_step_among_many_alike_is_found_on_both_threads(traces):
+def test_a_real_step_among_many_equal_ones_is_found_on_both_threads(traces):
     folder = traces / "et"
     operators = read_execution_trace(folder / "linear_et.json.gz", rank=0)
     spans = read_trace(folder / "linear_kineto.json.gz", rank=0)
     combined = combine(spans, stored(operators))
     assert combined.warnings == [
         *spans.warnings,
-        "rank 0: the execution trace fits 39 places of the trace alike: taken for the first",
+        "rank 0: the execution trace fits 39 places of the trace equally well: taken for the first",
     ]
     assert combined.skipped == spans.skipped
     # Of both threads the same step: no data is read before it was written, and none is lost by that.

@@ -45,7 +45,7 @@ def test_operators_and_spans_of_the_same_number_and_name_are_one(tmp_path):
     assert conform(SPANS, combined.frames["spans"]).equals(conform(SPANS, spans.frames["spans"]))
 
 
-def test_without_common_numbers_the_order_on_each_thread_tells(tmp_path):
+def test_without_common_numbers_the_order_on_each_thread_decides(tmp_path):
     """The profiler's own mark of the step has no operator; numbers are of another count."""
     events = [annotation("ProfilerStep#3", 0, 2000), *kineto(LAYER, first_id=500)]
     spans = read_trace(write(tmp_path / "rank0.json", events))
@@ -88,14 +88,14 @@ def test_a_caller_without_a_span_is_passed_over(tmp_path):
     assert ("aten::linear", "aten::transpose") in needs(combined, "control")
 
 
-def test_steps_that_look_alike_are_taken_for_the_first_and_told(tmp_path):
+def test_steps_that_look_equal_are_taken_for_the_first_with_a_warning(tmp_path):
     events = [
         event for step in range(3) for event in kineto(LAYER, first_id=100 * step + 50, at=10_000 * step)
     ]
     spans = read_trace(write(tmp_path / "rank0.json", events))
     combined = combine(spans, stored(read_execution_trace(trace_file(tmp_path / "et_rank0.json", *LAYER))))
     assert combined.warnings == [
-        "rank 0: the execution trace fits 3 places of the trace alike: taken for the first"
+        "rank 0: the execution trace fits 3 places of the trace equally well: taken for the first"
     ]
     linked = combined.frames["spans"].filter(
         combined.frames["spans"]["span_id"].is_in(combined.frames["dependencies"]["target_span_id"].to_list())

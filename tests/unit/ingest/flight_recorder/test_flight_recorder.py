@@ -124,7 +124,7 @@ VERSIONS = {
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_dumps_of_every_version_tell_the_same(version, encoding, tmp_path):
+def test_dumps_of_every_version_give_the_same(version, encoding, tmp_path):
     added = VERSIONS[version]
     of_dump = {name: value for name, value in added.items() if name.endswith("version")}
     of_entry = {name: value for name, value in added.items() if name not in of_dump}
@@ -168,7 +168,7 @@ def test_a_dump_of_active_entries_only_may_have_none(encoding, tmp_path):
     assert (trace.rank, trace.world_size, trace.frames["collectives"].height) == (2, 4, 0)
 
 
-def test_entries_that_do_not_all_tell_the_same_are_read_as_each_would_be_alone(tmp_path):
+def test_entries_that_do_not_all_hold_the_same_are_read_as_each_would_be_alone(tmp_path):
     whole = GATHER | {"duration_ms": 1.5}
     lacking = [{key: value for key, value in whole.items() if key != left} for left in whole]
     entries = [entry | {"record_id": number} for number, entry in enumerate([whole, *lacking, GATHER])]
@@ -188,7 +188,7 @@ def test_a_time_that_json_writes_as_zero_is_unknown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "state", "retired", "told"),
+    ("name", "state", "retired", "expected"),
     [
         ("gloo:all_reduce", "scheduled", True, "completed"),  # gloo never moves an entry on
         ("gloo:all_reduce", "scheduled", False, "scheduled"),
@@ -198,9 +198,9 @@ def test_a_time_that_json_writes_as_zero_is_unknown(tmp_path):
         ("nccl:all_reduce", None, False, ""),
     ],
 )
-def test_state_is_how_far_an_entry_got(tmp_path, name, state, retired, told):
+def test_state_is_how_far_an_entry_got(tmp_path, name, state, retired, expected):
     entry = GATHER | {"profiling_name": name, "state": state, "retired": retired}
-    assert row_of(entry, tmp_path)["state"] == told
+    assert row_of(entry, tmp_path)["state"] == expected
 
 
 def test_groups_are_joined_by_name_since_their_ids_differ_between_ranks(tmp_path):
@@ -268,7 +268,7 @@ def test_a_full_dump_is_known_though_its_groups_come_late(tmp_path):
         ("dump.json", -1),
     ],
 )
-def test_the_name_tells_the_rank(tmp_path, name, rank):
+def test_the_name_states_the_rank(tmp_path, name, rank):
     assert read_dump(write(tmp_path / name, DUMP, "json")).rank == rank
     assert read_dump(tmp_path / name, rank=5).rank == 5
 
@@ -459,16 +459,16 @@ def job(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("form", ["pickle", "json"])
-def test_dumps_of_a_real_gloo_job_tell_what_it_did(job, form, rank):
+def test_dumps_of_a_real_gloo_job_show_what_it_did(job, form, rank):
     path = job / f"{form}_rank_{rank}"
     trace = read_dump(path)
     assert is_dump(read_head(path))
     assert trace.rank == rank
-    told = [
+    rows = [
         (row["op"], row["group"], row["sequence"], row["bytes_in"], row["bytes_out"])
         for row in rows_of(trace)
     ]
-    assert told == [
+    assert rows == [
         ("all_reduce", "0 default_pg", 1, 32, 32),
         ("all_reduce", "1", 1, 32, 32),
         ("all_gather", "0 default_pg", 2, 32, 64),

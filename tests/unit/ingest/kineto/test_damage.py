@@ -120,7 +120,7 @@ def test_a_time_that_is_no_number_costs_only_its_own_span(tmp_path):
     assert trace.skipped == {"spans without a time or duration": 2}
 
 
-def test_facts_that_are_not_json_still_tell_the_base_of_times(tmp_path):
+def test_facts_that_are_not_json_still_give_the_base_of_times(tmp_path):
     path = write(tmp_path / "rank0.json", [cpu_op("a", 1, 1)], baseTimeNanoseconds=1000, host_name="h")
     trace = _mangled(path, (b'"host_name": "h"', b'"host_name": }'))
     assert trace.frames["spans"]["start_ns"].to_list() == [2000]
@@ -215,9 +215,9 @@ def test_events_of_any_shape_are_read_or_refused(events, facts, tmp_path_factory
     _reads_or_refuses(write(tmp_path_factory.mktemp("odd") / "rank0.json", events, **facts))
 
 
-@pytest.mark.parametrize("told", [[0], True, {}, 7])
-def test_an_operation_that_is_no_text_is_told_by_the_call_instead(told, tmp_path):
-    events = [*EVENTS[:3], kernel(NCCL, 30, 8, 5, **{"Collective name": told, "Seq": 1})]
+@pytest.mark.parametrize("recorded", [[0], True, {}, 7])
+def test_an_operation_that_is_no_text_is_taken_from_the_call_instead(recorded, tmp_path):
+    events = [*EVENTS[:3], kernel(NCCL, 30, 8, 5, **{"Collective name": recorded, "Seq": 1})]
     trace = read_trace(write(tmp_path / "rank0.json", events))
     assert trace.frames["collectives"]["op"].to_list() == ["all_reduce"]
 

@@ -138,21 +138,21 @@ def test_what_is_not_taken_is_counted_by_reason(tmp_path):
 
 def test_the_rank_is_what_the_trace_says_else_its_name_else_unknown(tmp_path):
     events = [cpu_op("a", 1, 2)]
-    told = read_trace(write(tmp_path / "rank7.json", events, distributedInfo={"rank": 3, "world_size": 8}))
-    assert (told.rank, told.world_size) == (3, 8)
+    trace = read_trace(write(tmp_path / "rank7.json", events, distributedInfo={"rank": 3, "world_size": 8}))
+    assert (trace.rank, trace.world_size) == (3, 8)
     assert read_trace(write(tmp_path / "rank-3.json", events)).rank == 3
     assert read_trace(write(tmp_path / "worker5_step.json", events)).rank == 5
     assert read_trace(write(tmp_path / "trace.json", events)).rank == -1
     assert read_trace(tmp_path / "trace.json", rank=6, window=2).frames["spans"]["window"].to_list() == [2]
 
 
-def test_metadata_tell_the_rank_where_distributed_info_does_not(tmp_path):
+def test_metadata_state_the_rank_where_distributed_info_does_not(tmp_path):
     mark = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Rank 5 training loop"}}
     trace = read_trace(write(tmp_path / "rank0.json", [mark, cpu_op("a", 1, 2)]))
     assert trace.rank == 5
     assert trace.warnings == ["rank0.json: no distributedInfo; rank 5 by its process_name"]
-    told = write(tmp_path / "rank0.json", [mark, cpu_op("a", 1, 2)], distributedInfo={"rank": 3})
-    assert (read_trace(told).rank, read_trace(told).warnings) == (3, [])
+    path = write(tmp_path / "rank0.json", [mark, cpu_op("a", 1, 2)], distributedInfo={"rank": 3})
+    assert (read_trace(path).rank, read_trace(path).warnings) == (3, [])
 
 
 def test_a_begin_and_its_end_are_one_span(tmp_path):
@@ -193,7 +193,7 @@ def test_the_gpu_of_a_rank_is_the_one_its_kernels_ran_on(tmp_path):
 
 
 def test_a_kernel_that_says_what_it_moves_is_believed(tmp_path):
-    told = {
+    recorded = {
         "Collective name": "_allgather_base",
         "dtype": "BFloat16",
         "In msg nelems": 10,
@@ -202,7 +202,7 @@ def test_a_kernel_that_says_what_it_moves_is_believed(tmp_path):
         "Process Group Ranks": "[0, 2, 4, 6]",
         "Seq": 9,
     }
-    frames = _read(tmp_path, [launch(1, 2, 5), kernel(NCCL, 9, 8, 5, **told)])
+    frames = _read(tmp_path, [launch(1, 2, 5), kernel(NCCL, 9, 8, 5, **recorded)])
     row = _only(frames["collectives"])
     assert (row["op"], row["bytes_in"], row["bytes_out"], row["dtype"]) == ("all_gather", 20, 80, "bfloat16")
     assert (row["group"], row["group_ranks"], row["sequence"]) == ("3", [0, 2, 4, 6], 9)
@@ -211,14 +211,14 @@ def test_a_kernel_that_says_what_it_moves_is_believed(tmp_path):
 
 
 def test_a_list_of_ranks_that_is_cut_short_is_looked_up(tmp_path):
-    told = {
+    recorded = {
         "Collective name": "allreduce",
         "Process Group Name": "0",
         "Process Group Ranks": "[0, 1, ..., 4]",
     }
     groups = [{"pg_name": "0", "ranks": [0, 1, 2, 3, 4]}, {"pg_name": "1", "ranks": [0, 1]}]
     info = {"rank": 0, "world_size": 5, "pg_config": groups}
-    row = _only(_read(tmp_path, [kernel(NCCL, 9, 8, **told)], distributedInfo=info)["collectives"])
+    row = _only(_read(tmp_path, [kernel(NCCL, 9, 8, **recorded)], distributedInfo=info)["collectives"])
     assert row["group_ranks"] == [0, 1, 2, 3, 4]
 
 
@@ -258,8 +258,8 @@ def test_a_kernel_whose_launch_is_not_in_the_window_is_kept_without_it(tmp_path)
 
 def test_the_peer_of_a_send_is_a_global_rank(tmp_path):
     call = cpu_op("c10d::send", 1, 20, **{"Concrete Inputs": ["", "", "1", "0"]})
-    told = {"Collective name": "send", "Process Group Ranks": "[0, 8]", "Process Group Name": "2"}
-    events = [call, launch(4, 2, 5), kernel("ncclDevKernel_SendRecv(args)", 30, 8, 5, **told)]
+    recorded = {"Collective name": "send", "Process Group Ranks": "[0, 8]", "Process Group Name": "2"}
+    events = [call, launch(4, 2, 5), kernel("ncclDevKernel_SendRecv(args)", 30, 8, 5, **recorded)]
     row = _only(_read(tmp_path, events)["collectives"])
     assert (row["op"], row["peer"]) == ("send", 8)
 
@@ -391,16 +391,16 @@ def test_shapes_that_are_none_leave_the_bytes_unknown(tmp_path, shapes, types):
 
 def test_counts_that_no_column_can_hold_are_unknown(tmp_path):
     counts = {"In msg nelems": 1 << 70, "Out msg nelems": 1 << 62}
-    told = {"Collective name": "allreduce", "dtype": "Float", **counts}
-    row = _only(_read(tmp_path, [kernel(NCCL, 30, 5, **told)])["collectives"])
+    recorded = {"Collective name": "allreduce", "dtype": "Float", **counts}
+    row = _only(_read(tmp_path, [kernel(NCCL, 30, 5, **recorded)])["collectives"])
     assert (row["bytes_in"], row["bytes_out"]) == (-1, -1)
 
 
 def test_messages_called_one_by_one_and_launched_together_are_a_row_each(tmp_path):
     def message(op: str, ts: float, **peer: int) -> Any:
-        told = {"Collective name": op, "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float"}
+        recorded = {"Collective name": op, "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float"}
         group = {"Process Group Name": "3", "Process Group Ranks": "[0, 1, 2]"}
-        return cpu_op("record_param_comms", ts, 5, **told, **group, **peer)
+        return cpu_op("record_param_comms", ts, 5, **recorded, **group, **peer)
 
     def names(peer: str, rank: int) -> dict[str, int]:
         return {peer: rank}
@@ -421,8 +421,8 @@ def test_messages_called_one_by_one_and_launched_together_are_a_row_each(tmp_pat
     ]
     distributed = {"rank": 1, "world_size": 3, "backend": "nccl"}
     rows = _read(tmp_path, events, distributedInfo=distributed)["collectives"]
-    told = rows.select("op", "peer", "bytes_in", "bytes_out", "group", "start_ns").rows()
-    assert told == [
+    found = rows.select("op", "peer", "bytes_in", "bytes_out", "group", "start_ns").rows()
+    assert found == [
         ("send", 2, 1024, 0, "3", 30_000),
         ("send", 2, 1024, 0, "3", 100_000),
         ("recv", 0, 0, 1024, "3", 100_000),
@@ -434,8 +434,8 @@ def test_messages_called_one_by_one_and_launched_together_are_a_row_each(tmp_pat
 @pytest.mark.parametrize("odd", [1 << 31, 1 << 70, -5, "many", [1], None, 1e300])
 def test_ranks_that_no_job_has_are_unknown(tmp_path, odd):
     groups = [{"pg_name": "0", "ranks": [0, odd]}]
-    told = {"rank": odd, "world_size": odd, "pg_config": groups}
-    path = write(tmp_path / "a.json", [cpu_op("aten::mm", 1, 2)], distributedInfo=told)
+    facts = {"rank": odd, "world_size": odd, "pg_config": groups}
+    path = write(tmp_path / "a.json", [cpu_op("aten::mm", 1, 2)], distributedInfo=facts)
     trace = read_trace(path)
     assert max(trace.rank, trace.world_size) < 1
     assert trace.frames["spans"].height == 1
@@ -443,8 +443,8 @@ def test_ranks_that_no_job_has_are_unknown(tmp_path, odd):
 
 def test_ranks_of_a_large_group_are_not_repeated_in_each_call_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr("dpro.ingest.reading.peers.MAX_LISTED_RANKS", 5)
-    told = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2]"}
-    calls = [kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", at, 1, **told) for at in (10, 20)]
+    recorded = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2]"}
+    calls = [kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", at, 1, **recorded) for at in (10, 20)]
     for number, listed in ((1, [[0, 1, 2]]), (2, [[], []])):
         path = write(tmp_path / "rank0.json", calls[:number])
         collectives = read_trace(path).frames["collectives"]

@@ -117,7 +117,7 @@ def test_what_follows_a_dump_marker_is_of_its_communicator(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["v4.0", "v4.1", "v5.0"])
-def test_formats_that_repeat_whose_a_line_is_read_alike(tmp_path, version):
+def test_formats_that_repeat_the_communicator_in_each_line_give_the_same(tmp_path, version):
     lines = [whose(version=version) | coll(sn=1), whose(1, 2, "0xpair", version=version) | coll(sn=5)]
     assert [(row["group"], row["sequence"]) for row in rows_of(log(tmp_path / "log", *lines))] == [
         ("0xabc", 1),
@@ -162,7 +162,7 @@ def test_a_peer_in_a_smaller_communicator_is_unknown(tmp_path):
     assert rows[1]["peer"] == -1
 
 
-def test_verbose_logs_tell_when_calls_and_kernels_began(tmp_path):
+def test_verbose_logs_show_when_calls_and_kernels_began(tmp_path):
     channels = [{"channel_id": 0, "kernel_start_ts": 1_181}, {"channel_id": 1, "kernel_start_ts": 1_180}]
     never = [{"channel_id": 0, "kernel_start_ts": 0}]
     path = log(
@@ -193,7 +193,7 @@ def test_the_caller_may_know_the_rank_better(tmp_path):
     assert row["rank"] == 6
 
 
-def test_joined_logs_are_told_apart_by_process(tmp_path):
+def test_joined_logs_are_distinguished_by_process(tmp_path):
     path = log(
         tmp_path / "log", whose(0, pid=1) | coll(), whose(1, pid=2) | coll(), whose(0, 2, "p", pid=2) | coll()
     )
@@ -230,7 +230,7 @@ def test_what_is_not_taken_is_counted(tmp_path):
     }
 
 
-def test_keys_nobody_knows_yet_are_passed_over(tmp_path):
+def test_unknown_keys_are_passed_over(tmp_path):
     path = log(tmp_path / "log.gz", whose(mood="good") | coll(graphCaptured=True) | {"weather": {"sun": 1}})
     assert is_inspector_log(read_head(path))
     assert len(rows_of(path)) == 1

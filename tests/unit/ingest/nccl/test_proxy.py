@@ -61,7 +61,7 @@ def test_channels_and_peers_are_rows_of_their_own(tmp_path):
     assert rows["peer_member"].to_list() == [4, 5]
 
 
-def test_what_does_not_tell_a_whole_send_is_counted(tmp_path):
+def test_what_does_not_describe_a_whole_send_is_counted(tmp_path):
     rows, skipped = sends(
         tmp_path,
         coll(),

@@ -94,7 +94,7 @@ def test_each_rank_is_a_worker(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "expected"),
     [
         (missing(1), "does not answer"),
         (missing(1, dead=True), "is considered dead"),
@@ -106,13 +106,13 @@ def test_each_rank_is_a_worker(tmp_path):
         (missing(1) | {"status": {}, "considered_dead": True}, "is considered dead"),
     ],
 )
-def test_a_rank_in_trouble_is_a_warning(tmp_path, entry, told):
+def test_a_rank_in_trouble_is_a_warning(tmp_path, entry, expected):
     is_missing = "collective_counts" not in entry
     ranks, absent = ((member(0),), (entry,)) if is_missing else ((member(0), entry), ())
     path = report(tmp_path / "ras.json", communicator(*ranks, absent=absent))
     (warning,) = warnings_of(path)
     assert warning.startswith("RAS: rank 1 (172.16.64.1 pid 1001) ")
-    assert re.search(told, warning)
+    assert re.search(expected, warning)
     assert [trace.rank for trace in read_ras_report(path)] == [0, 1]
 
 
@@ -123,7 +123,7 @@ def test_ranks_that_called_an_operation_a_different_number_of_times_are_a_warnin
     ]
 
 
-def test_trouble_in_a_smaller_communicator_is_told_of_the_global_rank(tmp_path):
+def test_trouble_in_a_smaller_communicator_is_reported_of_the_global_rank(tmp_path):
     world = communicator(*(member(rank) for rank in range(4)), name="0xworld")
     pair = communicator(member(0, gpu=2), absent=(missing(1) | {"pid": 1003, "nvml_dev": 3},), name="0xpair")
     assert warnings_of(report(tmp_path / "ras.json", pair, world)) == [
@@ -160,7 +160,7 @@ def test_a_comma_that_nccl_2_28_left_out_is_put_back(tmp_path):
     assert "considered dead" in warning
 
 
-def test_gpus_without_nvml_numbers_are_told_by_cuda(tmp_path):
+def test_gpus_without_nvml_numbers_are_numbered_by_cuda(tmp_path):
     entry = member(0) | {"cuda_dev": 4}
     del entry["nvml_dev"]
     (trace,) = read_ras_report(report(tmp_path / "ras.json", communicator(entry)))

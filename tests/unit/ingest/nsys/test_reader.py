@@ -76,7 +76,7 @@ def thread(pid: int, tid: int) -> int:
 
 
 def session(version: str = "3.25") -> Database:
-    """The facts of a session: the newer versions list GPUs per process, and tell more of them."""
+    """The facts of a session: the newer versions list GPUs per process, with more facts of each."""
     database = Database()
     database.add("META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="2026.2.1")
     database.add("META_DATA_EXPORT", name="EXPORT_PARAM_TIME_NORMALIZE", value="false")
@@ -157,7 +157,7 @@ def test_an_export_with_absolute_times_is_not_moved(tmp_path):
     assert spans(database, tmp_path)["gemm"]["start_ns"] == UTC + 5
 
 
-def test_without_a_session_start_times_stay_and_the_user_is_told(tmp_path):
+def test_without_a_session_start_times_stay_and_a_warning_says_so(tmp_path):
     database = session()
     del database.tables["TARGET_INFO_SESSION_START_TIME"]
     database.kernel("gemm", 5, 9)
@@ -188,7 +188,7 @@ def test_the_hosts_numbers_of_gpus_order_processes_that_each_see_one(tmp_path):
     assert [table(t, "workers")["pid"][0] for t in read(database, tmp_path)] == [11, 10]
 
 
-def test_a_communicator_tells_the_rank(tmp_path):
+def test_a_communicator_states_the_rank(tmp_path):
     database = session()
     for pid, rank in ((10, 5), (11, 4)):
         database.kernel("a", 1, 2, pid=pid, device=pid - 10)
@@ -210,7 +210,7 @@ def test_processes_of_a_later_host_come_after_those_before(tmp_path):
     assert [t.rank for t in read(database, tmp_path)] == [2, 3]
 
 
-def test_the_environment_tells_the_rank_of_one_process(tmp_path):
+def test_the_environment_states_the_rank_of_one_process(tmp_path):
     database = session()
     for variable in ('RANK="3"', 'WORLD_SIZE="8"', 'LOCAL_RANK="1"'):
         database.add("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value=variable)
@@ -242,7 +242,7 @@ def collective(database: Database, tmp_path: Path) -> dict[str, Any]:
     return found.row(0, named=True)
 
 
-def test_a_communication_kernel_is_told_by_its_name_where_nothing_else_tells(tmp_path):
+def test_a_communication_kernel_is_classified_by_its_name_where_nothing_else_shows_it(tmp_path):
     database = session()
     database.kernel(ALL_REDUCE, 50, 90)
     row = collective(database, tmp_path)
@@ -304,7 +304,7 @@ def sync(version: str, sync_type: int, stream: int, event: int, correlation: int
 
 
 @pytest.mark.parametrize(("version", "first"), [("3.16", 0), ("3.25", 1)])
-def test_synchronisation_is_told_by_the_call_whatever_the_versions_numbers(tmp_path, version, first):
+def test_synchronisation_is_classified_by_the_call_whatever_the_versions_numbers(tmp_path, version, first):
     database = session(version)
     table_name = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
     database.kernel("gemm", 1, 2, device=1)
@@ -333,7 +333,7 @@ def test_synchronisation_is_told_by_the_call_whatever_the_versions_numbers(tmp_p
     assert (rows[3]["record_correlation"], rows[3]["start_ns"], rows[3]["duration_ns"]) == (-1, UTC + 30, 8)
 
 
-def test_a_synchronisation_without_its_call_is_told_by_what_it_names(tmp_path):
+def test_a_synchronisation_without_its_call_is_classified_by_what_it_names(tmp_path):
     database = session()
     database.kernel("gemm", 1, 2)
     for number, (stream, event) in enumerate(((NO_STREAM, 9), (7, 9), (7, NO_EVENT), (NO_STREAM, NO_EVENT))):

@@ -46,7 +46,7 @@ def export(request, traces, tmp_path_factory) -> Iterator[Export]:
     opened.connection.close()
 
 
-def test_the_head_of_a_real_export_tells_it(export):
+def test_a_real_export_is_recognised_by_its_head(export):
     assert is_nsys(read_head(export.path))
 
 

@@ -89,7 +89,7 @@ def test_seconds_become_nanoseconds_without_the_rounding_of_float32(tmp_path):
     assert spans["duration_ns"].to_list() == [125_000_000, 250_000_000]
 
 
-def test_steps_lie_one_behind_the_other_and_are_alike_on_all_ranks(tmp_path):
+def test_steps_lie_one_behind_the_other_and_are_equal_on_all_ranks(tmp_path):
     rows = [
         op("forward-compute", 0.0, 1.0, step=7),
         op("forward-compute", 0.5, 2.0, step=7, rank=1, dp_rank=1),
@@ -155,7 +155,7 @@ def test_workers_have_their_place_in_the_mesh(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_the_file_beside_the_trace_tells_the_size_of_the_job(tmp_path, suffix):
+def test_the_file_beside_the_trace_states_the_size_of_the_job(tmp_path, suffix):
     path = write(tmp_path, two_by_two())
     text = b"trial_name: X\ntp_size: 4\nworld_size: 16\n"
     (tmp_path / f"meta-X.yaml{suffix}").write_bytes(gzip.compress(text) if suffix else text)

@@ -30,8 +30,8 @@ def table(trace: RankTrace, name: str) -> pl.DataFrame:
 
 
 def work(name: str, start: int, end: int, micro_batch: int = 0, chunk: int = 0, stage: int = 1) -> Events:
-    told = {"microbatch": micro_batch, "model_chunk": chunk, "pp_rank": stage}
-    return [{"name": name, "ph": "B", "rel_ts": start}, {"name": name, "ph": "E", "rel_ts": end} | told]
+    facts = {"microbatch": micro_batch, "model_chunk": chunk, "pp_rank": stage}
+    return [{"name": name, "ph": "B", "rel_ts": start}, {"name": name, "ph": "E", "rel_ts": end} | facts]
 
 
 def iteration(inside: Events, length: int, wall: int, pause: int = 0) -> Events:
@@ -40,8 +40,8 @@ def iteration(inside: Events, length: int, wall: int, pause: int = 0) -> Events:
     return [begin, *inside, end]
 
 
-def all_ranks(name: str, phase: str, ts: float, stage: int, **told: int) -> dict[str, Any]:
-    return {"name": name, "ph": phase, "ts": ts, "pid": stage, "tid": 0, "args": {"iteration": 10} | told}
+def all_ranks(name: str, phase: str, ts: float, stage: int, **facts: int) -> dict[str, Any]:
+    return {"name": name, "ph": phase, "ts": ts, "pid": stage, "tid": 0, "args": {"iteration": 10} | facts}
 
 
 def test_a_begin_and_its_end_are_one_span(tmp_path):
@@ -76,11 +76,11 @@ def test_a_begin_without_an_end_is_counted(tmp_path):
 def test_one_file_of_all_ranks_is_in_microseconds(tmp_path):
     events = []
     for stage in (0, 1):
-        told = {"microbatch": 0, "model_chunk": 0, "pp_rank": stage}
+        facts = {"microbatch": 0, "model_chunk": 0, "pp_rank": stage}
         events += [
             all_ranks("iteration begin", "i", stage, stage),
             all_ranks("forward", "B", 10 + stage, stage),
-            all_ranks("forward", "E", 20 + stage, stage, **told),
+            all_ranks("forward", "E", 20 + stage, stage, **facts),
             all_ranks("reduce", "i", 30, stage),
             all_ranks("iteration end", "i", 50, stage),
         ]
@@ -228,8 +228,8 @@ def test_real_files_of_one_rank_each(traces):
         counted = Counter(event["name"] for event in ends)
         assert dict(spans.group_by("name").len().rows()) == {n: counted[n] for n in ("forward", "backward")}
         assert steps.height == counted["iteration"] == 20
-        told = Counter((e["name"], e["microbatch"], e["model_chunk"]) for e in ends if "microbatch" in e)
-        assert Counter(spans.select("name", "micro_batch", "model_chunk").rows()) == told
+        expected = Counter((e["name"], e["microbatch"], e["model_chunk"]) for e in ends if "microbatch" in e)
+        assert Counter(spans.select("name", "micro_batch", "model_chunk").rows()) == expected
         assert spans["duration_ns"].sum() == sum(
             (1 if event["ph"] == "E" else -1) * event["rel_ts"]
             for event in events

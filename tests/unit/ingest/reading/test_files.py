@@ -127,7 +127,7 @@ def test_zstandard_without_its_library_says_what_to_install(tmp_path, monkeypatc
         read_bytes(path)
 
 
-def test_a_damaged_file_tells_what_is_wrong_after_all_that_can_be_read(tmp_path):
+def test_a_damaged_file_shows_what_is_wrong_after_all_that_can_be_read(tmp_path):
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(os.urandom(200_000))[:100_000])
     damage: list[str] = []
