@@ -80,11 +80,11 @@ class Analysis(Cached):
     @cached
     def hangs(self) -> list[Finding]:
         """What hangs in the run, or ended it, surest first."""
-        from dpro.detect.hang.find import judge
+        from dpro.detect.hang.find import find_causes
         from dpro.detect.hang.watched import merge_watched
         from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
 
-        found = merge_watched(judge(self.waiting), self.run.path, self.steps)
+        found = merge_watched(find_causes(self.waiting), self.run.path, self.steps)
         if not found:
             return found
         parts = self.run.part_by_part(COUNTERS, list(COUNTERS.columns))

@@ -1,7 +1,7 @@
-"""All that is known of a job that may hang, before anything is blamed: who waits for whom, who is gone.
+"""What is known of a job that may hang before a cause is named: the wait-for graph, and ranks that are gone.
 
-In: `Records`. Out: a `Case`, with where the waiting ends: ranks that the others have waited for for long, or
-that have left for good.
+In: `Records`. Out: a `Case`, with the ends of chains of waiting: ranks that the others have waited for longer
+than a threshold, or that have left.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dpro.detect.hang.records import Records
 from dpro.detect.hang.waits import Root, WaitGraph
 from dpro.units import NS_PER_S
 
-MIN_WAIT_NS = 4 * NS_PER_S  # what is unfinished for less may be under way; the recorder saves calls after 5 s
+MIN_WAIT_NS = 4 * NS_PER_S  # a call unfinished for less may be under way; the recorder saves calls after 5 s
 
 
 @dataclass(frozen=True)
 class Case:
-    """All that the findings of one run are made of.
+    """What the findings of one run are derived from.
 
     Attributes:
-        records: what the run tells.
+        records: calls, groups and ranks of the run.
         known: how far each rank had come.
-        waits: who waits for whom.
+        waits: the wait-for graph of ranks and operations.
         deaths: ranks that are gone, by rank.
         left: ranks that ended well while the job did not, and when they last gave a sign.
         now_ns: when the last dump was saved, -1 unknown.
@@ -43,13 +43,13 @@ class Case:
     now_ns: int
 
     def waited_ns(self, operations: Sequence[Operation]) -> int:
-        """How long the operations have been waited for when the dumps were saved, -1 unknown."""
+        """Return how long operations had been waited for when the dumps were saved, ns; -1 unknown."""
         since = [operation.since_ns for operation in operations if operation.since_ns >= 0]
         return self.now_ns - min(since) if since and self.now_ns >= 0 else -1
 
     @property
     def roots(self) -> list[Root]:
-        """Where chains of waiting end that have lasted for long, or for good: at a rank that has left."""
+        """The ends of chains of waiting that have lasted `MIN_WAIT_NS`, or are at a rank that has left."""
         return [
             each
             for root in graph.find_roots(self.waits)
@@ -59,7 +59,7 @@ class Case:
 
 
 def examine(records: Records) -> Case:
-    """Find out who had come how far, who is gone, and who waits for whom."""
+    """Derive how far each rank had come, which ranks are gone, and the wait-for graph."""
     records = with_failed(records)
     known = know(records)
     deaths = {death.rank: death for death in find_deaths(records)}
@@ -72,24 +72,39 @@ def examine(records: Records) -> Case:
 
 
 def _without_gone(operation: Operation, gone: set[int]) -> Operation:
-    """The operation with ranks that are known to be gone counted among those that will not come."""
+    """Move ranks that are known to be gone from the unknown to the absent ranks of an operation.
+
+    Args:
+        operation: an unfinished operation.
+        gone: ranks that are gone.
+    """
     never = operation.unknown & gone
     return replace(operation, absent=operation.absent | never, unknown=operation.unknown - never)
 
 
 def gone_early(death: Death, now_ns: int) -> bool:
-    """Whether a rank died while its peers still waited, and not when all were ended."""
+    """Return whether a rank died while its peers still waited, and not when all were ended.
+
+    Args:
+        death: of the rank.
+        now_ns: when the last dump was saved, -1 unknown.
+    """
     return death.first or 0 <= death.ended_ns < now_ns
 
 
 def _lasts(root: Root, case: Case) -> bool:
-    """Whether something has been waited for long enough, as far as anything tells when dumps were saved."""
+    """Return whether the wait has lasted `MIN_WAIT_NS`, or it is not known when dumps were saved."""
     waited_ns = case.waited_ns(root.operations)
     return waited_ns < 0 or waited_ns >= MIN_WAIT_NS
 
 
 def has_left(root: Root, case: Case) -> bool:
-    """Whether the rank that all wait for has ended well, before they had waited for it for long."""
+    """Return whether the rank that all wait for exited with code 0 before they had waited `MIN_WAIT_NS`.
+
+    Args:
+        root: the end of a chain of waiting.
+        case: what is known of the job.
+    """
     if root.kind != graph.HOST or root.ranks[0] not in case.left:
         return False
     since = [operation.since_ns for operation in root.operations if operation.since_ns >= 0]
@@ -97,7 +112,12 @@ def has_left(root: Root, case: Case) -> bool:
 
 
 def each_frozen(root: Root, case: Case) -> list[Root]:
-    """Of ranks of which too little is known each whose process stood still: more than one may be at fault."""
+    """Split a root of unknown ranks into one per frozen process: more than one may be at fault.
+
+    Args:
+        root: the end of a chain of waiting; roots of other kinds are returned as they are.
+        case: what is known of the job.
+    """
     if root.kind != graph.UNKNOWN:
         return [root]
     frozen = [rank for rank in root.ranks if is_frozen(rank, case)]
@@ -105,7 +125,12 @@ def each_frozen(root: Root, case: Case) -> list[Root]:
 
 
 def is_frozen(rank: int, case: Case) -> bool:
-    """Whether no thread of a process ran for long before it was gone, or its peers were seen last."""
+    """Return whether no thread of a process ran for `MIN_WAIT_NS` before its end or its peers' last record.
+
+    Args:
+        rank: of the process.
+        case: what is known of the job.
+    """
     ranks = case.records.ranks
     by_itself = (pl.col("exit_code") >= 0) | (pl.col("failed_ns") > 0) | pl.col("final")
     rows = ranks.filter((pl.col("rank") == rank) & ~by_itself & (pl.col("heartbeat_ns") > 0))
@@ -118,11 +143,16 @@ def is_frozen(rank: int, case: Case) -> bool:
 
 
 def died_at_work(death: Death, root: Root) -> bool:
-    """Whether a rank died before its peers had waited for it for long: else it was stuck first."""
+    """Return whether a rank died before its peers had waited `MIN_WAIT_NS` for it: else it was stuck first.
+
+    Args:
+        death: of the rank.
+        root: the end of the chain of waiting that is the rank.
+    """
     since = [operation.since_ns for operation in root.operations if operation.since_ns >= 0]
     return not since or death.ended_ns < min(since) + MIN_WAIT_NS
 
 
 def without_dump(case: Case) -> list[int]:
-    """Ranks of the job without a dump that shows what they did last."""
+    """Return the ranks of the job without a dump that shows what they did last."""
     return [rank for rank in range(case.records.world_size) if rank not in case.known.current]

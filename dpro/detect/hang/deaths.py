@@ -1,7 +1,7 @@
-"""Ranks that ended before the job did, by what the kernel, the launcher or Python said of their ends.
+"""Ranks that ended before the job did, by what the kernel, the launcher or Python reported of their ends.
 
-In: `Records`. Out: `Death`s, first one first, and ranks that left early. A dump that is missing proves no
-death; nor does the end of a rank that was ended together with all others. Who failed for want of a peer is
+In: `Records`. Out: `Death`s, first one first, and ranks that left early. A missing dump proves no death, nor
+does the end of a rank that was ended together with all others. A rank that failed because it lost a peer is
 dead, but no first cause.
 """
 
@@ -18,7 +18,7 @@ import polars as pl
 from dpro.detect.hang.records import Records
 from dpro.units import NS_PER_S
 
-TOGETHER_NS = NS_PER_S // 2  # ranks that end within this time of each other may have been ended by one hand
+TOGETHER_NS = NS_PER_S // 2  # ranks that end within this time of each other may have been ended together
 KILLED_TOGETHER_NS = 5 * NS_PER_S  # the same where all were killed: launchers do that one by one
 # What launchers, schedulers and users send to a job that is to end.
 ENDED_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -33,7 +33,7 @@ _LOST_PEER = re.compile(
 _MEANS = {
     signal.SIGABRT: "a library gave up, as gloo does where a peer sends more than is expected: "
     "what the rank wrote last says why",
-    signal.SIGKILL: "killed from outside: by the kernel where memory ran out, by a scheduler, or by somebody",
+    signal.SIGKILL: "killed from outside: by the kernel where memory ran out, by a scheduler, or by a user",
     signal.SIGSEGV: "native code touched memory that is not its own",
     signal.SIGBUS: "mapped memory or shared memory (/dev/shm) ran out, or a mapped file became shorter",
 }
@@ -64,7 +64,7 @@ class Death:
 
 
 def find_deaths(records: Records) -> list[Death]:
-    """Ranks that died, in the order in which they did."""
+    """Return the ranks that died, in the order in which they did."""
     asked_ns = _asked_ns(records)
     rows = [row for row in records.ranks.iter_rows(named=True) if _died(row, asked_ns)]
     rows.sort(key=lambda row: (_died_ns(row), row["rank"]))
@@ -84,44 +84,44 @@ def find_deaths(records: Records) -> list[Death]:
 
 
 def _asked_ns(records: Records) -> int:
-    """When the first rank ended because it was told to; 0 for none."""
-    told_to = pl.col("exit_signal").is_in([int(number) for number in ENDED_FROM_OUTSIDE])
+    """Return when the first rank ended by a signal from outside or Ctrl-C, ns; 0 for none."""
+    signalled = pl.col("exit_signal").is_in([int(number) for number in ENDED_FROM_OUTSIDE])
     interrupted = pl.col("error").str.starts_with(INTERRUPTED)
-    asked = records.ranks.filter(interrupted | (told_to & (pl.col("error") == "")))
+    asked = records.ranks.filter(interrupted | (signalled & (pl.col("error") == "")))
     when = pl.when(interrupted).then("failed_ns").otherwise("ended_ns")
     first = asked.select(when.min()).item()
     return first if isinstance(first, int) else 0
 
 
 def left_early(records: Records) -> dict[int, int]:
-    """Ranks whose script ended well though the job did not, and when.
+    """Return the ranks whose script ended well though the job did not, and when, ns.
 
-    A launcher may tell a process to end that has left already, and is only slow to go.
+    A launcher may send SIGTERM to a process whose script has ended and which is only slow to exit.
     """
-    told_to = pl.col("final") & pl.col("exit_signal").is_in([int(each) for each in ENDED_FROM_OUTSIDE])
-    ranks = records.ranks.filter(((pl.col("exit_code") == 0) | told_to) & (pl.col("error") == ""))
+    signalled = pl.col("final") & pl.col("exit_signal").is_in([int(each) for each in ENDED_FROM_OUTSIDE])
+    ranks = records.ranks.filter(((pl.col("exit_code") == 0) | signalled) & (pl.col("error") == ""))
     when = pl.when(pl.col("left_ns") > 0).then("left_ns").otherwise("ended_ns")
     return {} if ranks.height == records.ranks.height else dict(ranks.select("rank", when).iter_rows())
 
 
 def lost_peer(error: str) -> bool:
-    """Whether an exception says that the process at the other end of a connection is gone."""
+    """Return whether an exception says that the process at the other end of a connection is gone."""
     return bool(_LOST_PEER.search(error.partition("\n")[0]))
 
 
 def _died(row: Mapping[str, Any], asked_ns: int) -> bool:
-    """Whether a rank ended badly, and not because it was told to: by a signal, or killed when it did not go.
+    """Return whether a rank ended badly, and was not ended from outside by a signal or a later SIGKILL.
 
     Args:
-        row: a rank.
-        asked_ns: when the first rank had ended because it was told to; 0 for none.
+        row: of the rank, in `Records.ranks`.
+        asked_ns: as of `_asked_ns`.
     """
     if _failed(row):
         return True
     if row["exit_signal"] == signal.SIGKILL and 0 < asked_ns < row["ended_ns"] - TOGETHER_NS:
         return False
-    told_to = row["exit_signal"] in ENDED_FROM_OUTSIDE or row["error"].startswith(INTERRUPTED)
-    return (row["exit_signal"] > 0 or row["exit_code"] > 0) and not told_to
+    signalled = row["exit_signal"] in ENDED_FROM_OUTSIDE or row["error"].startswith(INTERRUPTED)
+    return (row["exit_signal"] > 0 or row["exit_code"] > 0) and not signalled
 
 
 def _failed(row: Mapping[str, Any]) -> bool:
@@ -133,9 +133,15 @@ def _died_ns(row: Mapping[str, Any]) -> int:
 
 
 def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: int) -> set[int]:
-    """Ranks that died first, without those that died of it, or of others that were told to end.
+    """Return the ranks whose death is a first cause: the first, and those that died together with it.
 
-    Several that died at once are causes unless they are most of the job: that has a cause outside of them.
+    Ranks that lost a peer, or died after others had been ended from outside, are none. Where more than half
+    of the job died together, the cause is outside of them, and no rank is returned.
+
+    Args:
+        rows: of the ranks that died, first one first.
+        num_ranks: of the job.
+        asked_ns: as of `_asked_ns`.
     """
     own = [row for row in rows if not lost_peer(row["error"])]
     if not own:
@@ -143,9 +149,9 @@ def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: i
     killed = {row["exit_signal"] for row in rows} == {signal.SIGKILL} and len(rows) == num_ranks
     apart_ns = KILLED_TOGETHER_NS if killed else TOGETHER_NS
     together = [row for row in own if _died_ns(row) <= _died_ns(own[0]) + apart_ns]
-    # Who is killed takes its peers with it; of what they fail, where nothing tells, is that.
-    told = [row for row in together if row["exit_signal"] > 0 or _failed(row)]
-    first = {row["rank"] for row in told or together}
+    # A rank that is killed makes its peers fail: of those together with it, an exit code alone is no cause.
+    own_reason = [row for row in together if row["exit_signal"] > 0 or _failed(row)]
+    first = {row["rank"] for row in own_reason or together}
     return first if len(first) == 1 or 2 * len(first) <= num_ranks else set()
 
 
@@ -158,12 +164,12 @@ def _how(row: Mapping[str, Any]) -> str:
 
 
 def own_call(calls: Sequence[str]) -> str:
-    """The innermost call that is the user's own and no library's, as `file:line function`."""
+    """Return the innermost call that is in the user's code and in no library, as `file:line function`."""
     return next((call for call in calls if "-packages/" not in call and "/lib/python" not in call), calls[0])
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`."""
+    """Return the name of a signal, such as `SIGKILL`."""
     try:
         return signal.Signals(number).name
     except ValueError:

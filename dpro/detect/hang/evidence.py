@@ -1,8 +1,7 @@
-"""Ranks, operations and chains of waiting in words; every line can be traced to the calls it speaks of.
+"""Evidence of hangs in words: ranks, operations, chains of waiting, and what is known of ranks at fault.
 
-What is known of ranks that a finding is about, in words: their calls, dumps, threads, ends.
-
-In: a `Case`, and ranks. Out: lines of evidence, none where nothing is known.
+In: a `Case`, and ranks. Out: lines of evidence, none where nothing is known; each names the calls, dumps,
+threads or exits that it is derived from.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from dpro.units import NS_PER_S, format_duration
 _VERDICTS = {
     "hang.host": "{who}: its host code is stuck",
     "hang.device": "{who}: its GPU does not finish what its peers finished",
-    "hang.rank": "{who}: it stopped taking part; the records cannot tell its host from its device",
-    "hang.comm": "{who}: all came and nobody gets through, be it the network or the group itself",
-    "hang.mismatch": "{who}: calls that do not fit those of the others; the program is wrong, no hardware",
+    "hang.rank": "{who}: it stopped taking part; the records do not distinguish its host from its device",
+    "hang.comm": "{who}: all ranks called and none finishes; the network or the group itself is at fault",
+    "hang.mismatch": "{who}: its calls differ from those of the others; the program is wrong, no hardware",
     "dead.rank": "{who}: the process is gone",
 }
 HANGS = tuple(_VERDICTS)
@@ -45,7 +44,8 @@ _ADVICE = {
     "names the call that differs",
     "dead.rank": "read the end of its log; `dmesg` shows what the kernel killed for lack of memory{where}",
 }
-_UNSURE = 0.6  # below this confidence the verdict is one of several that the dumps allow
+MIN_SURE = 0.6  # confidence, below which the verdict is one of several that the dumps allow
+MAX_CALLS = 3  # of a stack that are quoted
 LEFT, RAISED = "left early", "an exception"  # causes
 _RAISED_MEANS = "{who}: its script failed by an exception"
 _RAISED_ADVICE = "mend what raises it; the end of the log of {who} has the whole traceback{where}"
@@ -60,26 +60,26 @@ _LEFT_ADVICE = (
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """`rank 3`, or `ranks 0-2, 5`."""
+    """Return `rank 3`, or `ranks 0-2, 5`."""
     numbers = sorted(ranks)
     return f"rank{'s' if len(numbers) != 1 else ''} {numbers_in_words(numbers)}"
 
 
 def numbers_in_words(numbers: Sequence[int]) -> str:
-    """Ascending numbers with those that follow each other joined: `0-2, 5`."""
+    """Return ascending numbers with runs joined: `0-2, 5`."""
     starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)] if numbers else []
     ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]] if numbers else []
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def one_of(ranks: Iterable[int]) -> str:
-    """`rank 3`, or `one of ranks 0-2, 5`."""
+    """Return `rank 3`, or `one of ranks 0-2, 5`."""
     numbers = sorted(ranks)
     return ranks_in_words(numbers) if len(numbers) == 1 else f"one of {ranks_in_words(numbers)}"
 
 
 def time_in_words(time_ns: int) -> str:
-    """`12:34:56.789 UTC`."""
+    """Return a time as `12:34:56.789 UTC`."""
     if time_ns < 0:
         return "an unknown time"
     seconds, rest = divmod(time_ns, NS_PER_S)
@@ -87,7 +87,7 @@ def time_in_words(time_ns: int) -> str:
 
 
 def name_of(operation: Operation) -> str:
-    """`all_reduce #12 of group "5 tp" (ranks 0-3)`, or `message #4 from rank 0 to rank 8 in group "0"`."""
+    """Return `all_reduce #12 of group "5 tp" (ranks 0-3)`, or `message #4 from rank 0 to rank 8 in …`."""
     number = f" #{operation.sequence}" if operation.sequence >= 0 else ""
     if operation.pair:
         source, target = operation.pair
@@ -96,7 +96,7 @@ def name_of(operation: Operation) -> str:
 
 
 def attendance(operation: Operation) -> str:
-    """Who came to an operation, who finished it and who did not come."""
+    """Return which ranks called an operation, which finished it, and which never called."""
     parts = []
     if operation.unfinished:
         came = f"{ranks_in_words(operation.unfinished)} came and wait"
@@ -108,15 +108,20 @@ def attendance(operation: Operation) -> str:
     if operation.absent:
         parts.append(f"{ranks_in_words(operation.absent)} never came")
     if operation.unknown:
-        parts.append(f"of {ranks_in_words(operation.unknown)} nothing tells")
+        parts.append(f"unknown: {ranks_in_words(operation.unknown)}")
     return f"{name_of(operation)}: {'; '.join(parts)}; waited for since {time_in_words(operation.since_ns)}"
 
 
 def chain_in_words(chain: Sequence[tuple[int, Operation]], ends: Collection[int]) -> str:
-    """Who waits in what for whom, link by link; the last link waits for the ends."""
+    """Return a chain of waiting, link by link.
+
+    Args:
+        chain: pairs of a rank and the operation it waits in, as of `chain_from`.
+        ends: ranks that the last link waits for; none where its operation itself is at fault.
+    """
     links = []
     for (rank, operation), following in zip(chain, [*chain[1:], None], strict=True):
-        waited = f"rank {following[0]}" if following else ranks_in_words(ends) if ends else "nobody"
+        waited = f"rank {following[0]}" if following else ranks_in_words(ends) if ends else "no rank"
         if following and following[0] == rank:
             waited = "what it has to finish first"
         links.append(f"rank {rank} waits in {name_of(operation)} for {waited}")
@@ -124,7 +129,7 @@ def chain_in_words(chain: Sequence[tuple[int, Operation]], ends: Collection[int]
 
 
 def verdict_in_words(finding: Finding) -> str:
-    """What a finding about a hang means."""
+    """Return what a finding of a hang means."""
     who = f"{finding.component_kind} {finding.component_id}"
     if finding.cause == LEFT:
         return _LEFT_MEANS.format(who=who)
@@ -132,18 +137,18 @@ def verdict_in_words(finding: Finding) -> str:
         return _RAISED_MEANS.format(who=who)
     if finding.class_ == "hang.rank":
         return _VERDICTS[finding.class_].format(who=one_of(finding.ranks))
-    if finding.confidence >= _UNSURE:
+    if finding.confidence >= MIN_SURE:
         return _VERDICTS[finding.class_].format(who=who)
     if finding.class_ == "hang.mismatch":
-        return f"{who}: their calls do not fit each other, and which is wrong cannot be told"
-    return f"{who}: the others wait for it, and its dump would tell why"
+        return f"{who}: their calls differ, and which of them is wrong is not known"
+    return f"{who}: the others wait for it, and its dump would show why"
 
 
 def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
-    """What to do about a hang, with host and process of its ranks where they are known.
+    """Return what to do about a hang, with host and process of its ranks where they are known.
 
     Args:
-        finding: about a hang.
+        finding: of a hang.
         workers: table `workers`.
     """
     own = workers.filter(pl.col("rank").is_in(list(finding.ranks)) & (pl.col("pid") > 0))
@@ -158,7 +163,13 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
 
 
 def last_call(rank: int, root: Root, case: Case) -> str:
-    """What the rank did last in the group where its peers wait for it."""
+    """Return what a rank called last in the group in which its peers wait for it.
+
+    Args:
+        rank: the rank.
+        root: the end of a chain of waiting that is the rank.
+        case: what is known of the job.
+    """
     operation = root.operations[0] if root.operations else None
     number = -1 if operation is None else case.known.issued.get((rank, operation.key), -1)
     if operation is None or operation.pair or number < 0:
@@ -167,7 +178,7 @@ def last_call(rank: int, root: Root, case: Case) -> str:
 
 
 def no_dump(ranks: Sequence[int], case: Case) -> str:
-    """Why nothing is known of some ranks."""
+    """Return why the last calls of some ranks are not known."""
     old = [rank for rank in ranks if rank in case.known.outdated or _has_dump(rank, case)]
     none = [rank for rank in ranks if rank not in old]
     said = [f"the dump of {ranks_in_words(none)} is missing"] if none else []
@@ -180,7 +191,7 @@ def _has_dump(rank: int, case: Case) -> bool:
 
 
 def last_state(ranks: Sequence[int], case: Case) -> list[str]:
-    """What dumps that are older than those of their peers say of their moment."""
+    """Return what dumps that are older than those of their peers say of the time when they were saved."""
     lines = []
     calls = case.records.calls
     for rank in ranks:
@@ -200,7 +211,7 @@ def last_state(ranks: Sequence[int], case: Case) -> list[str]:
 
 
 def heartbeat(rank: int, case: Case) -> list[str]:
-    """Whether the process still ran, by the recorder's thread in it, which writes once a second."""
+    """Return whether a process still ran, by the recorder's thread in it, which writes once a second."""
     row = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("heartbeat_ns") > 0))
     last = case.records.ranks["heartbeat_ns"].max()
     if row.is_empty() or last is None:
@@ -216,21 +227,21 @@ def heartbeat(rank: int, case: Case) -> list[str]:
 
 
 def stack(rank: int, case: Case) -> list[str]:
-    """Where the rank's main thread stood when it was last seen."""
+    """Return where a rank's main thread was when its stack was last recorded."""
     rows = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("stack") != ""))
     if rows.is_empty() or is_frozen(rank, case):
         return []
-    return [f"the main thread of rank {rank} is in {' < '.join(rows['stack'][0].splitlines()[:3])}"]
+    return [f"the main thread of rank {rank} is in {' < '.join(rows['stack'][0].splitlines()[:MAX_CALLS])}"]
 
 
 def death_in_words(death: Death) -> str:
-    """What ended a rank, when, and what that usually means."""
+    """Return what ended a rank, when, and what that usually means."""
     means = f" ({death.means})" if death.means else ""
     return f"rank {death.rank} was ended by {death.how}, seen at {time_in_words(death.ended_ns)}{means}"
 
 
 def fewer_steps(rank: int, case: Case) -> list[str]:
-    """By how much a rank's last step ended before those of its peers."""
+    """Return by how much a rank's last step ended before that of its peers."""
     ends: dict[int, int] = dict(case.records.ranks.select("rank", "last_step_ns").iter_rows())
     own, last = ends.get(rank, -1), max(ends.values(), default=-1)
     if own < 0 or last - own < MIN_WAIT_NS:
@@ -239,7 +250,13 @@ def fewer_steps(rank: int, case: Case) -> list[str]:
 
 
 def chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
-    """The longest of the shortest ways to the root: it tells most of how the job came to stand."""
+    """Return the longest of the shortest chains to the root, which shows most of the waiting.
+
+    Args:
+        root: the end of the chains.
+        victims: ranks that wait.
+        case: what is known of the job.
+    """
     chains = [graph.chain_from(rank, root, case.waits) for rank in victims]
     longest = max(chains, key=len, default=[])
     if len(longest) < 2:
@@ -249,7 +266,7 @@ def chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
 
 
 def doubts(root: Root, case: Case) -> list[str]:
-    """Ranks of which nothing tells whether they came, where that leaves something open."""
+    """Return which ranks may be stuck, too, since it is not known whether they called."""
     if root.kind == graph.UNKNOWN:
         return []
     open_ = sorted({rank for operation in root.operations for rank in operation.unknown} - set(root.ranks))
@@ -258,5 +275,5 @@ def doubts(root: Root, case: Case) -> list[str]:
     names = ", ".join(name_of(each) for each in root.operations[:1] if each.unknown) or "these operations"
     return [
         f"not known: whether {ranks_in_words(open_)} came to {names}; a dump of {ranks_in_words(open_)} "
-        f"would tell whether more than {ranks_in_words(root.ranks)} is stuck"
+        f"would show whether more than {ranks_in_words(root.ranks)} is stuck"
     ]

@@ -1,8 +1,8 @@
-"""Calls that count as finished because they failed: what a job waited for is lost if they are believed.
+"""Calls that count as completed because they failed, which would hide what a job waited for.
 
-In: `Records`. Out: the same with such calls unfinished. When a process is ended, or loses a peer, whatever it
-waits for fails, and PyTorch's flight recorder calls that completed. A collective that waits for all its ranks
-cannot have been finished while one of them never called it.
+In: `Records`. Out: the same with such calls unfinished. When a process is ended, or loses a peer, the calls
+that it waits in fail, and PyTorch's flight recorder marks them completed. A collective that waits for all its
+ranks cannot have completed while one of them never called it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from dpro.detect.hang.deaths import lost_peer
 from dpro.detect.hang.records import SYNCHRONISING, UNFINISHED, Records
 from dpro.units import NS_PER_S
 
-SILENT_NS = 4 * NS_PER_S  # a rank whose records lack a call for so long did not make it
+MIN_SILENT_NS = 4 * NS_PER_S  # a rank whose records lack a call for so long did not make it
 
 
 def with_failed(records: Records) -> Records:
-    """Take calls back that were completed by failing.
+    """Mark calls that were completed by failing as unfinished.
 
     Args:
-        records: what the run holds of calls and ranks.
+        records: of the run.
+
+    Returns:
+        The records with these calls `scheduled`, and with `status` lowered to the last call that completed.
     """
     ranks = records.ranks
     bad = ranks.filter((pl.col("exit_code") > 0) | (pl.col("exit_signal") > 0) | (pl.col("failed_ns") > 0))
@@ -39,7 +42,12 @@ def with_failed(records: Records) -> Records:
 
 
 def _never_made_by_all(ended: pl.DataFrame, records: Records) -> pl.DataFrame:
-    """`rank`, `order` of completed collectives of ended ranks that another member certainly did not call."""
+    """Return `rank`, `order` of completed collectives of ended ranks that another member did not call.
+
+    Args:
+        ended: calls of the ranks that ended badly.
+        records: of the run.
+    """
     issued = _issued(records)
     last = records.members.join(
         records.ranks.filter("dumped").select("rank", "saved_ns", "final"), on="rank"
@@ -52,14 +60,19 @@ def _never_made_by_all(ended: pl.DataFrame, records: Records) -> pl.DataFrame:
     pairs = (
         done.with_columns(latest=latest).join(last, on="key").filter(pl.col("reached") < pl.col("sequence"))
     )
-    silent = (pl.col("saved_ns") >= pl.col("enqueued_ns") + SILENT_NS) & (
+    silent = (pl.col("saved_ns") >= pl.col("enqueued_ns") + MIN_SILENT_NS) & (
         pl.col("latest") <= pl.col("saved_ns")
     )
     return pairs.filter(pl.col("final") | silent).select("rank", "order")
 
 
 def _last_before_loss(calls: pl.DataFrame, records: Records) -> pl.DataFrame:
-    """`rank`, `order` of the last call of each rank that lost a peer, if a gone member does not show it."""
+    """Return `rank`, `order` of the last call of each rank that lost a peer, if a gone member lacks it.
+
+    Args:
+        calls: of the ranks that ended badly.
+        records: of the run.
+    """
     lost = [rank for rank, error in records.ranks.select("rank", "error").iter_rows() if lost_peer(error)]
     ended = pl.col("exit_code").ge(0) | pl.col("exit_signal").gt(0)
     gone = records.ranks.filter(ended & ~pl.col("rank").is_in(lost)).select("rank")
@@ -78,13 +91,18 @@ def _last_before_loss(calls: pl.DataFrame, records: Records) -> pl.DataFrame:
 
 
 def _issued(records: Records) -> pl.DataFrame:
-    """`rank`, `key`, `issued`: the last collective that each rank is known to have called."""
+    """Return `rank`, `key`, `issued`: the last collective that each rank is known to have called."""
     calls = records.calls.filter(~pl.col("p2p")).select("rank", "key", issued="sequence")
-    told = records.status.select("rank", "key", issued="enqueued")
-    return pl.concat([calls, told]).group_by("rank", "key").agg(pl.col("issued").max())
+    reported = records.status.select("rank", "key", issued="enqueued")
+    return pl.concat([calls, reported]).group_by("rank", "key").agg(pl.col("issued").max())
 
 
 def _held_back(status: pl.DataFrame, unfinished: pl.DataFrame) -> pl.DataFrame:
-    """What ranks said of groups, completed only up to the first call that is unfinished."""
+    """Lower what ranks reported as completed to the call before the first unfinished one.
+
+    Args:
+        status: as of `Records`.
+        unfinished: `rank`, `key`, `first`: sequence number of that call.
+    """
     joined = status.join(unfinished, on=["rank", "key"], how="left", maintain_order="left")
     return joined.with_columns(completed=pl.min_horizontal("completed", pl.col("first") - 1)).drop("first")

@@ -1,8 +1,8 @@
-"""From a run to what hangs in it: findings, none where nothing does.
+"""What hangs in a run: findings, none where nothing does.
 
-In: `Records`. Out: `Finding`s with their evidence in words. A rank is named for what its own calls and those
-of its peers show; ranks that wait for it are named as such. What a missing dump leaves open is said with the
-dump that would settle it.
+In: `Records`. Out: `Finding`s with their evidence in words. A rank is named as the cause by its own calls
+and those of its peers; ranks that wait for it are listed as such. What a missing dump leaves open is reported
+with the dump that would decide it.
 """
 
 from __future__ import annotations
@@ -46,25 +46,26 @@ from dpro.detect.hang.records import Records
 from dpro.detect.hang.waits import Root
 from dpro.units import NS_PER_S
 
-MAX_OPERATIONS = 2  # that are listed for each finding: what waits for one rank waits in many places
+MAX_OPERATIONS = 2  # that are listed for each finding: ranks may wait for one rank in many operations
 
-_SURE, _LIKELY, _REPORTED, _OPEN = 0.98, 0.9, 0.75, 0.5  # reported: by NCCL's RAS, where dumps leave it open
+# Confidences: all dumps show it; all but some; NCCL's RAS reports it where dumps do not; it is one of two.
+_SURE, _LIKELY, _REPORTED, _OPEN = 0.98, 0.9, 0.75, 0.5
 
 
 def find_hangs(records: Records) -> list[Finding]:
-    """What the ranks of a run wait for, and ranks that are gone.
+    """Find the causes of a hang, and ranks that are gone.
 
     Args:
-        records: what the run tells of calls and ranks.
+        records: calls and ranks of the run.
 
     Returns:
         One finding for each first cause, surest first; none if nothing has been unfinished for long.
     """
-    return judge(examine(records))
+    return find_causes(examine(records))
 
 
-def judge(case: Case) -> list[Finding]:
-    """The findings of a case, as from `find_hangs`."""
+def find_causes(case: Case) -> list[Finding]:
+    """Find the causes of a hang in what is known of a job; returns as `find_hangs`."""
     waits, deaths = case.waits, case.deaths
     roots = [root for root in case.roots if not _lost_peers(root, case)]
     differences = [*find_mismatches(case.records), *message_mismatches(waits.operations)]
@@ -74,8 +75,8 @@ def judge(case: Case) -> list[Finding]:
         findings = [_mismatch_finding(each, case) for each in differences]
         roots = [root for root in roots if not touched & {*root.ranks, *graph.victims_of(root, waits)}]
     findings += [_root_finding(root, case) for root in roots]
-    findings = [_doubted(finding, findings) for finding in findings]
-    findings += _perhaps_too(roots, findings, case)
+    findings = [_with_doubt(finding, findings) for finding in findings]
+    findings += _further_suspects(roots, findings, case)
     if not findings:
         findings = _left_findings(case) or [
             _death_finding(death, case) for death in deaths.values() if death.first
@@ -84,22 +85,28 @@ def judge(case: Case) -> list[Finding]:
 
 
 def _lost_peers(root: Root, case: Case) -> bool:
-    """Whether the ranks that all wait for are gone because another was."""
+    """Return whether the ranks that all wait for are gone because they lost a peer."""
     deaths = [case.deaths.get(rank) for rank in root.ranks]
     return root.kind in (graph.HOST, graph.UNKNOWN) and all(death and death.lost_peer for death in deaths)
 
 
-def _doubted(finding: Finding, findings: Sequence[Finding]) -> Finding:
-    """A device that seems stuck beside another cause may be a dump that was saved a moment too early."""
+def _with_doubt(finding: Finding, findings: Sequence[Finding]) -> Finding:
+    """Lower the confidence of a stuck device where there is another cause: its dump may be too old."""
     if finding.class_ != "hang.device" or all(each.class_ == finding.class_ for each in findings):
         return finding
     named = ranks_in_words(finding.ranks)
-    doubt = f"or the dump of {named} is a little older than the others: one taken now would tell"
+    doubt = f"or the dump of {named} is a little older than the others: a dump taken now would decide"
     return replace(finding, confidence=min(finding.confidence, _OPEN), evidence=(*finding.evidence, doubt))
 
 
-def _perhaps_too(roots: Sequence[Root], found: Sequence[Finding], case: Case) -> list[Finding]:
-    """Ranks without a dump that are waited for beside one that is named: they may be stuck, too."""
+def _further_suspects(roots: Sequence[Root], found: Sequence[Finding], case: Case) -> list[Finding]:
+    """Return findings of ranks without a dump that are waited for, besides a rank that is named.
+
+    Args:
+        roots: the ends of chains of waiting.
+        found: findings so far.
+        case: what is known of the job.
+    """
     if all(root.kind != graph.HOST for root in roots):
         return []
     named = {rank for finding in found for rank in finding.ranks}
@@ -107,10 +114,10 @@ def _perhaps_too(roots: Sequence[Root], found: Sequence[Finding], case: Case) ->
     ranks = sorted(frozenset().union(*(each.unknown for each in places)) - named)
     if not ranks:
         return []
-    alone = [each for each in places if not each.absent]  # nobody else is missed there
+    alone = [each for each in places if not each.absent]  # no other rank is missing there
     root = Root(graph.UNKNOWN, tuple(ranks), tuple(alone) or places)
     frozen = [each for each in each_frozen(root, case) if is_frozen(each.ranks[0], case)]
-    return [_unknown_finding(each, case) for each in frozen] or [_beside_finding(root, case)]
+    return [_unknown_finding(each, case) for each in frozen] or [_suspect_finding(root, case)]
 
 
 def _root_finding(root: Root, case: Case) -> Finding:
@@ -165,7 +172,7 @@ def _comm_finding(root: Root, case: Case) -> Finding:
 def _cycle_finding(root: Root, case: Case) -> Finding:
     minority = _out_of_order(root) or odd_calls(root.operations, case.records)
     facts = [
-        f"{ranks_in_words(root.ranks)} wait for each other in a circle: no hardware does that; "
+        f"{ranks_in_words(root.ranks)} wait for each other, which is a deadlock: no hardware causes that; "
         "the order of the calls differs between them"
     ]
     if minority:
@@ -177,7 +184,7 @@ def _cycle_finding(root: Root, case: Case) -> Finding:
 
 
 def _odd_call(rank: int, root: Root) -> str:
-    """The collective that a rank of a circle waits in."""
+    """Return the collective that a rank of a deadlock waits in."""
     for operation in root.operations:
         call = operation.unfinished.get(rank)
         if call and not operation.pair:
@@ -186,7 +193,10 @@ def _odd_call(rank: int, root: Root) -> str:
 
 
 def _out_of_order(root: Root) -> tuple[int, ...]:
-    """Ranks of a circle that are not where most of it is; none where there is no most."""
+    """Return the ranks of a deadlock that lack the call in which more than half of its group waits.
+
+    Majority rule: without such a call, no rank is out of order.
+    """
     most = max(root.operations, key=lambda operation: len(operation.unfinished))
     if most.pair or 2 * len(most.unfinished) <= len(most.members):
         return ()
@@ -212,14 +222,14 @@ def _unknown_finding(root: Root, case: Case) -> Finding:
         confidence = _LIKELY
     elif len(root.ranks) == 1 and suspects:
         confidence = _REPORTED
-    told = [line for rank in root.ranks for line in ras.in_words(rank)]
-    host = len(root.ranks) == 1 and (told or (frozen and is_frozen(root.ranks[0], case)))
+    reported = [line for rank in root.ranks for line in ras.in_words(rank)]
+    host = len(root.ranks) == 1 and (reported or (frozen and is_frozen(root.ranks[0], case)))
     class_ = "hang.host" if host else "hang.rank"
-    return _finding(class_, "rank", root, case, confidence, [*facts, *frozen, *told])
+    return _finding(class_, "rank", root, case, confidence, [*facts, *frozen, *reported])
 
 
-def _beside_finding(root: Root, case: Case) -> Finding:
-    """Ranks that may be at fault beside those that are, or wait for them where nothing shows it."""
+def _suspect_finding(root: Root, case: Case) -> Finding:
+    """Return a finding of ranks that may be stuck, too, or may wait for a rank that is."""
     facts = [
         f"{no_dump(root.ranks, case)}, and others wait for {one_of(root.ranks)}, too: it may be stuck as "
         f"well, or wait for the rank that is; a dump of {ranks_in_words(root.ranks)} would distinguish that"
@@ -243,7 +253,7 @@ def _dead_finding(death: Death, root: Root, case: Case, confidence: float, facts
 
 
 def _left_finding(root: Root, case: Case) -> Finding:
-    """A rank that ended well while its peers went on."""
+    """Return the finding of a rank that ended well while its peers went on."""
     rank = root.ranks[0]
     facts = [
         f"the script of rank {rank} ended well at {time_in_words(case.left[rank])} while its peers went on"
@@ -258,7 +268,7 @@ def _left_finding(root: Root, case: Case) -> Finding:
 
 
 def _left_findings(case: Case) -> list[Finding]:
-    """Ranks that had left when the others lost a peer, where no call shows who missed whom."""
+    """Return findings of ranks that had left when others lost a peer; no call shows which was missing."""
     lost = [death.ended_ns for death in case.deaths.values() if death.lost_peer]
     if not lost or len(lost) < len(case.deaths):
         return []
@@ -273,15 +283,15 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     by_call: dict[str, list[int]] = {}
     for rank, call in sorted(mismatch.calls.items()):
         by_call.setdefault(call, []).append(rank)
-    told = "; ".join(f"{ranks_in_words(ranks)} called {call}" for call, ranks in by_call.items())
-    facts = [f'call{number} of group "{mismatch.group}": {told}']
+    calls = "; ".join(f"{ranks_in_words(ranks)} called {call}" for call, ranks in by_call.items())
+    facts = [f'call{number} of group "{mismatch.group}": {calls}']
     minority = ranks_in_words(mismatch.minority)
     sure = len(mismatch.minority) < len(mismatch.calls)
     if mismatch.skipped > 0 and sure:
-        calls = "call" if mismatch.skipped == 1 else "calls"
-        facts.append(f"{minority} left out {mismatch.skipped} {calls} there: all later ones fit if it did")
+        noun = "call" if mismatch.skipped == 1 else "calls"
+        facts.append(f"{minority} left out {mismatch.skipped} {noun} there: that explains all later ones")
     if not sure:
-        facts.append(f"no call is that of most: {one_of(mismatch.minority)} is wrong")
+        facts.append(f"no call is that of a majority: {one_of(mismatch.minority)} is wrong")
     confidence = _SURE if sure else _OPEN
     return _finding("hang.mismatch", "rank", root, case, confidence, facts)
 
@@ -289,17 +299,25 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
 def _finding(
     class_: str, kind: str, root: Root, case: Case, confidence: float, facts: Sequence[str]
 ) -> Finding:
-    """A finding with what all have: who came, the chain, the victims, and the doubts."""
+    """Return a finding with the evidence that all have: operations, the chain, the victims, and the doubts.
+
+    Args:
+        class_, kind: of the finding and its component.
+        root: what is at fault.
+        case: what is known of the job.
+        confidence: of the finding.
+        facts: evidence of its own, the first most important.
+    """
     kinds = {(tuple(o.unfinished), o.absent, o.unknown, o.key): o for o in reversed(root.operations)}
-    told = [attendance(operation) for operation in [*kinds.values()][: -MAX_OPERATIONS - 1 : -1]]
-    more = len(root.operations) - len(told)
+    calls = [attendance(operation) for operation in [*kinds.values()][: -MAX_OPERATIONS - 1 : -1]]
+    more = len(root.operations) - len(calls)
     if more > 0:
-        told[-1] += f"; and {more} more like it"
+        calls[-1] += f"; and {more} more like it"
     victims = graph.victims_of(root, case.waits) if root.operations else []
     waited_ns = case.waited_ns(root.operations)
     evidence = [
         *facts[:1],
-        *told,
+        *calls,
         *facts[1:],
         *chain(root, victims, case),
         *([f"waiting because of it, at fault in nothing: {ranks_in_words(victims)}"] if victims else []),

@@ -1,6 +1,6 @@
-"""Ranks that do not call what their peers call: another operation, size or element type, at the same place.
+"""Ranks whose call differs from that of their peers in operation, size or element type, at the same place.
 
-In: `Records`. Out: the first such place of each group, and who is in the minority. What may differ between
+In: `Records`. Out: the first such place of each group, and the ranks in the minority. What may differ between
 ranks (the sizes of an all-to-all, of a gather) is not compared.
 """
 
@@ -30,9 +30,9 @@ class Mismatch:
         key: the group's name and ranks.
         sequence: number within the group; of a message among those of the pair, -1 where unknown.
         calls: what each rank called, in words, by rank.
-        minority: ranks that differ from most others; all ranks where none are most.
+        minority: ranks that differ from more than half of the ranks; all ranks without such a majority.
         skipped: number of calls that the minority left out, if that explains all later differences; -1 if
-            it does not, or nothing tells.
+            it does not, or that is not known.
     """
 
     group: str
@@ -44,7 +44,7 @@ class Mismatch:
 
 
 def find_mismatches(records: Records) -> list[Mismatch]:
-    """The first place at which each group's ranks differ, in order of the groups' names."""
+    """Return the first place at which each group's ranks differ, in order of the groups' names."""
     calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
     compared = _first_parts(calls.join(_uneven_places(calls), on=["key", "sequence"]))
     size = pl.when(pl.col("op").is_in(_SAME_SIZE))
@@ -78,14 +78,14 @@ def find_mismatches(records: Records) -> list[Mismatch]:
 
 
 def _first_parts(calls: pl.DataFrame) -> pl.DataFrame:
-    """One call of each rank and number: of the parts of a coalesced call the first stands for all."""
+    """Return one call per rank and number: the first part of a coalesced call."""
     return calls.sort("order").unique(["key", "sequence", "rank"], keep="first", maintain_order=True)
 
 
 def _uneven_places(calls: pl.DataFrame) -> pl.DataFrame:
-    """`key` and `sequence` of all places where anything differs that may matter: few of perhaps millions."""
+    """Return `key` and `sequence` of all places where anything compared differs: few of perhaps millions."""
     size = pl.when(pl.col("op").is_in(_SAME_SIZE))
-    told = calls.select(
+    compared = calls.select(
         "key",
         "sequence",
         pl.col("op", "dtype").cast(pl.Categorical).to_physical(),
@@ -93,8 +93,8 @@ def _uneven_places(calls: pl.DataFrame) -> pl.DataFrame:
         size_out=size.then("bytes_out").otherwise(-1),
     )
     same = [pl.col(name).min() == pl.col(name).max() for name in ("op", "dtype", "size_in", "size_out")]
-    alike = told.group_by("key", "sequence").agg(alike=pl.all_horizontal(same))
-    return alike.filter(~pl.col("alike")).select("key", "sequence")
+    equal = compared.group_by("key", "sequence").agg(equal=pl.all_horizontal(same))
+    return equal.filter(~pl.col("equal")).select("key", "sequence")
 
 
 def _differs(name: str, unknown: str | int) -> pl.Expr:
@@ -103,20 +103,30 @@ def _differs(name: str, unknown: str | int) -> pl.Expr:
 
 
 def _signature(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What must be the same on all ranks."""
+    """Return what must be the same on all ranks."""
     sizes = (row["bytes_in"], row["bytes_out"]) if row["op"] in _SAME_SIZE else ()
     return (row["op"], row["dtype"], *sizes)
 
 
 def describe(op: str, bytes_in: int, bytes_out: int, dtype: str) -> str:
-    """A call in words: `all_gather of 40 to 160 bytes of float32`."""
+    """Return a call in words: `all_gather of 40 to 160 bytes of float32`.
+
+    Args:
+        op: the operation.
+        bytes_in, bytes_out: sizes, -1 unknown.
+        dtype: type of the elements, empty if unknown.
+    """
     known = [f"{size:,}" for size in dict.fromkeys((bytes_in, bytes_out)) if size >= 0]
     size = f" of {' to '.join(known)} bytes" if known else ""
     return op + size + (f" of {dtype}" if dtype else "")
 
 
 def _minority(signatures: Mapping[int, Hashable]) -> tuple[int, ...]:
-    """Ranks that do not call what more than half of them call; all of them where there is no such half."""
+    """Return the ranks whose call is not that of more than half; all ranks where no call has that majority.
+
+    Args:
+        signatures: the call of each rank.
+    """
     (most, count), *_ = Counter(signatures.values()).most_common()
     if 2 * count <= len(signatures):
         return tuple(sorted(signatures))
@@ -124,7 +134,13 @@ def _minority(signatures: Mapping[int, Hashable]) -> tuple[int, ...]:
 
 
 def _skipped(calls: pl.DataFrame, sequence: int, minority: Sequence[int]) -> int:
-    """How many calls the minority left out, if its later calls are those of the others, so many earlier."""
+    """Return how many calls, up to 3, the minority left out, if that explains its later calls; else -1.
+
+    Args:
+        calls: of the group.
+        sequence: number of the first that differs.
+        minority: ranks that differ there.
+    """
     others = calls.filter(~pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
     own = calls.filter(pl.col("rank").is_in(list(minority)) & (pl.col("sequence") >= sequence))
     if others.is_empty() or own.is_empty():
@@ -142,7 +158,11 @@ def _skipped(calls: pl.DataFrame, sequence: int, minority: Sequence[int]) -> int
 
 
 def odd_calls(operations: Sequence[Operation], records: Records) -> tuple[int, ...]:
-    """Ranks whose unfinished collective is of a kind that their group has never called before.
+    """Return the ranks whose unfinished collective is of a kind that their group has never completed.
+
+    Args:
+        operations: unfinished.
+        records: of the run.
 
     Returns:
         Those ranks if others wait in collectives that their group has called before; none otherwise.
@@ -161,7 +181,7 @@ def odd_calls(operations: Sequence[Operation], records: Records) -> tuple[int, .
 
 
 def message_mismatches(operations: Sequence[Operation]) -> list[Mismatch]:
-    """Messages that both ranks of a pair wait for, where the sizes differ."""
+    """Return the messages that both ranks of a pair wait in, where sizes or element types differ."""
     found = []
     for operation in operations:
         if operation.pair is None or len(operation.unfinished) < 2:

@@ -1,8 +1,8 @@
-"""Operations that somebody has not finished: who arrived, who finished, who did not come.
+"""Unfinished operations: which ranks called them, finished them, or did not call.
 
-In: `Records`. Out: `Operation`s. A collective is one operation of its group, a send and the receive that
-matches it in order are another. What a rank has not recorded it may still have done: its dump may be missing,
-be older than the operation, or have been clipped; that is told apart here and called unknown.
+In: `Records`. Out: `Operation`s. A collective is one operation of its group; a send and the receive that
+matches it in order are one, too. What a rank has not recorded it may still have done: its dump may be
+missing, be older than the operation, or have been clipped. Such ranks are unknown, and not absent.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import polars as pl
 from dpro.detect.hang.records import SYNCHRONISING, UNFINISHED, Records
 from dpro.units import NS_PER_S
 
-CLOCKS_DIFFER_NS = NS_PER_S  # by less than this, between hosts
+MAX_CLOCK_SKEW_NS = NS_PER_S  # between hosts
 
 
 @dataclass(frozen=True)
 class Call:
-    """One rank's call: where it comes among the calls of that rank, what it moves, how far it is."""
+    """One rank's call: its place among the calls of that rank, what it moves, its state."""
 
     rank: int
     order: int
@@ -47,8 +47,8 @@ class Operation:
         unfinished: calls that were made and are not finished, by rank.
         finished: ranks that have finished.
         absent: ranks that are known not to have called.
-        came: ranks that have called, of which nothing tells whether they have finished.
-        unknown: ranks of which nothing tells whether they have called.
+        came: ranks that have called; whether they have finished is not known.
+        unknown: ranks of which it is not known whether they have called.
         pair: sender and receiver of a message.
     """
 
@@ -66,13 +66,13 @@ class Operation:
 
     @property
     def since_ns(self) -> int:
-        """When the last of those that wait came, -1 where nothing tells."""
+        """When the last of the waiting ranks called, ns; -1 unknown."""
         return max((call.enqueued_ns for call in self.unfinished.values()), default=-1)
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Which ranks can be believed, and how far each had come.
+    """Which dumps are up to date, and how far each rank had come.
 
     Attributes:
         current: ranks whose dump shows what they did last.
@@ -88,7 +88,7 @@ class Knowledge:
 
 
 def know(records: Records) -> Knowledge:
-    """Find out how far each rank had come, and which dumps are older than what their peers show."""
+    """Derive how far each rank had come, and which dumps are older than what their peers show."""
     calls = records.calls.filter(~pl.col("p2p"))
     rows = calls.group_by("rank", "key").agg(
         issued=pl.col("sequence").max(),
@@ -106,19 +106,33 @@ def know(records: Records) -> Knowledge:
 
 
 def _proven(calls: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
-    """The last call of each group that all its ranks must have made, since one has finished it."""
+    """Return the last call of each group that all its ranks must have made, since one has finished it.
+
+    Args:
+        calls: collectives.
+        own: what each rank reports, as of `_with_status`.
+
+    Returns:
+        `key`, `proven`: its sequence number.
+    """
     finished = calls.filter((pl.col("state") == "completed") & pl.col("op").is_in(SYNCHRONISING))
-    told = pl.concat([finished.select("key", proven="sequence"), own.select("key", proven="said")])
-    return told.group_by("key").agg(pl.col("proven").max())
+    reached = pl.concat([finished.select("key", proven="sequence"), own.select("key", proven="said")])
+    return reached.group_by("key").agg(pl.col("proven").max())
 
 
 def _outdated(
     calls: pl.DataFrame, own: pl.DataFrame, proven: pl.DataFrame, dumped: pl.DataFrame
 ) -> frozenset[int]:
-    """Ranks that went on after their dump was saved.
+    """Return the ranks that went on after their dump was saved.
 
-    They must have made calls that it does not hold, or have finished one that it holds as unfinished before
-    another; or the clock says so.
+    They must have made calls that the dump lacks; or have finished a call that the dump holds as unfinished
+    before a later one; or a step, or a call of a peer, is later than the dump.
+
+    Args:
+        calls: collectives.
+        own: what each rank reports, as of `_with_status`.
+        proven: `rank`, `key`, `proven`: the last call that all ranks must have made.
+        dumped: `ranks` of the records with a dump.
     """
     behind = (
         proven.join(dumped.select("rank"), on="rank")
@@ -136,16 +150,24 @@ def _outdated(
     latest = calls["enqueued_ns"].max() if calls.height else -1
     known = dumped.filter(pl.col("saved_ns") >= 0)
     early = known.filter(
-        (pl.col("last_step_ns") > pl.col("saved_ns")) | (pl.col("saved_ns") + CLOCKS_DIFFER_NS < latest)
+        (pl.col("last_step_ns") > pl.col("saved_ns")) | (pl.col("saved_ns") + MAX_CLOCK_SKEW_NS < latest)
     )
     return frozenset(rank for each in (behind, passed, early) for rank in each["rank"])
 
 
 def _with_status(own: pl.DataFrame, records: Records) -> pl.DataFrame:
-    """Add what ranks said of groups as a whole, where that is about collectives.
+    """Add what ranks reported of groups as a whole, where that counts collectives only.
 
-    Some libraries count messages together with collectives: a group is left out where the count does not
-    agree with the calls, or where there are messages.
+    Some libraries count messages together with collectives: the report of a group is ignored where it does
+    not agree with the calls, or where there are messages.
+
+    Args:
+        own: `rank`, `key`, `issued`, `done`: from the calls.
+        records: of the run.
+
+    Returns:
+        `rank`, `key`, `said`, `issued`, `done`: the last sequence number that was reported as completed, the
+        last that was called, and the last that finished; -1 for none.
     """
     both = records.status.join(own, on=["rank", "key"], how="full", coalesce=True)
     agrees = (
@@ -153,10 +175,10 @@ def _with_status(own: pl.DataFrame, records: Records) -> pl.DataFrame:
     )
     mixed = records.calls.filter("p2p").select("key").unique()
     good = both.group_by("key").agg(good=agrees.all()).filter("good").join(mixed, on="key", how="anti")
-    told = both.join(good, on="key", how="left").with_columns(
+    reported = both.join(good, on="key", how="left").with_columns(
         pl.when("good").then(name).alias(name) for name in ("enqueued", "completed")
     )
-    return told.select(
+    return reported.select(
         "rank",
         "key",
         said=pl.col("completed").fill_null(-1),
@@ -166,7 +188,12 @@ def _with_status(own: pl.DataFrame, records: Records) -> pl.DataFrame:
 
 
 def unfinished_operations(records: Records, known: Knowledge) -> list[Operation]:
-    """All operations that a rank with a current dump has begun and not finished, in a stable order."""
+    """Return all operations that a rank with a current dump has begun and not finished, in a stable order.
+
+    Args:
+        records: of the run.
+        known: how far each rank had come.
+    """
     return [*_collectives(records, known), *_messages(records, known)]
 
 
@@ -226,7 +253,7 @@ def _collective(
 
 
 def _before(saved_ns: int, began_ns: int) -> bool:
-    """Whether a dump was saved before its rank's peers began, so that the rank could come afterwards."""
+    """Return whether a dump was saved before its rank's peers began: the rank may have called later."""
     return 0 <= saved_ns < began_ns
 
 
@@ -240,7 +267,7 @@ def _call(row: dict[str, Any]) -> Call:
 
 
 def _grouped(rows: pl.DataFrame) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
-    """Rows by group and number, in the order they come in."""
+    """Yield rows by group and sequence number, in the order of the rows."""
     found: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in rows.iter_rows(named=True):
         found[row["key"], row["sequence"]].append(row)
@@ -248,7 +275,7 @@ def _grouped(rows: pl.DataFrame) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
 
 
 def _messages(records: Records, known: Knowledge) -> Iterator[Operation]:
-    """Sends and receives matched in order, per pair and group.
+    """Match sends and receives in order, per pair and group.
 
     Where both ranks' calls are known from the first on, the n-th send meets the n-th receive. Elsewhere the
     oldest unfinished send meets the oldest unfinished receive, since a pair's messages finish in order.
@@ -284,7 +311,7 @@ _FINISHED: _Row = {}
 def _numbered_messages(
     sends: Sequence[_Row], recvs: Sequence[_Row]
 ) -> Iterator[tuple[int, _Row | None, _Row | None]]:
-    """The n-th send with the n-th receive where one is unfinished; empty for one that is finished."""
+    """Pair the n-th send with the n-th receive where one is unfinished; the other may be `_FINISHED`."""
     sides = [_numbers(rows) for rows in (sends, recvs)]
     last = [max(side, default=0) for side in sides]
     numbers = {n for side in sides for n, row in side.items() if row["state"] in UNFINISHED}
@@ -299,14 +326,14 @@ def _numbered_messages(
 
 
 def _numbers(rows: Sequence[_Row]) -> dict[int, _Row]:
-    """Rows by their number among those of the pair, from 1."""
+    """Return rows by their number among those of the pair, from 1."""
     return {row["sequence"] if row["counted"] else n: row for n, row in enumerate(rows, 1)}
 
 
 def _trailing_messages(
     sends: Sequence[_Row], recvs: Sequence[_Row]
 ) -> Iterator[tuple[int, _Row | None, _Row | None]]:
-    """Unfinished sends with unfinished receives, from the oldest on."""
+    """Pair unfinished sends with unfinished receives, from the oldest on."""
     sides = [[row for row in rows if row["state"] in UNFINISHED] for rows in (sends, recvs)]
     for send, recv in zip_longest(*sides):
         yield -1, send, recv

@@ -1,7 +1,7 @@
-"""What NCCL's RAS says of ranks: who does not answer, who is given up, who has called less than its peers.
+"""What NCCL's RAS reports of ranks: which do not answer, are considered dead, or have made fewer calls.
 
-In: the rows of `counters` that a RAS report leaves. Out: `Ras`, which confirms or settles what dumps leave
-open. It names nobody by itself: a rank that waits for others has called less than some, too.
+In: the rows of `counters` that a RAS report leaves. Out: `Ras`, which decides what dumps leave open. It names
+no rank by itself: a rank that waits for others has made fewer calls than some, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ras:
     behind: Mapping[int, list[str]] = field(default_factory=dict)
 
     def suspects(self, ranks: Iterable[int]) -> list[int]:
-        """Those of some ranks that the report is against: the dead, else the silent, else those behind."""
+        """Return which of some ranks the report implicates: the dead, else the silent, else those behind."""
         named = list(ranks)
         for group in (self.dead, self.silent, self.behind):
             if found := [rank for rank in named if rank in group]:
@@ -41,7 +41,7 @@ class Ras:
         return []
 
     def in_words(self, rank: int) -> list[str]:
-        """What the report says of a rank, one line each."""
+        """Return what the report says of a rank, one line each."""
         lines = []
         if rank in self.dead:
             lines.append(f"NCCL's RAS considers rank {rank} dead")
@@ -53,7 +53,7 @@ class Ras:
 
 
 def read_ras(counters: pl.DataFrame) -> Ras:
-    """Take the report out of table `counters`; of a run without one nothing comes out."""
+    """Read the report from table `counters`; empty for a run without one."""
     flagged = {
         name: frozenset(counters.filter(pl.col("counter") == name)["rank"].to_list())
         for name in (SILENT, DEAD)

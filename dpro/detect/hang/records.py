@@ -1,8 +1,8 @@
-"""What a run tells of calls that communicate, as the search for a hang needs it.
+"""Communication calls of a run, in the form in which the search for a hang needs them.
 
 In: the tables of a run. Out: `Records`: calls with their group's ranks and a number of their own per rank,
-and what is known of each rank: when its calls were last saved, how far it had come, how it ended. It judges
-nothing.
+and what is known of each rank: when its calls were last saved, how far it had come, how it ended. Nothing is
+concluded from them here.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Records:
             `sequence`, `op`, `peer`, `bytes_in`, `bytes_out`, `dtype`, `enqueued_ns`, `state`, `counted`
             (the sequence counts the messages of the pair).
         members: `key`, `rank`: who belongs to a group.
-        status: `rank`, `key`, `enqueued`, `completed`: what a rank said of a group as a whole.
-        ranks: `rank`, `saved_ns` (-1 unknown), `whole` (its very first call is there), `idle` (it said
-            that it had finished all it had begun), `last_step_ns`, `heartbeat_ns`, `ended_ns`,
+        status: `rank`, `key`, `enqueued`, `completed`: last sequence numbers that a rank reported of a group.
+        ranks: `rank`, `saved_ns` (-1 unknown), `whole` (its very first call is there), `idle` (it
+            reported that it had finished all it had begun), `last_step_ns`, `heartbeat_ns`, `ended_ns`,
             `exit_code`, `exit_signal`, `error`, `failed_ns`, `left_ns`, `final`
             (it made no call after those).
         world_size: number of ranks of the job.
-        ras: what NCCL's RAS said.
+        ras: the report of NCCL's RAS.
     """
 
     calls: pl.DataFrame
@@ -52,18 +52,18 @@ class Records:
 
 
 def read_records(run: Run) -> Records:
-    """Take what matters for a hang out of a run.
+    """Read the records of a run.
 
-    The ranks of its group are with every call, which is much where groups are large: they are read only if
-    some group's ranks are told nowhere else.
+    Each call lists the ranks of its group, which takes much memory where groups are large: the lists are read
+    only if the ranks of some group are in no other table.
     """
     groups, workers, steps, clock_samples = (
         run.table(table, list(table.columns)) for table in (PROCESS_GROUPS, WORKERS, STEPS, CLOCK_SAMPLES)
     )
-    told = groups.filter(pl.col("group_ranks").list.len() > 0).unique(["group", "group_ranks"])["group"]
+    listed = groups.filter(pl.col("group_ranks").list.len() > 0).unique(["group", "group_ranks"])["group"]
     calls = run.table(COLLECTIVES, [name for name in COLLECTIVES.columns if name != _RANKS_OF_GROUP])
     known = calls.filter(pl.col("state") != "")["group"].unique()
-    if told.is_duplicated().any() or not known.is_in(told.implode()).all():
+    if listed.is_duplicated().any() or not known.is_in(listed.implode()).all():
         calls = run.table(COLLECTIVES)
     else:
         none = pl.lit([], dtype=_LIST)
@@ -74,7 +74,7 @@ def read_records(run: Run) -> Records:
 
 
 def records_of(tables: Mapping[str, pl.DataFrame], world_size: int) -> Records:
-    """The same from tables in memory.
+    """Make the records of tables in memory.
 
     Args:
         tables: by name, all that there are.
@@ -95,7 +95,12 @@ def make_records(
     clock_samples: pl.DataFrame,
     world_size: int,
 ) -> Records:
-    """The same from the tables themselves; all as declared in `dpro.schema`."""
+    """Make the records of tables, all as declared in `dpro.schema`.
+
+    Args:
+        collectives, process_groups, workers, steps, clock_samples: the tables.
+        world_size: number of ranks of the job.
+    """
     said, said_keys = _keyed(process_groups, process_groups, world_size)
     # What a deep window saw run has finished, also where its state was saved before.
     ran = (pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)
@@ -134,9 +139,15 @@ def make_records(
 def _keyed(
     frame: pl.DataFrame, process_groups: pl.DataFrame, world_size: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Add `key`, what a group is known by; and the ranks of each key, which rows need not tell themselves.
+    """Add `key`, which identifies a group: its name and ranks, since split groups share a name.
 
-    Two groups may share a name (split groups do), so the ranks belong to what a group is known by.
+    Args:
+        frame: rows with `group` and `group_ranks`, which may be empty.
+        process_groups: table `process_groups`.
+        world_size: number of ranks of the job.
+
+    Returns:
+        The rows with `key`; and `key`, `ranks`.
     """
     on = ["group"]
     if frame[_RANKS_OF_GROUP].list.len().sum():
@@ -145,18 +156,18 @@ def _keyed(
         frame = frame.drop(_RANKS_OF_GROUP)
     kinds = frame.select(on).unique()  # few, while rows may be millions
     own = kinds if len(on) > 1 else kinds.with_columns(pl.lit([], _LIST).alias(_RANKS_OF_GROUP))
-    told = (
+    listed = (
         pl.concat([each.select("group", _RANKS_OF_GROUP) for each in (process_groups, own)])
         .filter(pl.col(_RANKS_OF_GROUP).list.len() > 0)
         .unique()
         .sort("group", _RANKS_OF_GROUP)
     )
-    single = told.filter(pl.len().over("group") == 1).rename({_RANKS_OF_GROUP: "told"})
+    single = listed.filter(pl.len().over("group") == 1).rename({_RANKS_OF_GROUP: "listed"})
     ranks = (
         pl.when(pl.col(_RANKS_OF_GROUP).list.len() > 0)
         .then(_RANKS_OF_GROUP)
-        .when(pl.col("told").is_not_null())
-        .then("told")
+        .when(pl.col("listed").is_not_null())
+        .then("listed")
         .when(pl.col("group") == DEFAULT_GROUP)
         .then(pl.lit(list(range(world_size)), _LIST))
         .otherwise(_RANKS_OF_GROUP)
@@ -174,7 +185,7 @@ def _keyed(
 
 
 def _members(calls: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
-    """Who belongs to each group; where no rank tells, those that called it."""
+    """Return `key`, `rank`: the members of each group; those that called it where none are listed."""
     named = keys.unique("key").explode("ranks", empty_as_null=True).drop_nulls().rename({"ranks": "rank"})
     callers = calls.select("key", "rank").unique().join(named, on="key", how="anti")
     return pl.concat([named, callers]).unique().sort("key", "rank")
@@ -187,7 +198,7 @@ def _ranks(
     steps: pl.DataFrame,
     clock_samples: pl.DataFrame,
 ) -> pl.DataFrame:
-    """What is known of each rank; one that only its peers know of has no row."""
+    """Return what is known of each rank; one that only occurs in calls of its peers has no row."""
     saved = process_groups.group_by("rank").agg(
         saved_ns=pl.col("saved_ns").max(),
         idle=(pl.col("enqueued") >= 0).any()

@@ -1,8 +1,12 @@
-"""Who waits for whom, and where the waiting ends.
+"""The wait-for graph of ranks and operations, and where its chains end.
 
-In: unfinished operations. Out: `Root`s. A rank waits for what it has not finished; an operation waits for the
-ranks that have not come, or, if all have, for the operations that a member has to finish first. Where nothing
-follows, something is at fault; a circle that nothing leads out of waits for itself.
+In: unfinished operations. Out: `Root`s. A rank waits for the operations that it has not finished; an
+operation waits for the ranks that have not called it, or, if all have, for the operations that a member has
+to finish first. The root causes are the strongly connected components without an edge out: a single node is
+at fault, several are a deadlock (Holt, "Some deadlock properties of computer systems", 1972).
+
+The components are found here and not by scipy: hangs are searched for with the base installation, which has
+no scipy, and beside a running job.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from dpro.detect.hang.operations import Operation
 
 HOST, DEVICE, COMM, CYCLE, UNKNOWN = "host", "device", "comm", "cycle", "unknown"
 
-MAX_STARTS = 200  # nodes of a component that are tried for the shortest way round
+MAX_STARTS = 200  # nodes of a component that are tried for the shortest cycle
 
 RANK, OPERATION = "rank", "operation"
 Node = tuple[str, int]
@@ -28,11 +32,11 @@ class Root:
     """Where chains of waiting end.
 
     Attributes:
-        kind: a rank that never came and waits for nothing (host), ranks that came and did not finish
-            (device), an operation that nobody finishes (comm), ranks that wait for each other (cycle), or
-            ranks of which too little is known (unknown).
+        kind: a rank that did not call and waits for nothing (`HOST`); ranks that called and did not finish
+            (`DEVICE`); an operation that no rank finishes (`COMM`); a deadlock of ranks (`CYCLE`); or ranks
+            of which too little is known (`UNKNOWN`).
         ranks: those ranks.
-        operations: what could not go on because of it, what holds up most ranks first.
+        operations: what cannot finish because of it; with the most waiting ranks first.
     """
 
     kind: str
@@ -42,14 +46,14 @@ class Root:
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """The graph of waiting.
+    """The wait-for graph.
 
     Attributes:
         operations: all unfinished operations.
-        hard: what each node waits for, for certain.
-        soft: what it waits for if a message that is sent holds up what comes after it, which it seldom does.
-        doubtful: operations that nobody is known to have missed, with the ranks that may have.
-        held: operations to which all have come, with the ranks that are behind the others.
+        hard: what each node certainly waits for.
+        soft: what it waits for if a send blocks the calls after it, which it seldom does.
+        doubtful: operations that no rank is known to have missed, with the ranks that may have.
+        held: operations that all ranks have called, with the ranks that are behind the others.
     """
 
     operations: Sequence[Operation]
@@ -59,13 +63,19 @@ class WaitGraph:
     held: dict[Node, frozenset[int]] = field(default_factory=dict)
 
     def connect(self, node: Node, end: Node, *, soft: bool = False) -> None:
-        """Have a node wait for another; once is enough."""
+        """Add an edge, unless it is there.
+
+        Args:
+            node: waits.
+            end: is waited for.
+            soft: whether it waits only if a send blocks.
+        """
         ends = (self.soft if soft else self.hard)[node]
         if end not in ends:
             ends.append(end)
 
     def successors(self, node: Node) -> list[Node]:
-        """All that a node waits for."""
+        """Return the nodes that a node waits for."""
         return [*self.hard.get(node, ()), *self.soft.get(node, ())]
 
     @property
@@ -78,7 +88,7 @@ class WaitGraph:
 
 
 def build_waits(operations: Sequence[Operation]) -> WaitGraph:
-    """Connect ranks and operations."""
+    """Build the wait-for graph of unfinished operations."""
     waits = WaitGraph(operations)
     queues = _queues(operations)
     for number, operation in enumerate(operations):
@@ -103,7 +113,7 @@ def build_waits(operations: Sequence[Operation]) -> WaitGraph:
 
 
 def _queues(operations: Sequence[Operation]) -> dict[int, list[tuple[int, int]]]:
-    """Unfinished operations of each rank as (order of its call, place in the list), oldest first."""
+    """Return each rank's unfinished operations as (order of its call, place in the list), oldest first."""
     queues: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, operation in enumerate(operations):
         for rank, call in operation.unfinished.items():
@@ -112,13 +122,22 @@ def _queues(operations: Sequence[Operation]) -> dict[int, list[tuple[int, int]]]
 
 
 def _ahead(operation: Operation, rank: int, queue: Iterable[tuple[int, int]]) -> list[int]:
-    """What the rank has to finish first; nothing if the operation already runs there."""
+    """Return the operations that a rank has to finish first; none if the operation already runs there.
+
+    Args:
+        operation: that the rank has called.
+        rank: the rank.
+        queue: its unfinished operations, as of `_queues`.
+    """
     call = operation.unfinished[rank]
     return [] if call.state == "started" else [number for order, number in queue if order < call.order]
 
 
 def _held_back(operation: Operation) -> set[int]:
-    """Members that came but are behind others that came, too: these finished it, or at least run it."""
+    """Return members that called and are behind others that called, too: these finished it, or run it.
+
+    If some have finished, all others are behind; else, if some run it, those that have not started are.
+    """
     if operation.finished:
         return set(operation.unfinished)
     waiting = {rank for rank, call in operation.unfinished.items() if call.state != "started"}
@@ -126,7 +145,7 @@ def _held_back(operation: Operation) -> set[int]:
 
 
 def find_roots(waits: WaitGraph) -> list[Root]:
-    """Where all chains of waiting end, in a stable order."""
+    """Return where all chains of waiting end, in a stable order."""
     roots = [
         root
         for component in sinks(waits.nodes, waits.successors)
@@ -137,27 +156,31 @@ def find_roots(waits: WaitGraph) -> list[Root]:
 
 
 def _roots_of(component: Sequence[Node], waits: WaitGraph) -> Iterator[Root]:
-    """One root of a component that nothing leads out of, or several where only messages connect them.
+    """Yield the root of a component without an edge out; several where only soft edges connect them.
 
-    Messages that are being sent wait for the receiver, who may wait for the sender in something else: that is
-    no circle to blame unless nothing is left without it.
+    A send waits for its receiver, which may wait for the sender in another operation. That cycle is a
+    deadlock only if no other cause is left without the soft edges.
+
+    Args:
+        component: its nodes.
+        waits: the wait-for graph.
     """
     if len(component) == 1:
         yield _single(component[0], waits)
         return
     inside = set(component)
     rest = sinks(component, lambda node: [end for end in waits.hard.get(node, ()) if end in inside])
-    circles = [each for each in rest if len(each) > 1]
+    cycles = [each for each in rest if len(each) > 1]
     ends = [each[0] for each in rest if len(each) == 1]
     causes = [node for node in ends if not _is_sender(node, waits)] or ends[: len(ends) == 1]
-    if circles or not causes:
-        yield from (_circle(circle, waits) for circle in circles or [list(component)])
+    if cycles or not causes:
+        yield from (_deadlock(cycle, waits) for cycle in cycles or [list(component)])
     else:
         yield from (_single(node, waits) for node in causes)
 
 
 def _is_sender(node: Node, waits: WaitGraph) -> bool:
-    """Whether it is a rank that waits for nothing but messages it sends, or such a message."""
+    """Return whether it is a rank that waits in a send, or such a send."""
     kind, number = node
     if kind == RANK:
         return bool(waits.soft.get(node))
@@ -166,6 +189,15 @@ def _is_sender(node: Node, waits: WaitGraph) -> bool:
 
 
 def _single(node: Node, waits: WaitGraph) -> Root:
+    """Return the root that a single node is.
+
+    Majority rule: where at most half of an operation's members are behind the others, their devices are at
+    fault; where more are, the operation itself.
+
+    Args:
+        node: a rank or an operation that waits for nothing.
+        waits: the wait-for graph.
+    """
     kind, number = node
     if kind == RANK:
         return Root(HOST, (number,), _waiting_for(node, waits))
@@ -176,20 +208,26 @@ def _single(node: Node, waits: WaitGraph) -> Root:
     return Root(COMM, operation.members, (operation,))
 
 
-def _circle(component: Sequence[Node], waits: WaitGraph) -> Root:
-    """The shortest way round: what else is in the component waits for it."""
-    circle = min((_way_back(node, component, waits) for node in component[:MAX_STARTS]), key=len)
-    operations = [waits.operations[number] for kind, number in circle if kind == OPERATION]
-    ranks = {number for kind, number in circle if kind == RANK}
-    for (kind, number), (next_kind, next_number) in pairwise([*circle, circle[0]]):
+def _deadlock(component: Sequence[Node], waits: WaitGraph) -> Root:
+    """Return the shortest cycle of a component as a deadlock: its other nodes wait for that."""
+    cycle = min((_cycle_from(node, component, waits) for node in component[:MAX_STARTS]), key=len)
+    operations = [waits.operations[number] for kind, number in cycle if kind == OPERATION]
+    ranks = {number for kind, number in cycle if kind == RANK}
+    for (kind, number), (next_kind, next_number) in pairwise([*cycle, cycle[0]]):
         if kind == next_kind == OPERATION:  # one is behind the other on ranks that take part in both
             later, earlier = waits.operations[number], waits.operations[next_number]
             ranks |= set(later.unfinished) & set(earlier.unfinished)
     return Root(CYCLE, tuple(sorted(ranks)), tuple(operations))
 
 
-def _way_back(start: Node, component: Sequence[Node], waits: WaitGraph) -> list[Node]:
-    """The shortest way from a node of a component back to it, without the end."""
+def _cycle_from(start: Node, component: Sequence[Node], waits: WaitGraph) -> list[Node]:
+    """Return the shortest cycle through a node of a component, by breadth-first search.
+
+    Args:
+        start: the node.
+        component: all nodes of it.
+        waits: the wait-for graph.
+    """
     inside = set(component)
     came: dict[Node, Node] = {}
     todo = [start]
@@ -212,9 +250,9 @@ def _waiting_for(node: Node, waits: WaitGraph) -> tuple[Operation, ...]:
 
 
 def _unknown_root(waits: WaitGraph) -> list[Root]:
-    """Ranks of which too little is known, one of which must be the cause if nothing else is.
+    """Return the ranks of which too little is known as a root: without another cause, one of them is it.
 
-    If one rank would explain all that waits, nobody else is named.
+    Ranks that would each explain all waiting are preferred to those that explain a part.
     """
     ends = [component[0] for component in sinks(waits.nodes, waits.successors)]
     suspects = {node: waits.doubtful[node] for node in ends if node in waits.doubtful}
@@ -225,7 +263,15 @@ def _unknown_root(waits: WaitGraph) -> list[Root]:
 
 
 def lead_to(waits: WaitGraph, roots: Sequence[Root]) -> dict[Node, int]:
-    """All nodes from which one of the roots is reached, nearest first, and how far it is; 0 for their own."""
+    """Return all nodes that wait for one of the roots, directly or not, with the number of edges to it.
+
+    Args:
+        waits: the wait-for graph.
+        roots: some of its roots; their own nodes have distance 0.
+
+    Returns:
+        Nodes, nearest first.
+    """
     backward: dict[Node, list[Node]] = defaultdict(list)
     for node in waits.nodes:
         for end in waits.successors(node):
@@ -247,18 +293,23 @@ def lead_to(waits: WaitGraph, roots: Sequence[Root]) -> dict[Node, int]:
 
 
 def victims_of(root: Root, waits: WaitGraph) -> list[int]:
-    """Ranks that cannot go on because of a root, without its own."""
+    """Return the ranks that cannot go on because of a root, without the root's own.
+
+    Args:
+        root: a root.
+        waits: the wait-for graph.
+    """
     reached = {number for kind, number in lead_to(waits, [root]) if kind == RANK}
     return sorted(reached - set(root.ranks))
 
 
 def chain_from(rank: int, root: Root, waits: WaitGraph) -> list[tuple[int, Operation]]:
-    """The shortest way from a rank that waits to a root: who waits in what.
+    """Return the shortest chain of waiting from a rank to a root.
 
     Args:
         rank: a rank that waits.
         root: where the chain ends.
-        waits: the graph.
+        waits: the wait-for graph.
 
     Returns:
         Pairs of a rank and the operation it waits in; the operation of the last pair waits for the root.
@@ -291,7 +342,11 @@ def _walk(node: Node, came: Mapping[Node, Node], waits: WaitGraph) -> list[tuple
 
 
 def sinks(nodes: Sequence[Node], successors: Callable[[Node], Sequence[Node]]) -> list[list[Node]]:
-    """Strongly connected components that nothing leads out of, each in the order of the nodes.
+    """Return the strongly connected components without an edge out, each in the order of the nodes.
+
+    Args:
+        nodes: all nodes.
+        successors: gives the nodes that a node has edges to.
 
     Source: Tarjan, "Depth-first search and linear graph algorithms", 1972.
     """

@@ -9,7 +9,7 @@ import polars as pl
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case, examine
-from dpro.detect.hang.find import judge
+from dpro.detect.hang.find import find_causes
 from dpro.detect.hang.records import make_records
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, Table, conform
 from dpro.units import NS_PER_S
@@ -111,10 +111,10 @@ class Job:
 
     def findings(self) -> list[Finding]:
         """What hangs."""
-        return judge(self.case())
+        return find_causes(self.case())
 
     def case(self) -> Case:
-        """Who waits for whom."""
+        """What is known before a cause is named."""
         tables = (
             _frame(COLLECTIVES, self.rows),
             _frame(PROCESS_GROUPS, self.groups),

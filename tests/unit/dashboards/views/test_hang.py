@@ -10,7 +10,7 @@ import pytest
 from dpro.analysis.summary import finding_info, health_info
 from dpro.dashboards.chains import MAX_BOXES, chain_figure, chain_info
 from dpro.dashboards.views.hang import rank_info, stack_info, standing_figure, standing_info
-from dpro.detect.hang.find import judge
+from dpro.detect.hang.find import find_causes
 from dpro.schema import WORKERS, conform
 from tests.unit.detect.hanging import OPEN, Job
 
@@ -29,7 +29,7 @@ def stuck() -> Job:
 
 def test_the_chain_ends_at_the_rank_at_fault_and_those_who_wait_alike_are_one(stuck):
     case = stuck.case()
-    (finding,) = judge(case)
+    (finding,) = find_causes(case)
     assert finding.ranks == (3,)
     chains = chain_info(case, finding.ranks)
     labels = {box.label: box for box in chains.boxes}
@@ -50,7 +50,7 @@ def test_ranks_that_wait_for_each_other_are_a_circle_of_arrows():
     job.call((0, 1), (0, 1, 2), OPEN)
     job.call((2, 3), (1, 2, 3), OPEN)
     case = job.case()
-    chains = chain_info(case, [rank for each in judge(case) for rank in each.ranks])
+    chains = chain_info(case, [rank for each in find_causes(case) for rank in each.ranks])
     ways = {(chains.boxes[a].label, chains.boxes[b].label) for a, b in chains.arrows}
     first, second = "all_reduce #1, 0-1-2", "all_reduce #1, 1-2-3"
     assert ways >= {("rank 1", first), (first, "rank 2"), ("rank 2", second), (second, "rank 1")}
@@ -107,7 +107,7 @@ def test_of_a_rank_without_a_dump_nothing_is_told(stuck):
     case = stuck.case()
     standing = standing_info(case)
     assert standing.filter(rank=3)["issued"].null_count() == 1
-    findings = judge(case)
+    findings = find_causes(case)
     states = dict(rank_info(case, findings, WORKERS.empty()).select("rank", "state").iter_rows())
     assert states[0] == states[1] == "waits"
     assert standing_figure(standing, "light").data
@@ -115,7 +115,7 @@ def test_of_a_rank_without_a_dump_nothing_is_told(stuck):
 
 def test_the_table_of_ranks_begins_with_the_one_at_fault(stuck):
     case = stuck.case()
-    ranks = rank_info(case, judge(case), WORKERS.empty())
+    ranks = rank_info(case, find_causes(case), WORKERS.empty())
     assert ranks["rank"].to_list() == [3, 0, 1, 2]
     assert ranks["state"].to_list() == ["at fault", "waits", "waits", "waits"]
     assert ranks.filter(rank=2)["waits_in"].item().startswith("all_reduce #1")
@@ -138,7 +138,7 @@ def test_stacks_that_are_the_same_are_told_once_and_damaged_files_are_passed_ove
 
 
 def test_the_first_view_tells_a_hang_in_words_and_gives_it_no_cost_per_step(stuck):
-    findings = judge(stuck.case())
+    findings = find_causes(stuck.case())
     state, sentence = health_info(findings, [], None)
     assert state == "bad"
     assert "rank 3: its host code is stuck" in sentence

@@ -26,7 +26,7 @@ def named(job: Job) -> list[tuple[str, tuple[int, ...]]]:
     return [(finding.class_, finding.ranks) for finding in job.findings()]
 
 
-def told(finding: Finding) -> str:
+def evidence_of(finding: Finding) -> str:
     return "\n".join(finding.evidence)
 
 
@@ -42,7 +42,7 @@ def test_a_call_that_failed_when_the_job_was_interrupted_is_unfinished_if_one_ne
         job.ended(rank, 61, number=2, error=INTERRUPTED, final=True)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.host", (2,))
-    assert "ranks 0-1, 3 came and wait; rank 2 never came" in told(finding)
+    assert "ranks 0-1, 3 came and wait; rank 2 never came" in evidence_of(finding)
 
 
 def test_a_call_that_all_made_and_finished_stays_finished_however_the_job_ended(job):
@@ -65,7 +65,7 @@ def test_a_call_that_a_rank_may_have_made_after_its_last_dump_is_believed(job):
 
 @pytest.mark.parametrize("how", [{"code": 0}, {"number": 15}])
 def test_a_rank_that_left_early_is_the_cause_and_not_those_that_failed_without_it(job, how):
-    # Its launcher may tell it to end while it is slow to go: it had left all the same.
+    # Its launcher may send SIGTERM while it is slow to exit: it had left before that.
     job.call([0, 1, 3], WORLD, DONE)
     saved(job, 0.1, *WORLD)
     job.ended(2, 0.1, final=True, **how)
@@ -74,7 +74,7 @@ def test_a_rank_that_left_early_is_the_cause_and_not_those_that_failed_without_i
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.mismatch", (2,))
     assert "it left early, its script ended well" in verdict_in_words(finding)
-    assert "ranks 0-1, 3 failed because it was gone" in told(finding)
+    assert "ranks 0-1, 3 failed because it was gone" in evidence_of(finding)
 
 
 def test_a_rank_that_left_early_while_its_peers_hang_is_the_cause(job):
@@ -110,7 +110,7 @@ def test_who_fails_of_its_own_is_the_cause_and_who_lost_a_peer_is_not(job):
         job.ended(rank, 6, number=15)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
-    assert "ValueError: x is negative (job.py:31 step)" in told(finding)
+    assert "ValueError: x is negative (job.py:31 step)" in evidence_of(finding)
     assert verdict_in_words(finding) == "rank 2: its script failed by an exception"
 
 
@@ -119,7 +119,7 @@ def test_who_only_lost_a_peer_is_no_sure_cause(job):
         job.ended(rank, 5 + rank, code=1, error=LOST)
     (finding,) = job.findings()
     assert (finding.ranks, finding.confidence) == ((0,), 0.5)
-    assert "which end of the connection failed is not known" in told(finding)
+    assert "which end of the connection failed is not known" in evidence_of(finding)
 
 
 def test_two_ranks_that_are_killed_at_once_stay_two(job):
@@ -175,7 +175,7 @@ def test_a_missing_dump_of_a_rank_that_others_wait_for_alone_may_be_a_second_cau
     (sure, open_) = job.findings()
     assert (sure.class_, sure.ranks, sure.confidence) == ("hang.host", (1,), 0.9)
     assert (open_.class_, open_.ranks, open_.confidence) == ("hang.rank", (2,), 0.25)
-    assert "it may be stuck as well, or wait for the rank that is" in told(open_)
+    assert "it may be stuck as well, or wait for the rank that is" in evidence_of(open_)
 
 
 def test_a_dump_that_is_older_says_what_the_rank_had_open_and_not_what_of_it_is_stuck(job):
@@ -184,8 +184,8 @@ def test_a_dump_that_is_older_says_what_the_rank_had_open_and_not_what_of_it_is_
         job.call([0, 1, 3], WORLD, state)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.rank", (2,))
-    assert "when its dump was saved, rank 2 had 1 unfinished, the last all_reduce #2" in told(finding)
-    assert "cannot tell its host from its device" in verdict_in_words(finding)
+    assert "when its dump was saved, rank 2 had 1 unfinished, the last all_reduce #2" in evidence_of(finding)
+    assert "do not distinguish its host from its device" in verdict_in_words(finding)
 
 
 @pytest.mark.parametrize(

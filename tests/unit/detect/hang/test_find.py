@@ -17,7 +17,7 @@ def named(job: Job) -> list[tuple[str, tuple[int, ...]]]:
     return [(finding.class_, finding.ranks) for finding in job.findings()]
 
 
-def told(finding: Finding) -> str:
+def evidence_of(finding: Finding) -> str:
     return "\n".join(finding.evidence)
 
 
@@ -41,9 +41,9 @@ def test_a_rank_that_never_came_and_waits_for_nothing_is_stuck_on_its_host(job):
     (finding,) = job.findings()
     assert (finding.class_, finding.component_kind, finding.component_id) == ("hang.host", "rank", "2")
     assert finding.confidence > 0.95
-    assert "ranks 0-1, 3 came and wait; rank 2 never came" in told(finding)
-    assert 'all_reduce #2 of group "0-1-2-3"' in told(finding)
-    assert "its last call in that group is #1, and finished" in told(finding)
+    assert "ranks 0-1, 3 came and wait; rank 2 never came" in evidence_of(finding)
+    assert 'all_reduce #2 of group "0-1-2-3"' in evidence_of(finding)
+    assert "its last call in that group is #1, and finished" in evidence_of(finding)
 
 
 def test_two_ranks_may_be_stuck_at_the_same_time(job):
@@ -62,7 +62,7 @@ def test_the_first_cause_is_found_through_nested_groups(job):
     assert [chain.index(f"rank {rank} waits in") for rank in (1, 0, 2)] == sorted(
         chain.index(f"rank {rank} waits in") for rank in (1, 0, 2)
     )
-    assert "waiting because of it, at fault in nothing: ranks 0-2" in told(finding)
+    assert "waiting because of it, at fault in nothing: ranks 0-2" in evidence_of(finding)
 
 
 def test_what_waits_in_the_queue_behind_something_else_is_no_network_fault(job):
@@ -78,7 +78,7 @@ def test_a_rank_that_does_not_finish_what_its_peers_finished_is_stuck_on_its_dev
     job.call([0, 1, 2, 3], WORLD, OPEN)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.device", (2,))
-    assert "rank 2 came and waits; ranks 0-1, 3 finished it" in told(finding)
+    assert "rank 2 came and waits; ranks 0-1, 3 finished it" in evidence_of(finding)
 
 
 def test_a_rank_that_never_starts_what_runs_on_its_peers_is_stuck_on_its_device(job):
@@ -106,7 +106,7 @@ def test_a_dump_is_older_than_a_call_only_by_more_than_clocks_of_hosts_differ(jo
     assert [finding.class_ for finding in job.findings()] == [class_]
 
 
-def test_what_all_began_and_nobody_finishes_is_the_network_or_the_group(job):
+def test_what_all_began_and_no_rank_finishes_is_the_network_or_the_group(job):
     job.call(WORLD, WORLD, OPEN)
     (finding,) = job.findings()
     assert (finding.class_, finding.component_kind) == ("hang.comm", "group")
@@ -128,7 +128,7 @@ def test_messages_are_matched_in_order_so_that_the_one_not_sent_is_missed(job):
     job.recv(1, 0, OPEN)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.host", (0,))
-    assert "message #3 from rank 0 to rank 1" in told(finding)
+    assert "message #3 from rank 0 to rank 1" in evidence_of(finding)
 
 
 def test_a_receive_whose_message_was_sent_is_the_receivers_device(job):
@@ -151,7 +151,7 @@ def test_two_ranks_that_receive_from_each_other_are_a_mistake_of_the_program(job
     job.call([2, 3], WORLD, OPEN)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks, finding.component_kind) == ("hang.mismatch", (0, 1), "ranks")
-    assert "wait for each other in a circle" in told(finding)
+    assert "wait for each other, which is a deadlock" in evidence_of(finding)
 
 
 def test_the_rank_that_calls_groups_in_another_order_than_most_is_named(job):
@@ -172,7 +172,7 @@ def test_a_call_unlike_that_of_most_is_a_mistake_of_the_program(job, different):
     assert finding.evidence[0].startswith('call #2 of group "0-1-2-3": ranks 0-1, 3 called all_reduce of 400')
 
 
-def test_a_rank_that_left_out_a_call_is_told_by_what_comes_after_it(job):
+def test_a_rank_that_left_out_a_call_is_known_by_the_calls_after_it(job):
     sizes = (100, 200, 300, 400)
     for size in sizes:
         job.call([0, 1, 3], WORLD, OPEN, bytes_in=size)
@@ -180,7 +180,7 @@ def test_a_rank_that_left_out_a_call_is_told_by_what_comes_after_it(job):
         job.call([2], WORLD, OPEN, bytes_in=size)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.mismatch", (2,))
-    assert "rank 2 left out 1 call there" in told(finding)
+    assert "rank 2 left out 1 call there" in evidence_of(finding)
 
 
 def test_sizes_of_an_all_to_all_may_differ(job):
@@ -197,7 +197,7 @@ def test_of_two_calls_that_differ_neither_is_said_to_be_right():
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.mismatch", (0, 1))
     assert finding.confidence <= 0.5
-    assert "one of ranks 0-1 is wrong" in told(finding)
+    assert "one of ranks 0-1 is wrong" in evidence_of(finding)
 
 
 def test_a_missing_dump_of_the_rank_all_wait_for_is_said_and_nothing_is_made_up(job):
@@ -206,8 +206,9 @@ def test_a_missing_dump_of_the_rank_all_wait_for_is_said_and_nothing_is_made_up(
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("hang.rank", (2,))
     assert finding.confidence <= 0.5
-    assert "the dump of rank 2 is missing" in told(finding)
-    assert "its GPU does not answer, its process is gone, or it waits for something in turn" in told(finding)
+    assert "the dump of rank 2 is missing" in evidence_of(finding)
+    causes = "its GPU does not answer, its process is gone, or it waits for something in turn"
+    assert causes in evidence_of(finding)
 
 
 def test_of_several_missing_dumps_one_must_be_the_cause(job):
@@ -215,7 +216,7 @@ def test_of_several_missing_dumps_one_must_be_the_cause(job):
     job.lose(2, 3)
     (finding,) = job.findings()
     assert (finding.ranks, finding.component_kind) == ((2, 3), "ranks")
-    assert "one of ranks 2-3" in told(finding)
+    assert "one of ranks 2-3" in evidence_of(finding)
 
 
 def test_the_missing_dump_that_explains_all_that_waits_is_the_one_named(job):
@@ -230,7 +231,7 @@ def test_a_missing_dump_of_a_rank_that_may_be_a_victim_makes_it_no_more_than_a_p
     job.lose(1)
     *sure, possible = job.findings()
     assert [finding.ranks for finding in sure] == [(2,), (3,)]
-    assert all("a dump of rank 1 would tell" in told(finding) for finding in sure)
+    assert all("a dump of rank 1 would show" in evidence_of(finding) for finding in sure)
     assert (possible.class_, possible.ranks, possible.confidence) == ("hang.rank", (1,), 0.25)
 
 
@@ -240,7 +241,7 @@ def test_a_rank_known_to_have_gone_on_is_not_accused_with_its_old_dump(job):
         job.call([0, 1, 3], WORLD, state)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks, finding.confidence) == ("hang.rank", (2,), 0.5)
-    assert "the dump of rank 2 is older than what its peers wait for" in told(finding)
+    assert "the dump of rank 2 is older than what its peers wait for" in evidence_of(finding)
 
 
 def test_what_was_begun_a_moment_before_the_dumps_is_only_under_way(job):
@@ -265,7 +266,7 @@ def test_a_stall_that_passed_hangs_nowhere(job):
     assert job.findings() == []
 
 
-def test_what_a_rank_said_of_a_group_tells_that_it_never_came(job):
+def test_what_a_rank_reported_of_a_group_shows_that_it_never_came(job):
     # Dumps of what is unfinished alone: rank 2's is empty but for the state of the group.
     job.rows.clear()
     job.call([0, 1, 3], WORLD, OPEN)
@@ -283,7 +284,7 @@ def test_a_rank_that_died_while_others_waited_is_dead(job):
     job.ended(2, 0, number=9)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
-    assert "SIGKILL" in told(finding)
+    assert "SIGKILL" in evidence_of(finding)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +298,7 @@ def test_what_usually_ends_a_process_by_such_a_signal_is_said(job, number, means
     job.lose(2)
     job.ended(2, 0, number=number)
     (finding,) = job.findings()
-    assert means in told(finding)
+    assert means in evidence_of(finding)
 
 
 def test_a_rank_that_was_stuck_until_all_were_killed_did_not_die_of_itself(job):
@@ -308,13 +309,13 @@ def test_a_rank_that_was_stuck_until_all_were_killed_did_not_die_of_itself(job):
     assert named(job) == [("hang.host", (2,))]
 
 
-def test_a_rank_that_ended_first_and_badly_is_dead_though_nobody_was_left_waiting(job):
+def test_a_rank_that_ended_first_and_badly_is_dead_though_no_rank_was_left_waiting(job):
     job.ended(2, 5, code=3)
     for rank in (0, 1, 3):
         job.ended(rank, 8, number=15)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
-    assert "exit code 3" in told(finding)
+    assert "exit code 3" in evidence_of(finding)
 
 
 def test_ranks_that_are_all_killed_at_once_are_nobodys_fault(job):
@@ -328,7 +329,7 @@ def test_a_missing_dump_alone_is_no_death(job):
     assert job.findings() == []
 
 
-def test_a_process_of_which_no_thread_runs_is_told_from_one_that_is_stuck_in_one_thread(job):
+def test_a_process_of_which_no_thread_runs_is_distinguished_from_one_stuck_in_one_thread(job):
     job.call([0, 1, 3], WORLD, OPEN)
     for rank in (0, 1, 3):
         job.dump(rank, saved_s=60)
@@ -337,7 +338,7 @@ def test_a_process_of_which_no_thread_runs_is_told_from_one_that_is_stuck_in_one
     job.beat(2, 1)
     (finding,) = job.findings()
     assert (finding.class_, finding.ranks, finding.confidence) == ("hang.host", (2,), 0.9)
-    assert "no thread of rank 2 has run since 00:16:41.000 UTC, 59 s before" in told(finding)
+    assert "no thread of rank 2 has run since 00:16:41.000 UTC, 59 s before" in evidence_of(finding)
 
 
 def test_sinks_are_the_components_nothing_leads_out_of():

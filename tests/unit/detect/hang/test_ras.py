@@ -40,7 +40,7 @@ def report(calls: dict[int, int], missing: dict[int, str] | None = None) -> byte
 
 
 def found(folder: Path) -> list[Finding]:
-    """From the dumps themselves; the run made of them must tell the same."""
+    """From the dumps themselves; the run made of them must give the same."""
     dumps = read_dumps(folder)
     assert dumps is not None
     findings = find_hangs(records_of(dumps.frames, dumps.manifest.world_size))
@@ -69,7 +69,7 @@ def test_rank_without_a_dump_that_does_not_answer_is_surer_but_not_dead(tmp_path
     assert any("does not answer NCCL's RAS" in line for line in finding.evidence)
 
 
-def test_counts_of_calls_tell_that_a_rank_without_a_dump_is_behind(tmp_path):
+def test_counts_of_calls_show_that_a_rank_without_a_dump_is_behind(tmp_path):
     (finding,) = found(waiting(tmp_path / "dumps", report({0: 3, 1: 2})))
     assert (finding.class_, finding.ranks, finding.confidence) == ("hang.host", (1,), 0.75)
     assert "rank 1 answers NCCL's RAS: its process is alive" in finding.evidence

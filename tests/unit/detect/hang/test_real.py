@@ -26,7 +26,7 @@ def dumps(traces: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_both_stuck_ranks_are_named_and_nobody_else(dumps):
+def test_both_stuck_ranks_are_named_and_no_other(dumps):
     findings = diagnose(dumps, 16)
     assert [(finding.class_, finding.ranks) for finding in findings] == [
         ("hang.host", (9,)),
@@ -47,8 +47,8 @@ def test_any_one_dump_may_be_missing(dumps, missing):
     assert {finding.class_ for finding in sure} == {"hang.host"}
     # Others wait for the rank whose dump is missing: that it is stuck, too, is said to be possible.
     assert [(each.class_, each.ranks) for each in findings if each not in sure] == [("hang.rank", (missing,))]
-    if missing in STUCK:  # whether it is stuck, too, only its dump would tell
-        assert f"a dump of rank {missing} would tell" in "\n".join(findings[0].evidence)
+    if missing in STUCK:  # whether it is stuck, too, only its dump would show
+        assert f"a dump of rank {missing} would show" in "\n".join(findings[0].evidence)
 
 
 @pytest.mark.parametrize("seed", range(30))
