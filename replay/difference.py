@@ -41,7 +41,7 @@ class Contributor:
 
     Attributes:
         name: of the work; of host code outside operators, of the annotation around it.
-        kind: what sort of work it is.
+        kind: which kind of work it is.
         delta_ns: by how much it makes the step of the second run longer.
         a_ns, b_ns: how much of it there is per rank and step.
     """

@@ -1,7 +1,7 @@
 """Replay a graph: when everything runs, how long each step takes, and the path that decides it.
 
 In: a `Graph`. Out: a `Timeline` and frames made from it. It compares with the trace but judges nothing:
-that is the business of `dpro.replay.fidelity.accuracy`.
+that is done in `dpro.replay.fidelity.accuracy`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: matched collectives, which ranks share a clock, and comparisons of clocks that were recorded. Out: a line
 per clock and window with its uncertainty and its source, and what cannot be reconciled. Recorded times are
-never rewritten: the lines are kept beside them, and the graph is built from times moved along them.
+never rewritten: the lines are kept with them, and the graph is built from times moved along them.
 
 There are three sources. Recorded comparisons are best: their round trips bound the error. Else all members of
 a collective end together, so the median difference of the ends is the offset, to the skew of the ends.
@@ -162,7 +162,7 @@ def _moments(matched: pl.DataFrame) -> pl.DataFrame:
 def _names(ranks: list[int], workers: pl.DataFrame, seen: pl.DataFrame) -> dict[int, str]:
     """What each rank's clock is called: by its kernel's boot, by its host, or by the rank itself.
 
-    A host's name proves little (`localhost`): it is not believed where its ranks' collectives contradict it.
+    A host's name proves little (`localhost`): it does not count where its ranks' collectives contradict it.
     """
     names = {rank: f"rank {rank}" for rank in ranks}
     boots: dict[str, str] = {}
@@ -364,7 +364,7 @@ def _ends_by_clock(seen: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_common(ends: pl.DataFrame, names: list[str], known: list[str]) -> dict[str, pl.DataFrame]:
-    """For each of some clocks its ends beside those on the known clock that shares most collectives with it.
+    """For each of some clocks its ends next to those on the known clock that shares most collectives with it.
 
     Args:
         ends: of `_ends_by_clock`.

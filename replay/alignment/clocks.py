@@ -16,7 +16,7 @@ from dpro.units import NS_PER_S
 
 # Clocks of computers drift apart by less than this, also where no time service disciplines them.
 WORST_DRIFT_PPB = 100_000
-# A line is believed to be steep when its slope is that many standard errors (where ranks of real jobs share a
+# A clock is taken to drift when its slope is that many standard errors (where ranks of real jobs share a
 # clock it is up to 4), and it leaves at most this share of the scatter about a level one.
 CLEARLY_STEEP = 6.0
 CLEARLY_LESS = 0.75

@@ -24,7 +24,7 @@ NUMBERED_APART = (*POINT_TO_POINT, "send_recv")
 LANE = ("window", "rank", "device", "stream")
 # Members of these put in the same number of bytes; of an all_to_all or a gather they need not.
 SAME_SIZE_EVERYWHERE = ("all_reduce", "broadcast", "reduce")
-# A pairing is believed when the next best one is at least this many times less even, and more than that where
+# A pairing is accepted when the next best one is at least this many times less even, and more than that where
 # few pairs speak for it. Of windows of real jobs clipped at random down to 3 to 20 collectives, 0.2% are then
 # laid wrongly and a third refused; whole windows have 5 to 3,600.
 CLEAR_RUNNER_UP = 3.0

@@ -68,7 +68,7 @@ def join(parts: Sequence[Dependencies]) -> Dependencies:
 
 @dataclass(frozen=True)
 class Numbering:
-    """Which nodes stand for what.
+    """The nodes of a rank and what each is.
 
     Attributes:
         pieces: pieces of each thread, by thread.

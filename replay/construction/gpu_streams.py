@@ -338,7 +338,7 @@ def blocked_calls(view: RankView, streams: Streams, syncs: pl.DataFrame, names: 
 
 
 def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Blocked]:
-    """Waits for events that were not recorded, given away by calls that read when events happened.
+    """Waits for events that were not recorded, inferred from calls that read when events happened.
 
     That can be read only once they have, and profilers that leave out `cudaEventSynchronize` still record
     the reading (DDP does both before a forward pass). What is seen of the wait is a thread that does nothing

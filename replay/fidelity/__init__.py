@@ -3,7 +3,7 @@
 fit             errors by step, rank and start
 evidence        recorded and inferred dependencies, times taken from the trace
 overlap         how much compute and communication slow each other down side by side
-missing_ranks   few ranks given of many: which of the missing ones each stands for
+missing_ranks   extrapolation to ranks that are missing
 grade           the figures that predictions stand or fall with, their bars, their score
 accuracy        trust: all of these, and what the trace cannot answer
 saved           a graph and its trust as one file

@@ -57,7 +57,7 @@ class Trust:
             started by all that is known, but had not.
         host_gaps: share of the threads' time that no span explains; it is kept as work of its own.
         evidence: what the starts rest on.
-        overlap: how kernels slow down beside communication; None where the trace does not show it.
+        overlap: how kernels slow down during communication; None where the trace does not show it.
         reasons: what the trace cannot answer, one line each.
         doubts: where it fits less well than a good replay, one line each.
         answerable: whether the replay fits well enough for detectors, and predictions, to start from it.

@@ -1,7 +1,7 @@
 """What a replay rests on: dependencies that the trace recorded, inferred ones, and times taken from it.
 
-In: a graph and its replay. Out: counts and shares. How large the errors are that come of it is the business
-of `dpro.replay.fidelity.accuracy`.
+In: a graph and its replay. Out: counts and shares. How large the errors are that result is measured in
+`dpro.replay.fidelity.accuracy`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Figure:
         return float(np.clip((self.poor - self.value) / (self.poor - self.good), 0.0, 1.0))
 
     def __str__(self) -> str:
-        """The figure beside its bars."""
+        """The figure and its bars."""
         bars = f"good up to {self.good:g}{self.unit}, poor from {self.poor:g}{self.unit}"
         return (
             f"{self.name}: {'not known' if self.value is None else f'{self.value:.3g}{self.unit}'} ({bars})"

@@ -1,11 +1,11 @@
 """Compute and communication that run side by side slow each other down: how much, and what an edit changes.
 
 In: a replayed graph. Out: the slowdown as this trace shows it, and replays of changed graphs in which kernels
-that got another share of communication beside them take accordingly longer or shorter.
+that run for another share of their time during communication take accordingly longer or shorter.
 
-The same kernel is seen with and without communication beside it where it stands at the same place of its step
-(the k-th of its name, of as many) in other steps and on other ranks. Data-parallel ranks do the same work
-there; where they do not, the interval is wide and no slowdown is reported.
+The same kernel is seen with and without concurrent communication where it stands at the same place of its
+step (the k-th of its name, of as many) in other steps and on other ranks. Data-parallel ranks do the same
+work there; where they do not, the interval is wide and no slowdown is reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.intervals import covered, union
 from dpro.replay.timeline import Timeline, replay
 
-ALONE, BESIDE = 0.05, 0.95  # shares of a kernel's time up to and from which it counts as the one or the other
+ALONE, OVERLAPPED = 0.05, 0.95  # shares of a kernel's time up to and from which it counts as such
 ENOUGH_PLACES = 8
 RESAMPLES = 1000
 SETTLED_NS = 1_000  # a replay whose end moves by less has found its overlap
@@ -31,28 +31,26 @@ UNCHANGED = 1e-9  # shares that differ by less are the same
 
 @dataclass(frozen=True)
 class Contention:
-    """What kernels suffer from communication beside them.
+    """By how much communication slows down the kernels that run at the same time.
 
     Attributes:
-        slowdown: time beside communication / time alone.
+        slowdown: time during communication / time alone.
         low, high: 95% interval of it.
-        num_places: places in the step where the same kernel was seen both ways.
-        beside: [N] `share_beside` of each node in the replay of the unchanged graph.
+        overlapped: [N] `overlapped_share` of each node in the replay of the unchanged graph.
     """
 
     slowdown: float
     low: float
     high: float
-    num_places: int
-    beside: Floats
+    overlapped: Floats
 
 
 def overlap_of(timeline: Timeline) -> Contention | None:
-    """The slowdown of kernels beside communication, from the measured times.
+    """The slowdown of kernels during communication, from the measured times.
 
     It is that of the time of all places together, each weighted by how often it was seen in the rarer way:
-    what long kernels suffer counts most. The interval is a percentile bootstrap over the places (Efron and
-    Tibshirani, An Introduction to the Bootstrap, chapter 13).
+    the slowdown of long kernels counts most. The interval is a percentile bootstrap over the places (Efron
+    and Tibshirani, An Introduction to the Bootstrap, chapter 13).
 
     Args:
         timeline: the replay of the unchanged graph.
@@ -65,21 +63,22 @@ def overlap_of(timeline: Timeline) -> Contention | None:
     places = _seen_both_ways(graph)
     if places.height < ENOUGH_PLACES:
         return None
-    weighted = places.select(pl.col("alone") * pl.col("seen"), pl.col("beside") * pl.col("seen")).to_numpy()
+    columns = (pl.col(name) * pl.col("seen") for name in ("alone", "overlapped"))
+    weighted = places.select(columns).to_numpy()
     picks = np.random.default_rng(0).integers(0, places.height, (RESAMPLES, places.height))
     sums = weighted[picks].sum(axis=1)
     low, high = np.percentile(sums[:, 1] / sums[:, 0], (2.5, 97.5))
     if low <= 1:
         return None
-    alone, beside = weighted.sum(axis=0)
-    share = share_beside(graph, timeline.start, timeline.end)
-    return Contention(float(beside / alone), float(low), float(high), places.height, share)
+    alone, overlapped = weighted.sum(axis=0)
+    share = overlapped_share(graph, timeline.start, timeline.end)
+    return Contention(float(overlapped / alone), float(low), float(high), share)
 
 
 def _seen_both_ways(graph: Graph) -> pl.DataFrame:
-    """Places in the step whose kernel was seen alone and beside communication: median ns, and how often."""
+    """Places in the step whose kernel was seen alone and during communication: median ns, and how often."""
     nodes = graph.nodes
-    share = share_beside(graph, nodes.measured_start, nodes.measured_end)
+    share = overlapped_share(graph, nodes.measured_start, nodes.measured_end)
     kernels = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0))
     length = nodes.measured_end[kernels] - nodes.measured_start[kernels]
     frame = pl.DataFrame(
@@ -97,20 +96,20 @@ def _seen_both_ways(graph: Graph) -> pl.DataFrame:
     placed = frame.sort(*in_step, "start").with_columns(
         place=pl.int_range(pl.len()).over(in_step), of=pl.len().over(in_step)
     )
-    alone, beside = pl.col("share") <= ALONE, pl.col("share") >= BESIDE
+    alone, overlapped = pl.col("share") <= ALONE, pl.col("share") >= OVERLAPPED
     return (
         placed.group_by("name", "of", "place")
         .agg(
             alone=pl.col("ns").filter(alone).median(),
-            beside=pl.col("ns").filter(beside).median(),
-            seen=pl.min_horizontal(alone.sum(), beside.sum()),
+            overlapped=pl.col("ns").filter(overlapped).median(),
+            seen=pl.min_horizontal(alone.sum(), overlapped.sum()),
         )
         .filter(pl.col("seen") > 0)
         .sort("name", "of", "place")
     )
 
 
-def share_beside(graph: Graph, start: Ints, end: Ints) -> Floats:
+def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
     """The share of each kernel's time during which its rank's GPU also moved data for a collective.
 
     Args:
@@ -135,14 +134,14 @@ def share_beside(graph: Graph, start: Ints, end: Ints) -> Floats:
 
 
 def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[float]) -> list[Timeline]:
-    """Replay a changed graph, with kernels as slow as the communication that is now beside them makes them.
+    """Replay a changed graph with kernels slowed down by the communication that now runs at the same time.
 
-    A kernel of duration d with a share s of it beside communication would take d / (1 + (slowdown - 1) s)
+    A kernel of duration d with a share s of it during communication would take d / (1 + (slowdown - 1) s)
     alone. Where it ends up changes the overlap again, so the replay is repeated until its end settles.
 
     Args:
         graph: the changed graph; its kernels have the durations that go with the overlap before.
-        before: [N] `share_beside` in the replay of the unchanged graph.
+        before: [N] `overlapped_share` in the replay of the unchanged graph.
         slowdowns: as of `Contention`.
 
     Returns:
@@ -150,7 +149,7 @@ def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[f
         as it is.
     """
     timeline = replay(graph)
-    now = share_beside(graph, timeline.start, timeline.end)
+    now = overlapped_share(graph, timeline.start, timeline.end)
     if not (np.abs(now - before) > UNCHANGED).any():
         return [timeline]
     return [_settled(timeline, before, now, slowdown) for slowdown in slowdowns]
@@ -163,7 +162,7 @@ def _settled(timeline: Timeline, before: Floats, now: Floats, slowdown: float) -
     alone = graph.nodes.duration[kernels] / (1 + (slowdown - 1) * before[kernels])
     for round_ in range(ROUNDS):
         if round_:
-            now = share_beside(graph, timeline.start, timeline.end)
+            now = overlapped_share(graph, timeline.start, timeline.end)
         changed = np.abs(now[kernels] - before[kernels]) > UNCHANGED
         if not changed.any():
             break

@@ -1,7 +1,7 @@
 """How much memory a step takes, by what the job's allocator reported.
 
 In: a run recorded with `--memory`, or a trace of torch.profiler with its memory. Out: what steps allocate on
-top of what they find, and how much is free beside. What stays between steps is in the totals of a GPU's
+top of what they find, and how much is left. What stays between steps is in the totals of a GPU's
 allocator; that of a CPU counts from the beginning of its window.
 """
 

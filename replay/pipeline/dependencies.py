@@ -270,7 +270,7 @@ def _first_backward(rows: pl.DataFrame) -> pl.DataFrame:
 def _around_collectives(rows: pl.DataFrame) -> pl.DataFrame:
     """Gathered parameters -> the first forward of their chunk; work -> the reduction of what it made.
 
-    A reduction beside computing needs the backward of its chunk; one after it, all that came before it. A
+    A reduction during computing needs the backward of its chunk; one after it, all that came before it. A
     gather that no forward follows needs what came before it, too.
     """
     gathers, forwards = _of(rows, Role.GATHER), _of(rows, Role.FORWARD)
@@ -279,13 +279,13 @@ def _around_collectives(rows: pl.DataFrame) -> pl.DataFrame:
     to_forward = pl.concat([of_chunk, of_all])
     computed = pl.col("end").filter(pl.col("role").is_in([int(role) for role in COMPUTES])).max().over(STEP)
     unused = ~pl.col("id").is_in(to_forward["source"].implode())
-    waiting = rows.with_columns(beside=pl.col("start") + CLOCK_SLACK_NS < computed).filter(
+    waiting = rows.with_columns(during=pl.col("start") + CLOCK_SLACK_NS < computed).filter(
         (pl.col("role") == Role.REDUCE) | ((pl.col("role") == Role.GATHER) & unused)
     )
-    beside = pl.col("beside") & (pl.col("chunk") >= 0) & (pl.col("role") == Role.REDUCE)
-    after_chunk = _last_before(waiting.filter(beside), _of(rows, Role.BACKWARD), ["chunk"])
+    during = pl.col("during") & (pl.col("chunk") >= 0) & (pl.col("role") == Role.REDUCE)
+    after_chunk = _last_before(waiting.filter(during), _of(rows, Role.BACKWARD), ["chunk"])
     work = _of(rows, *COMPUTES, Role.WORK)
-    after_all = _last_before(waiting.filter(~beside), work, [])
+    after_all = _last_before(waiting.filter(~during), work, [])
     return pl.concat([_pairs(each, EdgeKind.EVENT) for each in (to_forward, after_chunk, after_all)])
 
 

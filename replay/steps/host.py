@@ -1,7 +1,7 @@
 """What the host did in each step, windows or not: waiting for data, collecting garbage, waiting for a core.
 
 In: tables `steps` and `counters` as the recorder leaves them. Out: frames, null where nothing was measured.
-Nothing here is predicted; which rank is to blame is the business of `dpro.detect`.
+Nothing here is predicted; which rank is at fault is found in `dpro.detect`.
 """
 
 from __future__ import annotations

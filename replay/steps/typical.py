@@ -27,7 +27,7 @@ AROUND = 40  # steps whose median is what a step would take, however long two in
 MIN_STEPS = 12  # fewer do not show what is usual
 MIN_LONGER = 0.2  # of the steps around: what is less is no pause, whatever it is
 CLEAR = 6.0  # standard deviations, by the median deviation, which pauses do not sway
-MIN_NOISE = 0.02  # of the step: noise is never believed to be less
+MIN_NOISE = 0.02  # of the step: noise is never taken to be less
 MAX_RUN = 5  # steps in a row: what lasts longer is a slow spell
 MAX_SHARE = 0.4  # of the steps around: what is more frequent is how the job is
 

@@ -123,7 +123,7 @@ class Key:
         return self.default is MISSING
 
     def read(self, text: str, label: str) -> Any:
-        """The value that a text stands for.
+        """The value of a text.
 
         Args:
             text: as the user gave it.

@@ -61,7 +61,7 @@ def pareto(graph: Graph, trust: Trust) -> list[Point]:
     base = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
     found: list[tuple[tuple[Edit, ...], float, int]] = [((), base, footprint.within_step_bytes)]
     for edits, batches, within in _ways(graph, footprint.within_step_bytes):
-        with suppress(Unanswerable):  # what it needs besides is not in this run
+        with suppress(Unanswerable):  # what it needs is not in this run
             predicted = predict(graph, baseline, edits, trust).predicted_ns
             found.append((tuple(edits), predicted / batches, within))
     free = footprint.free_bytes

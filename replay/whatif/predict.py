@@ -2,7 +2,7 @@
 
 In: a graph and edits. Out: `Prediction`s. The interval comes from how steps and gains vary, from how far the
 replay misses the unchanged steps, from how much of the gain rests on an edit's assumptions, from how well the
-slowdown of compute beside communication is known, where an edit changes what stands beside what, and
+slowdown of compute during communication is known, where an edit changes what overlaps, and
 from what may become of waiting for ranks that are missing.
 """
 
@@ -238,7 +238,9 @@ def _replays(changed: Graph, overlap: Contention | None) -> list[Timeline]:
     """The replay of a changed graph; where the overlap matters also with its slowdown at both bounds."""
     if overlap is None:
         return [replay(changed)]
-    return replays_with_new_overlap(changed, overlap.beside, (overlap.slowdown, overlap.low, overlap.high))
+    return replays_with_new_overlap(
+        changed, overlap.overlapped, (overlap.slowdown, overlap.low, overlap.high)
+    )
 
 
 def _with_each(

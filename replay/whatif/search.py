@@ -276,7 +276,7 @@ def _best_pair_first(usable: list[Prediction], pairs: dict[frozenset[Edit], Pred
 
 
 def _goes_with(edit: Edit, taken: Iterable[Prediction]) -> bool:
-    """Whether an edit can be done beside others: not twice the same kind, but for ranks."""
+    """Whether an edit can be combined with others: not twice the same kind, but for ranks."""
     return isinstance(edit, Heal) or all(type(edit) is not type(each.edits[0]) for each in taken)
 
 

@@ -166,9 +166,9 @@ def latencies(graph: Graph) -> NDArray[np.int64]:
     """[N] ns of each transfer that do not depend on its bytes, as far as the run shows them; else 0."""
     fixed = np.zeros(graph.num_nodes, np.int64)
     lines = fit_costs(graph)
-    for sort, messages in messages_by_kind(graph).items():
-        if sort in lines:
-            fixed[np.isin(graph.nodes.message, messages)] = round(lines[sort].latency_ns)
+    for kind, messages in messages_by_kind(graph).items():
+        if kind in lines:
+            fixed[np.isin(graph.nodes.message, messages)] = round(lines[kind].latency_ns)
     return fixed
 
 
@@ -222,41 +222,41 @@ class Algorithm(Edit):
         nodes, lines = graph.nodes, fit_costs(graph)
         fits = messages_fitting(graph, "", self.group)
         answered, refused = [], []
-        for sort, messages in messages_by_kind(graph).items():
+        for kind, messages in messages_by_kind(graph).items():
             if not fits[messages[0]]:
                 continue
             mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
             num_bytes = nodes.bytes[mine].astype(np.float64)
             try:
                 answered.append(
-                    (mine, self._ratio(graph, lines, sort, graph.messages[messages[0]], num_bytes))
+                    (mine, self._ratio(graph, lines, kind, graph.messages[messages[0]], num_bytes))
                 )
             except Unanswerable as error:
-                refused.append(f"{sort[0]} in {sort[1] or 'unnamed group'}: {error}")
+                refused.append(f"{kind[0]} in {kind[1] or 'unnamed group'}: {error}")
         return answered, refused
 
     def _ratio(
         self,
         graph: Graph,
         lines: dict[CollectiveKind, LinkCost],
-        sort: CollectiveKind,
+        kind: CollectiveKind,
         message: Message,
         num_bytes: Floats,
     ) -> Floats:
         """[T] time by the other algorithm over time by the one that ran."""
         now = self._ran(graph, message.op)
-        if sort not in lines:
+        if kind not in lines:
             raise Unanswerable("too few transfers of known size with all their ranks to fit what one costs")
         if message.num_ranks < 2:
             raise Unanswerable("how many ranks are in it is not known")
-        if lines[sort].bandwidth_only:
+        if lines[kind].bandwidth_only:
             raise Unanswerable(
                 "sizes are too similar to separate the cost of a message from that of its bytes"
             )
         if now == self.to:
             return np.ones(num_bytes.size)
         spent = cost(message.op, now, message.num_ranks)
-        link = link_of(lines[sort], spent)
+        link = link_of(lines[kind], spent)
         before = time_ns(spent, link, num_bytes)
         if self.to != HIERARCHICAL:
             return time_ns(cost(message.op, self.to, message.num_ranks), link, num_bytes) / before
@@ -275,10 +275,10 @@ class Algorithm(Edit):
         """
         if self.inside_gbps is not None:
             return LinkModel((self.inside_us or 0.0) * NS_PER_US, 1 / self.inside_gbps)
-        for sort, messages in messages_by_kind(graph).items():
+        for kind, messages in messages_by_kind(graph).items():
             message = graph.messages[messages[0]]
-            if sort in lines and len(_hosts_in(graph, message)) == 1:
-                return link_of(lines[sort], cost(message.op, self._ran(graph, message.op), message.num_ranks))
+            if kind in lines and len(_hosts_in(graph, message)) == 1:
+                return link_of(lines[kind], cost(message.op, self._ran(graph, message.op), message.num_ranks))
         raise Unanswerable("no group within one host shows what communication there costs: give inside_gbps=")
 
     def describe(self) -> str:

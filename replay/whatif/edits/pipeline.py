@@ -96,7 +96,7 @@ class Balance(Edit):
     summary = "stages, or the sequences of a step, have even work"
     example = "balance:over=stages"
     needs = "a trace of whole operations"
-    assumes = "work can be moved in any amount, and a rank that is slow beside its stage stays as slow"
+    assumes = "work can be moved in any amount, and a rank that is slow within its stage stays as slow"
     source = "Lin et al., OSDI 2025: uneven stages and uneven sequence lengths, replaced by their mean"
     over: str = key("what is evened out", choices=("stages", "sequences"))
     doubt: float = 0.2

@@ -1,4 +1,4 @@
-"""When ranks exchange: FSDP's parameters earlier, gradients seldom, beside backward, or beside the next step.
+"""When ranks exchange: FSDP's parameters earlier, gradients seldom, during backward, or during the next step.
 
 FSDP2 records ranges around its all-gathers and the copies of their results. Prefetched, each all-gather is
 called behind the copy of one before it, forward and backward passes apart, and awaited where its own result
@@ -299,10 +299,10 @@ class LocalUpdates(Edit):
 
 @dataclass(frozen=True)
 class Overlap(Edit):
-    """Gradients are reduced after backward, or beside the next step."""
+    """Gradients are reduced after backward, or during the next step."""
 
     name = "overlap"
-    summary = "gradients reduced after backward (off), or beside the next step (full)"
+    summary = "gradients reduced after backward (off), or during the next step (full)"
     example = "overlap:mode=full"
     needs = "a DDP job recorded by dpro: parameters of its buckets, autograd spans, bytes reduced"
     assumes = "with full overlap, that the update may use the gradients of the step before"

@@ -1,4 +1,4 @@
-"""The training loop beside the model: its input, always ready or from more workers, and its garbage."""
+"""The training loop around the model: its input, always ready or from more workers, and its garbage."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Workers(Edit):
             raise Unanswerable("no whole step in the run: record at least two steps")
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
         now = _per_step(graph, loading, ranks, steps.size)
-        batch, beside = _batch_and_rest(graph, loading, now)
-        wait = batch if self.count == 0 else np.maximum(0.0, batch / self.count - beside)
+        batch, rest = _batch_and_rest(graph, loading, now)
+        wait = batch if self.count == 0 else np.maximum(0.0, batch / self.count - rest)
         factor = np.ones(int(ranks.max()) + 1)
         factor[ranks] = np.where(now > 0, wait / np.maximum(now, 1.0), 1.0)
         return graph.with_durations(scaled(graph, loading, factor[graph.nodes.rank[loading]]))

@@ -4,11 +4,11 @@ In: how a graph reduces its gradients, and sizes. Out: the sizes that remain.
 
 The condition is dPRO's theorem on tensor fusion and partition (Hu et al., MLSys 2022, Theorem 2): tensor n is
 ready at p_n, its reduction ends at q_n and takes t(s_n) for its size. Apart, the second of two ends at
-max(q_(n-1), p_n) + t(s_n); fused, both end at max(q_(n-2), p_n) + t(s_(n-1) + s_n). Where the link is free
-by p_n, fused is earlier if q_(n-1) > p_n + t(s_(n-1) + s_n) - t(s_n), which is the theorem. Read backwards
-it says which buckets are better in two. On CPUs, where two workers take turns, what one reduction costs
-besides its bytes passes beside the other's. All of this is exact for one link, and says nothing of what waits
-for reductions: so what remains is replayed.
+max(q_(n-1), p_n) + t(s_n); fused, both end at max(q_(n-2), p_n) + t(s_(n-1) + s_n). Where the link is free by
+p_n, fused is earlier if q_(n-1) > p_n + t(s_(n-1) + s_n) - t(s_n), which is the theorem. Read backwards it
+says which buckets are better in two. On CPUs, where two workers take turns, what one reduction costs apart
+from its bytes overlaps with the other. All of this is exact for one link, and says nothing of what waits for
+reductions: so what remains is replayed.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Reduction:
         first, last: its parameters, by the order in which they are ready.
         num_bytes: payload.
         moving_ns: time for the payload.
-        fixed_ns: time besides, during which others may use the link.
+        fixed_ns: further time, during which others may use the link.
         call_ns: time of the thread that makes the call.
         called_after: the parameter after which it is called; `STEP`: the whole step, which waits for it.
         needed: where its result is needed; None: where those of the recorded reductions are.

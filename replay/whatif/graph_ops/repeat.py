@@ -1,7 +1,7 @@
 """Steps that do their work several times: copies of a step's nodes put in before it.
 
 In: a graph, and what a copy is to be. Out: a graph in which each step begins with its copies, one behind the
-other on every thread and stream. What a copy leaves out is the business of the edits.
+other on every thread and stream. What a copy leaves out is decided by the edits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """In which order the stages of a pipeline work: who does the forward and backward of which micro-batch when.
 
 In: numbers of stages, micro-batches and chunks. Out: for each stage its list of `Task`s. How long they take,
-and what waits for what, is the business of `dpro.replay.whatif.edits.pipeline`.
+and what waits for what, is in `dpro.replay.whatif.edits.pipeline`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import in_modules
 from dpro.schema import WORKERS
 
-# What users call the kinds of work, and the nodes each stands for.
+# What users call the kinds of work, and the kinds of nodes of each.
 KINDS: dict[str, tuple[NodeKind, ...]] = {
     "cpu": (NodeKind.CPU,),
     "runtime": (NodeKind.RUNTIME,),

@@ -7,7 +7,7 @@ import pytest
 
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.fidelity.overlap import overlap_of, replays_with_new_overlap, share_beside
+from dpro.replay.fidelity.overlap import overlap_of, overlapped_share, replays_with_new_overlap
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import critical_path_of_steps, replay
 from dpro.replay.whatif.edits.communication import Network, NoCommunication
@@ -15,11 +15,11 @@ from dpro.replay.whatif.predict import apply_all, baseline_steps, predict, predi
 from dpro.store import open_run
 from tests.builders import tiny_graph
 
-ALONE, BESIDE, KERNELS, STEPS = 1_000, 1_300, 10, 4
+ALONE, OVERLAPPED, KERNELS, STEPS = 1_000, 1_300, 10, 4
 
 
-def one_gpu(beside=BESIDE):
-    """Ten kernels a step in a row; data moves beside the first five in even steps, else beside the others.
+def one_gpu(overlapped=OVERLAPPED):
+    """Ten kernels a step in a row; data moves during the first five in even steps, else during the others.
 
     Each transfer starts when the kernel before it ends, and lasts exactly as long as the five kernels.
     """
@@ -28,10 +28,10 @@ def one_gpu(beside=BESIDE):
         for k in range(KERNELS):
             covered = (k < KERNELS // 2) == (step % 2 == 0)
             if covered and k in (0, KERNELS // 2):
-                durations.append(KERNELS // 2 * beside)
+                durations.append(KERNELS // 2 * overlapped)
                 columns.append((NodeKind.TRANSFER, step, now, now + durations[-1], KERNELS))
                 edges += [(last, len(durations) - 1, 0)] if last is not None else []
-            durations.append(beside if covered else ALONE)
+            durations.append(overlapped if covered else ALONE)
             columns.append((NodeKind.KERNEL, step, now, now + durations[-1], k))
             edges += [(last, len(durations) - 1, 0)] if last is not None else []
             last, now = len(durations) - 1, now + durations[-1]
@@ -42,15 +42,20 @@ def one_gpu(beside=BESIDE):
     )
 
 
-def test_slowdown_is_the_time_beside_communication_over_the_time_alone():
+def test_slowdown_is_the_time_during_communication_over_the_time_alone():
     overlap = overlap_of(replay(one_gpu()))
     assert overlap is not None
-    assert overlap.slowdown == overlap.low == overlap.high == BESIDE / ALONE
-    assert overlap.num_places == KERNELS
+    assert overlap.slowdown == overlap.low == overlap.high == OVERLAPPED / ALONE
+
+
+@pytest.mark.parametrize(("needed", "enough"), [(KERNELS, True), (KERNELS + 1, False)])
+def test_each_place_at_which_a_kernel_is_seen_both_ways_counts_once(monkeypatch, needed, enough):
+    monkeypatch.setattr("dpro.replay.fidelity.overlap.ENOUGH_PLACES", needed)
+    assert (overlap_of(replay(one_gpu())) is not None) == enough
 
 
 def test_nothing_is_reported_where_kernels_are_no_slower_beside_communication():
-    assert overlap_of(replay(one_gpu(beside=ALONE))) is None
+    assert overlap_of(replay(one_gpu(overlapped=ALONE))) is None
 
 
 def test_share_counts_moments_of_several_transfers_once():
@@ -58,7 +63,7 @@ def test_share_counts_moments_of_several_transfers_once():
         [100, 50, 50, 100], [], kind=[NodeKind.KERNEL, NodeKind.TRANSFER, NodeKind.TRANSFER, NodeKind.KERNEL]
     )
     start = np.array([0, 20, 40, 200])
-    share = share_beside(graph, start, start + graph.nodes.duration)
+    share = overlapped_share(graph, start, start + graph.nodes.duration)
     assert share.tolist() == [0.7, 0, 0, 0]
 
 
@@ -66,16 +71,16 @@ def test_transfers_of_other_ranks_slow_no_rank_down():
     kinds = [NodeKind.KERNEL, NodeKind.TRANSFER]
     graph = tiny_graph([100, 100], [], kind=kinds, rank=[0, 1])
     start = np.zeros(2, np.int64)
-    assert share_beside(graph, start, start + 100).tolist() == [0, 0]
+    assert overlapped_share(graph, start, start + 100).tolist() == [0, 0]
 
 
 def test_kernels_are_as_fast_as_alone_once_nothing_moves_beside_them():
     graph = one_gpu()
     timeline = replay(graph)
     overlap = overlap_of(timeline)
-    assert timeline.end.max() == STEPS * KERNELS * (ALONE + BESIDE) // 2
+    assert timeline.end.max() == STEPS * KERNELS * (ALONE + OVERLAPPED) // 2
     changed = NoCommunication().apply(graph)
-    (after,) = replays_with_new_overlap(changed, overlap.beside, [overlap.slowdown])
+    (after,) = replays_with_new_overlap(changed, overlap.overlapped, [overlap.slowdown])
     assert after.end.max() == STEPS * KERNELS * ALONE
 
 
@@ -84,7 +89,7 @@ def test_kernels_that_come_to_stand_beside_communication_slow_down():
     graph = one_gpu()
     overlap = overlap_of(replay(graph))
     changed = Network(0.5).apply(graph)
-    (after,) = replays_with_new_overlap(changed, overlap.beside, [overlap.slowdown])
+    (after,) = replays_with_new_overlap(changed, overlap.overlapped, [overlap.slowdown])
     kernels = after.graph.nodes.kind == NodeKind.KERNEL
     slow = after.graph.nodes.duration[kernels] > ALONE
     assert slow.sum() > STEPS * KERNELS // 2
@@ -95,7 +100,7 @@ def test_kernels_that_come_to_stand_beside_communication_slow_down():
 def test_an_edit_that_changes_nothing_replays_to_the_nanosecond(repository, run):
     graph = build_graph(open_run(repository / "sample_traces" / run)).graph
     timeline = replay(graph)
-    (again,) = replays_with_new_overlap(graph, share_beside(graph, timeline.start, timeline.end), [1.5])
+    (again,) = replays_with_new_overlap(graph, overlapped_share(graph, timeline.start, timeline.end), [1.5])
     assert (again.end == timeline.end).all()
 
 
@@ -113,7 +118,7 @@ def test_prediction_counts_what_a_changed_overlap_costs_and_how_well_that_is_kno
     assert sure.predicted_ns == wide.predicted_ns == KERNELS * ALONE
     assert wide.high_ns - wide.low_ns > sure.high_ns - sure.low_ns
     blind = predict(graph, baseline, [NoCommunication()], dataclasses.replace(trust, overlap=None))
-    assert blind.predicted_ns == KERNELS * (ALONE + BESIDE) / 2
+    assert blind.predicted_ns == KERNELS * (ALONE + OVERLAPPED) / 2
 
 
 @pytest.mark.parametrize("edit", [NoCommunication(), Network(0.5)])
