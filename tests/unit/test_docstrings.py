@@ -1,0 +1,66 @@
+"""Public functions of two and more parameters say what each of them is: `Args:`, with shapes and units."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("collectors", "dashboards", "dpro", "replay")
+# Files that are still to be documented. An entry leaves this list when it is done, and none may join it.
+PENDING = (
+    "collectors/",
+    "dashboards/",
+    "dpro/analysis/",
+    "dpro/cli/",
+    "dpro/detect/",
+    "dpro/ingest/",
+    "dpro/store.py",
+    "dpro/watch/",
+    "dpro/words.py",
+)
+
+
+def modules() -> Iterator[Path]:
+    """Yield the modules of the packages, relative to the root; links are others' targets."""
+    listed = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for line in listed.stdout.splitlines():
+        path = ROOT / line
+        if path.suffix == ".py" and path.is_file() and not path.is_symlink() and not line.startswith(PENDING):
+            yield Path(line)
+
+
+def public_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """Yield the public functions of a module, and the public methods of its public classes."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    for node in [*tree.body, *(each for owner in classes for each in owner.body)]:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+def is_undocumented(function: ast.FunctionDef) -> bool:
+    """Return whether a function has two parameters or more, and no `Args:`."""
+    given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    own = [each for each in given if each.arg not in ("self", "cls")]
+    return len(own) > 1 and "Args:" not in (ast.get_docstring(function) or "")
+
+
+def test_public_functions_of_several_parameters_describe_them() -> None:
+    found = [
+        f"{path}:{function.lineno} {function.name}"
+        for path in modules()
+        for function in public_functions(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if is_undocumented(function)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_methods_count_without_self_and_private_functions_do_not() -> None:
+    source = "def one(a): ...\ndef two(a, b): ...\ndef _own(a, b): ...\nclass C:\n  def three(self, a): ..."
+    assert [each.name for each in public_functions(ast.parse(source)) if is_undocumented(each)] == ["two"]
