@@ -30,7 +30,8 @@ from recording import ENVIRONMENT
 
 from dpro.collectors.inside import records
 from dpro.collectors.inside.calls.flight import Flight, Ring
-from dpro.collectors.inside.process import requests as control
+from dpro.collectors.inside.files import write_whole
+from dpro.collectors.inside.process.requests import Requests
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.launch.start import RecordOptions, prepare
 
@@ -101,16 +102,14 @@ class Rank:
         self.write_file("facts.json", json.dumps(facts).encode())
         self.write_file("groups.json", json.dumps({"0": list(range(self.num_ranks))}).encode())
         self.records.write(records.ANCHOR, 0, 0, 0, 0)
-        self.flight, self.control = Flight(self), control.Control(self)  # type: ignore[arg-type]
+        self.flight, self.control = Flight(self), Requests(self)  # type: ignore[arg-type]
         self.num_called = 0
         ring = Ring("fr", ".json", self.dump, lambda: self.num_called)
         self.flight._rings, self.flight._levels = [ring], {"fr": self.flight._levels["fr"]}
 
     def write_file(self, name: str, content: bytes) -> None:
         """As the recorder does it."""
-        temporary = self.folder / f"{name}.tmp"
-        temporary.write_bytes(content)
-        temporary.replace(self.folder / name)
+        write_whole(self.folder / name, content)
 
     def on_request(self, request: dict[str, Any]) -> None:
         """Tell a stack."""
@@ -158,7 +157,7 @@ class Played:
         ahead = np.rint(draw.normal(0, 5e6, num_hosts)).astype(np.int64)
         ahead[0] = 0
         self.launches = [Launch(run, f"node{host}-1-abc") for host in range(num_hosts)]
-        self.markers: list[IO[str]] = [prepare(each, ["job"], RecordOptions()) for each in self.launches]
+        self.markers: list[IO[bytes]] = [prepare(each, ["job"], RecordOptions()) for each in self.launches]
         self.ranks = [
             Rank(rank, num_ranks, self.launches[host].raw, int(ahead[host]), self.calls)
             for rank in range(num_ranks)

@@ -7,9 +7,7 @@ machine, and whether recording really works is not asked here: only recording sh
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +20,7 @@ from typing import Any
 from dpro.collectors.launch.absence import OLDEST_TORCH
 from dpro.collectors.telemetry import amd, nic
 from dpro.collectors.telemetry.gpus import Unavailable
+from dpro.folders import lock, written_whole
 from dpro.units import format_bytes
 
 READY, LIMITED, MISSING = "ready", "limited", "missing"
@@ -239,10 +238,8 @@ def folder(path: Path, mounts: Path = Path("/proc/mounts")) -> Check:
     kind = _file_system(path.resolve(), mounts)
     try:
         with tempfile.TemporaryDirectory(dir=path, prefix=".dpro-doctor-") as inside:
-            probe = Path(inside) / "probe.tmp"
-            with probe.open("wb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.replace(probe, Path(inside) / "probe")
+            with written_whole(Path(inside), "probe") as file:
+                lock(file, wait=False)
             free = shutil.disk_usage(inside).free
     except OSError as error:
         what = f"{path} ({kind}): {error.strerror or error}"

@@ -21,6 +21,7 @@ from dpro.collectors.launch.processes import Process, oom_kills, wait_for_any
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.sampler import start as start_sampler
 from dpro.collectors.telemetry.samples import sample_files
+from dpro.folders import written_whole
 
 LOOK_S = 1.0  # how often to look for new processes and windows
 BATCH = 32  # windows, or dumps, waiting before a batch is converted while the job runs: spares short jobs
@@ -107,12 +108,9 @@ def _meet(recording: Launch, ranks: dict[int, Process]) -> None:
 
 def _note_end(folder: Path) -> None:
     """Keep when a process was first seen to be gone."""
-    path = folder / GONE
-    if folder.is_dir() and not path.exists():
-        with suppress(OSError):  # on a full disk a file may come without its content
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(str(time.time_ns()))
-            temporary.rename(path)
+    if folder.is_dir() and not (folder / GONE).exists():
+        with suppress(OSError), written_whole(folder, GONE) as file:  # on a full disk there is none
+            file.write(str(time.time_ns()).encode())
 
 
 def _note_absence(recording: Launch, job: Process, look: int, absent: dict[str, int]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from dpro.cache import cache_folder
 from dpro.errors import DproError, InputError, UsageError, first_line, needs_extra
+from dpro.folders import made_whole
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _CHANGES = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
@@ -48,20 +48,14 @@ def local_copy(url: str) -> Path:
     copy = cache_folder("remote") / _fingerprint(url, files) / (PurePosixPath(root).name or "root")
     if copy.exists():
         return copy
-    place = copy.parent.with_name(f".{copy.parent.name}.{os.getpid()}.tmp")
     try:
-        _copy(store, files, place / copy.name)
-        try:
-            os.replace(place, copy.parent)
-        except OSError:
-            if not copy.exists():  # else another command has just copied the same files
-                raise
+        with made_whole(copy.parent) as place:
+            _copy(store, files, place / copy.name)
     except DproError:
         raise
     except Exception as error:  # whatever the store's library raises
-        raise InputError(f"{url}: cannot be copied to {copy.parent} ({first_line(error)})") from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        if not copy.exists():  # else another command has just copied the same files
+            raise InputError(f"{url}: cannot be copied to {copy.parent} ({first_line(error)})") from error
     return copy
 
 

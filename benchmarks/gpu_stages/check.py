@@ -22,6 +22,8 @@ from typing import Any
 
 from gpu_stages.processes import end_group, marked
 
+from dpro.folders import written_whole
+
 STAGES = Path(__file__).resolve().parent
 ROOT = STAGES.parents[1]
 JOBS = STAGES / "jobs"
@@ -247,15 +249,16 @@ class Bench:
 
 def _append(path: Path, parcel: Path) -> None:
     """Add the files of one archive to another, which is whole at every moment."""
-    whole = path.with_name(f"{path.name}.tmp")
-    with tarfile.open(whole, "w") as target:
+    with (
+        written_whole(path.parent.resolve(), path.name) as whole,
+        tarfile.open(fileobj=whole, mode="w") as target,
+    ):
         for source in (path, parcel):
             if not source.exists():
                 continue
             with tarfile.open(source) as archive:
                 for member in archive:
                     target.addfile(member, archive.extractfile(member) if member.isfile() else None)
-    os.replace(whole, path)
 
 
 def job_environment(variables: Mapping[str, object] | None = None) -> dict[str, str]:
@@ -270,9 +273,8 @@ def job_environment(variables: Mapping[str, object] | None = None) -> dict[str, 
 
 def write_json(path: Path, document: object) -> None:
     """Write a file whole or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    with written_whole(path.parent.resolve(), path.name) as file:
+        file.write((json.dumps(document, indent=1) + "\n").encode())
 
 
 def supports(option: str, command: str = "record") -> bool:

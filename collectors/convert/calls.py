@@ -8,7 +8,6 @@ times smaller, until all its entries are in a part. Doing it again after a crash
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import polars as pl
 
 from dpro.collectors.convert.stall import forgotten, keep_groups, stood_still
 from dpro.collectors.inside.names import STALL
+from dpro.folders import written_whole
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.store import write_part
 
@@ -40,10 +40,8 @@ def keep_dumps(folder: Path, read: Callable[[Path], Mapping[str, pl.DataFrame]])
         rows = conform(COLLECTIVES, tables[COLLECTIVES.name]).with_columns(
             collective_id=identifier, saved_ns=pl.lit(status.st_mtime_ns)
         )
-        temporary = dump.with_suffix(".tmp2")
-        rows.write_parquet(temporary)
-        os.utime(temporary, ns=(status.st_mtime_ns, status.st_mtime_ns))
-        os.replace(temporary, dump.with_suffix(".parquet"))
+        with written_whole(folder, f"{dump.stem}.parquet", time_ns=status.st_mtime_ns) as file:
+            rows.write_parquet(file)
         dump.unlink()
 
 
@@ -157,9 +155,8 @@ def _state(folder: Path) -> tuple[list[int], int]:
 
 
 def _write_state(folder: Path, passed: list[int], lost: int) -> None:
-    temporary = folder / f"{_STATE}.tmp2"
-    temporary.write_text(json.dumps({"passed": passed, "lost": lost}))
-    os.replace(temporary, folder / _STATE)
+    with written_whole(folder, _STATE) as file:
+        file.write(json.dumps({"passed": passed, "lost": lost}).encode())
 
 
 def with_group_ranks(found: pl.DataFrame, path: Path) -> pl.DataFrame:

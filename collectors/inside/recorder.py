@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 
 from . import records
+from .files import write_whole
 from .own import is_own
 from .process import environment
 from .process.gpu import gpu_facts
@@ -302,17 +303,11 @@ class Recorder:
     def write_file(self, name: str, content: bytes) -> None:
         """Write a file of this process, under a name that only a whole file gets.
 
-        Its time stamp is by this host's clock, as all else that is recorded: a file server's may differ.
-
         Raises:
             OSError: it cannot be written.
         """
         assert self.folder is not None
-        temporary = self.folder / f"{name}.tmp"
-        temporary.write_bytes(content)
-        with suppress(OSError):
-            os.utime(temporary, ns=(time.time_ns(), time.time_ns()))
-        os.replace(temporary, self.folder / name)
+        write_whole(self.folder / name, content)
 
     def _open(self) -> None:
         folder = self.launch / f"{socket.gethostname()}-{os.getpid()}"

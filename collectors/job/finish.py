@@ -7,10 +7,7 @@ ranks to the manifest that is there. The manifest is written last, and the marke
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ from dpro.collectors.launch.recording import MARKERS, RAW, Launch
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
 from dpro.collectors.telemetry.tables import convert_samples
+from dpro.folders import locked
 from dpro.schema import STEPS, TABLES
 from dpro.store import Manifest, is_run, merge_counts, open_run, write_manifest
 
@@ -167,8 +165,8 @@ def _inspected(launch: Launch, recorded: list[Process], readers: Readers) -> dic
 
 def _cut_off(process: Process) -> list[str]:
     """What a process was about to write when it was killed, or could not since the disk was full."""
-    names = sorted({path.name.partition(".")[0] for path in process.folder.glob("*.tmp")})
-    names = [name for name in names if not name.startswith(SHOWN)]
+    cut = {path.name.partition(".")[0] for path in process.folder.glob("*.tmp")}
+    names = sorted(name for name in cut if name and not name.startswith(SHOWN))  # "": not of the process
     lost = f"rank {process.rank}: not written whole, for the process was killed then or the disk full: "
     return [lost + ", ".join(names)] if names else []
 
@@ -248,7 +246,7 @@ def _joined(earlier: Manifest, mine: Manifest) -> Manifest:
 def _write_manifest(run: Path, mine: Manifest) -> None:
     """Write the manifest of what one launch recorded, or add to that of the other launches."""
     run.mkdir(parents=True, exist_ok=True)
-    with _manifest_lock(run):
+    with locked(run):  # launchers that end together join their manifests in turn
         earlier = open_run(run).manifest if is_run(run) else None
         write_manifest(run, mine if earlier is None else _joined(earlier, mine))
 
@@ -265,14 +263,3 @@ def _lines(path: Path) -> list[str]:
 
 def _distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
-
-
-@contextmanager
-def _manifest_lock(run: Path) -> Iterator[None]:
-    """Hold the run's own folder, so that launchers that end together join their manifests in turn."""
-    descriptor = os.open(run, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -12,7 +12,6 @@ that ended with the job, say): its recording can be finished by whoever reads th
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, unquote_to_bytes
 
+from dpro import folders
 from dpro.collectors.launch.portable import INJECT
 from dpro.collectors.launch.processes import start_ticks
 from dpro.errors import InputError
@@ -169,12 +169,9 @@ def is_locked(recording: Launch) -> bool:
     """Whether the sidecar of a recording lives."""
     try:
         with _opened_marker(recording.marker) as marker:
-            fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return folders.is_locked(marker)
     except OSError:
         return False
-    return False
 
 
 def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> list[Launch]:

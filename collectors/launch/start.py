@@ -10,7 +10,6 @@ containers that dpro is not in, the copy that `portable` makes where no other us
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from dpro.collectors.launch.portable import COPY, INJECT, write_copy
 from dpro.collectors.launch.processes import Process, close_descriptors, start_ticks
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launches
 from dpro.errors import DproError, UsageError
+from dpro.folders import lock, written_whole
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
 
@@ -155,19 +155,17 @@ def make_raw(mine: Launch) -> None:
             return mine.raw.mkdir(PRIVATE)
 
 
-def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[str]:
+def prepare(mine: Launch, command: Sequence[str], options: RecordOptions) -> IO[bytes]:
     """Write what the recorder and readers need to know; the marker comes back open and locked."""
     mine.marker.parent.mkdir(0o755, exist_ok=True)
-    unnamed = mine.marker.with_suffix(".tmp")
-    marker = unnamed.open("w", encoding="utf-8")
-    fcntl.flock(marker, fcntl.LOCK_EX)
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
     shown = (
         [*command[:1], *([MASK] if command[1:] else [])] if options.mask_command else masked_command(command)
     )
-    json.dump(facts | {"command": shown, "options": asdict(options)}, marker)
-    marker.flush()
-    unnamed.rename(mine.marker)  # nobody ever sees it unlocked
+    with written_whole(mine.marker.parent, mine.marker.name) as file:
+        lock(file)  # before it has its name: no reader ever finds it unlocked
+        file.write(json.dumps(facts | {"command": shown, "options": asdict(options)}).encode())
+        marker = os.fdopen(os.dup(file.fileno()), "rb")
     write_copy(mine.raw)
     (mine.raw / "config.json").write_text(json.dumps(asdict(options) | {"pid": os.getpid()}))
     if options.nccl_inspector:
@@ -194,7 +192,7 @@ def job_environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
 
 def _fork_sidecar(
     mine: Launch,
-    marker: IO[str],
+    marker: IO[bytes],
     sidecar: Callable[[Launch, Process], None],
     beside: Callable[[Launch], None] | None,
 ) -> None:

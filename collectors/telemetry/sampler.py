@@ -8,7 +8,6 @@ are asked in a thread, and a sampler that does not end is left behind.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 import os
@@ -27,6 +26,7 @@ from dpro.collectors.telemetry.gpus import SampledGpus, Unavailable, libraries
 from dpro.collectors.telemetry.nic import find_ports
 from dpro.collectors.telemetry.node import find_cgroup, read_node, read_node_rarely, read_process
 from dpro.collectors.telemetry.samples import Sample, SampleWriter
+from dpro.folders import lock
 
 RARELY = 10  # what changes rarely is read with every so many samples
 _END_S = 3.0  # how long to wait for the sampler to end
@@ -237,8 +237,8 @@ class Election:
         """Win if nobody else has."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_ino == self._path.stat().st_ino:  # not one that was withdrawn just now
+            # Not the lock of a file that was withdrawn just now.
+            if lock(descriptor, wait=False) and os.fstat(descriptor).st_ino == self._path.stat().st_ino:
                 self._descriptor = descriptor
                 return True
         except OSError:

@@ -7,17 +7,18 @@ In: what detectors find at each look. Out: `Notice`s of what begins and ends, li
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from dpro.detect.findings import Finding
+from dpro.folders import lock
 from dpro.units import NS_PER_MS, ms
 
 FOLDER = "findings"
@@ -200,14 +201,15 @@ class FindingsLog:
         """
         self.folder = run / FOLDER
         self.folder.mkdir(exist_ok=True)
-        self._file: IO[bytes] | None = (self.folder / FILE).open("ab", buffering=0)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # An earlier writer may have been killed within a line.
-            self._is_cut = os.fstat(self._file.fileno()).st_size > 0
-        except OSError:
-            self._file.close()
-            self._file = None
+        file = (self.folder / FILE).open("ab", buffering=0)
+        mine = False
+        with suppress(OSError):  # its file system cannot lock
+            mine = lock(file, wait=False)
+        if not mine:
+            file.close()
+        self._file: IO[bytes] | None = file if mine else None
+        # An earlier writer may have been killed within a line.
+        self._is_cut = mine and os.fstat(file.fileno()).st_size > 0
 
     @property
     def is_writer(self) -> bool:

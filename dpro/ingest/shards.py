@@ -8,7 +8,6 @@ changes nothing that is staged, and ends with one rename.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from dpro._version import __version__
 from dpro.errors import UsageError
+from dpro.folders import lock, written_whole
 from dpro.ingest.assembly.assemble import assemble
 from dpro.ingest.assembly.staging import is_staged, make_staging
 from dpro.ingest.importer import (
@@ -124,9 +124,8 @@ def _agree(staging: Path, traces: Traces, shard: Shard) -> None:
     mine = {"dpro": __version__, "files": len(traces.files), "digest": digest, "shards": shard.count}
     plan = staging / _PLAN
     if not plan.exists():
-        temporary = staging / f".{_PLAN}.{socket.gethostname()}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(mine), encoding="utf-8")
-        os.replace(temporary, plan)
+        with written_whole(staging.resolve(), _PLAN) as file:
+            file.write(json.dumps(mine).encode())
     theirs = json.loads(plan.read_text(encoding="utf-8"))
     if theirs != mine:
         raise UsageError(
@@ -172,5 +171,5 @@ def _one_at_a_time(staging: Path) -> Iterator[None]:
     """Keep other shards from assembling at the same time, where the file system can lock."""
     with (staging / "lock").open("w") as file:
         with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file)
         yield

@@ -8,7 +8,6 @@ over.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from dpro.errors import DproError
+from dpro.folders import lock
 
 SCHEMA_VERSION = 1
 MIN_ENTRIES = 3  # of a kind, before they widen the interval of the next prediction
@@ -95,7 +95,7 @@ def append(entry: Entry) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor)
             size = os.fstat(descriptor).st_size
             is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             os.write(descriptor, b"\n" * is_cut + msgspec.json.encode(entry) + b"\n")

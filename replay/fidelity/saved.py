@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import fields
@@ -21,6 +20,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.folders import written_whole
 from dpro.replay.alignment.align import Alignment, Clock
 from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching
@@ -65,13 +65,8 @@ def save(file: Path, built: Built, trust: Trust) -> None:
     outline = json.dumps(_taken_apart((built, trust), arrays))
     arrays[OUTLINE] = np.frombuffer(outline.encode(), np.uint8)
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(file.parent.resolve(), file.name) as stream:
+        np.savez(stream, **arrays)  # type: ignore[arg-type]
 
 
 def load(file: Path, run: Run) -> tuple[Built, Trust] | None:

@@ -601,10 +601,10 @@ def test_trouble_in_the_recorder_is_one_line_in_its_log_and_nothing_to_the_job(s
 
 def test_line_in_the_log_becomes_a_warning_of_the_run(tmp_path):
     body = """
-    import pathlib
+    import os, pathlib
     train_step()
     [facts] = pathlib.Path("run/.raw").glob("*/*/facts.json")
-    facts.with_name("checked.tmp").mkdir()  # where the recorder is about to write
+    facts.with_name(f"checked.{os.getpid()}.tmp").mkdir()  # where the recorder is about to write
     for _ in range(12): train_step()
     print("trained")
     """

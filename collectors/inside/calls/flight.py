@@ -15,11 +15,11 @@ import os
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from ..files import stamp_of
 from ..names import LAST, SHOWN, STALL, WANTED
 from ..recorder import Recorder
 from . import coverage
@@ -291,15 +291,6 @@ def install(recorder: Recorder) -> None:
         after_in_parent=lambda: recorder.call(flight.after_fork),
         after_in_child=lambda: recorder.call(flight.on_fork),
     )
-
-
-def stamp_of(path: Path) -> tuple[int, int]:
-    """Changes when a file is made or replaced."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return 0, 0
-    return status.st_mtime_ns, status.st_ino
 
 
 def _groups() -> dict[str, list[int]]:

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import records
+from ..files import write_whole
 from ..names import FAILED, RAISED
 from ..patching import patch
 from ..recorder import Recorder
@@ -84,8 +85,7 @@ class Exits:
             self._recorder.write_file(RAISED, content)
         else:  # it fails before it trains
             path = self._recorder.launch / f"{FAILED}{socket.gethostname()}-{os.getpid()}.json"
-            path.with_suffix(".tmp").write_bytes(content)
-            path.with_suffix(".tmp").rename(path)
+            write_whole(path, content)
 
     def note(self, code: int, number: int) -> None:
         """Record what is about to end this process: an exit code or a signal, -1 for the other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..calls.flight import stamp_of
+from ..files import stamp_of
 from ..recorder import Recorder
 
 FILE = "control.json"

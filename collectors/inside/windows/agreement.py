@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..files import write_whole
 from ..recorder import Recorder, identity
 
 KEY = "dpro/windows"
@@ -49,9 +50,7 @@ class Agreement:
         if identity()[1] == 1:
             return
         content = json.dumps(document).encode()
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(content)
-        os.replace(temporary, self._path)
+        write_whole(self._path, content)
         if not _one_host():
             self._recorder.store.ask(lambda store: store.set(KEY, content))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch._C import _profiler
 from torch.autograd.profiler import _ExperimentalConfig, profile
 
+from ..files import written_whole
 from .modules import name_modules
 
 
@@ -78,11 +78,10 @@ class Recording:
             if path is None:
                 unnamed.unlink(missing_ok=True)
             else:
-                os.replace(unnamed, self._trace)
+                unnamed.replace(self._trace)
         if path is not None:
-            temporary = path.with_suffix(".tmp")
-            self.profiler.kineto_results.save(str(temporary))
-            os.replace(temporary, path)
+            with written_whole(path) as temporary:
+                self.profiler.kineto_results.save(str(temporary))
 
 
 def _experimental(**wanted: bool) -> _ExperimentalConfig:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any, TypeAlias
 
 from dpro._version import __version__
 from dpro.errors import InputError
+from dpro.folders import made_whole
 from dpro.ingest.assembly.merge import LEFT_OUT, Piece, Remarks, clash, merge_rank, refuse_clashes, useful
 from dpro.ingest.assembly.staging import Note, Share, Task, give_up, note_of, part_name, read_notes, settle
 from dpro.schema import TABLES
@@ -70,14 +70,11 @@ def assemble(
     if not by_rank:
         reasons = [*left_out, *(line for remark in remarks for line in remark.warnings)]
         raise InputError(reasons[0].removeprefix(LEFT_OUT))
-    whole = staging / f"run.{socket.gethostname()}.{os.getpid()}"
-    shutil.rmtree(whole, ignore_errors=True)
-    whole.mkdir()
-    remarks += _place(by_rank, whole, spread)
-    remarks.append(Remarks(dict(skipped), left_out))
-    manifest = _manifest(by_rank, notes, remarks, warnings)
-    write_manifest(whole, manifest)
-    os.replace(whole, run)
+    with made_whole(run, within=staging) as whole:
+        remarks += _place(by_rank, whole, spread)
+        remarks.append(Remarks(dict(skipped), left_out))
+        manifest = _manifest(by_rank, notes, remarks, warnings)
+        write_manifest(whole, manifest)
     return manifest
 
 

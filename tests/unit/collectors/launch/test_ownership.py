@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import sys
 import tempfile
@@ -195,8 +196,8 @@ def test_facts_that_no_process_writes_are_left_out_and_the_rest_is_a_run(run, tr
 def test_files_with_foreseeable_names_are_not_written_through_links(tmp_path, treasure):
     run, target = tmp_path / "run", treasure / "log.txt"
     (run / "steps").mkdir(parents=True)
-    (run / f".manifest.json.{os.getpid()}.tmp").symlink_to(target)
-    (run / "steps" / f".rank00000.parquet.{os.getpid()}.tmp").symlink_to(target)
+    (run / f".manifest.json.{socket.gethostname()}.{os.getpid()}.tmp").symlink_to(target)
+    (run / "steps" / f".rank00000.parquet.{socket.gethostname()}.{os.getpid()}.tmp").symlink_to(target)
     write_part(run, STEPS, "rank00000", STEP)
     write_manifest(run, Manifest(1, [0]))
     assert target.read_text() == "of value"

@@ -94,7 +94,7 @@ def test_a_file_with_one_byte_changed_anywhere_is_no_graph_or_the_same(analysed,
 def test_nothing_is_left_behind_where_writing_fails(analysed, file, monkeypatch):
     _, built, trust = analysed
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("the disk is full")
 
     monkeypatch.setattr("os.replace", fail)

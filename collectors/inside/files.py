@@ -1,0 +1,51 @@
+"""Files that others read while the job runs: there whole or not at all.
+
+Runs inside the job, where only the standard library may be assumed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a name to write a file under; the file gets its own name when the block ends well.
+
+    Its time stamp is by this host's clock, as all else that is recorded: a file server's may differ.
+
+    Args:
+        path: its own name, which may be taken: it is replaced.
+
+    Raises:
+        OSError: the file cannot be renamed.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    yield temporary
+    now_ns = time.time_ns()
+    with suppress(OSError):
+        os.utime(temporary, ns=(now_ns, now_ns))
+    os.replace(temporary, path)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with written_whole(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Return what changes when a file is made or replaced."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_ino
