@@ -262,7 +262,14 @@ def _within(view: RankView, call: Ints, outer: Ints) -> Bools:
 
 
 def _waits_of_thread(view: RankView, ended: _Ended, tid: int, kinds: _Operators) -> CpuWaits:
-    """Waits of one thread."""
+    """Waits of one thread for what it called, and where it needs the results.
+
+    Args:
+        view: the rank.
+        ended: what ended, and what the thread was doing then.
+        tid: the thread.
+        kinds: of the spans.
+    """
     inner = np.maximum(ended.inner, 0)
     quiet = (ended.inner < 0) | np.isin(view.kind[inner], QUIET)
     around_call = (ended.inner >= 0) & (view.start[inner] <= view.start[ended.call])

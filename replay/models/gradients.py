@@ -126,7 +126,11 @@ class Launches:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Read from its edges."""
+        """Find them by the edges of launches.
+
+        Args:
+            graph: the graph.
+        """
         nodes, edges = graph.nodes, graph.edges
         launch = (edges.kind == EdgeKind.LAUNCH) & (nodes.kind[edges.target] == NodeKind.ARRIVE)
         moves = (nodes.kind[edges.source] == NodeKind.ARRIVE) & (

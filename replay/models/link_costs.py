@@ -50,7 +50,7 @@ class LinkCost:
     bandwidth_only: bool
 
     def time_ns(self, num_bytes: Floats | Ints | float) -> Floats:
-        """Time for payloads."""
+        """ns for payloads of so many bytes, one or many."""
         return self.latency_ns + self.ns_per_byte * np.asarray(num_bytes, np.float64)
 
     @property
@@ -162,7 +162,7 @@ def fit_line(num_bytes: Floats, time_ns: Floats) -> LinkCost:
 
 
 def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
-    """Intercept and slope."""
+    """Intercept and slope of the line with the least absolute relative deviations."""
     one, other = 1 / y, x / y  # the line through them should be 1 everywhere
     weight: Floats = np.ones_like(x)
     intercept = slope = 0.0

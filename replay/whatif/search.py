@@ -151,7 +151,7 @@ class _Tries:
         self.left, self._made, self.expected = budget, 0, budget
 
     def predict(self, edits: Sequence[Edit]) -> Prediction:
-        """One more."""
+        """Predict these edits together, and count it."""
         self.left -= 1
         self._made += 1
         self._report(self._made, min(self.expected, self._made + self.left))

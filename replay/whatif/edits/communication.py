@@ -108,7 +108,7 @@ class Network(Edit):
         return changed.with_lags(lag.astype(np.int64))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What latency is not known of."""
+        """Operations and groups whose latency the run does not show."""
         return unknown_latencies(graph)
 
     def describe(self) -> str:

@@ -59,7 +59,7 @@ class Bucket(Edit):
         return with_reductions(known, [buckets(known, closes)] * len(known.passes))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What latency is not known of."""
+        """Operations and groups whose latency the run does not show."""
         return unknown_latencies(graph)
 
     def describe(self) -> str:
@@ -146,7 +146,7 @@ class Priority(Edit):
         return with_reductions(known, wanted)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What latency is not known of."""
+        """Operations and groups whose latency the run does not show."""
         return unknown_latencies(graph)
 
     def describe(self) -> str:
@@ -301,7 +301,7 @@ class Compress(Edit):
         )
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What latency is not known of."""
+        """Operations and groups whose latency the run does not show."""
         return unknown_latencies(graph)
 
     def is_proven(self) -> bool:

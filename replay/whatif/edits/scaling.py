@@ -56,7 +56,7 @@ class Accumulate(Edit):
         return with_copies(graph, light, self.steps - 1)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What a step is."""
+        """How many batches a step of the changed job has."""
         return (f"a step has {self.steps} batches: divide by that to compare the time of one",)
 
     def describe(self) -> str:
@@ -278,7 +278,7 @@ class DataParallelSize(Edit):
         return duration
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What latency is not known of."""
+        """Operations and groups whose latency the run does not show."""
         return unknown_latencies(graph)
 
     def describe(self) -> str:

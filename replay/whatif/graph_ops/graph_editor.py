@@ -27,7 +27,11 @@ class GraphEditor:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Nothing is changed yet."""
+        """Begin with no changes.
+
+        Args:
+            graph: what to change.
+        """
         self.graph = graph
         self.gone: Bools = np.zeros(graph.num_nodes, np.bool_)
         self.cut: Bools = np.zeros(graph.edges.source.size, np.bool_)
