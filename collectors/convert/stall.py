@@ -113,10 +113,10 @@ def process_groups(folder: Path, rank: int) -> pl.DataFrame:
     frames = [pl.read_parquet(path) for path in sorted(folder.glob("said-*.parquet"))]
     if not frames:
         return PROCESS_GROUPS.empty()
-    return with_told_ranks(pl.concat(frames), folder).with_columns(rank=pl.lit(rank, pl.Int32))
+    return with_known_ranks(pl.concat(frames), folder).with_columns(rank=pl.lit(rank, pl.Int32))
 
 
-def with_told_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
+def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
     """Rows of `process_groups` with the ranks that the process itself tells, and when it last looked.
 
     Args:

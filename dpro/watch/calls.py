@@ -1,9 +1,9 @@
-"""The latest calls of all processes of a job, as far as who is late can be told from them.
+"""The latest calls of all processes of a job, as far as late ranks can be inferred from them.
 
-In: what processes dump of their flight recorders for who watches. Out: one table of numbers for the whole
+In: what processes dump of their flight recorders for a watcher. Out: one table of numbers for the whole
 job. Of a call only what it was, in which group, and when is kept; the ranks of groups, which are long lists
-in large jobs, are known once. Reading is what costs most here, so dumps are decoded into the few fields that
-matter, and no call is read twice but where dumps overlap.
+in large jobs, are kept once. Reading costs most here, so dumps are decoded into the few fields that are used,
+and no call is read twice except where dumps overlap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpro.ingest.flight_recorder.entries import label
 from dpro.schema import COLLECTIVES, conform
 from dpro.watch.tail import Tail
 
-STEPS_TOGETHER = 3  # so many steps' calls hold a whole step of all ranks
+MIN_STEPS = 3  # number of steps whose calls hold a whole step of all ranks
 SUFFIXES = (".json", ".pickle")
 SCHEMA = {
     "rank": pl.Int32,
@@ -39,7 +39,7 @@ SCHEMA = {
     "size": pl.Int64,
     "enqueued_ns": pl.Int64,
 }
-_NONE = -1  # the kind of a call that tells nothing
+_NONE = -1  # the kind of a call from which nothing is inferred
 
 
 class _Entry(msgspec.Struct):
@@ -99,25 +99,25 @@ class CallTable:
         self._ranks: dict[str, tuple[int, ...]] = {}
 
     def read(self, tails: Iterable[Tail]) -> bool:
-        """Read what is new; whether anything was."""
+        """Read what is new; return whether there was any call."""
         parts: list[tuple[int, np.ndarray]] = []
         others: list[pl.DataFrame] = []
         for tail in tails:
             known = self._known.setdefault(tail.process.folder, _Known())
             for backend in BACKENDS:
                 path = _new_dump(tail, known, backend)
-                for each in [] if path is None else [*_filling(path, backend, tail, known), path]:
+                for each in [] if path is None else [*_earlier_dumps(path, backend, tail, known), path]:
                     try:
                         parts.append((tail.process.rank, self._numbers(each, backend, tail, known)))
                     except (OSError, msgspec.DecodeError):
-                        others.append(self._slowly(each, backend, tail, known))
+                        others.append(self._read_any(each, backend, tail, known))
         new = [each for each in (self._framed(parts), *others) if each.height]
         if new:
             self.frame = pl.concat([self.frame, *new])
         return bool(new)
 
     def forget_before(self, since: pl.DataFrame) -> None:
-        """Keep only what each rank called from some moment on.
+        """Keep only what each rank called from some time on.
 
         Args:
             since: `rank` and `since_ns`, on its own clock; calls of other ranks are forgotten.
@@ -126,7 +126,7 @@ class CallTable:
         self.frame = kept.drop("since_ns")
 
     def _numbers(self, path: Path, backend: str, tail: Tail, known: _Known) -> np.ndarray:
-        """[N, 3] int64: kind, sequence and time of calls that are new.
+        """Return [N, 3] int64: kind, sequence and time (ns) of new calls.
 
         Raises:
             msgspec.DecodeError: it is no JSON, or not as usual.
@@ -151,7 +151,7 @@ class CallTable:
     def _kind(
         self, named: tuple[str, tuple[str, ...]], config: Mapping[str, _Config], tail: Tail, known: _Known
     ) -> int:
-        """The number of a kind of call; `_NONE` where it says nothing about who is late."""
+        """Return the number of a kind of call; `_NONE` where it shows no late ranks."""
         name, group = named
         op = operation(name) or name
         if op in MESSAGES:
@@ -167,27 +167,27 @@ class CallTable:
     def _ranks_of(
         self, group: str, config: Mapping[str, _Config], tail: Tail, known: _Known
     ) -> tuple[int, ...]:
-        """Ranks of a group, as the dump tells, or the process itself; none where neither does."""
-        told = config[group].ranks if group in config else ""
-        if told:
-            if told not in self._ranks:
-                digits = told.strip("[]").replace(",", " ").split()
-                self._ranks[told] = tuple(sorted(int(each) for each in digits if each.isdigit()))
-            return self._ranks[told]
+        """Return the ranks of a group, from the dump, or from the process's own file; else none."""
+        listed = config[group].ranks if group in config else ""
+        if listed:
+            if listed not in self._ranks:
+                digits = listed.strip("[]").replace(",", " ").split()
+                self._ranks[listed] = tuple(sorted(int(each) for each in digits if each.isdigit()))
+            return self._ranks[listed]
         if group not in known.groups:
             with suppress(OSError, ValueError):
                 known.groups = json.loads((tail.process.folder / "groups.json").read_bytes())
         return tuple(sorted(known.groups.get(group, ())))
 
     def _key(self, group: str, ranks: tuple[int, ...]) -> str:
-        """A short name of a group."""
+        """Return a short name of a group."""
         return self._keys.setdefault((group, ranks), f"{len(self._keys)}")
 
     def _number(self, kind: Kind) -> int:
         return self._kinds.setdefault(kind, len(self._kinds))
 
     def _framed(self, parts: list[tuple[int, np.ndarray]]) -> pl.DataFrame:
-        """The calls of several processes as a table; several parts of one call are one."""
+        """Return the calls of several processes as a table; the parts of a call are one."""
         parts = [part for part in parts if len(part[1])]
         if not parts:
             return pl.DataFrame(schema=SCHEMA)
@@ -203,8 +203,8 @@ class CallTable:
         frame = frame.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
         return frame.sort("enqueued_ns").unique(["rank", "key", "sequence"], keep="first")
 
-    def _slowly(self, path: Path, backend: str, tail: Tail, known: _Known) -> pl.DataFrame:
-        """The same of any dump that can be read; none of one that is damaged or gone."""
+    def _read_any(self, path: Path, backend: str, tail: Tail, known: _Known) -> pl.DataFrame:
+        """Return the new calls of any dump that can be read; none of one that is damaged or gone."""
         place, last = BACKENDS.index(backend), known.last[backend]
         try:
             if path.suffix == ".parquet":  # was converted before this look
@@ -223,7 +223,7 @@ class CallTable:
         return self._of_table(new)
 
     def _of_table(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Rows of `collectives` as rows of this."""
+        """Return rows of `collectives` with the columns of `SCHEMA`."""
         calls = calls_of(rows)
         names = {key: self._key(*_group_of(key)) for key in calls["key"].unique()}
         short = pl.col("key").replace_strict(names, return_dtype=pl.String)
@@ -234,7 +234,7 @@ class CallTable:
 
 
 def _new_dump(tail: Tail, known: _Known, backend: str) -> Path | None:
-    """The dump for who watches, if it is new."""
+    """Return the dump that a process made for a watcher, if it is new."""
     folder = str(tail.process.folder)
     for suffix in SUFFIXES:
         name = f"{folder}/{SHOWN}{backend}{suffix}"
@@ -247,15 +247,15 @@ def _new_dump(tail: Tail, known: _Known, backend: str) -> Path | None:
     return None
 
 
-def _filling(path: Path, backend: str, tail: Tail, known: _Known) -> list[Path]:
-    """Dumps that were made for the record and begin before what is shown, oldest first.
+def _earlier_dumps(path: Path, backend: str, tail: Tail, known: _Known) -> list[Path]:
+    """Return dumps that were made for the record and begin before the one for a watcher, oldest first.
 
     A process that calls so often that its ring holds no whole step saves it again and again. These dumps are
     read only where they are needed, and only as many as hold a few steps.
     """
     with suppress(OSError, msgspec.DecodeError, IndexError):
         shown = _decode(path.read_bytes()).entries if path.suffix == ".json" else []
-        wanted_ns = STEPS_TOGETHER * int(tail.steps[-1, 2])
+        wanted_ns = MIN_STEPS * int(tail.steps[-1, 2])
         if shown[0].record_id <= known.last[backend] + 1:
             return []
         if shown[-1].time_created_ns - shown[0].time_created_ns >= wanted_ns:
@@ -268,7 +268,7 @@ def _filling(path: Path, backend: str, tail: Tail, known: _Known) -> list[Path]:
 
 
 def _group_of(key: str) -> tuple[str, tuple[int, ...]]:
-    """The group and its ranks in a key of `calls_of`."""
+    """Return the group and its ranks in a key of `calls_of`."""
     group, _, ranks = key.rpartition("|")
     return group, tuple(int(rank) for rank in ranks.split(",") if rank)
 

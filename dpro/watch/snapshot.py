@@ -1,4 +1,4 @@
-"""What a job's processes say last of calls that communicate: what a search for a hang needs, in memory.
+"""The latest calls of a job's processes, in memory, in the form in which a search for a hang needs them.
 
 In: the folders they write to, and their latest records. Out: `Records`, as of a run. A dump that has not
 changed is not read again; no file is written, and the ranks of groups, which are long lists in large jobs,
@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
-from dpro.collectors.convert.stall import message_rows, with_told_ranks
+from dpro.collectors.convert.stall import message_rows, with_known_ranks
 from dpro.detect.hang.records import Records, make_records
 from dpro.errors import InputError
 from dpro.ingest.flight_recorder import read_calls
@@ -29,8 +29,8 @@ _NO_RANKS = pl.lit([], dtype=COLLECTIVES.dtypes["group_ranks"])
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What one dump says: calls without the ranks of their groups where `groups` tells them, and groups."""
+class _Dump:
+    """One dump: calls, without the ranks of their groups where `groups` has them; and groups."""
 
     stamp: tuple[int, int]
     place: int  # of the backend
@@ -43,37 +43,35 @@ class Snapshot:
 
     def __init__(self) -> None:
         """None is read yet."""
-        self._said: dict[Path, _Said] = {}
+        self._dumps: dict[Path, _Dump] = {}
         self._saved_ns: dict[Path, int] = {}
         self._before: dict[Path, int] = {}
 
     def read(self, tails: Sequence[Tail]) -> None:
         """Read dumps that are new."""
-        before, self._said, self._saved_ns = self._said, {}, {}
+        before, self._dumps, self._saved_ns = self._dumps, {}, {}
         for tail in tails:
             for backend, path in latest_dumps(tail.process.folder).items():
                 with suppress(OSError, InputError, pl.exceptions.PolarsError):
                     status = path.stat()
-                    stamp = (
-                        status.st_ino,
-                        status.st_size,
-                    )  # the time alone says that nothing changed until then
+                    # Not the time: a process also sets it to note that nothing has changed.
+                    stamp = status.st_ino, status.st_size
                     known = before.get(path)
                     if known is None or known.stamp != stamp:
                         known = self._read(tail, backend, path, stamp)
-                    self._said[path] = known
+                    self._dumps[path] = known
                     self._saved_ns[path] = max(status.st_mtime_ns, _checked_ns(tail.process.folder))
 
     def begin(self) -> None:
-        """Processes are asked now: what they have saved so far is no answer."""
+        """Note that processes are asked now: what they have saved so far is no answer."""
         self._before = self._saved_ns
 
     def answered(self) -> set[Path]:
-        """Folders of the processes that have saved their calls since they were asked."""
+        """Return the folders of the processes that have saved their calls since they were asked."""
         return {path.parent for path, at_ns in self._saved_ns.items() if self._before.get(path) != at_ns}
 
     def records(self, tails: Sequence[Tail]) -> Records:
-        """What the latest dumps and records tell.
+        """Return what the latest dumps and records hold.
 
         Args:
             tails: the processes; their dumps have been read.
@@ -90,38 +88,38 @@ class Snapshot:
             max((int(tail.process.facts["world_size"]) for tail in tails), default=0),
         )
 
-    def _read(self, tail: Tail, backend: str, path: Path, stamp: tuple[int, int]) -> _Said:
+    def _read(self, tail: Tail, backend: str, path: Path, stamp: tuple[int, int]) -> _Dump:
         frames = read_calls(path, rank=tail.process.rank).frames
         calls = frames[COLLECTIVES.name]
         groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())
         if not (groups["group_ranks"].list.len() > 0).all():
-            groups = with_told_ranks(conform(PROCESS_GROUPS, groups), tail.process.folder)
-        told = groups.filter(pl.col("group_ranks").list.len() > 0)["group"]
-        if calls["group"].unique().is_in(told.implode()).all():
+            groups = with_known_ranks(conform(PROCESS_GROUPS, groups), tail.process.folder)
+        listed = groups.filter(pl.col("group_ranks").list.len() > 0)["group"]
+        if calls["group"].unique().is_in(listed.implode()).all():
             calls = calls.drop("group_ranks", strict=False)
         else:
             calls = with_group_ranks(conform(COLLECTIVES, calls), tail.process.folder / "groups.json")
-        return _Said(stamp, BACKENDS.index(backend), calls, groups)
+        return _Dump(stamp, BACKENDS.index(backend), calls, groups)
 
     def _calls(self) -> pl.DataFrame:
-        held = [said for said in self._said.values() if said.calls.height]
+        held = [dump for dump in self._dumps.values() if dump.calls.height]
         if not held:
             return COLLECTIVES.empty()
-        rows = pl.concat([said.calls for said in held], how="diagonal_relaxed")
-        place = np.repeat([said.place for said in held], [said.calls.height for said in held])
+        rows = pl.concat([dump.calls for dump in held], how="diagonal_relaxed")
+        place = np.repeat([dump.place for dump in held], [dump.calls.height for dump in held])
         return conform(COLLECTIVES, rows.with_columns(collective_id=pl.col("collective_id") * 2 + place))
 
     def _groups(self) -> pl.DataFrame:
-        held = [(said, self._saved_ns[path]) for path, said in self._said.items() if said.groups.height]
+        held = [(dump, self._saved_ns[path]) for path, dump in self._dumps.items() if dump.groups.height]
         if not held:
             return PROCESS_GROUPS.empty()
-        rows = pl.concat([said.groups for said, _ in held], how="diagonal_relaxed")
-        saved_ns = np.repeat([at_ns for _, at_ns in held], [said.groups.height for said, _ in held])
+        rows = pl.concat([dump.groups for dump, _ in held], how="diagonal_relaxed")
+        saved_ns = np.repeat([at_ns for _, at_ns in held], [dump.groups.height for dump, _ in held])
         return conform(PROCESS_GROUPS, rows.with_columns(saved_ns=pl.Series(saved_ns)))
 
 
 def latest_dumps(folder: Path) -> dict[str, Path]:
-    """The latest dump of each backend of a process that PyTorch wrote, by backend."""
+    """Return the latest dump that PyTorch wrote for each backend of a process, by backend."""
     found: dict[str, tuple[int, Path]] = {}
     with suppress(OSError), os.scandir(folder) as files:
         for file in files:
@@ -136,7 +134,7 @@ def latest_dumps(folder: Path) -> dict[str, Path]:
 
 
 def _checked_ns(folder: Path) -> int:
-    """When a process last saw that nothing had changed since its dump; -1 for never."""
+    """Return when a process last noted that nothing had changed since its dump, ns; -1 for never."""
     with suppress(OSError, ValueError):
         return int((folder / "checked").read_text())
     return -1
@@ -150,14 +148,19 @@ def _has_messages(tail: Tail) -> bool:
 
 
 def _with_ambiguous(calls: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """Add the ranks of groups whose name alone does not tell them: several have it."""
-    told = groups.filter(pl.col("group_ranks").list.len() > 0)
-    sorts = told.unique(["group", "group_ranks"])["group"]
-    several = sorts.filter(sorts.is_duplicated()).unique()
+    """Add the ranks to calls of groups that share their name with others.
+
+    Args:
+        calls: rows of `collectives`.
+        groups: rows of `process_groups`.
+    """
+    listed = groups.filter(pl.col("group_ranks").list.len() > 0)
+    names = listed.unique(["group", "group_ranks"])["group"]
+    several = names.filter(names.is_duplicated()).unique()
     if several.is_empty():
         return calls
-    known = told.filter(pl.col("group").is_in(several.implode()))
-    known = known.select("rank", "group", told="group_ranks").unique(["rank", "group"], keep="last")
+    known = listed.filter(pl.col("group").is_in(several.implode()))
+    known = known.select("rank", "group", listed="group_ranks").unique(["rank", "group"], keep="last")
     joined = calls.join(known, on=["rank", "group"], how="left", maintain_order="left")
-    given = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(pl.col("told"))
-    return joined.with_columns(group_ranks=given.fill_null(_NO_RANKS)).drop("told")
+    given = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(pl.col("listed"))
+    return joined.with_columns(group_ranks=given.fill_null(_NO_RANKS)).drop("listed")

@@ -2,7 +2,7 @@
 
 In: the file of records that it appends to. Out: its latest steps and records, in memory and bounded. Nothing
 is read twice. Of a job of a thousand ranks each look reads a thousand such files, so what is kept is numbers
-in a row, and frames are made by those who need them.
+in a row, and frames are made by those modules that need them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dpro.collectors.inside.steps.stepping import Boundary, number_steps
 from dpro.detect.imbalance.load_model import AMOUNT
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 
-RECENT = 2000  # records that are remembered at least: a few hundred steps
-KEPT_STEPS = 240  # steps that are remembered at least
+MIN_RECENT = 2000  # records that are remembered: a few hundred steps
+MIN_STEPS = 240  # steps that are remembered
 RARE = (records.ANCHOR, records.PEER)  # are wanted from the beginning on
-WINDOWS = 8  # the latest deep windows are remembered
+MAX_WINDOWS = 8  # the latest deep windows are remembered
 FIRST = 4096  # bytes that are read at a look; more if that is not all
 BLOCK = 1000 * records.SIZE
 _FIELDS = 4  # of a step: its number, start, duration, and elements of its batches
@@ -36,7 +36,7 @@ OPEN_NS = (1 << 63) - 1
 
 
 class Anchor(NamedTuple):
-    """What ends steps: an optimizer, what to add to its updates to get their number, the first it numbers."""
+    """What ends steps: an optimizer, what to add to its updates to get their number, the first number."""
 
     optimizer: int
     base: int
@@ -48,7 +48,7 @@ class Tail:
 
     Attributes:
         process: whose.
-        num_updates: signs of steps' ends so far: the job moves while they grow.
+        num_updates: ends of steps so far: the job moves while they grow.
         last_update_ns: when the latest was, on that host's clock; -1 before the first.
         heartbeat: the latest record of its clock; None before the first.
         heard_s: when that was read, on this host's monotonic clock.
@@ -66,7 +66,7 @@ class Tail:
         self.heard_s = 0.0
         self.behind_ns: int | None = None
         self.compared: list[Record] = []
-        self.windows: deque[tuple[int, int, int]] = deque(maxlen=WINDOWS)
+        self.windows: deque[tuple[int, int, int]] = deque(maxlen=MAX_WINDOWS)
         self._path = str(process.folder / "records.bin")
         self._offset, self._hole = 0, -1
         self._rare: list[Record] = []
@@ -74,12 +74,12 @@ class Tail:
         self._anchor: Anchor | None = None
         self._before: tuple[int, int] = (-1, 0)  # the latest step, and when the next began
         self._steps = array("q")
-        self._inputs: list[int] = []  # elements so far, as told since the latest step
-        self._input_before = -1  # as told last before
+        self._inputs: list[int] = []  # elements so far, as recorded since the latest step
+        self._input_before = -1  # the last of the step before
 
     @property
     def recorded(self) -> list[Record]:
-        """Its latest records, and the rare ones from the beginning on."""
+        """The latest records, and the rare ones from the beginning on."""
         return [*self._rare, *_unpacked(self._recent)]
 
     @property
@@ -88,14 +88,14 @@ class Tail:
         return np.array(self._steps, np.int64).reshape(-1, _FIELDS)
 
     def read_records(self) -> bool:
-        """Read on in its records; whether there were any."""
+        """Read new records; return whether there were any."""
         new = self._new_records()
         for record in new:
             self._take(record)
         return bool(new)
 
     def frames(self) -> Mapping[str, pl.DataFrame]:
-        """Its latest `steps`, `counters` and `clock_samples`, and its row of `workers`."""
+        """Return the latest `steps`, `counters` and `clock_samples`, and the row of `workers`."""
         return frames_of(self.process, self.recorded, None)
 
     def _take(self, record: Record) -> None:
@@ -125,11 +125,11 @@ class Tail:
 
     def _remember(self, record: Record) -> None:
         self._recent += records.packed(record)
-        if len(self._recent) >= 2 * RECENT * records.SIZE:
-            del self._recent[: RECENT * records.SIZE]
+        if len(self._recent) >= 2 * MIN_RECENT * records.SIZE:
+            del self._recent[: MIN_RECENT * records.SIZE]
 
     def _end_step(self, record: Record) -> None:
-        """Note the step that an update ends, if it is the anchor's."""
+        """Add the step that an update ends, if it is the anchor's."""
         if self._anchor is None:
             return
         optimizer, base, first = self._anchor
@@ -139,18 +139,18 @@ class Tail:
     def _add_step(self, step: int, end_ns: int, resume_ns: int) -> None:
         before, start_ns = self._before
         elements = -1
-        if self._inputs:  # the first was told at the step's end, another once our own work was done
+        if self._inputs:  # the first is of the step's end, another of when the recorder's own work was done
             elements = self._inputs[0] - self._input_before if self._input_before >= 0 else -1
             self._input_before = self._inputs[-1]
             self._inputs.clear()
         if before == step - 1 and before >= 0:
             self._steps.extend((step, start_ns, end_ns - start_ns, elements))
-            if len(self._steps) >= 2 * KEPT_STEPS * _FIELDS:
-                del self._steps[: KEPT_STEPS * _FIELDS]
+            if len(self._steps) >= 2 * MIN_STEPS * _FIELDS:
+                del self._steps[: MIN_STEPS * _FIELDS]
         self._before = step, resume_ns
 
     def _number_again(self) -> None:
-        """Number all steps that are remembered: what ends them is known only now, or is another thing."""
+        """Number all remembered steps again: what ends them has become known, or has changed."""
         recorded = self.recorded
         updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
         anchors = [(r.a, r.b, r.c) for r in self._rare if r.kind == records.ANCHOR]
@@ -163,12 +163,12 @@ class Tail:
     def _close_window(self, record: Record) -> None:
         number, begin_ns, end_ns = record.a, record.b, record.c
         known = [each for each in self.windows if each[0] != number]
-        self.windows = deque([*known, (number, begin_ns, end_ns)], maxlen=WINDOWS)
+        self.windows = deque([*known, (number, begin_ns, end_ns)], maxlen=MAX_WINDOWS)
 
     def _new_records(self) -> list[Record]:
-        """Records up to the first place that nobody has written yet.
+        """Return the records up to the first place that is not written yet.
 
-        Threads write side by side: a place that is still empty while later ones are not is waited for once.
+        Threads write concurrently: a place that is still empty while later ones are not is waited for once.
         """
         taken: list[Record] = []
         with suppress(OSError), open(self._path, "rb", buffering=0) as file:
@@ -190,7 +190,7 @@ class Tail:
 
 
 def steps_of(tails: Iterable[Tail]) -> pl.DataFrame:
-    """The latest steps of processes: columns of table `steps`, times on each host's own clock."""
+    """Return the latest steps of processes: columns of table `steps`, times on each host's own clock."""
     tails = list(tails)
     parts = [tail.steps for tail in tails]
     windows = [_windows_of(tail, part) for tail, part in zip(tails, parts, strict=True)]
@@ -207,7 +207,7 @@ def steps_of(tails: Iterable[Tail]) -> pl.DataFrame:
 
 
 def amounts_of(tails: Iterable[Tail]) -> pl.DataFrame:
-    """How much work steps were handed: rows of table `counters`, where that is known."""
+    """Return the amount of work of steps, where it is known: rows of table `counters`."""
     frames = []
     for tail in tails:
         steps = tail.steps
@@ -222,14 +222,14 @@ def amounts_of(tails: Iterable[Tail]) -> pl.DataFrame:
 
 
 def workers_of(tails: Iterable[Tail]) -> pl.DataFrame:
-    """What processes are: rows of table `workers`."""
+    """Return rows of table `workers`."""
     rows = [worker_row(tail.process, tail.recorded, None) for tail in tails]
     schema = {name: WORKERS.dtypes[name] for row in rows for name in row}
     return conform(WORKERS, pl.DataFrame(rows, schema=schema, orient="row"))
 
 
 def clock_samples_of(tails: Iterable[Tail]) -> pl.DataFrame:
-    """Comparisons of clocks, and where each clock stood last: rows of table `clock_samples`."""
+    """Return comparisons of clocks, and each clock's latest time: rows of table `clock_samples`."""
     rows = []
     for tail in tails:
         rank, own = tail.process.rank, tail.heartbeat
@@ -239,9 +239,10 @@ def clock_samples_of(tails: Iterable[Tail]) -> pl.DataFrame:
 
 
 def heartbeats_of(tails: Iterable[Tail]) -> pl.DataFrame:
-    """When each process was last alive, on this host's clock: rows of table `clock_samples`.
+    """Return when each process was last alive, on this host's clock: rows of table `clock_samples`.
 
-    Clocks of hosts may be far apart, and what they write may come late: their processes do not stand still.
+    Clocks of hosts may be far apart, and a shared file system may delay what they write: neither is a sign
+    of a process that stands still.
     """
     beats = [(t, t.heartbeat, t.behind_ns) for t in tails]
     rows = [
@@ -253,7 +254,7 @@ def heartbeats_of(tails: Iterable[Tail]) -> pl.DataFrame:
 
 
 def _windows_of(tail: Tail, steps: np.ndarray) -> np.ndarray:
-    """[N] the deep window that each step is in, -1 for none; one that is still open counts."""
+    """Return [N] the deep window that each step is in, -1 for none; one that is still open counts."""
     found = np.full(len(steps), -1, np.int64)
     start, end = steps[:, 1], steps[:, 1] + steps[:, 2]
     for number, begin_ns, end_ns in tail.windows:
@@ -262,7 +263,7 @@ def _windows_of(tail: Tail, steps: np.ndarray) -> np.ndarray:
 
 
 def _written(content: bytes) -> bytes:
-    """Content up to the last record that is written: their kind, which comes last, is not 0."""
+    """Return content up to the last record that is written: its kind, which is written last, is not 0."""
     length = -(-len(content.rstrip(b"\0")) // records.SIZE) * records.SIZE
     return content[: min(length, len(content) // records.SIZE * records.SIZE)]
 

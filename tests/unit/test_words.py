@@ -43,7 +43,6 @@ PENDING = (
     "dpro/analysis/",
     "dpro/cli/",
     "dpro/detect/",
-    "dpro/watch/",
     "replay/steps/breakdown.py",
     "sample_traces/",
     "tests/gpu/",
@@ -58,7 +57,6 @@ PENDING = (
     "tests/unit/replay/test_difference.py",
     "tests/unit/replay/steps/test_breakdown.py",
     "tests/unit/replay/whatif/test_search.py",
-    "tests/unit/watch/",
 )
 
 

@@ -1,9 +1,9 @@
-"""What hosts and GPUs were in while the job ran.
+"""The state of hosts and GPUs while the job ran.
 
 oversubscribed   hosts with more threads than cores, and what that explains of other findings
 idle_gpus        GPUs that idle on all ranks because of their hosts
 devices          which sampled GPUs are those of which ranks
-gpu_state        clocks held down, and errors, beside findings of slow and hanging ranks
+gpu_state        clocks held down, and errors, as evidence of slow and hanging ranks
 xids             what reported errors mean
 telemetry        which counters clearly differ between two stretches of a job
 """

@@ -1,8 +1,8 @@
-"""Which GPUs that were sampled are those of which ranks: on a shared node most may be other jobs'.
+"""Which of the sampled GPUs are those of which ranks: on a shared node most may be other jobs'.
 
-In: `counters` of GPUs, and `workers`. Out: a row per rank and GPU. GPUs are known by their uuid, or by their
-PCI address where two libraries give a GPU different uuids. Where ranks recorded neither, and their host has
-as many GPUs as ranks, the n-th GPU is that of local rank n, and the row says so. Any other GPU belongs to no
+In: `counters` of GPUs, and `workers`. Out: a row per rank and GPU. GPUs are matched by uuid, or by PCI
+address where two libraries give a GPU different uuids. Where ranks recorded neither, and their host has as
+many GPUs as ranks, the n-th GPU is that of local rank n, and the row says so. Any other GPU belongs to no
 rank.
 """
 
@@ -23,12 +23,12 @@ _ADDRESS = re.compile(r"(?:([0-9a-f]+):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7]
 
 
 def bare_uuid(uuid: str) -> str:
-    """A uuid without what it is of: `GPU-8c5…`, `MIG-8c5…` and `8C5…` are `8c5…`."""
+    """Return a uuid without its prefix: `GPU-8c5…`, `MIG-8c5…` and `8C5…` are `8c5…`."""
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
 def _of_hip(uuid: str) -> str:
-    """The id of an AMD GPU, 16 hexadecimal digits, whose characters HIP gives as the bytes of a uuid."""
+    """Return the id of an AMD GPU, 16 hexadecimal digits; HIP gives its characters as the bytes of a uuid."""
     try:
         text = bytes.fromhex(uuid.replace("-", "")).decode("ascii").lower()
     except ValueError:
@@ -37,7 +37,7 @@ def _of_hip(uuid: str) -> str:
 
 
 def pci_number(address: str) -> int:
-    """`0000:c1:00.0` as domain << 16 | bus << 8 | device << 3 | function; -1 if it is no address."""
+    """Return `0000:c1:00.0` as domain << 16 | bus << 8 | device << 3 | function; -1 if it is no address."""
     match = _ADDRESS.fullmatch(address)
     if match is None:
         return -1
@@ -46,7 +46,7 @@ def pci_number(address: str) -> int:
 
 
 def sampled_gpus(counters: pl.DataFrame) -> pl.DataFrame:
-    """GPUs and instances of GPUs that were sampled: `host`, `device`, `pci` (-1 unknown), in order."""
+    """Return the GPUs and GPU instances that were sampled: `host`, `device`, `pci` (-1 unknown), in order."""
     rows = counters.filter(
         (pl.col("rank") < 0) & (pl.col("device") != "") & pl.col("counter").is_in(_OF_GPUS)
     )
@@ -55,7 +55,7 @@ def sampled_gpus(counters: pl.DataFrame) -> pl.DataFrame:
 
 
 def gpus_of_ranks(counters: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
-    """The GPUs of each rank.
+    """Return the GPUs of each rank.
 
     Args:
         counters: table `counters`, or its rows of GPUs.
@@ -77,7 +77,7 @@ def gpus_of_ranks(counters: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame
 
 
 def _of_host(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, str, str]]:
-    """Rank, device and how it is known."""
+    """Yield rank, device and how it is known."""
     devices = gpus["device"].to_list()
     addresses = {pci: device for device, pci in gpus.select("device", "pci").iter_rows() if pci >= 0}
     known = pl.Series("gpu_pci", [], pl.String) if "gpu_pci" not in workers.columns else workers["gpu_pci"]
@@ -101,7 +101,7 @@ def _of_host(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, s
 
 
 def _in_order(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, str, str]]:
-    """The n-th GPU for local rank n, where there is one for each: drivers count GPUs by PCI address."""
+    """Yield the n-th GPU for local rank n, where there is one for each: drivers count GPUs by PCI address."""
     whole = gpus.filter(~pl.col("device").str.contains("/", literal=True)).sort("pci", "device")
     local = dict(workers.filter(pl.col("gpu_name") != "").select("local_rank", "rank").iter_rows())
     computes = sorted(local) == list(range(workers.height)) and whole.height == workers.height

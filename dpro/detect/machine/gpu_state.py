@@ -1,8 +1,8 @@
-"""What GPUs were in while their ranks were slow or stood still: clocks held down, and errors they reported.
+"""The state of GPUs while their ranks were slow or stood still: clocks held down, and errors reported.
 
 In: findings, and the tables `steps`, `counters` and `workers`. Out: the findings, with evidence from the GPUs
 of their ranks. A GPU is compared with those of its peers: what holds down the clocks of all of them
-equally explains no straggler. No finding is made here, and none is taken away.
+equally explains no straggler. No finding is added or removed here.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from dpro.units import NS_PER_S
 HANGS = ("hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank")
 SLOW = ("slow.compute", "slow.host")
 AROUND_NS = 60 * NS_PER_S  # an error may be reported so long before or after the steps that it spoils
-MAX_LINES = 4  # for each finding
-SLOWER_CLOCK = 0.01  # of the peers' clock: one that is less lower has not been held down to any effect
-UNEXPLAINED_CLOCK = 0.03  # the same where no reason was reported
-MORE_IDLE = 0.1  # of the time: a GPU that idles so much more has lower clocks for want of work
-MIN_STEPS = 8  # of the latest that are looked at alone
-_PARTS = 4  # all steps, the latest half, quarter, eighth: what holds clocks down may be recent
+MAX_LINES = 4  # per finding
+MIN_SLOWER = 0.01  # share by which a clock is below the peers', below which it has no effect
+MIN_SLOWER_UNEXPLAINED = 0.03  # the same where no reason was reported
+MIN_MORE_IDLE = 0.1  # of the time: a GPU that idles so much more has lower clocks for lack of work
+MIN_STEPS = 8  # in a part of the latest steps
+_PARTS = 4  # all steps, the latest half, quarter, eighth: the cause may be recent
 _CLOCK, _IDLE, _HEAT, _LIMIT = "sm_clock_mhz", "clocks_gpu_idle", "temperature_c", "power_limit_w"
 _EVENTS = ("xid", "lost", *EVENTS)
 
 
 class Hold(NamedTuple):
-    """What holds clocks down.
+    """A cause that holds clocks down.
 
     Attributes:
         cause: in words.
         counters: those that show it: shares of time, or seconds that grow.
-        least: share of the time, beyond that of the peers, from which on it counts.
+        min_share: share of the time, beyond that of the peers, from which on it counts.
         do: what to do.
     """
 
     cause: str
     counters: tuple[str, ...]
-    least: float
+    min_share: float
     do: str
 
 
@@ -114,7 +114,11 @@ class Gpus:
 
 
 def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> Gpus:
-    """What the tables of a run hold of its ranks' GPUs."""
+    """Return the GPUs of a run's ranks.
+
+    Args:
+        steps, counters, workers: the tables.
+    """
     is_part = pl.col("device").str.contains("/", literal=True)
     owned = gpus_of_ranks(counters, workers).filter(~is_part)
     parts = counters.filter((pl.col("rank") < 0) & (pl.col("counter") == HEARTBEAT) & is_part)
@@ -131,7 +135,7 @@ def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) 
 
 
 def needed_for_errors(part: pl.DataFrame) -> pl.DataFrame:
-    """Those rows of `counters` that errors of GPUs are found in: few of many."""
+    """Return the rows of `counters` that errors of GPUs are found in: few of many."""
     events = part.filter(pl.col("counter").is_in([*_EVENTS, PCI]))
     beats = part.filter(counter=HEARTBEAT).unique(["host", "device"], keep="first")
     return pl.concat([events, beats])
@@ -140,10 +144,10 @@ def needed_for_errors(part: pl.DataFrame) -> pl.DataFrame:
 def with_gpus(
     findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 ) -> list[Finding]:
-    """Findings on slow ranks, with what held the clocks of their GPUs down and errors of these.
+    """Add to findings of slow ranks what held the clocks of their GPUs down, and errors of these.
 
     Args:
-        findings: of all sorts; those on anything else stay as they are.
+        findings: of all classes; those of anything else stay as they are.
         steps, counters, workers: the tables; times of each host on its own clock.
     """
     if not any(_is_slow_rank(each) for each in findings):
@@ -158,9 +162,13 @@ def with_gpus(
 def with_errors(
     findings: Sequence[Finding], steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 ) -> list[Finding]:
-    """Findings on ranks that hang or are gone, with errors that GPUs reported since the last steps.
+    """Add to findings of ranks that hang or are gone the errors that GPUs reported since the last steps.
 
-    An error of the hardware of another rank's GPU is evidence, too: who waits for whom may not show it.
+    A hardware error of another rank's GPU is evidence, too: the calls may not show that rank as the cause.
+
+    Args:
+        findings: of all classes; those of anything else stay as they are.
+        steps, counters, workers: the tables; times of each host on its own clock.
     """
     if not any(each.class_ in HANGS for each in findings):
         return list(findings)
@@ -182,7 +190,12 @@ def with_errors(
 def errors_since(
     steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame, since: int
 ) -> Iterator[str]:
-    """Errors that GPUs of the job report from a step on and did not before, a line each."""
+    """Yield errors that GPUs of the job report from a step on and did not before, a line each.
+
+    Args:
+        steps, counters, workers: the tables.
+        since: the step.
+    """
     gpus = gpus_of(steps.filter(pl.col("step") >= since), counters, workers)
     begins = gpus.steps.group_by("host").agg(begin_ns=pl.col("start_ns").min() - AROUND_NS)
     kind = ["host", "device", "counter", "value"]
@@ -192,7 +205,7 @@ def errors_since(
 
 
 def remedy_of_hold(what: str) -> str:
-    """What to do where clocks are held down by something; empty where that is not known."""
+    """Return what to do where clocks are held down, by the words of a finding; empty if unknown."""
     return next((hold.do for hold in HOLDS if what.endswith(f"held down by {hold.cause}")), "")
 
 
@@ -216,7 +229,16 @@ def _explained(finding: Finding, gpus: Gpus, states: _States) -> Finding:
 
 
 def _held_down(gpus: Gpus, rank: int, states: _States) -> tuple[str, str] | None:
-    """What held the clocks of a rank's GPU down (empty if unknown) and evidence; None if nothing did."""
+    """Compare a rank's GPU with those of its peers, in all steps and in the latest parts.
+
+    Args:
+        gpus: of the job.
+        rank: whose GPU.
+        states: of the GPUs.
+
+    Returns:
+        What held its clocks down (empty if unknown) and evidence; None if nothing did.
+    """
     peers = [
         peer
         for peer in gpus.owned["rank"].unique().sort()
@@ -239,7 +261,7 @@ def _held_down(gpus: Gpus, rank: int, states: _States) -> tuple[str, str] | None
 
 
 class _States:
-    """What GPUs were in from a step on, worked out once for all ranks that are asked for."""
+    """The state of GPUs from a step on, computed once for all ranks."""
 
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
@@ -248,14 +270,14 @@ class _States:
         self._known: dict[int, pl.DataFrame] = {}
 
     def since(self, step: int) -> pl.DataFrame:
-        """As `_state`."""
+        """Return the state of all GPUs from a step on, as `_state` does."""
         if step not in self._known:
             self._known[step] = _state(self._gpus, self._rows, step)
         return self._known[step]
 
 
 def _state(gpus: Gpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl.DataFrame:
-    """`rank`, `device`, `host`, `counter`, `value`: share of the time or mean, from a step on."""
+    """Return `rank`, `device`, `host`, `counter`, `value`: share of the time or mean, from a step on."""
     extents = (
         gpus.steps.filter(pl.col("step") >= since)
         .group_by("host")
@@ -275,7 +297,7 @@ def _state(gpus: Gpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl.Da
 
 
 def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str, str] | None:
-    """What `_held_down` says of one stretch."""
+    """Return what `_held_down` does, of one stretch."""
     own = dict(state.filter(rank=rank).select("counter", "value").iter_rows())
     theirs = dict(
         state.filter(pl.col("rank").is_in(list(peers)))
@@ -288,7 +310,7 @@ def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str
     clock, usual = own.get(_CLOCK), theirs.get(_CLOCK)
     known = clock is not None and usual is not None and usual > 0
     lower = 1 - clock / usual if known else 0.0  # type: ignore[operator]
-    if known and lower < SLOWER_CLOCK:
+    if known and lower < MIN_SLOWER:
         return None
     device, host = state.filter(rank=rank).row(0, named=True)["device"], state.filter(rank=rank)["host"][0]
     clocks = f"SM clock {clock:.0f} MHz, theirs {usual:.0f}" if known else ""
@@ -302,8 +324,8 @@ def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str
         )
         details = [clocks, *_details(hold, own, theirs), f"do: {hold.do}"]
         return hold.cause, "; ".join([line, *(each for each in details if each)])
-    idles = own.get(_IDLE, 0.0) - theirs.get(_IDLE, 0.0) >= MORE_IDLE
-    if not known or lower < UNEXPLAINED_CLOCK or idles:
+    idles = own.get(_IDLE, 0.0) - theirs.get(_IDLE, 0.0) >= MIN_MORE_IDLE
+    if not known or lower < MIN_SLOWER_UNEXPLAINED or idles:
         return None
     return "", (
         f"its GPU ({device} on {host}, rank {rank}) ran at lower clocks: {clocks}; no reason was reported; "
@@ -312,10 +334,10 @@ def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int]) -> tuple[str
 
 
 def _shares(hold: Hold, own: dict[str, float], theirs: dict[str, float]) -> tuple[float, float] | None:
-    """Of the time: held down itself, and its peers; None where that is no difference."""
+    """Return the shares of time in which a GPU and its peers were held down; None if they hardly differ."""
     known = [(own[name], theirs.get(name, 0.0)) for name in hold.counters if name in own]
     share, usual = max(known, key=lambda each: each[0] - each[1], default=(0.0, 0.0))
-    return (min(share, 1.0), usual) if share - usual >= hold.least else None
+    return (min(share, 1.0), usual) if share - usual >= hold.min_share else None
 
 
 def _details(hold: Hold, own: dict[str, float], theirs: dict[str, float]) -> Iterator[str]:
@@ -328,13 +350,13 @@ def _details(hold: Hold, own: dict[str, float], theirs: dict[str, float]) -> Ite
 def _errors(
     gpus: Gpus, ranks: Iterable[int], *, at_end: bool = False, of_hardware: bool = False
 ) -> Iterator[str]:
-    """Errors that the GPUs of ranks reported while the steps ran, or since the last ones, a line each.
+    """Yield errors that the GPUs of ranks reported while the steps ran, or since the last ones, a line each.
 
     Args:
-        gpus: the job's.
-        ranks: whose.
-        at_end: only from the last step of the host on.
-        of_hardware: only those that the hardware is at fault for.
+        gpus: of the job.
+        ranks: whose GPUs.
+        at_end: only errors from the last step of the host on.
+        of_hardware: only errors that hardware causes.
     """
     extents = gpus.steps.group_by("host").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     begin = pl.col("end_ns") if at_end else pl.col("start_ns")

@@ -2,7 +2,7 @@
 
 In: a graph, and where the time of its steps went. Out: at most one finding, about the job; of a single step a
 note. No rank is at fault here: the step would be much shorter if hosts took no time, beyond what healing
-ranks or the input would save. How much of that can be had, and how, is the business of what-ifs.
+ranks or the input would save. How much of that can be had, and how, is what what-ifs answer.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ NANOSECONDS = ("duration_ns", "compute_ns", "exposed_comm_ns", "host_bound_ns", 
 
 
 def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float = 0.0) -> list[Finding]:
-    """Say so if GPUs idle for a large part of nearly every step, and hosts that took no time would end that.
+    """Find out whether GPUs idle for much of nearly every step, and hosts that took no time would end that.
 
     Args:
         baseline: the unchanged graph.
-        breakdown: gives what `step_breakdown` does, of the same run; only asked where it matters.
+        breakdown: returns what `step_breakdown` does, of the same run; called only where it is needed.
         explained_ns: what other findings would save per step; only the rest counts here.
+
+    Returns:
+        At most one finding, of the job.
     """
     base, free_hosts = _saved(baseline)
     saved = free_hosts - explained_ns
@@ -61,7 +64,7 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
 
 
 def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
-    """The same of a run of one step, which cannot show that it is so in every step: one line, or none."""
+    """Return at most one line on idle GPUs of a run of one step, which does not show that this is usual."""
     base, saved = _saved(baseline)
     if base.size != 1 or saved[0] < MIN_SAVED * base[0]:
         return []
@@ -73,7 +76,7 @@ def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
 
 
 def _saved(baseline: Baseline) -> tuple[Ints, Ints]:
-    """[S] ns, step times, and what hosts that take no time would save; none where no GPU was used."""
+    """Return [S] ns, step times, and what hosts that take no time would save; empty where no GPU was used."""
     graph = baseline.graph
     nodes = graph.nodes
     on_gpus = np.unique(nodes.rank[np.isin(nodes.kind, GPU_KINDS)])
@@ -87,13 +90,13 @@ def _saved(baseline: Baseline) -> tuple[Ints, Ints]:
 
 
 def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
-    """[S] share of each step in which GPUs neither compute nor communicate, mean of the ranks."""
+    """Return [S] the share of each step in which GPUs neither compute nor communicate, mean of the ranks."""
     share = (pl.col("idle_ns") + pl.col("host_bound_ns")) / pl.col("duration_ns")
     return breakdown.group_by("step").agg(share=share.mean()).sort("step")["share"].to_numpy()
 
 
 def _busy(breakdown: pl.DataFrame) -> str:
-    """What GPUs do with a step, in words."""
+    """Return what GPUs do in a step, in words."""
     total = {name: float(breakdown[name].sum()) for name in NANOSECONDS}
     compute, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
     return (
@@ -103,7 +106,13 @@ def _busy(breakdown: pl.DataFrame) -> str:
 
 
 def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
-    """What free hosts, and free launch calls alone, would save; and what hosts spend their time on."""
+    """Return what free hosts, and free launch calls only, would save; and what hosts spend their time on.
+
+    Args:
+        graph: the graph.
+        base: [S] ns, step times.
+        saved: [S] ns, what hosts that take no time would save.
+    """
     graph, step = baseline.graph, float(base.mean())
     free = format_duration(step - float(saved.mean()))
     lines = [
@@ -124,7 +133,7 @@ def _evidence(baseline: Baseline, base: Ints, saved: Ints) -> list[str]:
 
 
 def _spent(baseline: Baseline, num_steps: int) -> list[str]:
-    """What hosts do on the critical path, per step, longest first."""
+    """Return what hosts do on the critical path, per step, longest first."""
     graph = baseline.graph
     nodes = graph.nodes
     cause, _ = causes_of(graph)

@@ -20,9 +20,9 @@ from dpro.replay.steps.host import host_facts
 from dpro.units import format_duration
 
 MIN_SHARE = 0.1  # of the steps of each rank, and of nearly each step of all: the wait for a core
-WINDOWS = (40, 20, 10)  # steps that are judged, the latest of: it may have begun while the job ran
-OTHERS = 0.75  # of the cores; where the job has less and waits, something else has them
-MIN_RANKS = 2  # of a host: one that waits alone is not told from its host
+WINDOWS = (40, 20, 10)  # numbers of latest steps, tried in turn: it may have begun while the job ran
+MAX_SHARED = 0.75  # of the cores; where a waiting job uses less, other processes use the rest
+MIN_RANKS = 2  # of a host: a single rank that waits is not distinguished from its host
 CONTENTION = HOST_CAUSES["step_run_queue_ns"][0]
 CAUSE = "more threads than cores"
 
@@ -33,7 +33,7 @@ class Crowd:
 
     Attributes:
         host: its name.
-        ranks: [R] of the host that were seen to.
+        ranks: of the host.
         steps: how many steps show it.
         steady: share of these in which its ranks wait for long.
         least_ns, most_ns: what the ranks that wait least and most do per step, on average.
@@ -52,7 +52,7 @@ class Crowd:
 
 
 def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> list[Crowd]:
-    """Hosts all of whose ranks wait long for a core in nearly each of the latest steps.
+    """Return the hosts all of whose ranks wait long for a core in nearly each of the latest steps.
 
     Args:
         steps: table `steps`; those of deep windows count, too.
@@ -70,7 +70,13 @@ def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
 
 
 def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
-    """The crowd of a host, if the latest steps show one: each rank waits for long, and all do in most."""
+    """Return the crowd of a host; None unless each rank waits for `MIN_SHARE`, and all do in most steps.
+
+    Args:
+        host: its name.
+        facts: of its ranks' steps, as of `host_facts`.
+        size: number of the latest steps.
+    """
     ranks = tuple(sorted(facts["rank"].unique().to_list()))
     seen = facts.filter(pl.len().over("step") >= max(len(ranks) / 2, MIN_RANKS))  # samples may be missing
     steps = seen["step"].unique().sort().tail(size)
@@ -90,7 +96,7 @@ def _crowd(host: str, facts: pl.DataFrame, size: int) -> Crowd | None:
 
 
 def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[Finding]:
-    """One finding per crowded host, with what to do about it; the least that any rank waits is its cost.
+    """Return one finding per crowded host, with what to do; its cost is the least that any rank waits.
 
     Args:
         crowds: as `crowds_of` gives them.
@@ -117,7 +123,7 @@ def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
 
 
 def _telemetry(counters: pl.DataFrame, used: float) -> list[str]:
-    """How many cores there are, and how many threads want one, where that was sampled."""
+    """Return the number of cores, and of threads that are ready to run, where they were sampled."""
 
     def typical(name: str) -> float | None:
         values = counters.filter(pl.col("counter") == name)["value"]
@@ -128,7 +134,7 @@ def _telemetry(counters: pl.DataFrame, used: float) -> list[str]:
     if ready is not None and cores:
         lines.append(f"the host has {cores:.0f} cores, and typically {ready:.0f} threads are ready to run")
     if cores and np.isfinite(used):
-        others = ": other processes use the rest" if used < OTHERS * cores else ""
+        others = ": other processes use the rest" if used < MAX_SHARED * cores else ""
         lines.append(f"the ranks' processes compute on {used:.1f} of {cores:.0f} cores{others}")
     if limit is not None and cores and limit < cores:
         lines.append(f"the job's cgroup may use {limit:g} of them")
@@ -138,10 +144,10 @@ def _telemetry(counters: pl.DataFrame, used: float) -> list[str]:
 def not_crowding(
     findings: Iterable[Finding], crowds: Collection[Crowd], steps: pl.DataFrame, counters: pl.DataFrame
 ) -> list[Finding]:
-    """Findings but those of ranks that crowding explains: that wait longer for a core, not work longer.
+    """Remove findings of ranks that crowding explains: they wait longer for a core, and do not work longer.
 
     Args:
-        findings: of all sorts.
+        findings: of all classes.
         crowds: the crowded hosts.
         steps, counters: tables.
     """
@@ -155,11 +161,11 @@ def not_crowding(
 
 
 def _is_contention(finding: Finding, steps: pl.DataFrame, counters: pl.DataFrame) -> bool:
-    """Whether a rank of a crowded host waits longer for a core, or its CPU time does not show more work."""
+    """Return whether a rank of a crowded host waits longer for a core, or has no more CPU time than peers."""
     if finding.cause == CONTENTION:
         return True
     if finding.class_ != "slow.compute":
-        return False  # it waits for its data, collects garbage, sleeps: that is counted apart
+        return False  # it waits for its data, collects garbage, sleeps: these have counters of their own
     places = steps.select("rank", time_ns="start_ns")
     rows = counters.filter(pl.col("counter").is_in([CPU])).join(places, on=["rank", "time_ns"])
     rest = rows.filter(~pl.col("rank").is_in(list(finding.ranks)[1:]))

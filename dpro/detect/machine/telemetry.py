@@ -1,8 +1,7 @@
-"""What telemetry says of two stretches of one job: which of its values are clearly others than before.
+"""Telemetry of two stretches of one job compared: which values became worse.
 
-In: table `counters`, and which GPUs are the job's. Out: a line per kind of change for the worse. It blames
-nothing: what a change explains is for its reader to say. GPUs of other jobs on the same host tell nothing of
-this one, and are left out.
+In: table `counters`, and which GPUs are the job's. Out: a line per kind of change for the worse. No cause is
+inferred: what a change explains is for its reader to decide. GPUs of other jobs on the host are left out.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ class Rule(NamedTuple):
         what: the counter, in words.
         per_second: whether it only grows, so that its growth is what counts.
         worse: +1 where more is worse, -1 where less is.
-        least: by how much it must have changed, in its own unit (per second where it grows).
+        min_change: by how much it must have changed, in its own unit (per second where it grows).
         unit: of what is printed.
     """
 
     what: str
     per_second: bool
     worse: int
-    least: float
+    min_change: float
     unit: str = ""
 
 
@@ -73,9 +72,9 @@ RULES = {
     "rx_crc_errors": Rule("frames with a wrong checksum", True, +1, 0.01, "per second"),
     "tcp_retransmitted_segments": Rule("retransmitted TCP segments", True, +1, 5, "per second"),
     "load_1m": Rule("load", False, +1, 2),
-    "pressure_cpu_some_s": Rule("time in which somebody waits for a core", True, +1, 0.1, "s per second"),
-    "pressure_io_some_s": Rule("time in which somebody waits for a disk", True, +1, 0.1, "s per second"),
-    "pressure_memory_some_s": Rule("time in which somebody waits for memory", True, +1, 0.02, "s per second"),
+    "pressure_cpu_some_s": Rule("time in which processes wait for a core", True, +1, 0.1, "s per second"),
+    "pressure_io_some_s": Rule("time in which processes wait for a disk", True, +1, 0.1, "s per second"),
+    "pressure_memory_some_s": Rule("time in which processes wait for memory", True, +1, 0.02, "s per second"),
     "cgroup_throttled_s": Rule("time without CPU by the cgroup's limit", True, +1, 0.02, "s per second"),
     "cpu_steal_s": Rule("CPU time that the hypervisor took", True, +1, 0.05, "s per second"),
     "swapped_in_pages": Rule("pages swapped in", True, +1, 10, "per second"),
@@ -85,7 +84,7 @@ RULES = {
 
 
 def changes(counters: pl.DataFrame, workers: pl.DataFrame, before: Stretch, after: Stretch) -> dict[str, str]:
-    """What got worse from one stretch to another, the largest changes first.
+    """Return what became worse from one stretch to another, the largest changes first.
 
     Args:
         counters: table `counters`; a value holds until the next one of its series.
@@ -100,19 +99,19 @@ def changes(counters: pl.DataFrame, workers: pl.DataFrame, before: Stretch, afte
     others = sampled_gpus(counters).join(owned, on=["host", "device"], how="anti")
     known = known.join(others, on=["host", "device"], how="anti")
     levels = levels_in(known, before).join(levels_in(known, after), on=SERIES, suffix="_after")
-    told = []
+    worse = []
     for row in levels.iter_rows(named=True):
         rule = RULES[row["counter"]]
         kind = "growth" if rule.per_second else "mean"
         old, new = row[kind], row[f"{kind}_after"]
-        times = rule.worse * (new - old) / rule.least
+        times = rule.worse * (new - old) / rule.min_change
         if times >= 1:
-            told.append(
+            worse.append(
                 (times, rule, row, f"{rule.what} {old:.3g} before, {new:.3g} {rule.unit} since".rstrip())
             )
-    told.sort(key=lambda each: (-each[0], each[3]))
+    worse.sort(key=lambda each: (-each[0], each[3]))
     lines: dict[str, str] = {}
-    for _, rule, row, line in told:
+    for _, rule, row, line in worse:
         lines.setdefault(rule.what, f"{_where(row, owned)}: {line}")
     return lines
 
@@ -126,7 +125,12 @@ def _where(row: dict[str, object], owned: pl.DataFrame) -> str:
 
 
 def levels_in(rows: pl.DataFrame, stretch: Stretch) -> pl.DataFrame:
-    """By series: `mean` over the time of a stretch, and `growth` per second, through resets."""
+    """Return, by series, `mean` over the time of a stretch, and `growth` per second, through resets.
+
+    Args:
+        rows: of `counters`; a value holds until the next one of its series.
+        stretch: of time.
+    """
     begin, end = stretch
     until = pl.col("time_ns").shift(-1).over("series").fill_null(end).clip(begin, end)
     held = until - pl.col("time_ns").clip(begin, end)

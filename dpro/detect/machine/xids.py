@@ -14,7 +14,7 @@ class Error(NamedTuple):
 
     Attributes:
         means: what happened, in a phrase.
-        of: who is at fault as a rule: `PROGRAM`, `HARDWARE`, `EITHER`, or `AFTER` another error.
+        of: what is usually at fault: `PROGRAM`, `HARDWARE`, `EITHER`, or `AFTER` another error.
     """
 
     means: str
@@ -83,7 +83,7 @@ _OF_MEMORY = (63, 92)
 
 
 def error_of(counter: str, number: int) -> Error:
-    """What an event means.
+    """Return what an event means.
 
     Args:
         counter: of the event: `xid`, `lost`, or one of `EVENTS`.
@@ -95,10 +95,18 @@ def error_of(counter: str, number: int) -> Error:
 
 
 def name_of(counter: str, number: int) -> str:
-    """`XID 79`, `lost`, `vm fault`."""
+    """Return an event's name: `XID 79`, `lost`, `vm fault`.
+
+    Args:
+        counter, number: as of `error_of`.
+    """
     return f"XID {number}" if counter == "xid" else counter.removeprefix("event_").replace("_", " ")
 
 
 def remedy_of(counter: str, number: int) -> str:
-    """What to do about an event."""
+    """Return what to do about an event.
+
+    Args:
+        counter, number: as of `error_of`.
+    """
     return _MEMORY if counter == "xid" and number in _OF_MEMORY else DO[error_of(counter, number).of]

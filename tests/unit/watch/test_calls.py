@@ -33,9 +33,9 @@ def make(tmp_path: Path) -> MAKE:
 
 
 def entry(number: int, **facts: Any) -> dict[str, Any]:
-    told = {"profiling_name": "gloo:all_reduce", "process_group": WORLD, "is_p2p": False}
+    call = {"profiling_name": "gloo:all_reduce", "process_group": WORLD, "is_p2p": False}
     times = {"record_id": number, "collective_seq_id": number, "time_created_ns": 1000 + number}
-    return told | times | {"state": "scheduled"} | facts
+    return call | times | {"state": "scheduled"} | facts
 
 
 def dump(
@@ -62,13 +62,13 @@ def test_each_call_is_taken_once_from_overlapping_dumps(make):
 
 
 def test_calls_of_one_group_have_one_key_on_all_ranks_whatever_they_write(make):
-    told, silent, pickled = make(0), make(1), make(2)
-    dump(told, SHOWN, [entry(1)], 1, "[0, 1, 2]")
+    listed, silent, pickled = make(0), make(1), make(2)
+    dump(listed, SHOWN, [entry(1)], 1, "[0, 1, 2]")
     dump(silent, SHOWN, [entry(1)], 1, "")
     (silent.process.folder / "groups.json").write_text(json.dumps({"0": [2, 1, 0]}))
     dump(pickled, "calls-fr.pickle", [entry(1)], 1, "[0, 1, 2]")
     calls = CallTable()
-    calls.read([told, silent, pickled])
+    calls.read([listed, silent, pickled])
     assert calls.frame.sort("rank").drop("key", "enqueued_ns").rows() == [
         (rank, 1, "all_reduce", 3) for rank in range(3)
     ]

@@ -58,10 +58,10 @@ def test_findings_are_posted_in_order_and_again_where_the_other_side_fails(monke
         assert hook.lost == 0
 
 
-def test_a_webhook_that_cannot_be_reached_is_given_up_and_holds_up_nobody(monkeypatch):
+def test_a_webhook_that_cannot_be_reached_is_given_up_and_holds_nothing_up(monkeypatch):
     monkeypatch.setattr(outlets, "PAUSES_S", (0.01,))
     with receiver() as (url, _):
-        pass  # nobody listens there any more
+        pass  # no server listens there any more
     hook = Webhook(url)
     for number in range(3):
         hook.post({"number": number})
@@ -106,7 +106,7 @@ def scrape(port: int, path: str = "/metrics") -> dict[str, float]:
     }
 
 
-def test_metrics_tell_what_is_wrong_by_class_and_have_few_series_whatever_is_found():
+def test_metrics_show_what_is_wrong_by_class_and_have_few_series_whatever_is_found():
     metrics = Metrics("127.0.0.1", 0)
     try:
         metrics.update([], {"ranks": 4})

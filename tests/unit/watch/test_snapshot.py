@@ -64,7 +64,7 @@ def test_a_rank_that_does_not_come_is_named_from_the_latest_dumps_and_records(tm
     assert "has run since" not in evidence
 
 
-def test_ranks_of_groups_that_only_the_processes_tell_are_known(tmp_path):
+def test_ranks_of_groups_that_only_the_processes_list_are_known(tmp_path):
     tails = [process(tmp_path, rank, 3 if rank == 1 else 4, 0, ranks="") for rank in range(3)]
     for tail in tails:
         (tail.process.folder / "groups.json").write_text(json.dumps({"0": [0, 1, 2]}))
@@ -78,7 +78,7 @@ def test_a_host_whose_clock_is_behind_does_not_look_as_if_its_processes_stood_st
     assert "has run since" not in evidence
 
 
-def test_a_process_that_stands_still_is_told_by_its_clock_whatever_that_shows(tmp_path):
+def test_a_process_that_stands_still_is_known_by_its_clock_whatever_that_shows(tmp_path):
     stopped = process(tmp_path, 1, 3, -60, beats=True)
     tails = [process(tmp_path, 0, 4, 0), stopped, process(tmp_path, 2, 4, 0)]
     stopped.behind_ns = tails[0].behind_ns + 60 * S - 10 * S  # its last second came ten seconds ago

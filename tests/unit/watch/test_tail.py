@@ -20,7 +20,7 @@ from dpro.collectors.inside.records import (
     read_records,
 )
 from dpro.schema import COUNTERS, STEPS
-from dpro.watch.tail import KEPT_STEPS, RECENT, Tail, amounts_of, steps_of
+from dpro.watch.tail import MIN_RECENT, MIN_STEPS, Tail, amounts_of, steps_of
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_steps_are_those_of_a_whole_recording_whatever_ends_them_and_in_whatever
 def test_amounts_of_work_are_those_of_a_whole_recording(tail):
     own = RecordWriter(tail.process.folder / "records.bin")
     own.write(ANCHOR, 0, 0, 0, 0)
-    for count, told in enumerate(([100], [250, 300], [301], [400]), start=1):
-        for elements in told:  # a second time where our own work took long
+    for count, recorded in enumerate(([100], [250, 300], [301], [400]), start=1):
+        for elements in recorded:  # a second time where the recorder's work took long
             own.write(INPUT, count * 100 + (elements == 300) * 5, elements)
         own.write(UPDATE, 0, count, count * 100, count * 100 + 10)
         tail.read_records()
@@ -116,9 +116,9 @@ def test_a_place_that_another_thread_is_about_to_write_is_waited_for_once(tail):
 def test_memory_is_bounded_and_what_numbers_steps_is_kept(tail):
     own = RecordWriter(tail.process.folder / "records.bin")
     own.write(ANCHOR, 0, 0, 0, 0)
-    for count in range(1, 3 * RECENT):
+    for count in range(1, 3 * MIN_RECENT):
         own.write(UPDATE, 0, count, count * 100, count * 100)
     tail.read_records()
-    assert RECENT < len(tail.recorded) <= 2 * RECENT + 1
-    assert KEPT_STEPS <= len(tail.steps) <= 2 * KEPT_STEPS
-    assert tail.steps[-1, 0] == tail.frames()[STEPS.name]["step"].max() == 3 * RECENT - 2
+    assert MIN_RECENT < len(tail.recorded) <= 2 * MIN_RECENT + 1
+    assert MIN_STEPS <= len(tail.steps) <= 2 * MIN_STEPS
+    assert tail.steps[-1, 0] == tail.frames()[STEPS.name]["step"].max() == 3 * MIN_RECENT - 2

@@ -33,8 +33,8 @@ def joined(counters: pl.DataFrame, ranks: pl.DataFrame) -> list[tuple]:
 @pytest.mark.parametrize("prefix", ["", "GPU-"])
 def test_of_eight_gpus_a_job_has_those_four_that_its_ranks_name(prefix):
     mine = [EIGHT[number] for number in (6, 1, 4, 3)]
-    told = joined(sampled(*EIGHT), workers(*(prefix + uuid.upper() for uuid in mine)))
-    assert told == [(rank, uuid, UUID) for rank, uuid in enumerate(mine)]
+    found = joined(sampled(*EIGHT), workers(*(prefix + uuid.upper() for uuid in mine)))
+    assert found == [(rank, uuid, UUID) for rank, uuid in enumerate(mine)]
 
 
 def test_ranks_that_share_a_gpu_both_have_it():
@@ -53,7 +53,7 @@ def test_a_rank_on_an_instance_has_the_instance_and_the_gpu_around_it():
     assert joined(counters, workers("GPU-a")) == [(0, "a", UUID)]  # which of its instances is not known
 
 
-def test_where_uuids_differ_the_pci_address_tells():
+def test_where_uuids_differ_the_pci_address_decides():
     ranks = workers("other-1", "other-2", pci=("0000:12:00.0", "0000:10:00.0"))
     assert joined(sampled("a", "b", "c"), ranks) == [(0, "c", ADDRESS), (1, "a", ADDRESS)]
 
@@ -63,7 +63,7 @@ def test_the_uuid_that_hip_makes_of_an_id_is_that_id():
     assert joined(sampled("a1b2c3d4e5f60718", "b"), workers(uuid)) == [(0, "a1b2c3d4e5f60718", UUID)]
 
 
-def test_without_uuids_the_order_tells_where_the_host_has_as_many_gpus_as_ranks():
+def test_without_uuids_the_order_decides_where_the_host_has_as_many_gpus_as_ranks():
     devices = ["z", "a", "m"]  # by PCI address
     assert joined(sampled(*devices), workers("", "", "")) == [
         (n, each, ORDER) for n, each in enumerate(devices)
@@ -80,7 +80,7 @@ def test_without_uuids_the_order_tells_where_the_host_has_as_many_gpus_as_ranks(
         (sampled("a", "b"), workers("", "").with_columns(local_rank=pl.lit(-1, pl.Int32))),
     ],
 )
-def test_where_nothing_tells_no_rank_has_a_gpu(counters, ranks):
+def test_where_nothing_identifies_gpus_no_rank_has_one(counters, ranks):
     assert joined(counters, ranks) == []
 
 

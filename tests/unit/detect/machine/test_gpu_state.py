@@ -62,8 +62,8 @@ def slow(class_: str = "slow.compute", rank: int = 1, cause: str = "", **more) -
 
 def explained(finding: Finding, *rows) -> Finding:
     steps, workers = job()
-    (told,) = with_gpus([finding], steps, sampled(*rows), workers)
-    return told
+    (found,) = with_gpus([finding], steps, sampled(*rows), workers)
+    return found
 
 
 HEAT = [
@@ -75,36 +75,36 @@ HEAT = [
 
 
 def test_a_gpu_whose_clocks_are_held_down_by_heat_is_the_cause_and_its_remedy_is_said():
-    told = explained(slow(), *HEAT)
-    assert told.cause == "GPU clocks held down by heat"
-    assert told.evidence == (
+    found = explained(slow(), *HEAT)
+    assert found.cause == "GPU clocks held down by heat"
+    assert found.evidence == (
         "rank 1 is slower",
         "the clocks of its GPU (g1 on n1, rank 1) were held down by heat 100% of the time, those of its "
         "peers 0%; SM clock 1410 MHz, theirs 1980; 91 °C, theirs 64; do: check its cooling: fans, air flow, "
         "the liquid loop, the temperature of the inlet",
     )
-    assert told.confidence == 0.8  # which of host and GPU it is was what made it unsure
+    assert found.confidence == 0.8  # which of host and GPU it is was what made it unsure
 
 
 def test_seconds_that_grow_show_it_without_a_flag():
-    told = explained(slow(), HEAT[0], HEAT[2])
-    assert "held down by heat 80% of the time" in told.evidence[-1]
+    found = explained(slow(), HEAT[0], HEAT[2])
+    assert "held down by heat 80% of the time" in found.evidence[-1]
 
 
-def test_a_power_cap_is_told_with_the_limits():
+def test_a_power_cap_is_reported_with_the_limits():
     limits = [(each, "power_limit_w", [(0, 500.0 if each == "g1" else 700.0)]) for each in MINE]
     held = [("g1", "clocks_sw_power_cap", [(0, 1.0)]), ("g1", "sm_clock_mhz", [(0, 1500.0)])]
-    told = explained(slow(cause="kernels"), *limits, *held)
-    assert told.cause == "GPU clocks held down by the power cap"
-    assert "its power limit is 500 W, theirs 700 W" in told.evidence[-1]
-    assert "nvidia-smi -pl" in told.evidence[-1]
+    found = explained(slow(cause="kernels"), *limits, *held)
+    assert found.cause == "GPU clocks held down by the power cap"
+    assert "its power limit is 500 W, theirs 700 W" in found.evidence[-1]
+    assert "nvidia-smi -pl" in found.evidence[-1]
 
 
 def test_what_a_host_is_slow_at_stays_the_cause_beside_the_clocks_of_its_gpu():
-    told = explained(slow("slow.host", cause="garbage collection"), *HEAT)
-    assert told.cause == "garbage collection"
-    assert HOST_OR_GPU in told.evidence
-    assert "held down by heat" in told.evidence[-1]
+    found = explained(slow("slow.host", cause="garbage collection"), *HEAT)
+    assert found.cause == "garbage collection"
+    assert HOST_OR_GPU in found.evidence
+    assert "held down by heat" in found.evidence[-1]
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_what_makes_no_difference_is_no_evidence(rows):
     assert explained(slow(), *rows) == slow()
 
 
-def test_lower_clocks_without_a_reason_are_told_as_such():
-    told = explained(slow(), ("g1", "sm_clock_mhz", [(0, 1410.0)]))
-    assert (told.cause, told.confidence) == ("", 0.4)
-    assert "ran at lower clocks: SM clock 1410 MHz, theirs 1980; no reason was reported" in told.evidence[-1]
+def test_lower_clocks_without_a_reason_are_reported_as_such():
+    found = explained(slow(), ("g1", "sm_clock_mhz", [(0, 1410.0)]))
+    assert (found.cause, found.confidence) == ("", 0.4)
+    assert "ran at lower clocks: SM clock 1410 MHz, theirs 1980; no reason was reported" in found.evidence[-1]
 
 
 def test_what_began_while_the_job_ran_is_seen_in_the_latest_steps():
@@ -140,11 +140,11 @@ def test_what_began_while_the_job_ran_is_seen_in_the_latest_steps():
         ("g1", "clocks_hw_power_brake", [(0, 0.0), (39.2, 1.0)]),
         ("g1", "sm_clock_mhz", [(0, 1980.0), (31, 700.0)]),
     ]
-    told = explained(slow(), ("g1", "clocks_hw_power_brake", [(0, 0.0), (32, 1.0)]), late[1])
-    assert "held down by the power brake 20% of the time" in told.evidence[-1]  # of all steps
-    told = explained(slow(), *late)
-    assert "in the latest 10 steps the clocks" in told.evidence[-1]
-    assert "held down by the power brake 8% of the time" in told.evidence[-1]
+    found = explained(slow(), ("g1", "clocks_hw_power_brake", [(0, 0.0), (32, 1.0)]), late[1])
+    assert "held down by the power brake 20% of the time" in found.evidence[-1]  # of all steps
+    found = explained(slow(), *late)
+    assert "in the latest 10 steps the clocks" in found.evidence[-1]
+    assert "held down by the power brake 8% of the time" in found.evidence[-1]
 
 
 def test_gpus_of_another_model_are_no_peers():
@@ -156,13 +156,13 @@ def test_gpus_of_another_model_are_no_peers():
 
 
 def test_an_error_of_the_gpu_is_quoted_with_its_number_meaning_and_time():
-    told = explained(slow(), ("g1", "xid", [(5.0, 63.0), (9.0, 63.0)]), ("g0", "xid", [(5.0, 79.0)]))
-    assert told.evidence[-1] == (
+    found = explained(slow(), ("g1", "xid", [(5.0, 63.0), (9.0, 63.0)]), ("g0", "xid", [(5.0, 79.0)]))
+    assert found.evidence[-1] == (
         "the GPU of rank 1 (g1 on n1): XID 63 2 times, first at 22:13:25.000 UTC: a row of memory was set "
         "aside after errors, to be remapped at the next reset; do: reset the GPU between jobs; several of "
         "them on one GPU are reason to replace it"
     )
-    assert not any("79" in line for line in told.evidence)
+    assert not any("79" in line for line in found.evidence)
 
 
 def test_findings_about_no_rank_cost_no_reading():
@@ -179,9 +179,9 @@ def hang(class_: str = "hang.device", rank: int = 1) -> Finding:
 
 def errors(finding: Finding, *rows) -> list[str]:
     steps, workers = job()
-    (told,) = with_errors([finding], steps, sampled(*rows), workers)
-    assert told.evidence[0] == "it hangs"
-    return list(told.evidence[1:])
+    (found,) = with_errors([finding], steps, sampled(*rows), workers)
+    assert found.evidence[0] == "it hangs"
+    return list(found.evidence[1:])
 
 
 @pytest.mark.parametrize("class_", ["hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank"])
@@ -207,7 +207,7 @@ def test_an_error_long_before_the_last_steps_is_none():
     assert with_errors([hang()], later, sampled(("g1", "xid", [(3.0, 31.0)])), workers) == [hang()]
 
 
-def test_a_hardware_error_of_a_rank_that_is_not_named_is_told_apart():
+def test_a_hardware_error_of_a_rank_that_is_not_named_is_marked_as_such():
     (line,) = errors(hang(), ("g6", "xid", [(END, 74.0)]), ("g2", "xid", [(END, 31.0)]))
     assert line.startswith("not named here, and it may be the cause: the GPU of rank 3 (g6 on n1): XID 74")
 

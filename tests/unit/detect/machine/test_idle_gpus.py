@@ -40,7 +40,7 @@ def job(op: Sequence[float], kernel: float = 40, python: bool = False) -> TinyRu
     return run
 
 
-def told(run: TinyRun, folder: Path, ask: Any = find_idle_gpus, **more: float) -> Any:
+def found_in(run: TinyRun, folder: Path, ask: Any = find_idle_gpus, **more: float) -> Any:
     built = run.build(folder)
     tables = (built.graph.run.table(table) for table in (SPANS, COLLECTIVES, STEPS))
     parts = step_breakdown(*tables)
@@ -49,7 +49,7 @@ def told(run: TinyRun, folder: Path, ask: Any = find_idle_gpus, **more: float) -
 
 def test_a_job_whose_hosts_launch_too_slowly_is_a_finding_about_the_job(tmp_path):
     run = job([190] * 6)
-    (finding,) = told(run, tmp_path)
+    (finding,) = found_in(run, tmp_path)
     assert isinstance(finding, Finding)
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "job", "the host")
     # A step is 400 us, of which the GPU computes 80: with hosts that take no time, that is all there is.
@@ -63,31 +63,31 @@ def test_a_job_whose_hosts_launch_too_slowly_is_a_finding_about_the_job(tmp_path
 
 
 def test_that_stacks_were_recorded_is_said_since_they_slow_the_host_down(tmp_path):
-    (finding,) = told(job([190] * 6, python=True), tmp_path)
+    (finding,) = found_in(job([190] * 6, python=True), tmp_path)
     assert "Python stacks were recorded" in finding.evidence[-1]
 
 
 @pytest.mark.parametrize("length", [10.0, 35.0])
 def test_a_gpu_that_is_busy_most_of_the_time_is_none(length, tmp_path):
-    assert told(job([length] * 6), tmp_path) == []
+    assert found_in(job([length] * 6), tmp_path) == []
 
 
 def test_a_first_step_that_takes_the_host_long_is_none(tmp_path):
-    assert told(job([900, 10, 10, 10, 10, 10]), tmp_path) == []
+    assert found_in(job([900, 10, 10, 10, 10, 10]), tmp_path) == []
 
 
 def test_what_other_findings_explain_is_not_said_again(tmp_path):
-    assert told(job([190] * 6), tmp_path, explained_ns=300 * US) == []
+    assert found_in(job([190] * 6), tmp_path, explained_ns=300 * US) == []
 
 
 def test_gpus_that_wait_for_a_slow_rank_are_none(tmp_path):
-    assert told(gpu_job(), tmp_path) == []
+    assert found_in(gpu_job(), tmp_path) == []
 
 
 def test_one_step_is_a_note_and_no_finding(tmp_path):
     run = job([190])
-    assert told(run, tmp_path) == []
-    (note,) = told(run, tmp_path / "again", note_idle_gpus)
+    assert found_in(run, tmp_path) == []
+    (note,) = found_in(run, tmp_path / "again", note_idle_gpus)
     assert note.startswith("GPU busy ")
     assert note.endswith("it is one step, which does not show that this is usual")
-    assert told(job([190] * 3), tmp_path / "more", note_idle_gpus) == []
+    assert found_in(job([190] * 3), tmp_path / "more", note_idle_gpus) == []

@@ -37,8 +37,8 @@ def tables(
             counted += [at | {"counter": name, "value": value * MS} for name, value in values.items()]
     workers = [{"rank": rank, "host": (hosts or {}).get(rank, "one")} for rank in waits_ms]
     on_node = {"rank": -1, "host": "one", "time_ns": 0}
-    told = {"cpus": 2.0, "runnable_threads": 9.0, "cgroup_cpu_limit_cores": 1.5}
-    counted += [on_node | {"counter": name, "value": value} for name, value in told.items()]
+    sampled = {"cpus": 2.0, "runnable_threads": 9.0, "cgroup_cpu_limit_cores": 1.5}
+    counted += [on_node | {"counter": name, "value": value} for name, value in sampled.items()]
     frames = zip((STEPS, COUNTERS, WORKERS), (rows, counted, workers), strict=True)
     found = [conform(table, pl.DataFrame(each)) for table, each in frames]
     return found[0], found[1], found[2]
@@ -78,7 +78,7 @@ def test_a_host_that_became_crowded_is_found_in_its_latest_steps():
     assert crowd.steps == 10
 
 
-def test_a_run_that_does_not_count_waiting_for_a_core_tells_nothing():
+def test_a_run_that_does_not_count_waiting_for_a_core_shows_nothing():
     steps, counters, workers = tables({0: 30.0, 1: 50.0})
     assert crowds_of(steps, counters.filter(pl.col("counter") != "step_run_queue_ns"), workers) == []
 
