@@ -76,8 +76,9 @@ build: $(VENV)/dev.stamp  ## wheel and sdist, into dist/
 docs: $(VENV)/docs.stamp  ## the site of docs/, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-schema: $(VENV)/dev.stamp  ## docs/schema.md, from the declarations of the tables
+schema: $(VENV)/dev.stamp  ## docs/schema.md and docs/json.md, from the declarations of tables and documents
 	$(BIN)/python -m tests.schema_page docs/schema.md
+	$(BIN)/python -m tests.json_page docs/json.md
 
 screenshots: $(VENV)/dev.stamp  ## the pictures of README and docs/, by a headless Chromium
 	$(BIN)/python -m tests.screenshots docs/images

@@ -48,11 +48,11 @@ def encode(document: msgspec.Struct | Mapping[str, Any]) -> str:
     return text.replace("\x7f", r"\u007f")  # the one control character that it does not escape
 
 
-def schema_of(kind: type[Document]) -> dict[str, Any]:
-    """The JSON schema of a document, with the meaning of each key from the docstrings.
+def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The JSON schema of a document or a part, with the meaning of each key from the docstrings.
 
     Args:
-        kind: the class of the document.
+        kind: its class.
     """
     (reference,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     inherited = {

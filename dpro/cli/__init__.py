@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "diff": ("dpro.cli.run.diff", "diff", "What explains that one run is slower than another."),
     "dashboard": ("dpro.cli.run.dashboard", "dashboard", "Look at a run in a browser."),
     "export": ("dpro.cli.run.export", "export", "Write the timelines for Perfetto and other viewers."),
+    "mcp": ("dpro.cli.mcp", "mcp", "Serve the answers about runs to agents."),
     "doctor": ("dpro.cli.job.doctor", "doctor", "Is this machine ready to record, and what to do if not."),
     "demo": ("dpro.cli.demo", "demo", "See it work: record a small real job and explain it."),
     "completion": ("dpro.cli.completion", "completion", "Have a shell complete dpro's commands and edits."),

@@ -78,6 +78,17 @@ def _own_stream(stream: TextIO) -> TextIO:
     return stream.stream if isinstance(stream, _Printable) else stream
 
 
+@contextmanager
+def protocol_on_stdout() -> Iterator[None]:
+    """Meanwhile stdout is as the process was given it, for a protocol of machines."""
+    spoken = sys.stdout
+    sys.stdout = _own_stream(spoken)
+    try:
+        yield
+    finally:
+        sys.stdout = spoken
+
+
 @cache
 def _console_class() -> type[Console]:
     from rich.console import Console

@@ -1,0 +1,36 @@
+"""`dpro mcp`: the answers about runs as tools for agents."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from dpro.cli.output import protocol_on_stdout
+from dpro.errors import needs_extra
+
+
+@click.command()
+@click.argument("folders", nargs=-1, metavar="[FOLDER...]", type=click.Path(path_type=Path))
+def mcp(folders: tuple[Path, ...]) -> None:
+    """Serve the answers about runs to agents, as tools of the Model Context Protocol.
+
+    \b
+    dpro mcp /shared/runs
+    dpro mcp                                   of the runs in this folder
+
+    An MCP client starts this command and speaks to it on standard input and output. Its tools are `runs`,
+    `info`, `diagnose`, `report`, `replay`, `whatif`, `edits`, `sensitivity`, `pareto` and `diff`; the answers
+    are those of `--json`. They only read, and only in the folders named here: paths and links that lead
+    elsewhere are refused. Traces of other tools are imported into the user's cache. It ends with its client.
+    """
+    from dpro.mcp_server.folders import named_folders
+
+    served = named_folders(folders)
+    if sys.stdin.isatty():
+        click.echo("waiting for an MCP client on standard input; Ctrl-C ends it", err=True)
+    with needs_extra("mcp"):
+        from dpro.mcp_server.server import serve
+    with protocol_on_stdout():
+        serve(served)

@@ -1,0 +1,286 @@
+"""What can be asked of a server: tools with typed arguments and typed answers, the same as `--json` has them.
+
+In: a tool's name and its arguments. Out: a document. Nothing is written but the user's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.diagnosis import (
+    DiagnosisDocument,
+    diagnose_dumps,
+    diagnose_replay,
+    diagnose_tables,
+    diagnosis_document,
+)
+from dpro.analysis.answers.difference import DifferenceDocument, difference_of
+from dpro.analysis.answers.info import InfoDocument, info_document
+from dpro.analysis.answers.replay import ReplayDocument, chosen_steps, replay_document
+from dpro.analysis.answers.report import ReportDocument, report_document, report_tables
+from dpro.analysis.answers.whatif import (
+    ParetoDocument,
+    SensitivityDocument,
+    WhatIfDocument,
+    pareto_of,
+    sensitivity_of,
+    what_if,
+)
+from dpro.documents import Document, Part
+from dpro.errors import UsageError
+from dpro.mcp_server.folders import readable, runs_in
+from dpro.opening import holds_traces, open_path
+from dpro.replay.whatif.listing import help_rows
+from dpro.replay.whatif.parse import parse_edit
+from dpro.trial.calibrate import as_tried
+
+KEPT = 4  # analyses of the runs that were asked about last
+KERNELS = 15
+
+
+class Nothing(Part, frozen=True):
+    """No arguments."""
+
+
+class OfRun(Part, frozen=True):
+    """The arguments of most tools.
+
+    Attributes:
+        run: a run directory, or traces of other tools: an absolute path, or one relative to a served folder.
+    """
+
+    run: str
+
+
+class OfReport(OfRun, frozen=True, kw_only=True):
+    """Arguments of `report`.
+
+    Attributes:
+        run: a run directory or traces.
+        top: how many kernels to list.
+    """
+
+    top: int = KERNELS
+
+
+class OfReplay(OfRun, frozen=True, kw_only=True):
+    """Arguments of `replay`.
+
+    Attributes:
+        run: a run directory or traces.
+        step: only this step; null for all.
+        window: only the steps of this deep window; null for all.
+    """
+
+    step: int | None = None
+    window: int | None = None
+
+
+class OfWhatIf(OfRun, frozen=True, kw_only=True):
+    """Arguments of `whatif`.
+
+    Attributes:
+        run: a run directory or traces.
+        edits: predicted together, in order, such as `heal:rank=1`; empty to search for what would help.
+        budget: how many predictions a search may make; null for the usual number.
+    """
+
+    edits: tuple[str, ...] = ()
+    budget: int | None = None
+
+
+class OfTwoRuns(Part, frozen=True):
+    """Arguments of `diff`.
+
+    Attributes:
+        a: the first run, such as the one before a change.
+        b: the second.
+    """
+
+    a: str
+    b: str
+
+
+class RunsDocument(Document, frozen=True, kw_only=True):
+    """What is served.
+
+    Attributes:
+        folders: that may be read.
+        runs: run directories in them; folders of traces can be named, too.
+    """
+
+    folders: list[str]
+    runs: list[str]
+
+
+class EditExample(Part, frozen=True):
+    """An edit that `whatif` accepts.
+
+    Attributes:
+        example: as it is written.
+        meaning: what it changes.
+    """
+
+    example: str
+    meaning: str
+
+
+class EditsDocument(Document, frozen=True, kw_only=True):
+    """All edits, one example of each.
+
+    Attributes:
+        edits: examples.
+    """
+
+    edits: list[EditExample]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One thing that can be asked.
+
+    Attributes:
+        meaning: what it answers, for the client.
+        takes: its arguments.
+        gives: its document.
+        answer: from arguments and folders to the document.
+    """
+
+    meaning: str
+    takes: type[Part]
+    gives: type[Document]
+    answer: Callable[[Any, Sequence[Path]], Document]
+
+
+def call(name: str, arguments: Mapping[str, Any], folders: Sequence[Path]) -> Document:
+    """Answer one call.
+
+    Args:
+        name: of the tool.
+        arguments: as the client gave them.
+        folders: that may be read.
+
+    Raises:
+        UsageError: there is no such tool, or its arguments are not understood.
+        DproError: as the command of the same name.
+    """
+    if name not in TOOLS:
+        raise UsageError(f"no tool {name!r}; there are {', '.join(TOOLS)}")
+    tool = TOOLS[name]
+    try:
+        asked = msgspec.convert(arguments, tool.takes)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{name}: {error}") from error
+    return tool.answer(asked, folders)
+
+
+def _analysis(path: str, folders: Sequence[Path]) -> Analysis:
+    place = readable(path, folders)
+    manifest = place / "manifest.json"
+    return _analysed(place, manifest.stat().st_mtime_ns if manifest.is_file() else -1)
+
+
+@lru_cache(KEPT)
+def _analysed(path: Path, _changed_ns: int) -> Analysis:
+    return Analysis(open_path(path))
+
+
+def _runs(_asked: Nothing, folders: Sequence[Path]) -> RunsDocument:
+    return RunsDocument(folders=list(map(str, folders)), runs=runs_in(folders))
+
+
+def _edits(_asked: Nothing, _folders: Sequence[Path]) -> EditsDocument:
+    return EditsDocument(edits=[EditExample(*row) for row in help_rows()])
+
+
+def _info(asked: OfRun, folders: Sequence[Path]) -> InfoDocument:
+    return info_document(_analysis(asked.run, folders))
+
+
+def _report(asked: OfReport, folders: Sequence[Path]) -> ReportDocument:
+    if asked.top < 1:
+        raise UsageError("report: top is at least 1")
+    analysis = _analysis(asked.run, folders)
+    return report_document(analysis, report_tables(analysis), asked.top)
+
+
+def _replay(asked: OfReplay, folders: Sequence[Path]) -> ReplayDocument:
+    analysis = _analysis(asked.run, folders)
+    return replay_document(analysis, chosen_steps(analysis, asked.step, asked.window))
+
+
+def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
+    if asked.budget is not None and (asked.edits or asked.budget < 1):
+        raise UsageError("whatif: a budget is at least 1, and for a search: give no edits with it")
+    edits = [parse_edit(text) for text in asked.edits]
+    analysis = _analysis(asked.run, folders)
+    return what_if(analysis, edits, asked.budget, calibrate=as_tried).document
+
+
+def _sensitivity(asked: OfRun, folders: Sequence[Path]) -> SensitivityDocument:
+    return sensitivity_of(_analysis(asked.run, folders))[0]
+
+
+def _pareto(asked: OfRun, folders: Sequence[Path]) -> ParetoDocument:
+    return pareto_of(_analysis(asked.run, folders))[0]
+
+
+def _diagnose(asked: OfRun, folders: Sequence[Path]) -> DiagnosisDocument:
+    place = readable(asked.run, folders)
+    if holds_traces(place):
+        from dpro.ingest.dumps import read_dumps
+
+        dumps = read_dumps(place)
+        if dumps is not None:
+            return diagnosis_document(diagnose_dumps(str(place), dumps.frames, dumps.manifest))
+    analysis = _analysis(asked.run, folders)
+    return diagnosis_document(diagnose_tables(analysis) or diagnose_replay(analysis))
+
+
+def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
+    return difference_of(_analysis(asked.a, folders), _analysis(asked.b, folders))[0]
+
+
+TOOLS: dict[str, Tool] = {
+    "runs": Tool("List the runs that can be asked about.", Nothing, RunsDocument, _runs),
+    "info": Tool("What a run holds and what it lacks.", OfRun, InfoDocument, _info),
+    "diagnose": Tool(
+        "Name what hangs or is slow, why, and what it costs per step.", OfRun, DiagnosisDocument, _diagnose
+    ),
+    "report": Tool(
+        "Where the time of each step went, on which kernels and collectives.",
+        OfReport,
+        ReportDocument,
+        _report,
+    ),
+    "replay": Tool(
+        "How well the graph explains what was measured, the critical path, and the trust in predictions.",
+        OfReplay,
+        ReplayDocument,
+        _replay,
+    ),
+    "whatif": Tool(
+        "Predict the step time under edits, with an interval; without edits, rank what would help.",
+        OfWhatIf,
+        WhatIfDocument,
+        _what_if,
+    ),
+    "edits": Tool("List the edits that `whatif` accepts, by example.", Nothing, EditsDocument, _edits),
+    "sensitivity": Tool(
+        "How much faster network, kernels, host and input have to be until something else is the limit.",
+        OfRun,
+        SensitivityDocument,
+        _sensitivity,
+    ),
+    "pareto": Tool(
+        "Time against memory, of larger batches and recomputed activations.", OfRun, ParetoDocument, _pareto
+    ),
+    "diff": Tool("What explains that run B is slower than run A.", OfTwoRuns, DifferenceDocument, _diff),
+}

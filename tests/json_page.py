@@ -1,0 +1,100 @@
+"""The page of what `--json` prints, `docs/json.md`, generated from the documents: `make schema` writes it.
+
+In: the document of each command, and its JSON schema. Out: one Markdown table per command, and one per part.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from dpro.analysis.answers.diagnosis import DiagnosisDocument
+from dpro.analysis.answers.difference import DifferenceDocument
+from dpro.analysis.answers.info import ContentsDocument, InfoDocument
+from dpro.analysis.answers.replay import ReplayDocument
+from dpro.analysis.answers.report import ReportDocument, ReportFilesDocument
+from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
+from dpro.documents import Document, schema_of
+
+COMMANDS: dict[str, type[Document]] = {
+    "dpro import SOURCE... -o RUN": ContentsDocument,
+    "dpro info RUN": InfoDocument,
+    "dpro report RUN": ReportDocument,
+    "dpro report RUN --html FILE": ReportFilesDocument,
+    "dpro replay RUN": ReplayDocument,
+    "dpro whatif RUN": WhatIfDocument,
+    "dpro whatif RUN --sensitivity": SensitivityDocument,
+    "dpro whatif RUN --pareto": ParetoDocument,
+    "dpro diagnose RUN": DiagnosisDocument,
+    "dpro diff A B": DifferenceDocument,
+}
+HEAD = """# What `--json` prints
+
+A command with `--json` prints one object on standard output. This page is generated from the documents of the
+commands that read a run (`make schema`); [`dpro mcp`](mcp.md) gives the same to agents, with these schemas.
+New keys may come; those that are here keep their meaning as long as `schema_version` is the same. A key that
+is *optional* may be absent.
+"""
+TYPES = {
+    "integer": "integer",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "null": "null",
+}
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts: dict[str, dict[str, Any]] = {}
+    sections = [HEAD]
+    for command, kind in COMMANDS.items():
+        schema = schema_of(kind)
+        parts |= schema.get("$defs", {})
+        sections.append(_section(f"`{command} --json`", schema))
+    sections.append("## Parts\n")
+    sections += [_section(_plain(name), parts[name], level="###") for name in sorted(parts, key=_plain)]
+    return "\n".join(sections)
+
+
+def _section(title: str, schema: dict[str, Any], level: str = "##") -> str:
+    required = schema.get("required", [])
+    rows = [
+        f"| `{name}` | {_type(declared)}"
+        + ("" if name in required or name == "schema_version" else ", *optional*")
+        + f" | {_escaped(declared.get('description', ''))} |"
+        for name, declared in schema["properties"].items()
+    ]
+    head = ["| key | type | meaning |", "|---|---|---|"]
+    return "\n".join([f"{level} {title}\n", f"{schema['description']}\n", *head, *rows, ""])
+
+
+def _type(declared: dict[str, Any]) -> str:
+    if "anyOf" in declared:
+        return " or ".join(map(_type, declared["anyOf"]))
+    if "$ref" in declared:
+        name = _plain(declared["$ref"].rpartition("/")[2])
+        return f"[{name}](#{name.replace(' ', '-')})"
+    if declared.get("type") == "array":
+        if "prefixItems" in declared:
+            return f"[{', '.join(map(_type, declared['prefixItems']))}]"
+        return f"list of {_type(declared['items'])}"
+    if declared.get("type") == "object":
+        values = declared.get("additionalProperties")
+        return f"object of {_type(values)}" if isinstance(values, dict) and values else "object"
+    return TYPES[declared["type"]]
+
+
+def _plain(name: str) -> str:
+    """Return the name of a part in words: `LinkCostDocument` is `link cost`."""
+    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name)
+    return words.removesuffix(" document").strip()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

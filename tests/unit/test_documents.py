@@ -1,0 +1,104 @@
+"""What programs are given: documents, their encoding, their schemas, and the page that lists them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpro.analysis.answers.diagnosis import DiagnosisDocument
+from dpro.documents import Document, Part, encode, plain, schema_of
+from tests.commands import dpro
+from tests.json_page import COMMANDS, page
+from tests.reference.hanging_jobs import dumps_of_a_stuck_host
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ("healthy", "slow_rank", "slow_input")
+READING = [command for command in COMMANDS if command.split()[2:3] == ["RUN"] and "FILE" not in command]
+
+
+class Inner(Part, frozen=True):
+    """A part.
+
+    Attributes:
+        class: a word of Python.
+        low, high: two numbers,
+            in ms.
+    """
+
+    class_: str = msgspec.field(name="class")
+    low: float
+    high: float
+
+
+class Outer(Document, frozen=True, kw_only=True):
+    """A document.
+
+    Attributes:
+        parts: what it is made of.
+    """
+
+    parts: list[Inner]
+
+
+def test_version_comes_first_and_numbers_of_numpy_are_plain():
+    document = Outer(parts=[Inner("x", np.float64(1.5), np.int64(2))])
+    assert encode(document) == ('{"schema_version": 1, "parts": [{"class": "x", "low": 1.5, "high": 2}]}')
+    assert msgspec.convert(plain(document), Outer) == document
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), np.float64("nan")])
+def test_what_json_cannot_express_is_an_error_rather_than_a_damaged_document(number):
+    with pytest.raises(ValueError, match="JSON"):
+        encode(Outer(parts=[Inner("x", 0.0, number)]))
+
+
+def test_schemas_say_what_each_key_means():
+    schema = schema_of(Outer)
+    assert schema["required"] == ["parts"]
+    assert schema["properties"]["parts"]["description"] == "what it is made of."
+    assert schema["properties"]["schema_version"]["description"].startswith("of the documents")
+    inner = schema["$defs"]["Inner"]
+    assert inner["description"] == "A part."
+    meanings = {name: each["description"] for name, each in inner["properties"].items()}
+    assert meanings == {
+        "class": "a word of Python.", "low": "two numbers, in ms.", "high": "two numbers, in ms."
+    }  # fmt: skip
+
+
+def test_every_key_of_every_command_has_a_meaning():
+    for kind in COMMANDS.values():
+        schema = schema_of(kind)
+        for part in (schema, *schema.get("$defs", {}).values()):
+            assert part["description"], part["title"]
+            for name, declared in part["properties"].items():
+                assert declared.get("description"), f"{part['title']}.{name}"
+
+
+def test_the_page_of_the_documents_is_generated_from_them():
+    assert (ROOT / "docs" / "json.md").read_text() == page(), "run `make schema`"
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize("command", READING)
+def test_what_a_command_prints_is_what_its_schema_says(command, sample):
+    words = command.replace("dpro ", "", 1).replace("RUN", str(ROOT / "sample_traces" / sample)).split()
+    done = dpro(*words, "--json")
+    if "--pareto" in words:  # the samples have no allocations
+        assert "--memory" in done.stderr
+        return
+    printed = json.loads(done.stdout)
+    document = msgspec.convert(printed, COMMANDS[command])
+    assert plain(document) == printed
+
+
+def test_the_diagnosis_of_dumps_is_what_its_schema_says(tmp_path):
+    dumps_of_a_stuck_host(tmp_path)
+    printed = json.loads(dpro("diagnose", tmp_path, "--json").stdout)
+    document = msgspec.convert(printed, DiagnosisDocument)
+    assert document.findings[0].class_ == "hang.host"
+    assert document.step_time is msgspec.UNSET
+    assert plain(document) == printed
