@@ -45,6 +45,11 @@ def colour(what: str, theme: str) -> str:
     return _PALETTE[what][THEMES.index(theme)]
 
 
+def css_name(part: str) -> str:
+    """Return the style sheet's variable, without its dashes, of a part of the step, as `compute_ns`."""
+    return part.removesuffix("_ns").replace("_", "-")
+
+
 def series(number: int, theme: str) -> str:
     """The colour of the n-th of several things that stand for nothing else; they come round again."""
     hues = ("compute", "exposed_comm", "overlapped_comm", "host_bound", "wait", "cpu", "runtime")

@@ -11,7 +11,7 @@ import base64
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -19,13 +19,14 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
+from dpro.analysis.mean_step import MeanStep, facts_of, legend
 from dpro.analysis.report import Report
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server.guard import hash_of
-from dpro.dashboards.theme import css_variables
+from dpro.dashboards.theme import css_name, css_variables
 from dpro.errors import DproError
-from dpro.units import format_bytes
+from dpro.units import format_bytes, format_duration
 from dpro.words import printable
 
 MAX_BYTES = 2_500_000  # of all figures; what draws them takes 2 MB, and all has to stay below 5
@@ -61,12 +62,25 @@ def html_of(loaded: Loaded, report: Report) -> str:
     script, plotly = Path(__file__).with_name("report.js").read_text(encoding="utf-8"), get_plotlyjs()
     return templates.get_template("report.html").render(
         report=report,
+        **_mean_step(report.mean_step),
         figures=list(_within(MAX_BYTES, _figures(loaded, report))),
         palette=Markup(css_variables()),
         allowed=Markup(f"{hash_of(script)} {hash_of(plotly)}"),
         script=Markup(script),
         plotly=Markup(_packed(plotly)),
     )
+
+
+def _mean_step(mean: MeanStep | None) -> dict[str, Any]:
+    """The bar of the mean step, as the template wants it."""
+    if mean is None:
+        return {}
+    return {
+        "duration": format_duration(mean.duration_ns),
+        "colours": {part.name: css_name(part.name) for part in mean.shares},
+        "legend": legend(mean, glyphs=False),
+        "mean_facts": facts_of(mean),
+    }
 
 
 def _figures(loaded: Loaded, report: Report) -> Iterator[tuple[str, Callable[[], go.Figure]]]:

@@ -20,6 +20,7 @@ from dpro.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from dpro.analysis.end import End
+    from dpro.analysis.mean_step import MeanStep
     from dpro.detect.context import Context
     from dpro.detect.findings import Finding
     from dpro.detect.hang.case import Case
@@ -227,6 +228,13 @@ class Analysis(Cached):
 
         with why_unanswerable(self.run, lambda: self.end):
             return step_breakdown(self.spans, self.collectives, self.steps)
+
+    @cached
+    def mean_step(self) -> MeanStep:
+        """Where the mean step in deep windows goes."""
+        from dpro.analysis.mean_step import mean_step_of
+
+        return mean_step_of(self)
 
     @cached
     def host(self) -> pl.DataFrame:

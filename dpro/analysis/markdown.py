@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from dpro.analysis.mean_step import MeanStep, bar_in_text, facts_of, legend
 from dpro.analysis.report import Gain, Report, Table
+from dpro.units import format_duration
 from dpro.words import printable, shortened
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
-_LONGEST = 100  # characters of a cell
+_LONGEST = 160  # characters of a cell
+_BAR = 80  # characters
 _MARKS = {"good": "✅", "bad": "🔴", "unknown": "❔"}
 
 
@@ -26,6 +29,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"# dpro: {_plain(report.name)}"
     yield ""
     yield f"{_MARKS[report.state]} **{_plain(report.verdict)}**"
+    if report.mean_step is not None:
+        yield from _mean_step(report.mean_step)
     yield from _table(["", ""], report.facts)
     for told in report.findings:
         yield from _titled(told.title)
@@ -47,6 +52,17 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield from _list(report.doubts)
     yield from _folded(Table("How it was measured", ["", ""], report.measured))
+
+
+def _mean_step(mean: MeanStep) -> Iterator[str]:
+    """The bar of the mean step, in fixed width, and what is said of it."""
+    yield from _titled(f"Where the mean step in deep windows ({format_duration(mean.duration_ns)}) goes")
+    yield "```text"
+    yield bar_in_text(mean, _BAR)
+    yield from legend(mean)
+    yield "```"
+    if said := facts_of(mean):
+        yield from _table(["", ""], said)
 
 
 def _gains(gains: Sequence[Gain], of_step: str) -> Iterator[str]:

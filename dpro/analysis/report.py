@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.mean_step import MeanStep
 from dpro.analysis.summary import health_info, run_info, trust_info
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
@@ -72,6 +73,7 @@ class Report:
         name: what the run is called, without the place where it lies.
         state: good, bad or unknown.
         verdict: one sentence.
+        mean_step: where the mean step in deep windows goes; None where none was recorded.
         facts: what was recorded.
         findings: what is slow or broken, costliest first.
         unknown: what the run cannot show of what may be wrong.
@@ -88,6 +90,7 @@ class Report:
     name: str
     state: str
     verdict: str
+    mean_step: MeanStep | None
     facts: Pairs
     findings: Sequence[Told]
     unknown: Sequence[str]
@@ -113,12 +116,17 @@ def make_report(analysis: Analysis) -> Report:
         trust, doubts = None, [f"nothing was replayed: {error}"]
     if trust is not None:
         doubts = [*trust.reasons, *trust.doubts, *trust.assumed]
+    try:
+        mean = analysis.mean_step
+    except DproError:
+        mean = None
     state, verdict = health_info(findings, unknown, trust, analysis.end)
     gains, of_step, refused = _gains(analysis)
     return Report(
         name=os.path.basename(os.path.abspath(analysis.run.label)),
         state=state,
         verdict=verdict,
+        mean_step=mean,
         facts=[
             *run_info(analysis.run.manifest, analysis.steps),
             *(("still known", line) for line in analysis.end.can_say),

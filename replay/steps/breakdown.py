@@ -90,7 +90,7 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
     ready = ready_times(collectives, spans)
     spans = spans.join(ready, on=["rank", "span_id"], how="left", maintain_order="left")
     on_gpu = set(spans.filter(IS_GPU)["rank"].unique())
-    stretches = _steps_with_spans(spans, steps).partition_by("rank", "window", as_dict=True)
+    stretches = recorded_steps(spans, steps).partition_by("rank", "window", as_dict=True)
     parts = [pl.DataFrame(schema=STEP_SCHEMA)]
     for key, inside in spans.partition_by("rank", "window", as_dict=True).items():
         if key in stretches:
@@ -107,17 +107,24 @@ def _marked(spans: pl.DataFrame, collectives: pl.DataFrame, link: str, mark: str
     return spans.join(pointed, on=["rank", "span_id"], how="left").with_columns(pl.col(mark).fill_null(False))
 
 
-def _steps_with_spans(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Stretches `[rank, window, step, start_ns, end_ns]` to split, each in a window that holds spans.
+def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Find the steps that windows with spans hold.
 
     An importer that knows no windows leaves the steps at -1 and puts all spans into window 0. A rank
     without steps is given one per window.
+
+    Args:
+        spans: table `spans`.
+        steps: table `steps`.
+
+    Returns:
+        `[rank, window, step, start_ns, end_ns]`.
     """
     columns = ["rank", "window", "step", "start_ns", "end_ns"]
     known = steps.filter(pl.col("duration_ns") > 0).with_columns(END)
     deep = known.filter(pl.col("window") >= 0)
     undivided = known.join(deep, on="rank", how="anti").with_columns(pl.lit(0, pl.Int32).alias("window"))
-    windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    windows = spans.group_by("rank", "window").agg(pl.col("start_ns").min(), END.max())
     stepless = windows.join(known, on="rank", how="anti").with_columns(step=pl.lit(NO_STEP, pl.Int64))
     stretches = pl.concat([deep.select(columns), undivided.select(columns), stepless.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")

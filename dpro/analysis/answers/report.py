@@ -13,6 +13,7 @@ import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.mean_step import MeanStepDocument, mean_step_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, Part
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
@@ -156,6 +157,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
         host: what the host did, by rank; empty where it was not recorded.
         pipeline: the bubble of each stage, of traces of whole operations only.
         step_time: how long a step takes; null where none was timed.
+        mean_step: where the mean step in deep windows goes.
         end: how the job ended.
     """
 
@@ -165,6 +167,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     host: list[HostMeans]
     pipeline: list[StageBubble]
     step_time: StepTimeDocument | None
+    mean_step: MeanStepDocument | None
     end: EndDocument
 
 
@@ -239,6 +242,7 @@ def report_document(analysis: Analysis, tables: Tables, top: int | None = None) 
         host=[HostMeans(**row) for row in _in_ms(tables.host)],
         pipeline=[StageBubble(**row) for row in _in_ms(tables.stages)],
         step_time=step_time_document(analysis.steps),
+        mean_step=mean_step_document(analysis),
         end=end_document(analysis.end),
     )
 

@@ -17,21 +17,23 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import RenderableType
 
+    from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.report import Tables
     from dpro.store import Run
 
 STDOUT = Path("-")
 _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
+BAR = 72  # characters
 DEFAULT_TOP = 15  # rows of a table that a screen holds
 PARTS = {  # column -> header, in two lines so that a table fits 80 columns
     "compute_ns": "\ncompute",
     "exposed_transfer_ns": "\ntransfer",
-    "exposed_wait_ns": "wait for\nothers",
-    "unsplit_comm_ns": "comm, wait\nnot known",
+    "exposed_wait_ns": "wait\nothers",
+    "unsplit_comm_ns": "comm not\nsplit",
     "host_bound_ns": "host\nbound",
     "idle_ns": "\nidle",
-    "overlapped_comm_ns": "overlapped\ncomm",
+    "overlapped_comm_ns": "over-\nlapped",
 }
 
 HOST_FACTS = {  # likewise
@@ -119,15 +121,33 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
         print_json(report_document(analysis, tables, top))
     else:
         print_end(analysis.end)
-        _print(analysis.steps, tables, top or DEFAULT_TOP)
+        _print(analysis, tables, top or DEFAULT_TOP)
 
 
-def _print(steps: pl.DataFrame, tables: Tables, top: int) -> None:
-    """The tables for people, the step time first."""
+def _print_mean_step(analysis: Analysis) -> None:
+    """The step time, and where the mean step goes, as a bar."""
+    from rich.text import Text
+
+    from dpro.analysis.mean_step import bar_in_text, facts_of, legend
     from dpro.analysis.step_time import step_time_in_words
+    from dpro.units import format_duration
 
     out = console()
-    out.print(f"Step time: {step_time_in_words(steps)}\n")
+    out.print(f"Step time: {step_time_in_words(analysis.steps)}\n")
+    mean = analysis.mean_step
+    out.print(Text(f"Where the mean step in deep windows ({format_duration(mean.duration_ns)}) goes", "bold"))
+    out.print(Text(bar_in_text(mean, BAR)))
+    for line in legend(mean):
+        out.print(Text(f"  {line}"))
+    for name, value in facts_of(mean):
+        out.print(Text(f"{name}: {value}"))
+    out.print()
+
+
+def _print(analysis: Analysis, tables: Tables, top: int) -> None:
+    """The tables for people, the mean step first."""
+    out = console()
+    _print_mean_step(analysis)
     out.print(_step_table(tables.steps))
     if tables.stages.height:
         out.print(_stage_table(tables.stages))

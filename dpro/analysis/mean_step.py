@@ -1,0 +1,297 @@
+"""Where the mean step goes, on one line: the first thing that every report and the dashboard show.
+
+In: an `Analysis`. Out: the parts of the mean step in deep windows, which add up to it, how busy the GPUs are,
+what they reach of their peak, how much input a second is worked on, and what binds the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+from dpro.documents import Part
+from dpro.errors import DproError, Unanswerable
+from dpro.replay.models.gpus import model_named
+from dpro.replay.models.mfu import Mfu, find_mfu
+from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
+from dpro.replay.steps.mean_step import PARTS, mean_steps
+from dpro.replay.steps.typical import pace_of
+from dpro.units import NS_PER_S, format_duration, ms
+
+if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
+
+MAX_COMPUTE = 0.5  # of the step: where compute is less, something else binds it
+MIN_BINDING = 0.25  # of the step that a part takes which binds it
+GLYPHS = {  # part -> how a bar in text shows it
+    "compute_ns": "█",
+    "exposed_transfer_ns": "▓",
+    "exposed_wait_ns": "▒",
+    "unsplit_comm_ns": "▚",
+    "host_bound_ns": "░",
+    "idle_ns": "·",
+}
+_BINDS = {  # part -> what binds the step, and what to do
+    "exposed_transfer_ns": (
+        "data move between ranks while nothing computes",
+        "overlap it with compute, use larger buckets, send fewer bytes; `dpro whatif RUN --edit no-comm` "
+        "shows the most that can be gained",
+    ),
+    "exposed_wait_ns": (
+        "ranks wait for others in collectives",
+        "find the rank that comes last (`dpro diagnose RUN`; in the dashboard: Collectives), and even out "
+        "the work",
+    ),
+    "unsplit_comm_ns": (
+        "ranks are in collectives while nothing computes; how much of that is waiting is not known",
+        "record all ranks of the group",
+    ),
+    "host_bound_ns": (
+        "GPUs wait for the host to launch work",
+        "launch less often: torch.compile, CUDA graphs, fewer synchronisations; `dpro whatif RUN --edit "
+        "free-host` shows the most that can be gained, `--edit cuda-graph` what graphs would",
+    ),
+    "idle_ns": (
+        "GPUs have no work, for a reason that was not recorded",
+        "record launches and all ranks; where it is the bubble of a pipeline, use more micro-batches, or "
+        "another schedule",
+    ),
+}
+_BINDS_CPU = (
+    "the main thread runs no operator: Python, the input pipeline, or the optimizer's own code",
+    "`dpro diagnose RUN` names a slow input pipeline; `dpro record --stacks` shows the code",
+)
+
+
+class Share(NamedTuple):
+    """A part of the mean step: column of `mean_steps`, what it is called, ns, and its share."""
+
+    name: str
+    title: str
+    ns: float
+    share: float
+
+
+@dataclass(frozen=True)
+class MeanStep:
+    """The mean step in deep windows.
+
+    Attributes:
+        duration_ns: how long it takes.
+        steps: steps of ranks that it is the mean of.
+        shares: its parts, which add up to it; those of nothing are left out.
+        gpu_busy: share of the time in which GPUs compute or communicate; None without GPU work.
+        mfu: what its matmuls reach of the GPUs' peak; None where that is not known.
+        no_mfu: why it is not known; empty where it is.
+        inputs_per_s: elements of the batches of DataLoaders per second, all ranks; None where not counted.
+        binds: what binds the step where that is not compute; else empty.
+        advice: what would help against that.
+    """
+
+    duration_ns: float
+    steps: int
+    shares: Sequence[Share]
+    gpu_busy: float | None
+    mfu: Mfu | None
+    no_mfu: str
+    inputs_per_s: float | None
+    binds: str
+    advice: str
+
+
+class MfuDocument(Part, frozen=True):
+    """Operations of matmuls per second as a share of the GPUs' peak.
+
+    Attributes:
+        share: of the peak.
+        gpu: model.
+        dtype: precision of the peak: the one that matmuls spend most time in.
+        peak_tflops: of one GPU, dense, 1e12 operations per second.
+        tflop_per_step: 1e12 operations of matmuls of one rank in one step.
+    """
+
+    share: float
+    gpu: str
+    dtype: str
+    peak_tflops: float
+    tflop_per_step: float
+
+
+class MeanStepDocument(Part, frozen=True):
+    """The mean step in deep windows; its parts add up to it.
+
+    Attributes:
+        duration_ms: how long it takes, the mean of steps and ranks.
+        compute_ms: something computes.
+        transfer_ms: data move between ranks and nothing computes.
+        wait_ms: the rank waits for others in collectives.
+        unsplit_comm_ms: communication of which it is not known whether it waits.
+        host_bound_ms: nothing runs, and the work that ends it was launched too late.
+        idle_ms: nothing runs, for another reason or for an unrecorded one.
+        gpu_busy: share of the time in which GPUs compute or communicate; null without GPU work.
+        mfu: utilisation of the GPUs by matmuls; null where not known.
+        mfu_unknown: why not; empty where it is known.
+        inputs_per_s: elements of batches per second, all ranks; null where they were not counted.
+        binds: what binds the step where that is not compute; else empty.
+    """
+
+    duration_ms: float
+    compute_ms: float
+    transfer_ms: float
+    wait_ms: float
+    unsplit_comm_ms: float
+    host_bound_ms: float
+    idle_ms: float
+    gpu_busy: float | None
+    mfu: MfuDocument | None
+    mfu_unknown: str
+    inputs_per_s: float | None
+    binds: str
+
+
+def mean_step_of(analysis: Analysis) -> MeanStep:
+    """Work out where the mean step of a run goes.
+
+    Raises:
+        Unanswerable: no step was recorded in depth.
+    """
+    means = mean_steps(analysis.breakdown)
+    if means.is_empty() or not means["duration_ns"][0]:
+        raise Unanswerable("no step was recorded in depth")
+    row = means.row(0, named=True)
+    whole = row["duration_ns"]
+    shares = [
+        Share(name, title, row[name], row[name] / whole) for name, title in PARTS.items() if row[name] > 0
+    ]
+    on_gpu = not analysis.spans.filter(IS_GPU).is_empty()
+    of = {share.name: share.share for share in shares}
+    mfu, no_mfu = _mfu(analysis, on_gpu)
+    binds, advice = _binding(of, on_gpu)
+    busy = 1 - of.get("host_bound_ns", 0.0) - of.get("idle_ns", 0.0)
+    return MeanStep(
+        duration_ns=whole,
+        steps=row["steps"],
+        shares=shares,
+        gpu_busy=busy if on_gpu else None,
+        mfu=mfu,
+        no_mfu=no_mfu,
+        inputs_per_s=_inputs_per_s(analysis),
+        binds=binds,
+        advice=advice,
+    )
+
+
+def _mfu(analysis: Analysis, on_gpu: bool) -> tuple[Mfu | None, str]:
+    """The utilisation, or why it is not known."""
+    gpus = analysis.run.manifest.gpus
+    if not on_gpu:
+        return None, "no GPU work"
+    models = {model_named(name) for name in gpus}
+    if len(models) != 1 or "" in models:
+        return (
+            None,
+            f"the peak of its GPUs is not known ({', '.join(sorted(set(gpus))) or 'model not recorded'})",
+        )
+    timed = analysis.spans.filter(pl.col("duration_ns") >= 0)
+    try:
+        return find_mfu(timed, recorded_steps(timed, analysis.steps), gpus), ""
+    except DproError as error:
+        return None, str(error)
+
+
+def _inputs_per_s(analysis: Analysis) -> float | None:
+    """Elements of batches per second: those of a step over the typical step.
+
+    Ranks of one replica (the axes tp, pp and cp) load the same batch: of each `dp` the largest counts.
+    """
+    from dpro.detect.imbalance.load_model import AMOUNT
+
+    counted = analysis.counters.filter((pl.col("counter") == AMOUNT) & (pl.col("value") > 0))
+    pace = pace_of(analysis.steps)
+    if counted.is_empty() or pace is None or not pace.typical_ns:
+        return None
+    replica = analysis.workers.select("rank", replica=pl.when(pl.col("dp") >= 0).then("dp").otherwise("rank"))
+    of_rank = counted.group_by("rank").agg(pl.col("value").mean()).join(replica, on="rank", how="left")
+    of_replica = of_rank.group_by(pl.col("replica").fill_null(pl.col("rank"))).agg(pl.col("value").max())
+    return float(of_replica["value"].sum()) / pace.typical_ns * NS_PER_S
+
+
+def _binding(of: dict[str, float], on_gpu: bool) -> tuple[str, str]:
+    """What binds the step where compute does not, and what would help."""
+    compute = of.pop("compute_ns", 0.0)
+    part, share = max(of.items(), key=lambda item: item[1], default=("", 0.0))
+    if compute >= MAX_COMPUTE or share < MIN_BINDING:
+        return "", ""
+    why, advice = _BINDS_CPU if part == "host_bound_ns" and not on_gpu else _BINDS[part]
+    who = "GPUs compute" if on_gpu else "The ranks compute"
+    return f"{who} {compute:.0%} of the step; for {share:.0%} of it {why}", advice
+
+
+def bar_in_text(mean: MeanStep, width: int) -> str:
+    """Draw the parts as a line of characters.
+
+    Args:
+        mean: the mean step.
+        width: in characters; each part has at least one.
+    """
+    ends, cells = 0.0, ""
+    for share in mean.shares:
+        ends += share.share * width
+        cells += GLYPHS[share.name] * max(1, round(ends) - len(cells))
+    return cells[:width]
+
+
+def legend(mean: MeanStep, *, glyphs: bool = True) -> list[str]:
+    """The parts in words: `█ compute 69 ms (78%)`."""
+    words = [f"{each.title} {format_duration(each.ns)} ({each.share:.0%})" for each in mean.shares]
+    return [f"{GLYPHS[each.name]} {text}" for each, text in zip(mean.shares, words)] if glyphs else words
+
+
+def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
+    """How busy the GPUs are, what they reach of their peak, and the rate, as names and values."""
+    rows = (
+        [] if mean.gpu_busy is None else [("GPU busy", f"{mean.gpu_busy:.0%} (computing or communicating)")]
+    )
+    if mean.mfu is not None:
+        peak = f"{mean.mfu.peak_tflops:,.0f} TFLOP/s dense {mean.mfu.dtype}, {mean.mfu.gpu}"
+        rows.append(("MFU", f"{mean.mfu.share:.1%} of {peak}; matmuls as executed"))
+    elif mean.gpu_busy is not None:
+        rows.append(("MFU", f"not known: {mean.no_mfu}"))
+    if mean.inputs_per_s is not None:
+        rows.append(("input", f"{mean.inputs_per_s:,.0f} elements of batches per second, all ranks"))
+    if mean.binds:
+        rows += [("what binds it", mean.binds), ("would help", mean.advice)]
+    return rows
+
+
+def mean_step_document(analysis: Analysis) -> MeanStepDocument | None:
+    """What `--json` calls `mean_step`; None where no step was recorded in depth."""
+    try:
+        mean = analysis.mean_step
+    except DproError:
+        return None
+    of = {share.name: round(ms(share.ns), 6) for share in mean.shares}
+    mfu = mean.mfu and MfuDocument(
+        share=round(mean.mfu.share, 6),
+        gpu=mean.mfu.gpu,
+        dtype=mean.mfu.dtype,
+        peak_tflops=mean.mfu.peak_tflops,
+        tflop_per_step=mean.mfu.operations / 1e12,
+    )
+    return MeanStepDocument(
+        duration_ms=round(ms(mean.duration_ns), 6),
+        compute_ms=of.get("compute_ns", 0.0),
+        transfer_ms=of.get("exposed_transfer_ns", 0.0),
+        wait_ms=of.get("exposed_wait_ns", 0.0),
+        unsplit_comm_ms=of.get("unsplit_comm_ns", 0.0),
+        host_bound_ms=of.get("host_bound_ns", 0.0),
+        idle_ms=of.get("idle_ns", 0.0),
+        gpu_busy=mean.gpu_busy,
+        mfu=mfu,
+        mfu_unknown=mean.no_mfu,
+        inputs_per_s=mean.inputs_per_s,
+        binds=mean.binds,
+    )

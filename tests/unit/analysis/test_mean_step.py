@@ -1,0 +1,74 @@
+"""Where the mean step goes, in words, in a bar of text, and what binds it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.mean_step import bar_in_text, facts_of, legend, mean_step_document, mean_step_of
+from dpro.errors import Unanswerable
+from dpro.store import Manifest, open_run, write_manifest
+from tests.builders import TinyRun, cpu_job
+
+
+def _gpu_run(folder, busy: int) -> Analysis:
+    """Three steps of 1,000 us, in each a kernel of `busy` us that was launched at once, and then nothing."""
+    run = TinyRun()
+    for step in range(3):
+        at = 1000 * step
+        run.call(at, at + 5, step)
+        run.kernel("gemm", at + 10, at + 10 + busy, step)
+        run.step(step, at, at + 1000)
+    return Analysis(run.write(folder))
+
+
+def test_the_parts_add_up_to_the_mean_step(tmp_path):
+    mean = mean_step_of(Analysis(cpu_job().write(tmp_path)))
+    assert sum(share.ns for share in mean.shares) == pytest.approx(mean.duration_ns)
+    assert sum(share.share for share in mean.shares) == pytest.approx(1)
+
+
+def test_a_gpu_that_stands_still_is_said_to_and_what_would_help(tmp_path):
+    mean = mean_step_of(_gpu_run(tmp_path, 200))
+    assert mean.gpu_busy == pytest.approx(0.2)
+    assert mean.binds.startswith("GPUs compute 20% of the step; for ")
+    assert mean.advice
+    assert dict(facts_of(mean))["what binds it"] == mean.binds
+
+
+def test_a_gpu_that_computes_most_of_the_time_is_bound_by_nothing_else(tmp_path):
+    mean = mean_step_of(_gpu_run(tmp_path, 600))
+    assert (mean.binds, mean.advice) == ("", "")
+
+
+def test_why_the_utilisation_is_not_known_is_said(tmp_path):
+    mean = mean_step_of(_gpu_run(tmp_path, 200))
+    assert mean.mfu is None
+    assert "peak of its GPUs is not known" in dict(facts_of(mean))["MFU"]
+
+
+def test_every_part_has_a_place_in_the_bar_and_the_legend(tmp_path):
+    mean = mean_step_of(Analysis(cpu_job().write(tmp_path)))
+    bar = bar_in_text(mean, 60)
+    assert len(bar) == 60
+    assert list(dict.fromkeys(bar)) == [line[0] for line in legend(mean)]
+
+
+def test_a_bar_is_as_long_as_the_shares_say(tmp_path):
+    bar = bar_in_text(mean_step_of(_gpu_run(tmp_path, 600)), 50)
+    assert bar.count("█") == 30
+
+
+def test_the_document_has_all_parts_in_ms(tmp_path):
+    document = mean_step_document(_gpu_run(tmp_path, 600))
+    parts = (document.compute_ms, document.transfer_ms, document.wait_ms, document.unsplit_comm_ms)
+    assert sum(parts) + document.host_bound_ms + document.idle_ms == pytest.approx(document.duration_ms)
+    assert document.compute_ms == pytest.approx(0.6)
+
+
+def test_a_run_without_windows_has_no_mean_step(tmp_path):
+    write_manifest(tmp_path, Manifest(world_size=1, ranks=[0]))
+    analysis = Analysis(open_run(tmp_path))
+    with pytest.raises(Unanswerable):
+        mean_step_of(analysis)
+    assert mean_step_document(analysis) is None
