@@ -147,5 +147,5 @@ def why_no_window(run: Run) -> str:
     missed = [
         f"{count} {each}" for each, count in manifest.skipped.items() if each.startswith("deep windows")
     ]
-    reasons = failed[:1] or missed or ["the recording does not tell why"]
+    reasons = failed[:1] or missed or ["the recording does not say why"]
     return f"no deep window was kept: {'; '.join(reasons)}"

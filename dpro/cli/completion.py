@@ -59,7 +59,7 @@ def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
     if equals:
         return [(f"{done}{key}={word}", "") for word in (keys[key].choices if key in keys else ())]
     known = {part.partition("=")[0] for part in before}
-    return [(f"{done}{each}=", told.help) for each, told in keys.items() if each not in known]
+    return [(f"{done}{each}=", key.help) for each, key in keys.items() if each not in known]
 
 
 def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -70,7 +70,7 @@ def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> 
 
 
 def _that_begin(known: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
-    return [CompletionItem(text, help=told or None) for text, told in known if text.startswith(typed)]
+    return [CompletionItem(text, help=meaning or None) for text, meaning in known if text.startswith(typed)]
 
 
 def commands(known: dict[str, Any], typed: str) -> list[CompletionItem]:

@@ -1,4 +1,4 @@
-"""What a command is pointed at, as an opened run, and what to say of it meanwhile."""
+"""The run that a command is given, opened, with progress and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_or_import(path: str | os.PathLike[str]) -> Run:
-    """Open a run; import what is not one, and repeat what was to be said of that when it was imported.
+    """Open a run; import what is not one, and repeat the warnings of its import.
 
     Args:
         path: a run directory, a folder of traces, or one trace.
@@ -32,7 +32,7 @@ def open_or_import(path: str | os.PathLike[str]) -> Run:
 
 
 def open_quietly(path: str | os.PathLike[str]) -> Run:
-    """Open a run; import what is not one. What to know of it is in its manifest.
+    """Open a run; import what is not one. Warnings stay in its manifest.
 
     Args:
         path: a run directory, a folder of traces, or one trace.
@@ -45,7 +45,7 @@ def open_quietly(path: str | os.PathLike[str]) -> Run:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr that tells bytes read and time left; nothing where stderr is no terminal."""
+    """A bar on stderr of bytes read and time left; nothing where stderr is no terminal."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 

@@ -304,8 +304,8 @@ def test_search_keeps_to_its_budget_and_curves_say_what_is_doubtful(imported, he
         one_object(here("whatif", imported, *more, "--json")) for more in ([], ["--sensitivity"])
     )
     assert whole == one_object(here("whatif", imported, "--json"))
-    for told in ("answerable", "reasons", "assumed"):
-        assert curves[told] == whole[told]
+    for key in ("answerable", "reasons", "assumed"):
+        assert curves[key] == whole[key]
     for more in (["--sensitivity"], ["-e", "no-comm"]):
         assert "--budget is for the search" in refused(here("whatif", imported, "--budget", "2", *more), 2)
 
@@ -527,7 +527,7 @@ def test_replay_exports_what_export_writes(imported, tmp_path, here, name):
     assert "cannot be written" in refused.stderr
 
 
-def test_replay_tells_what_communication_costs():
+def test_replay_says_what_communication_costs():
     run = ROOT / "sample_traces" / "healthy"
     lines = one_object(answer("replay", run))["communication"]
     reduced = next(line for line in lines if line["op"] == "all_reduce")

@@ -1,6 +1,6 @@
 """Every command of the guides is run, and says what the guide shows.
 
-In a guide, `<!-- RUN is slow_rank -->` tells what a name stands for: a run that ships, or something made
+In a guide, `<!-- RUN is slow_rank -->` says what a name stands for: a run that ships, or something made
 here. A line of a `console` block that begins with `$` is a command; those below it are lines of what it
 says, in which numbers and blanks may be others and which may be cut short.
 """

@@ -278,7 +278,7 @@ def test_with_local_updates_ranks_differ_between_averages_and_agree_after_each(t
         ("compress:topk=0.25", 1),
     ],
 )
-def test_ranks_stay_alike_under_compression(tmp_path, edit, repeats):
+def test_ranks_stay_equal_under_compression(tmp_path, edit, repeats):
     job = DDP + CHECKED + "main(check=check)"
     code, document, stderr = tried(tmp_path, [edit], job, "--repeats", str(repeats))
     assert code == 0, stderr

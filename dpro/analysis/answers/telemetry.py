@@ -44,7 +44,7 @@ class Port(Part, frozen=True):
 
 
 class MemoryPeak(Part, frozen=True):
-    """The most memory that a rank's allocator handed out.
+    """The most memory that a rank has had allocated.
 
     Attributes:
         rank: the rank.
@@ -228,7 +228,7 @@ def _peaks(peaks: Sequence[MemoryPeak]) -> Iterator[str]:
         if mine:
             least, most = (chosen(mine, key=lambda peak: peak.peak_bytes) for chosen in (min, max))
             yield (
-                f"memory given out on {where} in deep windows: at most {format_bytes(most.peak_bytes)} "
+                f"memory allocated on {where} in deep windows: at most {format_bytes(most.peak_bytes)} "
                 f"(rank {most.rank}), at least {format_bytes(least.peak_bytes)} (rank {least.rank})"
             )
 

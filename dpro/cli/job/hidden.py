@@ -31,7 +31,7 @@ def hide(word: str) -> bool:
             memory.seek(begin)
             memory.write(words.replace(secret, b"*" * len(secret)))
     except (OSError, ValueError, IndexError):
-        pass  # what is shown now tells whether it was needed
+        pass  # whether it worked is checked below
     return secret not in _shown()
 
 

@@ -166,7 +166,7 @@ def record(
 
 
 def _refuse_options_of_windows(context: click.Context) -> None:
-    """Say so where somebody wants no deep windows, and something of them.
+    """Refuse options of deep windows where --no-windows is given.
 
     Raises:
         UsageError: an option of windows was given.
@@ -174,7 +174,7 @@ def _refuse_options_of_windows(context: click.Context) -> None:
     given = context.get_parameter_source
     for parameter in context.command.params:
         if parameter.name in _OF_WINDOWS and given(parameter.name) is not ParameterSource.DEFAULT:
-            raise UsageError(f"{parameter.opts[0]} is of deep windows, of which --no-windows wants none")
+            raise UsageError(f"{parameter.opts[0]} is for deep windows, which --no-windows turns off")
 
 
 def _sidecar(recording: Launch, job: Process) -> None:

@@ -194,7 +194,7 @@ def _first_baseline(plan: Plan) -> Run:
 
 
 def _recorded(plan: Plan, first: Run) -> tuple[list[Run], list[Run]]:
-    """The runs of both sides, in turns that change places: what drifts meanwhile hits both alike."""
+    """The runs of both sides, in turns that change places: drift affects both equally."""
     baselines, changed = [first], []
     for number in range(1, plan.repeats + 1):
         ahead = number % 2 == 0  # the changed one goes first

@@ -66,7 +66,7 @@ def metrics_option(command: Any) -> Any:
     "--interval", "look_s", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS",
     help="Time from one look to the next.",
 )  # fmt: skip
-@click.option("--alone", is_flag=True, hidden=True, help="Leave if somebody watches the run already.")
+@click.option("--alone", is_flag=True, hidden=True, help="Leave if another process watches the run.")
 @click.option(
     "--window", "windows", type=int, multiple=True, hidden=True, help="Say what deep windows show, and leave."
 )
@@ -83,8 +83,8 @@ def watch(
     dpro watch RUN --metrics 9464          and to Prometheus on this machine
     dpro watch RUN --metrics 0.0.0.0:9464  and to Prometheus on any
 
-    Each finding is told when it begins and when it is over, and kept in RUN. The job has to be recorded by
-    `dpro record`; nothing more runs inside it. The command ends when the job does.
+    Each finding is reported when it begins and when it is over, and kept in RUN. The job has to be recorded
+    by `dpro record`; nothing more runs inside it. The command ends when the job does.
     """
     from dpro.detect.findings_log import OpenFindings, read_log
     from dpro.watch.evidence import open_log
@@ -107,7 +107,7 @@ def watch(
         findings.resume(read_log(run))
     watcher = Watcher(run.resolve(), findings, log.folder if log.is_writer else None)
     hook = Webhook(webhook) if webhook else None
-    watch(watcher, look_s, _teller(run, log, hook, server, as_json), _scraped(server), _complainer())
+    watch(watcher, look_s, _reporter(run, log, hook, server, as_json), _scraped(server), _complainer())
     if hook is not None:
         hook.close()
 
@@ -154,7 +154,7 @@ def check_outlets(webhook: str, metrics: str) -> None:
 
 
 def start_watcher(webhook: str, metrics: str, recording: Launch) -> None:
-    """Start `dpro watch` beside a job that is about to begin; it tells on the stderr of this process.
+    """Start `dpro watch` beside a job that is about to begin; it reports on the stderr of this process.
 
     Raises:
         OSError: it cannot be started.
@@ -182,12 +182,12 @@ def _serve(where: str) -> Metrics | None:
         raise UsageError(f"--metrics {where}: {error.strerror or error}") from error
 
 
-def _teller(
+def _reporter(
     run: Path, log: FindingsLog, hook: Webhook | None, server: Metrics | None, as_json: bool
 ) -> Callable[[Notice], None]:
     """What is done with each notice."""
 
-    def tell(notice: Notice) -> None:
+    def report(notice: Notice) -> None:
         try:
             log.write(notice)
         except OSError as error:
@@ -202,7 +202,7 @@ def _teller(
         if server is not None and not notice.why:
             server.begins(notice.finding)
 
-    return tell
+    return report
 
 
 def _complainer() -> Callable[[Exception], None]:
@@ -240,7 +240,7 @@ def _scraped(server: Metrics | None) -> Callable[[Watcher], None]:
 
 
 def in_words(notice: Notice) -> list[str]:
-    """A notice for people: what it is about, and its evidence."""
+    """A notice for people, and its evidence."""
     from dpro.detect.findings_log import time_of_day
 
     found = notice.finding

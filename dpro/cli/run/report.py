@@ -69,7 +69,7 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     \b
     dpro report RUN
     dpro report FOLDER_OF_TRACES --top 20
-    dpro report RUN --html report.html           all that dpro can tell, to send to a colleague
+    dpro report RUN --html report.html           all that dpro knows of it, to send to a colleague
     dpro report RUN --markdown                   the same without figures, for an issue
 
     With --html and --markdown: is the run healthy, what is slow and what that costs, what would help and how,
@@ -173,13 +173,13 @@ def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) ->
         raise UsageError("--markdown and --json both write to stdout: name a file, as --markdown FILE")
     loaded, written = Loaded(run), []
     with stderr_console().status("Working out what to say …"):
-        told = make_report(loaded)
+        made = make_report(loaded)
         if html is not None:
-            written.append(write_text(html, html_of(loaded, told)))
+            written.append(write_text(html, html_of(loaded, made)))
         if markdown == STDOUT:
-            click.echo(markdown_of(told), nl=False)
+            click.echo(markdown_of(made), nl=False)
         elif markdown is not None:
-            written.append(write_text(markdown, markdown_of(told)))
+            written.append(write_text(markdown, markdown_of(made)))
     if as_json:
         from dpro.analysis.answers.report import ReportFilesDocument
 

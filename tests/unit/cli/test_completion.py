@@ -1,4 +1,4 @@
-"""What a shell is told may follow."""
+"""What a shell offers as completions."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def test_tables_and_progress_keep_their_own_colours_and_movements_and_nothing_of
         table = Table("name", title=EVIL)
         table.add_row(EVIL, style="red")
         console().print(table)
-        with progress(EVIL) as told:
-            told(1, 2)
+        with progress(EVIL) as report:
+            report(1, 2)
         with stderr_console().status(EVIL):
             warn(EVIL)
 

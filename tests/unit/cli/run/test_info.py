@@ -75,7 +75,7 @@ def test_earlier_attempts_are_named(tmp_path):
     [
         (4, "the job ended after 4 steps, before its first deep window (steps 5 to 6) was whole"),
         (6, "the job ended after 6 steps"),
-        (7, "no deep window was kept: the recording does not tell why"),
+        (7, "no deep window was kept: the recording does not say why"),
     ],
 )
 def test_run_without_a_window_says_why_in_every_command_that_needs_one(tmp_path, steps, why):
