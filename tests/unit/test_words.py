@@ -42,18 +42,15 @@ PENDING = (
     "docs/",
     "dpro/analysis/",
     "dpro/detect/",
-    "replay/steps/breakdown.py",
     "sample_traces/",
     "tests/gpu/",
     "tests/integration/",
-    "tests/reference/hanging_jobs.py",
     "tests/torch_versions/",
     "tests/unit/analysis/",
     "tests/unit/collectors/",
     "tests/unit/dashboards/",
     "tests/unit/detect/",
     "tests/unit/replay/test_difference.py",
-    "tests/unit/replay/steps/test_breakdown.py",
     "tests/unit/replay/whatif/test_search.py",
 )
 
