@@ -10,7 +10,7 @@ alignment/    which rows are one collective; each host's clock against the refer
 construction/ from tables to a graph: rank by rank, then joined by rendezvous
 pipeline/     the same graph from whole operations of pipeline-parallel jobs
 steps/        durations of steps, pauses, host counters, breakdown: from tables alone, without a graph
-fidelity/     how far a replay is from the trace, and how far to believe predictions
+fidelity/     how far a replay is from the trace, and how far to trust predictions
 models/       what communication, gradients, memory and matmuls cost
 whatif/       edits: one graph into another, and the search for what helps
 """

@@ -158,7 +158,7 @@ def _with_rows(keys: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The keys of each run with `times`: how many times as long its like is in the other run.
+    """The keys of each run with `times`: how many times as long work of its kind is in the other run.
 
     Ranks are compared each with itself where both runs have the same, and all together where not.
     """

@@ -87,7 +87,7 @@ class Nodes:
         kind: `NodeKind`.
         duration: ns.
         earliest: ns; a node may not start before. 0 unless the node is anchored.
-        anchored: its start was taken from the trace, for want of a cause in it.
+        anchored: its start was taken from the trace, since nothing in it explains the start.
         rank: rank, -1 for a rendezvous.
         window: deep window.
         step: step number; -1 before the first whole step, -2 after the last.

@@ -1,8 +1,8 @@
 """Which rows of the `collectives` table are one and the same collective, seen from its members.
 
 In: the table. Out: an instance id per row and a report of what could not be matched. Clocks are not
-trusted: where sequence numbers do not decide, the order of calls does, and of all shifts of two ranks' orders
-against each other the one whose end times differ most evenly is taken. All members of a collective end
+trusted: where sequence numbers do not decide, the order of calls does, and of all shifts of one rank's order
+against another's the one whose end times differ most evenly is taken. All members of a collective end
 together, so under the true pairing the differences are one constant (the clock offset) plus a little skew.
 """
 
@@ -24,12 +24,12 @@ NUMBERED_APART = (*POINT_TO_POINT, "send_recv")
 LANE = ("window", "rank", "device", "stream")
 # Members of these put in the same number of bytes; of an all_to_all or a gather they need not.
 SAME_SIZE_EVERYWHERE = ("all_reduce", "broadcast", "reduce")
-# A pairing is accepted when the next best one is at least this many times less even, and more than that where
+# A shift is accepted when the next best one is at least this many times less even, and more than that where
 # few pairs speak for it. Of windows of real jobs clipped at random down to 3 to 20 collectives, 0.2% are then
-# laid wrongly and a third refused; whole windows have 5 to 3,600.
+# matched wrongly and a third refused; whole windows have 5 to 3,600.
 CLEAR_RUNNER_UP = 3.0
 CLEAR_RUNNER_UP_TIMES_PAIRS = 30.0
-UNPLACED = np.iinfo(np.int64).min  # of ranks whose order could not be laid against the others'
+UNPLACED = np.iinfo(np.int64).min  # of ranks whose order could not be matched with the others'
 # Below this many pairs, evenness says nothing: two differences are easily even.
 ENOUGH_PAIRS = 3
 # Of more shifts than this, as only long windows have, those are left out whose differences, at so many pairs,
@@ -48,7 +48,7 @@ class Matching:
             (the same number on all members of one collective), `members` (how many were found), `expected`
             (how many ranks have recorded the group) and `covering` (how many of these have recorded what went
             before it, or it, and what went after, or it: the others' windows began later or ended earlier).
-        refused: one line for each pair of ranks whose orders could not be laid against each other.
+        refused: one line for each pair of ranks whose orders could not be matched.
     """
 
     rows: pl.DataFrame
@@ -188,7 +188,7 @@ def _agreed(part: pl.DataFrame) -> bool:
 
 
 def _by_order(part: pl.DataFrame) -> tuple[Ints, Ints, list[str]]:
-    """Instance numbers by laying the orders of ranks against each other.
+    """Instance numbers by the order of calls on each rank.
 
     Returns:
         [N] the numbers, [N] places in the order of the fullest rank, which go on before and after what it has
@@ -213,7 +213,7 @@ def _by_order(part: pl.DataFrame) -> tuple[Ints, Ints, list[str]]:
         same = partial(_same, ops, sizes, symmetric, first, at)
         shift, clear = best_shift(ends[first], ends[at], same)
         if not clear:
-            problems.append(f"ranks {reference} and {rank} cannot be laid against each other")
+            problems.append(f"the orders of ranks {reference} and {rank} cannot be matched")
             numbers[at] = fresh + np.arange(at.size)
             fresh += at.size
             continue

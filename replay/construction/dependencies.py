@@ -1,6 +1,6 @@
 """Dependencies before there are nodes: from a moment on a thread, or from work, to another such end.
 
-The rules that find dependencies (launches, events, waits, hand-overs) speak of moments on CPU threads and of
+The rules that find dependencies (launches, events, waits, hand-overs) name moments on CPU threads and of
 spans that are work on a stream or worker. Once the threads are cut into pieces and everything is numbered,
 `resolve` turns what they found into edges between nodes.
 """

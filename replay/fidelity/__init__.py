@@ -1,4 +1,4 @@
-"""How far a replay is from the trace, what it rests on, and how far to believe what it predicts.
+"""How far a replay is from the trace, what it rests on, and how far to trust what it predicts.
 
 fit             errors by step, rank and start
 evidence        recorded and inferred dependencies, times taken from the trace

@@ -1,4 +1,4 @@
-"""How far to believe a replay: its errors against the trace, and what the trace leaves open.
+"""How far to trust a replay: its errors against the trace, and what the trace leaves open.
 
 In: a graph with its matching, and its timeline. Out: numbers and a plain verdict. A small error of the step
 time proves little by itself (wrong parts can add up right), so the errors of single starts, the time that
@@ -106,7 +106,7 @@ class Trust:
 
     @property
     def verdict(self) -> str:
-        """How far to believe predictions, in a sentence."""
+        """How far to trust predictions, in a sentence."""
         return in_words(self.score, self.figures)
 
 

@@ -217,7 +217,7 @@ def _operation_edges(rows: pl.DataFrame, direct: pl.DataFrame) -> list[pl.DataFr
 
 
 def _rendezvous_edges(rows: pl.DataFrame, met: pl.DataFrame) -> list[pl.DataFrame]:
-    """Arrivals -> rendezvous -> transfers; and what is sent to who receives it, which needs no rendezvous."""
+    """Arrivals -> rendezvous -> transfers; and sends -> receives, which need no rendezvous."""
     members = rows.filter(pl.col("members") > 1).join(met, on="instance")
     sent = members.filter(pl.col("role") == Role.SEND).select("instance", source="first")
     received = members.filter(pl.col("role") == Role.RECEIVE).select("instance", target="last")
@@ -363,8 +363,9 @@ def _assumed(run: Run, graph: Graph, direct: pl.DataFrame, steps: pl.DataFrame) 
 def with_typical_delays(graph: Graph) -> Graph:
     """The graph with no launch later than is usual for operations of that name: the one to predict from.
 
-    A delay much longer than its like is a wait for something that was not recorded (a barrier, another rank)
-    and would stay under an edit that makes its cause disappear. The usual delay is the median over all ranks.
+    A delay much longer than others of its name is a wait for something that was not recorded (a barrier,
+    another rank) and would stay under an edit that makes its cause disappear. The usual delay is the median
+    over all ranks.
     """
     late = np.flatnonzero(graph.nodes.kind == NodeKind.DELAY)
     launch = np.flatnonzero(graph.nodes.kind[graph.edges.source] == NodeKind.DELAY)

@@ -199,7 +199,7 @@ def compare(
 
 
 def predicted_timeline(graphs: Sequence[Graph], trust: Trust) -> Timeline:
-    """The replay of a changed graph whose steps `compare` predicts: for who asks what they consist of.
+    """The replay of a changed graph whose steps `compare` predicts: to show what they consist of.
 
     Args:
         graphs: as from `apply_all`.

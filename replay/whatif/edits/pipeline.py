@@ -1,4 +1,5 @@
-"""Change how a pipeline-parallel job is divided: its schedule, its micro-batches, and who has how much work.
+"""Change how a pipeline-parallel job is divided: its schedule, its micro-batches, and the work of each stage
+and rank.
 
 These edits are about runs of whole operations, whose nodes are the forward and backward of a micro-batch.
 """

@@ -265,7 +265,7 @@ class Drop(Edit):
         handed = gone[edges.source] & kept[edges.target] | kept[edges.source] & gone[edges.target]
         if handed.any():
             raise Unanswerable(
-                f"{self._what()} passes data to others, who cannot do without: drop a whole replica (dp=)"
+                f"{self._what()} passes data to others, which need it: drop a whole replica (dp=)"
             )
         needed = why_needed(graph, ranks)
         if needed:

@@ -1,4 +1,4 @@
-"""In which order the stages of a pipeline work: who does the forward and backward of which micro-batch when.
+"""In which order the stages of a pipeline do the forward and backward work of each micro-batch.
 
 In: numbers of stages, micro-batches and chunks. Out: for each stage its list of `Task`s. How long they take,
 and what waits for what, is in `dpro.replay.whatif.edits.pipeline`.

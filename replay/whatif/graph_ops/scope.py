@@ -1,6 +1,6 @@
 """The scope of spans: the work of an operator or a module as a whole, its backward pass and its kernels.
 
-In: a graph with the run it was made from. Out: masks over its nodes. A node knows the innermost span it is
+In: a graph with the run it was made from. Out: masks over its nodes. A node has the innermost span it is
 part of and nothing of those around that; the run's tables do.
 """
 

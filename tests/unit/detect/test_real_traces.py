@@ -107,4 +107,4 @@ def test_two_ranks_of_many_cannot_be_diagnosed_and_the_reasons_say_why(traces, t
     trust = assess(built, replay(built.graph), run.manifest)
     assert not trust.answerable
     assert any("126 of 128 ranks are missing" in reason for reason in trust.reasons)
-    assert any("ranks 0 and 1 cannot be laid against each other" in reason for reason in trust.reasons)
+    assert any("the orders of ranks 0 and 1 cannot be matched" in reason for reason in trust.reasons)

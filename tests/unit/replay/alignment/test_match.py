@@ -1,4 +1,4 @@
-"""Laying two ranks' orders of collectives against each other, by the ends alone."""
+"""Matching two ranks' orders of collectives, by the ends alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _all_same(i: np.ndarray, j: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
-def test_few_collectives_that_both_ranks_hold_are_laid_against_each_other(count):
+def test_few_collectives_that_both_ranks_hold_are_matched(count):
     a, b = _ends(2, count), _ends(2, count, late_ms=1)
     assert best_shift(a, b, _all_same) == (0, True)
 
@@ -40,7 +40,7 @@ def test_three_collectives_are_found_among_many(first, count):
 
 
 def test_a_single_pair_decides_nothing_however_even_it_is():
-    # Laid against each other fully, the ends differ by milliseconds: these are not the same three.
+    # Paired fully, the ends differ by milliseconds: these are not the same three.
     a = np.array([0, 10, 30]) * MS
     b = np.array([0, 25, 31]) * MS
     assert not best_shift(a, b, _all_same)[1]
@@ -95,7 +95,7 @@ def _two_ways(i: np.ndarray, j: np.ndarray) -> np.ndarray:
         (8, 5, True),
     ],
 )
-def test_a_pairing_is_believed_only_where_the_next_best_is_less_even_by_far(count, times, clear):
+def test_a_shift_is_accepted_only_where_the_next_best_is_less_even_by_far(count, times, clear):
     # The spread is 200 us where each entry meets its own, and `times` as much where it meets the next.
     odd = np.arange(count) % 2 * US
     a = np.arange(count) * 10 * MS + odd * round(100 * (times - 1))
@@ -103,7 +103,7 @@ def test_a_pairing_is_believed_only_where_the_next_best_is_less_even_by_far(coun
 
 
 @pytest.mark.parametrize(("others", "clear"), [(1, True), (3, False)])
-def test_orders_whose_operations_differ_in_a_tenth_are_not_laid_against_each_other(others, clear):
+def test_orders_whose_operations_differ_in_a_tenth_are_not_matched(others, clear):
     ends = np.cumsum(np.tile(UNEVEN_MS, 2)[:20]) * MS
     assert best_shift(ends, ends, lambda i, j: (i != j) | (j >= others))[1] == clear
 
