@@ -39,7 +39,7 @@ PENDING = (
     "benchmarks/",
     "collectors/",
     "dashboards/",
-    "docs/",
+    "docs/dashboard.md",
     "dpro/analysis/",
     "dpro/detect/",
     "sample_traces/",
