@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def latency(ranks: int, job: list[str]) -> str:
-    """Run one job and say what was told first, and when."""
+    """Run one job and return what was reported first, and when."""
     with TemporaryDirectory(prefix="dpro-latency-") as folder:
         mark = Path(folder) / "mark"
         words = [str(mark) if word == "MARK" else word for word in job]
@@ -61,7 +61,7 @@ def latency(ranks: int, job: list[str]) -> str:
         watcher.communicate()
         wait_until_finished(Path(folder) / "run")  # its tables are still written when the job has ended
         if not document:
-            return "nothing was told"
+            return "nothing was reported"
         if not mark.exists():
             return f"{document['class']} of {document['ranks']} without a fault"
         at_ns = int(mark.read_text()) if slowing else mark.stat().st_mtime_ns

@@ -112,7 +112,7 @@ class Rank:
         write_whole(self.folder / name, content)
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """Tell a stack."""
+        """Answer with a stack."""
         threads = [{"name": "MainThread", "frames": [{"file": "job.py", "line": 1, "function": "step"}]}]
         answer = json.dumps({"rank": self.rank, "threads": threads}).encode()
         self.write_file(f"reply-{request['id']}.json", answer)
@@ -232,14 +232,14 @@ class Watched:
         command = [sys.executable, "-m", "dpro", "watch", str(run), "--json"]
         environment = ENVIRONMENT | {"POLARS_MAX_THREADS": "1"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        self.told: list[dict[str, Any]] = []
+        self.notices: list[dict[str, Any]] = []
         self.peak_mib = 0.0
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.told.append(json.loads(line))
+            self.notices.append(json.loads(line))
 
     def cpu_s(self) -> float:
         """Its processor time so far; its memory is noted, too."""
@@ -262,7 +262,7 @@ def play(case: str, num_ranks: int, options: argparse.Namespace) -> dict[str, An
                 job.make_step(1.0, False)
             begun_s, begun_cpu_s = time.monotonic(), watched.cpu_s()
             for step in range(5, STEPS[case]):
-                if watched.told:
+                if watched.notices:
                     break
                 slow = case == "straggler" and step >= FAULT_AT
                 job.make_step(options.severity if slow else 1.0, False)
@@ -272,7 +272,7 @@ def play(case: str, num_ranks: int, options: argparse.Namespace) -> dict[str, An
                 since_ns = job.at_ns
                 job.make_step(1.0, True)
                 deadline = time.monotonic() + HANGS_S
-                while not watched.told and time.monotonic() < deadline:
+                while not watched.notices and time.monotonic() < deadline:
                     job.wait_until(time.time_ns() + 10**8)
             elapsed_s, cpu_s = time.monotonic() - begun_s, watched.cpu_s() - begun_cpu_s
         finally:
@@ -281,9 +281,9 @@ def play(case: str, num_ranks: int, options: argparse.Namespace) -> dict[str, An
         row = {"case": case, "ranks": num_ranks, "start_cpu_s": round(begun_cpu_s, 1)}
         row |= {"cores": round(cpu_s / elapsed_s, 3), "peak_mib": round(watched.peak_mib)}
         row |= {"steps": job.step, "load": round(os.getloadavg()[0], 1)}
-        if watched.told:
-            first = watched.told[0]
-            row |= {"told": first["class"], "named": first["ranks"]}
+        if watched.notices:
+            first = watched.notices[0]
+            row |= {"class": first["class"], "named": first["ranks"]}
             if since_ns:
                 row["after_s"] = round((first["time_ns"] - since_ns) / 1e9, 1)
             if case == "straggler":

@@ -21,7 +21,7 @@ def the_finding(document: dict[str, Any]) -> dict[str, Any]:
     return dict(finding)
 
 
-def told(finding: dict[str, Any]) -> str:
+def evidence_of(finding: dict[str, Any]) -> str:
     return "\n".join(finding["evidence"])
 
 
@@ -30,8 +30,8 @@ def test_a_rank_whose_host_sleeps_is_named_through_pipeline_and_data_parallelism
     assert (finding["class"], finding["ranks"]) == ("hang.host", [2])
     assert finding["component"] == {"kind": "rank", "id": "2"}
     assert finding["confidence"] > 0.9
-    assert "hanging.py" in told(finding)  # where it sleeps
-    assert "ranks 0-1, 3" in told(finding)  # who waits because of it
+    assert "hanging.py" in evidence_of(finding)  # where it sleeps
+    assert "ranks 0-1, 3" in evidence_of(finding)  # who waits because of it
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_a_rank_whose_host_sleeps_is_named_through_pipeline_and_data_parallelism
 def test_a_process_that_is_stopped_or_keeps_the_gil_cannot_save_calls_and_is_named(tmp_path, fault):
     finding = the_finding(diagnosed(tmp_path, fault))
     assert (finding["class"], finding["ranks"]) == ("hang.host", [2])
-    assert "no thread of rank 2 has run since" in told(finding)
+    assert "no thread of rank 2 has run since" in evidence_of(finding)
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_a_process_that_is_stopped_or_keeps_the_gil_cannot_save_calls_and_is_nam
 def test_a_rank_that_is_killed_is_dead(tmp_path, spawn):
     finding = the_finding(diagnosed(tmp_path, "die", spawn=spawn))
     assert (finding["class"], finding["ranks"]) == ("dead.rank", [2])
-    assert "SIGKILL" in told(finding)
+    assert "SIGKILL" in evidence_of(finding)
 
 
 @pytest.mark.slow
@@ -127,5 +127,5 @@ def test_what_the_watcher_saw_is_the_verdict_with_the_stacks_it_kept(tmp_path):
     document = diagnosed(tmp_path, "sleep", end=ctrl_c, record=("--watch",))
     finding = the_finding(document)
     assert (finding["class"], finding["ranks"]) == ("hang.host", [2])
-    assert "`dpro watch` saw it" in told(finding)
-    assert "hanging.py" in told(finding)
+    assert "`dpro watch` saw it" in evidence_of(finding)
+    assert "hanging.py" in evidence_of(finding)

@@ -34,12 +34,12 @@ def launched(job: Path, num_ranks: int, *options: object) -> list[str]:
 
 @contextmanager
 def watched(folder: Path, command: list[str], *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Record a job and watch it, its findings going to `told`; ranks are killed at the end."""
+    """Record a job and watch it, its notices going to `notices`; ranks are killed at the end."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with (folder / "told").open("wb") as told, (folder / "complaints").open("wb") as complaints:
+    with (folder / "notices").open("wb") as output, (folder / "complaints").open("wb") as complaints:
         job = subprocess.Popen([*RECORD, *options, "--", *command], cwd=folder, env=environment(), **quiet)
         watcher = subprocess.Popen(
-            [*DPRO, "watch", "run", "--json"], cwd=folder, env=environment(), stdout=told, stderr=complaints
+            [*DPRO, "watch", "run", "--json"], cwd=folder, env=environment(), stdout=output, stderr=complaints
         )
         try:
             yield watcher
@@ -50,25 +50,25 @@ def watched(folder: Path, command: list[str], *options: str) -> Iterator[subproc
     assert (folder / "complaints").read_text() == ""
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
+def notices(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "notices").read_text().splitlines()]
 
 
-def first_told(folder: Path, watcher: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """The first finding, once it is told."""
+def first_notice(folder: Path, watcher: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The first finding, once it is reported."""
     deadline = time.monotonic() + LONGEST_S
-    while not (folder / "told").read_bytes().endswith(b"\n"):
-        assert watcher.poll() is None, "the watcher ended and had told nothing"
-        assert time.monotonic() < deadline, "nothing was told"
+    while not (folder / "notices").read_bytes().endswith(b"\n"):
+        assert watcher.poll() is None, "the watcher ended and had reported nothing"
+        assert time.monotonic() < deadline, "nothing was reported"
         time.sleep(0.1)
-    return told(folder)[0]
+    return notices(folder)[0]
 
 
 @pytest.mark.slow
 def test_a_rank_that_sleeps_for_ever_is_named_while_the_job_runs_and_its_stacks_are_kept(tmp_path):
     command = launched(HANGING, 2, "sleep", tmp_path / "mark", "--flat", "--rank", 1)
     with watched(tmp_path, command) as watcher:
-        finding = first_told(tmp_path, watcher)
+        finding = first_notice(tmp_path, watcher)
         assert (finding["event"], finding["class"], finding["ranks"]) == ("begins", "hang.host", [1])
         kept = tmp_path / "run" / "findings" / "hang-1" / "stacks.json"
         deadline = time.monotonic() + 30
@@ -77,7 +77,7 @@ def test_a_rank_that_sleeps_for_ever_is_named_while_the_job_runs_and_its_stacks_
     stacks = json.loads(kept.read_text())
     assert [rank["rank"] for rank in stacks["ranks"]] == [0, 1]
     assert "hanging.py" in json.dumps(stacks["ranks"][1])
-    assert [each["event"] for each in told(tmp_path)] == ["begins", "ends"]
+    assert [each["event"] for each in notices(tmp_path)] == ["begins", "ends"]
     again = complete([*DPRO, "diagnose", "run/findings/hang-1/dumps", "--json"], tmp_path)
     [same] = json.loads(again.stdout)["findings"]
     assert (same["class"], same["ranks"]) == ("hang.host", [1])
@@ -89,7 +89,7 @@ def test_a_rank_that_sleeps_for_ever_is_named_while_the_job_runs_and_its_stacks_
 )
 def test_other_hangs_are_named_while_the_job_runs(tmp_path, fault, class_):
     with watched(tmp_path, launched(HANGING, 4, fault, tmp_path / "mark")) as watcher:
-        finding = first_told(tmp_path, watcher)
+        finding = first_notice(tmp_path, watcher)
     assert (finding["class"], finding["ranks"]) == (class_, [2])
 
 
@@ -97,7 +97,7 @@ def test_other_hangs_are_named_while_the_job_runs(tmp_path, fault, class_):
 def test_a_rank_that_becomes_slow_is_named_while_the_job_runs_and_not_before(tmp_path):
     command = launched(SLOWING, 2, tmp_path / "mark", "--steps", 400, "--slow-rank", 1, "--times", 2)
     with watched(tmp_path, command) as watcher:
-        finding = first_told(tmp_path, watcher)
+        finding = first_notice(tmp_path, watcher)
     assert (finding["event"], finding["class"], finding["ranks"]) == ("begins", "slow.host", [1])
     assert finding["cost_ms_per_step"] > 30
     assert finding["time_ns"] > int((tmp_path / "mark").read_text())
@@ -123,11 +123,11 @@ def test_deep_windows_show_who_is_slow_while_the_job_runs(tmp_path):
 def test_a_healthy_job_raises_nothing_for_its_whole_life(tmp_path):
     with watched(tmp_path, launched(SLOWING, 2, tmp_path / "mark")) as watcher:
         assert watcher.wait(LONGEST_S) == 0
-    assert told(tmp_path) == []
+    assert notices(tmp_path) == []
 
 
 @pytest.mark.slow
-def test_record_watch_tells_on_stderr_and_in_the_run_and_leaves_the_output_and_exit_code_of_the_job_alone(
+def test_record_watch_reports_on_stderr_and_in_the_run_and_leaves_the_output_and_exit_code_of_the_job_alone(
     tmp_path,
 ):
     job = launched(SLOWING, 2, tmp_path / "mark", "--steps", 60, "--slow-rank", 1, "--times", 2, "--since", 3)
@@ -138,8 +138,12 @@ def test_record_watch_tells_on_stderr_and_in_the_run_and_leaves_the_output_and_e
     assert b" slow.host: rank 1 (host code that waits) costs " in done.stderr
     for command in ("diagnose", "info"):
         document = json.loads(complete([*DPRO, command, "run", "--json"], tmp_path).stdout)
-        [told] = document["while_it_ran"]
-        assert (told["class"], told["ranks"], told["over_ns"] > told["time_ns"]) == ("slow.host", [1], True)
+        [finding] = document["while_it_ran"]
+        assert (finding["class"], finding["ranks"], finding["over_ns"] > finding["time_ns"]) == (
+            "slow.host",
+            [1],
+            True,
+        )
 
 
 def test_outlets_that_cannot_be_are_refused_before_the_job_starts(tmp_path):
