@@ -1,15 +1,13 @@
 """Where findings go besides the terminal and the run: a webhook, and an endpoint for Prometheus.
 
-In: notices, and the watcher's state. Out: HTTP. Neither holds up the watcher: a webhook is a queue with a
-thread of its own, and a scrape is answered from numbers that the last look left. So many may ask at a time,
-each for a bounded time and with a bounded request. Both are the standard library's: the text format of
-Prometheus is a line per number.
+In: notices, and the watcher's state. Out: HTTP. Neither delays the watcher: a webhook is a queue with a
+thread of its own, and a scrape is answered with the text of the last look. prometheus-client writes the text;
+the server is our own, since the library's bounds neither connections nor requests nor their time.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import queue
 import re
 import socket
@@ -21,18 +19,26 @@ from collections.abc import Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpro.detect.findings import Finding
+from dpro.errors import needs_extra
+from dpro.units import NS_PER_S
 
-WAITING = 100  # notices that wait to be posted; more are dropped
+MAX_WAITING = 100  # notices that wait to be posted; more are dropped
 PAUSES_S = (1.0, 4.0, 16.0)  # before the second try, and so on; then a notice is given up
-POST_S = 5.0
-LAST_S = 3.0  # how long the end of the watch waits for what is still to be posted
+POST_S = 5.0  # for the other side to answer
+MAX_CLOSE_S = 3.0  # for which the end of the watch waits for what is still to be posted
 MAX_SCRAPES = 8  # connections at a time; more are closed
 MAX_SCRAPE_S = 5.0  # from the connection to the end of the answer
 MAX_REQUEST = 8192  # bytes
 LOOPBACK = "127.0.0.1"
+GAUGES = {
+    "ranks": "processes that train",
+    "steps": "steps so far",
+    "still_seconds": "seconds since a step last ended",
+    "looks": "looks at the job so far",
+}
 CLASSES = (
     "hang.host", "hang.device", "hang.comm", "hang.mismatch", "dead.rank", "slow.compute", "slow.host",
     "slow.link", "slow.nic", "slow.fabric", "slow.regression", "imbalance.stage", "imbalance.data",
@@ -45,20 +51,20 @@ class Webhook:
     def __init__(self, url: str) -> None:
         """Start the thread that posts."""
         self._url = url
-        self._waiting: queue.Queue[bytes] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[bytes] = queue.Queue(MAX_WAITING)
         self.lost = 0
         threading.Thread(target=self._work, name="webhook", daemon=True).start()
 
     def post(self, document: Mapping[str, Any]) -> None:
-        """Have a document posted; it is dropped where too many wait, and where JSON cannot say it."""
+        """Queue a document; it is dropped where too many wait, and where it has no form in JSON."""
         try:
             self._waiting.put_nowait(json.dumps(document, allow_nan=False).encode())
         except (queue.Full, TypeError, ValueError):
             self.lost += 1
 
     def close(self) -> None:
-        """Give what is still to be posted a moment."""
-        deadline = time.monotonic() + LAST_S
+        """Wait a moment for what is still to be posted."""
+        deadline = time.monotonic() + MAX_CLOSE_S
         while self._waiting.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.05)
 
@@ -82,7 +88,7 @@ class Webhook:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread per connection, for so many at a time, each for so long."""
+    """A thread per connection, for at most `MAX_SCRAPES` at a time, each for at most `MAX_SCRAPE_S`."""
 
     daemon_threads = True
 
@@ -110,11 +116,20 @@ class _Server(ThreadingHTTPServer):
                     request.shutdown(socket.SHUT_RDWR)  # its thread then reads that nothing follows
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # who asked has gone
+        pass  # the other side has closed the connection
+
+
+class _Families(NamedTuple):
+    """What prometheus-client takes for a registry."""
+
+    families: list[Any]
+
+    def collect(self) -> list[Any]:
+        return self.families
 
 
 class Metrics:
-    """Answers `/metrics`; labels are classes alone, so that there are few series whatever the job's size."""
+    """Answers `/metrics`; the only label is the class, so that the number of series is bounded."""
 
     def __init__(self, host: str, port: int) -> None:
         """Listen.
@@ -124,9 +139,14 @@ class Metrics:
             port: port to listen on, 0 for any that is free.
 
         Raises:
-            OSError: the port is taken, or may not be.
+            OSError: the port is taken, or not allowed.
+            MissingExtra: prometheus-client is not installed.
         """
-        self._text = ""
+        with needs_extra("watch"):
+            from prometheus_client import generate_latest
+            from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        self._gauge, self._counter, self._exposed = GaugeMetricFamily, CounterMetricFamily, generate_latest
+        self._body = b""
         self._begun: Counter[str] = Counter()
         metrics = self
 
@@ -141,7 +161,7 @@ class Metrics:
 
             def do_GET(self) -> None:
                 known = self.path.split("?")[0] == "/metrics"
-                body = metrics._text.encode() if known else b"see /metrics\n"
+                body = metrics._body if known else b"see /metrics\n"
                 self.send_response(200 if known else 404)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
@@ -156,44 +176,43 @@ class Metrics:
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def begins(self, finding: Finding) -> None:
-        """A finding is new."""
+        """Count a new finding."""
         self._begun[finding.class_] += 1
 
     def update(self, findings: list[Finding], numbers: Mapping[str, float]) -> None:
-        """Take in what is true now.
+        """Make the text that scrapes are answered with.
 
         Args:
-            findings: what is wrong.
+            findings: those that hold now.
             numbers: gauges by name, without `dpro_`.
         """
         open_ = Counter(finding.class_ for finding in findings)
         cost: dict[str, float] = {}
         first: dict[str, int] = {}
         for finding in findings:
-            cost[finding.class_] = cost.get(finding.class_, 0.0) + finding.cost_ns
+            cost[finding.class_] = cost.get(finding.class_, 0.0) + finding.cost_ns / NS_PER_S
             first.setdefault(finding.class_, min(finding.ranks, default=-1))
-        lines = []
-        for name, kind, about, value in (
-            ("findings_open", "gauge", "findings that hold now", lambda class_: open_[class_]),
-            ("findings_total", "counter", "findings so far", lambda class_: self._begun[class_]),
-            ("cost_seconds", "gauge", "what they cost per step", lambda class_: cost.get(class_, 0.0) / 1e9),
-            ("rank", "gauge", "a rank that is named, -1 for none", lambda class_: first.get(class_, -1)),
-        ):
-            lines += [f"# HELP dpro_{name} {about}", f"# TYPE dpro_{name} {kind}"]
-            for class_ in dict.fromkeys([*CLASSES, *sorted({*open_, *self._begun})]):
-                lines.append(f'dpro_{name}{{class="{_escaped(class_)}"}} {_number(value(class_))}')
-        for name, number in numbers.items():
-            lines += [f"# TYPE dpro_{name} gauge", f"dpro_{name} {_number(number)}"]
-        self._text = "\n".join(lines) + "\n"
+        families = [
+            self._gauge("dpro_findings_open", "findings that hold now", labels=["class"]),
+            self._counter("dpro_findings", "findings so far", labels=["class"]),
+            self._gauge("dpro_cost_seconds", "what they cost per step", labels=["class"]),
+            self._gauge("dpro_rank", "a rank that is named, -1 for none", labels=["class"]),
+        ]
+        for class_ in dict.fromkeys([*CLASSES, *sorted({*open_, *self._begun})]):
+            values = open_[class_], self._begun[class_], cost.get(class_, 0.0), first.get(class_, -1)
+            for family, value in zip(families, values, strict=True):
+                family.add_metric([class_], value)
+        gauges = [self._gauge(f"dpro_{name}", GAUGES.get(name, ""), value) for name, value in numbers.items()]
+        self._body = self._exposed(_Families([*families, *gauges]))
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def _head(connection: socket.socket) -> bytes:
-    """A request up to the empty line that ends it; some more than `MAX_REQUEST` where it does not come."""
+    """Return a request up to the empty line that ends it, or somewhat more than `MAX_REQUEST` bytes of it."""
     head = b""
     while not re.search(rb"\n\r?\n", head) and len(head) <= MAX_REQUEST:
         more = connection.recv(MAX_REQUEST)
@@ -201,15 +220,3 @@ def _head(connection: socket.socket) -> bytes:
             break
         head += more
     return head
-
-
-def _escaped(label: str) -> str:
-    """The value of a label, as the text format wants it."""
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    """A number, as the text format wants it."""
-    if math.isfinite(value):
-        return str(value)
-    return "NaN" if math.isnan(value) else f"{'+' if value > 0 else '-'}Inf"

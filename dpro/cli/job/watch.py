@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import click
 
 from dpro.cli.job.hidden import hide
 from dpro.cli.output import json_option, print_json, warn
-from dpro.errors import DproError, InputError, Unanswerable, UsageError
+from dpro.errors import DproError, InputError, MissingExtra, Unanswerable, UsageError
 from dpro.units import format_duration
 
 if TYPE_CHECKING:
@@ -145,12 +146,15 @@ def check_outlets(webhook: str, metrics: str) -> None:
 
     Raises:
         UsageError: one of them is nothing to go to.
+        MissingExtra: `--metrics` needs a library that is not installed.
     """
     if webhook and not webhook.startswith(("http://", "https://")):
         raise UsageError("--webhook: give a URL that begins with http:// or https://")
     port = metrics.rpartition(":")[2]
     if metrics and not (port.isdecimal() and int(port) <= LAST_PORT):
         raise UsageError(f"--metrics {metrics}: give a port, or an address and a port")
+    if metrics and find_spec("prometheus_client") is None:
+        raise MissingExtra("prometheus-client", "watch")
 
 
 def start_watcher(webhook: str, metrics: str, recording: Launch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -15,7 +16,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from dpro.cli.job.watch import check_outlets
 from dpro.detect.findings import Finding
+from dpro.errors import MissingExtra
 from dpro.watch import outlets
 from dpro.watch.outlets import Metrics, Webhook
 
@@ -107,6 +110,7 @@ def scrape(port: int, path: str = "/metrics") -> dict[str, float]:
 
 
 def test_metrics_show_what_is_wrong_by_class_and_have_few_series_whatever_is_found():
+    pytest.importorskip("prometheus_client")
     metrics = Metrics("127.0.0.1", 0)
     try:
         metrics.update([], {"ranks": 4})
@@ -128,8 +132,17 @@ def test_metrics_show_what_is_wrong_by_class_and_have_few_series_whatever_is_fou
         metrics.close()
 
 
+def test_metrics_without_their_library_are_refused_with_the_extra_that_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    for refused in (lambda: check_outlets("", "9464"), lambda: Metrics("", 0)):
+        with pytest.raises(MissingExtra, match=r"pip install .dpro-toolkit\[watch\]"):
+            refused()
+    check_outlets("https://chat.example", "")
+
+
 @pytest.fixture
 def metrics(monkeypatch) -> Iterator[Metrics]:
+    pytest.importorskip("prometheus_client")
     monkeypatch.setattr(outlets, "MAX_SCRAPE_S", 0.2)
     metrics = Metrics("", 0)
     metrics.update([], {"ranks": 4})
@@ -163,7 +176,7 @@ def test_numbers_that_are_none_and_classes_of_any_name_are_written_as_prometheus
 
 @pytest.mark.parametrize("request_", [b"", b"GET /metrics HTTP/1.1\r\n"])
 def test_who_asks_nothing_for_long_is_cut_off(metrics, request_):
-    assert ask(metrics.port, request_) in (b"", metrics._text.encode())
+    assert ask(metrics.port, request_) in (b"", metrics._body)
 
 
 def test_a_request_that_is_too_long_is_refused(metrics):
