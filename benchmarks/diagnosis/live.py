@@ -15,10 +15,10 @@ from typing import Any
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import AMOUNT
+from dpro.detect.imbalance.load_model import WORKLOAD
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.from_calls import HISTORY, messages_unseen
-from dpro.detect.stragglers.input_bound import find_waiting_for_data
+from dpro.detect.stragglers.input_bound import find_input_bound
 from dpro.detect.stragglers.own_time import calls_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.watch.late import MAX_AGAIN, Latest, OwnTimes, since_of
@@ -66,7 +66,7 @@ class Stream:
         def counters(ranks: Sequence[int]) -> pl.DataFrame:
             return self.counters().filter(pl.col("rank").is_in(ranks))
 
-        amounts = self.counters().filter(pl.col("counter") == AMOUNT)
+        amounts = self.counters().filter(pl.col("counter") == WORKLOAD)
         return self.watcher.look(Latest(calls, steps, workers, none, amounts, self.messages, counters))
 
 
@@ -110,7 +110,7 @@ def healthy(seed: int, num_steps: int) -> dict[str, Any]:
     steps = pl.concat(stream.past)
     counters = stream.counters()
     at_last = find_regression(steps, WORKERS.empty(), lambda: counters, lambda: SPANS.empty())
-    at_last += find_waiting_for_data(steps.tail(50_000), counters, on_gpus=False)
+    at_last += find_input_bound(steps.tail(50_000), counters, on_gpus=False)
     alarms += [{"step": num_steps, "ranks": each.ranks, "evidence": each.evidence[0]} for each in at_last]
     hours = float(steps["duration_ns"].sum()) / 3.6e12
     row = {"layout": layout, "noise": noise, "ranks": job.num_ranks, "steps": num_steps, "hours": hours}

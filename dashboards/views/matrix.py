@@ -24,7 +24,7 @@ from dpro.dashboards.theme import colour, series, styled
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
-from dpro.detect.network.transfers import MIN_GROUPS, SLOW
+from dpro.detect.network.transfers import MIN_GROUPS, MIN_SLOW
 from dpro.replay.models.link_costs import ENOUGH, fit_line
 from dpro.units import NS_PER_MS
 
@@ -108,9 +108,11 @@ def pair_figure(pairs: pl.DataFrame, metric: str, theme: str) -> go.Figure:
 def _slow(pairs: pl.DataFrame, place: dict[int, int]) -> list[dict[str, float]]:
     """Corners around what takes too long: rows of senders, columns of receivers, cells of links."""
     size = len(place)
-    senders = pairs.filter(pl.col("sender") >= SLOW)["source"].unique().sort()
-    receivers = pairs.filter(pl.col("receiver") >= SLOW)["target"].unique().sort()
-    links = pairs.filter(pl.col("link") >= SLOW).select("source", "target").unique().sort("source", "target")
+    senders = pairs.filter(pl.col("sender") >= MIN_SLOW)["source"].unique().sort()
+    receivers = pairs.filter(pl.col("receiver") >= MIN_SLOW)["target"].unique().sort()
+    links = (
+        pairs.filter(pl.col("link") >= MIN_SLOW).select("source", "target").unique().sort("source", "target")
+    )
     edge, end = -0.5, size - 0.5
     rows = [{"x0": edge, "x1": end, "y0": place[rank] - 0.5, "y1": place[rank] + 0.5} for rank in senders]
     columns = [
@@ -129,7 +131,7 @@ def slow_in_words(pairs: pl.DataFrame) -> list[str]:
     kinds += [("link", ["source", "target"], "rank {} to rank {} takes")]
     lines = []
     for column, keys, words in kinds:
-        worst = pairs.filter(pl.col(column) >= SLOW).group_by(keys).agg(pl.col(column).max())
+        worst = pairs.filter(pl.col(column) >= MIN_SLOW).group_by(keys).agg(pl.col(column).max())
         for *ends, factor in worst.sort(column, *keys, descending=[True] + [False] * len(keys)).iter_rows():
             slower = f"{factor:.2f} times as long as expected"
             lines.append(
@@ -237,7 +239,7 @@ def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
         behind = own["line_gbps"].fill_null(0.0) / own["payload_gbps"]
         alike = own["members"].n_unique() >= MIN_GROUPS  # of fewer pairs nobody knows which is slow
         slow = pl.DataFrame({"at": np.arange(own.height), "behind": behind}).filter(
-            alike & (pl.col("behind") >= SLOW)
+            alike & (pl.col("behind") >= MIN_SLOW)
         )
         named = set(slow.sort("behind", descending=True)["at"].head(_NAMED).to_list())
         ways = [members.replace(",", " → ") for members in own["members"]]
@@ -281,7 +283,7 @@ def _pairs(loaded: Loaded, link: Link) -> Any:
         if pairs["ratio"].count()
         else " What to expect of a pair is told where three do the same: here not."
     )
-    note = f"Outlined: {SLOW:g} times as long as expected, or more.{few}"
+    note = f"Outlined: {MIN_SLOW:g} times as long as expected, or more.{few}"
     return [
         choices(link, "metric", there, next(iter(there))),
         graph("pairs-figure", pair_figure(pairs, metric, link.theme)),

@@ -17,8 +17,8 @@ from dpro.documents import Part
 from dpro.replay.steps.typical import pace_of
 
 WARM_UP = 10  # steps that are not like the others
-LEAST = 30  # steps on either side
-MOST = 500  # steps on either side: those next to the window
+MIN_SIDE = 30  # steps on either side
+MAX_SIDE = 500  # steps on either side: those next to the window
 SIGMAS = 3.0
 SMALL = 0.02  # what changes less is not worth a word
 
@@ -53,9 +53,9 @@ def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
     if not isinstance(first, int) or pace is None or pace.recorded:
         return None
     usual = ~pace.paused & (pace.steps >= WARM_UP)
-    before = pace.times[usual & (pace.steps < first)][-MOST:]
-    after = pace.times[usual & (pace.steps > first)][:MOST]
-    if min(before.size, after.size) < LEAST * pace.cycle:
+    before = pace.times[usual & (pace.steps < first)][-MAX_SIDE:]
+    after = pace.times[usual & (pace.steps > first)][:MAX_SIDE]
+    if min(before.size, after.size) < MIN_SIDE * pace.cycle:
         return None
     change = float(np.median(after) / np.median(before)) - 1
     (low, high), (low_after, high_after) = (_median_between(each, pace.cycle) for each in (before, after))

@@ -72,7 +72,7 @@ class Analysis(Cached):
 
     @cached
     def waiting(self) -> Case:
-        """Who had come how far, and who waits for whom."""
+        """How far each rank had come, and which ranks wait for which."""
         from dpro.detect.hang.case import examine
         from dpro.detect.hang.records import read_records
 

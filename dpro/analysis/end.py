@@ -165,7 +165,7 @@ def _dead(deaths: Sequence[Death], num_ranks: int) -> str:
 
 
 def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None) -> tuple[str, str]:
-    """Whether it failed or was ended, and by what: whom a failure leaves the launcher ends."""
+    """Whether it failed or was ended, and by what: after a failure the launcher ends the other ranks."""
     signals = set(workers.filter(pl.col("exit_signal") > 0)["exit_signal"].to_list())
     interrupted = signal.SIGINT in signals or workers["error"].str.starts_with(INTERRUPTED).any()
     if interrupted:

@@ -207,9 +207,9 @@ def _inputs_per_s(analysis: Analysis) -> float | None:
 
     Ranks of one replica (the axes tp, pp and cp) load the same batch: of each `dp` the largest counts.
     """
-    from dpro.detect.imbalance.load_model import AMOUNT
+    from dpro.detect.imbalance.load_model import WORKLOAD
 
-    counted = analysis.counters.filter((pl.col("counter") == AMOUNT) & (pl.col("value") > 0))
+    counted = analysis.counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))
     pace = pace_of(analysis.steps)
     if counted.is_empty() or pace is None or not pace.typical_ns:
         return None

@@ -77,12 +77,12 @@ def not_shown_by_replay(run: Run, trust: Trust) -> list[str]:
 
 
 def bad_ends(run: Run) -> list[str]:
-    """How ranks ended, where it was not well, and not because they were told to."""
+    """How ranks ended, where it was not well and not requested from outside."""
     from dpro.detect.hang.deaths import ENDED_FROM_OUTSIDE
 
     workers = run.table(WORKERS)
-    told_to = [0, -1, *(int(number) for number in ENDED_FROM_OUTSIDE)]
-    killed = workers.filter(~pl.col("exit_signal").is_in(told_to))
+    requested = [0, -1, *(int(number) for number in ENDED_FROM_OUTSIDE)]
+    killed = workers.filter(~pl.col("exit_signal").is_in(requested))
     failed = workers.filter(pl.col("exit_code") > 0)
     return [
         *(f"rank {rank} was ended by signal {number}" for rank, number in _pairs(killed, "exit_signal")),

@@ -15,5 +15,5 @@ pauses/             time that is lost in some steps only
 pipeline_slowdown   jobs of whole operations against their ideal: workers, stages, kinds of work
 regression          since when a job is slower, and what else changed then
 change_points       where the level of a series changes
-notes, waits        waiting that costs nothing; who waits for whom in collectives
+notes, waits        waiting that costs nothing; how long members of collectives wait
 """

@@ -1,7 +1,7 @@
-"""Where a series of times changes its level, told from noise, outliers and slow wandering.
+"""Where a series of times changes its level, distinguished from noise, outliers and slow drift.
 
 In: a series. Out: the places from which on its level is another. Ranks of values are compared, so values that
-are far off now and then (checkpoints, evaluations) move nothing. What a change means is not known here.
+are far off now and then (checkpoints, evaluations) move nothing. What a change means is not decided here.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def change_points(values: Values, least: float, chance: float = CHANCE, clear: f
     The series is cut where the values before and after differ most by the rank-sum statistic, if that is
     beyond chance and the medians on both sides differ enough; and then each part likewise (Pettitt, "A non-
     parametric approach to the change-point problem", Applied Statistics 28, 1979; here in units of the
-    statistic's standard deviation, so that changes near an end are found, too). Ranks of few values cannot be
-    beyond chance, however far apart they lie: levels may also count as two by their distance.
+    statistic's standard deviation, so that changes near an end are found, too). Ranks of few values are
+    never beyond chance, however far apart they lie: levels may also be distinguished by their distance.
 
     Args:
         values: [N], positive.
         least: share by which medians must differ.
         chance: of a change in a series that has none; less where many series are looked at.
         clear: deviations of single values from their median (robust, logarithms) by which levels that are so
-            far apart need no other proof.
+            far apart count as two without the test.
 
     Returns:
         Index of the first value of each level but the first, ascending.
@@ -83,13 +83,13 @@ def _apart(values: Values, cut: int) -> float:
 
 
 def _independent(rank: Values, cut: int) -> float:
-    """Share of the values that count as independent, from how alike neighbours are on both sides of a cut.
+    """Share of the values that count as independent, by the correlation of neighbours beside a cut.
 
     For a correlation r of neighbours that falls off geometrically it is (1 - r) / (1 + r) (Bayley and
     Hammersley, "The effective number of independent observations in an autocorrelated time series", 1946).
     """
     rest = np.concatenate([part - part.mean() for part in (rank[:cut], rank[cut:])])
     spread = float((rest**2).sum())
-    alike = float((rest[1:] * rest[:-1]).sum()) / spread if spread else 0.0
-    alike = min(max(alike, 0.0), 0.99)
-    return (1 - alike) / (1 + alike)
+    correlation = float((rest[1:] * rest[:-1]).sum()) / spread if spread else 0.0
+    correlation = min(max(correlation, 0.0), 0.99)
+    return (1 - correlation) / (1 + correlation)

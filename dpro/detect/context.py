@@ -24,7 +24,7 @@ from dpro.detect.significance import MIN_STEPS
 from dpro.detect.stragglers.excess import WINDOWS
 from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
-from dpro.detect.stragglers.persistent import find_longer_work
+from dpro.detect.stragglers.persistent import find_persistent
 from dpro.detect.stragglers.replayed import find_stragglers
 from dpro.replay.graph import Graph
 from dpro.replay.steps.durations import steps_of
@@ -117,7 +117,7 @@ class Context:
     def balanced(self) -> BalancedJob:
         """The job with balanced work; as recorded where that explains no slow rank."""
         balanced = rebalance(self.recorded)
-        if not balanced.told and not slow_ranks(self.recorded):
+        if not balanced.from_steps and not slow_ranks(self.recorded):
             return BalancedJob(self.recorded, [], True, {})
         return balanced
 
@@ -224,4 +224,4 @@ def slow_ranks(baseline: Baseline) -> list[Finding]:
         baseline: the graph to compare them in.
     """
     found = find_stragglers(baseline)
-    return [*found, *find_longer_work(baseline, {rank for finding in found for rank in finding.ranks})]
+    return [*found, *find_persistent(baseline, {rank for finding in found for rank in finding.ranks})]

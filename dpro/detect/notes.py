@@ -1,7 +1,7 @@
-"""What is worth a sentence though nothing is wrong: a rank that most waiting is for, at no cost.
+"""What is worth a sentence though nothing is wrong: a rank that causes most waiting, at no cost.
 
-In: a graph and its findings. Out: one line each. Who comes last to collectives is seen; that it costs nothing
-has a reason, which healing the rank shows.
+In: a graph and its findings. Out: one line each. Which rank comes last to collectives is recorded; why that
+costs nothing is shown by healing the rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REMAINS = 0.5  # of the waiting, with the rank healed: then others are as late
 
 
 def note_waiting(baseline: Baseline, findings: Sequence[Finding]) -> list[str]:
-    """Say for whom ranks wait in collectives, where most of it is for one that no finding names.
+    """Say which rank the others wait for in collectives, where it is mostly one that no finding names.
 
     Most is halfway from an equal share to all.
 
@@ -69,7 +69,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
     """What healing a rank would save, and what the others then wait for."""
     graph, work = baseline.graph, baseline.work
     if not baseline.peers.get(rank):
-        return "no other rank makes the same calls, which would tell what that costs"
+        return "no other rank makes the same calls, which would show what that costs"
     healed = healed_in_each_step(graph, rank, work)
     gains = gains_of(baseline, work, [[rank]], healed[:, None])
     step, saved = float(gains.base.mean()), float(gains.saved.mean())
@@ -81,7 +81,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
     after = _in_whole_groups(graph, waits(graph, replay(graph.with_durations(healed)).start))
     left = float(after["wait_ns"].sum())
     if left < REMAINS * float(before["wait_ns"].sum()):
-        return f"{said}: what runs beside this waiting takes as long"
+        return f"{said}: what runs during this waiting takes as long"
     after_it, most = after.group_by("last").agg(pl.col("wait_ns").sum()).sort("wait_ns", "last").row(-1)
     if after_it == rank:
         return f"{said}: {_why_late(baseline, rank, waited_ns)}"
@@ -115,12 +115,12 @@ def _in_whole_groups(graph: Graph, waited: pl.DataFrame) -> pl.DataFrame:
     """Waits in collectives all of whose members are recorded; waiting for messages is how pipelines work."""
     nodes = graph.nodes
     moved = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
-    sorts = [graph.messages[message] for message in nodes.message[moved].tolist()]
+    kinds = [graph.messages[message] for message in nodes.message[moved].tolist()]
     known = pl.DataFrame(
         {
             "instance": nodes.collective[moved],
-            "op": [each.op for each in sorts],
-            "size": [each.num_ranks for each in sorts],
+            "op": [each.op for each in kinds],
+            "size": [each.num_ranks for each in kinds],
         },
         schema={"instance": pl.Int64, "op": pl.String, "size": pl.Int64},
     ).unique("instance")

@@ -67,7 +67,7 @@ class Slowdown:
 
 
 def analyse_slowdown(graph: Graph) -> Slowdown:
-    """How much slower the job is than with evenly fast operations, and whose fault that is.
+    """How much slower the job is than with evenly fast operations, and which ranks and stages cause it.
 
     Args:
         graph: of a run of operations, with its launch delays.
@@ -218,7 +218,7 @@ def find_slow_workers(graph: Graph, slowdown: Slowdown) -> list[Finding]:
 
 
 def find_uneven_stages(graph: Graph) -> list[Finding]:
-    """Stages of which every rank computes longer than other stages do: uneven work, nobody is at fault."""
+    """Stages of which every rank computes longer than other stages do: uneven work, no rank is the cause."""
     free = without_launches(graph)
     ratios = _stage_ratios(free)
     stages = sorted(ratios["stage"].unique().to_list())
@@ -242,7 +242,8 @@ def find_uneven_stages(graph: Graph) -> list[Finding]:
 def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
     """Whether a stage computes longer than the others in most data-parallel ranks, each for itself.
 
-    All stages of one have the same micro-batches: where these differ, that tells a stage from a slow worker.
+    All stages of one have the same micro-batches: where these differ, that distinguishes a stage from a slow
+    worker.
 
     Args:
         graph: as recorded.
@@ -269,8 +270,8 @@ def is_longer_in_most(graph: Graph, finding: Finding) -> bool:
 def _stage_ratios(graph: Graph) -> pl.DataFrame:
     """`stage`, `name`, `own`, `others` (ns per operation), `ratio` (below 1), where a stage computes longer.
 
-    A stage's time is that of its fastest rank: what one rank needs more than another of the stage is that
-    rank's matter. A rank's time is its median over steps of the mean over an operation's micro-batches.
+    A stage's time is that of its fastest rank: what one rank needs more than another of the stage is due to
+    that rank. A rank's time is its median over steps of the mean over an operation's micro-batches.
     """
     nodes = graph.nodes
     work = np.flatnonzero((nodes.kind == NodeKind.KERNEL) & (nodes.step >= 0))
@@ -333,7 +334,7 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
         evidence.append("one rank of the stage is recorded: a slow worker would look the same")
     else:
         evidence.append(
-            f"all {len(ranks)} ranks of the stage are alike: the work is uneven, no rank is at fault"
+            f"all {len(ranks)} ranks of the stage take as long: the work is uneven, no rank is at fault"
         )
     return Finding(
         "imbalance.stage",

@@ -1,7 +1,8 @@
 """A job that is slower than it was.
 
 In: the steps of a run, its telemetry, and its spans. Out: at most one finding, for the job as a whole: since
-when, by how much, and what else is different since. A spell that is over is none, nor is a slow beginning.
+when, by how much, and what else is different since. A slow period that is over is none, nor is a slow
+beginning.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from dpro.replay.steps.typical import job_steps
 from dpro.units import format_duration
 
 MIN_SHARE = 0.03  # of the step: less is not worth a finding
-EXPLAINS = 0.2  # of the growth of the step: what grew by less is no evidence
-LINES = 4  # of evidence of a kind, at most
+MIN_EXPLAINED = 0.2  # of the growth of the step: what grew by less is no evidence
+MAX_LINES = 4  # of evidence of a kind, at most
 HOST_WORDS = {
     "data_wait_ns": "waiting for the DataLoader",
     "gc_ns": "collecting garbage",
@@ -58,13 +59,13 @@ def find_regression(
     read_counters: Callable[[], pl.DataFrame],
     read_spans: Callable[[], pl.DataFrame],
 ) -> list[Finding]:
-    """Say so if the steps at the end are clearly longer than they were at some time before.
+    """The finding, if the steps at the end are clearly longer than they were at some time before.
 
     Args:
         steps: table `steps`; those in deep windows are left out, since recording slows them down.
         workers: table `workers`, for which GPUs are the job's.
-        read_counters: gives table `counters`; like the next, asked only if the job became slower.
-        read_spans: gives table `spans`.
+        read_counters: returns table `counters`; like the next, called only if the job became slower.
+        read_spans: returns table `spans`.
     """
     found = regression_of(job_steps(steps))
     if found is None:
@@ -79,11 +80,11 @@ def find_regression(
         f"before it took {format_duration(found.before_ns)}",
         *_host_changes(host_facts(steps, counters), found),
         *_work_changes(read_spans, steps, found),
-        *_with_first(cause, changed)[:LINES],
-        *islice(errors_since(steps, counters, workers, found.since), LINES),
+        *_with_first(cause, changed)[:MAX_LINES],
+        *islice(errors_since(steps, counters, workers, found.since), MAX_LINES),
     )
     if len(evidence) == 1:
-        evidence += ("nothing else that was recorded tells what is different since then",)
+        evidence += ("nothing else that was recorded shows what is different since then",)
     share = round(cost / found.after_ns, 4)
     return [
         Finding(
@@ -138,7 +139,7 @@ def _stretch(series: pl.DataFrame, begin: int, end: int) -> Stretch:
 
 def _host_changes(facts: pl.DataFrame, found: Regression) -> list[str]:
     """What the host does longer per step since then, on the rank where that grew most."""
-    enough = EXPLAINS * (found.after_ns - found.before_ns)
+    enough = MIN_EXPLAINED * (found.after_ns - found.before_ns)
     lines = []
     for column, words in HOST_WORDS.items():
         grown = (
@@ -170,7 +171,7 @@ def _work_changes(
         return []
     spans = read_spans()
     old, new = (_work_per_step(spans, part) for part in (old_steps, new_steps))
-    enough = EXPLAINS * (found.after_ns - found.before_ns)
+    enough = MIN_EXPLAINED * (found.after_ns - found.before_ns)
     grown = (
         new.join(old, on="name", how="left", suffix="_old")
         .with_columns(pl.col("work_ns_old").fill_null(0.0))
@@ -179,7 +180,7 @@ def _work_changes(
     )
     return [
         f"{name}: {format_duration(before)} per rank and step before, {format_duration(after)} since"
-        for name, after, before in grown.head(LINES).select("name", "work_ns", "work_ns_old").iter_rows()
+        for name, after, before in grown.head(MAX_LINES).select("name", "work_ns", "work_ns_old").iter_rows()
     ]
 
 

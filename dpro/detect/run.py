@@ -16,21 +16,21 @@ import polars as pl
 
 from dpro.detect.context import Context, Need, slow_ranks
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import AMOUNT
+from dpro.detect.imbalance.load_model import WORKLOAD
 from dpro.detect.imbalance.stages import find_uneven_work_of_stages, with_doubt
 from dpro.detect.machine.gpu_state import with_gpus
 from dpro.detect.machine.idle_gpus import find_idle_gpus, note_idle_gpus
 from dpro.detect.machine.oversubscribed import crowds_of, find_crowded_hosts, not_crowding
 from dpro.detect.network.degradation import find_slower_transfers
-from dpro.detect.network.host_waits import find_idle_hosts
+from dpro.detect.network.host_waits import find_communication_bound
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.notes import note_waiting
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
-from dpro.detect.stragglers.from_calls import NOTHING, find_late_ranks
-from dpro.detect.stragglers.input_bound import find_slow_input, find_waiting_for_data
-from dpro.detect.stragglers.masked import find_hidden_work
+from dpro.detect.stragglers.from_calls import NEGLIGIBLE, find_late_ranks
+from dpro.detect.stragglers.input_bound import find_input_bound, find_slow_input
+from dpro.detect.stragglers.masked import find_masked
 from dpro.detect.stragglers.timed_ranks import find_late_gpus
 from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
 from dpro.schema import SPANS
@@ -145,7 +145,7 @@ def diagnose_calls(latest: LatestSteps) -> list[Finding]:
     if not ranks:
         return late
     counters = latest.counters(ranks)
-    late = _late_now(latest, pl.concat([latest.amounts, counters.filter(pl.col("counter") != AMOUNT)]))
+    late = _late_now(latest, pl.concat([latest.amounts, counters.filter(pl.col("counter") != WORKLOAD)]))
     crowds = crowds_of(latest.steps, counters, latest.workers)
     kept = not_crowding(late, crowds, latest.steps, counters)
     return kept if len(kept) == len(late) else [*find_crowded_hosts(crowds, counters), *kept]
@@ -155,7 +155,7 @@ def _late_now(latest: LatestSteps, counters: pl.DataFrame) -> list[Finding]:
     found = find_late_ranks(
         latest.own, latest.calls, counters, latest.workers, doubtful=latest.messages_unseen
     )
-    return [each for each in found if each.severity >= NOTHING]
+    return [each for each in found if each.severity >= NEGLIGIBLE]
 
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
@@ -178,9 +178,9 @@ def _slow_ranks(context: Context, _: Found) -> list[Finding]:
     return slow_ranks(context.at_equal_work)
 
 
-def _hidden_work(context: Context, found: Found) -> list[Finding]:
+def _masked_ranks(context: Context, found: Found) -> list[Finding]:
     named = {rank for finding in found["slow ranks"] for rank in finding.ranks}
-    return find_hidden_work(context.at_equal_work, named)
+    return find_masked(context.at_equal_work, named)
 
 
 def _slow_input(context: Context, found: Found) -> list[Finding]:
@@ -220,15 +220,17 @@ def _late_gpus(context: Context, _: Found) -> list[Finding]:
     )  # fmt: skip
 
 
-def _idle_hosts(context: Context, _: Found) -> list[Finding]:
+def _communication_bound(context: Context, _: Found) -> list[Finding]:
     aligned, apart = context.aligned
     if context.calls.is_empty() or aligned.steps.is_empty():
         return []
-    return find_idle_hosts(context.usual_own_times, context.calls, aligned.steps, aligned.counters, apart)
+    return find_communication_bound(
+        context.usual_own_times, context.calls, aligned.steps, aligned.counters, apart
+    )
 
 
-def _waiting_for_data(context: Context, _: Found) -> list[Finding]:
-    return find_waiting_for_data(context.usual_steps, context.counters, on_gpus=context.on_gpus)
+def _input_bound(context: Context, _: Found) -> list[Finding]:
+    return find_input_bound(context.usual_steps, context.counters, on_gpus=context.on_gpus)
 
 
 def _operations(context: Context, _: Found) -> list[Finding]:
@@ -358,7 +360,7 @@ IN_WINDOWS = (
         "slow ranks", _slow_ranks, _GRAPH,
         rules=(not_explained_by_uneven_data, doubted_for_uneven_stages),
     ),
-    Detector("hidden work", _hidden_work, _GRAPH, rules=(not_explained_by_uneven_data,)),
+    Detector("masked ranks", _masked_ranks, _GRAPH, rules=(not_explained_by_uneven_data,)),
     Detector("slow input", _slow_input, _GRAPH),
     Detector("slow network", lambda context, _: diagnose_traffic(context.traffic), _GRAPH),
     Detector("idle GPUs", _idle_gpus, frozenset({Need.GRAPH, Need.BREAKDOWN})),
@@ -381,13 +383,13 @@ FROM_CALLS = (
         unless=(windows_show_a_slow_network, wires_show_a_slow_network),
     ),
     Detector(
-        "idle hosts", _idle_hosts, _ALWAYS_ON,
+        "communication-bound hosts", _communication_bound, _ALWAYS_ON,
         unless=(
             windows_show_a_slow_network, windows_name_ranks, wires_show_a_slow_network,
             timed_calls_show_a_slow_network, others_wait_for_ranks,
         ),
     ),
-    Detector("waiting for data", _waiting_for_data, _ALWAYS_ON, unless=(windows_show_slow_input,)),
+    Detector("waiting for input", _input_bound, _ALWAYS_ON, unless=(windows_show_slow_input,)),
     Detector("pauses", lambda context, _: context.pauses.findings, _ALWAYS_ON),
 )  # fmt: skip
 DETECTORS = (*IN_WINDOWS, *FROM_CALLS)

@@ -1,7 +1,7 @@
-"""Who waits for whom in collectives: how long each member waits for the last one to arrive.
+"""Waits in collectives: how long each member waits for the last one to arrive.
 
-In: a graph, and when its nodes start (as measured, or replayed). Out: a frame. Whether the last one is to
-blame is not known here: it may itself have waited elsewhere.
+In: a graph, and when its nodes start (as measured, or replayed). Out: a frame. Whether the last one is the
+cause is not known here: it may itself have waited elsewhere.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from dpro.collectors.convert.tables import frames_of, worker_row
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record
 from dpro.collectors.inside.steps.stepping import Boundary, number_steps
-from dpro.detect.imbalance.load_model import AMOUNT
+from dpro.detect.imbalance.load_model import WORKLOAD
 from dpro.schema import CLOCK_SAMPLES, COUNTERS, STEPS, WORKERS, conform
 
 MIN_RECENT = 2000  # records that are remembered: a few hundred steps
@@ -218,7 +218,7 @@ def amounts_of(tails: Iterable[Tail]) -> pl.DataFrame:
     rows = np.concatenate(frames) if frames else np.empty((0, 3), np.int64)
     columns = {"rank": rows[:, 0], "time_ns": rows[:, 1], "value": rows[:, 2].astype(float)}
     frame = pl.DataFrame(columns, schema={name: COUNTERS.dtypes[name] for name in columns}, strict=False)
-    return conform(COUNTERS, frame.with_columns(counter=pl.lit(AMOUNT)))
+    return conform(COUNTERS, frame.with_columns(counter=pl.lit(WORKLOAD)))
 
 
 def workers_of(tails: Iterable[Tail]) -> pl.DataFrame:

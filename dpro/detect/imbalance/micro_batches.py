@@ -27,7 +27,7 @@ from dpro.units import format_duration
 BATCHES = "the micro-batches"
 MIN_CORRELATION = 0.9
 MIN_VARIATION = 0.05  # of forward, standard deviation over mean: clocks of GPUs vary both directions by less
-CLEAR = 3.0  # standard errors of what it costs
+MIN_SIGNIFICANCE = 3.0  # standard errors of what it costs
 APART = (
     4.0  # standard errors by which a rank's mean micro-batch has to differ to be the rank's, not its data's
 )
@@ -81,7 +81,7 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
         f"ranks and steps, over {varied.freedom} micro-batches; forward times vary by {varied.forward:.0%}",
         f"in a typical step the longest micro-batch takes {varied.longest:.1f} times the mean",
         f"replayed with equal micro-batches in each step, the step takes {format_duration(step - cost)} "
-        f"instead of {format_duration(step)}; no rank is at fault: hand out sequences by what they cost",
+        f"instead of {format_duration(step)}; no rank is at fault: distribute sequences by their cost",
     )
     ranks = tuple(sorted(graph.places))
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / cost
@@ -99,7 +99,7 @@ def variation_of(graph: Graph) -> Variation | None:
 def _costs(saved: Ints, base: Ints) -> bool:
     """Whether the mean gain is worth a finding, and clear: that there is one, the correlation has shown."""
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size)
-    return bool(saved.mean() >= max(MIN_SHARE * base.mean(), CLEAR * error))
+    return bool(saved.mean() >= max(MIN_SHARE * base.mean(), MIN_SIGNIFICANCE * error))
 
 
 def _batches(graph: Graph) -> pl.DataFrame:
@@ -166,15 +166,15 @@ def _evened(graph: Graph, batches: pl.DataFrame) -> Ints:
     """[N] ns, durations with each micro-batch scaled to the mean size of its step.
 
     A micro-batch's size is its time in units of what its rank usually takes, in the (lower) middle of the
-    stages that it passes, times the mean size that its data-parallel rank is handed.
+    stages that it passes, times the mean size that its data-parallel rank gets.
     """
     total, ranks = pl.col("forward") + pl.col("backward"), ["rank", "chunk"]
     sizes = (
         batches.with_columns(relative=total / total.mean().over(ranks))
         .group_by("dp", "chunk", "step", "batch")
         .agg(pl.col("relative").quantile(0.5, "lower"))
-        .join(_handed(batches), on=["dp", "chunk"])
-        .with_columns(size=pl.col("relative") * pl.col("handed"))
+        .join(_mean_sizes(batches), on=["dp", "chunk"])
+        .with_columns(size=pl.col("relative") * pl.col("mean_size"))
         .with_columns(factor=pl.col("size").mean().over("chunk", "step") / pl.col("size"))
     )
     known = batches.join(sizes, on=["dp", "chunk", "step", "batch"])
@@ -189,20 +189,20 @@ def _evened(graph: Graph, batches: pl.DataFrame) -> Ints:
     return duration
 
 
-def _handed(batches: pl.DataFrame) -> pl.DataFrame:
-    """How much each data-parallel rank is handed on average, relative to others: `dp`, `chunk`, `handed`.
+def _mean_sizes(batches: pl.DataFrame) -> pl.DataFrame:
+    """The mean size of micro-batches of each data-parallel rank: `dp`, `chunk`, `mean_size` (1 is usual).
 
     What a rank takes in the mean is compared with its stage's, of which one in the lower middle is usual. A
     slow worker makes one stage of its pipeline longer, more data make all: the (lower) middle of them counts.
-    With a single stage it is put down to data as far as the luck of the draw explains it.
+    With a single stage it is attributed to data as far as chance explains it.
     """
     total = pl.col("forward") + pl.col("backward")
     ranks = batches.group_by("rank", "dp", "stage", "chunk").agg(
         mean=total.mean(), error=total.std() / pl.len().sqrt()
     )
     usual = pl.col("mean").quantile(0.5, "lower").over("stage", "chunk")
-    ranks = ranks.with_columns(handed=pl.col("mean") / usual)
+    ranks = ranks.with_columns(mean_size=pl.col("mean") / usual)
     if batches["stage"].n_unique() == 1:
         drawn = (pl.col("mean") - usual).abs() <= APART * pl.col("error")
-        ranks = ranks.with_columns(handed=pl.when(drawn).then("handed").otherwise(1.0))
-    return ranks.group_by("dp", "chunk").agg(pl.col("handed").quantile(0.5, "lower"))
+        ranks = ranks.with_columns(mean_size=pl.when(drawn).then("mean_size").otherwise(1.0))
+    return ranks.group_by("dp", "chunk").agg(pl.col("mean_size").quantile(0.5, "lower"))

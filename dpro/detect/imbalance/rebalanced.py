@@ -1,10 +1,10 @@
-"""A job in deep windows as it would be with work handed out evenly, and what that would save.
+"""A job in deep windows as it would be with balanced work, and what that would save.
 
 In: a graph and its run. Out: the same graph with work scaled to what it would be if all ranks with the same
-work had as large batches, and findings of `imbalance.data`. How much work each rank had is in `[rank, step,
-amount]`, one frame per kind of evidence: what loaders handed over, what other ranks sent to be worked on
-(experts, embeddings), and how large the inputs of operators are where shapes are recorded. A rank that is
-slower than its peers at even work is so for another reason.
+work had as large batches, and findings of `imbalance.data`. The workload of each rank is in `[rank, step,
+workload]`, one frame per kind of evidence: what loaders returned, what other ranks sent (to experts, to
+embeddings), and how large the inputs of operators are where shapes are recorded. A rank that is slower than
+its peers with balanced work is so for another reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import AMOUNT, ELEMENTS, REST, Uneven, describe_uneven_work, explain
+from dpro.detect.imbalance.load_model import ELEMENTS, REST, WORKLOAD, Uneven, describe_uneven_work, explain
 from dpro.detect.significance import MIN_STEPS
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph
 from dpro.replay.peers import ON_CPU, ON_GPU, teams
@@ -33,23 +33,27 @@ from dpro.store import Run
 
 @dataclass(frozen=True)
 class BalancedJob:
-    """A job with even work.
+    """A job with balanced work.
 
     Attributes:
         baseline: its graph and replay.
         findings: what uneven work costs.
-        told: whether that is told from single steps. If only from ranks that always have more, it explains
-            why they are slow, if they are.
-        explained: ns per step that ranks typically work longer because of what they are handed.
+        from_steps: whether that follows from single steps. If only from ranks that always have more, it
+            explains why they are slow, if they are.
+        explained: ns per step that ranks typically work longer because of their workloads.
     """
 
     baseline: Baseline
     findings: list[Finding]
-    told: bool
+    from_steps: bool
     explained: Mapping[int, float]
 
     def leaves(self, findings: list[Finding]) -> list[Finding]:
-        """Those of the findings about this job that are about more than amounts may be wrong about."""
+        """The findings about this job that cost more than what the load model may be wrong about.
+
+        Args:
+            findings: of ranks.
+        """
         return [
             each
             for each in findings
@@ -58,18 +62,18 @@ class BalancedJob:
 
 
 def rebalance(baseline: Baseline) -> BalancedJob:
-    """The job with even work; as it is where amounts tell nothing."""
+    """The job with balanced work; as it is where workloads explain nothing."""
     graph, work = baseline.graph, baseline.work
     as_it_is = BalancedJob(baseline, [], True, {})
     if graph.run is None:
         return as_it_is
     resource = ON_GPU if (work["resource"] == ON_GPU).any() else ON_CPU
     own = work.filter(pl.col("resource") == resource).group_by("rank", "step").agg(pl.col("work_ns").sum())
-    amounts = amounts_in_windows(graph.run)
+    workloads = workloads_in_windows(graph.run)
     found = [
         each
         for team in teams(work)
-        if (each := _explained(own.filter(pl.col("rank").is_in(team)), amounts)) is not None
+        if (each := _explained(own.filter(pl.col("rank").is_in(team)), workloads)) is not None
     ]
     if not found:
         return as_it_is
@@ -77,43 +81,43 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     before, after = baseline.step_ns, baseline.changed_step_ns(even)
     if before.size < MIN_STEPS:
         return as_it_is
-    ranks, _, most = max(found, key=lambda each: each[2].relation.clear)
+    ranks, _, most = max(found, key=lambda each: each[2].model.significance)
     cost = float((before - after).mean())
     findings = describe_uneven_work(most, cost, float(before.mean()), ranks)
     explained = {
         rank: float(value) for ranks, _, uneven in found for rank, value in zip(ranks, uneven.explained)
     }
-    return BalancedJob(Baseline(even), findings, most.relation.clear > 0, explained)
+    return BalancedJob(Baseline(even), findings, most.model.significance > 0, explained)
 
 
 def _explained(
-    alike: pl.DataFrame, amounts: Mapping[str, pl.DataFrame]
+    team: pl.DataFrame, workloads: Mapping[str, pl.DataFrame]
 ) -> tuple[list[int], Ints, Uneven] | None:
-    """Of ranks that do alike work: who, in which steps, and why their times differ.
+    """Of a team of ranks: which ranks, in which steps, and why their times differ.
 
     Args:
-        alike: `rank`, `step` and `work_ns` of their steps.
-        amounts: as `amounts_in_windows` gives them; what explains times most clearly counts.
+        team: `rank`, `step` and `work_ns` of their steps.
+        workloads: as `workloads_in_windows` returns them; those that explain times best count.
     """
-    ranks: list[int] = sorted(alike["rank"].unique().to_list())
-    common = alike.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
+    ranks: list[int] = sorted(team["rank"].unique().to_list())
+    common = team.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
     if len(ranks) < 2 or common.is_empty():
         return None
     columns: dict[str, NDArray[Any]] = {
         name: common[name].to_numpy().reshape(-1, len(ranks)) for name in ("step", "work_ns")
     }
     steps, own = columns["step"][:, 0], columns["work_ns"].astype(float)
-    told = []
-    for what, frame in amounts.items():
+    explained = []
+    for what, frame in workloads.items():
         rows = common.join(frame, on=["rank", "step"], how="left", maintain_order="left")
-        amount = rows["amount"].fill_null(np.nan).to_numpy().reshape(own.shape)
-        told.append(explain(own, amount, steps, what))
-    uneven = max(filter(None, told), key=lambda each: each.relation.clear, default=None)
+        workload = rows["workload"].fill_null(np.nan).to_numpy().reshape(own.shape)
+        explained.append(explain(own, workload, steps, what))
+    uneven = max(filter(None, explained), key=lambda each: each.model.significance, default=None)
     return None if uneven is None else (ranks, steps, uneven)
 
 
 def _scaled(graph: Graph, resource: int, found: list[tuple[list[int], Ints, Uneven]]) -> Ints:
-    """[N] ns, durations with work scaled to even amounts."""
+    """[N] ns, durations with work scaled to equal workloads."""
     nodes = graph.nodes
     duration = nodes.duration.astype(float)
     works = np.isin(nodes.kind, GPU_KINDS if resource == ON_GPU else CPU_KINDS)
@@ -131,25 +135,26 @@ RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its opera
 MAX_ELEMENTS = 1 << 48  # of the inputs of one operator: no memory holds more
 
 
-def amounts_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
+def workloads_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
     """The frames by what is counted; those with no row are left out."""
     steps = run.table(STEPS, ["rank", "step", "window", "start_ns", "duration_ns"])
     steps = steps.filter(pl.col("window") >= 0).sort("start_ns")
-    counters = run.table(COUNTERS).filter(pl.col("counter") == AMOUNT)
-    handed = counters.select("rank", start_ns="time_ns", amount="value").join(steps, on=["rank", "start_ns"])
+    counters = run.table(COUNTERS).filter(pl.col("counter") == WORKLOAD)
+    loaded = counters.select("rank", start_ns="time_ns", workload="value")
+    loaded = loaded.join(steps, on=["rank", "start_ns"])
     frames = {
-        ELEMENTS: handed.select("rank", "step", "amount"),
+        ELEMENTS: loaded.select("rank", "step", "workload"),
         RECEIVED: _per_step(_received(run), steps),
         SHAPES: _per_step(_shapes(run), steps),
     }
-    return {what: frame.filter(pl.col("amount") > 0) for what, frame in frames.items() if frame.height}
+    return {what: frame.filter(pl.col("workload") > 0) for what, frame in frames.items() if frame.height}
 
 
 def _received(run: Run) -> pl.DataFrame:
-    """`rank`, `window`, `start_ns` and `amount` of calls that gather what ranks work on next."""
+    """`rank`, `window`, `start_ns` and `workload` of calls that gather the next work of ranks."""
     calls = run.table(COLLECTIVES, ["rank", "window", "op", "start_ns", "bytes_out"])
     known = calls.filter((pl.col("op") == "all_to_all") & (pl.col("bytes_out") >= 0))
-    return known.select("rank", "window", "start_ns", amount="bytes_out")
+    return known.select("rank", "window", "start_ns", workload="bytes_out")
 
 
 def _shapes(run: Run) -> pl.DataFrame:
@@ -157,9 +162,9 @@ def _shapes(run: Run) -> pl.DataFrame:
     spans = run.table(SPANS, ["rank", "window", "kind", "start_ns", "shapes"])
     spans = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
     known = spans.select(pl.col("shapes").unique()).with_columns(
-        amount=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)
+        workload=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)
     )
-    return spans.join(known, on="shapes").select("rank", "window", "start_ns", "amount")
+    return spans.join(known, on="shapes").select("rank", "window", "start_ns", "workload")
 
 
 def _elements_of_text(text: str) -> int:
@@ -180,10 +185,10 @@ def _elements(shapes: Any) -> int:
 
 
 def _per_step(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `step` and `amount`: the sum of those rows that begin in the step."""
+    """`rank`, `step` and `workload`: the sum of those rows that begin in the step."""
     joined = rows.sort("start_ns").join_asof(
         steps.rename({"start_ns": "begun_ns"}), left_on="start_ns", right_on="begun_ns",
         by=["rank", "window"], check_sortedness=False,
     )  # fmt: skip
     inside = joined.filter(pl.col("start_ns") < pl.col("begun_ns") + pl.col("duration_ns"))
-    return inside.group_by("rank", "step").agg(pl.col("amount").sum().cast(pl.Float64))
+    return inside.group_by("rank", "step").agg(pl.col("workload").sum().cast(pl.Float64))

@@ -1,10 +1,10 @@
 """Pipeline stages that have more work than others, in deep windows: every rank of them computes longer.
 
-In: a graph whose run tells the stages. Out: at most one finding of `imbalance.stage`, for which nobody is to
-blame. A stage's work is that of its fastest rank: what another rank of it needs more is that rank's matter.
-The cost is what replaying saves with the same work spread evenly over the stages. A stage of one rank, or of
-hosts of its own, that does as many operations as the others may as well be slow, which is said. Runs of whole
-operations have `slowdown.py`.
+In: a graph whose ranks have known stages. Out: at most one finding of `imbalance.stage`, of which no rank is
+the cause. A stage's work is that of its fastest rank: what another rank of it needs more is due to that rank.
+The cost is what the replay saves with the same work spread evenly over the stages. A stage of one rank, or of
+hosts of its own, that does as many operations as the others may as well be slow: the finding says so. Runs of
+whole operations have `pipeline_slowdown.py`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dpro.schema import WORKERS
 from dpro.units import format_duration
 
 CLASS = "imbalance.stage"
-MORE = 0.5  # of what a stage takes longer, that it has to do more operations to be known to have more work
+MIN_MORE = 0.5  # of what a stage takes longer: how many more operations show that it has more work
 DOUBTED = 0.5  # confidence, where something else would look the same
 
 
 def find_uneven_work_of_stages(baseline: Baseline) -> list[Finding]:
-    """Say so if the step would be shorter with the work spread evenly over the pipeline's stages.
+    """The finding, if the step would be shorter with the work spread evenly over the pipeline's stages.
 
-    Judged are all recorded steps, and the latest: it may have begun while the job ran.
+    All recorded steps are examined, then the latest: it may have begun while the job ran.
     """
     if len({place.stage for place in baseline.graph.places.values()}) < 2:
         return []
@@ -82,17 +82,24 @@ def _uneven_since(baseline: Baseline, first: int, num_steps: int) -> list[Findin
 
 
 def with_doubt(stragglers: list[Finding], stages: list[Finding]) -> list[Finding]:
-    """Findings about slow ranks, where one may instead have a stage of its own with more work than others."""
-    told = []
+    """Findings of slow ranks, with doubt where the rank is a stage of its own that may have more work.
+
+    Left out are ranks whose stage clearly has more work.
+
+    Args:
+        stragglers: findings of ranks.
+        stages: findings of stages.
+    """
+    kept = []
     for finding in stragglers:
         stage = next((each for each in stages if each.ranks == finding.ranks), None)
         if stage is None:
-            told.append(finding)
+            kept.append(finding)
         elif stage.confidence <= DOUBTED:
             doubt = f"one of two: the rank is slow, or stage {stage.component_id}, its own, has too much work"
             sure = min(finding.confidence, DOUBTED)
-            told.append(replace(finding, confidence=sure, evidence=(*finding.evidence, doubt)))
-    return told
+            kept.append(replace(finding, confidence=sure, evidence=(*finding.evidence, doubt)))
+    return kept
 
 
 def _works(graph: Graph) -> Bools:
@@ -142,7 +149,7 @@ def _doubt(graph: Graph, longest: dict[str, Any], others: pl.DataFrame) -> str:
     """What else it may be that the stage computes longer; empty if that is clear."""
     longer = longest["work_ns"] / float(others["work_ns"].to_numpy().mean()) - 1
     more = longest["operations"] / max(float(others["operations"].to_numpy().mean()), 1.0) - 1
-    if more >= MORE * longer:
+    if more >= MIN_MORE * longer:
         return ""
     if len(longest["ranks"]) == 1:
         return "one rank of the stage is recorded, and it does as many operations: a slow rank looks the same"

@@ -1,4 +1,4 @@
-"""Links, ports, hosts and parts of the network that move data slower than their like, or than before.
+"""Links, ports, hosts and parts of the network that move data slower than comparable ones, or than before.
 
 traffic       what was moved, from a graph
 timed_calls   the same from calls that were timed without a window
@@ -6,6 +6,6 @@ wires         the same as NCCL's proxies saw it
 transfers     groups that do the same compared, and what the slow ones have in common
 fabric        parts of the network between which all is slow
 degradation   transfers that became slower than they were
-host_waits    the same from what hosts count, without deep windows
+host_waits    hosts that became communication-bound, from their counters alone
 pairs         what each pair of ranks takes, as a matrix
 """

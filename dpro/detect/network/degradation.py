@@ -2,7 +2,7 @@
 
 In: a job's traffic over many steps. Out: a finding for transfers between hosts, and one for those
 within: since when, by how much, and what the groups that became slower have in common. A group is compared
-with itself, so what befell all alike is found, too. Waiting is no part of transfers.
+with itself, so what affects all groups equally is found, too. Waiting is no part of transfers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dpro.detect.change_points import CHANCE, SHORTEST, change_points
 from dpro.detect.findings import Finding
 from dpro.detect.network.fabric import LIKE
 from dpro.detect.network.traffic import Traffic
-from dpro.detect.network.transfers import DEVIATIONS, UNSURE, Suspect, blame, words_of
+from dpro.detect.network.transfers import DEVIATIONS, MAX_UNSURE, Suspect, blame, words_of
 from dpro.detect.significance import MIN_LATEST, PERSISTENT
 from dpro.units import format_bytes, format_duration
 
-SLOWER = 1.15  # times what it was
+MIN_RATIO = 1.15  # times what it was
 MIN_SHARE = 0.01  # of the step: what costs less is not worth a finding
-FEWEST = 3  # transfers of a group on each side of a change, to say whether it changed
-LINES = 3  # of evidence
+MIN_SEEN = 3  # transfers of a group on each side of a change, to say whether it changed
+MAX_LINES = 3  # of evidence
 KEYS = [*LIKE, "members"]  # what is compared with itself
 SIDES = {True: "between hosts", False: "within hosts"}
 
@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
 
 def find_slower_transfers(traffic: Traffic) -> list[Finding]:
-    """Say so if transfers take clearly longer since some step, and the steps wait for it."""
+    """The findings, if transfers take clearly longer since some step, and the steps wait for them."""
     changes = [change for side in SIDES if (change := change_of(traffic.transfers, between=side))]
     found = (_describe(traffic, change) for change in changes)
     return [finding for finding in found if finding]
@@ -55,11 +55,11 @@ def find_slower_transfers(traffic: Traffic) -> list[Finding]:
 def change_of(transfers: pl.DataFrame, *, between: bool) -> Change | None:
     """The change for the worse that lasts to the end; None where there is none.
 
-    All transfers of the side are looked at together, which tells what is small and befalls all; where that
-    shows nothing, each group by itself, which tells what befalls few of many.
+    All transfers of the side are tested together, which finds what is small and affects all; where that
+    shows nothing, each group by itself, which finds what affects few of many.
 
     Args:
-        transfers: as `recorded_transfers` gives them.
+        transfers: as `recorded_transfers` returns them.
         between: look at transfers between hosts; else at those within.
     """
     relative = (pl.col("transfer_ns") / pl.col("transfer_ns").median().over(KEYS)).alias("relative")
@@ -72,20 +72,20 @@ def change_of(transfers: pl.DataFrame, *, between: bool) -> Change | None:
     return _change(mine, pl.concat(alone), between, CHANCE) if alone else None
 
 
-def _change(mine: pl.DataFrame, telling: pl.DataFrame, between: bool, chance: float) -> Change | None:
-    """The change that some of the transfers of a side tell, None where they tell none.
+def _change(mine: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: float) -> Change | None:
+    """The change that some of the transfers of a side show, None where they show none.
 
     Args:
         mine: all transfers of the side.
-        telling: those that are looked at.
+        tested: those that are tested.
         between: which side.
         chance: of being wrong.
     """
-    since = _since(telling, chance)
+    since = _since(tested, chance)
     if since is None:
         return None
-    told = pl.col("members").is_in(telling["members"].unique().to_list())
-    groups = sides_of(mine, since).with_columns(slow=pl.col("slow") & told)
+    among = pl.col("members").is_in(tested["members"].unique().to_list())
+    groups = sides_of(mine, since).with_columns(slow=pl.col("slow") & among)
     slow = groups.filter("slow")
     times = (slow["after_ns"] / slow["before_ns"]).median()
     return Change(since, float(times), between, groups) if slow.height else None  # type: ignore[arg-type]
@@ -103,12 +103,12 @@ def _since(transfers: pl.DataFrame, chance: float) -> int | None:
     typical = transfers.group_by("step").agg(pl.col("relative").median()).sort("step")
     ordered = typical if typical.height >= 2 * SHORTEST else transfers.sort("step", "instance")
     times, steps = ordered["relative"].to_numpy(), ordered["step"].to_numpy()
-    cuts = change_points(times, SLOWER - 1, chance, clear=DEVIATIONS)
+    cuts = change_points(times, MIN_RATIO - 1, chance, clear=DEVIATIONS)
     levels = [float(np.median(part)) for part in np.split(times, cuts)] if cuts else []
-    if len(levels) < 2 or levels[-1] < SLOWER * min(levels[:-1]):
+    if len(levels) < 2 or levels[-1] < MIN_RATIO * min(levels[:-1]):
         return None
     first = len(levels) - 1  # of the levels that are slower to the end
-    while first > 0 and levels[first - 1] >= SLOWER * min(levels):
+    while first > 0 and levels[first - 1] >= MIN_RATIO * min(levels):
         first -= 1
     if first == 0:
         return None
@@ -121,11 +121,11 @@ def _since(transfers: pl.DataFrame, chance: float) -> int | None:
 def sides_of(transfers: pl.DataFrame, since: int) -> pl.DataFrame:
     """What each group typically took before a step and takes since, and whether it is slow now.
 
-    It is if nearly every step shows it, on both sides: what befalls a step befalls all of its transfers, so
-    steps are what counts, however many transfers they have.
+    It is if nearly every step shows it, on both sides: what affects a step affects all of its transfers, so
+    steps count, however many transfers they have.
 
     Args:
-        transfers: as `recorded_transfers` gives them.
+        transfers: as `recorded_transfers` returns them.
         since: the step.
 
     Returns:
@@ -152,10 +152,10 @@ def sides_of(transfers: pl.DataFrame, since: int) -> pl.DataFrame:
             steps=pl.min_horizontal(late.sum(), (~late).sum()),
         )
     )
-    slower = pl.col("after_ns") >= SLOWER * pl.col("before_ns")
+    slower = pl.col("after_ns") >= MIN_RATIO * pl.col("before_ns")
     persistent = (pl.col("shown") >= PERSISTENT) & (pl.col("steps") >= MIN_LATEST)
     return (
-        typical.filter(pl.col("seen") >= FEWEST)
+        typical.filter(pl.col("seen") >= MIN_SEEN)
         .join(steps, on=KEYS)
         .select(*KEYS, "before_ns", "after_ns", "whole", slow=slower & persistent)
         .sort(KEYS)
@@ -190,7 +190,7 @@ def _describe(traffic: Traffic, change: Change) -> Finding | None:
             f"it is one group: which of its {len(ranks)} ranks or the links between them, is open"
         )
     if not slow["whole"].any():
-        sure = min(sure, UNSURE)
+        sure = min(sure, MAX_UNSURE)
         evidence.append(
             "not all of their members are recorded: one that comes late since then looks the same"
         )
@@ -225,7 +225,7 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
         for op, size, members, before, after in worst.select(
             "op", "bytes", "members", "before_ns", "after_ns"
         )
-        .head(LINES)
+        .head(MAX_LINES)
         .iter_rows()
     ]
 

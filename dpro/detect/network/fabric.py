@@ -1,9 +1,9 @@
 """Groups of hosts between which all is slow: a switch, or what lies between two parts of the network.
 
 In: transfers, and which host each rank is on. Out: blocks: hosts fall into parts, transfers within a part are
-fast, and all those between parts are slow. Most pairs of hosts are then slow, so that nothing is told by what
-is usual; it is told by there being two levels, and by who is on which. Whether the network is broken there or
-was built so, the transfers of one run do not tell.
+fast, and all those between parts are slow. Most pairs of hosts are then slow, so that a comparison with the
+usual shows nothing; two levels do, and which hosts are on which. Whether the network is broken there or was
+built so, the transfers of one run do not show.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 LIKE = ["op", "bytes", "num_ranks", "num_hosts"]
-APART = 1.5  # times the time of the fast level, at least
-EVEN = 0.5  # of the distance between the levels, in logarithms: how far values of a level may lie apart
+MIN_RATIO = 1.5  # of the slow level's time to the fast level's
+MAX_SPREAD = 0.5  # of a level's values, of the distance between the levels, in logarithms
 MIN_HOSTS = 2  # in each of two parts: one host alone is at fault itself
 
 
@@ -52,17 +52,17 @@ def find_blocks(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> list[Block
         .sort(*LIKE, "members")
     )
     blocks: dict[tuple[tuple[str, ...], ...], list[pl.DataFrame]] = {}
-    for _, alike in typical.group_by(LIKE, maintain_order=True):
-        levels = _two_levels(alike)
+    for _, same_kind in typical.group_by(LIKE, maintain_order=True):
+        levels = _two_levels(same_kind)
         parts = _parts(levels, hosts) if levels is not None else None
         if levels is not None and parts:
             blocks.setdefault(parts, []).append(levels.filter("slow").drop("slow"))
     return [Block(parts, pl.concat(slow)) for parts, slow in blocks.items()]
 
 
-def _two_levels(alike: pl.DataFrame) -> pl.DataFrame | None:
-    """Groups, fast and slow ones told apart at the widest gap of their times; None if there is none."""
-    ordered = alike.sort("transfer_ns", "members")
+def _two_levels(same_kind: pl.DataFrame) -> pl.DataFrame | None:
+    """Groups, fast and slow ones separated at the widest gap of their times; None if there is none."""
+    ordered = same_kind.sort("transfer_ns", "members")
     times = np.log(ordered["transfer_ns"].to_numpy())
     if times.size < 2:
         return None
@@ -70,7 +70,7 @@ def _two_levels(alike: pl.DataFrame) -> pl.DataFrame | None:
     fast, slow = times[:cut], times[cut:]
     distance = float(np.median(slow) - np.median(fast))
     widest = max(float(np.ptp(fast)), float(np.ptp(slow)))
-    if distance < np.log(APART) or widest > EVEN * distance:
+    if distance < np.log(MIN_RATIO) or widest > MAX_SPREAD * distance:
         return None
     middle = float(np.median(fast))
     return ordered.with_columns(

@@ -1,10 +1,10 @@
-"""Hosts that wait longer than they did, and not for each other: the network of a job without deep windows.
+"""Hosts that became communication-bound: they wait longer than before, and not for each other.
 
-In: own times of ranks, as told from their calls, and what the hosts counted in each step. Out: findings.
+In: own times of ranks, as inferred from their calls, and what the hosts counted in each step. Out: findings.
 Where hosts wait for their transfers, as with gloo, a rank's own time in which it neither computes nor waits
 for data, a core or garbage is what transfers take, or code that sleeps. One rank that sleeps is late, and
-found elsewhere; here all ranks of a group have to wait longer since some step. Which of the two it is cannot
-be told without deep windows: that is said.
+found elsewhere; here all ranks of a group have to wait longer since some step. Which of the two it is
+only deep windows show: the finding says so.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dpro.replay.steps.typical import job_steps
 from dpro.units import format_duration
 
 COUNTED = ("training_thread_cpu_ns", "data_wait_ns", "gc_ns", "run_queue_ns")
-ENOUGH = 0.5  # of a group's ranks have to be known of a step: single samples may be missing
-SEEN = 0.5  # of the growth: how much of it the steps have to have grown by, too
+MIN_KNOWN = 0.5  # of a group's ranks in a step: single samples may be missing
+MIN_GROWTH = 0.5  # of the growth: how much of it the steps must have grown by, too
 
 
 class Group(NamedTuple):
@@ -30,23 +30,23 @@ class Group(NamedTuple):
 
     Attributes:
         ranks: those that were recorded.
-        unseen: whom these also call with, here or in other groups, and who left no record.
+        unseen: ranks that these also call with, here or in other groups, and that left no record.
     """
 
     ranks: list[int]
     unseen: list[int]
 
 
-def find_idle_hosts(
+def find_communication_bound(
     own: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame, apart: list[int]
 ) -> list[Finding]:
-    """Say so if all ranks of a group wait longer since some step, for nothing that was counted.
+    """The findings, if all ranks of a group wait longer since some step, for nothing that was counted.
 
     Args:
         own: as `dpro.detect.stragglers.own_time.own_time` gives it.
         calls: as `dpro.detect.stragglers.own_time.calls_of` gives them.
         steps, counters: the tables.
-        apart: ranks that were left out of these, whom others may have waited for.
+        apart: ranks that were left out of these, which others may have waited for.
     """
     idle = idle_times(own, steps, counters)
     job = job_steps(steps)
@@ -87,7 +87,7 @@ def _change(idle: pl.DataFrame, job: pl.DataFrame, ranks: list[int]) -> Regressi
         idle.filter(pl.col("rank").is_in(ranks))
         .group_by("step")
         .agg(pl.col("idle_ns").min(), known=pl.len())
-        .filter(pl.col("known") >= max(2, ENOUGH * len(ranks)))
+        .filter(pl.col("known") >= max(2, MIN_KNOWN * len(ranks)))
     )
     typical = job["duration_ns"].median()
     series = job.join(least, on="step").sort("step").with_columns(duration_ns=pl.col("idle_ns") + typical)
@@ -97,7 +97,7 @@ def _change(idle: pl.DataFrame, job: pl.DataFrame, ranks: list[int]) -> Regressi
     late = pl.col("step") >= change.since
     before, after = (job.filter(side)["duration_ns"].median() for side in (~late, late))
     grown = float(after) - float(before)  # type: ignore[arg-type]
-    return change if grown >= SEEN * (change.after_ns - change.before_ns) else None
+    return change if grown >= MIN_GROWTH * (change.after_ns - change.before_ns) else None
 
 
 def _finding(group: Group, change: Regression, job: pl.DataFrame) -> Finding:
@@ -111,12 +111,12 @@ def _finding(group: Group, change: Regression, job: pl.DataFrame) -> Finding:
         f"nor waiting for a later rank, its data, a core or garbage; before it was {format_duration(before)}",
         "that is what hosts wait for transfers, or code of theirs that sleeps; as all of them began to at "
         "once, it is likely the network between them",
-        "not known: which, and which link or port; deep windows, or NCCL's Inspector, would tell",
+        "not known: which, and which link or port; deep windows, or NCCL's Inspector, would show it",
     ]
     either = [f"the network between {who}", "code that waits on all of them"]
     if group.unseen:
         either.append(f"{ranks_in_words(group.unseen)} coming late")
-        evidence.append(f"they may wait for {ranks_in_words(group.unseen)}, who left no record")
+        evidence.append(f"they may wait for {ranks_in_words(group.unseen)}, which left no record")
     sure = round(change.persistent / len(either), 3)
     return Finding(
         "slow.fabric", "one of", ", ".join(either), tuple(group.ranks), round(cost / step, 4), sure, cost,

@@ -2,8 +2,8 @@
 
 In: transfers, as `transfers.py` takes them from a graph. Out: one row per pair that talks: what its transfers
 take, what they would take if it were like the other pairs, and how much of the difference is the sender's,
-the receiver's and the link's own. Groups of more than two ranks tell of no pair and are left out. Which part
-is at fault is decided by `transfers.py`.
+the receiver's and the link's own. Groups of more than two ranks show no single pair and are left out. Which
+part is at fault is decided by `transfers.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dpro.detect.network.fabric import LIKE
 from dpro.detect.network.traffic import MESSAGE
 from dpro.detect.network.transfers import MIN_GROUPS
 
-MIN_PAIRS = 3  # of a rank: of fewer, what it adds is not told from what the others or the pair do
-ROUNDS = 30
-SETTLED = 1e-9  # of a logarithm: effects that move less do not move
+MIN_PAIRS = 3  # of a rank: with fewer, what it adds cannot be separated from the others and the pair
+MAX_ROUNDS = 30
+SETTLED = 1e-9  # of a logarithm: effects that change less have converged
 
 SCHEMA = {
     "source": pl.Int64,  # rank that sends; of a group of two the lower one
@@ -32,10 +32,10 @@ SCHEMA = {
     "count": pl.Int64,  # transfers
     "bytes": pl.Int64,  # of all of them; -1 where not known
     "transfer_ns": pl.Float64,  # what one typically takes, without waiting; of several sizes the mean
-    "expected_ns": pl.Float64,  # the same if the pair were like the others; null: fewer than three are alike
+    "expected_ns": pl.Float64,  # the same if the pair were like the others; null: fewer than three of a kind
     "ratio": pl.Float64,  # transfer_ns over expected_ns, of sizes that have both; null like that
-    "sender": pl.Float64,  # times that the source adds to all its pairs; null: too few of them to tell
-    "receiver": pl.Float64,  # times that the target adds to all its pairs; null: too few of them to tell
+    "sender": pl.Float64,  # times that the source adds to all its pairs; null: too few of them to say
+    "receiver": pl.Float64,  # times that the target adds to all its pairs; null: too few of them to say
     "link": pl.Float64,  # times that are left to the pair itself; null where the ratio is
 }
 _EFFECTS = ("sender", "receiver")
@@ -44,8 +44,8 @@ _EFFECTS = ("sender", "receiver")
 def delay_matrix(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFrame:
     """What each pair of ranks takes to move data, and what it would take if it were like the others.
 
-    Alike are pairs that do the same operation with as many bytes, and are both on one host or both on two.
-    What is expected is what most of them take, once what slow ranks add to theirs is taken off.
+    Comparable are pairs that do the same operation with as many bytes, and are both on one host or both on
+    two. What is expected is what most of them take, once what slow ranks add to theirs is taken off.
 
     Args:
         transfers: as `dpro.detect.network.traffic.transfers_of` gives them.
@@ -55,13 +55,13 @@ def delay_matrix(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFr
         Columns of `SCHEMA`, one row for each pair and, of messages, direction, sorted by source and target.
         ratio = sender x receiver x link, where a null factor counts as 1.
     """
-    sorts = _with_expected(_sorts_of_pairs(transfers.filter(pl.col("num_ranks") == 2)))
-    if sorts.is_empty():
+    kinds = _with_expected(_kinds_of_pairs(transfers.filter(pl.col("num_ranks") == 2)))
+    if kinds.is_empty():
         return pl.DataFrame(schema=SCHEMA)
     compared = pl.col("expected_ns").is_not_null()
     total = pl.col("transfer_ns", "expected_ns") * pl.col("count")
     matrix = (
-        sorts.with_columns(total.name.prefix("all_"))
+        kinds.with_columns(total.name.prefix("all_"))
         .group_by("source", "target", "directed", *_EFFECTS)
         .agg(
             pl.col("count").sum(),
@@ -120,8 +120,8 @@ def both_ways(matrix: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([matrix, back]).sort("source", "target", "directed")
 
 
-def _sorts_of_pairs(transfers: pl.DataFrame) -> pl.DataFrame:
-    """What each pair typically takes for each sort of transfer: `LIKE`, both ends, `transfer_ns`, `count`."""
+def _kinds_of_pairs(transfers: pl.DataFrame) -> pl.DataFrame:
+    """What each pair typically takes for each kind of transfer: `LIKE`, both ends, `transfer_ns`, `count`."""
     ends = pl.col("members").str.split(",").cast(pl.List(pl.Int64))
     return (
         transfers.group_by(*LIKE, "members")
@@ -131,66 +131,72 @@ def _sorts_of_pairs(transfers: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_expected(sorts: pl.DataFrame) -> pl.DataFrame:
+def _with_expected(kinds: pl.DataFrame) -> pl.DataFrame:
     """The same with `expected_ns`, and what the ends add: within hosts and between them each for itself."""
-    alike = sorts.with_columns(enough=pl.len().over(LIKE) >= MIN_GROUPS, sort=pl.struct(LIKE).rank("dense"))
-    parts = [_fitted(part) for _, part in alike.filter("enough").group_by("num_hosts", maintain_order=True)]
+    comparable = kinds.with_columns(
+        enough=pl.len().over(LIKE) >= MIN_GROUPS, kind=pl.struct(LIKE).rank("dense")
+    )
+    parts = [
+        _fitted(part) for _, part in comparable.filter("enough").group_by("num_hosts", maintain_order=True)
+    ]
     unknown = pl.lit(None, pl.Float64)
-    rest = alike.filter(~pl.col("enough")).with_columns(expected_ns=unknown, sender=unknown, receiver=unknown)
-    # What is known of the ends from some sorts holds for all of them: a pair is one row in the end.
+    rest = comparable.filter(~pl.col("enough")).with_columns(
+        expected_ns=unknown, sender=unknown, receiver=unknown
+    )
+    # What is known of the ends from some kinds holds for all of them: a pair is one row in the end.
     known = (pl.col(name).drop_nulls().first().over("source", "target", "directed") for name in _EFFECTS)
     return pl.concat([*parts, rest], how="diagonal").with_columns(known)
 
 
-def _fitted(alike: pl.DataFrame) -> pl.DataFrame:
-    """Pairs, with what is expected of each sort and what the ends of each pair add."""
-    one_way = alike.select("sort", "source", "target", log=pl.col("transfer_ns").log())
-    other_way = one_way.filter(~alike["directed"]).rename({"source": "target", "target": "source"})
+def _fitted(comparable: pl.DataFrame) -> pl.DataFrame:
+    """Pairs, with what is expected of each kind and what the ends of each pair add."""
+    one_way = comparable.select("kind", "source", "target", log=pl.col("transfer_ns").log())
+    other_way = one_way.filter(~comparable["directed"]).rename({"source": "target", "target": "source"})
     cells = pl.concat([one_way, other_way.select(one_way.columns)])
-    sort, source, target = (cells[name].cast(pl.Int64).to_numpy() for name in ("sort", "source", "target"))
-    middle, sender, receiver = additive_effects(sort, source, target, cells["log"].to_numpy())
-    own = slice(alike.height)
-    return alike.with_columns(
-        pl.Series("expected_ns", np.exp(middle[sort[own]])),
+    kind, source, target = (cells[name].cast(pl.Int64).to_numpy() for name in ("kind", "source", "target"))
+    middle, sender, receiver = additive_effects(kind, source, target, cells["log"].to_numpy())
+    own = slice(comparable.height)
+    return comparable.with_columns(
+        pl.Series("expected_ns", np.exp(middle[kind[own]])),
         pl.Series("sender", np.exp(sender[source[own]])).fill_nan(None),
         pl.Series("receiver", np.exp(receiver[target[own]])).fill_nan(None),
     )
 
 
 def additive_effects(
-    sort: Ints, source: Ints, target: Ints, log_time: Floats
+    kind: Ints, source: Ints, target: Ints, log_time: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """What each sort of transfer takes, and what each sender and receiver adds to all of its own.
+    """What each kind of transfer takes, and what each sender and receiver adds to all of its own.
 
-    Median polish (Tukey, "Exploratory Data Analysis", 1977, chapter 11) with gaps: medians of sorts, of rows
+    Median polish (Tukey, "Exploratory Data Analysis", 1977, chapter 11) with gaps: medians of kinds, of rows
     and of columns are taken off in turn, so slow cells move none, up to half of a row or a column. The
     typical rank adds nothing. Of an even number the lower median is taken: where half are slow, they are.
 
     Args:
-        sort: [C] numbers, none negative.
+        kind: [C] numbers, none negative.
         source: [C] ranks, none negative.
         target: [C] ranks.
         log_time: [C] logarithms.
 
     Returns:
-        [S] of sorts, [R] of senders, [R] of receivers, logarithms; NaN for a rank with fewer than
+        [S] of kinds, [R] of senders, [R] of receivers, logarithms; NaN for a rank with fewer than
         `MIN_PAIRS` others that way.
     """
     num_ranks = int(max(source.max(), target.max())) + 1
-    told = [_partners(ends, others, num_ranks) >= MIN_PAIRS for ends, others in _both(source, target)]
-    middle = np.zeros(int(sort.max()) + 1)
+    enough = [_partners(ends, others, num_ranks) >= MIN_PAIRS for ends, others in _both(source, target)]
+    middle = np.zeros(int(kind.max()) + 1)
     effects = np.zeros((2, num_ranks))
     left = log_time.copy()
-    for _ in range(ROUNDS):
-        moved = _take_off(left, sort, middle, np.ones(middle.size, np.bool_))
-        for effect, known, ends in zip(effects, told, (source, target)):
+    for _ in range(MAX_ROUNDS):
+        moved = _take_off(left, kind, middle, np.ones(middle.size, np.bool_))
+        for effect, known, ends in zip(effects, enough, (source, target)):
             moved = max(moved, _take_off(left, ends, effect, known))
             typical = float(np.quantile(effect[known], 0.5, method="lower")) if known.any() else 0.0
             effect[known] -= typical
             left += typical * known[ends]
         if moved < SETTLED:
             break
-    sender, receiver = (np.where(known, effect, np.nan) for known, effect in zip(told, effects))
+    sender, receiver = (np.where(known, effect, np.nan) for known, effect in zip(enough, effects))
     return middle, sender, receiver
 
 

@@ -3,7 +3,7 @@
 In: collectives outside of deep windows that have a duration, as NCCL's Inspector measures all of them, and
 the flight recorder where timing is on; steps and workers. Out: what `traffic.py` takes from a graph.
 All members of a call end together, so the shortest duration among them is the transfer, and the rest is
-waiting for the last; clocks of hosts need not agree. What other work hides of it is not told.
+waiting for the last; clocks of hosts need not agree. What other work hides of it is not known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLUMNS = ("op", "bytes", "members", "num_ranks", "num_hosts", "step", "transfe
 def traffic_of_calls(
     collectives: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataFrame, world_size: int
 ) -> Traffic:
-    """What timed calls tell; no transfers where none was timed.
+    """The traffic of timed calls; no transfers where none was timed.
 
     Args:
         collectives, steps, workers: the tables.
@@ -33,11 +33,13 @@ def traffic_of_calls(
     hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
     outside = steps.filter(pl.col("window") < 0)
     calls = _in_steps(_timed(collectives), steps)
-    everybody = outside["rank"].n_unique() >= world_size
+    all_recorded = outside["rank"].n_unique() >= world_size
     transfers = pl.concat(
         [
-            _met(_messages(calls), ["group", "sequence", "sender", "receiver", "source"], hosts, everybody),
-            _met(_collective(calls), ["group", "sequence", "op", "source"], hosts, everybody),
+            _met(
+                _messages(calls), ["group", "sequence", "sender", "receiver", "source"], hosts, all_recorded
+            ),
+            _met(_collective(calls), ["group", "sequence", "op", "source"], hosts, all_recorded),
         ]
     )
     transfers = transfers.sort("step", *LIKE, "members", "transfer_ns").with_row_index("instance")
@@ -46,10 +48,10 @@ def traffic_of_calls(
 
 
 def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
-    """Rows that tell how long, when and what; `bytes` is what the operation moves for the rank."""
-    told = (pl.col("window") < 0) & (pl.col("duration_ns") > 0) & (pl.col("sequence") >= 0)
+    """Rows with duration, start and operation; `bytes` is what the operation moves for the rank."""
+    known = (pl.col("window") < 0) & (pl.col("duration_ns") > 0) & (pl.col("sequence") >= 0)
     began = pl.when(pl.col("start_ns") >= 0).then("start_ns").otherwise("enqueued_ns")
-    return collectives.filter(told & (pl.col("group") != "")).select(
+    return collectives.filter(known & (pl.col("group") != "")).select(
         "rank",
         "op",
         "group",
@@ -80,9 +82,9 @@ def _collective(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _messages(calls: pl.DataFrame) -> pl.DataFrame:
-    """Both ends of each message, by who sends to whom, in order: each end counts its own calls.
+    """Both ends of each message, by sender and receiver, in order: each end counts its own calls.
 
-    Where one end has more than the other, nothing tells which are the same.
+    Where one end has more than the other, it is not known which are the same.
     """
     ends = calls.filter(pl.col("op").is_in(["send", "recv"]) & (pl.col("peer") >= 0))
     sends = pl.col("op") == "send"
@@ -102,24 +104,24 @@ def _messages(calls: pl.DataFrame) -> pl.DataFrame:
     return numbered.filter(pl.col("sent") == pl.col("got"))
 
 
-def _met(calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], everybody: bool) -> pl.DataFrame:
+def _met(calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], all_recorded: bool) -> pl.DataFrame:
     """One row per call that at least two members timed.
 
     Args:
         calls: one row per member.
-        call: what tells calls apart.
+        call: columns that identify a call.
         hosts: of the ranks.
-        everybody: whether all ranks of the job are recorded; who is in a group may be told by that alone.
+        all_recorded: whether all ranks of the job are; only then the callers of a group are all its members.
     """
     if calls.is_empty():
         return _NOTHING
     host = pl.col("rank").replace_strict(hosts, default="", return_dtype=pl.String)
     known = calls.group_by("group").agg(callers=pl.col("rank").n_unique().cast(pl.Int64))
-    size = pl.when(pl.col("size") > 0).then("size").when(everybody).then("callers").otherwise(-1)
+    size = pl.when(pl.col("size") > 0).then("size").when(all_recorded).then("callers").otherwise(-1)
     met = (
         calls.join(known, on="group")
         .with_columns(size=size, host=host)
-        .unique([*call, "rank"], keep="none")  # numbers that came twice tell nothing
+        .unique([*call, "rank"], keep="none")  # numbers that came twice are ambiguous
         .group_by(call)
         .agg(
             *([] if "op" in call else [pl.col("op").first()]),

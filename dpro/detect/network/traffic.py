@@ -43,7 +43,7 @@ class Traffic:
     """What ranks exchange.
 
     Attributes:
-        transfers: as `recorded_transfers` gives them.
+        transfers: as `recorded_transfers` returns them.
         hosts: which host each rank is on, as far as known.
         healed: what steps would save if transfers (`instance`) took so many `times` as long.
         replayed: whether that is known; else it is the most: other work may hide some of it.
@@ -63,7 +63,7 @@ class Traffic:
             )
         return (
             f"with these transfers as fast as {like}, a step of {format_duration(step_ns)} would save "
-            f"{format_duration(saved_ns)} at most: how much of it other work hides, deep windows would tell"
+            f"{format_duration(saved_ns)} at most: how much of it other work hides, deep windows would show"
         )
 
 
@@ -132,7 +132,7 @@ def recorded_transfers(graph: Graph) -> pl.DataFrame:
 
 
 def host_of(graph: Graph) -> dict[int, str]:
-    """Which host each rank is on, as far as the run tells."""
+    """Which host each rank is on, as far as the run shows."""
     try:
         return hosts_of(graph)
     except Unanswerable:

@@ -21,15 +21,15 @@ from dpro.detect.network.traffic import MESSAGE, Traffic
 from dpro.detect.significance import MIN_SHARE, MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.units import format_bytes, format_duration
 
-MIN_GROUPS = 3  # alike: of two that differ nobody knows which is wrong
-UNSURE = 0.5  # the most that is believed of the slower of two: they may have been built so
-SLOW = 1.15  # times the transfer of the other groups
-BROKEN = 1.5  # from here on worth a finding even if the step does not wait for it
+MIN_GROUPS = 3  # of a kind: of two that differ it is not known which is wrong
+MAX_UNSURE = 0.5  # confidence in the slower of two: they may have been built so
+MIN_SLOW = 1.15  # times the transfer of the other groups
+MIN_BROKEN = 1.5  # from here on worth a finding even if the step does not wait for it
 DEVIATIONS = 5.0  # of the other groups, robust, from their median
-MIN_DEVIATION = 0.02  # of a logarithm: groups are never more alike than this
+MIN_DEVIATION = 0.02  # of a logarithm: a lower spread of groups is raised to this
 LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
 FITS = 0.9  # share of its groups that are slow, of a thing that is at fault
-LINES = 3  # of evidence
+MAX_LINES = 3  # of evidence
 
 
 class Suspect(NamedTuple):
@@ -53,15 +53,15 @@ class Suspect(NamedTuple):
 
 
 def find_slow_network(traffic: Traffic) -> list[Finding]:
-    """Name the links and ports whose transfers take clearly longer than those of their like."""
+    """Name the links and ports whose transfers take clearly longer than comparable ones."""
     transfers, hosts = traffic.transfers.filter("whole"), traffic.hosts
     found = []
-    told: set[str] = set()
+    blocked: set[str] = set()
     for block in find_blocks(transfers, hosts):
         finding = _describe_block(traffic, block)
         found += [finding] if finding else []
-        told.update(block.slow["members"])
-    groups = compare_groups(transfers).filter(~pl.col("members").is_in(sorted(told)))
+        blocked.update(block.slow["members"])
+    groups = compare_groups(transfers).filter(~pl.col("members").is_in(sorted(blocked)))
     slow = groups.filter("slow")
     for suspects, members in blame(groups, hosts):
         mine = slow.filter(pl.col("members").is_in(sorted(members)))
@@ -80,31 +80,31 @@ def compare_groups(transfers: pl.DataFrame) -> pl.DataFrame:
         transfers: as `transfers_of` gives them.
 
     Returns:
-        `LIKE` columns, `members`, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`, `num_alike`
-        (groups), and whether it is `slow`; of groups that have others of their like.
+        `LIKE` columns, `members`, `excess`, `typical_ns` (of the others), `transfer_ns`, `count`,
+        `num_same_kind` (groups), and whether it is `slow`; of groups that have others of their kind.
     """
     per_group = transfers.group_by(*LIKE, "members").agg(pl.col("transfer_ns").median(), count=pl.len())
     compared = []
-    for _, alike in per_group.sort(*LIKE, "members").group_by(LIKE, maintain_order=True):
-        if alike.height < 2:
+    for _, same_kind in per_group.sort(*LIKE, "members").group_by(LIKE, maintain_order=True):
+        if same_kind.height < 2:
             continue
-        least = SLOW if alike.height >= MIN_GROUPS else BROKEN
-        times = np.log(alike["transfer_ns"].to_numpy())
+        least = MIN_SLOW if same_kind.height >= MIN_GROUPS else MIN_BROKEN
+        times = np.log(same_kind["transfer_ns"].to_numpy())
         others = [shortest_half(np.delete(times, at)) for at in range(times.size)]
         middle, spread = np.array(others).T
         excess = times - middle
         far = excess >= DEVIATIONS * np.maximum(spread, MIN_DEVIATION)
         compared.append(
-            alike.with_columns(
+            same_kind.with_columns(
                 excess=excess,
                 typical_ns=np.exp(middle),
-                num_alike=pl.len(),
+                num_same_kind=pl.len(),
                 slow=far & (excess >= np.log(least)),
             )
         )
     if not compared:
         return per_group.head(0).with_columns(
-            excess=pl.lit(0.0), typical_ns=pl.lit(0.0), num_alike=pl.lit(0), slow=pl.lit(False)
+            excess=pl.lit(0.0), typical_ns=pl.lit(0.0), num_same_kind=pl.lit(0), slow=pl.lit(False)
         )
     groups = pl.concat(compared)
     return groups.with_columns(slow=pl.col("slow") & _persistent(transfers, groups))
@@ -165,7 +165,7 @@ def suspects_of(members: str, op: str, hosts: Mapping[int, str]) -> Iterator[Sus
     else:
         yield Suspect(f"group {members}", "group", members)
     crowded = [name for name in names if sum(host == name for host in hosts.values()) > 1]
-    if len(names) > 1:  # of a host with one rank nothing is told that is not told of the rank
+    if len(names) > 1:  # a host with one rank is not distinguished from the rank
         yield from (Suspect(f"host {name}", "host", name) for name in crowded)
     if len(names) == 2 and crowded:
         yield Suspect(f"hosts {' - '.join(names)}", "hosts", " - ".join(names))
@@ -194,18 +194,18 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
         explained = next(iter(best.values()), set()) if most else set()
         if not explained:
             return
-        alike = [suspect for suspect, mine in best.items() if mine == explained]
-        yield list({suspect.thing: suspect for suspect in reversed(alike)}.values())[::-1], explained
+        equal = [suspect for suspect, mine in best.items() if mine == explained]
+        yield list({suspect.thing: suspect for suspect in reversed(equal)}.values())[::-1], explained
         left -= explained
 
 
 def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> Finding | None:
-    """The finding, with what healing would save; None where neither the step nor the transfer tells much."""
+    """The finding, with what healing would save; None where neither the step nor the transfer shows much."""
     saved, base = _healed(traffic, slow)
-    sure_which = bool((slow["num_alike"] >= MIN_GROUPS).any())
+    sure_which = bool((slow["num_same_kind"] >= MIN_GROUPS).any())
     times = float(np.exp(slow["excess"].to_numpy().max()))
     gains = clear_gain(saved, base)
-    if not gains and (times < BROKEN or not sure_which):
+    if not gains and (times < MIN_BROKEN or not sure_which):
         return None
     cost = max(float(saved.mean()), 0.0)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
@@ -222,9 +222,11 @@ def _describe(traffic: Traffic, suspects: list[Suspect], slow: pl.DataFrame) -> 
     else:
         evidence.append("the step hardly waits for it: other work hides it")
     if not sure_which:
-        evidence.append("two groups alike do not tell whether the slower one is broken, or was built slower")
+        evidence.append(
+            "two groups of a kind do not show whether the slower one is broken, or was built slower"
+        )
     sure = confidence(saved, base) if gains else 0.5
-    sure = sure if sure_which else min(sure, UNSURE)
+    sure = sure if sure_which else min(sure, MAX_UNSURE)
     return Finding(
         suspects[0].class_, kind, name, tuple(ranks), round(cost / step, 4), sure / len(suspects), cost,
         tuple(evidence),
@@ -245,7 +247,7 @@ def _describe_block(traffic: Traffic, block: Block) -> Finding | None:
         "crowded, or was built slower",
         traffic.gain_in_words("those within", "the step takes", cost, step),
     )
-    sure = confidence(saved, base) / 2  # one run does not tell a fault from a design
+    sure = confidence(saved, base) / 2  # one run does not distinguish a fault from a design
     return Finding(
         "slow.fabric", "hosts", block.name, tuple(ranks), round(cost / step, 4), sure, cost, evidence
     )
@@ -267,11 +269,11 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
     worst = slow.sort(["excess", "members"], descending=[True, False])
     lines = [
         f"{op} of {format_bytes(size)} among ranks {members}: {format_duration(own)} of transfer, "
-        f"{format_duration(typical)} in groups alike ({count} times)"
+        f"{format_duration(typical)} in groups of its kind ({count} times)"
         for op, size, members, own, typical, count in worst.select(
             "op", "bytes", "members", "transfer_ns", "typical_ns", "count"
         )
-        .head(LINES)
+        .head(MAX_LINES)
         .iter_rows()
     ]
     rest = worst.height - len(lines)

@@ -1,8 +1,8 @@
-"""Traffic on the wires between ranks, as the network threads of NCCL saw it: what one ring cannot tell.
+"""Traffic on the wires between ranks, as the network threads of NCCL saw it: finer than one ring.
 
-In: what each rank sent to whom, steps and workers. Out: what `traffic.py` takes from a graph, each
-send a message. A collective tells of all its members together; here every wire of its ring or tree is seen by
-itself, free of waiting for the GPU or the peer, so that senders, receivers and links can be told apart.
+In: sends of each rank to each peer, steps and workers. Out: what `traffic.py` takes from a graph, each send a
+message. A collective shows all its members together; here every wire of its ring or tree is measured by
+itself, without waits for the GPU or the peer, so that senders, receivers and links can be distinguished.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpro.replay.steps.typical import job_steps
 
 
 def traffic_of_sends(sends: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataFrame) -> Traffic:
-    """What was on the wires; nothing of peers who sent nothing themselves: who they are is not told.
+    """The traffic on the wires, without peers that sent nothing: which ranks these are is not known.
 
     Args:
         sends, steps, workers: the tables.

@@ -1,9 +1,9 @@
 """Time that is lost in some steps only: checkpoints, validation, collections, loader restarts, compilation.
 
 In: steps and counters, which are always recorded; own times of ranks where counters do not explain a pause.
-Out: a finding for each kind of pause that takes enough of the wall time: in which steps, who works in them,
-what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps.typical`, of what kind by
-`kinds.py`. A job that is slower for good has none by that; nor has one of which single steps are a
+Out: a finding for each kind of pause that takes enough of the wall time: in which steps, which ranks work in
+them, what it costs, what to do. Which steps are pauses is decided by `dpro.replay.steps.typical`, of what
+kind by `kinds.py`. A job that is slower for good has none by that; nor has one of which single steps are a
 little longer.
 """
 
@@ -31,23 +31,20 @@ from dpro.detect.pauses.kinds import (
     Pause,
     pauses_of,
 )
-from dpro.detect.pauses.regularity import Rhythm, rhythm_of
+from dpro.detect.pauses.regularity import Recurrence, recurrence_of
 from dpro.replay.steps.typical import Pace, pace_of
 from dpro.units import NS_PER_S, format_bytes, format_duration
 
 CLASS = "pauses"
-MIN_SHARE = 0.03  # of the wall time: less is what jobs do beside training
+MIN_SHARE = 0.03  # of the wall time: every job loses as much
 MIN_TIMES = 3  # fewer may never come again
 HUGE = 0.1  # of the wall time, in fewer pauses than that
-MIN_UNEXPLAINED = 8  # pauses of one rank, not regular, that nothing explains: fewer are as one pleases
-HUGE_UNEXPLAINED = 0.3  # of the wall time, where they are neither: machines have hiccups
+MIN_UNEXPLAINED = 8  # pauses of one rank, not regular, that nothing explains: fewer are chance
+HUGE_UNEXPLAINED = 0.3  # of the wall time, where they are neither: rare delays are normal
 SAVING = 5  # steps after a deep window in which it may still be saved
 SAME = 0.8  # of the pauses a rank works in, to be the one that does
 WARM_UP = 3  # steps, the first: what is long there comes once in each start of the job
-LONG_WARM_UP, LONG_WARM_UP_NS = (
-    0.3,
-    NS_PER_S,
-)  # of the wall time, and at least: else it is said beside the rest
+MIN_WARM_UP, MIN_WARM_UP_NS = 0.3, NS_PER_S  # of the wall time, and at least: else a line of evidence
 
 _DOES = {  # of one rank, of several
     CHECKPOINT: ("saves a checkpoint", "save a checkpoint"),
@@ -93,19 +90,19 @@ class Lost:
 
 @dataclass(frozen=True)
 class Group:
-    """The pauses of a kind, and who works in them.
+    """The pauses of a kind, and which ranks work in them.
 
     Attributes:
         kind: what they are of.
         pauses: in order.
-        rhythm: how regular they are.
-        ranks: who works in nearly all of them.
-        some: who works in any.
+        recurrence: how regular they are.
+        ranks: which work in nearly all of them.
+        some: which work in any.
     """
 
     kind: str
     pauses: list[Pause]
-    rhythm: Rhythm
+    recurrence: Recurrence
     ranks: tuple[int, ...]
     some: tuple[int, ...]
 
@@ -116,14 +113,14 @@ class Group:
 
 
 def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]) -> Lost:
-    """Say what time is lost to, if some steps take far longer than all others.
+    """Find what time is lost to, if some steps take far longer than all others.
 
     The cost of a finding is what its pauses take beyond what their steps usually would, averaged over all
     steps; the severity is its share of the wall time.
 
     Args:
         steps, counters: the tables; times of each rank on its own clock.
-        own: gives own times of ranks in all steps, `rank`, `step`, `own_ns`; asked only if need be.
+        own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
     """
     pace = pace_of(steps)
     if pace is None or not pace.paused.any():
@@ -134,8 +131,8 @@ def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], p
     groups = _groups([pause for pause in pauses if pause.step not in first], pace)
     groups = sorted((each for each in groups if _matters(each, pace)), key=lambda group: -group.lost_ns)
     num_ranks = steps["rank"].n_unique()
-    beside = _names_of_steps(pace, warm_up)
-    findings = [_finding(each, pace, num_ranks, [*_saved(each, counters), *beside]) for each in groups]
+    more_lines = _names_of_steps(pace, warm_up)
+    findings = [_finding(each, pace, num_ranks, [*_saved(each, counters), *more_lines]) for each in groups]
     return Lost(
         [*findings, *_long_warm_up(warm_up, pace)],
         sorted(pause.step for pauses in (warm_up, *(each.pauses for each in groups)) for pause in pauses),
@@ -177,12 +174,12 @@ def _mostly(pauses: list[Pause]) -> str:
 
 
 def _group(kind: str, pauses: list[Pause], pace: Pace) -> Group:
-    rhythm = rhythm_of(np.array([pause.step for pause in pauses]), pace.steps)
+    recurrence = recurrence_of(np.array([pause.step for pause in pauses]), pace.steps)
     some = sorted({rank for pause in pauses for rank in pause.ranks})
     lost = sum(pause.longer_ns for pause in pauses)
     working = {rank: sum(p.longer_ns for p in pauses if rank in p.ranks) for rank in some}
     ranks = tuple(rank for rank in some if working[rank] >= SAME * lost)
-    return Group(kind, pauses, rhythm, ranks, tuple(some))
+    return Group(kind, pauses, recurrence, ranks, tuple(some))
 
 
 def _matters(group: Group, pace: Pace) -> bool:
@@ -190,12 +187,12 @@ def _matters(group: Group, pace: Pace) -> bool:
     share, times = group.lost_ns / float(pace.times.sum()), len(group.pauses)
     if group.kind not in _UNEXPLAINED:
         return share >= (MIN_SHARE if times >= MIN_TIMES else HUGE)
-    regular = group.rhythm.period > 0 and group.rhythm.exact and times > MIN_TIMES
+    regular = group.recurrence.period > 0 and group.recurrence.exact and times > MIN_TIMES
     of_one = len(group.ranks) == 1 and times >= MIN_UNEXPLAINED
     return share >= (MIN_SHARE if regular or of_one else HUGE_UNEXPLAINED)
 
 
-def _finding(group: Group, pace: Pace, num_ranks: int, beside: list[str]) -> Finding:
+def _finding(group: Group, pace: Pace, num_ranks: int, more_lines: list[str]) -> Finding:
     of_one = len(group.ranks) == 1 and num_ranks > 1
     times, lost = len(group.pauses), group.lost_ns
     share = lost / float(pace.times.sum())
@@ -203,10 +200,10 @@ def _finding(group: Group, pace: Pace, num_ranks: int, beside: list[str]) -> Fin
     do = _ONE_VALIDATES if of_one and group.kind == VALIDATION else _DO[group.kind]
     wait = ", the others wait" if of_one else ""
     evidence = (
-        f"{_who(group, num_ranks)} for {each} {group.rhythm.in_words()}{wait}; do: {do}",
-        f"{group.rhythm.named()}: {times} of {pace.times.size} steps, {share:.0%} of the wall time; the cost "
-        "is the mean over all steps",
-        *beside,
+        f"{_who(group, num_ranks)} for {each} {group.recurrence.in_words()}{wait}; do: {do}",
+        f"{group.recurrence.named()}: {times} of {pace.times.size} steps, {share:.0%} of the wall time; the "
+        "cost is the mean over all steps",
+        *more_lines,
     )
     kind, component = ("rank", str(group.ranks[0])) if of_one else ("job", group.kind)
     sure = round(_sure(group) * times / (times + 1), 3)
@@ -220,11 +217,11 @@ def _sure(group: Group) -> float:
     """How sure it is what the pauses are of."""
     if group.kind not in _UNEXPLAINED:
         return float(np.median([pause.explained for pause in group.pauses]))
-    return 0.9 if group.rhythm.period and group.ranks else 0.6
+    return 0.9 if group.recurrence.period and group.ranks else 0.6
 
 
 def _who(group: Group, num_ranks: int) -> str:
-    """Who does what."""
+    """Which ranks do what, in words."""
     one, several = _DOES[group.kind]
     if num_ranks == 1 or not group.some:
         return f"the job {one}"
@@ -252,7 +249,7 @@ def _saved(group: Group, counters: pl.DataFrame) -> list[str]:
 
 
 def _names_of_steps(pace: Pace, warm_up: list[Pause]) -> list[str]:
-    """The two lengths of a step, and what the first steps took beside."""
+    """The two lengths of a step, and what the first steps took in addition."""
     typical, mean = format_duration(pace.typical_ns), format_duration(pace.mean_ns)
     lines = [f"typical step {typical}, mean step with pauses {mean}"]
     if warm_up:
@@ -264,7 +261,7 @@ def _names_of_steps(pace: Pace, warm_up: list[Pause]) -> list[str]:
 def _long_warm_up(pauses: list[Pause], pace: Pace) -> list[Finding]:
     """The first steps, where they take much of the recorded time."""
     lost, wall = sum(pause.lost_ns for pause in pauses), float(pace.times.sum())
-    if lost < max(LONG_WARM_UP * wall, LONG_WARM_UP_NS):
+    if lost < max(MIN_WARM_UP * wall, MIN_WARM_UP_NS):
         return []
     kinds = sorted({pause.kind for pause in pauses if pause.kind not in (*_UNEXPLAINED, CONTENTION)})
     evidence = (

@@ -1,7 +1,8 @@
-"""What a pause is of, and who works in it, from what the host counted in its steps.
+"""The kind of each pause, and which ranks work in it, from what the host counted in its steps.
 
 In: the pauses of a job, its steps and counters; own times of ranks, asked for only where no counter explains
-a pause. Out: the pauses with kind and ranks. Who only waits for another rank's pause does not work in it.
+a pause. Out: the pauses with kind and ranks. A rank that only waits for another rank's pause does not work in
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LOOK_BACK = 3  # steps: a host that runs ahead of its GPU waits for another rank
 CHECKPOINT, COMPILATION, COLLECTION = "checkpoint", "compilation", "garbage collection"
 VALIDATION, RESTART, EPOCH, DATA = "validation", "loader restart", "epoch start", "waiting for data"
 CONTENTION, BUSY, IDLE = "CPU contention", "other work", "unknown wait"
-# What explains a pause, the most telling first: to validate may need garbage to be collected, not vice versa.
+# What explains a pause, the most specific first: validation may cause a collection, not vice versa.
 _ORDER = {
     "checkpoint_ns": CHECKPOINT,
     "compile_ns": COMPILATION,
@@ -45,7 +46,7 @@ class Pause:
         lost_ns: what it costs the job.
         kind: what it is of.
         explained: share of it that is.
-        ranks: who works in it; empty where that is not known.
+        ranks: which work in it; empty where that is not known.
     """
 
     step: int
@@ -64,7 +65,7 @@ def pauses_of(
     Args:
         pace: of the job.
         steps, counters: the tables.
-        own: gives own times of ranks in all steps, `rank`, `step`, `own_ns`; asked only if need be.
+        own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
     """
     at = np.flatnonzero(pace.paused)
     times = {int(pace.steps[each]): pace.times[each] - pace.usual[each] for each in at}

@@ -13,13 +13,13 @@ from dpro.arrays import Ints
 from dpro.words import few
 
 MIN_TIMES = 3  # two are always a distance apart
-REGULAR = 0.8  # of the times have to be in step, and so many of the steps that are due have to have it
+REGULAR = 0.8  # of the times have to be a period apart, and of the steps that are due have to have it
 ABOUT = 0.15  # of the typical distance, by which distances differ where it comes about as often
 SHOWN = 4  # steps that are named
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class Recurrence:
     """When something happens.
 
     Attributes:
@@ -43,7 +43,7 @@ class Rhythm:
         return f"step{'s' if self.steps.size > 1 else ''} {few(self.steps.tolist(), SHOWN)}"
 
 
-def rhythm_of(steps: Ints, seen: Ints) -> Rhythm:
+def recurrence_of(steps: Ints, seen: Ints) -> Recurrence:
     """How regularly something happens.
 
     Args:
@@ -52,15 +52,15 @@ def rhythm_of(steps: Ints, seen: Ints) -> Rhythm:
     """
     distances = np.diff(steps)
     if steps.size < MIN_TIMES:
-        return Rhythm(steps, 0, False)
+        return Recurrence(steps, 0, False)
     for period in _candidates(distances):
         if _in_step(steps, seen, period):
-            return Rhythm(steps, int(period), True)
+            return Recurrence(steps, int(period), True)
     middle = float(np.median(distances))
     spread = float(np.quantile(np.abs(distances - middle), REGULAR))
     if middle >= 2 and steps.size > MIN_TIMES and spread <= ABOUT * middle:
-        return Rhythm(steps, round(middle), False)
-    return Rhythm(steps, 0, False)
+        return Recurrence(steps, round(middle), False)
+    return Recurrence(steps, 0, False)
 
 
 def _candidates(distances: Ints) -> Ints:

@@ -2,11 +2,11 @@
 
 replayed      heals one rank at a time, all in one batched replay
 persistent    work that is clearly longer, at a cost that comes and goes
-masked        work that is far longer, mostly hidden for now
+masked        work that is far longer, mostly hidden by queued work
 own_time      a rank's own work in each step, from the times of its calls on one clock
 excess        own work against peers and against before
 from_calls    what the others wait for a rank that is late
 timed_ranks   the same for GPUs, where calls were timed
-input_bound   a training loop that waits for its input on every rank
+input_bound   a job whose training loop waits for its input on every rank
 causes, work_causes   what counters, and what the graph, say of why
 """

@@ -1,4 +1,4 @@
-"""What the host's counters tell of why a rank takes longer: waiting for data, garbage, no core.
+"""Why a rank takes longer, from the host's counters: waiting for data, garbage collection, no free core.
 
 In: how much more of each counter a rank has than its peers. Out: the cause that explains it, if one does.
 What counters are of is the business of `dpro.collectors`.
@@ -43,19 +43,19 @@ def host_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
         more: ns per step that the rank has more than its peers, by counter.
         longer_ns: by how much it takes longer per step.
     """
-    told = {name: value for name, value in more.items() if name in HOST_CAUSES}
-    largest = max(told, key=lambda name: told[name], default="")
-    if not largest or told[largest] < EXPLAINED * longer_ns:
+    known = {name: value for name, value in more.items() if name in HOST_CAUSES}
+    largest = max(known, key=lambda name: known[name], default="")
+    if not largest or known[largest] < EXPLAINED * longer_ns:
         return None
     cause, does = HOST_CAUSES[largest]
-    return HostCause(cause, f"it {does} {format_duration(told[largest])} longer per step than they")
+    return HostCause(cause, f"it {does} {format_duration(known[largest])} longer per step than they")
 
 
 def idle_cause(more: Mapping[str, float], longer_ns: float) -> HostCause | None:
-    """That a host waits, where its training thread was not computing; None where it was, or nobody knows.
+    """That a host waits, where its training thread was not computing; None where it was, or that is unknown.
 
     Args:
-        more: as of `host_cause`, which has to explain nothing.
+        more: as of `host_cause`, which must have found none.
         longer_ns: by how much it takes longer per step.
     """
     if CPU not in more or more[CPU] >= EXPLAINED * longer_ns:

@@ -1,9 +1,9 @@
-"""Who works longer than those that do alike work, or than before, told from noise.
+"""Ranks that work longer than their peers, or than before, beyond noise.
 
 In: own times of a team's steps. Out: the ranks that are clearly and persistently slower. Times are compared
 in log-ratios to the median of the peers in the same step, so that what all have in common cancels; of these
-the midmean over the latest steps is judged, in units of what it varies by. Who waits for a slow rank, and
-what that costs, is not known here.
+the midmean over the latest steps is tested, in units of its standard error. Which ranks wait for a slow one,
+and what that costs, is not computed here.
 """
 
 from __future__ import annotations
@@ -15,32 +15,30 @@ from numpy.typing import NDArray
 
 from dpro.arrays import MAD_TO_SIGMA, Floats
 
-WINDOWS = (10, 20, 40)  # steps that are judged, the latest of: a large effect shows in few
-MIN_RATIO = 0.035  # of the peers' own time: less is everywhere
-# What a rank must have become slower by: half of the 5% that are to be told, since not all of a step becomes
-# slower with it. Devices differ by as much; but against its own past a rank has its own device beside it.
+WINDOWS = (10, 20, 40)  # numbers of latest steps that are tested: a large effect shows in few
+MIN_RATIO = 0.035  # of the peers' own time: smaller differences are everywhere
+# By how much a rank must have become slower: half of the 5% that are to be found, since not all of a step
+# becomes slower with it. Devices differ by as much, but a rank's own past is that of the same device.
 MIN_CHANGE = 0.025
-PAST_WINDOWS = WINDOWS[1:]  # ten steps are too few: the tails of their midmean are no normal ones yet
-MIN_BEFORE = 20  # steps that tell how slow it was
-AS_LARGE = 0.9  # of the largest effect: of windows that show as much, the one with the most steps tells
+PAST_WINDOWS = WINDOWS[1:]  # ten steps are too few: the tails of their midmean are not normal
+MIN_BEFORE = 20  # earlier steps that show how slow it was
+AS_LARGE = 0.9  # of the largest effect: of windows that show as much, the one with the most steps counts
 PERSISTENT = 0.8  # of the steps a rank must be slower in
-# Standard errors that an effect must reach, beside all else. Every look is one more chance to be wrong, and
-# a job of a week is looked at 100,000 times: of normal noise 3 in 10 million pass.
-CLEAR = 5.0
-MIN_NOISE = 0.01  # noise is never believed to be less
-SCARCE = (
-    8.0  # with few steps the noise is hardly known: its estimate is raised by this many over their number
-)
+# Standard errors that an effect must reach. Every look is one more chance to be wrong, and a job of a week is
+# looked at 100,000 times: of normal noise 3 in 10 million pass.
+MIN_SIGNIFICANCE = 5.0
+MIN_NOISE = 0.01  # lower estimates of the noise are raised to this
+SCARCE = 8.0  # over the number of steps: by which the noise of few is raised, since it is hardly known
 MIDMEAN_ERROR = 1.093  # of normal values, in units of that of their mean
 
 
 @dataclass(frozen=True)
 class Team:
-    """Ranks that do alike work, and what they did in the steps that all of them have.
+    """Ranks that do the same work, and what they did in the steps that all of them have.
 
     Attributes:
-        ranks: [R] who.
-        steps: [T] which.
+        ranks: [R] which ranks.
+        steps: [T] which steps.
         own: [T, R] ns of work.
         waited: [T, R] ns of waiting for others.
         start: [T, R] ns, when the steps began.
@@ -61,9 +59,9 @@ class Excess:
         column: of the team.
         num_steps: how many of the latest steps show it.
         level: of the log-ratio to its peers.
-        error: standard error of what is judged.
-        persistent: share of the steps in which the rank is slower than what it is judged against.
-        before: the level in the steps before, where it is judged against these; else 0, that of its peers.
+        error: standard error of the effect.
+        persistent: share of the steps in which the rank is slower than what it is compared with.
+        before: the level in the steps before, where it is compared with these; else 0, that of its peers.
         against_past: whether it is.
     """
 
@@ -87,10 +85,10 @@ def late_columns(team: Team) -> list[Excess]:
     excess = logs - median_of_others(logs)
     peers = [_against_peers(excess, size) for size in WINDOWS if size <= len(excess)]
     past = [_against_past(logs, excess, size) for size in PAST_WINDOWS if size + MIN_BEFORE <= len(excess)]
-    return [*_most_telling(peers), *_most_telling(past)]
+    return [*_longest_windows(peers), *_longest_windows(past)]
 
 
-def _most_telling(windows: list[list[Excess]]) -> list[Excess]:
+def _longest_windows(windows: list[list[Excess]]) -> list[Excess]:
     """Of each rank the longest of the windows that show as much as any."""
     by_column: dict[int, list[Excess]] = {}
     for each in (each for window in windows for each in window):
@@ -107,12 +105,12 @@ def _against_peers(excess: Floats, size: int) -> list[Excess]:
 
     Args:
         excess: [T, R] log-ratios of own times to those of the peers.
-        size: how many of the latest steps are judged.
+        size: how many of the latest steps are tested.
     """
     latest = excess[-size:]
     level, persistent = midmean(latest), (latest > 0).mean(axis=0)
     error = _error(excess, size)
-    clear = (level >= MIN_RATIO) & (persistent >= PERSISTENT) & (level >= CLEAR * error)
+    clear = (level >= MIN_RATIO) & (persistent >= PERSISTENT) & (level >= MIN_SIGNIFICANCE * error)
     return [
         Excess(int(at), size, float(level[at]), float(error[at]), float(persistent[at]))
         for at in np.flatnonzero(clear)
@@ -127,7 +125,7 @@ def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
     Args:
         logs: [T, R] logarithms of own times.
         excess: [T, R] log-ratios of own times to those of the peers.
-        size: how many of the latest steps are judged.
+        size: how many of the latest steps are tested.
     """
     latest, earlier = excess[-size:], excess[:-size]
     level, before = midmean(latest), midmean(earlier)
@@ -135,7 +133,7 @@ def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
     persistent = (latest > before).mean(axis=0)
     error = _error(excess, size) * np.sqrt(1 + size / len(earlier))
     change = level - before
-    clear = (change >= MIN_CHANGE) & (persistent >= PERSISTENT) & (change >= CLEAR * error)
+    clear = (change >= MIN_CHANGE) & (persistent >= PERSISTENT) & (change >= MIN_SIGNIFICANCE * error)
     clear &= (grown >= change / 2) & (level > 0)
     return [
         Excess(
@@ -148,7 +146,7 @@ def _against_past(logs: Floats, excess: Floats, size: int) -> list[Excess]:
 def midmean(values: Floats) -> Floats:
     """The mean of the middle half along the first axis.
 
-    It is deaf to a quarter of outliers on each side, and varies less than a median: of normal values by 1.093
+    It ignores a quarter of outliers on each side, and varies less than a median: of normal values by 1.093
     instead of 1.253 times what a mean does (the variance of a trimmed mean: Huber, "Robust Statistics", 1981,
     section 3.3).
     """
@@ -176,7 +174,7 @@ def _error(excess: Floats, size: int) -> Floats:
     """[R] standard error of a midmean of some successive steps.
 
     Noise is taken from differences of neighbours, which a lasting change does not touch; where there are
-    enough steps, also from those of the midmeans of successive blocks, which tells noise that lasts for
+    enough steps, also from those of the midmeans of successive blocks, which shows noise that lasts for
     several steps.
     """
     error = np.maximum(noise_of(np.diff(excess, axis=0)), MIN_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
@@ -188,6 +186,6 @@ def _error(excess: Floats, size: int) -> Floats:
 
 
 def noise_of(differences: Floats) -> Floats:
-    """[R] standard deviation of a value, from [D, R] differences of two, by their median deviation."""
+    """[R] standard deviation of a value, from [D, R] differences of two, by their MAD."""
     spread = np.median(np.abs(differences - np.median(differences, axis=0)), axis=0)
     return np.asarray(MAD_TO_SIGMA * spread / np.sqrt(2))

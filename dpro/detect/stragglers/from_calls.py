@@ -1,7 +1,8 @@
-"""Ranks that the others wait for, persistently, told from the calls that are always recorded.
+"""Ranks that the others wait for persistently, inferred from the calls that are always recorded.
 
-In: calls, steps, counters and workers on one clock. Out: findings, and what they cannot show. Who is clearly
-slower than its peers, or than it was, is told by `excess.py`; here, what the others wait for it, and why.
+In: calls, steps, counters and workers on one clock. Out: findings, and what they cannot show. Which ranks are
+slower than their peers, or than before, is decided by `excess.py`; here, how long others wait for them, and
+why.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import LATEST, REST, Uneven, amounts_of, describe_uneven_work, explain
+from dpro.detect.imbalance.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
 from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.own_time import MESSAGES, teams
 from dpro.units import format_duration
 
-HISTORY = 240  # steps that tell how much is noise
+HISTORY = 240  # steps that the noise is estimated from
 MIN_SHARE = 0.02  # of the step
 # Times the peers' own time, over 20 steps or more: from here on worth a finding even if the step hardly waits
 # for it. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
 APART, APART_STEPS = 1.1, 20
-NOTHING = 0.001  # of the step: what costs less costs nothing
-PAUSES = 0.1  # of the steps, the costliest, say no more of what a slow rank costs than the next
+NEGLIGIBLE = 0.001  # of the step: what costs less costs nothing
+PAUSES = 0.1  # of the steps, the costliest: their cost is clipped to that of the next
 MESSAGES_UNSEEN = (
     "waits for messages between ranks are not in the times of calls: a rank may be late because of one"
 )
 HOST_OR_GPU = (
     "not known: whether its host or its GPU; no counter of its host explains it, and calls are the host's"
 )
-HOST_OR_GPU_SURE = 0.5  # by how much less sure that makes
+HOST_OR_GPU_SURE = 0.5  # factor of the confidence then
 HOSTS_ONLY = (
     "a GPU that computes slowly shows in the times of calls only where the host waits for it: deep "
-    "windows, or `dpro record --nccl-timing`, would tell"
+    "windows, or `dpro record --nccl-timing`, would show it"
 )
 
 
@@ -55,9 +56,9 @@ def find_late_ranks(
     uneven_work: list[Finding] = []
     for ranks in teams(calls, own, stages):
         team = team_of(own, ranks)
-        uneven = explain(team.own, amounts_of(counters, ranks, team.start), team.steps)
+        uneven = explain(team.own, workloads_of(counters, ranks, team.start), team.steps)
         late = late_columns(team)
-        if uneven is not None and (late or uneven.relation.clear):
+        if uneven is not None and (late or uneven.model.significance):
             uneven_work += _uneven(team, uneven)
             team = replace(team, own=uneven.equal)
             late = [each for each in late_columns(team) if _is_more(each, uneven)]
@@ -68,12 +69,12 @@ def find_late_ranks(
         *_once([each for team, excess, each in found if _matters(team, excess, doubtful)]),
     ]
     doubtful = doubtful or len({team.ranks[0] for team, *_ in found}) > 1
-    told = [_doubted(finding) if doubtful else finding for finding in findings]
-    return sorted(told, key=lambda finding: -finding.cost_ns)
+    doubted = [_doubted(finding) if doubtful else finding for finding in findings]
+    return sorted(doubted, key=lambda finding: -finding.cost_ns)
 
 
 def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
-    """What uneven work costs: no more than ranks waited for each other."""
+    """The finding of uneven work: it costs no more than ranks waited for each other."""
     latest = slice(-LATEST, None)
     own, waited = team.own[latest], team.waited[latest]
     saved = float((own.max(axis=1) - uneven.equal[latest].max(axis=1)).mean())
@@ -82,7 +83,7 @@ def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
 
 
 def _is_more(excess: Excess, uneven: Uneven) -> bool:
-    """Whether a rank is slower by more than what its amounts may be wrong about."""
+    """Whether a rank is slower by more than what the load model may be wrong about."""
     more = excess.effect * float(np.median(uneven.equal[-excess.num_steps :, excess.column]))
     return more >= REST * float(uneven.explained[excess.column])
 
@@ -90,8 +91,8 @@ def _is_more(excess: Excess, uneven: Uneven) -> bool:
 def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
     """Whether the others wait for it, or the rank is so slow, or became so, that it matters anyway.
 
-    Devices differ, which is nobody's concern where it costs nothing. Where waits are not seen, what costs
-    nothing may be one.
+    Devices differ, which does not matter where it costs nothing. Where waits are not recorded, what costs
+    nothing may be a wait.
     """
     many = excess.num_steps >= APART_STEPS  # in few steps, a mean is what one of them makes it
     waited_for = _waited_for(team, excess)
@@ -126,7 +127,7 @@ def _once(findings: list[Finding]) -> list[Finding]:
 
 
 def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
-    """What the times of calls leave open in this run, one line each."""
+    """What the times of calls do not show in this run, one line each."""
     reasons = [MESSAGES_UNSEEN] if messages_unseen(collectives, workers) else []
     return reasons + ([HOSTS_ONLY] if on_gpus(workers) else [])
 
@@ -150,17 +151,17 @@ def _finding(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.Dat
     waited_for = _waited_for(team, excess)
     cost = _mean_but_pauses(waited_for)
     cycle = _cycle(team, excess)
-    # As much more as the level says: a median of differences may have another sign than one of ratios.
+    # By the level: a median of differences may have another sign than one of ratios.
     longer = float(np.median(own[:, column])) * -float(np.expm1(-excess.level))
     rank = team.ranks[column]
     class_, cause, how, sure = _cause(team, excess, longer, counters, workers)
     waiting = f"the others wait {format_duration(float(np.median(waits)))} per step in collectives"
     itself = f"it waits {format_duration(float(np.median(waited[:, column])))}"
-    if cost < NOTHING * cycle:
-        told = f"{waiting}, none of it for rank {rank} alone: it costs nothing now; {itself}"
+    if cost < NEGLIGIBLE * cycle:
+        waits_for_it = f"{waiting}, none of it for rank {rank} alone: it costs nothing now; {itself}"
     else:
-        told = f"{waiting}, {format_duration(cost)} of it for rank {rank} alone; {itself}"
-    evidence = [*_slower(team, excess, longer), told, how]
+        waits_for_it = f"{waiting}, {format_duration(cost)} of it for rank {rank} alone; {itself}"
+    evidence = [*_slower(team, excess, longer), waits_for_it, how]
     if cost < longer / 2:
         evidence.append("other ranks are nearly as late: healing this one alone saves less than it lost")
     confidence = excess.persistent * (1 - excess.error / excess.effect) * sure
@@ -196,9 +197,9 @@ def _cause(
 ) -> tuple[str, str, str, float]:
     """Class, cause within the rank, evidence of it, and by how much less sure that makes."""
     more = _counted(team, excess, counters)
-    told = host_cause(more, longer)
-    if told is not None:
-        return "slow.host", told.cause, told.evidence, 1.0
+    counted = host_cause(more, longer)
+    if counted is not None:
+        return "slow.host", counted.cause, counted.evidence, 1.0
     if on_gpus(workers):
         return "slow.compute", "", HOST_OR_GPU, HOST_OR_GPU_SURE
     idle = idle_cause(more, longer)
@@ -232,7 +233,7 @@ def _doubted(finding: Finding) -> Finding:
 
 
 def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
-    """Whether ranks also wait for messages, which calls of collectives do not tell."""
+    """Whether ranks also wait for messages, which calls of collectives do not show."""
     return bool(collectives["op"].is_in(MESSAGES).any()) or bool((workers["pp"] >= 0).any())
 
 

@@ -1,4 +1,4 @@
-"""A training loop that waits for its input on every rank.
+"""An input-bound job: the training loop waits for its input on every rank.
 
 In: a graph; or, where no deep window shows what the wait costs, steps and the host's counters. Out: at most
 one finding. A single rank whose input is slow is a straggler; here no rank is slower than the rest, and the
@@ -21,11 +21,11 @@ from dpro.replay.whatif.edits.training_loop import DATA_LOADING, HideInput
 from dpro.replay.whatif.graph_ops.selected import Selection
 from dpro.units import format_duration
 
-MIN_SHARE = 0.10  # of nearly every step: less is what handing over a batch costs
+MIN_SHARE = 0.10  # of nearly every step: passing on a batch costs less
 
 
 def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
-    """Say so if the step would be much shorter with its input always ready.
+    """The finding, if the step would be much shorter with its input always ready.
 
     Args:
         baseline: the unchanged graph.
@@ -67,11 +67,11 @@ def _loading_per_step(graph: Graph, num_steps: int) -> dict[int, float]:
     return {int(rank): float(total[rank]) / num_steps for rank in ranks}
 
 
-WINDOWS = (40, 20, 10)  # steps that are judged, the latest of: it may have begun while the job ran
+WINDOWS = (40, 20, 10)  # numbers of latest steps that are tested: it may have begun while the job ran
 
 
-def find_waiting_for_data(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bool) -> list[Finding]:
-    """Say so if every rank waits for data for a large part of nearly each of the latest steps.
+def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bool) -> list[Finding]:
+    """The finding, if every rank waits for data for a large part of nearly each of the latest steps.
 
     Args:
         steps: table `steps`.
@@ -102,7 +102,7 @@ def find_waiting_for_data(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpu
         f"latest {waits.height} steps"
     ]
     if on_gpus:
-        evidence.append("not known: whether their GPUs have work meanwhile; a deep window would tell")
+        evidence.append("not known: whether their GPUs have work meanwhile; a deep window would show it")
     ranks = tuple(sorted(facts["rank"].unique().to_list()))
     sure = round(steady * (0.5 if on_gpus else 1.0), 3)
     share = round(least / step, 4)

@@ -1,4 +1,4 @@
-"""Ranks whose host works far longer than its peers' between the same collectives, mostly hidden for now.
+"""Masked stragglers: ranks whose host works far longer than its peers', mostly hidden by queued work.
 
 In: a graph, and the ranks already at fault. Out: findings. While a GPU has work queued, its host may be late
 at no cost, or at one that differs from step to step: the replay alone then does not show that a rank is at
@@ -24,12 +24,12 @@ from dpro.replay.peers import ON_CPU, teams
 from dpro.units import format_duration
 
 FAR = 1.5  # times the work of the slowest peer
-MIN_COST = 0.01  # of the step: what is hidden altogether is nobody's concern yet
-MIN_PEERS = 2  # of one other rank nobody knows which of the two is usual
+MIN_COST = 0.01  # of the step: what is hidden altogether does not matter yet
+MIN_PEERS = 2  # with one other rank it is not known which of the two is usual
 NO_STAGE = -1
 
 
-def find_hidden_work(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
+def find_masked(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
     """Name ranks whose host is far slower than its peers' and costs something now, costliest first.
 
     Args:
@@ -50,7 +50,7 @@ def find_hidden_work(baseline: Baseline, named: Collection[int] = ()) -> list[Fi
 def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Floats]:
     """Ranks that clearly work far longer than the slowest peer: by how much in each step, [T] ns.
 
-    Sections count that are far longer in nearly every step, against what is usual there: what all ranks do
+    Phases count that are far longer in nearly every step, against what is usual there: what all ranks do
     longer in a step (allocating memory in the first) does not make a rank look better.
 
     Args:
@@ -69,8 +69,8 @@ def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Float
         .sort("rank", "position")
     )
     found: dict[int, Floats] = {}
-    for (rank,), sections in suspects.group_by("rank", maintain_order=True):
-        longer = np.array(sections["excess"].to_list(), np.float64)
+    for (rank,), phases in suspects.group_by("rank", maintain_order=True):
+        longer = np.array(phases["excess"].to_list(), np.float64)
         clear = [each for each in longer if clear_gain(each, base)]
         if clear or clear_gain(longer.sum(axis=0), base):
             found[int(rank)] = np.sum(clear or longer, axis=0)
@@ -78,7 +78,7 @@ def _far_longer(graph: Graph, work: pl.DataFrame, base: Ints) -> dict[int, Float
 
 
 def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `step`, `position` of a section, `work_ns` of the host there, and that of the slowest `peer`.
+    """`rank`, `step`, `position` of a phase, `work_ns` of the host there, and that of the slowest `peer`.
 
     Peers are ranks of one team and one pipeline stage.
     """
@@ -88,15 +88,15 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
         pl.col("rank").replace_strict(numbered),
         pl.col("rank").replace_strict(stages, default=NO_STAGE),
     ]
-    alike = ["step", "position", "team", "stage"]
+    compared = ["step", "position", "team", "stage"]
     worked = pl.col("work_ns")
     return (
         work.filter(pl.col("resource") == ON_CPU)
         .group_by("rank", "step", "position")
         .agg(worked.sum())
         .with_columns(team=sort[0], stage=sort[1])
-        .filter(pl.len().over(alike) > MIN_PEERS)
-        .with_columns(first=worked.max().over(alike), second=worked.top_k(2).min().over(alike))
+        .filter(pl.len().over(compared) > MIN_PEERS)
+        .with_columns(first=worked.max().over(compared), second=worked.top_k(2).min().over(compared))
         .with_columns(peer=pl.when(worked == pl.col("first")).then("second").otherwise("first"))
         .select("rank", "step", "position", "work_ns", "peer")
     )

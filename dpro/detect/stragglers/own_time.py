@@ -36,7 +36,7 @@ def calls_of(collectives: pl.DataFrame) -> pl.DataFrame:
         collectives: rows of that table, times on one clock; ids need not be unique.
 
     Returns:
-        `[rank, key, sequence, op, size, time_ns]`; `key` is the group with its ranks, -1 is a size not told.
+        `[rank, key, sequence, op, size, time_ns]`; `key` is the group with its ranks, -1 is an unknown size.
     """
     known = collectives.filter(
         ~pl.col("op").is_in(MESSAGES)
@@ -91,10 +91,10 @@ def own_time_of_all(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Work and waiting of each rank in each whole step, whatever it calls there.
 
     A step here begins when the last call of the step before was released, and ends with its own last call:
-    what follows that, all wait for. A host that waits in a call goes on when the last member has come;
-    whether it waits, or goes on at once and lets the call run, is told for each kind of call from whether the
-    times to the next call move with the waits. All that is begun is waited for at the latest between a step's
-    last call and the next step's first; unless there, too, hosts go on.
+    what follows that call, all ranks wait for. A host that waits in a call goes on when the last member has
+    come; whether it waits, or goes on at once while the call runs, is inferred for each kind of call from
+    whether the times to the next call move with the waits. All that is begun is waited for at the latest
+    between a step's last call and the next step's first; unless there, too, hosts go on.
 
     Args:
         calls: as `calls_of` gives them.
@@ -128,7 +128,7 @@ def own_time_of_all(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def teams(calls: pl.DataFrame, own: pl.DataFrame, stages: dict[int, int]) -> list[list[int]]:
-    """Ranks that do alike work and wait for each other: the same calls, linked by groups, of one stage.
+    """Ranks that do the same work and wait for each other: the same calls, linked by groups, of one stage.
 
     Args:
         calls: as `calls_of` gives them.
@@ -151,8 +151,8 @@ def _members(calls: pl.DataFrame) -> Iterable[list[int]]:
 def _released(calls: pl.DataFrame) -> pl.DataFrame:
     """Add when the last member came; null where not all members' calls are there.
 
-    Of a group in which all are that were recorded at all, these count: whom else they waited for is not
-    known, but they did so together, and are compared with each other alone.
+    Of a group that has all recorded ranks, these count: which others they waited for is not known, but they
+    did so together, and are compared with each other alone.
     """
     callers = calls.group_by("key").agg(callers=pl.col("rank").n_unique())
     all_there = pl.col("callers") == calls["rank"].n_unique()
@@ -170,7 +170,7 @@ def _released(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Add the step that each call was made in, its place there, and time of ours before that step."""
+    """Add the step that each call was made in, its place there, and dpro's own time before that step."""
     before = pl.col("start_ns") + pl.col("duration_ns")
     known = steps.sort("rank", "start_ns").select(
         "rank",
@@ -299,7 +299,7 @@ def _is_one(workers: pl.DataFrame) -> bool:
 
 
 def _clocks(rows: AlwaysOn) -> Alignment:
-    """The clocks by their comparisons: calls have no ends that clocks could be told by."""
+    """The clocks by their comparisons: calls have no ends that clocks could be inferred from."""
     ranks = sorted({*rows.steps["rank"], *rows.collectives["rank"]})
     # Seen by one clock alone, these say no more than what times it is about.
     moments = rows.steps.select(start_ns=pl.concat_list(pl.col("start_ns").min(), pl.col("start_ns").max()))
@@ -319,7 +319,7 @@ def _clocks(rows: AlwaysOn) -> Alignment:
 
 
 def _moved(frame: pl.DataFrame, column: str, clocks: Alignment) -> pl.DataFrame:
-    """A table with its times on the reference clock; all ranks at once, by the arithmetic of `Line.ahead`."""
+    """A table with its times on the reference clock, all ranks at once, as `Line.offset_at` computes them."""
     lines = [(rank, clock.line) for (rank, _), clock in clocks.clocks.items()]
     known = pl.DataFrame(
         [(rank, line.reference_ns, line.offset_ns, line.drift_ppb) for rank, line in lines],

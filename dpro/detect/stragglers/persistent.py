@@ -1,9 +1,9 @@
 """Ranks whose work is clearly longer than their peers', at a cost that differs from step to step.
 
 In: a graph, and the ranks already at fault. Out: findings. Where peers are nearly as late by chance, now this
-one and now that, what healing a slow rank saves is nothing in many steps, and few steps of deep windows do
-not tell that it persists. That the rank's own work is longer does: it is compared with its peers' in
-log-ratios, in units of what these vary by, which all ranks of the team tell together. A rank is named if that
+one and now that, healing a slow rank saves nothing in many steps, and few steps of deep windows do not show
+that it persists. That the rank's own work is longer does: it is compared with its peers' in
+log-ratios, in units of their noise, which is estimated from all ranks of the team. A rank is named if that
 costs something on average.
 """
 
@@ -21,9 +21,9 @@ from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_LATEST, PERSISTENT
 from dpro.detect.stragglers.excess import (
-    CLEAR,
     MIDMEAN_ERROR,
     MIN_NOISE,
+    MIN_SIGNIFICANCE,
     Excess,
     median_of_others,
     midmean,
@@ -33,13 +33,13 @@ from dpro.detect.stragglers.replayed import Gains, describe, gains_of, healing_g
 from dpro.replay.peers import ON_CPU, ON_GPU, teams
 from dpro.replay.whatif.edits.heal import healed_in_each_step
 
-MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and tell little of what is usual
-MIN_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not tell what is noise
+MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and little shows what is usual
+MIN_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not show the noise
 MIN_COST = 0.01  # of the step, on average
 SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the next: faults may be recent
 
 
-def find_longer_work(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
+def find_persistent(baseline: Baseline, named: Collection[int] = ()) -> list[Finding]:
     """Name ranks that clearly work longer than their peers and cost something, costliest first.
 
     Args:
@@ -62,7 +62,7 @@ def find_longer_work(baseline: Baseline, named: Collection[int] = ()) -> list[Fi
 
 
 def _teams(work: pl.DataFrame) -> list[tuple[list[int], Ints, Floats]]:
-    """Ranks that do alike work, their steps, and [T, R] ns of work in these, of the CPU and of the GPU."""
+    """Ranks of each team, their steps, and [T, R] ns of work in these; the CPU and the GPU apart."""
     per_step = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
     found = []
     for members, resource in product(teams(work), (ON_CPU, ON_GPU)):
@@ -88,8 +88,8 @@ def _latest(count: int) -> list[int]:
 def clearly_longer(spent: Floats, size: int) -> list[Excess]:
     """Ranks that worked longer than their peers in nearly all of the latest steps, beyond chance.
 
-    Noise is what log-ratios differ by from step to step: those of all ranks together, or of the rank alone
-    where that is more. Two ranks tell it half as well as three, since their ratios are the same.
+    Noise is the spread of log-ratios from step to step: those of all ranks together, or of the rank alone
+    where that is more. Two ranks show it half as well as three, since their ratios are the same.
 
     Args:
         spent: [T, R] ns of work.
@@ -103,7 +103,7 @@ def clearly_longer(spent: Floats, size: int) -> list[Excess]:
     differences = np.diff(excess, axis=0)
     noise = np.maximum(noise_of(differences), noise_of(differences.reshape(-1, 1)))
     error = np.maximum(noise, MIN_NOISE) * MIDMEAN_ERROR / np.sqrt(size)
-    clear = (level >= np.log(MIN_LONGER)) & (persistent >= PERSISTENT) & (level >= CLEAR * error)
+    clear = (level >= np.log(MIN_LONGER)) & (persistent >= PERSISTENT) & (level >= MIN_SIGNIFICANCE * error)
     return [
         Excess(int(at), size, float(level[at]), float(error[at]), float(persistent[at]))
         for at in np.flatnonzero(clear)
@@ -121,12 +121,12 @@ def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) 
     if not _costs(gains):
         return None
     finding = describe(baseline.graph, work, gains, 0)
-    told = (
+    why = (
         f"its work is longer than its peers' typically is in {excess.persistent:.0%} of {excess.num_steps} "
         "recorded steps; the step does not wait for it in all of them"
     )
     sure = round(excess.persistent * (1 - excess.error / excess.level), 3)
-    return replace(finding, confidence=sure, evidence=(*finding.evidence, told))
+    return replace(finding, confidence=sure, evidence=(*finding.evidence, why))
 
 
 def _costs(gains: Gains) -> bool:

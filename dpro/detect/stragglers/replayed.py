@@ -1,7 +1,7 @@
-"""Ranks that work longer than their peers on the same work, told from the ranks that wait for them.
+"""Ranks that work longer than their peers on the same work, distinguished from the ranks that wait for them.
 
 In: a graph. Out: findings. A rank that waits shows long collectives, not long work, so work is what is
-compared, section by section between collectives. A rank is at fault if the step becomes shorter when it
+compared, phase by phase between collectives. A rank is at fault if the step becomes shorter when it
 works like its peers: in nearly every step, and by more than noise; in all that was recorded, or in the latest
 steps.
 """
@@ -59,19 +59,21 @@ def find_stragglers(baseline: Baseline) -> list[Finding]:
     gains = healing_gains(baseline, work, [[rank] for rank in ranks]) if len(ranks) > 1 else None
     if gains is None or gains.base.size < MIN_STEPS:
         return []
-    found = _clear(baseline, work, gains)
+    found = _significant(baseline, work, gains)
     for first in first_of_latest(gains.steps):
         named = {rank for finding in found for rank in finding.ranks}
         latest = work.filter(pl.col("step") >= first)
         others = [rank for rank in _working_longer(latest, gains) if rank not in named]
-        found += _clear(baseline, latest, healing_gains(baseline, latest, [[rank] for rank in others]))
+        found += _significant(baseline, latest, healing_gains(baseline, latest, [[rank] for rank in others]))
         named |= {rank for finding in found for rank in finding.ranks}
         left = [rank for rank in others if rank not in named]
-        found += _clear(baseline, latest, healing_gains(baseline, latest, [left])) if len(left) > 1 else []
+        found += (
+            _significant(baseline, latest, healing_gains(baseline, latest, [left])) if len(left) > 1 else []
+        )
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
 
-def _clear(baseline: Baseline, work: pl.DataFrame, gains: Gains | None) -> list[Finding]:
+def _significant(baseline: Baseline, work: pl.DataFrame, gains: Gains | None) -> list[Finding]:
     """Findings for those whose healing clearly helps."""
     if gains is None:
         return []
@@ -83,14 +85,14 @@ def _working_longer(work: pl.DataFrame, gains: Gains) -> list[int]:
     """Ranks that clearly work longer per step than their peers typically do, be it on the CPU or the GPU.
 
     Args:
-        work: as `phase_work` gives it, of the steps that count.
+        work: as `phase_work` returns it, of the steps that count.
         gains: of all steps.
     """
     whole = work.group_by("rank", "step", "resource").agg(pl.col("work_ns").sum())
     base = gains.base[gains.steps >= work["step"].to_numpy().min()]
     longer = set()
-    for rank, alike in peers_by_rank(work).items():
-        of_peers = whole.filter(pl.col("rank").is_in(alike))
+    for rank, peers_of_rank in peers_by_rank(work).items():
+        of_peers = whole.filter(pl.col("rank").is_in(peers_of_rank))
         peers = of_peers.group_by("step", "resource").agg(peer=pl.col("work_ns").median())
         both = whole.filter(pl.col("rank") == rank).join(peers, on=["step", "resource"]).sort("step")
         for _, own in both.group_by("resource"):
@@ -105,7 +107,7 @@ def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]])
 
     Args:
         baseline: the unchanged graph.
-        work: as `phase_work` gives it, of the steps that count.
+        work: as `phase_work` returns it, of the steps that count.
         sets: ranks to heal together; those that have no peer are left out.
     """
     peers = peers_by_rank(work)
@@ -124,7 +126,7 @@ def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], dura
 
     Args:
         baseline: the unchanged graph.
-        work: as `phase_work` gives it, of the steps that count.
+        work: as `phase_work` returns it, of the steps that count.
         sets: [S] ranks that are healed in each column.
         durations: of the nodes.
     """
@@ -145,7 +147,7 @@ def describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Fin
 
     Args:
         graph: the graph.
-        work: as `phase_work` gives it, of the steps that count.
+        work: as `phase_work` returns it, of the steps that count.
         gains: of healing.
         column: which set.
     """

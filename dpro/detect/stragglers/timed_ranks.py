@@ -1,9 +1,9 @@
-"""Ranks that the others wait for on their GPUs, told from calls that were timed without deep windows.
+"""Ranks that the others wait for on their GPUs, inferred from calls that were timed without deep windows.
 
 In: collectives outside of deep windows that have a duration (NCCL's Inspector, or the flight recorder with
 timing on), steps, counters and workers. Out: findings. All members of a call end together, so what a member
 takes longer than the shortest of them it has waited for the last; what is left of its steps is its own.
-Clocks need not agree, and hosts that run ahead of their GPUs do no harm.
+Clocks need not agree, and hosts may run ahead of their GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAST_ON_GPU = (
     "by the times of its collectives on the GPU, to which it comes last; no counter of its host explains it, "
     "but its host may launch late"
 )
-LAST_ON_GPU_SURE = 0.6  # by how much less sure that makes
+LAST_ON_GPU_SURE = 0.6  # factor of the confidence then
 WHOLE = 0.9  # of a rank's calls in a step must have been timed on all members
 _OWN = ["rank", "step", "start_ns", "own_ns", "waited_ns", "signature", "usual"]
 
@@ -60,7 +60,7 @@ def own_time_when_timed(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.Da
         collectives, steps: as `find_late_gpus` takes them.
 
     Returns:
-        The columns of `lateness.own_time_of_all`; steps with calls that not all members timed are left out.
+        The columns of `own_time_of_all`; steps with calls that not all members timed are left out.
     """
     outside = steps.filter(pl.col("window") < 0)
     calls = _timed(collectives)
@@ -94,7 +94,7 @@ def own_time_when_timed(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.Da
 def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
     """Calls that were timed, from the source with most of them: what the rank waited in each.
 
-    Null where a member is missing, so that nobody knows whom it waited for.
+    Null where a member is missing: which rank it waited for is not known then.
     """
     timed = collectives.filter(
         (pl.col("window") < 0)

@@ -1,4 +1,4 @@
-"""What the work of a rank is blamed on: the input pipeline, operators, kernels, launches, other host code.
+"""What a rank's time is attributed to: the input pipeline, operators, kernels, launches, other host code.
 
 In: a graph. Out: the cause of each node, and how much longer a rank works than its peers by cause.
 """
@@ -60,7 +60,7 @@ def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl
 
 
 def causes_of(graph: Graph) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
-    """[N] what each node's time is blamed on, and the class that makes; empty for waits and transfers."""
+    """[N] what each node's time is attributed to, and the class that makes; empty for waits and transfers."""
     nodes = graph.nodes
     gpu = np.isin(nodes.kind, GPU_KINDS)
     computes_on_gpu = bool(gpu.any())

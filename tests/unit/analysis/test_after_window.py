@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.analysis.after_window import LEAST, after_first_window, in_words
+from dpro.analysis.after_window import MIN_SIDE, after_first_window, in_words
 from dpro.schema import STEPS, conform
 
 
@@ -56,5 +56,5 @@ def test_pauses_and_recorded_steps_do_not_count():
 
 def test_too_few_steps_show_nothing():
     assert after_first_window(steps(5, 300, 0.5), gpu=True) is None
-    assert after_first_window(steps(100, LEAST, 0.5), gpu=True) is None
+    assert after_first_window(steps(100, MIN_SIDE, 0.5), gpu=True) is None
     assert after_first_window(STEPS.empty(), gpu=True) is None

@@ -169,7 +169,7 @@ def test_what_was_asked_of_a_job_that_died_is_refused_with_its_end_and_without_a
         assert "record at least one deep window" not in error
 
 
-def test_a_job_that_was_ended_while_it_moved_is_not_called_healthy_but_told_what_shows(tmp_path):
+def test_a_job_that_was_ended_while_it_moved_is_not_called_healthy_but_what_is_known_is_said(tmp_path):
     written(tmp_path, {"exit_signal": 2}, {"exit_signal": 2})
     lines = CliRunner().invoke(cli, ["diagnose", str(tmp_path)]).stdout.splitlines()
     assert lines[0].startswith("The job was ended at step 3")

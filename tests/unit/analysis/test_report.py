@@ -54,9 +54,9 @@ def test_a_report_names_the_slow_rank_its_cost_and_what_would_help(slow):
     report = make_report(slow)
     assert report.state == "bad"
     assert report.verdict.startswith("rank 1: slow.host costs")
-    (told,) = report.findings
-    assert told.title == "slow.host: rank 1"
-    assert list(told.evidence) == list(slow.verdict[0][0].evidence)
+    (finding,) = report.findings
+    assert finding.title == "slow.host: rank 1"
+    assert list(finding.evidence) == list(slow.verdict[0][0].evidence)
     assert 0 < len(report.gains) <= MAX_PREDICTIONS
     best = slow.search[0][0]
     assert report.gains[0].edits == [str(edit) for edit in best.edits]

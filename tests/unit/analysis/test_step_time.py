@@ -39,7 +39,7 @@ def asked(run, command):
     return json.loads(done.stdout)
 
 
-def test_typical_step_and_mean_step_with_pauses_are_told_apart(run):
+def test_typical_step_and_mean_step_with_pauses_are_distinguished(run):
     document = step_time_document(run.table(STEPS))
     typical, mean = document.typical_ms, document.mean_with_pauses_ms
     assert mean - typical == pytest.approx(PAUSE_MS / 10)
@@ -52,12 +52,12 @@ def test_every_command_says_the_same_of_the_same_run(run):
     words = step_time_in_words(run.table(STEPS))
     assert words.startswith("typical step 41.1 ms, mean step with pauses 61.1 ms (100 steps outside")
     assert asked(run, "info")["step_time"] == plain(document)
-    told = asked(run, "diagnose")
-    assert told["step_time"] == plain(document)
-    assert [each["class"] for each in told["findings"]] == ["pauses"]  # the same time is reported once
-    assert told["findings"][0]["cost_ms_per_step"] == pytest.approx(20, rel=0.01)
+    answer = asked(run, "diagnose")
+    assert answer["step_time"] == plain(document)
+    assert [each["class"] for each in answer["findings"]] == ["pauses"]  # the same time is reported once
+    assert answer["findings"][0]["cost_ms_per_step"] == pytest.approx(20, rel=0.01)
     assert any(
-        "typical step 41.1 ms, mean step with pauses 61.1 ms" in x for x in told["findings"][0]["evidence"]
+        "typical step 41.1 ms, mean step with pauses 61.1 ms" in x for x in answer["findings"][0]["evidence"]
     )
     assert dict(run_info(run.manifest, run.table(STEPS)))["step time"] == words
     assert sorted(step_times(run, 0))[50] / 1e6 == pytest.approx(document.typical_ms)

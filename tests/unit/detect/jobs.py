@@ -62,7 +62,7 @@ class Work:
     hosts: Sequence[str] | None = None
 
 
-def alike(num_ranks: int, num_steps: int = 8, num_collectives: int = 2) -> Work:
+def equal_work(num_ranks: int, num_steps: int = 8, num_collectives: int = 2) -> Work:
     """All ranks do the same, without any noise: 1 ms of input, 0.5 of nothing, 40 of operators, 2 at last."""
     shape = (num_ranks, num_steps)
     return Work(

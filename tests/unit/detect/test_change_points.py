@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpro.detect.change_points import SHORTEST, change_points
 
-LEAST = 0.03
+MIN_CHANGE = 0.03
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -31,7 +31,7 @@ def checkpointing(random: np.random.Generator, count: int) -> np.ndarray:
 
 
 def wandering(random: np.random.Generator, count: int) -> np.ndarray:
-    """Neighbours are alike (0.9), as on a machine that others use, too."""
+    """Neighbours correlate by 0.9, as on a machine that others use, too."""
     values = random.normal(0, 0.05 * np.sqrt(1 - 0.81), count)
     for at in range(1, count):
         values[at] += 0.9 * values[at - 1]
@@ -43,7 +43,7 @@ def wandering(random: np.random.Generator, count: int) -> np.ndarray:
 )
 def test_no_change_is_found_in_ten_thousand_steps_of_noise(noise):
     for seed in range(10):
-        assert change_points(noise(np.random.default_rng(seed), 10_000), LEAST) == []
+        assert change_points(noise(np.random.default_rng(seed), 10_000), MIN_CHANGE) == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_change_is_found_where_it_is(count, at, times):
     for seed in range(10):
         values = normal(0.05)(np.random.default_rng(seed), count)
         values[at:] *= times
-        (found,) = change_points(values, LEAST)
+        (found,) = change_points(values, MIN_CHANGE)
         assert abs(found - at) <= 25
 
 
@@ -61,7 +61,7 @@ def test_several_changes_are_found_in_order():
     values = normal(0.02)(np.random.default_rng(0), 900)
     values[300:600] *= 1.3
     values[600:] *= 1.1
-    first, second = change_points(values, LEAST)
+    first, second = change_points(values, MIN_CHANGE)
     assert abs(first - 300) <= 2
     assert abs(second - 600) <= 2
 
@@ -77,16 +77,16 @@ def test_a_change_is_found_by_chance_no_more_often_than_asked_for():
 def test_change_that_is_too_small_to_matter_is_none():
     values = normal(0.001)(np.random.default_rng(0), 1000)
     values[500:] *= 1.02
-    assert change_points(values, LEAST) == []
+    assert change_points(values, MIN_CHANGE) == []
 
 
 @given(st.lists(st.floats(0.001, 1e9), max_size=80))
 def test_levels_are_never_shorter_than_the_shortest(values):
-    cuts = change_points(np.array(values, np.float64), LEAST)
+    cuts = change_points(np.array(values, np.float64), MIN_CHANGE)
     levels = np.diff([0, *cuts, len(values)])
     assert not cuts or levels.min() >= SHORTEST
 
 
 @given(st.integers(1, 200), st.floats(0.001, 1e9))
 def test_constant_series_has_no_change(count, value):
-    assert change_points(np.full(count, value), LEAST) == []
+    assert change_points(np.full(count, value), MIN_CHANGE) == []

@@ -1,4 +1,4 @@
-"""Who waits for whom in collectives, and the sentence where most of it is for one rank at no cost."""
+"""Waits in collectives, and the sentence where most of them are for one rank at no cost."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dpro.detect.waits import waits
 from dpro.replay.peers import phase_work
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.heal import healed_in_each_step
-from tests.unit.detect.jobs import MS, Work, alike, found_in_graph, graph_of, noisy
+from tests.unit.detect.jobs import MS, Work, equal_work, found_in_graph, graph_of, noisy
 
 STEPS = 8
 
 
 def late_in_turns(plus: float = 10.0, rank: int = 2) -> Work:
     """A rank works longer before another collective in each step: nowhere is that typical."""
-    work = alike(4, STEPS, num_collectives=4)
+    work = equal_work(4, STEPS, num_collectives=4)
     compute = work.compute.copy()
     for step in range(STEPS):
         compute[rank, step, step % 4] += plus
@@ -38,7 +38,7 @@ def nearly_as_late() -> Work:
 
 
 def test_waits_are_until_the_last_member_arrives(tmp_path):
-    work = alike(3, 2, num_collectives=1)
+    work = equal_work(3, 2, num_collectives=1)
     work.compute[1, 0, 0] += 5.0
     work.compute[2, 0, 0] += 3.0
     graph = graph_of(tmp_path, work)
@@ -63,7 +63,7 @@ def test_healing_in_each_step_takes_away_what_the_rank_works_longer_in_that_step
 
 @pytest.mark.parametrize("seed", range(3))
 def test_healing_a_rank_that_is_like_its_peers_in_each_step_saves_hardly_anything(seed, tmp_path):
-    graph = graph_of(tmp_path, noisy(alike(4, STEPS, 4), seed, 0.05))
+    graph = graph_of(tmp_path, noisy(equal_work(4, STEPS, 4), seed, 0.05))
     healed = healed_in_each_step(graph, 1, phase_work(graph))
     assert replay(graph.with_durations(healed)).end.max() >= 0.98 * replay(graph).end.max()
 
@@ -85,7 +85,7 @@ def test_nothing_is_said_of_a_rank_that_a_finding_names(tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_said_where_all_ranks_are_last_now_and_then(seed, tmp_path):
-    graph = graph_of(tmp_path, noisy(alike(4, STEPS, 4), seed, 0.2))
+    graph = graph_of(tmp_path, noisy(equal_work(4, STEPS, 4), seed, 0.2))
     assert note_waiting(Baseline(graph), []) == []
 
 
@@ -94,14 +94,14 @@ def test_nothing_is_said_where_ranks_hardly_wait(tmp_path):
 
 
 def test_waiting_for_a_rank_in_one_step_alone_is_said_to_be_so(tmp_path):
-    work = alike(4, STEPS, 2)
+    work = equal_work(4, STEPS, 2)
     work.compute[3, 5, 0] += 100.0
     (note,) = note_waiting(Baseline(graph_of(tmp_path, work)), [])
     assert "of it for rank 3, nearly all in step 5" in note
 
 
 def test_two_ranks_that_are_late_by_turns_give_no_note(tmp_path):
-    work = alike(4, STEPS, 2)
+    work = equal_work(4, STEPS, 2)
     compute = work.compute.copy()
     compute[1, np.arange(STEPS) % 2 == 0, 0] += 20.0
     compute[2, np.arange(STEPS) % 2 == 1, 0] += 20.0

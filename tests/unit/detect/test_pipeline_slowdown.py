@@ -76,7 +76,7 @@ def test_with_one_rank_per_stage_it_is_said_that_a_slow_worker_looks_the_same(tm
     assert any("would look the same" in line for line in finding.evidence)
 
 
-def test_a_slow_worker_and_an_uneven_stage_are_told_apart_in_one_job(tmp_path):
+def test_a_slow_worker_and_an_uneven_stage_are_distinguished_in_one_job(tmp_path):
     def backward(stage: int, dp: int) -> float:
         return 20.0 + (14 if stage == 3 else 0) + (30 if (stage, dp) == (1, 2) else 0)
 
@@ -205,7 +205,7 @@ def test_each_kind_of_operation_healed_removes_the_oracles_share(published):
         ), kind
 
 
-def test_the_slow_worker_and_the_uneven_stage_are_told_apart(published):
+def test_the_slow_worker_and_the_uneven_stage_are_distinguished(published):
     (finding,) = diagnose_operations(published.graph, published.slowdown)
     if published.name == "AR":
         assert (finding.class_, finding.component_id, finding.ranks) == ("slow.compute", "0", (0,))

@@ -71,7 +71,7 @@ def test_the_rank_that_is_always_last_is_named_though_the_backlog_hides_most_of_
     assert "came last to 12 of 27 collectives" in finding.evidence[1]
 
 
-def test_whom_ranks_of_a_healthy_job_wait_for_is_a_note_with_the_reason(traces, tmp_path):
+def test_which_rank_others_of_a_healthy_job_wait_for_is_a_note_with_the_reason(traces, tmp_path):
     graph = build_graph(open_run(imported(traces, "nanogpt_h100_8r_rs_ag", tmp_path))).graph
     (note,) = note_waiting(Baseline(graph), [])
     assert "of it for rank 1; it comes last to 17 of 56" in note

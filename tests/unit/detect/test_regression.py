@@ -62,7 +62,7 @@ def unread() -> pl.DataFrame:
     raise AssertionError("read without need")
 
 
-def test_job_that_becomes_slower_is_told_with_since_when_and_by_how_much():
+def test_job_that_becomes_slower_is_reported_with_since_when_and_by_how_much():
     (finding,) = findings(job(slower_from(200, 1.15)))
     assert finding.class_ == "slow.regression"
     assert finding.cost_ns == pytest.approx(15 * MS, rel=0.1)
@@ -70,7 +70,7 @@ def test_job_that_becomes_slower_is_told_with_since_when_and_by_how_much():
     assert finding.confidence > 0.95
     since = int(finding.evidence[0].split()[2])
     assert abs(since - 200) <= 2
-    assert finding.evidence[1] == "nothing else that was recorded tells what is different since then"
+    assert finding.evidence[1] == "nothing else that was recorded shows what is different since then"
 
 
 @pytest.mark.parametrize("seed", range(5))

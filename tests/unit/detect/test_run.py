@@ -53,7 +53,7 @@ def remaining(finds: dict[str, list[Finding]], context: Context) -> dict[str, li
 
         return detector._replace(find=find, rules=(*detector.rules, note))
 
-    in_graph = {"slow ranks", "hidden work"}  # their rules ask for the balanced job
+    in_graph = {"slow ranks", "masked ranks"}  # their rules ask for the balanced job
     detectors = [recorded(each if each.name not in in_graph else each._replace(rules=())) for each in ALL]
     run_detectors(context, detectors)
     return left
@@ -135,7 +135,7 @@ def test_gpus_are_not_named_whose_hosts_are_late():
 
 
 def test_the_network_is_asked_by_what_distinguishes_most():
-    order = ["slow network", "slow wires", "slow timed calls", "idle hosts"]
+    order = ["slow network", "slow wires", "slow timed calls", "communication-bound hosts"]
     slow = finding("slow.link", [0, 1])
     for place, name in enumerate(order):
         asked = remaining({name: [slow]}, Known())
@@ -147,15 +147,15 @@ def test_the_network_is_asked_by_what_distinguishes_most():
 @pytest.mark.parametrize(
     "context", [Known(messages_unseen=True), Known(on_gpus=True), Known(late=[finding("slow.host", [1])])]
 )
-def test_idle_hosts_are_no_finding_where_they_may_wait_for_ranks(context):
-    assert "idle hosts" not in remaining({}, context)
-    assert "idle hosts" in remaining({}, Known())
+def test_communication_bound_hosts_are_no_finding_where_they_may_wait_for_ranks(context):
+    assert "communication-bound hosts" not in remaining({}, context)
+    assert "communication-bound hosts" in remaining({}, Known())
 
 
-def test_waiting_for_data_is_not_reported_where_windows_show_the_slow_input():
+def test_waiting_for_input_is_not_reported_where_windows_show_the_slow_input():
     for known in (finding("slow.host", [1], cause="the input pipeline"), finding("slow.compute", [1])):
         asked = remaining({"slow ranks": [known]}, Known())
-        assert ("waiting for data" in asked) == (not known.cause)
+        assert ("waiting for input" in asked) == (not known.cause)
 
 
 def test_a_job_of_whole_operations_is_judged_by_nothing_else():

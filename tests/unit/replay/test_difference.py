@@ -9,7 +9,7 @@ import pytest
 from dpro.errors import Unanswerable
 from dpro.replay.difference import MAX_KINDS, REST, Difference, explain
 from tests.builders import TinyRun
-from tests.unit.detect.jobs import MS, Work, alike, graph_of, noisy, slower
+from tests.unit.detect.jobs import MS, Work, equal_work, graph_of, noisy, slower
 
 
 def compared(tmp_path, a: Work, b: Work) -> Difference:
@@ -22,14 +22,14 @@ def adds_up(found: Difference) -> bool:
 
 
 def test_run_does_not_differ_from_itself(tmp_path):
-    found = compared(tmp_path, alike(2), alike(2))
+    found = compared(tmp_path, equal_work(2), equal_work(2))
     assert found.contributors == ()
     assert found.unexplained_ns == 0
     assert set(found.by_rank.values()) == {0.0}
 
 
 def test_slow_rank_contributes_what_the_others_wait_for_it_and_not_their_mean(tmp_path):
-    found = compared(tmp_path, alike(4), slower(alike(4), "data", 2, plus=25.0))
+    found = compared(tmp_path, equal_work(4), slower(equal_work(4), "data", 2, plus=25.0))
     first = found.contributors[0]
     assert first.name.startswith("enumerate(DataLoader)")
     assert first.delta_ns == pytest.approx(25 * MS, rel=0.01)
@@ -39,21 +39,21 @@ def test_slow_rank_contributes_what_the_others_wait_for_it_and_not_their_mean(tm
 
 
 def test_difference_the_other_way_round_has_the_other_sign(tmp_path):
-    plain, slow = alike(2), slower(alike(2), "tail", [0, 1], plus=7.0)
+    plain, slow = equal_work(2), slower(equal_work(2), "tail", [0, 1], plus=7.0)
     forth, back = compared(tmp_path / "1", plain, slow), compared(tmp_path / "2", slow, plain)
     assert forth.contributors[0].delta_ns == pytest.approx(7 * MS, rel=0.01)
     assert back.contributors[0].delta_ns == pytest.approx(-7 * MS, rel=0.01)
 
 
 def test_work_that_another_rank_hides_contributes_nothing(tmp_path):
-    before = slower(alike(2), "compute", 1, plus=30.0)  # rank 0 waits 30 ms per operator
+    before = slower(equal_work(2), "compute", 1, plus=30.0)  # rank 0 waits 30 ms per operator
     found = compared(tmp_path, before, slower(before, "compute", 0, plus=10.0))
     assert abs(found.b_ns - found.a_ns) < 0.1 * MS
     assert sum(abs(each.delta_ns) for each in found.contributors) < 0.1 * MS
 
 
 def test_slower_network_is_distinguished_from_slower_work(tmp_path):
-    plain = alike(2)
+    plain = equal_work(2)
     found = compared(tmp_path, plain, replace(slower(plain, "gap", [0, 1], plus=3.0), transfer=6.0))
     shares = {each.kind: each.delta_ns for each in found.contributors}
     assert shares["collective"] == pytest.approx(8 * MS, rel=0.02)  # two collectives, 4 ms each
@@ -62,7 +62,7 @@ def test_slower_network_is_distinguished_from_slower_work(tmp_path):
 
 
 def test_runs_of_other_length_and_other_ranks_are_compared_per_step_and_rank(tmp_path):
-    found = compared(tmp_path, alike(2, 5), slower(alike(4, 9), "tail", [0, 1, 2, 3], plus=5.0))
+    found = compared(tmp_path, equal_work(2, 5), slower(equal_work(4, 9), "tail", [0, 1, 2, 3], plus=5.0))
     assert found.b_ns - found.a_ns == pytest.approx(5 * MS, rel=0.02)
     assert found.contributors[0].delta_ns == pytest.approx(5 * MS, rel=0.02)
 
@@ -103,7 +103,9 @@ def test_many_kinds_of_work_that_differ_little_are_taken_together(tmp_path):
 
 
 def test_noise_adds_up_too(tmp_path):
-    found = compared(tmp_path, noisy(alike(3), 1, 0.1), noisy(slower(alike(3), "data", 1, plus=4.0), 2, 0.1))
+    found = compared(
+        tmp_path, noisy(equal_work(3), 1, 0.1), noisy(slower(equal_work(3), "data", 1, plus=4.0), 2, 0.1)
+    )
     assert adds_up(found)
     assert abs(found.unexplained_ns) < 0.1 * found.a_ns
 

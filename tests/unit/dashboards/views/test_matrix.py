@@ -24,7 +24,7 @@ from dpro.dashboards.views.matrix import (
     square_figure,
 )
 from dpro.store import open_run
-from tests.unit.detect.jobs import alike, graph_of
+from tests.unit.detect.jobs import equal_work, graph_of
 from tests.unit.detect.network.test_pairs import transfers
 
 
@@ -34,7 +34,7 @@ def linked(tmp_path_factory):
     rounds = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
     changes = {"groups": rounds, "transfer": 10.0, "links": {(1, 2): 2.0}, "hosts": ["a", "b", "c", "d"]}
     folder = tmp_path_factory.mktemp("linked")
-    graph_of(folder, replace(alike(4, 6, 3), **changes))
+    graph_of(folder, replace(equal_work(4, 6, 3), **changes))
     return load(open_run(folder))
 
 
@@ -79,7 +79,7 @@ def test_the_bandwidth_of_a_pair_is_bytes_over_time():
 
 
 def test_where_nothing_can_be_expected_of_a_pair_its_time_is_shown(tmp_path):
-    graph_of(tmp_path, alike(2, 6, 2))
+    graph_of(tmp_path, equal_work(2, 6, 2))
     filled = VIEW.sections["matrix-pairs"](load(open_run(tmp_path)), parse_link("?view=matrix&metric=ratio"))
     assert [each.children for each in filled[0].children] == ["time of a transfer", "bandwidth"]
     assert np.isfinite(filled[1].children.figure.data[0].z[0][1])

@@ -55,8 +55,8 @@ def test_own_time_at_equal_work_is_what_the_mean_batch_would_take():
     # A fifth of a step of 2 units is fixed, each of these takes 0.4: 1, 2 and 4 of them 0.6, 1.0 and 1.8.
     amounts = np.array([[1.0, 4.0], [2.0, 4.0], [4.0, 2.0], [2.0, 1.0]] * 6)
     uneven = explain((0.2 + 0.4 * amounts) * MS, amounts, np.arange(24))
-    assert (uneven.relation.power, uneven.relation.typical) == (1, 2)
-    assert uneven.relation.share == pytest.approx(0.8, abs=0.01)
+    assert (uneven.model.power, uneven.model.typical) == (1, 2)
+    assert uneven.model.share == pytest.approx(0.8, abs=0.01)
     assert uneven.equal[:4] == pytest.approx(
         np.repeat([[1.2], [1.4], [1.4], [0.8]], 2, axis=1) * MS, rel=0.01
     )
@@ -67,12 +67,12 @@ def test_of_ranks_one_of_which_always_has_more_all_take_as_long_at_equal_work(ti
     amounts = np.tile([3 * USUAL, USUAL, USUAL], (14, 1))
     amounts[::3, 0] = amounts[1::4, 1] = np.nan  # samples may be missing
     uneven = explain(np.tile([times, 1.0, 1.0], (14, 1)) * MS, amounts, np.arange(14))
-    assert uneven.relation.clear == 0
+    assert uneven.model.significance == 0
     assert uneven.equal / uneven.equal[0, 0] == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("quadratic", [0.0, 0.4])
-def test_work_that_is_uneven_from_step_to_step_is_told_with_what_it_costs_and_nobody_is_blamed(quadratic):
+def test_work_that_is_uneven_from_step_to_step_is_reported_with_its_cost_and_no_rank_is_blamed(quadratic):
     job = handed(healthy(), varying(), quadratic=quadratic)
     (finding,) = findings(job)
     assert (finding.class_, finding.component_kind, finding.ranks) == ("imbalance.data", "job", (0, 1, 2, 3))
@@ -96,7 +96,7 @@ def test_of_many_ranks_the_one_that_began_to_have_more_is_not_blamed():
 
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("buckets", [3, 8])
-def test_whether_calls_are_waited_for_at_once_is_told_of_uneven_work_too(blocks, buckets):
+def test_whether_calls_are_waited_for_at_once_is_inferred_with_uneven_work_too(blocks, buckets):
     job = handed(noisy(data_parallel(4, NUM_STEPS, buckets=buckets, blocks=blocks), 1, 0.05), varying())
     collectives, steps, _, _ = tables(job)
     own = own_time(calls_of(collectives), steps).sort("step", "rank")
@@ -136,7 +136,7 @@ def test_batches_that_are_fetched_a_step_ahead_belong_to_the_next_step():
     ahead = sized(job, np.roll(amounts, -1, axis=1))
     (finding,) = findings(ahead)
     assert finding.class_ == "imbalance.data"
-    assert "batches are fetched one step ahead" in finding.evidence
+    assert "batches are loaded one step ahead" in finding.evidence
 
 
 def test_missing_samples_make_little_difference():
@@ -156,7 +156,7 @@ def test_the_share_that_grows_is_found_whoever_is_slow(share, seed, num_ranks):
     slow = draw.uniform(1, 2, num_ranks)
     typical = np.median(amounts)
     own = slow * (1 - share + share * amounts / typical) * MS
-    relation = explain(own, amounts, STEPS).relation
+    relation = explain(own, amounts, STEPS).model
     assert relation.curve(np.array([1.0, 2.0, 3.0])) == pytest.approx(
         1 - share + share * np.array([1.0, 2.0, 3.0]) / typical, rel=0.03
     )

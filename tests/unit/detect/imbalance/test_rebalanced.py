@@ -2,7 +2,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.detect.imbalance.rebalanced import amounts_in_windows
+from dpro.detect.imbalance.rebalanced import workloads_in_windows
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, TABLES
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
@@ -21,7 +21,7 @@ def job(layout: str) -> Job:
 
 
 def run_of(folder, layout: str, evidence: str) -> Run:
-    """A run of uneven work of which nothing tells but what is asked for."""
+    """A run of uneven work that is shown only by the evidence that is asked for."""
     frames = frames_of(job(layout), run_job(job(layout)), Recording())
     counted = frames[COUNTERS.name].filter(pl.col("counter") == "step_input_elements")
     amounts = counted.join(frames[STEPS.name], left_on=["rank", "time_ns"], right_on=["rank", "start_ns"])
@@ -59,17 +59,19 @@ def run_of(folder, layout: str, evidence: str) -> Run:
         ("moe", "bytes", "bytes from all_to_all"),
     ],
 )
-def test_uneven_work_is_told_by_whatever_shows_how_much_it_is(tmp_path, layout, evidence, what):
+def test_uneven_work_is_inferred_from_whatever_shows_the_workload(tmp_path, layout, evidence, what):
     run = run_of(tmp_path, layout, evidence)
-    assert what in amounts_in_windows(run)
+    assert what in workloads_in_windows(run)
     (finding,) = found_in_graph(build_graph(run).graph)
     assert finding.class_ == "imbalance.data"
     assert what in finding.evidence[0]
 
 
-def test_amounts_are_those_of_the_step_that_they_are_in(tmp_path):
+def test_workloads_are_those_of_the_step_that_they_are_in(tmp_path):
     # Each operator reads 8 times the amount and 64 x 64 elements; a step has as many on all ranks.
-    amounts = amounts_in_windows(run_of(tmp_path, "dp", "shapes"))["elements in the inputs of its operators"]
+    amounts = workloads_in_windows(run_of(tmp_path, "dp", "shapes"))[
+        "elements in the inputs of its operators"
+    ]
     elements = {
         (rank, step): of_rank
         for step, of_step in enumerate(run_job(job("dp")).elements)
@@ -83,9 +85,9 @@ def test_amounts_are_those_of_the_step_that_they_are_in(tmp_path):
     assert np.ptp([*operators]) == pytest.approx(0, abs=1e-9)
 
 
-def test_where_nothing_tells_how_much_work_there_is_nobody_is_blamed_for_uneven_work(tmp_path):
+def test_where_nothing_shows_the_workload_no_uneven_work_is_reported(tmp_path):
     run = run_of(tmp_path, "dp", "none")
-    assert amounts_in_windows(run) == {}
+    assert workloads_in_windows(run) == {}
     assert found_in_graph(build_graph(run).graph) == []
 
 
@@ -100,5 +102,5 @@ def test_shapes_that_no_tensor_has_count_as_none(tmp_path, shapes):
     for table, frame in ((SPANS, spans), (STEPS, steps)):
         write_part(tmp_path / "run", table, "rank00000", frame)
     write_manifest(tmp_path / "run", Manifest(world_size=1, ranks=[0]))
-    amounts = amounts_in_windows(open_run(tmp_path / "run"))
-    assert amounts["elements in the inputs of its operators"]["amount"].to_list() == [32.0]
+    amounts = workloads_in_windows(open_run(tmp_path / "run"))
+    assert amounts["elements in the inputs of its operators"]["workload"].to_list() == [32.0]

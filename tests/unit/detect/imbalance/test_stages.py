@@ -75,8 +75,8 @@ def test_even_stages_are_no_finding(tmp_path):
 def test_of_a_rank_that_is_a_stage_it_is_said_that_either_may_be_true():
     slow = Finding("slow.compute", "rank", "3", (3,), 0.2, 0.9, 1e6, ("it is slow",))
     stage = Finding("imbalance.stage", "stage", "1", (3,), 0.2, 0.5, 1e6, ("it is large",))
-    (told,) = with_doubt([slow], [stage])
-    assert told.confidence == 0.5
-    assert told.evidence[-1].startswith("one of two")
+    (kept,) = with_doubt([slow], [stage])
+    assert kept.confidence == 0.5
+    assert kept.evidence[-1].startswith("one of two")
     assert with_doubt([slow], [replace(stage, confidence=0.9)]) == []  # it does more operations
     assert with_doubt([slow], [replace(stage, ranks=(2,))]) == [slow]

@@ -1,4 +1,4 @@
-"""Transfers that became slower than they were, told by when, where and for whom."""
+"""Transfers that became slower than they were: when, where and for which ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpro.detect.baseline import Baseline
 from dpro.detect.network.degradation import change_of, find_slower_transfers
 from dpro.detect.network.traffic import recorded_transfers, traffic_of, transfers_of
 from dpro.replay.graph import Graph, NodeKind
-from tests.unit.detect.jobs import MS, Work, alike, graph_of, noisy
+from tests.unit.detect.jobs import MS, Work, equal_work, graph_of, noisy
 
 STEPS, SINCE = 40, 25
 WITHIN, ACROSS = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
@@ -22,7 +22,7 @@ HOSTS = ["a", "a", "b", "b"]
 
 def job(**changes: object) -> Work:
     """Four ranks on two hosts: a round of pairs within hosts, then one between them."""
-    work = alike(4, STEPS, 2)
+    work = equal_work(4, STEPS, 2)
     usual = {"groups": [WITHIN, ACROSS], "hosts": HOSTS, "transfer": 10.0, "transfer_sigma": 0.03}
     return replace(work, **(usual | changes))
 
@@ -78,7 +78,7 @@ def test_change_that_costs_nothing_and_spell_that_is_over_are_not_said(healthy):
     assert find_slower_transfers(traffic_of(Baseline(spell))) == []
 
 
-def test_change_is_told_apart_from_waiting_and_dated(healthy):
+def test_change_is_distinguished_from_waiting_and_dated(healthy):
     change = change_of(recorded_transfers(slowed(healthy, ACROSS, 1.5)), between=True)
     assert change is not None
     assert change.since == SINCE
@@ -99,7 +99,7 @@ def in_windows(graph: Graph) -> pl.DataFrame:
     return recorded_transfers(graph).filter(pl.col("step") % 6 < 2)
 
 
-def test_few_steps_in_windows_tell_a_change_by_their_many_transfers(healthy):
+def test_few_steps_in_windows_show_a_change_by_their_many_transfers(healthy):
     change = change_of(in_windows(slowed(healthy, ACROSS, 1.5, since=18)), between=True)
     assert change is not None
     assert (change.since, change.times) == (18, pytest.approx(1.5, rel=0.1))

@@ -13,7 +13,7 @@ from dpro.detect.baseline import Baseline
 from dpro.detect.network.fabric import find_blocks
 from dpro.detect.network.traffic import traffic_of
 from dpro.detect.network.transfers import find_slow_network
-from tests.unit.detect.jobs import MS, alike, graph_of
+from tests.unit.detect.jobs import MS, equal_work, graph_of
 
 SIX = dict(enumerate("abcdef"))
 LEAVES = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1}
@@ -65,10 +65,10 @@ def test_one_host_and_the_rest_are_no_parts():
     assert find_blocks(pairs(lambda a, b: 2.0 if a == 0 else 1.0), SIX) == []
 
 
-def test_job_that_waits_for_what_crosses_is_told_what_it_costs(tmp_path):
+def test_what_crosses_the_parts_is_reported_with_its_cost_where_the_job_waits_for_it(tmp_path):
     rounds = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
     slow = dict.fromkeys([(0, 2), (1, 3), (0, 3), (1, 2)], 2.0)
-    job = replace(alike(4, 6, 3), groups=rounds, transfer=10.0, transfer_sigma=0.02)
+    job = replace(equal_work(4, 6, 3), groups=rounds, transfer=10.0, transfer_sigma=0.02)
     work = replace(job, hosts=["a", "b", "c", "d"], links=slow)
     (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path / "slow", work))))
     assert (finding.class_, finding.component_kind, finding.component_id) == (

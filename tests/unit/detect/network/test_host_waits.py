@@ -1,4 +1,4 @@
-"""Hosts that all began to wait, told from calls and counters alone, of jobs of a model of its own."""
+"""Hosts that all began to wait, found from calls and counters alone, of jobs of a model of its own."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpro.detect.network.pairs import SCHEMA, both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of, transfers_of
-from tests.unit.detect.jobs import MS, alike, graph_of
+from tests.unit.detect.jobs import MS, equal_work, graph_of
 
 Times = Callable[[int, int], float]
 
@@ -25,7 +25,7 @@ def transfers(
     base_ns: float = 1000.0,
     size: int = 1 << 20,
 ) -> pl.DataFrame:
-    """Five transfers of each pair; the typical one takes `base_ns` times what is told of the pair."""
+    """Five transfers of each pair; the typical one takes `base_ns` times the factor of the pair."""
     hosts = hosts or {}
     rows = [
         {
@@ -47,7 +47,7 @@ def column(matrix: pl.DataFrame, name: str) -> dict[tuple[int, int], float]:
     return {(a, b): value for a, b, value in matrix.select("source", "target", name).iter_rows()}
 
 
-def test_pairs_that_are_alike_take_what_is_expected():
+def test_pairs_that_take_equally_long_take_what_is_expected():
     matrix = delay_matrix(transfers(permutations(range(4), 2), lambda a, b: 1.0), {})
     assert matrix.schema == pl.Schema(SCHEMA)
     assert matrix.height == 12
@@ -89,7 +89,7 @@ def test_rank_that_is_in_half_of_all_pairs_is_still_the_slow_one():
     assert matrix["link"].to_list() == pytest.approx([1] * 6)
 
 
-def test_ring_does_not_tell_sender_receiver_and_link_apart():
+def test_ring_does_not_separate_sender_receiver_and_link():
     ring = [(rank, (rank + 1) % 6) for rank in range(6)]
     matrix = delay_matrix(transfers(ring, lambda a, b: 3.0 if a == 2 else 1.0), {})
     ratio = column(matrix, "ratio")
@@ -109,7 +109,7 @@ def test_pairs_within_and_between_hosts_are_expected_to_differ():
     assert [expected[0, 1], expected[0, 3]] == pytest.approx([1000, 8000])
 
 
-def test_sizes_are_compared_each_with_its_like_and_told_together():
+def test_sizes_are_compared_each_with_its_kind_and_reported_together():
     pairs = list(permutations(range(4), 2))
     small = transfers(pairs, lambda a, b: 2.0 if a == 0 else 1.0)
     large = transfers(pairs, lambda a, b: 2.0 if a == 0 else 1.0, base_ns=9000.0, size=9 << 20)
@@ -120,7 +120,7 @@ def test_sizes_are_compared_each_with_its_like_and_told_together():
     assert matrix.filter(source=0, target=1)["bytes"].item() == 5 * (10 << 20)
 
 
-def test_what_two_pairs_alone_do_is_expected_of_nobody():
+def test_nothing_is_expected_of_a_kind_that_only_two_pairs_have():
     matrix = delay_matrix(transfers([(0, 1), (2, 3)], lambda a, b: 1.0 + a), {})
     assert matrix["transfer_ns"].to_list() == pytest.approx([1000, 3000])
     for name in ("expected_ns", "ratio", "sender", "receiver", "link"):
@@ -151,7 +151,7 @@ def test_effects_are_found_in_noise_with_pairs_missing():
     assert column(matrix, "link")[pairs[0]] == pytest.approx(2, rel=0.2)
 
 
-def test_hosts_are_told_by_the_median_of_their_pairs():
+def test_hosts_are_given_by_the_median_of_their_pairs():
     hosts = dict(enumerate("aabbcc"))
     moved = transfers(
         combinations(range(6), 2),
@@ -187,7 +187,7 @@ def test_nothing_moved_is_no_row():
 def test_job_with_a_slow_link_shows_it_in_its_matrix(tmp_path):
     rounds = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
     changes = {"groups": rounds, "transfer": 10.0, "links": {(1, 2): 2.0}, "hosts": ["a", "b", "c", "d"]}
-    graph = graph_of(tmp_path, replace(alike(4, 6, 3), **changes))
+    graph = graph_of(tmp_path, replace(equal_work(4, 6, 3), **changes))
     matrix = delay_matrix(transfers_of(graph), host_of(graph))
     taken, ratio = column(matrix, "transfer_ns"), column(matrix, "ratio")
     assert taken[1, 2] == pytest.approx(20 * MS, rel=0.01)

@@ -28,7 +28,7 @@ def found(folder: Path, job: Job, **recorded: object) -> list[Finding]:
     return [finding for finding in verdict[0] if finding.class_ != "slow.regression"]
 
 
-def test_network_that_became_slow_is_told_and_dated_without_common_clocks(tmp_path):
+def test_network_that_became_slow_is_found_and_dated_without_common_clocks(tmp_path):
     (finding,) = found(tmp_path, SLOW, skew="unknown")
     assert (finding.class_, finding.component_kind) == ("slow.fabric", "network")
     assert finding.component_id == "between hosts"
@@ -36,7 +36,7 @@ def test_network_that_became_slow_is_told_and_dated_without_common_clocks(tmp_pa
     assert any("at most" in line for line in finding.evidence)
 
 
-def test_port_that_is_slow_all_along_is_told_from_groups_alike(tmp_path):
+def test_port_that_is_slow_all_along_is_found_by_other_groups_of_its_kind(tmp_path):
     job = Job("moe", 16, 30, gpu=True, seed=1, fault="network", how="rank", victim=5, severity=2.0)
     (finding,) = found(tmp_path, job)
     assert finding.class_ == "slow.nic"
@@ -81,7 +81,7 @@ def test_transfer_is_what_the_last_member_took():
     assert row["whole"]
 
 
-def test_group_is_whole_only_if_nobody_may_be_missing():
+def test_group_is_whole_only_if_no_rank_may_be_missing():
     calls = table([
         {"collective_id": 0, "rank": rank, "sequence": 1, "duration_ns": 50} for rank in (0, 1)
     ])  # fmt: skip

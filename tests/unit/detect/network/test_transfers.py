@@ -1,4 +1,4 @@
-"""Slow links and ports, told apart by which groups are slow."""
+"""Slow links and ports, distinguished by which groups are slow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from dpro.detect.baseline import Baseline
 from dpro.detect.network.traffic import traffic_of, transfers_of
 from dpro.detect.network.transfers import blame, compare_groups, find_slow_network
-from tests.unit.detect.jobs import MS, Work, alike, graph_of, noisy
+from tests.unit.detect.jobs import MS, Work, equal_work, graph_of, noisy
 
 FOUR = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2)))  # all pairs of four ranks, in three rounds
 
 
 def pairs(num_steps: int = 6, **changes: object) -> Work:
     """Four ranks that talk pair by pair, each a host of its own."""
-    work = alike(4, num_steps, num_collectives=3)
+    work = equal_work(4, num_steps, num_collectives=3)
     hosts = ["a", "b", "c", "d"]
     usual = {"groups": FOUR, "transfer": 10.0, "transfer_sigma": 0.03, "hosts": hosts}
     return replace(work, **(usual | changes))
@@ -56,7 +56,7 @@ def test_two_faults_are_two_findings(tmp_path):
         [(0, 2), (1, 3), (4, 6), (5, 7)],
         [(0, 3), (1, 2), (4, 7), (5, 6)],
     ]
-    work = replace(alike(8, 6, 3), groups=rounds, transfer=10.0, transfer_sigma=0.02)
+    work = replace(equal_work(8, 6, 3), groups=rounds, transfer=10.0, transfer_sigma=0.02)
     work = replace(work, links={(1, 2): 3.0, (4, 6): 2.0})
     assert sorted(named(tmp_path, work)) == [("slow.link", "link", "1 - 2"), ("slow.link", "link", "4 - 6")]
 
@@ -68,9 +68,9 @@ def test_cost_is_what_the_steps_would_save(tmp_path):
     assert finding.confidence > 0.9
 
 
-def test_rings_that_share_no_rank_cannot_tell_which_of_their_parts_is_slow(tmp_path):
+def test_rings_that_share_no_rank_do_not_show_which_of_their_parts_is_slow(tmp_path):
     rings = [[(0, 1), (2, 3), (4, 5), (6, 7)]] * 2
-    work = replace(alike(8, 6), groups=rings, transfer=10.0, transfer_sigma=0.02, links={(4, 5): 2.0})
+    work = replace(equal_work(8, 6), groups=rings, transfer=10.0, transfer_sigma=0.02, links={(4, 5): 2.0})
     (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, work))))
     assert finding.component_kind == "one of"
     assert finding.component_id == "rank 4, rank 5, link 4 - 5"
@@ -79,8 +79,8 @@ def test_rings_that_share_no_rank_cannot_tell_which_of_their_parts_is_slow(tmp_p
 
 
 def two_groups(**changes: object) -> Work:
-    """Four ranks in two groups of two, which are all that is alike."""
-    work = replace(alike(4, 6), groups=[[(0, 1), (2, 3)]] * 2, transfer=10.0, transfer_sigma=0.03)
+    """Four ranks in two groups of two, which are all of their kind."""
+    work = replace(equal_work(4, 6), groups=[[(0, 1), (2, 3)]] * 2, transfer=10.0, transfer_sigma=0.03)
     return replace(work, **changes)
 
 
@@ -88,7 +88,7 @@ def test_slower_of_two_groups_is_one_of_three_things_and_doubtful(tmp_path):
     (finding,) = find_slow_network(traffic_of(Baseline(graph_of(tmp_path, two_groups(links={(0, 1): 3.0})))))
     assert finding.component_id == "rank 0, rank 1, link 0 - 1"
     assert finding.confidence <= 0.5 / 3
-    assert any("two groups alike do not tell" in line for line in finding.evidence)
+    assert any("two groups of a kind do not show" in line for line in finding.evidence)
 
 
 def test_two_groups_that_differ_little_or_at_no_cost_say_nothing(tmp_path):
@@ -117,7 +117,7 @@ def suspects(groups: pl.DataFrame, hosts: dict[int, str]) -> list[list[tuple[str
     return [[(suspect.kind, suspect.id) for suspect in each] for each, _ in blame(groups, hosts)]
 
 
-def test_messages_tell_a_slow_sender_from_a_slow_receiver():
+def test_messages_distinguish_a_slow_sender_from_a_slow_receiver():
     every = [(a, b) for a in range(4) for b in range(4) if a != b]
     apart = dict(enumerate("abcd"))
     sender = table("message", [(f"{a},{b}", a == 2) for a, b in every])
@@ -139,7 +139,7 @@ def test_host_whose_ranks_all_talk_slowly_to_others_is_named():
     assert suspects(between, hosts) == [[("hosts", "a0 - b2")]]
 
 
-def test_way_out_of_the_host_is_told_from_the_rank_itself():
+def test_way_out_of_the_host_is_distinguished_from_the_rank_itself():
     hosts = {0: "a", 1: "a", 2: "b", 3: "b"}
     every = list(combinations(range(4), 2))
     groups = table("all_reduce", [(f"{a},{b}", 0 in (a, b) and hosts[a] != hosts[b]) for a, b in every])

@@ -43,7 +43,7 @@ def named(traffic: Traffic) -> list[tuple[str, str, str]]:
     return [(each.class_, each.component_kind, each.component_id) for each in diagnose_traffic(traffic)]
 
 
-def test_wires_that_are_alike_raise_nothing():
+def test_equally_fast_wires_raise_nothing():
     assert named(ring({})) == []
 
 

@@ -1,4 +1,4 @@
-"""Time that is lost in some steps only, told from steps, counters and calls of made-up jobs."""
+"""Time that is lost in some steps only, found from steps, counters and calls of made-up jobs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_validation_that_mostly_waits_for_its_own_data_is_a_validation():
         ("0 workers", "epoch start", "sampler"),
     ],
 )
-def test_waiting_for_data_where_a_loader_begins_anew_is_told_from_other_waits(workers, component, do):
+def test_waiting_for_data_where_a_loader_restarts_is_distinguished_from_other_waits(workers, component, do):
     job = paused(QUIET, range(4), EVERY_TENTH)
     job = counted(job, step_data_wait_ns=in_steps(QUIET, range(4), EVERY_TENTH))
     begins = tables(job)[1].filter(pl.col("step").is_in(EVERY_TENTH.tolist()))
@@ -140,7 +140,7 @@ def test_waiting_for_data_where_a_loader_begins_anew_is_told_from_other_waits(wo
     assert do in finding.evidence[0]
 
 
-def test_size_and_speed_of_a_checkpoint_are_told():
+def test_size_and_speed_of_a_checkpoint_are_reported():
     job = counted(paused(QUIET, 0, EVERY_TENTH), step_checkpoint_ns=in_steps(QUIET, 0, EVERY_TENTH))
     rows = [(0, "checkpoint_save_ns", 7, 2e8), (0, "checkpoint_save_bytes", 7, float(2**20))]
     saved = pl.DataFrame(rows, schema=["rank", "counter", "time_ns", "value"], orient="row")

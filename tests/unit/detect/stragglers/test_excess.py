@@ -65,7 +65,7 @@ def test_others_are_not_blamed_where_a_peer_became_faster():
     assert became(own) == []
 
 
-def test_rank_that_catches_up_with_slower_peers_holds_nobody_up():
+def test_rank_that_catches_up_with_slower_peers_holds_no_rank_up():
     own = work(2, 100, 4)
     own[:70, 3] *= 0.9  # had less to do
     assert became(own) == []
@@ -78,7 +78,7 @@ def test_all_becoming_slower_together_is_no_rank_of_its_own():
 
 
 @pytest.mark.parametrize("tail", [0.0, 2.5])
-def test_noise_alone_is_nobody_slower_than_before(tail):
+def test_noise_alone_makes_no_rank_slower_than_before(tail):
     random = np.random.default_rng(5)
     shape = (2500, 8)
     draws = random.standard_t(tail, shape).clip(-8, 60) if tail else random.standard_normal(shape)

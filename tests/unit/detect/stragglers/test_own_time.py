@@ -170,7 +170,7 @@ def test_steps_of_deep_windows_and_steps_unlike_most_do_not_count():
     assert {3, 4, 7, 11} <= set(own["step"].to_list())
 
 
-def test_calls_of_which_a_member_is_missing_tell_nothing_of_their_steps():
+def test_calls_of_which_a_member_is_missing_show_nothing_of_their_steps():
     collectives, steps, _, _ = tables(data_parallel(3, 12))
     lost = collectives.filter(~((pl.col("rank") == 1) & (pl.col("sequence") == 13)))
     own = own_time(calls_of(lost), steps)
@@ -221,14 +221,14 @@ def test_long_healthy_job_raises_nothing(seed, num_ranks, noise):
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 16])
 @pytest.mark.parametrize("blocks", [False, True])
-def test_rank_that_takes_a_fifth_longer_is_named_within_ten_steps_and_nobody_else(num_ranks, blocks):
+def test_rank_that_takes_a_fifth_longer_is_named_within_ten_steps_and_no_other(num_ranks, blocks):
     """The first two steps of a recording are no whole ones."""
     for seed in range(3):
         job = slower(noisy(data_parallel(num_ranks, 62, blocks=blocks), seed, 0.02), 1, 1.2, since=52)
         assert named(job) == ["1"]
 
 
-def test_what_costs_little_is_not_told():
+def test_what_costs_little_is_not_reported():
     assert all(
         finding.severity >= MIN_SHARE
         for finding in late_ranks(*tables(slower(noisy(data_parallel(2, 40), 1, 0.01), 1, 1.06)))
@@ -256,7 +256,7 @@ def test_clocks_that_were_compared_make_hosts_comparable_and_others_are_left_out
     assert finding.cost_ns == pytest.approx(20 * MS, rel=0.15)
 
 
-def test_runs_without_calls_or_steps_tell_nothing():
+def test_runs_without_calls_or_steps_show_nothing():
     collectives, steps, counters, workers = tables(data_parallel(2, 12))
     assert late_ranks(collectives.clear(), steps, counters, workers) == []
     assert late_ranks(collectives, steps.clear(), counters, workers) == []
@@ -273,7 +273,7 @@ def test_slow_rank_is_named_where_another_was_not_recorded_at_all():
 
 
 @pytest.mark.parametrize("job", [data_parallel(4, 14), tensor_and_data_parallel(14)])
-def test_nobody_is_blamed_for_a_slow_rank_that_was_not_recorded(job):
+def test_no_rank_is_blamed_for_a_slow_rank_that_was_not_recorded(job):
     for rank in range(4):
         assert without(slower(noisy(job, 3, 0.01), rank, 1.5), rank) == []
 
@@ -281,7 +281,7 @@ def test_nobody_is_blamed_for_a_slow_rank_that_was_not_recorded(job):
 def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
     job = noisy(data_parallel(5, 40, buckets=1), 1, 0.01)
     for step, busy in enumerate(np.random.default_rng(4).choice([0, 2, 3, 4], 40)):
-        job.factors[busy, step] *= 2.5  # in each step somebody else has much to do
+        job.factors[busy, step] *= 2.5  # in each step another rank has much to do
     (finding,) = late_ranks(*tables(slower(job, 1, 1.8)))
     assert finding.component_id == "1"
     assert finding.severity < MIN_SHARE

@@ -9,19 +9,19 @@ import polars as pl
 import pytest
 
 from dpro.detect.baseline import Baseline
-from dpro.detect.stragglers.persistent import clearly_longer, find_longer_work
+from dpro.detect.stragglers.persistent import clearly_longer, find_persistent
 from dpro.detect.stragglers.replayed import find_stragglers
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.schema import COUNTERS, STEPS, conform
 from dpro.store import open_run, write_part
-from tests.unit.detect.jobs import MS, Work, alike, found_in_graph, graph_of, write_job
+from tests.unit.detect.jobs import MS, Work, equal_work, found_in_graph, graph_of, write_job
 
 NUM_STEPS = 12
 
 
 def hidden_by_others(plus: float = 10.0) -> Work:
     """Rank 2 works longer in every step; in one of three another rank does, too."""
-    work = alike(4, NUM_STEPS, num_collectives=1)
+    work = equal_work(4, NUM_STEPS, num_collectives=1)
     compute = work.compute.copy()
     compute[2] += plus
     for step in range(NUM_STEPS):
@@ -46,24 +46,24 @@ def test_rank_whose_work_is_longer_because_it_is_always_handed_more_is_not_named
     constants = {"counter": pl.lit("step_input_elements"), "device": pl.lit("host")}
     write_part(run.path, COUNTERS, "rows", conform(COUNTERS, counted.with_columns(**constants)))
     graph = build_graph(open_run(run.path)).graph
-    assert find_longer_work(Baseline(graph))
+    assert find_persistent(Baseline(graph))
     (finding,) = found_in_graph(graph)
     assert (finding.class_, finding.component_kind) == ("imbalance.data", "job")
 
 
 def test_rank_that_is_named_already_is_not_named_again(tmp_path):
-    assert find_longer_work(Baseline(graph_of(tmp_path, hidden_by_others())), named=[2]) == []
+    assert find_persistent(Baseline(graph_of(tmp_path, hidden_by_others())), named=[2]) == []
 
 
 def test_work_that_is_less_than_a_tenth_longer_is_not_said(tmp_path):
-    assert find_longer_work(Baseline(graph_of(tmp_path, hidden_by_others(plus=3.0)))) == []
+    assert find_persistent(Baseline(graph_of(tmp_path, hidden_by_others(plus=3.0)))) == []
 
 
 def test_longer_work_of_which_the_step_never_waits_is_not_said(tmp_path):
     work = hidden_by_others()
     compute = work.compute.copy()
     compute[0] = 60.0  # always
-    (finding,) = find_longer_work(Baseline(graph_of(tmp_path, replace(work, compute=compute))))
+    (finding,) = find_persistent(Baseline(graph_of(tmp_path, replace(work, compute=compute))))
     assert finding.ranks == (0,)
 
 

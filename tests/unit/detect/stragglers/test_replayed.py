@@ -16,7 +16,7 @@ from dpro.store import open_run, write_part
 from tests.unit.detect.jobs import (
     MS,
     Work,
-    alike,
+    equal_work,
     found_in_graph,
     graph_of,
     mean_step_ns,
@@ -47,13 +47,13 @@ def blamed(findings: list[Finding]) -> list[tuple[str, str, str]]:
 
 @EVERYONE
 def test_nothing_is_said_about_ranks_that_do_the_same(num_ranks, tmp_path):
-    assert diagnosed(tmp_path, alike(num_ranks)) == []
+    assert diagnosed(tmp_path, equal_work(num_ranks)) == []
 
 
 @EVERYONE
 @PARTS
 def test_the_slow_rank_is_named_and_those_that_wait_for_it_are_not(num_ranks, part, class_, where, tmp_path):
-    (finding,) = diagnosed(tmp_path, slower(alike(num_ranks), part, 1, plus=10))
+    (finding,) = diagnosed(tmp_path, slower(equal_work(num_ranks), part, 1, plus=10))
     assert (finding.class_, finding.component_kind, finding.component_id) == (class_, "rank", "1")
     assert finding.ranks == (1,)
     assert where in finding.evidence[0]
@@ -62,7 +62,7 @@ def test_the_slow_rank_is_named_and_those_that_wait_for_it_are_not(num_ranks, pa
 @PARTS
 @pytest.mark.parametrize("rank", [0, 3])
 def test_any_rank_can_be_the_slow_one(rank, part, class_, where, tmp_path):
-    findings = diagnosed(tmp_path, slower(alike(4), part, rank, plus=10))
+    findings = diagnosed(tmp_path, slower(equal_work(4), part, rank, plus=10))
     assert blamed(findings) == [(class_, "rank", str(rank))]
 
 
@@ -70,7 +70,7 @@ def test_any_rank_can_be_the_slow_one(rank, part, class_, where, tmp_path):
 @PARTS
 @pytest.mark.parametrize("plus_ms", [3.0, 12.0, 200.0])
 def test_the_cost_is_what_the_job_without_the_fault_saves(num_ranks, part, class_, where, plus_ms, tmp_path):
-    work = alike(num_ranks)
+    work = equal_work(num_ranks)
     slow = graph_of(tmp_path / "slow", slower(work, part, 1, plus=plus_ms))
     healthy = graph_of(tmp_path / "healthy", work)
     (finding,) = found_in_graph(slow)
@@ -81,7 +81,7 @@ def test_the_cost_is_what_the_job_without_the_fault_saves(num_ranks, part, class
 
 def test_the_cost_is_less_than_the_excess_where_the_others_would_have_waited_anyway(tmp_path):
     # In the second section rank 0 is the later one in both jobs, so only part of rank 1's excess counts.
-    work = alike(2)
+    work = equal_work(2)
     work.compute[0, :, 1] += 8
     slow = work.compute.copy()
     slow[1] += 10
@@ -95,7 +95,7 @@ def test_the_cost_is_less_than_the_excess_where_the_others_would_have_waited_any
 
 
 def test_the_evidence_names_how_late_the_rank_was_and_what_the_step_would_take(tmp_path):
-    (finding,) = diagnosed(tmp_path, slower(alike(4), "data", 1, plus=12))
+    (finding,) = diagnosed(tmp_path, slower(equal_work(4), "data", 1, plus=12))
     assert len(finding.evidence) == 3
     assert "rank 1 works 12 ms longer per step" in finding.evidence[0]
     assert "came last to 16 of 16 collectives" in finding.evidence[1]
@@ -104,20 +104,20 @@ def test_the_evidence_names_how_late_the_rank_was_and_what_the_step_would_take(t
 
 
 def test_a_rank_slow_in_one_step_only_is_not_blamed(tmp_path):
-    work = alike(4)
+    work = equal_work(4)
     work.compute[1, 3] += 200
     assert diagnosed(tmp_path, work) == []
 
 
 @pytest.mark.parametrize("steps_slow", [1, 2, 4, 6])
 def test_a_rank_slow_in_some_steps_only_is_not_blamed(steps_slow, tmp_path):
-    work = alike(4, num_steps=8)
+    work = equal_work(4, num_steps=8)
     work.gap[2, :steps_slow] += 30
     assert diagnosed(tmp_path, work) == []
 
 
 def test_a_rank_whose_delay_varies_a_lot_but_is_there_in_every_step_is_blamed(tmp_path):
-    work = alike(4, num_steps=8)
+    work = equal_work(4, num_steps=8)
     work.gap[2] += np.array([5, 25, 10, 15, 8, 22, 12, 15])
     (finding,) = diagnosed(tmp_path, work)
     assert finding.component_id == "2"
@@ -126,14 +126,14 @@ def test_a_rank_whose_delay_varies_a_lot_but_is_there_in_every_step_is_blamed(tm
 
 
 def test_the_cost_of_a_delay_that_varies_is_what_the_job_without_it_saves(tmp_path):
-    work = alike(4, num_steps=8)
+    work = equal_work(4, num_steps=8)
     work.gap[2] += np.array([5, 25, 10, 15, 8, 22, 12, 15])
     (finding,) = diagnosed(tmp_path, work)
     assert finding.cost_ns == pytest.approx(14 * MS, rel=0.05)
 
 
-def test_each_step_held_up_by_another_rank_blames_nobody(tmp_path):
-    work = alike(4, num_steps=8)
+def test_each_step_held_up_by_another_rank_blames_no_rank(tmp_path):
+    work = equal_work(4, num_steps=8)
     for step in range(8):
         work.compute[step % 4, step] += 10
     assert diagnosed(tmp_path, work) == []
@@ -141,7 +141,7 @@ def test_each_step_held_up_by_another_rank_blames_nobody(tmp_path):
 
 def test_two_ranks_slow_in_different_places_are_both_named_with_their_own_cost(tmp_path):
     # One is late to the first collective, the other to the second: healing either saves its own part.
-    work = slower(alike(4), "data", 1, plus=12)
+    work = slower(equal_work(4), "data", 1, plus=12)
     work.compute[3, :, 1] += 6
     findings = diagnosed(tmp_path, work)
     assert blamed(findings) == [("slow.host", "rank", "1"), ("slow.compute", "rank", "3")]
@@ -149,7 +149,7 @@ def test_two_ranks_slow_in_different_places_are_both_named_with_their_own_cost(t
 
 
 def test_of_two_slow_ranks_the_slower_is_named_and_healing_it_alone_saves_less(tmp_path):
-    work = slower(slower(alike(8), "compute", 1, plus=6), "compute", 2, plus=4)
+    work = slower(slower(equal_work(8), "compute", 1, plus=6), "compute", 2, plus=4)
     (finding,) = diagnosed(tmp_path, work)
     assert finding.component_id == "1"
     assert finding.cost_ns == pytest.approx(4 * MS, rel=0.02)
@@ -159,40 +159,40 @@ def test_of_two_slow_ranks_the_slower_is_named_and_healing_it_alone_saves_less(t
 
 @pytest.mark.parametrize("num_ranks", [4, 8])
 def test_two_equally_slow_ranks_are_both_named(num_ranks, tmp_path):
-    findings = diagnosed(tmp_path, slower(alike(num_ranks), "compute", [1, 2], plus=6))
+    findings = diagnosed(tmp_path, slower(equal_work(num_ranks), "compute", [1, 2], plus=6))
     assert {rank for finding in findings for rank in finding.ranks} == {1, 2}
     assert any("alone saves" in line for finding in findings for line in finding.evidence)
 
 
 def test_two_ranks_that_hold_each_other_up_in_turn_are_both_named(tmp_path):
-    work = alike(2)
+    work = equal_work(2)
     work.data[0] += 12
     work.compute[1, :, 1] += 12
     assert {finding.component_id for finding in diagnosed(tmp_path, work)} == {"0", "1"}
 
 
 def test_one_step_cannot_blame_a_rank(tmp_path):
-    assert diagnosed(tmp_path, slower(alike(4, num_steps=1), "compute", 1, plus=20)) == []
+    assert diagnosed(tmp_path, slower(equal_work(4, num_steps=1), "compute", 1, plus=20)) == []
 
 
 def test_a_run_of_one_rank_has_no_straggler(tmp_path):
-    assert diagnosed(tmp_path, slower(alike(1), "compute", 0, plus=20)) == []
+    assert diagnosed(tmp_path, slower(equal_work(1), "compute", 0, plus=20)) == []
 
 
 def test_ranks_that_call_different_collectives_by_design_are_not_compared(tmp_path):
     # Ranks 0 and 1 call three times among themselves, ranks 2 and 3 twice, with three times the work.
-    work = alike(4, num_collectives=3)
+    work = equal_work(4, num_collectives=3)
     work = replace(work, groups=[[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 1]]])
     assert diagnosed(tmp_path, slower(work, "compute", [2, 3], times=3)) == []
 
 
-def test_a_rank_that_calls_what_nobody_else_calls_is_compared_with_nobody(tmp_path):
-    work = replace(alike(3), groups=[[[0, 1, 2]], [[0, 1]]])
+def test_a_rank_that_calls_what_no_other_calls_is_compared_with_none(tmp_path):
+    work = replace(equal_work(3), groups=[[[0, 1, 2]], [[0, 1]]])
     assert diagnosed(tmp_path, slower(work, "compute", 2, plus=30)) == []
 
 
 def test_a_clock_that_is_ahead_changes_nothing(tmp_path):
-    work = noisy(slower(alike(4), "data", 1, plus=12), seed=3, sigma=0.02)
+    work = noisy(slower(equal_work(4), "data", 1, plus=12), seed=3, sigma=0.02)
     plain = found_in_graph(graph_of(tmp_path / "plain", work, {0: 0, 1: 0, 2: 0, 3: 0}))
     for rank in range(4):
         clocks = {other: 5.0 * (other == rank) for other in range(4)}
@@ -205,7 +205,7 @@ def test_a_clock_that_is_ahead_changes_nothing(tmp_path):
 def test_a_slow_rank_of_one_group_is_named_where_ranks_call_in_groups_and_all_together(num_ranks, tmp_path):
     # As with tensor parallelism inside pairs and data parallelism across them.
     pairs = [[rank, rank + 1] for rank in range(0, num_ranks, 2)]
-    work = replace(alike(num_ranks, num_collectives=3), groups=[pairs, pairs, [list(range(num_ranks))]])
+    work = replace(equal_work(num_ranks, num_collectives=3), groups=[pairs, pairs, [list(range(num_ranks))]])
     work = noisy(slower(work, "compute", 1, times=1.5), seed=1, sigma=0.02)
     assert blamed(diagnosed(tmp_path, work)) == [("slow.compute", "rank", "1")]
 
@@ -213,12 +213,12 @@ def test_a_slow_rank_of_one_group_is_named_where_ranks_call_in_groups_and_all_to
 def test_ranks_that_make_as_many_calls_in_other_groups_are_no_peers(tmp_path):
     """Stages of a pipeline, of which one has more to do."""
     groups = [[[0, 1, 2], [3, 4]]] * 2 + [[range(5)]]
-    uneven = slower(alike(5, num_collectives=3), "compute", [3, 4], times=1.5)
+    uneven = slower(equal_work(5, num_collectives=3), "compute", [3, 4], times=1.5)
     assert diagnosed(tmp_path, replace(uneven, groups=groups)) == []
 
 
 def test_rank_that_became_slow_while_the_job_was_recorded_is_named(tmp_path):
-    work = noisy(alike(4, num_steps=12), 4, 0.02)
+    work = noisy(equal_work(4, num_steps=12), 4, 0.02)
     work.compute[2, 6:] *= 1.5
     (finding,) = diagnosed(tmp_path, work)
     assert (finding.class_, finding.ranks) == ("slow.compute", (2,))
@@ -227,7 +227,7 @@ def test_rank_that_became_slow_while_the_job_was_recorded_is_named(tmp_path):
 
 
 def test_rank_that_was_slow_for_a_while_and_no_longer_is_blamed_for_nothing(tmp_path):
-    work = noisy(alike(4, num_steps=12), 4, 0.02)
+    work = noisy(equal_work(4, num_steps=12), 4, 0.02)
     work.compute[2, :6] *= 1.5
     assert diagnosed(tmp_path, work) == []
 
@@ -239,7 +239,7 @@ def test_rank_that_was_slow_for_a_while_and_no_longer_is_blamed_for_nothing(tmp_
 def test_rank_whose_operators_take_longer_and_do_not_compute_is_slow_by_its_host(
     tmp_path, computes, class_, cause
 ):
-    run = write_job(tmp_path / "run", slower(noisy(alike(3), 1, 0.01), "compute", 1, times=1.5))
+    run = write_job(tmp_path / "run", slower(noisy(equal_work(3), 1, 0.01), "compute", 1, times=1.5))
     steps = open_run(run).table(STEPS)
     thread = steps.select(
         "rank", time_ns="start_ns", counter=pl.lit("step_training_thread_cpu_ns")
@@ -250,7 +250,7 @@ def test_rank_whose_operators_take_longer_and_do_not_compute_is_slow_by_its_host
 
 
 def test_rank_whose_operators_wait_for_a_core_is_slow_by_its_host(tmp_path):
-    run = write_job(tmp_path / "run", slower(noisy(alike(3), 1, 0.01), "compute", 1, times=1.5))
+    run = write_job(tmp_path / "run", slower(noisy(equal_work(3), 1, 0.01), "compute", 1, times=1.5))
     steps = open_run(run).table(STEPS)
     queued = steps.select("rank", time_ns="start_ns", counter=pl.lit("step_run_queue_ns")).with_columns(
         value=pl.when(pl.col("rank") == 1).then(18.0 * MS).otherwise(1.0 * MS)

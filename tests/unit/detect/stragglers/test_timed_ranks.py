@@ -26,7 +26,7 @@ BEGUN_NS = 1_760_000_000 * 10**9
 def dumped(folder, waits_ms, ranks=range(RANKS), measured=True):
     """Collectives of a job by NCCL's flight recorder.
 
-    Hosts run ahead of their GPUs, all alike: call `n` is enqueued 1 ms after the one before.
+    All hosts run equally far ahead of their GPUs: call `n` is enqueued 1 ms after the one before.
 
     Args:
         folder: for the dumps.
@@ -85,7 +85,7 @@ def waits(seed, late=-1, ms=0.0):
     return arrives.max(axis=0) - arrives
 
 
-def test_gpu_that_is_slow_is_named_though_all_hosts_run_ahead_alike(tmp_path):
+def test_gpu_that_is_slow_is_named_though_all_hosts_run_equally_far_ahead(tmp_path):
     (finding,) = found(dumped(tmp_path, waits(1, late=2, ms=12)))
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.compute", "rank", "2")
     assert finding.cost_ns == pytest.approx(12 * MS, rel=0.1)
@@ -93,7 +93,7 @@ def test_gpu_that_is_slow_is_named_though_all_hosts_run_ahead_alike(tmp_path):
     assert finding.confidence == pytest.approx(0.6, abs=0.03)
 
 
-def test_nothing_is_said_of_gpus_that_are_alike_or_were_not_timed(tmp_path):
+def test_nothing_is_said_of_gpus_that_are_equally_fast_or_were_not_timed(tmp_path):
     assert [found(dumped(tmp_path, waits(seed))) for seed in range(5)] == [[]] * 5
     untimed = dumped(tmp_path, waits(1, late=2, ms=12), measured=False)
     assert found(untimed) == []

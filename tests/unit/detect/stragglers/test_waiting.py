@@ -1,21 +1,21 @@
-"""Jobs that wait for their input on every rank, told from counters of steps."""
+"""Jobs that wait for their input on every rank, found by counters of steps."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dpro.detect.stragglers.input_bound import find_waiting_for_data
+from dpro.detect.stragglers.input_bound import find_input_bound
 from tests.unit.detect.calling import MS, counted, data_parallel, noisy, tables
 
 
 def found(waits_ms: np.ndarray, *, on_gpus: bool = False):
     job = noisy(data_parallel(3, waits_ms.shape[1]), 1, 0.02)  # steps of 41 ms
     _, steps, counters, _ = tables(counted(job, step_data_wait_ns=waits_ms))
-    return find_waiting_for_data(steps, counters, on_gpus=on_gpus)
+    return find_input_bound(steps, counters, on_gpus=on_gpus)
 
 
-def test_job_that_waits_for_its_data_on_all_ranks_is_told_with_what_that_costs():
+def test_job_that_waits_for_its_data_on_all_ranks_is_reported_with_its_cost():
     (finding,) = found(np.full((3, 20), 12.0))
     assert (finding.class_, finding.component_kind, finding.component_id) == (
         "slow.host",
@@ -26,7 +26,7 @@ def test_job_that_waits_for_its_data_on_all_ranks_is_told_with_what_that_costs()
     assert finding.ranks == (0, 1, 2)
 
 
-def test_it_is_told_of_the_latest_steps_alone_if_it_began_while_the_job_ran():
+def test_it_is_reported_of_the_latest_steps_alone_if_it_began_while_the_job_ran():
     waits = np.full((3, 60), 0.2)
     waits[:, 35:] = 12.0
     (finding,) = found(waits)

@@ -20,14 +20,14 @@ from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, s
 from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job
-from tests.unit.detect.jobs import alike, graph_of, slower, write_job
+from tests.unit.detect.jobs import equal_work, graph_of, slower, write_job
 from tests.unit.replay.whatif.edits.test_host import launch_bound
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> tuple[Graph, Trust]:
     """Two ranks that wait for their input, of which one computes half as long again."""
-    work = slower(slower(alike(2, 6), "compute", 1, times=1.5), "data", [0, 1], plus=15.0)
+    work = slower(slower(equal_work(2, 6), "compute", 1, times=1.5), "data", [0, 1], plus=15.0)
     run = open_run(write_job(tmp_path_factory.mktemp("job"), work))
     built = build_graph(run)
     return built.graph, assess(built, replay(built.graph), run.manifest)
@@ -86,14 +86,14 @@ def test_refusals_for_one_reason_are_one(job):
 
 
 def test_of_many_ranks_those_are_healed_that_most_of_the_critical_path_runs_over(tmp_path):
-    work = slower(alike(12, 3), "compute", [7, 11], times=1.5)
+    work = slower(equal_work(12, 3), "compute", [7, 11], times=1.5)
     healed = [edit.at.rank for edit in candidates(graph_of(tmp_path, work)) if isinstance(edit, Heal)]
     assert len(healed) == MAX_RANKS
     assert {7, 11} & set(healed)
 
 
 def test_everything_that_is_tried_can_be_asked_for(tmp_path):
-    tried = {edit.name for edit in candidates(graph_of(tmp_path, alike(2, 2)))}
+    tried = {edit.name for edit in candidates(graph_of(tmp_path, equal_work(2, 2)))}
     assert {text.partition(":")[0] for text in (*ACTIONS, *BOUNDS)} <= tried
 
 
@@ -112,7 +112,7 @@ def test_break_even_is_where_nine_tenths_are_gained(step_at, expected):
 
 
 def test_part_that_limits_is_shown_by_the_critical_path(tmp_path):
-    work = alike(2, 4)
+    work = equal_work(2, 4)
     graph = graph_of(tmp_path / "a", work)
     assert limiting_part(graph) == "host"
     slow_input = graph_of(tmp_path / "b", slower(work, "data", [0, 1], plus=500.0))
@@ -121,7 +121,7 @@ def test_part_that_limits_is_shown_by_the_critical_path(tmp_path):
 
 
 def test_curves_fall_and_parts_that_the_run_does_not_show_have_none(tmp_path):
-    curves = {curve.part: curve for curve in sensitivity(graph_of(tmp_path, alike(2, 4)))}
+    curves = {curve.part: curve for curve in sensitivity(graph_of(tmp_path, equal_work(2, 4)))}
     assert curves.keys() == {"network", "host", "input"}
     for curve in curves.values():
         steps = (curve.base_ns, *curve.step_ns)
@@ -171,7 +171,7 @@ def test_what_saves_more_but_is_not_proven_stands_behind_what_is(tmp_path):
 
 
 def test_healthy_ranks_are_healed_only_where_a_finding_names_them(tmp_path):
-    run = open_run(write_job(tmp_path / "even", alike(4, 6)))
+    run = open_run(write_job(tmp_path / "even", equal_work(4, 6)))
     built = build_graph(run)
     trust = assess(built, replay(built.graph), run.manifest)
 
