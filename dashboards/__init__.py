@@ -10,10 +10,10 @@ alone, each by a request of its own.
     loaded                     the Analysis that views ask, with the lanes to draw
     figures                    the figures of a run without a browser's views, for reports and notebooks
     theme, names               colours and the look of figures; names from traces, made harmless
-    timeline, segments, spans  all lanes on one clock; what of them a screen can show; one span and its causes
+    timeline/                  all lanes on one clock, drawn on a canvas, and as a figure
     chains                     boxes and arrows: which rank waits for which
     views/, whatif/            one module per view; edits and predictions
     report/                    a report as one page that needs nothing else
     server/                    where to listen, who may ask, and what a request may hold
-    assets/                    the style sheet, and what only the browser can do
+    assets/                    style sheets, what only the browser can do, and the timeline's drawing
 """

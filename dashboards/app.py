@@ -17,7 +17,6 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from flask import Response, abort, request
 
-from dpro.dashboards import timeline
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
@@ -26,6 +25,7 @@ from dpro.dashboards.server.bodies import check_bodies
 from dpro.dashboards.server.guard import LOOPBACK, guard, harden, hash_of
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import css_variables
+from dpro.dashboards.timeline import view as timeline
 from dpro.dashboards.views import (
     breakdown,
     collectives,
@@ -60,10 +60,12 @@ _VIEW_KEYS = "1234567890-="  # as they lie side by side on a keyboard
 _KEYS = (
     ("1 … 9 0 - =", "go to a view"),
     ("n p", "the next view, the one before"),
-    ("w s a d", "timeline: zoom in and out, go left and right"),
+    ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
+    (", .", "timeline: the span before, the span after"),
+    ("f m e", "timeline: zoom to the selection, ruler, fold"),
     ("x", "clear the selection"),
     ("t", "dark or light"),
-    ("/", "select steps, or filter"),
+    ("/", "search the timeline, filter, or select steps"),
     ("?", "this help; Esc closes it"),
 )
 _INDEX = """<!DOCTYPE html>

@@ -11,11 +11,11 @@ from typing import Any
 import plotly.graph_objects as go
 import polars as pl
 
-from dpro.dashboards import timeline
 from dpro.dashboards.chains import chain_figure
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.theme import LIGHT, THEMES
+from dpro.dashboards.timeline.figure import drawn_timeline
 from dpro.dashboards.views import breakdown, collectives, heatmap, telemetry, verdict
 from dpro.dashboards.views.hang import chains_of
 from dpro.dashboards.whatif import workbench
@@ -70,7 +70,7 @@ class Figures:
         Args:
             selected: steps, ranks, theme, and `time_ms`: from and to, ms since the first span.
         """
-        figure, _ = timeline.drawn_timeline(self._run, selection(**selected))
+        figure = drawn_timeline(self._run, selection(**selected))
         legend = {"yref": "container", "y": 0, "yanchor": "bottom"}
         room = {"height": figure.layout.height + _LEGEND, "margin_b": figure.layout.margin.b + _LEGEND}
         return figure.update_layout(showlegend=True, legend=legend, **room)

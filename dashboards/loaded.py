@@ -10,7 +10,9 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
-from dpro.dashboards.segments import Tracks, make_tracks
+from dpro.dashboards.timeline.measured import Measured
+from dpro.dashboards.timeline.replayed import Later, make_replayed
+from dpro.dashboards.timeline.tracks import Tracks, make_tracks
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
@@ -47,15 +49,25 @@ class Loaded(Analysis):
 
     def warm(self) -> None:
         """Work out what takes long, in the order in which it is likely to be asked for."""
-        for name in ("graph_and_trust", "verdict", "search", "tracks", "breakdown", "curves"):
+        for name in ("graph_and_trust", "verdict", "search", "breakdown", "curves"):
             try:
                 getattr(self, name)
             except DproError:
                 continue  # said by the view that asks for it
 
     @cached
+    def measured(self) -> Measured:
+        """The lanes of its timeline, as recorded; they do not wait for the graph."""
+        return Measured(self.run)
+
+    @cached
+    def replay_lanes(self) -> Later:
+        """What the replay adds to its timeline, once it is asked for."""
+        return Later(lambda: make_replayed(self.timeline, self.measured))
+
+    @cached
     def tracks(self) -> Tracks:
-        """What there is to draw of its timeline."""
+        """What there is to draw of its timeline as a figure."""
         return make_tracks(slices(self.timeline), self.timeline.graph.origin_ns)
 
     @cached

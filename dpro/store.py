@@ -121,6 +121,19 @@ class Run:
         for part in self.parts(table):
             yield _read_columns(table, [part], columns)
 
+    def read(self, table: Table, parts: Sequence[Path], columns: Sequence[str]) -> pl.DataFrame:
+        """Some columns of some parts of a table, in the order of the parts.
+
+        Args:
+            table: which table.
+            parts: as `parts` names them.
+            columns: those to read.
+
+        Raises:
+            InputError: a part cannot be read.
+        """
+        return _read_columns(table, list(parts), columns)
+
     def rows(self) -> dict[str, int]:
         """Number of rows of each table, read from the files' footers."""
         return {name: sum(map(_row_count, self.parts(table))) for name, table in TABLES.items()}

@@ -34,7 +34,7 @@
     else keys.showModal();
   }
 
-  const clear = () => go({ steps: null, ranks: null, time: null, node: null });
+  const clear = () => go({ steps: null, ranks: null, time: null, span: null, find: null });
 
   // A number, or a stretch of numbers, as the link has it.
   const stretch = (first, last) => (first === last ? `${first}` : `${first}-${last}`);
@@ -65,99 +65,6 @@
     go({ [`${figure.layout.meta.by}s`]: click.points[0].x, time: null });
   }
 
-  // The timeline: a zoom changes the link, once it has come to rest.
-  let resting = null;
-  function zoomed(moved) {
-    if (!moved) return;
-    const begin = moved["xaxis.range[0]"] ?? (moved["xaxis.range"] || [])[0];
-    const end = moved["xaxis.range[1]"] ?? (moved["xaxis.range"] || [])[1];
-    if (!moved["xaxis.autorange"] && begin === undefined) return;  // its size has changed, not what is seen
-    clearTimeout(resting);
-    if (moved["xaxis.autorange"]) go({ time: null });
-    else if (begin !== undefined) {
-      resting = setTimeout(() => go({ time: `${(+begin).toFixed(6)}~${(+end).toFixed(6)}` }), 120);
-    }
-  }
-
-  const plot = () => document.querySelector("#timeline-figure .js-plotly-plot");
-
-  // Zoom by a factor about the middle, or move by a share of what is seen.
-  function look(factor, by) {
-    const gd = plot();
-    if (!gd || !gd.layout) return;
-    const [begin, end] = gd.layout.xaxis.range.map(Number);
-    const half = ((end - begin) / 2) * factor;
-    const middle = (begin + end) / 2 + by * (end - begin);
-    Plotly.relayout(gd, { "xaxis.range": [middle - half, middle + half] });
-  }
-
-  // Where the pointer is in the figure, in its units; null outside of its axes.
-  function place(event) {
-    const gd = plot();
-    if (!gd || !gd._fullLayout || !gd._fullLayout.xaxis || !gd.contains(event.target)) return null;
-    const { xaxis, yaxis } = gd._fullLayout;
-    const box = gd.getBoundingClientRect();
-    const [across, down] = [event.clientX - box.left - xaxis._offset, event.clientY - box.top - yaxis._offset];
-    if (across < 0 || down < 0 || across > xaxis._length || down > yaxis._length) return null;
-    const near = (4 * (xaxis.range[1] - xaxis.range[0])) / xaxis._length;
-    return { x: xaxis.p2d(across), y: yaxis.p2d(down), near };
-  }
-
-  let asked = 0;
-  async function spanAt(event) {
-    const where = place(event);
-    if (!where) return null;
-    const query = new URLSearchParams(location.search);
-    for (const [key, value] of Object.entries(where)) query.set(key, value);
-    const mine = ++asked;
-    const answer = await fetch("span?" + query);
-    const span = answer.ok ? await answer.json() : null;
-    return mine === asked ? span : undefined;
-  }
-
-  // Facts are put in as text, never as HTML.
-  function tip(span, event) {
-    const box = document.getElementById("tip");
-    if (!box) return;
-    box.style.display = span ? "block" : "none";
-    if (!span) return;
-    const list = document.createElement("dl");
-    for (const [name, value] of span.facts) {
-      list.appendChild(document.createElement("dt")).textContent = name;
-      list.appendChild(document.createElement("dd")).textContent = value;
-    }
-    box.replaceChildren(list);
-    const left = event.clientX + 16 + box.offsetWidth > innerWidth ? event.clientX - 16 - box.offsetWidth
-      : event.clientX + 16;
-    const top = Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8);
-    box.style.left = `${Math.max(left, 4)}px`;
-    box.style.top = `${Math.max(top, 4)}px`;
-  }
-
-  let hovering = null;
-  document.addEventListener("mousemove", (event) => {
-    clearTimeout(hovering);
-    if (event.buttons || !place(event)) {
-      asked += 1;
-      tip(null);
-      return;
-    }
-    hovering = setTimeout(async () => {
-      const span = await spanAt(event);
-      if (span !== undefined) tip(span, event);
-    }, 40);
-  });
-
-  let pressed = null;
-  document.addEventListener("mousedown", (event) => { pressed = place(event) && event; }, true);
-  document.addEventListener("mouseup", async (event) => {
-    const from = pressed;
-    pressed = null;
-    if (!from || Math.hypot(event.clientX - from.clientX, event.clientY - from.clientY) > 3) return;
-    const span = await spanAt(from);
-    if (span) go({ node: span.node });
-  }, true);
-
   const nothing = () => dash_clientside.no_update;
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     dpro: {
@@ -166,7 +73,6 @@
       cell: (click, figure) => { cell(click, figure); return nothing(); },
       cells: (moved, figure) => { cells(moved, figure); return nothing(); },
       bar: (click, figure) => { bar(click, figure); return nothing(); },
-      zoomed: (moved) => { zoomed(moved); return nothing(); },
       filter: (value) => { go({ filter: (value || "").trim() }); return nothing(); },
       predict: (clicks, text) => { if (clicks) go({ edit: (text || "").trim() }); return nothing(); },
       unedited: (clicks) => { if (clicks) go({ edit: null }); return nothing(); },
@@ -187,10 +93,6 @@
     n: () => step(1),
     p: () => step(-1),
     t: toggleTheme,
-    w: () => look(0.5, 0),
-    s: () => look(2, 0),
-    a: () => look(1, -0.25),
-    d: () => look(1, 0.25),
     x: clear,
     "?": toggleHelp,
     "/": () => (document.getElementById("filter") || document.getElementById("steps")).focus(),

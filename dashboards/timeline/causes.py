@@ -1,21 +1,12 @@
-"""One span of the timeline: what it is, how long it took, and what it waited for.
+"""What a node of the replay is, what it waited for, and what waited for it.
 
-In: a replayed graph and a node. Out: its facts as names and values, for the pointer and for a click.
+In: a replayed graph and a node. Out: facts as names and values, and nodes with the kind of edge between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
-from dash import dcc, html
-from dash.development.base_component import Component
 
-from dpro.dashboards.links import Link
-from dpro.dashboards.page import facts
-from dpro.dashboards.segments import Tracks
-from dpro.export.slices import PATHS
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline
@@ -31,15 +22,17 @@ _WHY = {
     EdgeKind.RENDEZVOUS: "the last member to come",
     EdgeKind.CONTENTION: "the device was full",
 }
+_WHY_OUT = {
+    EdgeKind.THREAD: "came after it on its thread",
+    EdgeKind.HANDOVER: "was handed over by it",
+    EdgeKind.LAUNCH: "was launched by it",
+    EdgeKind.STREAM: "came after it on its stream",
+    EdgeKind.EVENT: "waited for its event",
+    EdgeKind.SYNC: "waited on the CPU for it",
+    EdgeKind.RENDEZVOUS: "waited for it to arrive",
+    EdgeKind.CONTENTION: "waited for room on the device",
+}
 _LONGEST = 400  # characters of a name in facts
-_DIGITS = 18  # of the number of a node
-
-
-def chosen_node(link: Link, graph: Graph) -> int:
-    """The node that a link names, -1 for none."""
-    text = link.own.get("node", "")
-    known = text.isdecimal() and len(text) <= _DIGITS and int(text) < graph.num_nodes
-    return int(text) if known else -1
 
 
 def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:
@@ -58,6 +51,34 @@ def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:
         if nodes.kind[node] not in (NodeKind.ARRIVE, NodeKind.RENDEZVOUS) and nodes.duration[node] > 0:
             return node, why
     return -1, None
+
+
+def waiters_of(timeline: Timeline, node: int, most: int) -> list[tuple[int, EdgeKind]]:
+    """The work that could not start in the replay before a node ended, and how; moments are looked through.
+
+    Args:
+        timeline: the replay.
+        node: the node.
+        most: how many are wanted.
+    """
+    nodes, edges = timeline.graph.nodes, timeline.graph.edges
+    found: list[tuple[int, EdgeKind]] = []
+    ahead = [(node, EdgeKind.THREAD)]
+    while ahead and len(found) < most:
+        source, before = ahead.pop(0)
+        for edge in np.flatnonzero(edges.source == source).tolist():
+            target, kind = int(edges.target[edge]), EdgeKind(int(edges.kind[edge]))
+            if timeline.binding[target] != edge:
+                continue
+            kind = EdgeKind.RENDEZVOUS if before == EdgeKind.RENDEZVOUS else kind
+            instant = nodes.kind[target] in (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
+            (ahead if instant else found).append((target, kind))
+    return found[:most]
+
+
+def why_in_words(kind: EdgeKind, out: bool) -> str:
+    """What an edge means, seen from its source (`out`) or from its target."""
+    return (_WHY_OUT if out else _WHY)[kind]
 
 
 def fact_info(timeline: Timeline, node: int) -> list[tuple[str, str]]:
@@ -106,78 +127,3 @@ def _member(graph: Graph, node: int) -> tuple[int, int]:
     same = np.flatnonzero((nodes.collective == nodes.collective[node]) & (nodes.rank == nodes.rank[node]))
     parts = {int(nodes.kind[each]): int(each) for each in same}
     return parts.get(NodeKind.ARRIVE, -1), parts.get(NodeKind.TRANSFER, node)
-
-
-def at(
-    timeline: Timeline,
-    tracks: Tracks,
-    shown: Sequence[int],
-    height: Sequence[float],
-    *,
-    x: float,
-    y: float,
-    near: float,
-) -> dict[str, Any] | None:
-    """What is at a place of the figure; None where nothing is.
-
-    Args:
-        timeline: the replay.
-        tracks: all tracks.
-        shown: which of them the rows are.
-        height: of the rows.
-        x: ms.
-        y: of the figure.
-        near: ms, how far off the pointer may be.
-    """
-    if not shown:
-        return None
-    row = int(np.argmin(np.abs(np.array(height) - y)))
-    if abs(height[row] - y) > 0.6:
-        return None
-    track = shown[row]
-    time, reach = round(x * NS_PER_MS), max(round(near * NS_PER_MS), 1)
-    found = tracks.at(track, time, reach)
-    if found < 0:
-        return None
-    crowd = tracks.seen(track, time - reach, time + reach)
-    told = fact_info(timeline, int(tracks.node[found]))
-    if crowd.stop - crowd.start > 3:
-        told.append(("here", f"{crowd.stop - crowd.start} spans; zoom in to tell them apart"))
-    if tracks.critical[found] and tracks.tracks["group"][track] not in PATHS.values():
-        told.append(("critical", "on the critical path"))
-    return {"node": int(tracks.node[found]), "facts": told}
-
-
-def flow(
-    timeline: Timeline, tracks: Tracks, shown: Sequence[int], height: Sequence[float], node: int
-) -> tuple[list[float], list[float]]:
-    """x (ms) and y of the end of what a node waited for, and of its own start; empty unless both show."""
-    cause = cause_of(timeline, node)[0] if node >= 0 else -1
-    ends = []
-    for what, edge in ((cause, tracks.end), (node, tracks.start)):
-        place = np.flatnonzero(tracks.node == what)
-        track = np.searchsorted(tracks.first, place, "right") - 1
-        on_path = tracks.tracks["group"].is_in(list(PATHS.values())).to_numpy()
-        rows = [
-            (shown.index(t), p)
-            for t, p in zip(track.tolist(), place.tolist())
-            if t in shown and not on_path[t]
-        ]
-        if what < 0 or not rows:
-            return [], []
-        row, slice_ = min(rows)
-        ends.append((edge[slice_] / NS_PER_MS, height[row]))
-    return [x for x, _ in ends], [y for _, y in ends]
-
-
-def facts_panel(timeline: Timeline, node: int, link: Link) -> Component:
-    """The facts of a clicked span, and a link to what it waited for."""
-    graph, nodes = timeline.graph, timeline.graph.nodes
-    cause, why = cause_of(timeline, _member(graph, node)[1])
-    rows: list[tuple[str, Any]] = [*fact_info(timeline, node)]
-    if cause >= 0 and why is not None:
-        name = graph.names[nodes.name[cause]][:_LONGEST]
-        where = f"rank {nodes.rank[cause]}, {format_duration(int(nodes.duration[cause]))}"
-        to_cause = dcc.Link(name, href=link.with_own(node=str(cause)))
-        rows.append(("waited for", html.Span([to_cause, f" ({where}): {_WHY[why]}"])))
-    return facts(rows)

@@ -1,0 +1,399 @@
+// The timeline: what it shows, where that comes from, and the link. Drawing is in timeline_draw.js, pointer
+// and keys are in timeline_input.js, what is known of a span is in timeline_span.js.
+(() => {
+  "use strict";
+
+  const ROW = 17, HEAD = 22, GROUP = 24, AXIS = 40;  // pixels: a row of bars, a rank's line, a group's, the axis
+  const MANY_RANKS = 8, MANY_ROWS = 70, ROOM = 0.01;
+  const AHEAD = 0.25, AHEAD_ROWS = 200;  // of what is seen is fetched on each side; pixels above and below
+
+  const T = window.dproTimeline = {
+    ROW, HEAD, GROUP, AXIS,
+    root: null,  // what all of this is drawn in
+    info: null,  // lanes, as the server has them
+    rows: [], height: 0, place: new Map(),
+    view: null,  // {begin, end}, ns
+    data: null,  // segments of the viewport that was fetched last
+    names: new Map(),
+    link: {},
+    span: null,  // what is known of the chosen span
+    range: null, ruler: false,
+    waits: [],  // ms from a change of the view until it was drawn as it is: for the benchmark
+  };
+
+  const query = () => Object.fromEntries(new URLSearchParams(location.search));
+
+  // Change the link. The address follows a moment later: until then what was changed counts as changed.
+  const pending = new Map();
+  T.go = (changes) => {
+    for (const [key, value] of Object.entries(changes)) pending.set(key, value ?? "");
+    dpro.go(Object.fromEntries(pending));
+    clearTimeout(T.settling);
+    T.settling = setTimeout(() => pending.clear(), 1500);
+  };
+  function linked() {
+    const link = query();
+    for (const [key, value] of pending) {
+      if ((link[key] ?? "") === value) pending.delete(key);
+      else if (value) link[key] = value;
+      else delete link[key];
+    }
+    return link;
+  }
+  const get = async (path, values) => {
+    const answer = await fetch(`timeline/${path}?${new URLSearchParams(values)}`);
+    return answer.json();
+  };
+  T.get = get;
+
+  // The page has the timeline's place: fill it.
+  T.attach = (root) => {
+    T.root = root;
+    Object.assign(T, { info: null, rows: [], view: null, data: null, span: null, range: null, chosen: undefined });
+    T.link = query();
+    T.build(root);
+    T.poll();
+  };
+
+  T.detach = () => { T.root = null; clearTimeout(T.polling); };
+
+  T.poll = async () => {
+    clearTimeout(T.polling);
+    const root = T.root;
+    const ranks = (T.link.ranks || "").split(/[,-]/).join(",");
+    const asked = T.wantsReplay ? { replay: 1, first: ranks } : { first: ranks };
+    const info = await get("lanes", asked).catch(() => null);
+    if (!info || root !== T.root || !root) return;
+    if (info.error) { T.say(info.error); return; }
+    const before = T.info;
+    T.info = info;
+    T.arrange();
+    if (!T.view && info.ranks.length) T.follow();
+    T.changed();
+    if (info.complete && info.replay.state === "idle" && info.replay.automatic && info.spans) T.wantsReplay = true;
+    const readied = before && before.replay.state !== "ready" && info.replay.state === "ready";
+    if (readied && T.span) T.choose(T.span.key, true);
+    if (info.complete && !info.spans) T.say("The run holds no spans.");
+    if (!info.complete || info.replay.state === "working") T.polling = setTimeout(T.poll, info.complete ? 700 : 200);
+    else if (T.wantsReplay && info.replay.state === "idle") T.polling = setTimeout(T.poll, 50);
+    else if (T.link.find && !T.link.span && !T.link.time && !T.jumped) { T.jumped = true; T.search("next"); }
+    T.status();
+  };
+
+  // More of a run that is being recorded: read it anew, and look at the same.
+  T.reload = () => { if (T.root) { T.wantsReplay = false; T.info = null; T.poll(); } };
+
+  // ---- rows -------------------------------------------------------------------------------------------
+
+  const unfolded = (key, usually) => ((T.link.open || "").split(",").includes(key) ? !usually : usually);
+  T.toggle = (key) => {
+    const open = new Set((T.link.open || "").split(",").filter(Boolean));
+    if (!open.delete(key)) open.add(key);
+    T.link.open = [...open].join(",");
+    T.arrange();
+    T.changed();
+    T.go({ open: T.link.open });
+  };
+
+  function chosenRanks() {
+    const found = new Set();
+    for (const part of (T.link.ranks || "").split(",").filter(Boolean)) {
+      const [low, high] = part.split("-").map(Number);
+      for (let rank = low; rank <= (high ?? low) && found.size < 4096; rank++) found.add(rank);
+    }
+    return found;
+  }
+
+  function ordered() {
+    const show = T.link.show || "measured", only = chosenRanks();
+    const wanted = { measured: "m", replayed: "r", both: "mr" }[show] || "m";
+    const ranks = T.info.ranks.filter((each) => wanted.includes(each.side) && each.rank >= 0
+      && (!only.size || only.has(each.rank)));
+    const order = T.link.order;
+    const by = order === "late" ? (each) => -(each.late ?? -1)
+      : ["dp", "tp", "pp"].includes(order) ? (each) => each.place[order] ?? -1 : () => 0;
+    ranks.sort((a, b) => by(a) - by(b) || a.rank - b.rank || (a.side < b.side ? -1 : 1));
+    const path = T.info.ranks.find((each) => each.rank < 0);
+    return { ranks, path };
+  }
+
+  // What of a rank is seen in one line: its streams, or where there are none its main thread and communication.
+  function summary(rank) {
+    const streams = rank.lanes.filter(([label, gpu]) => gpu && !label.endsWith("ranges"));
+    const lanes = streams.length ? streams : rank.lanes;
+    return lanes.flatMap(([, , low, high]) => Array.from({ length: streams.length ? high - low : 1 }, (_, n) =>
+      ({ side: rank.side, rank: rank.rank, row: low + n })));
+  }
+
+  T.arrange = () => {
+    if (!T.info) return;
+    const { ranks, path } = ordered();
+    const axis = ["dp", "tp", "pp"].includes(T.link.order) ? T.link.order : null;
+    const ranksOpen = ranks.length <= MANY_RANKS || chosenRanks().size > 0;
+    const total = ranks.reduce((sum, each) => sum + each.lanes.reduce((rows, lane) => rows + lane[3] - lane[2], 0), 0);
+    const lanesOpen = total <= MANY_ROWS;
+    const rows = [];
+    let y = 0, group = null;
+    const add = (row) => { rows.push(Object.assign(row, { y })); y += row.height; };
+    if (path) {
+      const from = Array.from({ length: path.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
+      add({ type: "lane", label: "critical path", height: ROW, from, key: null });
+    }
+    for (const rank of ranks) {
+      if (axis && rank.place[axis] !== group) {
+        group = rank.place[axis];
+        add({ type: "group", label: `${axis} ${group ?? "unknown"}`, height: GROUP, from: [], key: null });
+      }
+      const key = `${rank.side === "m" ? "" : "r"}${rank.rank}`;
+      const open = unfolded(key, ranksOpen);
+      const note = T.link.order === "late" && rank.late !== null ? `+${rank.late.toPrecision(3)} ms` : "";
+      const side = rank.side === "r" ? " (replayed)" : "";
+      const words = `rank ${rank.rank}${side}`;
+      add({ type: "rank", label: words, note, height: HEAD, from: open ? [] : summary(rank), key, open, rank: rank.rank });
+      if (!open) continue;
+      rank.lanes.forEach(([label, gpu, low, high], number) => {
+        const own = `${key}.${number}`, folds = high - low > 1 && (!gpu || label.endsWith("ranges"));
+        const all = !folds || unfolded(own, lanesOpen && !label.endsWith("ranges"));
+        const depth = all ? high - low : 1;
+        for (let row = 0; row < depth; row++) {
+          add({
+            type: "lane", label: row ? "" : label, height: ROW, key: folds && !row ? own : null, open: all,
+            rank: rank.rank, from: [{ side: rank.side, rank: rank.rank, row: low + row }], depth: row,
+            stands: all ? null : [low, high],
+          });
+        }
+      });
+    }
+    T.rows = rows;
+    T.height = y;
+    T.place = new Map();
+    for (const row of rows) for (const each of row.from) T.place.set(`${each.side}${each.rank}.${each.row}`, row);
+    T.resized();
+  };
+
+  // The row in which a span is drawn, or the one that stands for it while that is folded.
+  T.rowOf = (side, rank, row) => T.place.get(`${side}${rank}.${row}`)
+    || T.rows.find((each) => each.stands && each.rank === rank && each.from[0].side === side
+      && each.stands[0] <= row && row < each.stands[1])
+    || T.rows.find((each) => each.type === "rank" && each.key === `${side === "m" ? "" : "r"}${rank}`);
+
+  // Unfold what hides a span.
+  T.reveal = (side, rank, row) => {
+    const prefix = side === "m" ? "" : "r";
+    const head = T.rows.find((each) => each.type === "rank" && each.key === `${prefix}${rank}`);
+    if (head && !head.open) T.toggle(head.key);
+    const lane = T.rows.find((each) => each.stands && each.rank === rank && each.from[0].side === side
+      && each.stands[0] <= row && row < each.stands[1] && each.from[0].row !== row);
+    if (lane && lane.key) T.toggle(lane.key);
+  };
+
+  // ---- what is seen -------------------------------------------------------------------------------------
+
+  // The stretch that the link names, else the selected steps, else the first deep window.
+  T.home = () => {
+    const { steps, end } = T.info;
+    const [first, last] = (T.link.steps || "").split("-").map((part) => (part === "" ? NaN : Number(part)));
+    let seen = steps.filter(([, step]) => Number.isNaN(first) || (step >= first && step <= (last ?? first)));
+    if (!T.link.steps && steps.length) seen = steps.filter(([window]) => window === steps[0][0]);
+    if (!seen.length) return { begin: -end * ROOM, end: end * (1 + ROOM) || 1e6 };
+    const begin = Math.min(...seen.map((step) => step[2])) * 1e6, stop = Math.max(...seen.map((step) => step[3])) * 1e6;
+    const room = Math.max(stop - begin, 1000) * ROOM;
+    return { begin: begin - room, end: stop + room };
+  };
+
+  // The link has changed, by this script or by others: look at what it names.
+  T.follow = () => {
+    const before = T.link, link = T.link = linked();
+    if (!T.root || !T.info) return;
+    const same = ["ranks", "order", "show", "open"].every((key) => before[key] === link[key]);
+    if (!same) T.arrange();
+    const time = (link.time || "").split("~").map((ms) => Number(ms) * 1e6);
+    if (link.time && time[1] > time[0]) {
+      const moved = !T.view || Math.abs(time[0] - T.view.begin) > 2 || Math.abs(time[1] - T.view.end) > 2;
+      if (moved && !T.resting) T.view = { begin: time[0], end: time[1] };
+    } else if (!T.resting && (!T.view || before.time || before.steps !== link.steps)) T.view = T.home();
+    if (link.span !== T.chosen) T.choose(link.span || null);
+    if (before.find !== link.find || T.counted !== link.find) T.count();
+    T.changed();
+  };
+
+  // Look at another stretch; the link follows once the view has come to rest.
+  T.look = (begin, end) => {
+    const least = 50, most = Math.max(T.info.end * 4, 1e6);
+    const length = Math.min(Math.max(end - begin, least), most);
+    const middle = Math.min(Math.max((begin + end) / 2, -most / 4), T.info.end + most / 4);
+    T.view = { begin: middle - length / 2, end: middle + length / 2 };
+    clearTimeout(T.resting);
+    T.resting = setTimeout(() => {
+      T.resting = null;
+      T.go({ time: `${(T.view.begin / 1e6).toFixed(6)}~${(T.view.end / 1e6).toFixed(6)}` });
+    }, 350);
+    T.changed();
+  };
+
+  T.zoom = (factor, at = 0.5) => {
+    if (!T.view) return;
+    const { begin, end } = T.view, middle = begin + at * (end - begin);
+    T.look(middle - (middle - begin) * factor, middle + (end - middle) * factor);
+  };
+  T.pan = (share) => {
+    if (!T.view) return;
+    const by = share * (T.view.end - T.view.begin);
+    T.look(T.view.begin + by, T.view.end + by);
+  };
+
+  // Bring a span into view: its row and its time.
+  T.show = (place, side = "m") => {
+    T.reveal(side, place.rank, place.row);
+    const row = T.rowOf(side, place.rank, place.row);
+    if (row) T.scrollTo(row);
+    const { begin, end } = T.view, length = end - begin, lasts = place.end - place.start;
+    const width = lasts / length * T.width();
+    const wanted = width < 4 ? Math.max(lasts * 60, 1000) : lasts > length ? lasts * 1.2 : length;
+    const outside = place.start < begin || place.end > end;
+    if (outside || wanted !== length) {
+      const middle = (place.start + place.end) / 2;
+      T.look(middle - wanted / 2, middle + wanted / 2);
+    }
+  };
+
+  T.toSelection = () => {
+    const on = T.range && T.range.b !== null ? [Math.min(T.range.a, T.range.b), Math.max(T.range.a, T.range.b)]
+      : T.span ? [T.span.place.start, T.span.place.end] : null;
+    if (!on) return;
+    const room = Math.max(on[1] - on[0], 10) * 0.05;
+    T.look(on[0] - room, on[1] + room);
+  };
+
+  // ---- segments -----------------------------------------------------------------------------------------
+
+  let inFlight = false, next = null;
+
+  // Something that decides what is drawn has changed: draw what there is at once, fetch what there is not.
+  T.changed = () => {
+    T.paint();
+    if (!T.root || !T.view || !T.info) return;
+    if (!T.since) T.since = performance.now();
+    next = wanted();
+    if (!inFlight) fetchNext();
+  };
+
+  function wanted() {
+    const { begin, end } = T.view, length = end - begin, width = Math.max(Math.round(T.width()), 50);
+    const top = T.frame.scrollTop - AHEAD_ROWS, bottom = top + T.frame.clientHeight + 2 * AHEAD_ROWS;
+    const seen = T.rows.filter((row) => row.from.length && row.y + row.height > top && row.y < bottom);
+    const from = [], rows = [];
+    for (const row of seen) {
+      for (const each of row.from) {
+        if (from.length >= 400) break;
+        from.push(row);
+        const last = rows[rows.length - 1];
+        if (last && last.side === each.side && last.rank === each.rank && last.high === each.row) last.high++;
+        else rows.push({ side: each.side, rank: each.rank, low: each.row, high: each.row + 1 });
+      }
+    }
+    const text = rows.map(({ side, rank, low, high }) => `${side}${rank}.${low}-${high}`).join(";");
+    return {
+      begin: Math.floor(begin - AHEAD * length), end: Math.ceil(end + AHEAD * length),
+      px: Math.round(width * (1 + 2 * AHEAD)), rows: text, from, find: T.link.find || "",
+      lanes: T.info.ranks.length, replay: T.info.replay.state,
+    };
+  }
+
+  const same = (a, b) => a && b && ["begin", "end", "px", "rows", "find", "lanes", "replay"].every((key) => a[key] === b[key]);
+
+  async function fetchNext() {
+    const ask = next, root = T.root;
+    next = null;
+    if (!ask || !root) return;
+    if (same(ask, T.data && T.data.ask)) { T.data.ask.from = ask.from; drawnAsItIs(); return; }
+    if (!ask.rows) { T.data = null; T.paint(); return; }
+    inFlight = true;
+    try {
+      const { begin, end, px, rows, find } = ask;
+      const answer = await fetch(`timeline/view?${new URLSearchParams({ begin, end, px, rows, find })}`);
+      if (root !== T.root) return;
+      if (answer.ok) {
+        T.data = T.unpack(await answer.arrayBuffer(), ask);
+        T.paint();
+        if (!next) drawnAsItIs();
+      } else T.say((await answer.json()).error || "not drawn");
+    } catch (error) {
+      T.say("the dashboard does not answer: is it still running?");
+    } finally {
+      inFlight = false;
+      if (next) fetchNext();
+    }
+  }
+
+  function drawnAsItIs() {
+    const since = T.since;
+    if (!since) return;
+    T.since = null;
+    requestAnimationFrame(() => {
+      T.waits.push(performance.now() - since);
+      if (T.waits.length > 500) T.waits.shift();
+    });
+  }
+
+  const READ = { "<f4": [Float32Array, 4], "<i4": [Int32Array, 4], "<i2": [Int16Array, 2], u1: [Uint8Array, 1] };
+
+  // What the server sends: see `packed` in routes.py.
+  T.unpack = (buffer, ask) => {
+    const size = new DataView(buffer).getInt32(0, true);
+    const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
+    const data = { ask, size: head.count, nsPerPixel: (ask.end - ask.begin) / ask.px };
+    let at = 4 + size;
+    for (const [name, type] of head.arrays) {
+      const [Kind, bytes] = READ[type];
+      data[name] = new Kind(buffer, at, head.count);  // `count` is how many spans each stands for
+      at += Math.ceil(head.count * bytes / 4) * 4;
+    }
+    for (const [code, name] of Object.entries(head.names)) T.names.set(Number(code), name);
+    T.sort(data);
+    return data;
+  };
+
+  // ---- search -------------------------------------------------------------------------------------------
+
+  T.count = async () => {
+    const find = T.link.find || "";
+    T.counted = T.link.find;
+    if (document.activeElement !== T.findBox) T.findBox.value = find;
+    if (!find) { T.sayFound(""); return; }
+    const found = await get("find", { find });
+    if ((T.link.find || "") !== find) return;
+    T.sayFound(found.error || `${found.count.toLocaleString("en")} spans, ${T.duration(found.ms * 1e6)}`, !!found.error);
+  };
+
+  T.search = async (go) => {
+    const find = T.link.find;
+    if (!find || !T.info) return;
+    const { rank = -1, item = -1 } = T.span ? T.span.place : {};
+    const found = await get("find", { find, go, rank, item });
+    if (found.error) { T.sayFound(found.error, true); return; }
+    if (!found.place) { T.sayFound(found.complete ? "no span matches" : "none so far: still reading"); return; }
+    T.sayFound(`${found.number.toLocaleString("en")} of ${found.count.toLocaleString("en")} spans`);
+    T.choose(`${found.place.rank}.${found.place.id}`, false, found.place.item);
+    T.show(found.place);
+  };
+
+  // ---- attach to the page -------------------------------------------------------------------------------
+
+  function watch() {
+    const root = document.getElementById("timeline");
+    if (root !== T.root) {
+      if (T.root) T.detach();
+      if (root) T.attach(root);
+    }
+  }
+  new MutationObserver(watch).observe(document.documentElement, { childList: true, subtree: true });
+  window.dash_clientside = Object.assign({}, window.dash_clientside);
+  window.dash_clientside.dpro = Object.assign({}, window.dash_clientside.dpro, {
+    timeline: (_search, version) => {
+      if (version !== undefined && version !== T.version) { T.version = version; T.reload(); }
+      T.follow();
+      return dash_clientside.no_update;
+    },
+  });
+})();

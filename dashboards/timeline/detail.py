@@ -1,0 +1,211 @@
+"""Level of detail: of many spans what a screen can show, the narrow ones merged.
+
+In: rows of spans that do not overlap, a stretch of time, and how long a pixel is. Out: segments. A span as
+long as a pixel is a segment of its own, and the busy time of all segments is that of all spans. What a look
+at a whole window needs is merged once, from fine to coarse, so that it takes no longer than a close look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpro.arrays import Bools, Ints
+
+MAX_SEGMENTS = 24_000
+PIXELS = 1600  # of the width of a large window
+FINER = 4  # grains to a pixel, at least: so exact is what is seen of a coarser level
+COARSEST = 10  # grains to a pixel of a look at a whole window: shorter looks can still do with them
+COARSER, LEVELS = 8, 3  # grains of a level to one of the next coarser; how many levels beside all spans
+DENSITIES = 8  # shades of merged segments: how busy their pixels are
+
+
+@dataclass(frozen=True)
+class Level:
+    """Spans row by row, those that are shorter than a grain merged per row; those of a row never overlap.
+
+    Attributes:
+        grain_ns: what is shorter is merged; 0 where nothing is.
+        first: [R + 1] spans of row i are first[i]:first[i + 1].
+        start, end: [N] ns, ascending within a row.
+        kind: [N] small numbers.
+        count: [N] how many spans each stands for; None where each is one.
+        busy: [N] ns that they last together; None where nothing is merged.
+        item: [N] the longest of the spans each stands for; None where each is its own.
+    """
+
+    grain_ns: float
+    first: Ints
+    start: Ints
+    end: Ints
+    kind: NDArray[Any]
+    count: Ints | None = None
+    busy: Ints | None = None
+    item: Ints | None = None
+
+    def seen(self, row: int, begin: int, stop: int) -> slice:
+        """Which spans of a row touch a stretch of time."""
+        low, high = int(self.first[row]), int(self.first[row + 1])
+        return slice(
+            low + int(np.searchsorted(self.end[low:high], begin, "right")),
+            low + int(np.searchsorted(self.start[low:high], stop, "left")),
+        )
+
+
+@dataclass(frozen=True)
+class Segments:
+    """What to draw.
+
+    Attributes:
+        row: [S] index into the rows that were asked for.
+        start, end: [S] ns.
+        kind: [S] of merged spans the kind that takes most of their time.
+        count: [S] how many spans each stands for.
+        busy: [S] ns that they last together.
+        item: [S] the longest of them.
+    """
+
+    row: Ints
+    start: Ints
+    end: Ints
+    kind: Ints
+    count: Ints
+    busy: Ints
+    item: Ints
+
+    @property
+    def merged(self) -> int:
+        """How many spans are not drawn by themselves."""
+        return int(self.count[self.count > 1].sum())
+
+
+def chosen(level: Level, wanted: Bools) -> Level:
+    """Some spans of a level that merges none.
+
+    Args:
+        level: as made of all spans.
+        wanted: [N] which spans.
+    """
+    before = np.concatenate([[0], np.cumsum(wanted)]).astype(np.int64)
+    item = np.flatnonzero(wanted)
+    return Level(0.0, before[level.first], level.start[item], level.end[item], level.kind[item], item=item)
+
+
+def levels(finest: Level, length_ns: int) -> list[Level]:
+    """Ever coarser levels, the coarsest first; only such as have far fewer spans than the next finer one.
+
+    Args:
+        finest: all spans.
+        length_ns: of the longest stretch that is mostly looked at.
+    """
+    found = [finest]
+    for grain_ns in (length_ns / PIXELS / COARSEST / COARSER**power for power in range(LEVELS - 1, -1, -1)):
+        level = _coarser(found[0], grain_ns) if grain_ns >= 1 else finest
+        if 2 * level.start.size < found[0].start.size:
+            found.insert(0, level)
+    return found
+
+
+def _coarser(level: Level, grain_ns: float) -> Level:
+    rows = level.first.size - 1
+    drawn = _at_scale(_gathered(level, range(rows), [slice(*p) for p in _pairs(level.first)]), 0, grain_ns)
+    order = np.lexsort((drawn.start, drawn.row))
+    first = np.concatenate([[0], np.cumsum(np.bincount(drawn.row, minlength=rows))]).astype(np.int64)
+    kind = drawn.kind[order].astype(level.kind.dtype)
+    columns = (each[order] for each in (drawn.count, drawn.busy, drawn.item))
+    return Level(grain_ns, first, drawn.start[order], drawn.end[order], kind, *columns)
+
+
+def _pairs(first: Ints) -> list[tuple[int, int]]:
+    return list(zip(first[:-1].tolist(), first[1:].tolist()))
+
+
+def segments(
+    known: Sequence[Level],
+    rows: Sequence[int],
+    begin: int,
+    end: int,
+    pixel_ns: float,
+    most: int = MAX_SEGMENTS,
+) -> Segments:
+    """What to draw of some rows between two times.
+
+    Args:
+        known: as from `levels`.
+        rows: those to draw.
+        begin, end: ns.
+        pixel_ns: what is shorter is merged with its neighbours on the same pixel.
+        most: segments; where there are more, pixels are taken to be larger.
+    """
+    level = next((each for each in known if each.grain_ns * FINER <= pixel_ns), known[-1])
+    spans = _gathered(level, range(len(rows)), [level.seen(row, begin, end) for row in rows])
+    while True:
+        drawn = _at_scale(spans, begin, pixel_ns)
+        if drawn.row.size <= most:
+            return drawn
+        pixel_ns *= 2
+
+
+def _gathered(level: Level, rows: Sequence[int], seen: Sequence[slice]) -> Segments:
+    """Stretches of a level, one after the other."""
+
+    def of(column: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([column[each] for each in seen] or [column[:0]])
+
+    row = np.repeat(np.array(rows, np.int64), [max(each.stop - each.start, 0) for each in seen])
+    start, end = of(level.start), of(level.end)
+    places = [np.arange(each.start, each.stop) for each in seen]
+    item = np.concatenate(places or [row]) if level.item is None else of(level.item)
+    count = np.ones(start.size, np.int64) if level.count is None else of(level.count)
+    busy = end - start if level.busy is None else of(level.busy)
+    return Segments(row, start, end, of(level.kind).astype(np.int64), count, busy, item)
+
+
+def _at_scale(spans: Segments, begin: int, pixel_ns: float) -> Segments:
+    """What is as wide as a pixel, and the rest merged."""
+    wide = spans.end - spans.start >= pixel_ns
+    if wide.all():
+        return spans
+    large, small = _picked(spans, wide), _merged(_picked(spans, ~wide), begin, pixel_ns)
+    return Segments(*(np.concatenate(pair) for pair in zip(_columns(large), _columns(small), strict=True)))
+
+
+def _columns(spans: Segments) -> tuple[Ints, ...]:
+    return spans.row, spans.start, spans.end, spans.kind, spans.count, spans.busy, spans.item
+
+
+def _picked(spans: Segments, which: Bools | Ints) -> Segments:
+    return Segments(*(each[which] for each in _columns(spans)))
+
+
+def _merged(spans: Segments, begin: int, pixel_ns: float) -> Segments:
+    """Spans that begin on the same pixel of a row as one, and neighbours of one kind and density as one."""
+    pixel = ((spans.start - begin) // pixel_ns).astype(np.int64)
+    new = np.flatnonzero(np.r_[True, (np.diff(spans.row) != 0) | (np.diff(pixel) != 0)])
+    kinds = np.unique(spans.kind)
+    times = [np.add.reduceat(np.where(spans.kind == each, spans.busy, 0), new) for each in kinds]
+    kind = kinds[np.argmax(times, axis=0)]
+    row, pixel, start = spans.row[new], pixel[new], spans.start[new]
+    end, busy = np.maximum.reduceat(spans.end, new), np.add.reduceat(spans.busy, new)
+    density = np.ceil(np.minimum(busy / pixel_ns, 1) * DENSITIES).astype(np.int64)
+    changes = [np.diff(row) != 0, np.diff(pixel) > 1, np.diff(kind) != 0, np.diff(density) != 0]
+    joined = np.flatnonzero(np.r_[True, np.logical_or.reduce(changes)])
+    last = np.r_[joined[1:], row.size] - 1
+    begins = start[joined]
+    ends = np.maximum(end[last], begins + int(pixel_ns))  # what is there shows
+    groups = new[joined]
+    longest = spans.item[_largest(spans.busy, groups)]
+    count = np.add.reduceat(spans.count, groups)
+    return Segments(row[joined], begins, ends, kind[joined], count, np.add.reduceat(busy, joined), longest)
+
+
+def _largest(values: Ints, groups: Ints) -> Ints:
+    """Of each group of neighbours the place of the first largest value; groups begin at given places."""
+    sizes = np.diff(np.r_[groups, values.size])
+    at = np.flatnonzero(values == np.repeat(np.maximum.reduceat(values, groups), sizes))
+    group = np.searchsorted(groups, at, "right")
+    return at[np.r_[True, np.diff(group) != 0]]

@@ -1,0 +1,203 @@
+"""The timeline as a figure, for reports and notebooks: measured, replayed, and the critical path.
+
+In: a replayed graph. Out: the rows and segments of a stretch of time, and a Plotly figure of them: one trace
+per kind of work, segments separated by gaps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.names import plain
+from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.timeline.detail import PIXELS, Segments
+from dpro.dashboards.timeline.lanes import KINDS
+from dpro.dashboards.timeline.tracks import Tracks, segments_of
+from dpro.export.slices import CRITICAL, MEASURED, PATHS, REPLAYED
+from dpro.units import NS_PER_MS
+
+SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}
+BESIDE = 0.3  # of what is seen is drawn on each side of it, for panning
+MAX_ROWS = 160  # at once
+_STEP_LABELS = 60
+_ROW, _BAR, _PATH = 17, 10, 3  # pixels: distance of rows, height of a bar, of the mark of the critical path
+_BETWEEN_RANKS = 0.5  # rows
+_HAIRLINE = 3  # pixels: segments that long end before the next one
+_LOOKS = {  # kind -> colour and what the legend calls it
+    "kernel": ("compute", "kernel"),
+    "transfer": ("exposed_comm", "transfer of a collective"),
+    "wait": ("wait", "wait for others in it"),
+    "copy": ("copy", "copy"),
+    "cpu": ("cpu", "operator"),
+    "runtime": ("runtime", "GPU runtime call"),
+    "host": ("host_bound", "host, in no operator"),
+    "gap": ("idle", "in no span"),
+    "delay": ("idle", "late launch"),
+}
+
+
+class Rows(NamedTuple):
+    """What is shown, from top to bottom.
+
+    Attributes:
+        tracks: [R] index into the tracks.
+        height: [R] where each is on the y axis, from 0 downwards.
+        labels: [R] text beside it, safe to be shown.
+        left_out: how many tracks there is no room for.
+    """
+
+    tracks: list[int]
+    height: list[float]
+    labels: list[str]
+    left_out: int
+
+
+def row_info(tracks: Tracks, link: Link) -> Rows:
+    """The tracks that a link selects: the critical path, at the times of the lanes, then rank by rank."""
+    asked = link.own.get("show", MEASURED)
+    side = asked if asked in SIDES else MEASURED
+    found: list[int] = []
+    height: list[float] = []
+    labels: list[str] = []
+    before, at = None, 0.0
+    for number, (group, track, rank) in enumerate(tracks.tracks.iter_rows()):
+        path = group in PATHS.values()
+        of_side = REPLAYED if group == PATHS[REPLAYED] or group.endswith(REPLAYED) else MEASURED
+        wanted = side in ("both", of_side)
+        if not wanted or not (path or not link.ranks or rank in link.ranks):
+            continue
+        lane = (path, -1 if path else rank)
+        at -= 1 + (_BETWEEN_RANKS if before is not None and lane != before else 0)
+        replayed = f" ({REPLAYED})" if side == "both" and of_side == REPLAYED else ""
+        found.append(number)
+        height.append(at)
+        labels.append(plain(f"{track if path else f'rank {rank} {track}'}{replayed}"))
+        before = lane
+    shown = MAX_ROWS
+    return Rows(found[:shown], height[:shown], labels[:shown], max(len(found) - shown, 0))
+
+
+def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) -> tuple[float, float]:
+    """From and to, ms: what the link says, else the selected steps, else the first deep window.
+
+    Args:
+        steps: as from `step_info`.
+        link: the selection.
+        everything: first start and last end of all slices, ns.
+    """
+    if link.time_ms is not None:
+        return link.time_ms
+    chosen = link.chosen(steps)
+    if link.steps is None and not chosen.is_empty():
+        chosen = chosen.filter(pl.col("window") == chosen["window"].min())
+    if chosen.is_empty():
+        begin, end = (ns / NS_PER_MS for ns in everything)
+    else:
+        begin, end = float(chosen["begin_ms"].to_numpy().min()), float(chosen["end_ms"].to_numpy().max())
+    room = max(end - begin, 1e-3) / 100
+    return begin - room, end + room
+
+
+def timeline_info(tracks: Tracks, rows: Rows, begin_ms: float, end_ms: float) -> tuple[Segments, Segments]:
+    """Segments of all, and of the critical path, between two times and a little beyond."""
+    beside = (end_ms - begin_ms) * BESIDE
+    low, high = (round(ms * NS_PER_MS) for ms in (begin_ms - beside, end_ms + beside))
+    pixel_ns = max((end_ms - begin_ms) * NS_PER_MS / PIXELS, 1.0)
+    everything = segments_of(tracks, rows.tracks, low, high, pixel_ns)
+    return everything, segments_of(tracks, rows.tracks, low, high, pixel_ns, critical=True)
+
+
+def timeline_figure(
+    rows: Rows,
+    drawn: tuple[Segments, Segments],
+    steps: pl.DataFrame,
+    extent: tuple[float, float],
+    link: Link,
+) -> go.Figure:
+    """Bars for segments, a thin line below those on the critical path, and steps.
+
+    Args:
+        rows: what is shown.
+        drawn: as from `timeline_info`.
+        steps: as from `step_info`.
+        extent: from and to, ms.
+        link: for the theme.
+    """
+    everything, path = drawn
+    heights = np.array(rows.height)
+    pixel_ns = (extent[1] - extent[0]) * NS_PER_MS / PIXELS
+    figure = go.Figure()
+    line = {"mode": "lines", "hoverinfo": "skip", "connectgaps": False}
+    for kind, (what, title) in _LOOKS.items():
+        mine = everything.kind == KINDS.index(kind)
+        if mine.any():
+            x, y = _lines(everything, heights, mine, 0.0, pixel_ns)
+            style = {"color": colour(what, link.theme), "width": _BAR}
+            figure.add_scattergl(x=x, y=y, name=title, line=style, **line)
+    x, y = _lines(path, heights, np.ones(path.row.size, bool), -(_BAR + _PATH) / 2 / _ROW, pixel_ns)
+    figure.add_scattergl(
+        x=x, y=y, name=CRITICAL, line={"color": colour("ink", link.theme), "width": _PATH}, **line
+    )
+    _mark_steps(figure, steps, extent, link.theme)
+    height = round(_ROW * (1 - (rows.height[-1] if rows.height else 0))) + 90
+    styled(figure, link.theme, height=max(height, 200))
+    figure.update_xaxes(
+        title_text="ms since the first span", range=list(extent), autorange=False, zeroline=False
+    )
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=rows.height,
+        ticktext=rows.labels,
+        range=[(rows.height[-1] if rows.height else 0) - 1, 0],
+        fixedrange=True,
+        showgrid=False,
+        zeroline=False,
+    )
+    return figure.update_layout(uirevision=link.query(), dragmode="zoom", hovermode=False, showlegend=False)
+
+
+def _lines(drawn: Segments, heights: Any, mine: Any, below: float, pixel_ns: float) -> tuple[Any, Any]:
+    """x (ms) and y of segments: begin, end, gap; long ones end a hairline earlier, where the next begins."""
+    start, end = drawn.start[mine], drawn.end[mine]
+    x = np.full((start.size, 3), np.nan)
+    x[:, 0] = start / NS_PER_MS
+    x[:, 1] = np.where(end - start >= _HAIRLINE * pixel_ns, end - pixel_ns / 2, end) / NS_PER_MS
+    y = np.repeat((heights[drawn.row[mine]] + below).astype(np.float32), 3)
+    return x.ravel(), y
+
+
+def _mark_steps(figure: go.Figure, steps: pl.DataFrame, extent: tuple[float, float], theme: str) -> None:
+    """A line where each step ends, its number above it."""
+    seen = steps.filter((pl.col("end_ms") > extent[0]) & (pl.col("begin_ms") < extent[1]))
+    if seen.height > _STEP_LABELS:
+        return
+    edge = {"color": colour("soft", theme), "width": 1, "dash": "dot"}
+    lines: list[dict[str, Any]] = []
+    labels: list[dict[str, Any]] = []
+    for _, step, begin, end in seen.select("window", "step", "begin_ms", "end_ms").iter_rows():
+        line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": edge, "layer": "below"}
+        lines += [line | {"x0": at, "x1": at} for at in (begin, end)]
+        middle = (max(begin, extent[0]) + min(end, extent[1])) / 2
+        above = {"x": middle, "yref": "paper", "y": 1, "yanchor": "bottom", "text": f"step {step}"}
+        labels.append(above | {"showarrow": False, "font": {"size": 11, "color": edge["color"]}})
+    figure.update_layout(shapes=lines, annotations=labels)  # at once: one by one each would copy the others
+
+
+def _shown(loaded: Loaded, link: Link) -> tuple[Rows, tuple[float, float]]:
+    tracks = loaded.tracks
+    everything = (int(tracks.start.min()), int(tracks.end.max())) if tracks.start.size else (0, NS_PER_MS)
+    return row_info(tracks, link), extent_info(loaded.step_extents, link, everything)
+
+
+def drawn_timeline(loaded: Loaded, link: Link) -> go.Figure:
+    """The figure of a selection."""
+    rows, extent = _shown(loaded, link)
+    return timeline_figure(
+        rows, timeline_info(loaded.tracks, rows, *extent), loaded.step_extents, extent, link
+    )

@@ -1,0 +1,269 @@
+"""Rows of spans of one rank: a lane per CPU thread and GPU stream, a row per depth of nesting.
+
+In: spans of a rank on the aligned clock. Out: a `RankLanes`, some 30 bytes per span. What overlaps its
+neighbour without lying inside it moves to a deeper row, so that no two spans of a row overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.arrays import Ints
+from dpro.dashboards.timeline.detail import Level, levels
+from dpro.dashboards.timeline.phases import phases_of
+from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
+
+MEASURED, REPLAYED = "measured", "replayed"
+# What a bar can be. What is measured has no gaps: where nothing is drawn, no span was recorded.
+KINDS = ("cpu", "runtime", "host", "gap", "kernel", "copy", "transfer", "wait", "delay")
+_KIND_OF = {"cpu_op": "cpu", "runtime": "runtime", "kernel": "kernel", "memcpy": "copy", "memset": "copy"}
+# What the thread says that drives the training loop.
+_STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
+_MAX_MOVES = 64  # rounds of moving what overlaps; what still does is cut
+_STREAMS = 100_000  # stream handles are shown modulo this
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A CPU thread or a GPU stream.
+
+    Attributes:
+        label: as `stream 7`, `main thread`.
+        gpu: whether it is a stream.
+        rows: the first of its rows in the rank, and the one after its last; a row is a depth of nesting.
+        spans: how many it has.
+    """
+
+    label: str
+    gpu: bool
+    rows: tuple[int, int]
+    spans: int
+
+
+@dataclass(frozen=True)
+class RankLanes:
+    """All spans of one rank on one side.
+
+    Attributes:
+        rank: the rank; -1 for the critical path of all.
+        lanes: its lanes, as they are shown.
+        levels: of detail, the coarsest first; the last has all spans.
+        name: [N] index into the names.
+        ident: [N] span_id within the rank; of a replay the node.
+        phase: [N] index into `phases.PHASES`.
+        micro_batch: [N] -1 where unknown.
+    """
+
+    rank: int
+    lanes: tuple[Lane, ...]
+    levels: Sequence[Level]
+    name: NDArray[np.int32]
+    ident: NDArray[Any]
+    phase: NDArray[np.uint8]
+    micro_batch: NDArray[np.int16]
+
+    @property
+    def all(self) -> Level:
+        """All spans."""
+        return self.levels[-1]
+
+    def row_of(self, item: int) -> int:
+        """The row of a span."""
+        return int(np.searchsorted(self.all.first, item, "right")) - 1
+
+    def lane_of(self, row: int) -> int:
+        """The lane that a row is of."""
+        return next(n for n, lane in enumerate(self.lanes) if lane.rows[0] <= row < lane.rows[1])
+
+    def find(self, ident: int) -> int:
+        """The span of an id, the last of its parts; -1 where there is none."""
+        found = np.flatnonzero(self.ident == ident)
+        return int(found[-1]) if found.size else -1
+
+    def around(self, item: int) -> list[int]:
+        """The spans around a span, innermost first."""
+        row, level, found = self.row_of(item), self.all, list[int]()
+        begin, end = level.start[item], level.end[item]
+        for outer in range(row - 1, self.lanes[self.lane_of(row)].rows[0] - 1, -1):
+            low, high = int(level.first[outer]), int(level.first[outer + 1])
+            place = low + int(np.searchsorted(level.start[low:high], begin, "right")) - 1
+            if place >= low and level.end[place] >= end:
+                found.append(place)
+        return found
+
+
+class Names:
+    """The names of all spans, each once."""
+
+    def __init__(self) -> None:
+        """No name is known yet."""
+        self.texts: list[str] = []
+        self._codes: dict[str, int] = {}
+
+    def codes(self, column: pl.Series) -> NDArray[np.int32]:
+        """[N] the number of each name of a column."""
+        unique = column.unique()
+        for text in unique.to_list():
+            if text not in self._codes:
+                self._codes[text] = len(self.texts)
+                self.texts.append(text)
+        own = pl.Series([self._codes[text] for text in unique.to_list()], dtype=pl.Int32)
+        return column.replace_strict(unique, own, return_dtype=pl.Int32).to_numpy()
+
+
+def make_lanes(spans: pl.DataFrame, names: Names, window_ns: int, origin_ns: int) -> RankLanes:
+    """Lay the spans of a rank in rows.
+
+    Args:
+        spans: of one rank, on the aligned clock: columns of the `spans` table, and `until_ns`: when the last
+            member of its collective arrived, null for other spans.
+        names: gets those of the spans.
+        window_ns: how long the longest deep window lasts.
+        origin_ns: subtracted from all times.
+    """
+    spans = spans.filter(pl.col("kind") != "overhead").with_columns(
+        lane=_lane(), duration_ns=pl.max_horizontal(pl.col("duration_ns"), 1), name_code=_coded(spans, names)
+    )
+    order = _lane_order(spans)
+    places = pl.col("lane").replace_strict(order["lane"], range(order.height), return_dtype=pl.Int32)
+    spans = spans.with_columns(place=places).sort(
+        "place", "start_ns", "duration_ns", "span_id", descending=[False, False, True, False]
+    )
+    place, start = spans["place"].to_numpy(), spans["start_ns"].to_numpy() - origin_ns
+    end = start + spans["duration_ns"].to_numpy()
+    depth = depths(place, start, end)
+    kinds = {kind: KINDS.index(_KIND_OF.get(kind, "host")) for kind in SPAN_KINDS}
+    kind = spans["kind"].cast(pl.String).replace_strict(kinds, return_dtype=pl.UInt8).to_numpy(writable=True)
+    kind[spans["until_ns"].is_not_null().to_numpy()] = KINDS.index("transfer")
+    columns = {
+        "place": place, "depth": depth, "start": start, "end": end, "kind": kind,
+        "until": spans["until_ns"].fill_null(0).to_numpy() - origin_ns,
+        "name": spans["name_code"].to_numpy(), "ident": _small(spans["span_id"].to_numpy()),
+        "phase": phases_of(spans, place, depth, start, names.texts),
+        "micro_batch": spans["micro_batch"].clip(-1, 32_000).cast(pl.Int16).to_numpy(),
+    }  # fmt: skip
+    return laid(int(spans["rank"][0]), columns, order["label"].to_list(), order["gpu"].to_list(), window_ns)
+
+
+def _coded(spans: pl.DataFrame, names: Names) -> pl.Series:
+    kept = spans.filter(pl.col("kind") != "overhead")["name"]
+    return pl.Series("name_code", names.codes(kept))
+
+
+def _lane() -> pl.Expr:
+    """What a span's lane is called in its rank, until it gets a label."""
+    shadow = pl.col("kind") == "gpu_annotation"
+    on_gpu = pl.format("{} {} {}", pl.col("device"), pl.col("stream"), shadow.cast(pl.Int8))
+    return pl.when(pl.col("stream") >= 0).then(on_gpu).otherwise(pl.format("t {}", pl.col("tid")))
+
+
+def _lane_order(spans: pl.DataFrame) -> pl.DataFrame:
+    """Lanes as they are shown: streams, the busiest first, then the main thread, then other threads."""
+    found = spans.group_by("lane").agg(
+        pl.col("device", "stream", "tid").first(),
+        shadow=(pl.col("kind") == "gpu_annotation").first(),
+        gpu=(pl.col("stream") >= 0).first(),
+        busy=pl.col("duration_ns").filter(pl.col("kind").is_in(GPU_WORK_KINDS)).sum(),
+        marks=pl.col("name").str.contains(_STEP_MARKS).sum(),
+        spans=pl.len(),
+    )
+    devices = found.filter("gpu")["device"].n_unique()
+    stream = pl.format("stream {}", pl.col("stream") % _STREAMS)
+    stream = pl.format("GPU {} {}", "device", stream) if devices > 1 else stream
+    stream = pl.when("shadow").then(pl.format("{} ranges", stream)).otherwise(stream)
+    order = found.sort(
+        "gpu", "shadow", "busy", "marks", "spans", "lane", descending=[True, False, *[True] * 3, False]
+    )
+    main = ~pl.col("gpu") & (pl.int_range(pl.len()).over("gpu") == 0)
+    thread = pl.when(main).then(pl.lit("main thread")).otherwise(pl.format("thread {}", "tid"))
+    return order.with_columns(label=pl.when("gpu").then(stream).otherwise(thread))
+
+
+def depths(place: NDArray[Any], start: Ints, end: Ints) -> NDArray[np.int32]:
+    """How deep each span is nested; no two of a lane and depth overlap.
+
+    Args:
+        place: [N] lane of each span, ascending.
+        start, end: [N] ns; within a lane by start, and of those that start together the longest first.
+
+    Returns:
+        [N] 0 for what nothing is around. A span of which k began before it in its lane and j of these have
+        ended lies within k - j others.
+    """
+    depth = np.zeros(start.size, np.int32)
+    bounds = np.flatnonzero(np.r_[True, np.diff(place) != 0, True]) if place.size else np.zeros(1, np.int64)
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist()):
+        ended = np.searchsorted(np.sort(end[low:high]), start[low:high], "right")
+        depth[low:high] = _apart(np.arange(high - low) - ended, start[low:high], end[low:high])
+    return depth
+
+
+def _apart(depth: Ints, start: Ints, end: Ints) -> Ints:
+    """Move what overlaps another span of its depth deeper, until nothing does."""
+    for _ in range(_MAX_MOVES):
+        order = np.lexsort((start, depth))
+        latest = end[order].copy()
+        same = np.diff(depth[order]) == 0
+        overlaps = np.flatnonzero(same & (start[order][1:] < latest[:-1])) + 1
+        if not overlaps.size:
+            break
+        depth[order[overlaps]] += 1
+    return depth
+
+
+def laid(
+    rank: int, columns: dict[str, NDArray[Any]], labels: Sequence[str], gpu: Sequence[bool], window_ns: int
+) -> RankLanes:
+    """Put spans into rows, each collective as its wait and its transfer.
+
+    Args:
+        rank: whose they are.
+        columns: `place` (lane), `depth`, `start`, `end`, `kind`, `until`, `name`, `ident`, `phase`,
+            `micro_batch`, each [N].
+        labels, gpu: of each lane.
+        window_ns: how long the longest deep window lasts.
+    """
+    columns = _split(columns)
+    key = columns["place"].astype(np.int64) << 20 | np.minimum(columns["depth"], (1 << 20) - 1)
+    order = np.lexsort((columns["start"], key))
+    rows, first = np.unique(key[order], return_index=True)
+    start, end = columns["start"][order], columns["end"][order]
+    apart = np.flatnonzero(np.diff(key[order]) == 0)
+    cut = np.minimum(end[apart], start[apart + 1])  # what still overlaps
+    end[apart] = np.maximum(cut, start[apart] + 1)
+    finest = Level(0.0, np.r_[first, start.size].astype(np.int64), start, end, columns["kind"][order])
+    lanes = []
+    for number, (label, is_gpu) in enumerate(zip(labels, gpu)):
+        low, high = np.searchsorted(rows >> 20, [number, number + 1]).tolist()
+        lanes.append(Lane(label, bool(is_gpu), (low, high), int(finest.first[high] - finest.first[low])))
+    rest = (columns[name][order] for name in ("name", "ident", "phase", "micro_batch"))
+    return RankLanes(rank, tuple(lanes), levels(finest, window_ns), *rest)
+
+
+def _split(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Of each span whose collective began to move later, the wait before that and the transfer after it."""
+    until = np.minimum(columns["until"], columns["end"])
+    waits = np.flatnonzero((columns["kind"] == KINDS.index("transfer")) & (until > columns["start"]))
+    if not waits.size:
+        return columns
+    parts = {name: np.concatenate([column, column[waits]]) for name, column in columns.items()}
+    before = parts["start"].size - waits.size
+    parts["kind"] = parts["kind"].copy()
+    parts["kind"][waits] = KINDS.index("wait")
+    parts["end"] = parts["end"].copy()
+    parts["end"][waits] = until[waits]
+    parts["start"][before:] = until[waits]
+    lasting = parts["end"] > parts["start"]
+    return {name: column[lasting] for name, column in parts.items()}
+
+
+def _small(values: Ints) -> NDArray[Any]:
+    """Ids in as few bytes as they need."""
+    fits = not values.size or values.max() < np.iinfo(np.int32).max
+    return values.astype(np.int32) if fits else values

@@ -1,0 +1,211 @@
+"""The lanes of a replay, and the critical path: both come after the measured lanes, once the graph is there.
+
+In: a replay and the measured lanes. Out: a `Replayed`, made in a thread when it is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from dpro.arrays import Bools, Ints
+from dpro.dashboards.timeline.detail import Level, levels
+from dpro.dashboards.timeline.lanes import KINDS, Names, RankLanes, depths, laid
+from dpro.dashboards.timeline.measured import Measured
+from dpro.errors import DproError
+from dpro.export.slices import CRITICAL
+from dpro.replay.graph import NodeKind
+from dpro.replay.timeline import Timeline, critical_nodes
+
+log = logging.getLogger(__name__)
+PATH = -1  # in place of a rank: the critical path of all
+_INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay adds to the measured lanes.
+
+    Attributes:
+        timeline: the replay.
+        ranks: rank -> its lanes as replayed.
+        path: a lane of what is on the critical path, when it was measured.
+        critical: rank -> levels of what of its measured rows is on the critical path.
+        offset_ns: the least and the most by which the replay begins spans of the path later than measured.
+    """
+
+    timeline: Timeline
+    ranks: Mapping[int, RankLanes]
+    path: RankLanes
+    critical: Mapping[int, Sequence[Level]]
+    offset_ns: tuple[int, int]
+
+
+def make_replayed(timeline: Timeline, measured: Measured) -> Replayed:
+    """Lay the nodes of a replay in lanes, on the clock of the measured ones.
+
+    Args:
+        timeline: the replay.
+        measured: all lanes are read.
+    """
+    nodes, ranks, of = timeline.graph.nodes, measured.all(), measured.clocks
+    shift = timeline.graph.origin_ns - of.origin_ns
+    windows = np.unique(nodes.window).tolist()
+    path = np.unique(
+        np.concatenate([np.empty(0, np.int64), *(critical_nodes(timeline, each) for each in windows)])
+    )
+    path = path[~np.isin(nodes.kind[path], _INSTANTS)]
+    later = timeline.start[path] - nodes.measured_start[path]
+    offset = (int(later.min()), int(later.max())) if later.size else (0, 0)
+    codes = _codes(timeline, measured.names)
+    everything = {
+        rank: _rank_lanes(timeline, rank, lanes, codes, shift, of.window_ns) for rank, lanes in ranks.items()
+    }
+    critical = {rank: _critical(timeline, path, lanes, shift, of.window_ns) for rank, lanes in ranks.items()}
+    return Replayed(timeline, everything, _path(timeline, path, codes, shift, of.window_ns), critical, offset)
+
+
+def _codes(timeline: Timeline, names: Names) -> NDArray[np.int32]:
+    """The numbers of the graph's names among those of all spans."""
+    return names.codes(pl.Series(timeline.graph.names, dtype=pl.String))
+
+
+def _columns(
+    timeline: Timeline, chosen: Ints, start: Ints, end: Ints, codes: NDArray[np.int32]
+) -> dict[str, NDArray[Any]]:
+    nodes = timeline.graph.nodes
+    kinds = np.array([KINDS.index(kind.name.lower()) if kind not in _INSTANTS else 0 for kind in NodeKind])
+    nothing = np.zeros(chosen.size, np.int64)
+    return {
+        "place": nodes.lane[chosen], "start": start, "end": end, "depth": nothing,
+        "kind": kinds[nodes.kind[chosen]].astype(np.uint8), "until": nothing - (1 << 62),
+        "name": codes[nodes.name[chosen]],
+        "ident": chosen, "phase": nothing.astype(np.uint8), "micro_batch": (nothing - 1).astype(np.int16),
+    }  # fmt: skip
+
+
+def _rank_lanes(
+    timeline: Timeline, rank: int, measured: RankLanes, codes: NDArray[np.int32], shift: int, window_ns: int
+) -> RankLanes:
+    """All nodes of a rank, with waits for other members between arrivals and transfers."""
+    nodes = timeline.graph.nodes
+    own = np.flatnonzero((nodes.rank == rank) & ~np.isin(nodes.kind, _INSTANTS) & (nodes.lane >= 0))
+    arrived = np.flatnonzero((nodes.rank == rank) & (nodes.kind == NodeKind.ARRIVE))
+    moved = own[nodes.kind[own] == NodeKind.TRANSFER]
+    moved = moved[np.argsort(nodes.collective[moved], kind="stable")]
+    begin = timeline.start[own] + shift
+    columns = _columns(timeline, own, begin, timeline.end[own] + shift, codes)
+    if moved.size:  # a transfer begins with its wait; `laid` takes the two apart
+        near = np.minimum(np.searchsorted(nodes.collective[moved], nodes.collective[arrived]), moved.size - 1)
+        met = nodes.collective[moved[near]] == nodes.collective[arrived]
+        place = np.searchsorted(own, moved[near[met]])
+        columns["until"][place] = columns["start"][place]
+        columns["start"] = columns["start"].copy()
+        columns["start"][place] = np.minimum(timeline.start[arrived[met]] + shift, columns["start"][place])
+    lasting = np.flatnonzero(columns["end"] > columns["start"])
+    lanes, columns["place"] = np.unique(columns["place"], return_inverse=True)
+    order = lasting[
+        np.lexsort((-columns["end"][lasting], columns["start"][lasting], columns["place"][lasting]))
+    ]
+    columns = {name: column[order] for name, column in columns.items()}
+    columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
+    item = measured_items(measured, nodes.span[columns["ident"]])
+    for name, column in (("phase", measured.phase), ("micro_batch", measured.micro_batch)):
+        columns[name] = np.where(item >= 0, column[item] if column.size else columns[name], columns[name])
+    labels = [timeline.graph.lanes[lane][1] for lane in lanes.tolist()]
+    gpu = [label.startswith(("stream", "GPU")) for label in labels]
+    return laid(rank, columns, labels, gpu, window_ns)
+
+
+def measured_items(lanes: RankLanes, spans: Ints) -> Ints:
+    """[N] which of the measured spans each id is, -1 for none."""
+    if not lanes.ident.size:
+        return np.full(spans.size, -1)
+    order = np.argsort(lanes.ident, kind="stable")
+    near = np.minimum(np.searchsorted(lanes.ident, spans, sorter=order), order.size - 1)
+    item = order[near]
+    return np.where((spans >= 0) & (lanes.ident[item] == spans), item, -1)
+
+
+def _critical(
+    timeline: Timeline, path: Ints, lanes: RankLanes, shift: int, window_ns: int
+) -> Sequence[Level]:
+    """What of a rank is on the critical path, each on the first row of its measured lane."""
+    nodes = timeline.graph.nodes
+    own = path[nodes.rank[path] == lanes.rank]
+    item = measured_items(lanes, nodes.span[own])
+    top = np.concatenate(
+        [np.full(each.rows[1] - each.rows[0], each.rows[0]) for each in lanes.lanes] or [own[:0]]
+    )
+    row = np.where(
+        item >= 0, top[np.searchsorted(lanes.all.first, item, "right") - 1] if top.size else -1, -1
+    )
+    known, place = np.unique(nodes.lane[own[item >= 0]], return_index=True)
+    for lane, of in zip(known.tolist(), row[item >= 0][place].tolist()):  # time in no span is on its thread
+        row = np.where((item < 0) & (nodes.lane[own] == lane), of, row)
+    fits = (row >= 0) & (nodes.measured_end[own] > nodes.measured_start[own])
+    own, row = own[fits], row[fits]
+    order = np.lexsort((nodes.measured_start[own], row))
+    own, row = own[order], row[order]
+    first = np.searchsorted(row, np.arange(lanes.all.first.size)).astype(np.int64)
+    start, end = nodes.measured_start[own] + shift, nodes.measured_end[own] + shift
+    return levels(Level(0.0, first, start, end, np.zeros(own.size, np.uint8)), window_ns)
+
+
+def _path(timeline: Timeline, path: Ints, codes: NDArray[np.int32], shift: int, window_ns: int) -> RankLanes:
+    """The critical path as a lane of its own, when its work was measured."""
+    nodes = timeline.graph.nodes
+    start, end = nodes.measured_start[path], nodes.measured_end[path]
+    lasting: Bools = end > start
+    path, start, end = path[lasting], start[lasting] + shift, end[lasting] + shift
+    columns = _columns(timeline, path, start, end, codes)
+    columns["place"] = np.zeros(path.size, np.int64)
+    order = np.argsort(start, kind="stable")
+    columns = {name: column[order] for name, column in columns.items()}
+    columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
+    return laid(PATH, columns, [CRITICAL], [True], window_ns)
+
+
+class Later:
+    """Something that is made in a thread once it is asked for.
+
+    Attributes:
+        state: `idle`, `working`, `ready` or `refused`.
+        why: it was refused.
+        value: once it is ready.
+    """
+
+    def __init__(self, make: Callable[[], Replayed]) -> None:
+        """Nothing is made yet.
+
+        Args:
+            make: makes it.
+        """
+        self.state, self.why = "idle", ""
+        self.value: Replayed | None = None
+        self._make, self._lock = make, threading.Lock()
+
+    def start(self) -> None:
+        """Begin, unless that has happened."""
+        with self._lock:
+            if self.state != "idle":
+                return
+            self.state = "working"
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            self.value = self._make()
+            self.state = "ready"
+        except DproError as error:
+            self.why, self.state = str(error), "refused"
+        except Exception:
+            log.exception("dpro dashboard: timeline")
+            self.why, self.state = "dpro has a defect here; the terminal that it runs in says more", "refused"

@@ -1,0 +1,136 @@
+"""Spans by name: how many there are, the next and the one before, and what is drawn of them.
+
+In: a regular expression. Out: the names it matches, and levels of detail of their spans alone. Expressions
+are those of Rust's `regex`, which takes time in proportion to the text whatever the expression is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools
+from dpro.dashboards.timeline.detail import Level, chosen, levels
+from dpro.dashboards.timeline.lanes import Names, RankLanes
+from dpro.errors import UsageError, first_line
+from dpro.words import shortened
+
+LONGEST = 300  # characters of an expression
+KEPT = 48  # ranks' levels of matches that are kept
+_QUOTED = 60
+
+
+class Place(NamedTuple):
+    """A span: when it begins, whose it is, which of the rank's."""
+
+    start: int
+    rank: int
+    item: int
+
+
+def matching(pattern: str, names: Sequence[str]) -> Bools:
+    """[names] whether each name matches, whatever the case of its letters.
+
+    Raises:
+        UsageError: that is no regular expression.
+    """
+    if len(pattern) > LONGEST:
+        raise UsageError(f"an expression to search for has at most {LONGEST} characters")
+    try:
+        return pl.Series(names, dtype=pl.String).str.contains(f"(?i){pattern}").to_numpy()
+    except pl.exceptions.ComputeError as error:
+        what = repr(shortened(pattern, _QUOTED))
+        raise UsageError(f"{what} is no regular expression: {first_line(error)}") from error
+
+
+class Search:
+    """What searches found, the latest kept."""
+
+    def __init__(self, names: Names) -> None:
+        """Nothing was searched for yet.
+
+        Args:
+            names: of all spans.
+        """
+        self._names = names
+        self._levels: OrderedDict[tuple[str, int, int], Sequence[Level]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of_rank(self, pattern: str, lanes: RankLanes, window_ns: int) -> Sequence[Level]:
+        """Levels of detail of the spans of a rank that match.
+
+        Args:
+            pattern: a regular expression.
+            lanes: of the rank.
+            window_ns: how long the longest deep window lasts.
+
+        Raises:
+            UsageError: that is no regular expression.
+        """
+        key = pattern, lanes.rank, id(lanes)
+        with self._lock:
+            if key in self._levels:
+                self._levels.move_to_end(key)
+                return self._levels[key]
+        wanted = matching(pattern, self._names.texts)[lanes.name]
+        found = levels(chosen(lanes.all, wanted), window_ns)
+        with self._lock:
+            self._levels[key] = found
+            while len(self._levels) > KEPT:
+                self._levels.popitem(last=False)
+        return found
+
+    def count(self, pattern: str, ranks: Mapping[int, RankLanes]) -> tuple[int, int]:
+        """How many spans match, and how long they last together, ns.
+
+        Args:
+            pattern: a regular expression.
+            ranks: to look in.
+
+        Raises:
+            UsageError: that is no regular expression.
+        """
+        found = matching(pattern, self._names.texts)
+        count = total = 0
+        for lanes in ranks.values():
+            wanted = found[lanes.name]
+            count += int(np.unique(lanes.ident[wanted]).size)
+            total += int((lanes.all.end[wanted] - lanes.all.start[wanted]).sum())
+        return count, total
+
+    def next(
+        self, pattern: str, ranks: Mapping[int, RankLanes], after: Place, backwards: bool = False
+    ) -> tuple[Place | None, int]:
+        """The span that matches and begins next, and its number among all that match, from 1 on.
+
+        Args:
+            pattern: a regular expression.
+            ranks: to look in.
+            after: where to go on from; it is not found again.
+            backwards: look for the one before instead. Beyond the last comes the first.
+
+        Raises:
+            UsageError: that is no regular expression.
+        """
+        found = matching(pattern, self._names.texts)
+        items = {rank: np.flatnonzero(found[lanes.name]) for rank, lanes in ranks.items()}
+        rank = np.repeat(np.array(list(items), np.int64), [each.size for each in items.values()])
+        item = np.concatenate([*items.values(), np.empty(0, np.int64)])
+        if not item.size:
+            return None, 0
+        start = np.concatenate([lanes.all.start[items[of]] for of, lanes in ranks.items()])
+        order = np.lexsort((item, rank, start))
+        keys = [column[order] for column in (start, rank, item)]
+        before = (keys[0] < after.start) | (
+            (keys[0] == after.start)
+            & ((keys[1] < after.rank) | ((keys[1] == after.rank) & (keys[2] < after.item)))
+        )
+        at = int(before.sum())
+        here = at < order.size and tuple(int(key[at]) for key in keys) == tuple(after)
+        at = (at - 1 if backwards else at + int(here)) % order.size
+        return Place(*(int(key[at]) for key in keys)), at + 1

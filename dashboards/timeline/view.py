@@ -1,0 +1,190 @@
+"""The view: a toolbar, the canvas that `assets/timeline*.js` draws on, and what is known of the chosen span.
+
+In: a run. Out: panels. What is looked at is in the link: `time`, `span`, `find`, `colour`, `order`, `show`,
+`open` (lanes that are folded otherwise than they are at first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+from dash import Dash, dcc, html
+from dash.development.base_component import Component
+
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.page import View, changes, choices, csv_link, in_browser, panel, section
+from dpro.dashboards.shown import Shown
+from dpro.dashboards.timeline.detail import PIXELS, segments
+from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
+from dpro.dashboards.timeline.routes import AXES, register
+from dpro.schema import WORKERS
+from dpro.units import NS_PER_MS
+
+NAME = "timeline"
+SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}
+COLOURS = {"kind": "by kind", "phase": "forward / backward", "micro": "by micro-batch", "name": "by name"}
+_MAX_WINDOWS = 12  # that are links; more are a list
+LEGEND = {  # kind -> variable of its colour, what it is called
+    "kernel": ("compute", "kernel"),
+    "transfer": ("exposed-comm", "transfer of a collective"),
+    "wait": ("wait", "wait for others in it"),
+    "copy": ("copy", "copy"),
+    "cpu": ("cpu", "operator"),
+    "runtime": ("runtime", "GPU runtime call"),
+    "host": ("host-bound", "range, Python"),
+    "gap": ("idle", "in no span (replay)"),
+    "delay": ("idle", "late launch (replay)"),
+}
+PHASE_LEGEND = {
+    "forward": ("compute", "forward"),
+    "backward": ("copy", "backward"),
+    "optimizer": ("host-bound", "optimizer"),
+    "unknown": ("idle", "unknown"),
+}
+_TABLE = {
+    "rank": pl.Int64, "lane": pl.String, "row": pl.Int64, "kind": pl.String, "name": pl.String,
+    "start_ms": pl.Float64, "end_ms": pl.Float64, "spans": pl.Int64, "busy_ms": pl.Float64,
+}  # fmt: skip
+
+
+def _tools(loaded: Loaded, link: Link) -> Any:
+    """Choices: steps, side, colours, order. What belongs to the canvas itself is made by the script."""
+    of = loaded.measured.clocks
+    places = loaded.run.table(WORKERS)
+    axes = {
+        axis: f"grouped by {axis}"
+        for axis in AXES
+        if (places[axis] >= 0).any() and places[axis].n_unique() > 1
+    }
+    orders = {"rank": "by rank", "late": "latest first", **axes}
+    return html.Div(
+        [
+            _windows(of.steps, link),
+            choices(link, "show", SIDES, MEASURED),
+            choices(link, "colour", COLOURS, "kind"),
+            *([choices(link, "order", orders, "rank")] if len(of.parts) > 1 else []),
+            csv_link(NAME, "segments", link),
+        ],
+        className="tools",
+    )
+
+
+def _windows(steps: pl.DataFrame, link: Link) -> Component:
+    """A link to each deep window; its steps become the selection."""
+    found = steps.group_by("window", maintain_order=True).agg(
+        first=pl.col("step").min(), last=pl.col("step").max()
+    )
+    links = []
+    for _window, first, last in found.iter_rows():
+        chosen = link.steps == (first, last)
+        words = f"step {first}" if first == last else f"steps {first}–{last}"
+        address = link.query(steps=(first, last), time_ms=None)
+        links.append(dcc.Link(words, href=address, className="choice chosen" if chosen else "choice"))
+    if len(links) <= _MAX_WINDOWS:
+        return html.Div(links, className="choices")
+    summary = html.Summary(f"{len(links)} deep windows")
+    return html.Details([summary, html.Div(links, className="choices")])
+
+
+def shown_info(
+    ranks: Sequence[RankLanes], names: Sequence[str], begin_ms: float, end_ms: float
+) -> pl.DataFrame:
+    """Segments between two times as a table.
+
+    Args:
+        ranks: whose.
+        names: of all spans.
+        begin_ms, end_ms: since the timeline's origin.
+    """
+    low, high = round(begin_ms * NS_PER_MS), round(end_ms * NS_PER_MS)
+    frames = [pl.DataFrame(schema=_TABLE)]
+    for lanes in ranks:
+        rows = range(lanes.all.first.size - 1)
+        found = segments(lanes.levels, rows, low, high, max((high - low) / PIXELS, 1.0))
+        lane = [n for n, each in enumerate(lanes.lanes) for _ in range(*each.rows)]
+        labels = pl.Series([each.label for each in lanes.lanes], dtype=pl.String)
+        places = pl.Series(lane, dtype=pl.Int64).gather(found.row)
+        texts = pl.Series(names, dtype=pl.String).gather(lanes.name[found.item])
+        depth = pl.Series(found.row) - pl.Series(
+            [each.rows[0] for each in lanes.lanes], dtype=pl.Int64
+        ).gather(places)
+        columns = {
+            "rank": pl.Series([lanes.rank]).new_from_index(0, found.row.size), "lane": labels.gather(places),
+            "row": depth, "kind": pl.Series(KINDS).gather(found.kind),
+            "name": texts.set(pl.Series(found.count > 1), ""),
+            "start_ms": found.start / NS_PER_MS, "end_ms": found.end / NS_PER_MS, "spans": found.count,
+            "busy_ms": found.busy / NS_PER_MS,
+        }  # fmt: skip
+        frames.append(pl.DataFrame(columns, schema=_TABLE))
+    return pl.concat(frames)
+
+
+def extent_info(steps: pl.DataFrame, link: Link, end_ms: float) -> tuple[float, float]:
+    """From and to, ms: what the link says, else the selected steps, else the first deep window.
+
+    Args:
+        steps: `window`, `step`, `begin_ms`, `end_ms`.
+        link: the selection.
+        end_ms: when the timeline ends.
+    """
+    if link.time_ms is not None:
+        return link.time_ms
+    chosen = link.chosen(steps)
+    if link.steps is None and not chosen.is_empty():
+        chosen = chosen.filter(pl.col("window") == chosen["window"].min())
+    if chosen.is_empty():
+        return 0.0, max(end_ms, 1e-3)
+    return float(chosen["begin_ms"].to_numpy().min()), float(chosen["end_ms"].to_numpy().max())
+
+
+def _segments(loaded: Loaded, link: Link) -> pl.DataFrame:
+    measured, of = loaded.measured, loaded.measured.clocks
+    ranks = [lanes for rank, lanes in sorted(measured.all().items()) if not link.ranks or rank in link.ranks]
+    return shown_info(ranks, measured.names.texts, *extent_info(of.steps, link, of.end_ns / NS_PER_MS))
+
+
+def _legend(link: Link) -> list[Component]:
+    entries = PHASE_LEGEND if link.own.get("colour") == "phase" else LEGEND
+    if link.own.get("colour") in ("name", "micro"):
+        return [html.Span("each its own colour")]
+    return [
+        html.Span([html.I(style={"background": f"var(--{what})"}), words]) for what, words in entries.values()
+    ]
+
+
+def _keyed(_loaded: Loaded, link: Link) -> Any:
+    path = html.Span([html.I(style={"background": "var(--ink)", "height": "3px"}), "on the critical path"])
+    return html.Div([*_legend(link), path], className="keyed")
+
+
+def _layout() -> Component:
+    return html.Div(
+        [
+            panel(
+                "Timeline",
+                section("timeline-tools", "reading steps and clocks"),
+                html.Div(id="timeline", className="timeline"),
+                html.Div(id="timeline-legend"),
+            ),
+            html.Div(id="timeline-facts", className="below"),
+        ],
+        className="stack",
+    )
+
+
+def _register(app: Dash, now: Shown) -> None:
+    register(app.server, now)
+    in_browser(app, "timeline", *changes(now))
+
+
+VIEW = View(
+    NAME,
+    "Timeline",
+    _layout,
+    {"timeline-tools": _tools, "timeline-legend": _keyed},
+    {"segments": _segments},
+    _register,
+)

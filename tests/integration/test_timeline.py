@@ -1,0 +1,291 @@
+"""The timeline in a real browser: search, zoom, a click with its arrows, folding, keys, and links to it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dpro.cli.run.dashboard import load
+from dpro.store import open_run
+from tests.browser import complaints, served, settle, start_browser, wait
+from tests.builders import TinyRun, gpu_job
+
+EVIL = "<img src=x onerror=window.pwned=1>"
+DRAWN = """
+const t = window.dproTimeline;
+return t && t.root && t.info && t.info.complete && t.data && !t.since && t.data.size;
+"""
+PATH = "return dproTimeline.info.replay.state === 'ready'"
+# Where the middle of the first bar of a name is drawn, relative to the frame.
+BAR = """
+const t = dproTimeline, name = arguments[0], data = t.data;
+for (let at = 0; at < data.size; at++) {
+  if (data.count[at] !== 1 || data.layer[at] !== 0 || t.names.get(data.name[at]) !== name) continue;
+  const from = t.source(at);
+  if (from.side !== 'm' || from.rank !== 0) continue;
+  const begin = data.ask.begin + data.x[at] * data.nsPerPixel, end = begin + data.width[at] * data.nsPerPixel;
+  const [left, right] = [Math.max(t.xOf(begin), t.gutter()), Math.min(t.xOf(end), t.frame.clientWidth)];
+  if (right - left < 2) continue;
+  const box = t.frame.getBoundingClientRect(), row = data.ask.from[data.row[at]];
+  return [box.left + (left + right) / 2, box.top + row.y - t.frame.scrollTop + t.AXIS + row.height / 2];
+}
+return null;
+"""
+
+try:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+    from selenium.webdriver.common.keys import Keys
+except ImportError:  # `start_browser` says so
+    ActionChains = ScrollOrigin = Keys = None
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = start_browser()
+    yield chromium
+    chromium.quit()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Two ranks, the second of which comes late."""
+    with served(load(gpu_job().write(tmp_path_factory.mktemp("run")))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def sample(repository):
+    with served(load(open_run(repository / "sample_traces" / "slow_rank"))) as address:
+        yield address
+
+
+def _open(browser, address: str) -> None:
+    browser.get(address)
+    wait(browser, DRAWN)
+
+
+def _view(browser) -> tuple[float, float]:
+    view = browser.execute_script("return dproTimeline.view")
+    return view["begin"], view["end"]
+
+
+def _keys(browser, keys: str) -> None:
+    browser.execute_script("document.querySelector('.timeline-frame').focus()")
+    ActionChains(browser).send_keys(keys).perform()
+
+
+def _bar(browser, name: str) -> tuple[int, int]:
+    found = browser.execute_script(BAR, name)
+    assert found, f"no bar of {name} is drawn"
+    return round(found[0]), round(found[1])
+
+
+def _at(browser, place: tuple[int, int]):
+    """The pointer at a place of the page."""
+    actions = ActionChains(browser)
+    actions.w3c_actions.pointer_action.move_to_location(*place)
+    return actions
+
+
+def test_the_measured_lanes_are_drawn_and_a_link_reproduces_what_is_seen(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    before = _view(browser)
+    _keys(browser, "w")
+    wait(browser, "return location.search.includes('time=')")
+    wait(browser, DRAWN)
+    closer = _view(browser)
+    assert closer[1] - closer[0] == pytest.approx((before[1] - before[0]) / 2, rel=1e-6)
+    address = browser.current_url
+    browser.get("about:blank")
+    _open(browser, address)
+    assert _view(browser) == pytest.approx(closer, abs=2)
+    browser.back()
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_keys_zoom_move_and_choose(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    begin, end = _view(browser)
+    _keys(browser, "s")
+    assert _view(browser)[1] - _view(browser)[0] == pytest.approx(2 * (end - begin))
+    _keys(browser, "wd")
+    assert _view(browser)[0] == pytest.approx(begin + (end - begin) / 4, abs=2)
+    _keys(browser, "a" + Keys.ARROW_RIGHT + Keys.ARROW_LEFT)
+    assert _view(browser)[0] == pytest.approx(begin, abs=2)
+    _keys(browser, "/")
+    assert browser.execute_script("return document.activeElement.id") == "timeline-find"
+    ActionChains(browser).send_keys("softmax", Keys.ENTER).perform()
+    wait(browser, "return dproTimeline.span && dproTimeline.span.place.name === 'softmax'")
+    _keys(browser, ".")
+    wait(browser, "return dproTimeline.span.place.name === 'norm'")
+    _keys(browser, ",f")
+    wait(browser, "return dproTimeline.span.place.name === 'softmax'")
+    _keys(browser, Keys.ESCAPE)
+    wait(browser, "return !dproTimeline.span && !location.search.includes('span=')")
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_the_wheel_zooms_about_the_pointer_with_ctrl_and_moves_with_shift(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    begin, end = _view(browser)
+    frame = browser.find_element("css selector", ".timeline-frame")
+    origin = ScrollOrigin.from_element(frame, 200, 0)
+    where = browser.execute_script(
+        "const t = dproTimeline, box = t.frame.getBoundingClientRect();"
+        "return t.timeAt(Math.floor(box.width / 2) + 200)"
+    )
+    zoom = (
+        ActionChains(browser).key_down(Keys.CONTROL).scroll_from_origin(origin, 0, -100).key_up(Keys.CONTROL)
+    )
+    zoom.perform()
+    closer = _view(browser)
+    assert closer[1] - closer[0] < 0.8 * (end - begin)
+    assert closer[0] < where < closer[1]
+    share = (where - closer[0]) / (closer[1] - closer[0])
+    assert share == pytest.approx((where - begin) / (end - begin), abs=0.02)
+    ActionChains(browser).key_down(Keys.SHIFT).scroll_from_origin(origin, 0, 100).key_up(Keys.SHIFT).perform()
+    moved = _view(browser)
+    assert moved[0] > closer[0]
+    assert moved[1] - moved[0] == pytest.approx(closer[1] - closer[0])
+    _at(browser, _bar(browser, "softmax")).click_and_hold().move_by_offset(-80, 0).release().perform()
+    assert _view(browser)[0] > moved[0]
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_search_counts_goes_on_and_back_and_dims_the_rest(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    box = browser.find_element("id", "timeline-find")
+    box.send_keys("soft.ax")
+    wait(browser, "return document.querySelector('.found').textContent.startsWith('6 spans')")
+    wait(browser, "return dproTimeline.data.layer.some((layer) => layer === 1)")
+    box.send_keys(Keys.ENTER)
+    wait(browser, "return document.querySelector('.found').textContent.startsWith('1 of 6')")
+    browser.find_element("id", "timeline-next").click()
+    wait(browser, "return document.querySelector('.found').textContent.startsWith('2 of 6')")
+    browser.find_element("id", "timeline-previous").click()
+    wait(browser, "return document.querySelector('.found').textContent.startsWith('1 of 6')")
+    assert "find=soft.ax" in browser.current_url
+    box.clear()
+    box.send_keys("(")
+    wait(browser, "return document.querySelector('.found.bad')")
+    assert "no regular expression" in browser.find_element("class name", "found").text
+
+
+@pytest.mark.slow
+def test_a_click_shows_what_a_span_is_with_arrows_both_ways(browser, job):
+    _open(browser, f"{job}?view=timeline&show=measured")
+    wait(browser, PATH)
+    names = browser.execute_script("return [...dproTimeline.names.values()]")
+    name = next(each for each in names if each.startswith("nccl"))
+    _at(browser, _bar(browser, name)).click().perform()
+    facts = wait(
+        browser, "const box = document.querySelector('#timeline-facts dl'); return box && box.innerText"
+    )
+    assert "collective" in facts
+    assert re.search(r"for rank 1, which came last", facts)
+    assert re.search(r"span=0\.\d+", browser.current_url)
+    arrows = browser.execute_script("return dproTimeline.span.arrows")
+    assert {arrow["out"] for arrow in arrows} == {True, False}
+    rows = browser.find_elements("css selector", "#timeline-facts tbody tr")
+    assert len(rows) == len(arrows)
+    came_last = next(row for row in rows if "came last" in row.text)
+    came_last.find_element("css selector", "button").click()
+    wait(browser, "return dproTimeline.span.place.rank === 1")
+    wait(browser, "return document.querySelector('#timeline-facts dl').innerText.includes('came last')")
+    _open(browser, browser.current_url)
+    wait(browser, "return dproTimeline.span && dproTimeline.span.place.rank === 1")
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_lanes_fold_and_the_link_keeps_it(browser, sample):
+    _open(browser, f"{sample}?view=timeline")
+    rows = "return dproTimeline.rows.length"
+    before = browser.execute_script(rows)
+    rank = browser.find_element("css selector", ".timeline-labels .label.rank")
+    assert rank.get_attribute("aria-expanded") == "true"
+    rank.click()
+    wait(browser, "return location.search.includes('open=0')")
+    assert browser.execute_script(rows) < before
+    label = "return document.querySelector('.timeline-labels .label.rank').getAttribute('aria-expanded')"
+    wait(browser, f"{label} === 'false'")
+    browser.back()
+    wait(browser, f"return dproTimeline.rows.length === {before}")
+    labels = "[...document.querySelectorAll('.timeline-labels button')]"
+    thread = f"{labels}.find((each) => each.dataset.key === '0.0')"
+    wait(browser, f"return {thread}")
+    browser.execute_script(f"{thread}.click()")
+    wait(browser, "return location.search.includes('open=0.0')")
+    assert browser.execute_script(rows) < before
+    _keys(browser, "e")
+    assert browser.execute_script("return dproTimeline.rows.filter((row) => row.open).length") == 0
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_two_clicks_measure_and_the_selection_is_zoomed_to(browser, job):
+    _open(browser, f"{job}?view=timeline")
+    browser.find_element("id", "timeline-ruler").click()
+    box = browser.execute_script("return dproTimeline.frame.getBoundingClientRect().toJSON()")
+    for x in (300, 500):
+        _at(browser, (round(box["left"]) + x, round(box["top"]) + 20)).click().perform()
+    marked = browser.execute_script("return dproTimeline.range")
+    begin, end = _view(browser)
+    width = browser.execute_script("return dproTimeline.width()")
+    assert marked["b"] - marked["a"] == pytest.approx(200 / width * (end - begin), rel=0.02)
+    browser.find_element("id", "timeline-zoom").click()
+    closer = _view(browser)
+    assert closer[1] - closer[0] == pytest.approx(1.1 * (marked["b"] - marked["a"]), rel=0.01)
+    assert closer[0] < marked["a"] < marked["b"] < closer[1]
+
+
+@pytest.mark.slow
+def test_names_are_text_and_a_click_says_what_a_span_is(browser, tmp_path):
+    run = TinyRun()
+    for step in range(3):
+        for number, name in enumerate((EVIL, "<b>bold</b>")):
+            at = 1000 * step + 480 * number
+            run.call(at, at + 5, 10 * step + number)
+            run.kernel(name, at + 10, at + 470, 10 * step + number)
+        run.step(step, 1000 * step, 1000 * step + 990)
+    with served(load(run.write(tmp_path))) as address:
+        _open(browser, f"{address}?view=timeline")
+        place = _bar(browser, EVIL)
+        _at(browser, place).perform()
+        wait(browser, f"return document.getElementById('tip').innerText.includes({EVIL!r})")
+        _at(browser, place).click().perform()
+        wait(browser, "return document.querySelector('#timeline-facts dl')")
+        assert EVIL in browser.find_element("id", "timeline-facts").text
+        assert browser.execute_script("return [window.pwned, document.querySelector('img[src=x]')]") == [
+            None,
+            None,
+        ]
+        assert complaints(browser) == []
+        browser.get("about:blank")  # before the server is gone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 820, 1400])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_timeline_fits_pages_of_all_widths(browser, job, width, theme):
+    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    try:
+        _open(browser, f"{job}?view=timeline&theme={theme}&span=0.1")
+        settle(browser)
+        box = browser.execute_script(
+            "return document.getElementById('timeline').getBoundingClientRect().toJSON()"
+        )
+        assert 0 <= box["left"] < box["right"] <= width
+        inner = browser.execute_script(
+            "const frame = dproTimeline.frame; return [frame.scrollWidth, frame.clientWidth]"
+        )
+        assert inner[0] <= inner[1]
+        assert complaints(browser) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -1,0 +1,205 @@
+"""What the timeline asks of the server, as a browser asks it, without one."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.cli.run.dashboard import load
+from dpro.dashboards.app import make_app
+from dpro.dashboards.timeline.routes import parse_viewport
+from dpro.errors import UsageError
+from tests.builders import TinyRun, gpu_job
+
+HOST = {"Host": "localhost"}
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    made = load(gpu_job().write(tmp_path_factory.mktemp("run")))
+    made.measured.all()
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(loaded):
+    return make_app(loaded).server.test_client()
+
+
+def _ask(client, path: str):
+    return client.get(f"/timeline/{path}", headers=HOST)
+
+
+def _view(client, **query) -> dict:
+    """A viewport, read as the page reads it."""
+    text = "&".join(f"{name}={value}" for name, value in query.items())
+    answer = _ask(client, f"view?{text}")
+    assert answer.status_code == 200, answer.data
+    size = int.from_bytes(answer.data[:4], "little")
+    head, at, found = json.loads(answer.data[4 : 4 + size]), 4 + size, {}
+    for name, dtype in head["arrays"]:
+        found[name] = np.frombuffer(answer.data, dtype, head["count"], at)
+        at += -(-found[name].nbytes // 4) * 4
+    assert at == len(answer.data)
+    return found | {"names": {int(code): text for code, text in head["names"].items()}}
+
+
+def _all_rows(info: dict) -> str:
+    ranks = [each for each in info["ranks"] if each["side"] == "m"]
+    return ";".join(f"m{rank['rank']}.0-{rank['lanes'][-1][3]}" for rank in ranks)
+
+
+def test_lanes_are_there_without_a_graph(loaded, client):
+    info = _ask(client, "lanes").json
+    assert info["complete"]
+    assert info["spans"] == 2 * len(loaded.spans.filter(rank=0))
+    assert [rank["rank"] for rank in info["ranks"]] == [0, 1]
+    labels = [lane[0] for lane in info["ranks"][0]["lanes"]]
+    assert labels[0].startswith("stream")
+    assert "main thread" in labels
+    assert [step[1] for step in info["steps"]] == [0, 1, 2]
+    assert info["replay"]["automatic"]
+    assert info["ranks"][1]["late"] > info["ranks"][0]["late"]  # rank 1 comes last
+
+
+def test_a_viewport_has_every_span_where_there_is_room(loaded, client):
+    info = _ask(client, "lanes").json
+    seen = _view(client, begin=0, end=info["end"], px=8000, rows=_all_rows(info))
+    parts = sum(lanes.all.start.size for lanes in loaded.measured.ranks.values())
+    assert (seen["layer"] == 0).sum() <= parts
+    assert seen["count"][seen["layer"] == 0].sum() == parts
+    assert "softmax" in seen["names"].values()
+    lanes = loaded.measured.ranks[0]
+    first = _view(client, begin=0, end=info["end"], px=1000, rows="m0.0-1")
+    ns = info["end"] / 1000
+    assert first["x"][0] * ns == pytest.approx(lanes.all.start[0], abs=ns / 100)
+    assert first["width"][0] * ns == pytest.approx(lanes.all.end[0] - lanes.all.start[0], abs=ns / 100)
+
+
+def test_matches_are_a_layer_of_their_own(client):
+    info = _ask(client, "lanes").json
+    seen = _view(client, begin=0, end=info["end"], px=4000, rows=_all_rows(info), find="softmax")
+    matches = seen["layer"] == 1
+    assert matches.sum() == 6  # one in each of three steps of two ranks
+    assert {seen["names"][code] for code in seen["name"][matches].tolist()} == {"softmax"}
+    assert _ask(client, "find?find=softmax").json["count"] == 6
+    found = _ask(client, "find?find=softmax&go=next").json
+    assert (found["number"], found["place"]["name"]) == (1, "softmax")
+    after = found["place"]
+    second = _ask(client, f"find?find=softmax&go=next&rank={after['rank']}&item={after['item']}").json
+    assert second["number"] == 2
+
+
+def test_a_collective_says_how_long_it_waited_and_for_which_rank(client, loaded):
+    members = loaded.measured.clocks.members.sort("start_ns")
+    early = members.filter(pl.col("rank") == 0).row(0, named=True)
+    known = _ask(client, f"span?rank=0&id={early['span_id']}").json
+    facts = dict(known["facts"])
+    assert facts["waited"].endswith("for rank 1, which came last")
+    assert facts["kind"] == "collective"
+    (arrow,) = [each for each in known["arrows"] if each["place"]["rank"] == 1]
+    assert not arrow["out"]
+    last = _ask(client, f"span?rank=1&id={arrow['place']['id']}").json
+    assert dict(last["facts"])["waited"] == "came last"
+    assert [each["place"]["id"] for each in last["arrows"] if each["place"]["rank"] == 0] == [
+        early["span_id"]
+    ]
+
+
+def test_a_kernel_names_the_call_that_launched_it_and_what_is_around_that(client, loaded):
+    kernel = loaded.spans.filter(pl.col("name") == "softmax", pl.col("rank") == 0).row(0, named=True)
+    known = _ask(client, f"span?rank=0&id={kernel['span_id']}").json
+    launch = next(each for each in known["arrows"] if each["why"] == "launched it")
+    assert launch["place"]["name"] == "cudaLaunchKernel"
+    assert known["stack"][0] == "cudaLaunchKernel"
+    call = _ask(client, f"span?rank=0&id={launch['place']['id']}").json
+    assert kernel["span_id"] in [each["place"]["id"] for each in call["arrows"] if each["out"]]
+
+
+def test_the_replay_comes_later_with_the_critical_path_and_causes(client, loaded):
+    deadline = time.monotonic() + 60
+    while (info := _ask(client, "lanes?replay=1").json)["replay"]["state"] != "ready":
+        assert info["replay"]["state"] == "working", info
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert {rank["side"] for rank in info["ranks"]} == {"m", "r"}
+    path = next(rank for rank in info["ranks"] if rank["rank"] == -1)
+    assert path["lanes"][0][0] == "critical path"
+    seen = _view(client, begin=0, end=info["end"], px=4000, rows=f"{_all_rows(info)};r-1.0-1;r1.0-1")
+    assert (seen["layer"] == 2).any()
+    replayed = loaded.replay_lanes.value
+    lanes, timeline = replayed.ranks[1], replayed.timeline
+    shift = timeline.graph.origin_ns - loaded.measured.clocks.origin_ns
+    own = timeline.graph.nodes.rank[lanes.ident] == 1
+    assert own.all()
+    kernels = lanes.all.kind == 4
+    assert (lanes.all.end[kernels] == timeline.end[lanes.ident[kernels]] + shift).all()
+    node = _ask(client, "span?side=r&rank=-1&item=0").json
+    assert any(each["why"] == "the same span, as measured" for each in node["arrows"])
+    adam = loaded.spans.filter(pl.col("name") == "adam", pl.col("rank") == 0).row(0, named=True)
+    arrows = _ask(client, f"span?rank=0&id={adam['span_id']}").json["arrows"]
+    assert any(not each["out"] for each in arrows)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "view?begin=0&end=0&px=100&rows=m0.0-1", "view?begin=0&end=9&px=0&rows=m0.0-1", "view?begin=x",
+        "view?begin=0&end=9&px=10&rows=q0.0-1", "view?begin=0&end=9&px=10&rows=m0.0-999999",
+        "view?begin=0&end=1e9&px=10&rows=m0.0-1", "find", "span?rank=x&id=1", "span?rank=0",
+    ],
+)  # fmt: skip
+def test_requests_that_make_no_sense_are_refused_in_words(client, path):
+    answer = _ask(client, path)
+    assert answer.status_code == 400
+    assert answer.json["error"]
+
+
+def test_an_expression_that_is_still_being_typed_is_answered_in_words_and_dims_nothing(client):
+    assert "no regular expression" in _ask(client, "find?find=(").json["error"]
+    assert (_view(client, begin=0, end=9000, px=10, rows="m0.0-1", find="(")["layer"] != 1).all()
+
+
+@pytest.mark.parametrize("path", ["span?rank=99&id=1", "span?rank=0&id=999999", "span?rank=0&item=-4"])
+def test_a_span_that_does_not_exist_is_null(client, path):
+    assert (_ask(client, path).status_code, _ask(client, path).json) == (200, None)
+
+
+def test_a_viewport_is_read_from_its_query():
+    view = parse_viewport({"begin": "-5", "end": "10", "px": "7", "rows": "m0.1-3;r-1.0-1"})
+    assert view == (-5, 10, 7, [("m", 0, 1), ("m", 0, 2), ("r", -1, 0)])
+    with pytest.raises(UsageError):
+        parse_viewport({"begin": "0", "end": "10", "px": "7", "rows": ";".join(["m0.0-400"] * 2)})
+
+
+def test_rows_of_ranks_that_do_not_exist_are_empty(client):
+    assert _view(client, begin=0, end=9, px=10, rows="m77.0-4;m0.90-91")["x"].size == 0
+
+
+def test_a_run_without_spans_and_one_with_names_like_html(tmp_path):
+    empty = load(TinyRun().write(tmp_path / "empty"))
+    empty.measured.all()
+    info = _ask(make_app(empty).server.test_client(), "lanes").json
+    assert (info["spans"], info["ranks"], info["complete"]) == (0, [], True)
+    run = TinyRun()
+    run.kernel(EVIL, 10, 900)
+    evil = load(run.write(tmp_path / "evil"))
+    evil.measured.all()
+    answer = _ask(make_app(evil).server.test_client(), "span?rank=0&id=1")
+    assert answer.mimetype == "application/json"
+    assert answer.json["place"]["name"] == EVIL
+
+
+def test_what_is_shown_can_be_had_as_a_table(client, loaded):
+    answer = client.get("/csv/timeline/segments?view=timeline&steps=1", headers=HOST)
+    assert answer.status_code == 200
+    header, *lines = answer.text.strip().splitlines()
+    assert header == "rank,lane,row,kind,name,start_ms,end_ms,spans,busy_ms"
+    assert any("softmax" in line for line in lines)
+    step = loaded.measured.clocks.steps.filter(step=1).row(0, named=True)
+    assert all(float(line.split(",")[-4]) <= step["end_ms"] for line in lines)

@@ -1,0 +1,71 @@
+"""Search by name: counts, order, and expressions that make no sense."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.dashboards.timeline.lanes import Names, make_lanes
+from dpro.dashboards.timeline.search import KEPT, Place, Search, matching
+from dpro.errors import UsageError
+from dpro.schema import SPANS, conform
+
+
+@pytest.fixture
+def ranks():
+    names, found = Names(), {}
+    for rank, spans in {
+        0: [("gemm_a", 0), ("copy", 20), ("gemm_b", 40)],
+        1: [("GEMM_a", 10), ("add", 30)],
+    }.items():
+        rows = [
+            {"span_id": n, "rank": rank, "name": name, "start_ns": start, "duration_ns": 10, "tid": 1}
+            for n, (name, start) in enumerate(spans)
+        ]
+        frame = conform(SPANS, pl.DataFrame(rows)).with_columns(until_ns=pl.lit(None, pl.Int64))
+        found[rank] = make_lanes(frame, names, 100, 0)
+    return found, Search(names)
+
+
+def test_matches_are_counted_whatever_the_case_with_their_time(ranks):
+    lanes, search = ranks
+    assert search.count("gemm", lanes) == (3, 30)
+    assert search.count("^gemm_a$", lanes) == (2, 20)
+    assert search.count("nothing", lanes) == (0, 0)
+
+
+def test_the_next_match_is_the_one_that_begins_next_on_any_rank_and_after_the_last_comes_the_first(ranks):
+    lanes, search = ranks
+    at, found = Place(-1, -1, -1), []
+    for _ in range(4):
+        at, number = search.next("gemm", lanes, at)
+        found.append((at.start, at.rank, number))
+    assert found == [(0, 0, 1), (10, 1, 2), (40, 0, 3), (0, 0, 1)]
+    before, number = search.next("gemm", lanes, at, backwards=True)
+    assert (before.start, number) == (40, 3)
+    between, _ = search.next("gemm", lanes, Place(20, 0, 1), backwards=True)
+    assert between.start == 10
+    assert search.next("nothing", lanes, at) == (None, 0)
+
+
+def test_levels_of_matches_have_only_those_and_few_are_kept(ranks):
+    lanes, search = ranks
+    (level,) = search.of_rank("gemm", lanes[0], 100)
+    assert level.start.tolist() == [0, 40]
+    assert level.item.tolist() == [0, 2]
+    assert search.of_rank("gemm", lanes[0], 100)[0] is level
+    for number in range(KEPT):
+        search.of_rank(f"copy{number}", lanes[0], 100)
+    assert search.of_rank("gemm", lanes[0], 100)[0] is not level
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{99999999}", "x" * 301])
+def test_what_is_no_expression_is_refused_in_one_line(pattern):
+    with pytest.raises(UsageError) as refused:
+        matching(pattern, ["a"])
+    assert "\n" not in str(refused.value)
+
+
+def test_names_are_matched_one_by_one():
+    assert np.flatnonzero(matching("b|c", ["a", "b", "xCx"])).tolist() == [1, 2]
