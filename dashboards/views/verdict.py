@@ -13,21 +13,25 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from dpro.analysis.gains import Gains, Row, interval_doubts, shown_grade, what_helps
+from dpro.analysis.mean_step import facts_of, legend
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
-from dpro.dashboards.theme import colour, styled, whole_ticks
+from dpro.dashboards.theme import colour, css_name, styled, whole_ticks
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.hang.evidence import HANGS
+from dpro.errors import DproError
 from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration
 
 NAME = "verdict"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
-BEST = 3  # what-ifs that are shown
+BEST = 5  # what-ifs that are shown
+ROOM = 0.12  # of the bar: a wider part has its name inside
 POINTS = 1200  # steps that a figure of this width can tell apart
 
 
@@ -107,12 +111,22 @@ def _run(loaded: Loaded, link: Link) -> Any:
 def _findings(loaded: Loaded, link: Link) -> Any:
     findings, unknown = loaded.verdict
     replayed = loaded.run.rows()[SPANS.name] > 0
-    state = _health(*health_info(findings, unknown, loaded.trust if replayed else None, loaded.end))
+    state = _health(
+        *health_info(findings, unknown, loaded.trust if replayed else None, loaded.end, _binds(loaded))
+    )
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
     earlier = describe_logged(logged_findings(loaded.run.path))
     told = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]
     told += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     return [state, *told, csv_link(NAME, "findings", link)]
+
+
+def _binds(loaded: Loaded) -> str:
+    """What binds the step where that is not compute; empty where nothing was recorded in depth."""
+    try:
+        return loaded.mean_step.binds
+    except DproError:
+        return ""
 
 
 def _health(state: str, sentence: str) -> Component:
@@ -129,44 +143,95 @@ def _finding(finding: Finding, link: Link) -> Component:
     return html.Article([html.H3(head), html.Ul([html.Li(line) for line in finding.evidence])])
 
 
+def _helpful(loaded: Loaded) -> Gains:
+    """What would help, widened by what was tried."""
+    base_ns = float(np.mean(loaded.trust.steps["measured_ns"].to_numpy()))
+    try:
+        findings = loaded.verdict[0]
+    except DproError:
+        findings = []
+    return what_helps(findings, loaded.as_tried(loaded.search[0])[0], base_ns)
+
+
 def _gains(loaded: Loaded, link: Link) -> Any:
-    predictions, _ = loaded.as_tried(loaded.search[0])
-    helpful = [each for each in predictions if each.is_advice and each.speedup > 1][:BEST]
-    if not helpful:
-        return message("No edit that was tried would shorten the step.")
-    rows = [
-        [
-            dcc.Link(
-                row["what"], href=link.query(view="whatif", own={"edit": row["edit"]}), title=row["how"]
-            ),
-            f"x{row['speedup']:.2f}",
-            f"{row['predicted_ms']:.2f}",
-            f"{row['low_ms']:.2f} to {row['high_ms']:.2f}",
-            row["block"],
-        ]
-        for row in gain_info(helpful).iter_rows(named=True)
-    ]
+    helpful = _helpful(loaded)
+    header = ["if", "speed-up", "step", "interval", "proof", "how"]
+    rows = [_gain(each, link) for each in helpful.rows[:BEST]]
     measured = float(np.mean(loaded.trust.steps["measured_ns"].to_numpy()))
+    drawn = (
+        [table(header, rows)] if rows else [message("Nothing that was tried beats the noise of the steps.")]
+    )
+    within = [
+        html.Li([_edit_link(each, link), f": x{each.speedup:.2f}, {_interval(each)}"])
+        for each in helpful.within_noise
+    ]
+    folded = [html.Summary(f"{len(within)} more within the noise of the steps"), html.Ul(within)]
     note = f"of a mean step of {format_duration(measured)} in deep windows"
     doubtful = [message(loaded.trust.verdict)] if loaded.trust.grade == "poor" else []
-    header = ["if", "speed-up", "step, ms", "interval, ms", "proof"]
-    return [*doubtful, table(header, rows), html.P(note, className="note"), csv_link(NAME, "gains", link)]
+    more = [html.Details(folded)] if within else []
+    return [*doubtful, *drawn, *more, html.P(note, className="note"), csv_link(NAME, "gains", link)]
+
+
+def _gain(row: Row, link: Link) -> list[Any]:
+    fixed = [html.Br(), html.Span(f"fixes {row.fixes}", className="note")] if row.fixes else []
+    return [
+        html.Span([_edit_link(row, link), *fixed]),
+        f"x{row.speedup:.2f}",
+        format_duration(row.predicted_ns),
+        _interval(row),
+        row.block,
+        html.Span(row.how, className="how"),
+    ]
+
+
+def _edit_link(row: Row, link: Link) -> Any:
+    if not row.edits:
+        return row.what
+    return dcc.Link(row.what, href=link.query(view="whatif", own={"edit": "\n".join(row.edits)}))
+
+
+def _interval(row: Row) -> str:
+    return " to ".join(map(format_duration, row.interval)) if row.interval else "not known"
 
 
 def _trust(loaded: Loaded, _link: Link) -> Any:
     trust = loaded.trust
-    said = [*trust.reasons, *trust.doubts, *trust.assumed]
+    doubts = interval_doubts(trust, _helpful(loaded).rows[:BEST])
+    said = [*trust.reasons, *doubts, *trust.doubts, *trust.assumed]
     return [
-        html.P(trust.verdict, className=f"health {HEALTH[trust.grade]}"),
+        html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
         facts(trust_info(trust)),
         html.Ul([html.Li(line) for line in said], className="unknown"),
     ]
 
 
+def _mean(loaded: Loaded, _link: Link) -> Any:
+    mean = loaded.mean_step
+    words = legend(mean, glyphs=False)
+    ink = [f"var(--{css_name(each.name)})" for each in mean.shares]
+    cells = [
+        html.Span(
+            f"{each.title} {each.share:.0%}" if each.share >= ROOM else "",
+            style={"width": f"{100 * each.share:.3f}%", "background": tint},
+            title=text,
+        )
+        for each, tint, text in zip(mean.shares, ink, words)
+    ]
+    items = [html.Li([html.I(style={"background": tint}), text]) for tint, text in zip(ink, words)]
+    title = f"Mean of {mean.steps:,} steps of ranks in deep windows: {format_duration(mean.duration_ns)}"
+    said = [facts(facts_of(mean))] if facts_of(mean) else []
+    named: Any = {"role": "img", "aria-label": "; ".join(words)}
+    bar = html.Div(cells, className="bar", **named)
+    return [html.P(title), bar, html.Ul(items, className="legend"), *said]
+
+
 def _layout() -> Component:
     return grid(
+        panel(
+            "Where the mean step goes", section("verdict-mean", "adding up where the time went"), wide=True
+        ),
         panel("Is it healthy?", section("verdict-findings", "looking for what is slow")),
-        panel("What would help?", section("verdict-gains", "predicting what would help")),
+        panel("What would help?", section("verdict-gains", "predicting what would help"), wide=True),
         panel("Step time", section("verdict-run", "reading the steps")),
         panel("How far to believe it", section("verdict-trust", "replaying")),
     )
@@ -177,6 +242,7 @@ VIEW = View(
     "Verdict",
     _layout,
     {
+        "verdict-mean": _mean,
         "verdict-run": _run,
         "verdict-findings": _findings,
         "verdict-gains": _gains,

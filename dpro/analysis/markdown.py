@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from dpro.analysis.mean_step import MeanStep, bar_in_text, facts_of, legend
-from dpro.analysis.report import Gain, Report, Table
+from dpro.analysis.report import Report, Table
 from dpro.units import format_duration
 from dpro.words import printable, shortened
 
@@ -42,7 +42,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _list(report.unknown)
     if report.of_step:
         yield from _titled("What would help")
-        yield from _gains(report.gains, report.of_step)
+        yield from _gains(report)
     for table in report.tables:
         yield from _folded(table)
     yield from _titled("How far to believe it")
@@ -65,17 +65,22 @@ def _mean_step(mean: MeanStep) -> Iterator[str]:
         yield from _table(["", ""], said)
 
 
-def _gains(gains: Sequence[Gain], of_step: str) -> Iterator[str]:
-    if not gains:
-        yield "No edit that was tried would shorten the step."
-        return
-    yield f"Of a mean step of {_plain(of_step)} in deep windows, predicted by replay:"
-    rows = [[each.what, each.speedup, each.step, each.interval, each.proof] for each in gains]
-    yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
-    yield ""
-    for each in gains:
-        edits = " ".join(f"--edit {_code(edit)}" for edit in each.edits)
-        yield f"- {_plain(each.what)} ({edits}): {_plain(each.how)}"
+def _gains(report: Report) -> Iterator[str]:
+    if report.gains:
+        yield f"Of a mean step of {_plain(report.of_step)} in deep windows, predicted by replay:"
+        rows = [[each.what, each.speedup, each.step, each.interval, each.proof] for each in report.gains]
+        yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
+        yield ""
+    else:
+        yield "Nothing that was tried shortens the step by more than its noise."
+    for each in report.gains:
+        edits = "".join(f" ({_code('--edit ' + edit)})" for edit in each.edits)
+        fixed = f", which fixes {_plain(each.fixes)}" if each.fixes else ""
+        yield f"- {_plain(each.what)}{edits}{fixed}: {_plain(each.how)}"
+    if report.within_noise:
+        within = [[each.what, each.speedup, each.interval] for each in report.within_noise]
+        title = f"{len(within)} more within the noise of the steps"
+        yield from _folded(Table(title, ["if", "speed-up", "interval"], within))
 
 
 def _titled(title: str) -> Iterator[str]:

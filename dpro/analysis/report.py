@@ -12,18 +12,17 @@ from dataclasses import dataclass
 
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.gains import Gains, Row, interval_doubts, what_helps
 from dpro.analysis.mean_step import MeanStep
 from dpro.analysis.summary import health_info, run_info, trust_info
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
 from dpro.errors import DproError
 from dpro.replay.steps.mean_step import mean_steps, shown_parts
-from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
 from dpro.words import shortened
 
 MAX_PREDICTIONS = 5
-WORTH_SHOWING = 1.005  # speed-up: less is nothing
 MAX_KERNELS = 10
 MAX_RANKS = 16  # rows of a table
 LONGEST_NAME = 160  # characters: names of kernels have hundreds
@@ -53,6 +52,7 @@ class Gain:
     proof: str
     edits: Sequence[str]
     how: str
+    fixes: str = ""  # the finding that it fixes
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class Report:
         facts: what was recorded.
         findings: what is slow or broken, costliest first.
         unknown: what the run cannot show of what may be wrong.
-        gains: what would help: what is proven first, then what is not; of each the best first.
+        gains: what would help: the fix of each finding, then what is proven, then what is not.
+        within_noise: what may help, but does not stand out from the noise of the steps.
         of_step: the step time that they are predicted for; empty where nothing could be predicted.
         refused: edits that the run cannot answer, and why.
         tables: where the time went.
@@ -95,6 +96,7 @@ class Report:
     findings: Sequence[Told]
     unknown: Sequence[str]
     gains: Sequence[Gain]
+    within_noise: Sequence[Gain]
     of_step: str
     refused: Pairs
     tables: Sequence[Table]
@@ -120,8 +122,10 @@ def make_report(analysis: Analysis) -> Report:
         mean = analysis.mean_step
     except DproError:
         mean = None
-    state, verdict = health_info(findings, unknown, trust, analysis.end)
-    gains, of_step, refused = _gains(analysis)
+    state, verdict = health_info(findings, unknown, trust, analysis.end, mean.binds if mean else "")
+    gains, of_step, refused = _gains(analysis, findings)
+    if trust is not None:
+        doubts += interval_doubts(trust, gains.rows[:MAX_PREDICTIONS])
     return Report(
         name=os.path.basename(os.path.abspath(analysis.run.label)),
         state=state,
@@ -133,7 +137,8 @@ def make_report(analysis: Analysis) -> Report:
         ],
         findings=[_told(finding, analysis) for finding in findings],
         unknown=unknown,
-        gains=gains,
+        gains=[_gain(each) for each in gains.rows[:MAX_PREDICTIONS]],
+        within_noise=[_gain(each) for each in gains.within_noise],
         of_step=of_step,
         refused=refused,
         tables=[*_breakdown(analysis), *_kernels(analysis)],
@@ -157,27 +162,30 @@ def _told(finding: Finding, analysis: Analysis) -> Told:
     return Told(title, f"{meaning}; confidence {finding.confidence:.2f}", finding.evidence, advice)
 
 
-def _gains(analysis: Analysis) -> tuple[list[Gain], str, Pairs]:
+def _gains(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Gains, str, Pairs]:
     """What would help, of which step time, and what was refused; nothing of a run that cannot be replayed."""
     try:
         predictions, refused = analysis.search
         steps = analysis.trust.steps["measured_ns"]
     except DproError:
-        return [], "", []
-    helpful = [_gain(each) for each in predictions if each.is_advice and each.speedup >= WORTH_SHOWING]
-    measured = format_duration(float(steps.to_numpy().mean()))
-    return helpful[:MAX_PREDICTIONS], measured, [(each.edit, each.reason) for each in refused]
+        return Gains([], []), "", []
+    base_ns = float(steps.to_numpy().mean())
+    helpful = what_helps(findings, predictions, base_ns)
+    return helpful, format_duration(base_ns), [(each.edit, each.reason) for each in refused]
 
 
-def _gain(prediction: Prediction) -> Gain:
+def _gain(row: Row) -> Gain:
+    low_high = row.interval and " to ".join(f"{ms(each):.2f}" for each in row.interval)
+    proof = {"proven": "real jobs, before and after", "finding": "cost found by replay"}
     return Gain(
-        what=prediction.what(),
-        speedup=f"x{prediction.speedup:.2f}",
-        step=f"{ms(prediction.predicted_ns):.2f} ms",
-        interval=f"{ms(prediction.low_ns):.2f} to {ms(prediction.high_ns):.2f} ms",
-        proof="real jobs, before and after" if prediction.proven else "none: unproven",
-        edits=[str(edit) for edit in prediction.edits],
-        how=prediction.how(),
+        what=row.what,
+        speedup=f"x{row.speedup:.2f}",
+        step=f"{ms(row.predicted_ns):.2f} ms",
+        interval=f"{low_high} ms" if low_high else "not known",
+        proof=proof.get(row.block, "none: unproven"),
+        edits=list(row.edits),
+        how=row.how,
+        fixes=row.fixes,
     )
 
 

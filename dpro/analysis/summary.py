@@ -44,7 +44,11 @@ def _ranks(manifest: Manifest) -> str:
 
 
 def health_info(
-    findings: Sequence[Finding], unknown: Sequence[str], trust: Trust | None, end: End | None = None
+    findings: Sequence[Finding],
+    unknown: Sequence[str],
+    trust: Trust | None,
+    end: End | None = None,
+    binds: str = "",
 ) -> tuple[str, str]:
     """A word for the state of the run (good, bad, unknown) and a sentence.
 
@@ -52,6 +56,7 @@ def health_info(
         findings: what is slow or broken.
         unknown: what keeps the run from showing it.
         trust: the fit of the replay; None where findings rest on calls alone.
+        binds: what binds the step where that is not compute.
         end: how the job ended, which comes first where that was early; None where nothing is known of it.
     """
     if end is not None and end.early:
@@ -71,6 +76,8 @@ def health_info(
         return "unknown", "Not diagnosed: the replay does not fit the trace"
     if end is not None and end.unrecorded:
         return "unknown", f"{end.unrecorded[:1].upper()}{end.unrecorded[1:]}"
+    if binds:
+        return "unknown", f"{binds}. No rank is named as the cause"
     if unknown:
         return "unknown", "Nothing is wrong that this run can show; it cannot show everything"
     return "good", "Healthy: no rank and no input pipeline holds the job up"
