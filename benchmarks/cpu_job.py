@@ -2,10 +2,10 @@
 
 torchrun --nproc-per-node 2 benchmarks/cpu_job.py KIND [--steps 30] [--layer-ms 5] …
 
-Its layers compute a little and then sleep (or multiply matrices a fixed number of times) for as long as they
-are told, forward and backward: sleeping leaves the cores alone, so that more ranks than cores take the time
-they should. Each option is one change that can be made to a job, and the same option with another value makes
-its twin. It knows nothing of dpro.
+Its layers compute a little and then sleep (or multiply matrices a fixed number of times) for a given time,
+forward and backward: sleeping leaves the cores free, so that more ranks than cores take the time they should.
+Each option is one change that can be made to a job, and the same option with another value makes its twin. It
+knows nothing of dpro.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Train = Callable[[Tensor], None]
 
 
 class Sleep(torch.autograd.Function):
-    """What computing on a device of its own looks like to the host that waits for it."""
+    """Computation on a device of its own, as the host that waits for it sees it."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, seconds: float) -> Tensor:

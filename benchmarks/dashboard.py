@@ -216,10 +216,10 @@ def main() -> None:
         run = Path(folder) / "run"
         make_run(run, given.ranks, given.spans)
         cpu, sizes = answers(run, given.zooms)
-        told = f"median {np.median(cpu):.0f}, p95 {np.percentile(cpu, 95):.0f}"
-        print(f"zoom, CPU of the server, ms: {told}; largest answer {sizes.max() / 1e6:.2f} MB")
+        zooms = f"median {np.median(cpu):.0f}, p95 {np.percentile(cpu, 95):.0f}"
+        print(f"zoom, CPU of the server, ms: {zooms}; largest answer {sizes.max() / 1e6:.2f} MB")
         megabytes, seconds = report(run)
-        print(f"report as one page: {megabytes:.1f} MB, {seconds:.1f} s of CPU with all that it tells")
+        print(f"report as one page: {megabytes:.1f} MB, {seconds:.1f} s of CPU, with all its views")
         first, zoomed = pages(run, given.zooms)
         print(f"first page, ms: {', '.join(f'{ms:.0f}' for ms in first)}")
         print(f"zoom in the browser, ms: median {np.median(zoomed):.0f}, p95 {np.percentile(zoomed, 95):.0f}")

@@ -138,12 +138,12 @@ def main() -> int:
             document["stages"].get(check.stage, {}).pop(check.name, None)
     document |= {"dry_run": options.dry_run, "machine": document["machine"] | machine()}
     write_json(output / "gpu.json", document)
-    tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+    report = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     with tempfile.TemporaryDirectory(prefix="dpro-gpu-", ignore_cleanup_errors=True) as folder:
         begun, work = time.monotonic(), Path(folder)
         bring_dependencies(work)
         left_s = options.limit_s - (time.monotonic() - begun)
-        run_checks(checks, document, output, work, left_s, options.dry_run, tell)
+        run_checks(checks, document, output, work, left_s, options.dry_run, report)
     print(json.dumps(document, indent=1) if options.json else "\n".join(rows(document)))
     counts = summary(document)
     print(", ".join(f"{name} {count}" for name, count in counts.items()), file=sys.stderr)

@@ -1,12 +1,12 @@
-"""What each kind of edge is worth: one kind at a time is taken out of graphs, and what breaks is measured.
+"""What each kind of edge contributes: graphs are replayed without one kind at a time.
 
 python -m benchmarks.accuracy.edges [RUN …] [--twins FOLDER] [--json]
 
 RUN is anything that `dpro replay` takes: of each the replayed starts are compared with the measured ones,
 with all edges and without each kind (median and 95th percentile of the absolute errors of starts that are not
-anchored). FOLDER holds recordings that `twins.py --runs FOLDER` has made: of each pair also the larger error
-of the two predictions, forward and backward. The time of steps tells little: without true edges it can come
-out better.
+anchored). FOLDER holds recordings that `twins --runs FOLDER` has made: of each pair also the larger error of
+the two predictions, forward and backward. The time of steps is no measure: without true edges it can be
+better.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", nargs="*", metavar="RUN")
-    parser.add_argument("--twins", type=Path, metavar="FOLDER", help="recordings of twins.py")
+    parser.add_argument("--twins", type=Path, metavar="FOLDER", help="recordings of `twins`")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = list(rows(options.runs, options.twins))

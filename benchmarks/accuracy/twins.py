@@ -1,12 +1,12 @@
-"""Twins: two real recorded jobs, one change apart. From either, the other's step is predicted and compared.
+"""Twins: two real recorded jobs that differ in one change. From each, the other's step is predicted.
 
 python -m benchmarks.accuracy.twins [--only NAME …] [--rounds 3] [--runs FOLDER] [--json]
 
-This is the true test of a graph: replaying an unchanged trace can be right for wrong reasons. Each job is
+This tests a graph: replaying an unchanged trace can be right for wrong reasons. Each job is
 `cpu_job.py` under `dpro record`, the two of a pair in turns. To the graph of the one, exactly the change that
 makes the other is applied, through an edit that `dpro whatif` knows or a few lines here; the replayed mean
-step (of the middle half) is held against that recorded of the other in the same round. Beside the error
-(median of the rounds) stands by how much recordings of one and the same job differ. Pairs over a limited link
+step (of the middle half) is compared with that recorded of the other in the same round. Next to the error
+(median of the rounds) is the difference between recordings of one and the same job. Pairs over a limited link
 need root; as root, too, the jobs run before all other programs of the machine, so that those matter less.
 """
 
@@ -59,7 +59,7 @@ def edit(*texts: str) -> Change:
 
 
 def longer(added_ms: float, *names: str, rank: int | None = None) -> Change:
-    """Each span of these names takes so much longer; or shorter, but at least no time."""
+    """Each span of these names takes so much longer, or shorter, down to no time at all."""
 
     def apply(graph: Graph) -> Graph:
         duration = graph.nodes.duration.copy()
@@ -122,7 +122,7 @@ def _taken(nodes: Nodes, which: np.ndarray) -> Nodes:
 
 
 def without_collectives_in(within: str) -> Change:
-    """Collectives that are called within an annotation are not made: nobody meets, nothing is moved."""
+    """Collectives that are called within an annotation are not made: no rank waits, nothing is moved."""
 
     def apply(graph: Graph) -> Graph:
         nodes, edges = graph.nodes, graph.edges
@@ -143,7 +143,7 @@ def without_collectives_in(within: str) -> Change:
 
 @dataclass(frozen=True)
 class Twin:
-    """Two jobs and what leads from one to the other.
+    """Two jobs, and the change of the graph from each to the other.
 
     Attributes:
         name: what differs.
@@ -264,7 +264,7 @@ def read(folder: Path) -> Job:
 
 
 def typical_ms(steps: pl.DataFrame) -> float:
-    """Mean of the steps without the shortest and the longest quarter, which a busy machine bends."""
+    """Mean of the steps without the shortest and the longest quarter, which vary most on a busy machine."""
     lasted = np.sort(steps["duration_ns"].to_numpy())
     quarter = lasted.size // 4
     return float(lasted[quarter : lasted.size - quarter].mean()) / MS
@@ -282,7 +282,7 @@ def predicted_ms(job: Job, *changes: Change) -> float:
 
 
 def folders(runs: Path, twin: Twin, rounds: int) -> list[tuple[Path, Path]]:
-    """Where the jobs of each round lie."""
+    """The folders of the jobs of each round."""
     place = runs / "".join(letter if letter.isalnum() else "-" for letter in twin.name)
     return [(place / f"{number}-before", place / f"{number}-after") for number in range(rounds)]
 

@@ -1,14 +1,14 @@
-"""Predictions held against jobs that were really changed.
+"""Predictions compared with jobs that were really changed.
 
 python -m benchmarks.accuracy.whatif [--pair NAME …] [--rounds 4] [--runs FOLDER] [--json]
 
 Each pair is a job before and after one change, both recorded by `dpro record`, in turns. What `dpro whatif`
-says of the change from the run before alone, as a user would ask it, is held against the steps recorded
-after it. In the controlled class, which needs root, layers sleep a fixed time, the ranks talk over a link
-of a fixed speed (`limited_link.py`) and run before all other programs, so that two shared cores are no
-limit; in the noisy class they compute. Beside each error stands by how much recordings of one and the same
-job differ from round to round. Steps count by their median, which a moment of something else on the machine
-does not move; where only every k-th step communicates, by the median of the means of k steps.
+says of the change from the run before alone, as a user would ask it, is compared with the steps recorded
+after it. In the controlled class, which needs root, layers sleep a fixed time, the ranks talk over a link of
+a fixed speed (`limited_link.py`) and run before all other programs, so that two shared cores are no limit; in
+the noisy class they compute. Next to each error is the difference between recordings of one and the same job.
+Steps count by their median, which a short disturbance does not change; where only every k-th step
+communicates, by the median of the means of k steps.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Pair:
     Attributes:
         name: the change.
         before, after: the jobs.
-        edits: what `dpro whatif --edit` is asked; `{link}` is by how much the link is faster and `{added}`
+        edits: arguments of `dpro whatif --edit`; `{link}` is by how much the link is faster and `{added}`
             by how many us a small message takes longer, as measured with nothing else on it. None says that
             nothing should change.
         cycle: steps of the job after the change of which one communicates.
@@ -160,9 +160,9 @@ def pairs() -> list[Pair]:
 
 
 def place(runs: Path, job: Job, number: int) -> Path:
-    """Where the recording of a job in a round lies."""
-    told = f"{job.kind} {job.link} {f'{job.delay_us}us ' if job.delay_us else ''}{job.arguments}"
-    name = "".join(letter if letter.isalnum() else "-" for letter in told)
+    """The folder of a job's recording in a round."""
+    described = f"{job.kind} {job.link} {f'{job.delay_us}us ' if job.delay_us else ''}{job.arguments}"
+    name = "".join(letter if letter.isalnum() else "-" for letter in described)
     return runs / f"{name}-{number}"
 
 
@@ -202,15 +202,15 @@ def seconds_of(cable: tuple[str, ...], num_bytes: int) -> float:
     return statistics.median(times)
 
 
-def asked(pair: Pair) -> list[str]:
-    """The edits as they are asked."""
-    told: dict[str, str] = {}
+def edits_of(pair: Pair) -> list[str]:
+    """The edits of a pair, with what was measured of its links."""
+    values: dict[str, str] = {}
     if any("{link}" in edit for edit in pair.edits):
-        told["link"] = f"{seconds_of(pair.before.cable, LARGE) / seconds_of(pair.after.cable, LARGE):.3g}"
+        values["link"] = f"{seconds_of(pair.before.cable, LARGE) / seconds_of(pair.after.cable, LARGE):.3g}"
     if any("{added}" in edit for edit in pair.edits):
         longer = seconds_of(pair.after.cable, SMALL) - seconds_of(pair.before.cable, SMALL)
-        told["added"] = f"{1e6 * longer:.0f}"
-    return [edit.format_map(told) for edit in pair.edits]
+        values["added"] = f"{1e6 * longer:.0f}"
+    return [edit.format_map(values) for edit in pair.edits]
 
 
 # Predicting.
@@ -239,7 +239,7 @@ def answer(folder: Path, edits: list[str]) -> Answer:
     graph = built.predictive
     baseline = baseline_steps(graph)
     wanted = [parse_edit(text) for text in edits]
-    told = predict(graph, baseline, wanted, trust)
+    predicted = predict(graph, baseline, wanted, trust)
     for edit in wanted:
         graph = edit.apply(graph)
     timeline = replay(graph)
@@ -247,8 +247,8 @@ def answer(folder: Path, edits: list[str]) -> Answer:
         changed_step_times(baseline, graph, timeline.start, timeline.end) if edits else durations_of(baseline)
     )
     middle = typical(steps["duration_ns"].to_list())
-    scale = middle / told.predicted_ns
-    return Answer(middle, float(scale * told.low_ns), float(scale * told.high_ns))
+    scale = middle / predicted.predicted_ns
+    return Answer(middle, float(scale * predicted.low_ns), float(scale * predicted.high_ns))
 
 
 def measured(folder: Path, cycle: int = 1) -> float:
@@ -259,7 +259,7 @@ def measured(folder: Path, cycle: int = 1) -> float:
 
 def compare(runs: Path, pair: Pair, rounds: int) -> dict[str, object]:
     """A pair's row: medians over the rounds, per cent."""
-    edits = asked(pair)
+    edits = edits_of(pair)
     befores = [place(runs, pair.before, number) for number in range(rounds)]
     afters = [place(runs, pair.after, number) for number in range(rounds)]
     was = [measured(folder) for folder in befores]
@@ -293,33 +293,35 @@ def spread_pct(times: list[float]) -> float:
     return statistics.median(differences) if differences else float("nan")
 
 
-# Telling.
+# Reporting.
 
 
 def rows(results: list[dict[str, object]]) -> Iterator[str]:
-    """The table, as it stands in the documentation, and how it stands against the bars."""
+    """The table of the documentation, and a line on the bars of each class."""
     yield "| change | class | before ms | after ms | predicted ms | error | same job | interval | held |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in results:
-        sort = "controlled" if row["controlled"] else "noisy"
+        class_ = "controlled" if row["controlled"] else "noisy"
         if "refused" in row:
-            yield f"| {row['pair']} | {sort} | | | refused: {row['refused']} | | | | |"
+            yield f"| {row['pair']} | {class_} | | | refused: {row['refused']} | | | | |"
             continue
         times = " | ".join(f"{row[key]:.1f}" for key in ("before_ms", "after_ms", "predicted_ms"))
         yield (
-            f"| {row['pair']} | {sort} | {times} | {row['error_pct']:+.1f}% | {row['same_job_pct']:.1f}% "
+            f"| {row['pair']} | {class_} | {times} | {row['error_pct']:+.1f}% | {row['same_job_pct']:.1f}% "
             f"| ±{row['interval_pct']:.0f}% | {row['held']:.0%} |"
         )
-    told = [row for row in results if "refused" not in row]
-    for sort in (True, False):
-        mine = [row for row in told if row["controlled"] is sort]
+    answered = [row for row in results if "refused" not in row]
+    for class_ in (True, False):
+        mine = [row for row in answered if row["controlled"] is class_]
         if mine:
             errors = [abs(float(str(row["error_pct"]))) for row in mine]
             held = statistics.fmean(float(str(row["held"])) for row in mine)
-            bars = f"bars {CONTROLLED_MEDIAN:g}%, {CONTROLLED_WORST:g}%" if sort else f"bar {NOISY_MEDIAN:g}%"
+            bars = (
+                f"bars {CONTROLLED_MEDIAN:g}%, {CONTROLLED_WORST:g}%" if class_ else f"bar {NOISY_MEDIAN:g}%"
+            )
             yield (
-                f"{'controlled' if sort else 'noisy'}: median error {statistics.median(errors):.1f}%, worst "
-                f"{max(errors):.1f}% ({bars}); held by {held:.0%} of the intervals (bar {HELD:.0%}); "
+                f"{'controlled' if class_ else 'noisy'}: median error {statistics.median(errors):.1f}%, "
+                f"worst {max(errors):.1f}% ({bars}); held by {held:.0%} of the intervals (bar {HELD:.0%}); "
                 f"sign right in {sum(bool(row['sign_right']) for row in mine)} of {len(mine)}"
             )
 

@@ -1,6 +1,8 @@
 """How often `dpro diagnose` is right, beside the truth that was injected.
 
 __main__        slow and healthy jobs, simulated and real: matrix, healthy, smallest, latency, injected
+cases           which jobs and faults are drawn, and whether a recording shows the fault
+matrix          the command on those jobs, and the verdict
 live            simulated jobs, seen as the watcher sees them
 injected        real jobs with a slow rank
 rules           simpler rules and another tool on the same recordings

@@ -4,8 +4,8 @@ python -m benchmarks.diagnosis.dumps [--ranks 1024] [--entries 20 2000] [--frame
 
 The dumps are those of a made-up job: tensor parallelism in groups of 8, data parallelism across them and over
 all, of which one rank stops calling at the end. Entries can have stack frames, as PyTorch writes them.
-Measured is the command as a user runs it, from start to verdict: seconds on the clock (best of the rounds)
-and of processor time, children included. Beside it stands what unpickling the same files takes at the least.
+The command is measured as a user runs it, from start to verdict: seconds on the clock (best of the rounds)
+and of processor time, children included; next to it the time to unpickle the same files.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def dump_of(rank: int, num_ranks: int, num_entries: int, num_frames: int, stuck:
 
 
 def measure(folder: Path, cache: Path) -> tuple[float, float, str]:
-    """Seconds on the clock and of processor time, and the first line of what is said."""
+    """Seconds on the clock and of processor time, and the first line of the output."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "dpro", "diagnose", str(folder)],

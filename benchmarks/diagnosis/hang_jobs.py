@@ -1,10 +1,10 @@
-"""How often hangs that were put into real jobs are named right.
+"""How often hangs injected into real jobs are named right.
 
 python -m benchmarks.diagnosis.hang_jobs [--repeats N]
 
 Jobs are `tests/hanging.py` on gloo: four ranks, two pipelines of two stages with data parallelism, or data
-parallelism alone. Each fault befalls another rank in each repeat. Right means the class and exactly the rank
-(both, of two that receive from each other), and nothing else.
+parallelism alone. Each repeat injects each fault into another rank. Right means the class and exactly the
+rank (both, of two that receive from each other), and nothing else.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cases(repeats: int) -> Iterator[tuple[str, str, int]]:
 
 
 def judged(layout: str, fault: str, rank: int) -> tuple[str, str]:
-    """`right`, `silent`, or `wrong`, and what was said."""
+    """`right`, `silent`, `wrong` or `failed`, and the findings."""
     ranks = sorted({rank, rank ^ 1}) if fault == "deadlock" else [rank]
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -1,4 +1,4 @@
-"""How often simulated hangs are named right, beside PyTorch's own analyser; and how fast.
+"""How often simulated hangs are named right, compared with PyTorch's own analyser; and how fast.
 
 python -m benchmarks.diagnosis.hangs [--cases N] [--ranks N] [--ring N]
 
@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import io
 import logging
-import math
 import os
 import random
 import subprocess
@@ -25,19 +24,10 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from benchmarks.diagnosis.report import wilson
 from tests.reference import hang_cases, hanging_jobs
 from tests.reference.hang_cases import Case, diagnose, make_case, verdict
 from tests.reference.hanging_jobs import FAULTS, LAYOUTS
-
-
-def wilson(right: int, total: int) -> str:
-    """`right/total (low-high)` with the 95% interval of Wilson (1927), in percent."""
-    if not total:
-        return "-"
-    z, p = 1.96, right / total
-    middle, half = p + z * z / (2 * total), z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
-    low, high = ((middle + sign * half) / (1 + z * z / total) for sign in (-1, 1))
-    return f"{right}/{total} ({100 * low:.1f}-{100 * high:.1f}%)"
 
 
 def draw(seed: int, kind: str | None, folder: Path) -> tuple[Case, int]:
@@ -96,9 +86,9 @@ def accuracy(cases: int) -> None:
                 if kind and case.fault is None:
                     continue
                 judged, torch = verdict(case, diagnose(Path(folder), size)), named_by_torch(Path(folder))
-            told = "told" if case.decided else "untold"
-            found[told] += 1
-            found[f"{told} {judged}"] += 1
+            state = "decided" if case.decided else "open"
+            found[state] += 1
+            found[f"{state} {judged}"] += 1
             guilty = set(case.fault.ranks if case.fault else ())
             found["torch right"] += case.decided and torch == guilty
             found["torch near"] += case.decided and torch is not None and torch > guilty
@@ -107,18 +97,18 @@ def accuracy(cases: int) -> None:
         _print_row(kind or "none (healthy)", found)
     whole = sum((found for kind, found in totals.items() if kind != "None"), Counter())
     _print_row("all faults", whole)
-    lost = {what: whole[f"untold {what}"] for what in ("right", "open", "silent", "wrong")}
+    lost = {what: whole[f"open {what}"] for what in ("right", "open", "silent", "wrong")}
     print(
-        f"\n{whole['untold']} cases whose dumps do not tell (the decisive one is lost or too early): {lost}"
+        f"\n{whole['open']} cases not decided by their dumps (the decisive one is lost or too early): {lost}"
     )
 
 
 def _print_row(name: str, found: Counter[str]) -> None:
-    total = found["told"]
-    opened = found["told open"]
-    wrong = found["told wrong"] + found["told silent"]
+    total = found["decided"]
+    opened = found["decided open"]
+    wrong = found["decided wrong"] + found["decided silent"]
     torch = f"{wilson(found['torch right'], total)} | {found['torch near']} | {found['torch raised']}"
-    print(f"| {name} | {wilson(found['told right'], total)} | {opened} | {wrong} | {torch} |")
+    print(f"| {name} | {wilson(found['decided right'], total)} | {opened} | {wrong} | {torch} |")
 
 
 def speed(num_ranks: int, ring: int) -> None:

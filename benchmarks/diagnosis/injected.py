@@ -3,7 +3,7 @@
 The job is `cpu_job.py`: its layers sleep, so that more ranks than cores take the time they should. How much
 longer a step of the slow rank takes is what the job's options say; matrix products are as long as the
 machine makes them. Jobs are run in an order that differs from repeat to repeat, so that what else the machine
-does befalls all alike; its load, and how long steps really were, stand beside the verdicts.
+does affects all equally; its load, and how long steps really were, are in the table.
 """
 
 from __future__ import annotations

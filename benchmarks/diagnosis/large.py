@@ -3,8 +3,8 @@
 python -m benchmarks.diagnosis.large [--ranks 64 256] [--layout tp_pp] [--fault compute] [--rounds 2]
 
 The jobs are those of `tests/reference/training_jobs.py`: thirty steps, of which two windows of two steps are
-recorded in depth. Measured is the command from start to verdict, nothing kept from before: seconds on the
-clock and of processor time (best of the rounds).
+recorded in depth. The command is measured from start to verdict with an empty cache: seconds on the clock and
+of processor time (best of the rounds).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Simulated jobs looked at while they run, as the watcher looks: how late alarms are, and how many are false.
+"""Simulated jobs, seen as the watcher sees them: the latency of alarms, and how many are false.
 
 Each look is given the calls of the latest steps, as many as the watcher keeps; who is late is judged by the
 code that the watcher runs.
@@ -56,7 +56,7 @@ class Stream:
         self.past.append(new[STEPS.name])
 
     def look(self) -> list[Finding]:
-        """Who is late by now."""
+        """The findings of late ranks by now."""
         steps = pl.concat([each[STEPS.name] for each in self.rest])
         known = pl.concat(self.calls)
         calls = known.join(since_of(steps, known), on="rank")
@@ -100,13 +100,13 @@ def healthy(seed: int, num_steps: int) -> dict[str, Any]:
     """One long healthy job: its alarms, of looks at late ranks and of the whole series at the end."""
     layout, noise = LAYOUTS[seed % len(LAYOUTS)], NOISES[seed % len(NOISES)]
     job = Job(layout, 16 if seed % 2 else 4, num_steps, noise=noise, seed=seed)
-    stream, alarms, told = begin(job, CHUNK), [], False
+    stream, alarms, alarmed = begin(job, CHUNK), [], False
     for first in range(0, num_steps, CHUNK):
         stream.advance(first, CHUNK)
         found = stream.look() if first else []
-        if found and not told:
+        if found and not alarmed:
             alarms.append({"step": first + CHUNK, "ranks": found[0].ranks, "evidence": found[0].evidence[0]})
-        told = bool(found)
+        alarmed = bool(found)
     steps = pl.concat(stream.past)
     counters = stream.counters()
     at_last = find_regression(steps, WORKERS.empty(), lambda: counters, lambda: SPANS.empty())

@@ -1,4 +1,4 @@
-"""The rows of `diagnosis.py` as tables."""
+"""The rows of the diagnosis benchmark as tables."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def by_class(rows: list[Row]) -> str:
     for seen in ("windows", "calls"):
         for fault in dict.fromkeys(row["fault"] for row in rows):
             mine = [row for row in rows if (row["fault"], row["seen"]) == (fault, seen)]
-            can = [row for row in mine if row["told"]]
-            cannot = [row for row in mine if not row["told"]]
-            untold = [f"{count(cannot, verdict)} {verdict}" for verdict in ("silent", "right", "wrong")]
+            can = [row for row in mine if row["shows"]]
+            cannot = [row for row in mine if not row["shows"]]
+            hidden = [f"{count(cannot, verdict)} {verdict}" for verdict in ("silent", "right", "wrong")]
             body.append([
                 fault or "healthy", seen, wilson(count(can, "right"), len(can)), count(can, "component"),
-                count(can, "silent"), count(can, "wrong"), ", ".join(untold) if cannot else "-",
+                count(can, "silent"), count(can, "wrong"), ", ".join(hidden) if cannot else "-",
             ])  # fmt: skip
     head = [
         "class",
@@ -66,19 +66,19 @@ def by(rows: list[Row], name: str, key: Callable[[Row], Any]) -> str:
     return table([name, "named", "wrong"], body)
 
 
-def precision_and_recall(rows: list[Row], least: float, least_share: float) -> str:
+def precision_and_recall(rows: list[Row], min_slowdown: float, min_share: float) -> str:
     """Of stragglers from a severity and a cost on, and of alarms where no rank is slow; ours and the rules'.
 
     Args:
         rows: all cases.
-        least: how many times as slow stragglers have to be.
-        least_share: of the step, what they really cost.
+        min_slowdown: slowdown factor from which stragglers count.
+        min_share: share of the step from which their true cost counts.
     """
     body = []
     straggling = [
         row for row in rows
-        if row["fault"] in STRAGGLERS and row["told"]
-        and row["severity"] >= least and share(row) >= least_share
+        if row["fault"] in STRAGGLERS and row["shows"]
+        and row["severity"] >= min_slowdown and share(row) >= min_share
     ]  # fmt: skip
     others = [row for row in rows if row["fault"] in ("", "imbalance", "regression", "input")]
     for name in ("dpro", "relative", "twice", "hta"):
@@ -91,7 +91,7 @@ def precision_and_recall(rows: list[Row], least: float, least_share: float) -> s
         body.append(
             [name, wilson(right, alarms), wilson(right, len(named)), wilson(elsewhere, len(unblamed))]
         )
-    what = f"x{least} or more, costing {100 * least_share:.0f}% of the step or more"
+    what = f"x{min_slowdown} or more, costing {100 * min_share:.0f}% of the step or more"
     return table([what, "precision", "recall", "ranks blamed where none is slow"], body)
 
 
@@ -103,8 +103,8 @@ def share(row: Row) -> float:
 def named_ranks(row: Row, name: str) -> set[int]:
     """Ranks that are called slow."""
     if name != "dpro":
-        told = row["rules"][name]
-        return set(told) if isinstance(told, list) else set()  # it raised
+        ranks = row["rules"][name]
+        return set(ranks) if isinstance(ranks, list) else set()  # it raised
     of_ranks = [each for each in row["findings"] if each["component"]["kind"] in ("rank", "ranks")]
     return {
         rank for each in of_ranks if each["class"] in ("slow.compute", "slow.host") for rank in each["ranks"]
@@ -114,8 +114,8 @@ def named_ranks(row: Row, name: str) -> set[int]:
 def abstentions(rows: list[Row]) -> str:
     """How often nothing was said: of faults that the recording shows, and of those that it does not."""
     faulty = [row for row in rows if row["fault"]]
-    shown = [row for row in faulty if row["told"]]
-    others = [row for row in faulty if not row["told"]]
+    shown = [row for row in faulty if row["shows"]]
+    others = [row for row in faulty if not row["shows"]]
     return (
         f"Silent: {wilson(count(shown, 'silent'), len(shown))} of the faults that show, "
         f"{wilson(count(others, 'silent'), len(others))} of those that do not\n"
@@ -123,12 +123,12 @@ def abstentions(rows: list[Row]) -> str:
 
 
 def macro_f1(rows: list[Row]) -> float:
-    """Mean over classes of the F1 of the class that is said, over all cases that can be told."""
-    pairs = [(row["fault"] or "healthy", said(row)) for row in rows if row["told"]]
+    """Mean over classes of the F1 of the class that is said, over all cases that the recording shows."""
+    pairs = [(row["fault"] or "healthy", said(row)) for row in rows if row["shows"]]
     scores = []
     for name in {truth for truth, _ in pairs}:
-        right = sum(truth == name == told for truth, told in pairs)
-        total = sum(truth == name for truth, _ in pairs) + sum(told == name for _, told in pairs)
+        right = sum(truth == name == named for truth, named in pairs)
+        total = sum(truth == name for truth, _ in pairs) + sum(named == name for _, named in pairs)
         scores.append(2 * right / total)
     return sum(scores) / len(scores)
 
@@ -170,7 +170,7 @@ def costs(rows: list[Row]) -> str:
 
 def markdown(rows: list[Row]) -> str:
     """All tables."""
-    stragglers = [row for row in rows if row["fault"] in STRAGGLERS and row["told"]]
+    stragglers = [row for row in rows if row["fault"] in STRAGGLERS and row["shows"]]
     errors = Counter(row["error"] for row in rows if row["error"])
     parts = [by_class(rows)]
     if stragglers:

@@ -37,7 +37,7 @@ def run_checks(
     work: Path,
     limit_s: float,
     dry: bool,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Run checks, and add what they say to a document.
 
@@ -48,7 +48,7 @@ def run_checks(
         work: a folder for what is not kept.
         limit_s: for all of them together.
         dry: whether this is a rehearsal.
-        tell: is given a line for people per check.
+        report: called with a line on each check.
     """
     deadline = time.monotonic() + limit_s
     for check in checks:
@@ -57,13 +57,15 @@ def run_checks(
             continue
         left_s = deadline - time.monotonic()
         if left_s < MIN_S:
-            tell(f"{check.full_name}: no time left")
+            report(f"{check.full_name}: no time left")
             continue
         limit_s = min(check.limit_s * (PATIENCE if dry else 1), left_s - 2)
         found = run_check(check, output, work, limit_s, dry)
         known[check.name] = found
         write_json(output / "gpu.json", document)
-        tell(f"{check.full_name}: {found['status']} in {found['wall_s']:.0f} s, {len(found['lines'])} lines")
+        report(
+            f"{check.full_name}: {found['status']} in {found['wall_s']:.0f} s, {len(found['lines'])} lines"
+        )
 
 
 def run_check(check: Check, output: Path, work: Path, limit_s: float, dry: bool) -> Document:

@@ -15,36 +15,71 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dpro.replay import engine
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
 
+Array = npt.NDArray[np.int64]
 SHAPES = {"8x100k": (8, 100_000), "64x100k": (64, 100_000), "1024x10k": (1024, 10_000)}
 SMALL = (8, 2_000)
 BLOCK = 100  # spans from one collective to the next: half of them CPU, half on the GPU
+CALLS = BLOCK // 2
+WIDTH = BLOCK + 1  # nodes of a block: those of its spans, and the arrival at the collective
 ROUNDS = 5
 
 
-def training_graph(num_ranks: int, spans: int) -> Graph:
-    """A graph of `spans` spans per rank, with one rendezvous per block for all of them.
+class Places(NamedTuple):
+    """Nodes by kind: a block of a rank is CPU calls, kernels, and the arrival and transfer of a collective.
 
-    A block of a rank is 50 CPU nodes, 49 kernels, and the arrival and transfer of a collective. CPU node i
-    launches kernel i; the last one launches the collective.
+    Attributes:
+        cpu: [ranks * blocks, 50] calls.
+        kernel: [ranks * blocks, 49] kernels.
+        arrive: [ranks * blocks] arrivals at the collective.
+        transfer: [ranks * blocks] transfers.
+        rendezvous: [ranks * blocks] the rendezvous of each block, after all nodes of ranks.
     """
-    calls = BLOCK // 2
-    kernels = calls - 1
-    blocks = spans // BLOCK
-    width = calls + kernels + 2  # nodes per block
-    of_rank = blocks * width
-    num_nodes = num_ranks * of_rank + blocks
-    first = (np.arange(num_ranks)[:, None] * of_rank + np.arange(blocks) * width).ravel()  # [ranks * blocks]
-    cpu = first[:, None] + np.arange(calls)
-    kernel = first[:, None] + calls + np.arange(kernels)
-    arrive, transfer = first + width - 2, first + width - 1
-    rendezvous = num_ranks * of_rank + np.tile(np.arange(blocks), num_ranks)
 
+    cpu: Array
+    kernel: Array
+    arrive: Array
+    transfer: Array
+    rendezvous: Array
+
+
+def training_graph(num_ranks: int, spans: int) -> Graph:
+    """A graph shaped like training, with one rendezvous per block for all ranks.
+
+    Args:
+        num_ranks: number of ranks.
+        spans: spans per rank.
+    """
+    blocks = spans // BLOCK
+    of_rank = blocks * WIDTH
+    first = (np.arange(num_ranks)[:, None] * of_rank + np.arange(blocks) * WIDTH).ravel()  # [ranks * blocks]
+    places = Places(
+        cpu=first[:, None] + np.arange(CALLS),
+        kernel=first[:, None] + CALLS + np.arange(CALLS - 1),
+        arrive=first + WIDTH - 2,
+        transfer=first + WIDTH - 1,
+        rendezvous=num_ranks * of_rank + np.tile(np.arange(blocks), num_ranks),
+    )
+    nodes = training_nodes(places, num_ranks, blocks)
+    return make_graph(nodes, training_edges(places, num_ranks, blocks), ("synthetic",), (), 0)
+
+
+def training_edges(places: Places, num_ranks: int, blocks: int) -> Edges:
+    """CPU call i launches kernel i, the last one the collective; its result is what the next block needs.
+
+    Args:
+        places: of the nodes.
+        num_ranks: number of ranks.
+        blocks: blocks per rank.
+    """
+    cpu, kernel, arrive, transfer, rendezvous = places
     lanes_of_rank = cpu.reshape(num_ranks, -1), kernel.reshape(num_ranks, -1), transfer.reshape(num_ranks, -1)
     along = [(lane[:, :-1].ravel(), lane[:, 1:].ravel()) for lane in lanes_of_rank]
     after = transfer.reshape(num_ranks, -1)[:, :-1].ravel()  # the next block's first kernel needs its result
@@ -52,42 +87,52 @@ def training_graph(num_ranks: int, spans: int) -> Graph:
         (along[0], EdgeKind.THREAD),
         (along[1], EdgeKind.STREAM),
         (along[2], EdgeKind.STREAM),
-        ((cpu[:, :kernels].ravel(), kernel.ravel()), EdgeKind.LAUNCH),
+        ((cpu[:, : CALLS - 1].ravel(), kernel.ravel()), EdgeKind.LAUNCH),
         ((cpu[:, -1], arrive), EdgeKind.LAUNCH),
         ((kernel[:, -1], arrive), EdgeKind.EVENT),
         ((arrive, rendezvous), EdgeKind.RENDEZVOUS),
         ((rendezvous, transfer), EdgeKind.RENDEZVOUS),
-        ((after, kernel.reshape(num_ranks, blocks, kernels)[:, 1:, 0].ravel()), EdgeKind.EVENT),
+        ((after, kernel.reshape(num_ranks, blocks, CALLS - 1)[:, 1:, 0].ravel()), EdgeKind.EVENT),
     ]
     source = np.concatenate([pair[0] for pair, _ in pairs])
     target = np.concatenate([pair[1] for pair, _ in pairs])
-    edge_kind = np.concatenate([np.full(pair[0].size, kind, np.int64) for pair, kind in pairs])
-    lag = np.where(edge_kind == EdgeKind.LAUNCH, 2_000, 0)
+    kind = np.concatenate([np.full(pair[0].size, kind, np.int64) for pair, kind in pairs])
+    lag = np.where(kind == EdgeKind.LAUNCH, 2_000, 0)
+    return Edges(source, target, lag, kind, np.zeros(source.size, bool))
 
+
+def training_nodes(places: Places, num_ranks: int, blocks: int) -> Nodes:
+    """Nodes of random durations.
+
+    Args:
+        places: of the nodes.
+        num_ranks: number of ranks.
+        blocks: blocks per rank.
+    """
+    of_rank = blocks * WIDTH
+    num_nodes = num_ranks * of_rank + blocks
     kind = np.full(num_nodes, NodeKind.RENDEZVOUS, np.int64)
     duration = np.zeros(num_nodes, np.int64)
     random = np.random.default_rng(0)
     for nodes, what, longest in (
-        (cpu, NodeKind.CPU, 8_000),
-        (kernel, NodeKind.KERNEL, 20_000),
-        (transfer, NodeKind.TRANSFER, 50_000),
+        (places.cpu, NodeKind.CPU, 8_000),
+        (places.kernel, NodeKind.KERNEL, 20_000),
+        (places.transfer, NodeKind.TRANSFER, 50_000),
     ):
         kind[nodes] = what
         duration[nodes] = random.integers(1_000, longest, nodes.shape)
-    kind[arrive] = NodeKind.ARRIVE
-    # Where they would stand if nobody ever waited: only the order matters.
+    kind[places.arrive] = NodeKind.ARRIVE
+    # Start times without any waiting: only the order matters.
     measured = np.zeros(num_nodes, np.int64)
     measured[: num_ranks * of_rank] = np.tile(np.arange(of_rank) * 5_000, num_ranks)
-    measured[num_ranks * of_rank :] = (np.arange(blocks) + 1) * width * 5_000 - 1
+    measured[num_ranks * of_rank :] = (np.arange(blocks) + 1) * WIDTH * 5_000 - 1
     none = np.full(num_nodes, -1, np.int64)
     nothing = np.zeros(num_nodes, np.int64)
-    nodes = Nodes(
+    return Nodes(
         kind=kind, duration=duration, earliest=nothing, anchored=np.zeros(num_nodes, bool), rank=none,
         window=nothing, step=nothing, lane=none, name=nothing, around=none, span=none, collective=none,
         bytes=none, message=none, phase=nothing, measured_start=measured, measured_end=measured + duration,
     )  # fmt: skip
-    edges = Edges(source, target, lag, edge_kind, np.zeros(source.size, bool))
-    return make_graph(nodes, edges, ("synthetic",), (), 0)
 
 
 def seconds(action: Callable[[], object], rounds: int = ROUNDS) -> float:

@@ -1,4 +1,4 @@
-"""How long one rank's Kineto file takes from `.json.gz` to Parquet, beside HolisticTraceAnalysis.
+"""Time from one rank's Kineto file `.json.gz` to Parquet, compared with HolisticTraceAnalysis.
 
 python -m benchmarks.speed.import_kineto [TRACE] [--mb N]… [--rounds N] [--peer-python PATH] [--json]
 

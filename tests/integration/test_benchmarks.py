@@ -1,7 +1,6 @@
-"""Every benchmark runs, tiny: a figure that can't be reproduced is no figure.
+"""Every benchmark runs, tiny: a figure that cannot be reproduced is no figure.
 
-What a benchmark measures is not judged here, only that its command works and that what it measures on is
-what it says.
+Results are not judged here, only that each command works, and that it measures on what it claims to.
 """
 
 from __future__ import annotations
@@ -44,8 +43,10 @@ TINY = {
 PARTS = (
     "cpu_job",
     "recording",
+    "diagnosis.cases",
     "diagnosis.injected",
     "diagnosis.live",
+    "diagnosis.matrix",
     "diagnosis.report",
     "diagnosis.rules",
 )
