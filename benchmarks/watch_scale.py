@@ -29,11 +29,11 @@ import numpy as np
 from recording import ENVIRONMENT
 
 from dpro.collectors.inside import records
-from dpro.collectors.inside.calls.flight import Flight, Ring
+from dpro.collectors.inside.calls.flight import Flight, Level, Ring
 from dpro.collectors.inside.files import write_whole
 from dpro.collectors.inside.process.requests import Requests
 from dpro.collectors.launch.recording import Launch
-from dpro.collectors.launch.start import RecordOptions, prepare
+from dpro.collectors.launch.start import RecordOptions, make_raw, prepare
 
 RANKS_PER_HOST = 8
 VICTIM = 2
@@ -104,8 +104,10 @@ class Rank:
         self.records.write(records.ANCHOR, 0, 0, 0, 0)
         self.flight, self.control = Flight(self), Requests(self)  # type: ignore[arg-type]
         self.num_called = 0
-        ring = Ring("fr", ".json", self.dump, lambda: self.num_called)
-        self.flight._rings, self.flight._levels = [ring], {"fr": self.flight._levels["fr"]}
+        self.flight._rings = [Ring("fr", ".json", self.dump)]
+        self.flight._levels = {"fr": Level(time.monotonic(), 0, -1, 0.0, 1.0, 0)}
+        # There are no process groups here that could be asked.
+        self.flight._enqueued = lambda: {"fr": self.num_called}  # type: ignore[method-assign]
 
     def write_file(self, name: str, content: bytes) -> None:
         """As the recorder does it."""
@@ -157,6 +159,8 @@ class Played:
         ahead = np.rint(draw.normal(0, 5e6, num_hosts)).astype(np.int64)
         ahead[0] = 0
         self.launches = [Launch(run, f"node{host}-1-abc") for host in range(num_hosts)]
+        for each in self.launches:
+            make_raw(each)
         self.markers: list[IO[bytes]] = [prepare(each, ["job"], RecordOptions()) for each in self.launches]
         self.ranks = [
             Rank(rank, num_ranks, self.launches[host].raw, int(ahead[host]), self.calls)
