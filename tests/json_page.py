@@ -16,6 +16,7 @@ from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.report import ReportDocument, ReportFilesDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
 from dpro.documents import Document, schema_of
+from dpro.export.documents import ExportDocument
 
 COMMANDS: dict[str, type[Document]] = {
     "dpro import SOURCE... -o RUN": ContentsDocument,
@@ -28,6 +29,7 @@ COMMANDS: dict[str, type[Document]] = {
     "dpro whatif RUN --pareto": ParetoDocument,
     "dpro diagnose RUN": DiagnosisDocument,
     "dpro diff A B": DifferenceDocument,
+    "dpro export RUN --perfetto FILE": ExportDocument,
 }
 HEAD = """# What `--json` prints
 

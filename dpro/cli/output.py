@@ -7,7 +7,9 @@ apply it to text. JSON escapes them, so that programs read what was recorded.
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -176,6 +178,23 @@ def share(_context: click.Context, _option: click.Parameter, value: str | None) 
     if not 0 < number < 1:
         raise click.BadParameter(f"{value} is no share: give one such as 1% or 0.01")
     return number
+
+
+def ensure_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work for it begins.
+
+    Raises:
+        UsageError: its folder does not exist or is not writable, or it is a folder itself.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def write_text(path: Path, text: str) -> Path:

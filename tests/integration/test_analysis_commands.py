@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import itertools
 import json
 import shutil
@@ -512,19 +511,24 @@ def test_replay_speaks_of_one_step_or_window_where_it_is_asked_to(imported, here
     assert f"there are {numbers[0]} (window 0)" in refused.stderr
 
 
-@pytest.mark.parametrize("name", ["run.pftrace", "run.json", "run.json.gz"])
-def test_replay_exports_what_export_writes(imported, tmp_path, here, name):
-    shown, other = tmp_path / name, tmp_path / f"other-{name}"
-    option = "--chrome" if ".json" in name else "--perfetto"
-    assert here("replay", imported, "--export", shown).returncode == 0
-    assert here("export", imported, option, other).returncode == 0
-    contents = [path.read_bytes() for path in (shown, other)]
-    if name.endswith(".gz"):  # the packed bytes say when they were packed
-        contents = list(map(gzip.decompress, contents))
-    assert contents[0] == contents[1] != b""
-    refused = here("replay", imported, "--export", tmp_path / "no" / name)
-    assert refused.returncode == 2
-    assert "cannot be written" in refused.stderr
+@pytest.mark.parametrize(
+    "output",
+    [
+        ["export", "--perfetto", "no/run.pftrace"],
+        ["export", "--chrome", "no/run.json"],
+        ["report", "--html", "no/run.html"],
+        ["report", "--markdown", "no/run.md"],
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_any_work(output, tmp_path, here):
+    command, option, file = output
+    line = refused(here(command, tmp_path / "no such run", option, tmp_path / file), exit_code=2)
+    assert f"{tmp_path / file}: cannot be written" in line  # and not that there is no such run
+
+
+def test_an_edit_without_its_option_is_bad_usage_and_the_line_says_how(imported, here):
+    line = refused(here("whatif", imported, "heal:rank=1", "no-comm"), exit_code=2)
+    assert f"dpro whatif {imported} --edit heal:rank=1 --edit no-comm" in line
 
 
 def test_replay_says_what_communication_costs():

@@ -9,7 +9,7 @@ import click
 
 from dpro.cli.analysis import run_argument
 from dpro.cli.output import console, stderr_console, warn
-from dpro.errors import needs_extra
+from dpro.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from dpro.dashboards.loaded import Loaded
@@ -50,6 +50,7 @@ def dashboard(run: str, against: str | None, host: str, port: int, token: bool, 
     from dpro.dashboards.loaded import Passing
     from dpro.dashboards.shown import Shown
 
+    _ensure_free(host, port)
     other = None if against is None else open_or_import(against)
     if is_live(Path(run)):
         states = (load(copy, other, Passing) for copy in copies(Path(run)))
@@ -60,6 +61,26 @@ def dashboard(run: str, against: str | None, host: str, port: int, token: bool, 
     if not token:
         warn(f"--no-token: whoever can reach {host} can look, other users of this machine included")
     serve(shown, host, port, new_token() if token else None, browser=browser, say=_say)
+
+
+def _ensure_free(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before the run is loaded.
+
+    Raises:
+        UsageError: another process listens there, or the host has no such address.
+    """
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(
+            f"cannot listen on {host} port {port} ({why}): choose others with --host and --port"
+        ) from error
 
 
 def load(run: Run, against: Run | None = None, kind: type[Loaded] | None = None) -> Loaded:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import analyse, run_argument
-from dpro.cli.output import console, json_option, print_json
+from dpro.cli.output import console, ensure_writable, json_option, print_json
 from dpro.errors import UsageError
 from dpro.units import ms
 
@@ -44,18 +44,25 @@ def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) 
     wanted = {form: path for form, path in files.items() if path is not None}
     if not wanted:
         raise UsageError("name a file to write with --perfetto FILE or --chrome FILE")
+    for path in wanted.values():
+        ensure_writable(path)
     from dpro.export.slices import path_note, path_offset
 
-    analysis = analyse(run)
-    drawn = drawing_of(analysis)
+    drawn = drawing_of(analyse(run))
     for form, path in wanted.items():
         _write(drawn, form, path)
     sooner, later = path_offset(drawn.rows)
     if as_json:
-        written = [{"format": form, "path": str(path)} for form, path in wanted.items()]
-        numbers = {"slices": drawn.rows.height, "arrows": drawn.arrows.height}
-        offset = {"earliest_ms": ms(sooner), "latest_ms": ms(later)}
-        print_json({"run": run, **numbers, "files": written, "critical_path_replayed_later": offset})
+        from dpro.export.documents import ExportDocument, FileDocument, PathOffset
+
+        written = ExportDocument(
+            run=run,
+            slices=drawn.rows.height,
+            arrows=drawn.arrows.height,
+            files=[FileDocument(form, str(path)) for form, path in wanted.items()],
+            critical_path_replayed_later=PathOffset(ms(sooner), ms(later)),
+        )
+        print_json(written)
     else:
         for path in wanted.values():
             console().print(f"{path}: {drawn.rows.height:,} slices, {drawn.arrows.height:,} arrows")
@@ -67,15 +74,6 @@ def drawing_of(analysis: Analysis) -> Drawing:
     from dpro.export.drawing import drawing
 
     return drawing(analysis.timeline, analysis.verdict[0], analysis.clocks[0])
-
-
-def write_timelines(analysis: Analysis, path: Path) -> None:
-    """Write the timelines in the format that the file's name asks for.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    _write(drawing_of(analysis), "chrome" if path.name.endswith((".json", ".json.gz")) else "perfetto", path)
 
 
 def _write(drawn: Drawing, form: str, path: Path) -> None:

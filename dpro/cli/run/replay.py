@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -31,14 +30,8 @@ PATH_ROWS = 10
 @run_argument
 @click.option("--step", type=int, metavar="N", help="Only this step, with all before it replayed too.")
 @click.option("--window", type=click.IntRange(min=0), metavar="N", help="Only the steps of this deep window.")
-@click.option(
-    "--export",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    metavar="FILE",
-    help="Write measured and replayed timelines: Perfetto's format, or Chrome's for FILE.json or .json.gz.",
-)
 @json_option
-def replay(run: str, step: int | None, window: int | None, export: Path | None, as_json: bool) -> None:
+def replay(run: str, step: int | None, window: int | None, as_json: bool) -> None:
     """Replay the run's dataflow graph and say how well it fits what was measured.
 
     \b
@@ -48,17 +41,12 @@ def replay(run: str, step: int | None, window: int | None, export: Path | None, 
     \b
     dpro replay RUN
     dpro replay RUN --step 12
-    dpro replay RUN --export run.pftrace        open it in https://ui.perfetto.dev
     dpro replay FOLDER_OF_TRACES --json
     """
     from dpro.analysis.answers.replay import chosen_steps, replay_document
 
     analysis = analyse(run)
     document = replay_document(analysis, chosen_steps(analysis, step, window))
-    if export is not None:
-        from dpro.cli.run.export import write_timelines
-
-        write_timelines(analysis, export)
     if as_json:
         print_json(document)
     else:

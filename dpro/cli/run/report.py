@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import run_argument
-from dpro.cli.output import console, json_option, print_end, print_json, stderr_console, write_text
+from dpro.cli.output import (
+    console,
+    ensure_writable,
+    json_option,
+    print_end,
+    print_json,
+    stderr_console,
+    write_text,
+)
 from dpro.errors import UsageError, needs_extra
 from dpro.units import NS_PER_MS, format_bytes
 
@@ -111,6 +119,9 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     from dpro.analysis.answers.report import report_document, report_tables
     from dpro.cli.runs import open_or_import
 
+    for path in (html, markdown):
+        if path is not None and path != STDOUT:
+            ensure_writable(path)
     opened = open_or_import(run)
     if html is not None or markdown is not None:
         _write(opened, html, markdown, as_json)

@@ -40,7 +40,7 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.command(cls=_WithEdits)
+@click.command(cls=_WithEdits, context_settings={"allow_extra_args": True})
 @run_argument
 @click.option(
     "-e",
@@ -97,6 +97,9 @@ def whatif(
     """
     from dpro.replay.whatif.parse import parse_edit
 
+    if ctx.args:
+        given = " ".join(f"--edit {text}" for text in ctx.args)
+        raise UsageError(f"{ctx.args[0]}: edits come after --edit: dpro whatif {run} {given}")
     parsed = [parse_edit(text) for text in edits]
     if with_curves:
         if parsed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from importlib import import_module
 
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.cli.run.dashboard import dashboard
-from dpro.errors import InputError, MissingExtra
+from dpro.errors import InputError, MissingExtra, UsageError
 
 
 @pytest.mark.parametrize("library", ["dash", "plotly", "flask"])
@@ -40,3 +41,13 @@ def test_there_is_a_token_unless_it_is_declined_which_is_warned_of(monkeypatch, 
     assert result.exit_code == 0, result.output
     assert [token is not None for token in asked] == [has]
     assert ("other users of this machine" in result.stderr) == (not has)
+
+
+def test_a_port_that_is_taken_is_refused_before_the_run_is_opened(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(dashboard, [str(tmp_path / "no such run"), "--port", str(port)])
+    assert isinstance(done.exception, UsageError)
+    assert f"cannot listen on 127.0.0.1 port {port}" in str(done.exception)
