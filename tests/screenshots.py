@@ -18,7 +18,7 @@ from dpro.dashboards.report.page import html_of
 from dpro.opening import open_path
 from tests.browser import served, settle, start_browser, wait
 from tests.conftest import REPOSITORY
-from tests.reference.hanging_jobs import dumps_of_a_stuck_host
+from tests.reference.hanging_dumps import dumps_of_a_stuck_host
 
 SAMPLE = REPOSITORY / "sample_traces" / "slow_rank"
 WIDTH, HEIGHT = 1440, 810

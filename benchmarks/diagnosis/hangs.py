@@ -25,9 +25,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from benchmarks.diagnosis.report import wilson
-from tests.reference import hang_cases, hanging_jobs
+from tests.reference import hang_cases, hanging_dumps, hanging_jobs
 from tests.reference.hang_cases import Case, diagnose, make_case, verdict
-from tests.reference.hanging_jobs import FAULTS, LAYOUTS
+from tests.reference.hanging_model import FAULTS, LAYOUTS
 
 
 def draw(seed: int, kind: str | None, folder: Path) -> tuple[Case, int]:
@@ -70,7 +70,7 @@ def _details(read: tuple[object, str], arguments: object) -> tuple[object, objec
 
 def accuracy(cases: int) -> None:
     """Draw cases of each kind and print how they were judged."""
-    choose = hanging_jobs.choose_dumping
+    choose = hanging_dumps.choose_dumping
     hang_cases.choose_dumping = lambda rng, job: dataclasses.replace(choose(rng, job), as_json=False)
     print("| fault | right rank and class | open | wrong | PyTorch: right ranks | near | raised |")
     print("|---|---|---|---|---|---|---|")
@@ -119,10 +119,10 @@ def speed(num_ranks: int, ring: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "dumps"
         folder.mkdir()
-        dumping = hanging_jobs.Dumping(
+        dumping = hanging_dumps.Dumping(
             "2.9", as_json=False, active_only=False, ring=ring, timing=False, early={}, stamped=False
         )
-        hanging_jobs.write_dumps(random.Random(2), job, dumping, folder)
+        hanging_dumps.write_dumps(random.Random(2), job, dumping, folder)
         size = sum(path.stat().st_size for path in folder.iterdir())
         print(f"\n{num_ranks} dumps, {size / 1e6:.0f} MB, {size / num_ranks / 1e3:.0f} kB each:")
         begin = time.perf_counter()

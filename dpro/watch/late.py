@@ -204,7 +204,12 @@ def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def num_again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
-    """Return the number of steps whose calls are looked at again; arguments as of `since_of`."""
+    """Return the number of steps whose calls are looked at again.
+
+    Args:
+        steps: the latest steps.
+        calls: the calls that are known.
+    """
     times = calls["enqueued_ns"]
     first, last, step_ns = times.min(), times.max(), steps["duration_ns"].mean()
     if not isinstance(first, int) or not isinstance(last, int) or not isinstance(step_ns, float):

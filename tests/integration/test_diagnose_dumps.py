@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpro.cli import cli
-from tests.reference.hanging_jobs import Dumping, run_job, write_dumps
+from tests.reference.hanging_dumps import Dumping, write_dumps
+from tests.reference.hanging_jobs import run_job
 
 
 @pytest.fixture

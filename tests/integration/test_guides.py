@@ -27,7 +27,7 @@ from dpro.cli import cli
 from dpro.errors import DproError
 from dpro.replay.whatif.registry import EDITS
 from tests.jobs import ROOT, TINY, TORCHRUN, complete, environment, start
-from tests.reference.hanging_jobs import dumps_of_a_stuck_host
+from tests.reference.hanging_dumps import dumps_of_a_stuck_host
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 WITH_A_JOB = ("record", "attach", "try")  # commands that run one, or look into one that runs

@@ -21,7 +21,9 @@ from dpro.detect.hang.records import Records, make_records
 from dpro.errors import DproError
 from dpro.ingest.flight_recorder import read_dump
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, TABLES, WORKERS, conform
-from tests.reference.hanging_jobs import CLASSES, Dumping, Fault, Job, choose_dumping, run_job, write_dumps
+from tests.reference.hanging_dumps import Dumping, choose_dumping, write_dumps
+from tests.reference.hanging_jobs import run_job
+from tests.reference.hanging_model import CLASSES, Fault, Job
 
 OPEN = 0.5  # up to this confidence a finding says that it may be something else
 COMPARED = ("size", "dtype", "op", "skip", "order")

@@ -13,7 +13,7 @@ from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.documents import Document, Part, encode, plain, schema_of
 from tests.commands import dpro
 from tests.json_page import COMMANDS, page
-from tests.reference.hanging_jobs import dumps_of_a_stuck_host
+from tests.reference.hanging_dumps import dumps_of_a_stuck_host
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ("healthy", "slow_rank", "slow_input")

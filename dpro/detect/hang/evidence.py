@@ -178,7 +178,12 @@ def last_call(rank: int, root: Root, case: Case) -> str:
 
 
 def no_dump(ranks: Sequence[int], case: Case) -> str:
-    """Return why the last calls of some ranks are not known."""
+    """Return why the last calls of some ranks are not known.
+
+    Args:
+        ranks: the ranks.
+        case: what is known of the job.
+    """
     old = [rank for rank in ranks if rank in case.known.outdated or _has_dump(rank, case)]
     none = [rank for rank in ranks if rank not in old]
     said = [f"the dump of {ranks_in_words(none)} is missing"] if none else []
@@ -191,7 +196,12 @@ def _has_dump(rank: int, case: Case) -> bool:
 
 
 def last_state(ranks: Sequence[int], case: Case) -> list[str]:
-    """Return what dumps that are older than those of their peers say of the time when they were saved."""
+    """Return what dumps that are older than those of their peers say of the time when they were saved.
+
+    Args:
+        ranks: of which only those with such a dump are described.
+        case: what is known of the job.
+    """
     lines = []
     calls = case.records.calls
     for rank in ranks:
@@ -211,7 +221,12 @@ def last_state(ranks: Sequence[int], case: Case) -> list[str]:
 
 
 def heartbeat(rank: int, case: Case) -> list[str]:
-    """Return whether a process still ran, by the recorder's thread in it, which writes once a second."""
+    """Return whether a process still ran, by the recorder's thread in it, which writes once a second.
+
+    Args:
+        rank: of the process.
+        case: what is known of the job.
+    """
     row = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("heartbeat_ns") > 0))
     last = case.records.ranks["heartbeat_ns"].max()
     if row.is_empty() or last is None:
@@ -227,7 +242,12 @@ def heartbeat(rank: int, case: Case) -> list[str]:
 
 
 def stack(rank: int, case: Case) -> list[str]:
-    """Return where a rank's main thread was when its stack was last recorded."""
+    """Return where a rank's main thread was when its stack was last recorded.
+
+    Args:
+        rank: the rank.
+        case: what is known of the job.
+    """
     rows = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("stack") != ""))
     if rows.is_empty() or is_frozen(rank, case):
         return []
@@ -241,7 +261,12 @@ def death_in_words(death: Death) -> str:
 
 
 def fewer_steps(rank: int, case: Case) -> list[str]:
-    """Return by how much a rank's last step ended before that of its peers."""
+    """Return by how much a rank's last step ended before that of its peers.
+
+    Args:
+        rank: the rank.
+        case: what is known of the job.
+    """
     ends: dict[int, int] = dict(case.records.ranks.select("rank", "last_step_ns").iter_rows())
     own, last = ends.get(rank, -1), max(ends.values(), default=-1)
     if own < 0 or last - own < MIN_WAIT_NS:
@@ -266,7 +291,12 @@ def chain(root: Root, victims: Sequence[int], case: Case) -> list[str]:
 
 
 def doubts(root: Root, case: Case) -> list[str]:
-    """Return which ranks may be stuck, too, since it is not known whether they called."""
+    """Return which ranks may be stuck, too, since it is not known whether they called.
+
+    Args:
+        root: the end of a chain of waiting.
+        case: what is known of the job.
+    """
     if root.kind == graph.UNKNOWN:
         return []
     open_ = sorted({rank for operation in root.operations for rank in operation.unknown} - set(root.ranks))

@@ -64,7 +64,12 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
 
 
 def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
-    """Return at most one line on idle GPUs of a run of one step, which does not show that this is usual."""
+    """Return at most one line on idle GPUs of a run of one step, which does not show that this is usual.
+
+    Args:
+        baseline: the unchanged graph.
+        breakdown: as of `find_idle_gpus`.
+    """
     base, saved = _saved(baseline)
     if base.size != 1 or saved[0] < MIN_SAVED * base[0]:
         return []

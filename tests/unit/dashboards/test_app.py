@@ -23,7 +23,7 @@ from dpro.ingest.importer import import_sources
 from dpro.schema import STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.builders import cpu_job
-from tests.reference.hanging_jobs import dumps_of_a_stuck_host
+from tests.reference.hanging_dumps import dumps_of_a_stuck_host
 
 HOST = {"Host": "localhost"}
 

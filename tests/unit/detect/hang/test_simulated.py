@@ -10,21 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.reference.hang_cases import diagnose, make_case, verdict
-from tests.reference.hanging_jobs import (
-    FAULTS,
-    LAYOUTS,
-    NEVER,
-    TWO_HOSTS,
-    choose_dumping,
-    run_job,
-    write_dumps,
-)
+from tests.reference.hanging_dumps import choose_dumping, write_dumps
+from tests.reference.hanging_jobs import run_job
+from tests.reference.hanging_model import FAULTS, LAYOUTS, NEVER, TWO_HOSTS
 
 
 def verdicts(
     folder: Path, seeds: range, kinds: tuple[str | None, ...], sizes: tuple[int, ...]
 ) -> Counter[str]:
-    """Verdicts on drawn cases; those whose dumps do not tell what happened are counted with `untold`."""
+    """Verdicts on drawn cases; those whose dumps do not show what happened are counted as open."""
     found: Counter[str] = Counter()
     for seed in seeds:
         rng = random.Random(f"case {seed}")
@@ -35,8 +29,8 @@ def verdicts(
         place = folder / str(seed)
         place.mkdir()
         case = make_case(seed, layout, size, kind, place, gloo=gloo, lose=rng.random() < 0.5)
-        told = "" if case.decided else "untold "
-        found[told + verdict(case, diagnose(place, size))] += 1
+        prefix = "" if case.decided else "open case: "
+        found[prefix + verdict(case, diagnose(place, size))] += 1
     return found
 
 
@@ -44,7 +38,7 @@ def test_the_right_rank_and_class_are_named(tmp_path):
     found = verdicts(tmp_path, range(60), FAULTS, (4, 16))
     assert found["right"] >= 30
     assert found["wrong"] + found["silent"] + found["open"] <= 0.01 * found.total()
-    assert found["untold wrong"] <= 0.1 * found.total()
+    assert found["open case: wrong"] <= 0.1 * found.total()
 
 
 def test_healthy_jobs_raise_nothing(tmp_path):
@@ -99,6 +93,6 @@ def test_a_device_whose_dump_is_older_than_those_of_its_peers_is_not_called_a_ho
 @pytest.mark.slow
 def test_the_right_rank_and_class_are_named_in_99_of_100_cases(tmp_path):
     found = verdicts(tmp_path, range(2000, 2600), FAULTS, (4, 16, 64))
-    judged = sum(count for what, count in found.items() if not what.startswith("untold"))
+    judged = sum(count for what, count in found.items() if not what.startswith("open case: "))
     assert judged >= 300
     assert found["right"] >= 0.99 * judged
