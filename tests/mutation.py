@@ -15,6 +15,7 @@ import argparse
 import ast
 import os
 import random
+import resource
 import shlex
 import shutil
 import subprocess
@@ -31,7 +32,8 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome
 
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "build" / "mutation"
-TIMEOUT_S = 180.0
+MAX_TIMES = 10.0  # what the unchanged tests take: a mutant that takes longer loops, and counts as killed
+MAX_BYTES = 8 << 30  # of address space, for mutants whose loops fill memory
 PYTEST = "-m pytest -x -q -p no:cacheprovider -p no:xdist --hypothesis-seed=0"
 
 
@@ -44,6 +46,7 @@ def main() -> None:
     asked = parser.parse_args()
     copy_tree()
     os.chdir(COPY)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     with open(COPY / "survivors.txt", "w", encoding="utf-8") as survivors:
         for module, tests in targets().items():
             if asked.only in module:
@@ -82,12 +85,14 @@ def run(module: Path, tests: str, sample: int, seed: int, survivors: TextIO) -> 
         survivors: receives the diff of each mutant that survived.
     """
     command = f"{shlex.quote(sys.executable)} {PYTEST} {tests}"
+    begun = time.monotonic()
     subprocess.run(shlex.split(command), check=True, stdout=subprocess.DEVNULL)  # unchanged, they pass
+    timeout_s = MAX_TIMES * (time.monotonic() - begun)
     mutants = list(mutants_of(module))
     chosen = random.Random(seed).sample(mutants, sample) if 0 < sample < len(mutants) else mutants
     begun, survived = time.monotonic(), 0
     for done, mutant in enumerate(chosen, 1):
-        result = mutate_and_test([mutant], command, TIMEOUT_S)
+        result = mutate_and_test([mutant], command, timeout_s)
         if result.test_outcome == TestOutcome.SURVIVED:
             survived += 1
             survivors.write(f"{module}:{mutant.start_pos[0]} {mutant.operator_name}\n{result.diff}\n\n")
