@@ -126,8 +126,7 @@ def training_nodes(places: Places, num_ranks: int, blocks: int) -> Nodes:
     measured = np.zeros(num_nodes, np.int64)
     measured[: num_ranks * of_rank] = np.tile(np.arange(of_rank) * 5_000, num_ranks)
     measured[num_ranks * of_rank :] = (np.arange(blocks) + 1) * WIDTH * 5_000 - 1
-    none = np.full(num_nodes, -1, np.int64)
-    nothing = np.zeros(num_nodes, np.int64)
+    none, nothing = np.full(num_nodes, -1, np.int64), np.zeros(num_nodes, np.int64)
     return Nodes(
         kind=kind, duration=duration, earliest=nothing, anchored=np.zeros(num_nodes, bool), rank=none,
         window=nothing, step=nothing, lane=none, name=nothing, around=none, span=none, collective=none,

@@ -17,9 +17,6 @@ MAX_FUNCTION = 60
 MAX_MODULES = 13  # in a folder, besides its `__init__.py`
 # What is still too large. An entry leaves this list when it is small enough, and none may join it.
 PENDING = {
-    "benchmarks/speed/engine.py:training_graph",
-    "collectors",
-    "collectors/inside",
     "dpro",
 }
 
