@@ -1,6 +1,6 @@
 """A run in a notebook: its tables, graph, replay, findings and what-ifs as frames, and figures of them.
 
-In: a path, as commands take it. Out: an `OpenedRun`. What is asked for is worked out then, and once.
+In: a path, as commands take it. Out: an `OpenedRun`, which computes what it is first asked for, and keeps it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from dpro.analysis.summary import run_info
 from dpro.dashboards.loaded import Loaded
 from dpro.errors import UsageError, needs_extra
+from dpro.markup import table
 from dpro.opening import open_path
 from dpro.schema import TABLES
 
@@ -24,14 +26,19 @@ if TYPE_CHECKING:
 class OpenedRun(Loaded):
     """A run, and all that can be asked of it.
 
-    Beside what is here: `steps`, `spans`, `collectives`, `counters` and `workers` are its tables, `timeline`
-    is the replay of its graph, `trust` how far to believe it, `breakdown` where the time of each step went.
+    Besides what is declared here: `steps`, `spans`, `collectives`, `counters` and `workers` are its tables,
+    `timeline` is the replay of its graph, `trust` how far to believe predictions, `breakdown` where the time of
+    each step went.
     """
 
     def __repr__(self) -> str:
         """What was opened."""
         manifest = self.run.manifest
         return f"<{self.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks>"
+
+    def _repr_html_(self) -> str:
+        """What was recorded, for notebooks."""
+        return table(repr(self)[1:-1], run_info(self.run.manifest, self.steps))
 
     def table(self, name: str) -> pl.DataFrame:
         """A table of the run, as `dpro.schema` declares it.

@@ -16,6 +16,7 @@ import numpy as np
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import DproError
+from dpro.markup import table
 from dpro.replay.engine import grouped, topological_order
 from dpro.store import Run
 
@@ -167,6 +168,14 @@ class Graph:
     def num_nodes(self) -> int:
         """Number of nodes."""
         return int(self.nodes.duration.size)
+
+    def _repr_html_(self) -> str:
+        """How many nodes of which kind there are, for notebooks."""
+        kinds, counts = np.unique(self.nodes.kind, return_counts=True)
+        rows = [(NodeKind(kind).name.lower(), f"{count:,}") for kind, count in zip(kinds, counts)]
+        ranks = np.unique(self.nodes.rank[self.nodes.rank >= 0]).size
+        title = f"{self.num_nodes:,} nodes on {ranks} ranks, {self.edges.source.size:,} edges"
+        return table(title, rows, ("kind of node", "nodes"))
 
     def with_durations(self, duration: Ints) -> Graph:
         """The same graph with other durations, [N] ns."""

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.classify import classify
+from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.evidence import Evidence, evidence_of, is_started
 from dpro.replay.fidelity.fit import counted_starts, rank_errors, start_errors, step_errors
@@ -108,6 +109,20 @@ class Trust:
     def verdict(self) -> str:
         """How far to trust predictions, in a sentence."""
         return in_words(self.score, self.figures)
+
+    def _repr_html_(self) -> str:
+        """The verdict, and the figures with their bars, for notebooks."""
+        rows = [
+            (
+                figure.name,
+                "not known" if figure.value is None else f"{figure.value:.3g} {figure.unit}",
+                f"{figure.good:g} {figure.unit}",
+                f"{figure.poor:g} {figure.unit}",
+                "" if figure.score is None else f"{figure.score:.2f}",
+            )
+            for figure in self.figures
+        ]
+        return table(self.verdict, rows, ("figure", "value", "good up to", "poor from", "score"))
 
 
 def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:

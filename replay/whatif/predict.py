@@ -18,6 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
+from dpro.markup import table
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, as_missing_ranks_may_come
@@ -25,6 +26,7 @@ from dpro.replay.fidelity.overlap import Contention, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.edit import Edit
+from dpro.units import format_duration
 
 # The order in which predictions are given, and what each block of them is called.
 BLOCKS = {
@@ -74,6 +76,17 @@ class Prediction:
         if not self.is_advice:
             return "bound"
         return "proven" if self.proven else "unproven"
+
+    def _repr_html_(self) -> str:
+        """The predicted step, its interval, and how to get it, for notebooks."""
+        rows = [
+            ("step", f"{format_duration(self.predicted_ns)} (x{self.speedup:.2f}, {self.effect})"),
+            ("interval", f"{format_duration(self.low_ns)} to {format_duration(self.high_ns)}"),
+            ("rests on", BLOCKS[self.block]),
+            ("how", self.how()),
+            *(("note", note) for note in self.notes),
+        ]
+        return table(" and ".join(map(str, self.edits)), rows)
 
     def what(self) -> str:
         """What would be different, in words."""

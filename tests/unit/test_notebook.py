@@ -12,6 +12,7 @@ import dpro
 from dpro.analysis.answers.whatif import what_if
 from dpro.cli.analysis import analyse
 from dpro.errors import InputError, MissingExtra, Unanswerable, UsageError
+from dpro.markup import table
 from dpro.notebook import OpenedRun
 from dpro.schema import BUCKETS
 from dpro.trial.calibrate import as_tried
@@ -33,6 +34,27 @@ def test_a_run_has_its_tables_graph_replay_and_findings(run):
     assert run.findings["component"].to_list() == ["rank 1"]
     assert run.not_known == []
     assert "3 of 3 ranks" in repr(run)
+
+
+def test_run_graph_trust_and_predictions_show_themselves_as_tables(run):
+    shown = {
+        "3 of 3 ranks": run,
+        "nodes on 3 ranks": run.graph,
+        "error of replayed steps": run.trust,
+        "heal:rank=1": run.predict("heal:rank=1"),
+    }
+    for text, shows in shown.items():
+        html = shows._repr_html_()
+        assert html.startswith("<table")
+        assert text in html
+
+
+def test_names_of_a_run_are_text_and_nothing_else():
+    html = table("<script>1</script>", [("a\x1b[31m", "<b>&\n")])
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "<b>" not in html
+    assert "\x1b" not in html
 
 
 def test_predictions_are_those_of_the_command(run):
