@@ -14,7 +14,7 @@ TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-ur
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torch gpu gpu-wheels lint typecheck imports build docs schema screenshots samples mutation clean
+.PHONY: help demo test test-slow test-torch gpu gpu-wheels lint typecheck imports build docs schema screenshots gallery samples mutation clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ schema: $(VENV)/dev.stamp  ## docs/schema.md and docs/json.md, from the declarat
 
 screenshots: $(VENV)/dev.stamp  ## the pictures of README and docs/, by a headless Chromium
 	$(BIN)/python -m tests.screenshots docs/images
+
+gallery: $(VENV)/dev.stamp  ## nine runs × views × widths × dark and light, in build/gallery, to be looked at
+	$(BIN)/python -m tests.gallery build/gallery
 
 RECORD_SAMPLE = $(BIN)/dpro record -o sample_traces/$(1) --every 25 --window-steps 3 -- \
   torchrun --nproc-per-node 2 sample_traces/train.py --steps 60 $(2) && $(BIN)/dpro info sample_traces/$(1)

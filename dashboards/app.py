@@ -154,11 +154,12 @@ def _frame(shown: Shown) -> Component:
             html.Header(
                 [
                     html.Div(brand, className="brand"),
+                    html.Button("☰ views", id="menu", title="Views", **_collapsed()),
                     html.Nav(id="nav"),
                     html.Div(selection, className="selection"),
                 ]
             ),
-            html.Main(id="content"),
+            html.Main([html.H1(id="title"), html.Div(id="content")]),
             html.Div(id="tip", role="tooltip"),
             html.Dialog(
                 [
@@ -173,6 +174,11 @@ def _frame(shown: Shown) -> Component:
     )
 
 
+def _collapsed() -> Any:
+    """What a screen reader is given of a menu that is closed."""
+    return {"aria-expanded": "false", "aria-controls": "nav"}
+
+
 def _entry(name: str, placeholder: str) -> Component:
     return dcc.Input(id=name, type="text", placeholder=placeholder, debounce=True, autoComplete="off")
 
@@ -183,6 +189,7 @@ def _register_navigation(app: Dash) -> None:
         Output("steps", "value"),
         Output("ranks", "value"),
         Output("content", "children"),
+        Output("title", "children"),
         Output("shown", "data"),
         Input("url", "search"),
         State("shown", "data"),
@@ -192,7 +199,7 @@ def _register_navigation(app: Dash) -> None:
             link = parse_link(search or "")
             view = view_of(link)
         except UsageError as error:
-            return _navigation(Link(), ""), no_update, no_update, message(str(error)), ""
+            return _navigation(Link(), ""), no_update, no_update, message(str(error)), "", ""
         parts = dict(part.split("=", 1) for part in link.query(own={}).removeprefix("?").split("&") if part)
         content = no_update if shown == view.name else view.layout()
         return (
@@ -200,12 +207,14 @@ def _register_navigation(app: Dash) -> None:
             parts.get("steps", ""),
             parts.get("ranks", ""),
             content,
+            view.title,
             view.name,
         )
 
     for name in ("steps", "ranks"):
         in_browser(app, name, Input(name, "value"))
-    for name in ("clear", "theme", "help"):
+    in_browser(app, "titled", Input("shown", "data"))
+    for name in ("clear", "theme", "help", "menu"):
         in_browser(app, name, Input(name, "n_clicks"))
 
 

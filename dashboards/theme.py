@@ -65,6 +65,11 @@ def css_variables() -> str:
     return ":root{--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}" + "".join(rules)
 
 
+def dark_counterparts() -> dict[str, str]:
+    """Return the colour of a dark page for each of a light one."""
+    return dict(_PALETTE.values())
+
+
 def whole_ticks(count: int) -> dict[str, Any]:
     """How to mark an axis of whole numbers (ranks, steps): each, while they are few."""
     return {"dtick": 1} if count <= FEW_TICKS else {}

@@ -34,6 +34,20 @@
     else keys.showModal();
   }
 
+  function toggleMenu() {
+    const open = document.querySelector("header").classList.toggle("open");
+    document.getElementById("menu").setAttribute("aria-expanded", open);
+  }
+
+  // Pages of one run differ in their titles: the view comes first, since tabs are narrow.
+  const runTitle = document.title;
+  function titled() {
+    const title = document.getElementById("title").textContent;
+    document.title = title ? `${title} · ${runTitle}` : runTitle;
+    document.querySelector("header").classList.remove("open");
+    document.getElementById("menu").setAttribute("aria-expanded", false);
+  }
+
   const clear = () => go({ steps: null, ranks: null, time: null, span: null, find: null });
 
   // A number, or a stretch of numbers, as the link has it.
@@ -78,6 +92,8 @@
       unedited: (clicks) => { if (clicks) go({ edit: null }); return nothing(); },
       clear: () => { clear(); return nothing(); },
       theme: () => { toggleTheme(); return nothing(); },
+      menu: () => { toggleMenu(); return nothing(); },
+      titled: () => { setTimeout(titled, 0); return nothing(); },
       help: () => { toggleHelp(); return nothing(); },
     },
   });

@@ -8,6 +8,7 @@ lets its own two scripts run, and no other.
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from dpro.analysis.report import Report
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server.guard import hash_of
-from dpro.dashboards.theme import css_name, css_variables
+from dpro.dashboards.theme import css_name, css_variables, dark_counterparts
 from dpro.errors import DproError
 from dpro.units import format_bytes, format_duration
 from dpro.words import printable
@@ -65,6 +66,7 @@ def html_of(loaded: Loaded, report: Report) -> str:
         **_mean_step(report.mean_step),
         figures=list(_within(MAX_BYTES, _figures(loaded, report))),
         palette=Markup(css_variables()),
+        dark=Markup(json.dumps(dark_counterparts())),
         allowed=Markup(f"{hash_of(script)} {hash_of(plotly)}"),
         script=Markup(script),
         plotly=Markup(_packed(plotly)),

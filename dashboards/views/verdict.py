@@ -221,7 +221,7 @@ def _mean(loaded: Loaded, _link: Link) -> Any:
     title = f"Mean of {mean.steps:,} steps of ranks in deep windows: {format_duration(mean.duration_ns)}"
     said = [facts(facts_of(mean))] if facts_of(mean) else []
     named: Any = {"role": "img", "aria-label": "; ".join(words)}
-    bar = html.Div(cells, className="bar", **named)
+    bar = html.Div(cells, className="shares", **named)
     return [html.P(title), bar, html.Ul(items, className="legend"), *said]
 
 
