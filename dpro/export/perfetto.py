@@ -37,7 +37,12 @@ def write_perfetto(drawn: Drawing, path: Path) -> None:
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
     except ImportError as error:
         raise MissingExtra("perfetto", "perfetto") from error
-    with igzip.open(path, "wb", compresslevel=1) as file:
+    with (
+        path.open("wb") as written,
+        igzip.IGzipFile(
+            "", "wb", 1, written, mtime=0
+        ) as file,  # no time in it: a run is the same bytes again
+    ):
         builder = StreamingTraceProtoBuilder(file)
         names = _write_names(builder, drawn.rows)
         tracks = _write_tracks(builder, drawn.rows)

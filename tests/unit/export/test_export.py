@@ -187,6 +187,13 @@ def test_perfetto_file_read_back_has_the_same_slices_to_the_nanosecond(timeline,
     )
 
 
+def test_a_perfetto_file_is_the_same_bytes_whenever_it_is_written(timeline, tmp_path, monkeypatch):
+    write_perfetto(drawing(timeline), tmp_path / "first.pftrace")
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    write_perfetto(drawing(timeline), tmp_path / "second.pftrace")
+    assert (tmp_path / "first.pftrace").read_bytes() == (tmp_path / "second.pftrace").read_bytes()
+
+
 def test_arrows_in_perfetto_follow_the_critical_path_across_lanes(timeline, tmp_path):
     rows = slices(timeline)
     write_perfetto(drawing(timeline), tmp_path / "run.pftrace")
