@@ -47,7 +47,6 @@ PENDING = (
     "tests/torch_versions/",
     "tests/unit/collectors/",
     "tests/unit/dashboards/",
-    "tests/unit/detect/hang/",
 )
 
 
