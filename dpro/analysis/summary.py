@@ -24,7 +24,12 @@ _RANKS_NAMED = 8
 
 
 def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
-    """What was recorded, as names and values: step time first."""
+    """What was recorded, as names and values: step time first.
+
+    Args:
+        manifest: of the run.
+        steps: its table `steps`.
+    """
     rows = [
         ("step time", step_time_in_words(steps)),
         ("steps", f"{steps['step'].n_unique():,}"),

@@ -45,7 +45,7 @@ def not_shown_by_calls(run: Run, rows: AlwaysOn, apart: list[int]) -> list[str]:
         apart: ranks that are left out of these: their clocks were never compared.
     """
     from dpro.detect.hang.evidence import ranks_in_words
-    from dpro.detect.stragglers.excess import WINDOWS
+    from dpro.detect.significance import LATEST_STEPS
     from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show
     from dpro.detect.stragglers.timed_ranks import is_timed
 
@@ -54,8 +54,8 @@ def not_shown_by_calls(run: Run, rows: AlwaysOn, apart: list[int]) -> list[str]:
         reasons.remove(HOSTS_ONLY)
     if apart:
         reasons.append(f"{ranks_in_words(apart)}: no comparison of their clocks with the others'")
-    if rows.steps["step"].n_unique() <= min(WINDOWS):
-        reasons.append(f"fewer than {min(WINDOWS)} whole steps cannot show that anything persists")
+    if rows.steps["step"].n_unique() <= min(LATEST_STEPS):
+        reasons.append(f"fewer than {min(LATEST_STEPS)} whole steps cannot show that anything persists")
     why = why_no_window(run)
     return [*bad_ends(run), *reasons, *([f"what operators and kernels take: {why}"] if why else [])]
 

@@ -20,8 +20,7 @@ from dpro.detect.network.traffic import Traffic, traffic_of
 from dpro.detect.network.wires import traffic_of_sends
 from dpro.detect.pauses.find import Lost, find_pauses
 from dpro.detect.pipeline_slowdown import Slowdown
-from dpro.detect.significance import MIN_STEPS
-from dpro.detect.stragglers.excess import WINDOWS
+from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
 from dpro.detect.stragglers.from_calls import find_late_ranks, messages_unseen, on_gpus
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
 from dpro.detect.stragglers.persistent import find_persistent
@@ -97,7 +96,7 @@ class Context:
     @staticmethod
     def _enough_steps(run: Run) -> bool:
         outside = run.table(STEPS, ["step", "window"]).filter(pl.col("window") < 0)
-        return outside["step"].n_unique() >= min(WINDOWS) or not has_windows(run)
+        return outside["step"].n_unique() >= min(LATEST_STEPS) or not has_windows(run)
 
     @property
     def run(self) -> Run:

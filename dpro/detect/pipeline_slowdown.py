@@ -128,7 +128,12 @@ def typical_durations(graph: Graph) -> Ints:
 
 
 def replayed_steps(graph: Graph, columns: Sequence[Ints]) -> Floats:
-    """[T, S] ns: each step's time when the graph is replayed with each of S columns of durations [N]."""
+    """[T, S] ns: each step's time when the graph is replayed with each of S columns of durations.
+
+    Args:
+        graph: the graph.
+        columns: [S] of [N] ns.
+    """
     size = max(BLOCK // max(graph.num_nodes, 1), 1)
     times = []
     for first in range(0, len(columns), size):
@@ -192,6 +197,10 @@ def find_slow_workers(graph: Graph, slowdown: Slowdown) -> list[Finding]:
 
     Peers are the other data-parallel ranks of the stage, which have the same work. The cost is that of the
     published method: the worker takes the typical times of all.
+
+    Args:
+        graph: with or without launch delays.
+        slowdown: its `analyse_slowdown`.
     """
     found = []
     for finding in find_stragglers(Baseline(without_launches(graph))):

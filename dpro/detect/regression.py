@@ -18,12 +18,12 @@ from dpro.detect.change_points import change_points
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import errors_since, remedy_of_hold
 from dpro.detect.machine.telemetry import Stretch, changes
+from dpro.detect.significance import MIN_SHARE
 from dpro.replay.steps.breakdown import kernel_totals
 from dpro.replay.steps.host import host_facts
 from dpro.replay.steps.typical import job_steps
 from dpro.units import format_duration
 
-MIN_SHARE = 0.03  # of the step: less is not worth a finding
 MIN_EXPLAINED = 0.2  # of the growth of the step: what grew by less is no evidence
 MAX_LINES = 4  # of evidence of a kind, at most
 HOST_WORDS = {

@@ -243,11 +243,11 @@ def _regression(context: Context, _: Found) -> list[Finding]:
     return find_regression(context.steps, context.workers, lambda: context.counters, spans)
 
 
-# Rules: what of a detector's findings remains.
+# Rules: what of a detector's new findings remains, given the context and what was found so far.
 
 
 def not_explained_by_uneven_data(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that cost less than what their amounts of work may be wrong about."""
+    """Without ranks that cost less than what the load model may be wrong about."""
     return context.balanced.leaves(new)
 
 
@@ -284,7 +284,7 @@ def not_late_by_calls(context: Context, _: Found, new: list[Finding]) -> list[Fi
     return [each for each in new if not late & {*each.ranks}]
 
 
-# Conditions under which a detector is not run.
+# Conditions under which a detector is not run, given the same.
 
 
 def windows_show_a_slow_network(_: Context, found: Found) -> bool:

@@ -13,9 +13,12 @@ from dpro.arrays import Ints
 
 Times = NDArray[np.int64] | NDArray[np.float64]
 
-# A rank below this is not blamed: differences of this size are everywhere and cost little.
-MIN_SHARE = 0.03
-# The gain must reach that in this share of the steps, and its mean this many of its standard deviations:
+# What a finding must cost, as a share of the step.
+MIN_SHARE = 0.03  # where the gain alone is the evidence: differences of this size are everywhere
+MIN_COST = 0.02  # where own times of many steps, or workloads, show that something is slow
+MIN_COST_OF_SLOW = 0.01  # where ranks or transfers are far slower than others, whatever that costs
+LATEST_STEPS = (10, 20, 40)  # numbers of latest steps that are tested: it may have begun while the job ran
+# A gain must reach MIN_SHARE in this share of the steps, and its mean this many of its standard deviations:
 # of two healthy ranks on busy cores one is always a little slower, but not the same in every step.
 PERSISTENT = 0.8
 EFFECT_SIZE = 1.5
@@ -27,7 +30,14 @@ T_999 = (318.3, 22.33, 10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30)
 
 
 def clear_gain(saved: Times, base: Times) -> bool:
-    """Whether a gain per step is large enough, there in nearly every step, and more than chance."""
+    """Whether a gain per step is large enough, there in nearly every step, and beyond chance.
+
+    Beyond chance by Student's t test of one sample, one-sided at 99.9%, and by its effect size (Cohen's d).
+
+    Args:
+        saved: [T] ns, the gain per step.
+        base: [T] ns, the steps without it.
+    """
     freedom = min(saved.size - 1, len(T_999))
     needed = max(EFFECT_SIZE, T_999[freedom - 1] / np.sqrt(saved.size)) * float(saved.std(ddof=1))
     persistent = float((saved >= MIN_SHARE * base).mean())
@@ -35,7 +45,12 @@ def clear_gain(saved: Times, base: Times) -> bool:
 
 
 def confidence(saved: Times, base: Times) -> float:
-    """How steady a gain per step is: 1 - its standard error relative to its mean, times its persistence."""
+    """How steady a gain per step is: 1 - its standard error relative to its mean, times its persistence.
+
+    Args:
+        saved: [T] ns, the gain per step, above 0 on average.
+        base: [T] ns, the steps without it.
+    """
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / float(saved.mean())
     persistent = float((saved >= MIN_SHARE * base).mean())
     return round(float(np.clip(1 - error, 0, 1)) * persistent, 3)

@@ -20,6 +20,7 @@ import polars as pl
 
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats, Ints
 from dpro.detect.findings import Finding
+from dpro.detect.significance import MIN_COST
 from dpro.units import format_duration
 
 WORKLOAD = "step_input_elements"
@@ -30,7 +31,6 @@ POWERS = (1.0, 2.0)
 MIN_SIGNIFICANCE = 4.5  # standard errors by which time has to grow with the workload
 MIN_CONTRAST = 10.0  # standard errors that proportional growth would have, for the share to be inferred
 MIN_DIFFERENCES = 6  # degrees of freedom, likewise
-MIN_SHARE = 0.02  # of the step
 NEAREST = 3  # known workloads of a rank that replace an unknown one
 LATEST = 40  # steps that a finding covers
 OUTLYING = 6.0  # standard deviations at which residuals are clipped
@@ -242,7 +242,7 @@ def describe_uneven_work(uneven: Uneven, cost: float, step: float, ranks: list[i
     """
     model = uneven.model
     known = model.significance >= MIN_SIGNIFICANCE or model.significance == 0
-    if not known or not step or cost < MIN_SHARE * step:
+    if not known or not step or cost < MIN_COST * step:
         return []
     sure = 1 - 1 / model.significance if model.significance else GUESSED
     severity = round(cost / step, 4)

@@ -17,8 +17,8 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.detect.findings import Finding
-from dpro.detect.imbalance.load_model import CLASS, MIN_SHARE
-from dpro.detect.significance import MIN_LATEST
+from dpro.detect.imbalance.load_model import CLASS
+from dpro.detect.significance import MIN_COST, MIN_LATEST
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES
 from dpro.replay.timeline import steps_before_and_after
@@ -99,7 +99,7 @@ def variation_of(graph: Graph) -> Variation | None:
 def _costs(saved: Ints, base: Ints) -> bool:
     """Whether the mean gain is worth a finding, and clear: that there is one, the correlation has shown."""
     error = float(saved.std(ddof=1)) / np.sqrt(saved.size)
-    return bool(saved.mean() >= max(MIN_SHARE * base.mean(), MIN_SIGNIFICANCE * error))
+    return bool(saved.mean() >= max(MIN_COST * base.mean(), MIN_SIGNIFICANCE * error))
 
 
 def _batches(graph: Graph) -> pl.DataFrame:

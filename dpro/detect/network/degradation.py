@@ -18,11 +18,10 @@ from dpro.detect.findings import Finding
 from dpro.detect.network.fabric import LIKE
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import DEVIATIONS, MAX_UNSURE, Suspect, blame, words_of
-from dpro.detect.significance import MIN_LATEST, PERSISTENT
+from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_LATEST, PERSISTENT
 from dpro.units import format_bytes, format_duration
 
 MIN_RATIO = 1.15  # times what it was
-MIN_SHARE = 0.01  # of the step: what costs less is not worth a finding
 MIN_SEEN = 3  # transfers of a group on each side of a change, to say whether it changed
 MAX_LINES = 3  # of evidence
 KEYS = [*LIKE, "members"]  # what is compared with itself
@@ -173,7 +172,7 @@ def _describe(traffic: Traffic, change: Change) -> Finding | None:
     grown = np.inf if traffic.replayed else np.median(base[late]) - np.median(base[~late])
     saved, base = saved[late], base[late]
     cost = min(float(saved.mean()), float(grown))  # what steps did not grow by, they do not wait for
-    if cost < MIN_SHARE * base.mean():
+    if cost < MIN_COST_OF_SLOW * base.mean():
         return None
     class_, kind, name, sure = _component(change, traffic.hosts)
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})

@@ -61,7 +61,12 @@ def find_communication_bound(
 
 
 def idle_times(own: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
-    """`[rank, step, idle_ns]`: own time without work and without what was waited for and counted."""
+    """`[rank, step, idle_ns]`: own time without work and without what was waited for and counted.
+
+    Args:
+        own: as `own_time` returns it.
+        steps, counters: the tables.
+    """
     counted = host_facts(steps.filter(pl.col("window") < 0), counters).select("rank", "step", *COUNTED)
     known = own.join(counted.drop_nulls("training_thread_cpu_ns"), on=["rank", "step"])
     rest = pl.col("own_ns") - pl.sum_horizontal(COUNTED)

@@ -55,7 +55,13 @@ class Traffic:
     replayed: bool
 
     def gain_in_words(self, like: str, steps_take: str, saved_ns: float, step_ns: float) -> str:
-        """What would be saved if slow transfers were as fast as others, as a line of evidence."""
+        """What would be saved if slow transfers were as fast as others, as a line of evidence.
+
+        Args:
+            like: which others.
+            steps_take: subject and verb of the steps that count.
+            saved_ns, step_ns: mean gain and mean step.
+        """
         if self.replayed:
             return (
                 f"replayed with these transfers as fast as {like}, {steps_take} "

@@ -36,7 +36,7 @@ from dpro.replay.steps.typical import Pace, pace_of
 from dpro.units import NS_PER_S, format_bytes, format_duration
 
 CLASS = "pauses"
-MIN_SHARE = 0.03  # of the wall time: every job loses as much
+MIN_WALL_SHARE = 0.03  # of the wall time: every job loses as much
 MIN_TIMES = 3  # fewer may never come again
 HUGE = 0.1  # of the wall time, in fewer pauses than that
 MIN_UNEXPLAINED = 8  # pauses of one rank, not regular, that nothing explains: fewer are chance
@@ -186,10 +186,10 @@ def _matters(group: Group, pace: Pace) -> bool:
     """Whether a kind of pause takes enough of the wall time, often enough to be no hiccup of the machine."""
     share, times = group.lost_ns / float(pace.times.sum()), len(group.pauses)
     if group.kind not in _UNEXPLAINED:
-        return share >= (MIN_SHARE if times >= MIN_TIMES else HUGE)
+        return share >= (MIN_WALL_SHARE if times >= MIN_TIMES else HUGE)
     regular = group.recurrence.period > 0 and group.recurrence.exact and times > MIN_TIMES
     of_one = len(group.ranks) == 1 and times >= MIN_UNEXPLAINED
-    return share >= (MIN_SHARE if regular or of_one else HUGE_UNEXPLAINED)
+    return share >= (MIN_WALL_SHARE if regular or of_one else HUGE_UNEXPLAINED)
 
 
 def _finding(group: Group, pace: Pace, num_ranks: int, more_lines: list[str]) -> Finding:

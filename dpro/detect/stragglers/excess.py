@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpro.arrays import MAD_TO_SIGMA, Floats
+from dpro.detect.significance import LATEST_STEPS
 
-WINDOWS = (10, 20, 40)  # numbers of latest steps that are tested: a large effect shows in few
 MIN_RATIO = 0.035  # of the peers' own time: smaller differences are everywhere
 # By how much a rank must have become slower: half of the 5% that are to be found, since not all of a step
 # becomes slower with it. Devices differ by as much, but a rank's own past is that of the same device.
 MIN_CHANGE = 0.025
-PAST_WINDOWS = WINDOWS[1:]  # ten steps are too few: the tails of their midmean are not normal
+PAST_STEPS = LATEST_STEPS[1:]  # ten steps are too few: the tails of their midmean are not normal
 MIN_BEFORE = 20  # earlier steps that show how slow it was
 AS_LARGE = 0.9  # of the largest effect: of windows that show as much, the one with the most steps counts
 PERSISTENT = 0.8  # of the steps a rank must be slower in
@@ -83,8 +83,8 @@ def late_columns(team: Team) -> list[Excess]:
     """The ranks of a team that are clearly and persistently slower: than their peers, then than they were."""
     logs = np.log(np.maximum(team.own, 1.0))
     excess = logs - median_of_others(logs)
-    peers = [_against_peers(excess, size) for size in WINDOWS if size <= len(excess)]
-    past = [_against_past(logs, excess, size) for size in PAST_WINDOWS if size + MIN_BEFORE <= len(excess)]
+    peers = [_against_peers(excess, size) for size in LATEST_STEPS if size <= len(excess)]
+    past = [_against_past(logs, excess, size) for size in PAST_STEPS if size + MIN_BEFORE <= len(excess)]
     return [*_longest_windows(peers), *_longest_windows(past)]
 
 

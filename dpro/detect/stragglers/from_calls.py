@@ -15,13 +15,13 @@ import polars as pl
 from dpro.arrays import Floats
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import LATEST, REST, Uneven, describe_uneven_work, explain, workloads_of
+from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.own_time import MESSAGES, teams
 from dpro.units import format_duration
 
 HISTORY = 240  # steps that the noise is estimated from
-MIN_SHARE = 0.02  # of the step
 # Times the peers' own time, over 20 steps or more: from here on worth a finding even if the step hardly waits
 # for it. GPUs of one model differ by up to 8 or 9% (Sinha et al., "Not All GPUs Are Created Equal", SC 2022).
 APART, APART_STEPS = 1.1, 20
@@ -96,7 +96,7 @@ def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
     """
     many = excess.num_steps >= APART_STEPS  # in few steps, a mean is what one of them makes it
     waited_for = _waited_for(team, excess)
-    least = MIN_SHARE * _cycle(team, excess)
+    least = MIN_COST * _cycle(team, excess)
     if np.median(waited_for) >= least or (many and _mean_but_pauses(waited_for) >= least):
         return True
     apart = excess.level >= np.log(APART) and many
@@ -127,13 +127,22 @@ def _once(findings: list[Finding]) -> list[Finding]:
 
 
 def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
-    """What the times of calls do not show in this run, one line each."""
+    """What the times of calls do not show in this run, one line each.
+
+    Args:
+        collectives, workers: the tables.
+    """
     reasons = [MESSAGES_UNSEEN] if messages_unseen(collectives, workers) else []
     return reasons + ([HOSTS_ONLY] if on_gpus(workers) else [])
 
 
 def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
-    """The steps that all ranks of a team have, as arrays; the latest `HISTORY` of them."""
+    """The steps that all ranks of a team have, as arrays; the latest `HISTORY` of them.
+
+    Args:
+        own: as `own_time` returns it.
+        ranks: of the team, ascending.
+    """
     mine = own.filter(pl.col("rank").is_in(ranks))
     common = mine.filter(pl.len().over("step") == len(ranks)).sort("step", "rank")
     common = common.tail(HISTORY * len(ranks))
@@ -233,7 +242,11 @@ def _doubted(finding: Finding) -> Finding:
 
 
 def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
-    """Whether ranks also wait for messages, which calls of collectives do not show."""
+    """Whether ranks also wait for messages, which calls of collectives do not show.
+
+    Args:
+        collectives, workers: the tables.
+    """
     return bool(collectives["op"].is_in(MESSAGES).any()) or bool((workers["pp"] >= 0).any())
 
 

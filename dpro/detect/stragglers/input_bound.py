@@ -12,7 +12,7 @@ import polars as pl
 
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.significance import MIN_STEPS, PERSISTENT
+from dpro.detect.significance import LATEST_STEPS, MIN_STEPS, PERSISTENT
 from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
@@ -21,7 +21,7 @@ from dpro.replay.whatif.edits.training_loop import DATA_LOADING, HideInput
 from dpro.replay.whatif.graph_ops.selected import Selection
 from dpro.units import format_duration
 
-MIN_SHARE = 0.10  # of nearly every step: passing on a batch costs less
+MIN_WAIT = 0.10  # of nearly every step: passing on a batch costs less
 
 
 def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) -> list[Finding]:
@@ -37,11 +37,11 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
         return []
     base, hidden = baseline.step_ns, baseline.changed_step_ns(changed)
     saved = base - hidden - excess_of_stragglers_ns
-    steady = float((saved >= MIN_SHARE * base).mean()) if base.size else 0.0
+    steady = float((saved >= MIN_WAIT * base).mean()) if base.size else 0.0
     if base.size < MIN_STEPS or steady < PERSISTENT:
         return []
     loading = _loading_per_step(baseline.graph, base.size)
-    if min(loading.values()) < MIN_SHARE * base.mean():
+    if min(loading.values()) < MIN_WAIT * base.mean():
         return []  # the input of some ranks only is their fault
     cost = float(saved.mean())
     extremes = dict.fromkeys(format_duration(pick(loading.values())) for pick in (min, max))
@@ -67,9 +67,6 @@ def _loading_per_step(graph: Graph, num_steps: int) -> dict[int, float]:
     return {int(rank): float(total[rank]) / num_steps for rank in ranks}
 
 
-WINDOWS = (40, 20, 10)  # numbers of latest steps that are tested: it may have begun while the job ran
-
-
 def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bool) -> list[Finding]:
     """The finding, if every rank waits for data for a large part of nearly each of the latest steps.
 
@@ -90,7 +87,11 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
         .filter(pl.col("ranks") >= pl.col("ranks").max() / 2)  # single samples may be missing
         .sort("step")
     )
-    judged = ((waits.tail(size), _steady(waits.tail(size))) for size in WINDOWS if size <= waits.height)
+    judged = (
+        (waits.tail(size), _steady(waits.tail(size)))
+        for size in reversed(LATEST_STEPS)
+        if size <= waits.height
+    )
     waits, steady = next((each for each in judged if each[1] >= PERSISTENT), (waits, 0.0))
     if not steady:
         return []
@@ -111,4 +112,4 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
 
 def _steady(waits: pl.DataFrame) -> float:
     """Share of the steps in which all ranks wait for long."""
-    return float((waits["data_wait_ns"] >= MIN_SHARE * waits["duration_ns"]).to_numpy().mean())
+    return float((waits["data_wait_ns"] >= MIN_WAIT * waits["duration_ns"]).to_numpy().mean())

@@ -16,7 +16,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.significance import MIN_STEPS, PERSISTENT, clear_gain, confidence
+from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.detect.stragglers.replayed import Gains, healing_gains, lateness
 from dpro.detect.stragglers.work_causes import excess_by_cause
 from dpro.replay.graph import Graph
@@ -24,7 +24,6 @@ from dpro.replay.peers import ON_CPU, teams
 from dpro.units import format_duration
 
 FAR = 1.5  # times the work of the slowest peer
-MIN_COST = 0.01  # of the step: what is hidden altogether does not matter yet
 MIN_PEERS = 2  # with one other rank it is not known which of the two is usual
 NO_STAGE = -1
 
@@ -42,7 +41,7 @@ def find_masked(baseline: Baseline, named: Collection[int] = ()) -> list[Finding
     found = []
     for rank, longer in _far_longer(graph, work, base).items():
         gains = healing_gains(baseline, work, [[rank]]) if rank not in named else None
-        if gains is not None and gains.saved.mean() >= MIN_COST * base.mean():
+        if gains is not None and gains.saved.mean() >= MIN_COST_OF_SLOW * base.mean():
             found.append(_describe(baseline, rank, gains, longer))
     return sorted(found, key=lambda finding: -finding.cost_ns)
 

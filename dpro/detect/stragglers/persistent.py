@@ -19,7 +19,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
-from dpro.detect.significance import MIN_LATEST, PERSISTENT
+from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_LATEST, PERSISTENT
 from dpro.detect.stragglers.excess import (
     MIDMEAN_ERROR,
     MIN_NOISE,
@@ -35,7 +35,6 @@ from dpro.replay.whatif.edits.heal import healed_in_each_step
 
 MIN_LONGER = 1.1  # times the peers' work: windows have few steps, and little shows what is usual
 MIN_DIFFERENCES = 20  # of steps that follow each other, of all ranks: fewer do not show the noise
-MIN_COST = 0.01  # of the step, on average
 SHRINK = np.sqrt(2)  # from one number of latest steps that is looked at to the next: faults may be recent
 
 
@@ -131,4 +130,4 @@ def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) 
 
 def _costs(gains: Gains) -> bool:
     """Whether the mean gain is worth a finding."""
-    return bool(gains.saved.mean() >= MIN_COST * gains.base.mean())
+    return bool(gains.saved.mean() >= MIN_COST_OF_SLOW * gains.base.mean())

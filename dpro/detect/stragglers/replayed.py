@@ -202,7 +202,12 @@ def _names(ranks: list[int]) -> str:
 
 
 def lateness(graph: Graph, rank: int) -> str:
-    """How often the rank came last to a collective, and how long the others waited there."""
+    """How often a rank came last to a collective, and how long the others waited there, in words.
+
+    Args:
+        graph: the graph.
+        rank: which rank.
+    """
     frame = waits(graph, graph.nodes.measured_start)
     times = frame.filter((pl.col("wait_ns") == 0) & (pl.col("rank") == rank)).height
     per_rank = (

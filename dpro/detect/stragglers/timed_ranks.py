@@ -13,7 +13,8 @@ from dataclasses import replace
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE, MIN_SHARE, find_late_ranks
+from dpro.detect.significance import MIN_COST
+from dpro.detect.stragglers.from_calls import HOST_OR_GPU, HOST_OR_GPU_SURE, find_late_ranks
 from dpro.detect.stragglers.own_time import COALESCED, MESSAGES, calls_of, usual_ones
 
 LAST_ON_GPU = (
@@ -45,7 +46,7 @@ def find_late_gpus(
         return []
     found = find_late_ranks(usual_ones(own), calls_of(collectives), counters, workers, doubtful=doubtful)
     # Waits in several streams at once are counted several times: what costs little may be no more than that.
-    return [_on_gpu(finding) for finding in found if finding.severity >= MIN_SHARE]
+    return [_on_gpu(finding) for finding in found if finding.severity >= MIN_COST]
 
 
 def is_timed(collectives: pl.DataFrame) -> bool:

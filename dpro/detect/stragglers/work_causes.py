@@ -20,6 +20,12 @@ OPERATORS = "operators"  # of a host that has no GPU
 def excess_by_cause(graph: Graph, rank: int, peers: list[int], since: int) -> pl.DataFrame:
     """Where a rank's extra work is, against the median of its peers, from a step on.
 
+    Args:
+        graph: the graph.
+        rank: which rank.
+        peers: ranks to compare it with.
+        since: the first step that counts.
+
     Returns:
         `cause`, `class`, `excess_ns` per step, `example` (the name that contributes most), largest first.
     """

@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.from_calls import (
     HOSTS_ONLY,
-    MIN_SHARE,
     _finding,
     cannot_show,
     team_of,
@@ -230,7 +230,7 @@ def test_rank_that_takes_a_fifth_longer_is_named_within_ten_steps_and_no_other(n
 
 def test_what_costs_little_is_not_reported():
     assert all(
-        finding.severity >= MIN_SHARE
+        finding.severity >= MIN_COST
         for finding in late_ranks(*tables(slower(noisy(data_parallel(2, 40), 1, 0.01), 1, 1.06)))
     )
 
@@ -284,7 +284,7 @@ def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
         job.factors[busy, step] *= 2.5  # in each step another rank has much to do
     (finding,) = late_ranks(*tables(slower(job, 1, 1.8)))
     assert finding.component_id == "1"
-    assert finding.severity < MIN_SHARE
+    assert finding.severity < MIN_COST
     assert "nearly as late" in finding.evidence[-1]
 
 
@@ -292,7 +292,7 @@ def test_rank_that_became_a_little_slower_is_named_even_if_the_step_hardly_waits
     job = noisy(data_parallel(8, 100, buckets=1), 3, 0.03)
     (finding,) = late_ranks(*tables(slower(job, 2, 1.05, since=80)))
     assert finding.component_id == "2"
-    assert finding.severity < MIN_SHARE
+    assert finding.severity < MIN_COST
     assert "it became slower: before, it took" in finding.evidence[1]
     assert late_ranks(*tables(slower(job, 2, 1.05))) == []  # as slow, but always was
 
