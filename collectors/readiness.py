@@ -20,6 +20,7 @@ from typing import Any
 from dpro.collectors.launch.absence import OLDEST_TORCH
 from dpro.collectors.telemetry import amd, nic
 from dpro.collectors.telemetry.gpus import Unavailable
+from dpro.documents import Document
 from dpro.folders import lock, written_whole
 from dpro.units import format_bytes
 
@@ -60,6 +61,18 @@ class Check:
     state: str
     what: str
     advice: str = ""
+
+
+class ReadinessDocument(Document, frozen=True, kw_only=True):
+    """Whether this machine is ready.
+
+    Attributes:
+        ready: whether nothing is missing.
+        checks: what was looked at.
+    """
+
+    ready: bool
+    checks: list[Check]
 
 
 def torch_of(python: str) -> tuple[Check, dict[str, Any]]:

@@ -27,8 +27,8 @@ class OpenedRun(Loaded):
     """A run, and all that can be asked of it.
 
     Besides what is declared here: `steps`, `spans`, `collectives`, `counters` and `workers` are its tables,
-    `timeline` is the replay of its graph, `trust` how far to believe predictions, `breakdown` where the time of
-    each step went.
+    `timeline` is the replay of its graph, `trust` how far to believe predictions, `breakdown` where the time
+    of each step went.
     """
 
     def __repr__(self) -> str:

@@ -15,8 +15,10 @@ from dpro.analysis.answers.info import ContentsDocument, InfoDocument
 from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.report import ReportDocument, ReportFilesDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
+from dpro.collectors.readiness import ReadinessDocument
 from dpro.documents import Document, schema_of
 from dpro.export.documents import ExportDocument
+from dpro.trial.documents import LedgerDocument, TryDocument
 
 COMMANDS: dict[str, type[Document]] = {
     "dpro import SOURCE... -o RUN": ContentsDocument,
@@ -30,11 +32,14 @@ COMMANDS: dict[str, type[Document]] = {
     "dpro diagnose RUN": DiagnosisDocument,
     "dpro diff A B": DifferenceDocument,
     "dpro export RUN --perfetto FILE": ExportDocument,
+    "dpro try EDIT... -- COMMAND...": TryDocument,
+    "dpro ledger": LedgerDocument,
+    "dpro doctor": ReadinessDocument,
 }
 HEAD = """# What `--json` prints
 
 A command with `--json` prints one object on standard output. This page is generated from the documents of the
-commands that read a run (`make schema`); [`dpro mcp`](mcp.md) gives the same to agents, with these schemas.
+commands (`make schema`); [`dpro mcp`](mcp.md) gives those about runs to agents, with their schemas.
 New keys may come; those that are here keep their meaning as long as `schema_version` is the same. A key that
 is *optional* may be absent.
 """

@@ -26,7 +26,12 @@ COVERAGE = 0.9  # share of further errors that the widened interval holds
 
 @dataclass(frozen=True)
 class Ratio:
-    """Step time changed / unchanged, with an interval."""
+    """Step time changed / unchanged, with an interval.
+
+    Attributes:
+        ratio: of the step times.
+        low, high: its interval.
+    """
 
     ratio: float
     low: float

@@ -11,6 +11,8 @@ import pytest
 
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.documents import Document, Part, encode, plain, schema_of
+from dpro.trial.documents import LedgerDocument
+from dpro.trial.ledger import Entry, Ratio, append
 from tests.commands import dpro
 from tests.json_page import COMMANDS, page
 from tests.reference.hanging_dumps import dumps_of_a_stuck_host
@@ -102,3 +104,17 @@ def test_the_diagnosis_of_dumps_is_what_its_schema_says(tmp_path):
     assert document.findings[0].class_ == "hang.host"
     assert document.step_time is msgspec.UNSET
     assert plain(document) == printed
+
+
+def test_the_ledger_is_what_its_schema_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    ratio = Ratio(0.9, 0.8, 1.0)
+    for predicted in (ratio, None):
+        append(
+            Entry("bucket", ["bucket:mb=1"], predicted, ratio, None, 10.0, 1, 50, 2, "2026-01-01T00:00:00Z")
+        )
+    printed = json.loads(dpro("ledger", "--json").stdout)
+    document = msgspec.convert(printed, LedgerDocument)
+    assert [(kind.tries, kind.predicted) for kind in document.kinds] == [(2, 1)]
+    assert plain(document) == printed
+    assert "off by +0.0%" in dpro("ledger").stdout

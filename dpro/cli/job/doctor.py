@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,8 +66,10 @@ def doctor(python: str, folder: Path, as_json: bool) -> None:
     with stderr_console().status("Looking around …"):
         checks = list(examine(python, folder))
     if as_json:
+        from dpro.collectors.readiness import ReadinessDocument
+
         ready = all(check.state != "missing" for check in checks)
-        print_json({"ready": ready, "checks": [asdict(check) for check in checks]})
+        print_json(ReadinessDocument(ready=ready, checks=checks))
     else:
         _print(checks)
     if any(check.state == "missing" for check in checks):

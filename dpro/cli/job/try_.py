@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dpro.store import Run
     from dpro.trial.calibrate import Calibration
     from dpro.trial.changes import Change
+    from dpro.trial.documents import TimesDocument, TryDocument
     from dpro.trial.ledger import Entry, Ratio
     from dpro.trial.measure import Measured
 
@@ -151,8 +152,9 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _tried(plan: Plan, quiet: bool) -> dict[str, Any]:
+def _tried(plan: Plan, quiet: bool) -> TryDocument:
     """Try the changes, print how that goes, and remember it."""
+    from dpro.trial.documents import RunsOfTry
     from dpro.trial.ledger import append
     from dpro.trial.measure import compare, step_times, times_by_one_clock
 
@@ -166,14 +168,8 @@ def _tried(plan: Plan, quiet: bool) -> dict[str, Any]:
     before, after = times[: len(baselines)], times[len(baselines) :]
     measured = compare(before, after, any(change.uneven for change in plan.changes))
     ledger = append(_entry(plan, guess, measured, changed[0]))
-    document = _document(plan, guess, measured, changed[0]) | {
-        "clock": clock,
-        "runs": {
-            side: [str(run.path) for run in runs]
-            for side, runs in (("baseline", baselines), ("changed", changed))
-        },
-        "ledger": str(ledger),
-    }
+    runs = RunsOfTry(*([str(run.path) for run in side] for side in (baselines, changed)))
+    document = _document(plan, guess, measured, changed[0], clock=clock, runs=runs, ledger=str(ledger))
     if not quiet:
         _print_result(document, measured)
     return document
@@ -291,35 +287,28 @@ def _entry(plan: Plan, guess: Guess, measured: Measured, changed: Run) -> Entry:
     )
 
 
-def _document(plan: Plan, guess: Guess, measured: Measured, changed: Run) -> dict[str, Any]:
-    """What was predicted and measured, both as times of the measured job."""
+def _document(plan: Plan, guess: Guess, measured: Measured, changed: Run, **places: Any) -> TryDocument:
+    """What was predicted and measured; `places` are the clock, the runs and the ledger."""
+    from dpro.trial.documents import TryDocument, times_document
     from dpro.units import ms
 
     base_ms = ms(measured.baseline_ns)
     predicted = _ratio(guess.shown, guess.baseline_ns)
-    return {
-        "edits": [change.text for change in plan.changes],
-        "applied": changed.manifest.applied,
-        "baseline_ms": base_ms,
-        "predicted": _times(predicted, base_ms) if predicted else None,
-        "not_predicted": guess.reason,
-        "calibration": str(guess.calibration or ""),
-        "measured": _times(measured, base_ms),
-        "noise": measured.noise,
-        "pairs": measured.num_pairs,
-        "steps": measured.num_steps,
-        "verdict": measured.verdict,
-        "inside_interval": predicted.low <= measured.ratio <= predicted.high if predicted else None,
-    }
-
-
-def _times(ratio: Ratio | Measured, base_ms: float) -> dict[str, float]:
-    return {
-        "ms": ratio.ratio * base_ms,
-        "low_ms": ratio.low * base_ms,
-        "high_ms": ratio.high * base_ms,
-        "speedup": 1 / ratio.ratio,
-    }
+    return TryDocument(
+        edits=[change.text for change in plan.changes],
+        applied=changed.manifest.applied,
+        baseline_ms=base_ms,
+        predicted=times_document(predicted, base_ms) if predicted else None,
+        not_predicted=guess.reason,
+        calibration=str(guess.calibration or ""),
+        measured=times_document(measured, base_ms),
+        noise=measured.noise,
+        pairs=measured.num_pairs,
+        steps=measured.num_steps,
+        verdict=measured.verdict,
+        inside_interval=predicted.low <= measured.ratio <= predicted.high if predicted else None,
+        **places,
+    )
 
 
 def _print_guess(plan: Plan, guess: Guess) -> None:
@@ -340,18 +329,18 @@ def _print_guess(plan: Plan, guess: Guess) -> None:
         out.print(f"             interval {guess.calibration}")
 
 
-def _print_result(document: dict[str, Any], measured: Measured) -> None:
+def _print_result(document: TryDocument, measured: Measured) -> None:
     from dpro.trial.places import in_words
 
     out = console()
-    times, predicted = document["measured"], document["predicted"]
-    for line in in_words(document["applied"]):
+    times, predicted = document.measured, document.predicted
+    for line in in_words(document.applied):
         out.print(f"  applied    {line}")
     if predicted:
         out.print(f"  predicted  {_line(predicted)}")
-    out.print(f"  measured   {_line(times)} instead of {document['baseline_ms']:.2f} ms: {measured.verdict}")
+    out.print(f"  measured   {_line(times)} instead of {document.baseline_ms:.2f} ms: {measured.verdict}")
     pairs = f"{measured.num_pairs} pair{'s' * (measured.num_pairs > 1)}"
-    timed = ", timed by the device" if document["clock"] == "device" else ""
+    timed = ", timed by the device" if document.clock == "device" else ""
     out.print(f"             {pairs} of recordings, {measured.num_steps} steps each at least{timed}")
     if measured.noise is not None:
         out.print(
@@ -360,11 +349,11 @@ def _print_result(document: dict[str, Any], measured: Measured) -> None:
     if measured.num_pairs == 1:
         out.print("             a single pair: the interval does not know how much jobs differ by themselves")
     if predicted:
-        off = predicted["ms"] / times["ms"] - 1
-        inside = "inside" if document["inside_interval"] else "outside"
+        off = predicted.ms / times.ms - 1
+        inside = "inside" if document.inside_interval else "outside"
         out.print(f"  the prediction is off by {off:+.1%}; what was measured is {inside} its interval")
 
 
-def _line(times: dict[str, float]) -> str:
-    interval = f"{times['low_ms']:.2f} to {times['high_ms']:.2f}"
-    return f"x{times['speedup']:.2f}  {times['ms']:.2f} ms per step ({interval})"
+def _line(times: TimesDocument) -> str:
+    interval = f"{times.low_ms:.2f} to {times.high_ms:.2f}"
+    return f"x{times.speedup:.2f}  {times.ms:.2f} ms per step ({interval})"
