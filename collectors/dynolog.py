@@ -34,7 +34,7 @@ def listens(pid: int) -> bool:
     Raises:
         InputError: there is no such process, or it is somebody else's.
     """
-    return _environment(pid).get("KINETO_USE_DAEMON", "") not in ("", "0")
+    return environment_of(pid).get("KINETO_USE_DAEMON", "") not in ("", "0")
 
 
 def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
@@ -53,7 +53,7 @@ def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
         InputError: nobody asked, or not all wrote in time; another daemon is there.
     """
     traces = folder / "trace.json"
-    several = int(_environment(pid).get("WORLD_SIZE", "0") or 0) != 1
+    several = int(environment_of(pid).get("WORLD_SIZE", "0") or 0) != 1
     settings = {
         "ACTIVITIES_LOG_FILE": traces,
         "PROFILE_START_ITERATION": 0,
@@ -62,7 +62,7 @@ def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
     }
     text = "".join(f"{name}={value}\n" for name, value in settings.items()).encode()
     deadline = time.monotonic() + timeout_s
-    with _daemon(_environment(pid).get("KINETO_IPC_SOCKET_DIR", "")) as daemon:
+    with _daemon(environment_of(pid).get("KINETO_IPC_SOCKET_DIR", "")) as daemon:
         asked = _tell(daemon, pid, text, min(deadline, time.monotonic() + 4 * ASKS_EVERY_S))
     if not asked:
         raise InputError(f"process {pid}: it did not ask for a profile; did it import torch?")
@@ -89,7 +89,7 @@ def _tell(daemon: socket.socket, pid: int, text: bytes, deadline: float) -> list
         for each, _ in _requests(daemon, pid):
             known = min(known, time.monotonic() + 1.2 * ASKS_EVERY_S)
             asking[each] = None
-    chosen = [each for each in asking if "RANK" in _environment(each)] or list(asking)
+    chosen = [each for each in asking if "RANK" in environment_of(each)] or list(asking)
     waiting = set(chosen)
     while waiting and time.monotonic() < deadline:
         for each, answer in _requests(daemon, pid):
@@ -129,7 +129,7 @@ def _written(trace: Path, pid: int, deadline: float) -> Path:
 
 
 def _named(trace: Path, pid: int) -> Path:
-    rank = _environment(pid).get("RANK", "0") if Path(f"/proc/{pid}").exists() else "0"
+    rank = environment_of(pid).get("RANK", "0") if Path(f"/proc/{pid}").exists() else "0"
     return trace.rename(trace.with_name(f"rank{rank}.json"))
 
 
@@ -154,7 +154,8 @@ def _daemon(folder: str) -> Iterator[socket.socket]:
         daemon.close()
 
 
-def _environment(pid: int) -> dict[str, str]:
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError as error:

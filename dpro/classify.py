@@ -176,7 +176,7 @@ _COMPUTE = (
 
 KINDS = (COMMUNICATION, *(kind for kind, _ in _COMPUTE), OTHER)
 
-_COMMUNICATION_PATTERNS = tuple(
+COMMUNICATION_PATTERNS = tuple(
     (needed, re.compile(pattern, re.IGNORECASE), op) for needed, pattern, op in _COMMUNICATION
 )
 _COMPUTE_PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _COMPUTE)
@@ -217,11 +217,11 @@ def classify(name: str) -> KernelClass:
 
 def _own_or_communication(name: str) -> KernelClass | None:
     """The class by the user's own table or as communication, which come before all others."""
-    for own, known in _own_classes():
+    for own, known in own_classes():
         if own.search(name):
             return known
     letters = name.lower()
-    for needed, pattern, op in _COMMUNICATION_PATTERNS:
+    for needed, pattern, op in COMMUNICATION_PATTERNS:
         if needed in letters and (found := pattern.search(name)):
             return KernelClass(COMMUNICATION, op or operation(found.groupdict().get("op", "")))
     return None
@@ -239,12 +239,12 @@ def table_version() -> str:
     Raises:
         InputError: an entry of the user's own table is wrong.
     """
-    own = [(pattern.pattern, known.kind, known.op) for pattern, known in _own_classes()]
+    own = [(pattern.pattern, known.kind, known.op) for pattern, known in own_classes()]
     return f"{VERSION}+{hashlib.sha256(repr(own).encode()).hexdigest()[:8]}" if own else str(VERSION)
 
 
 @cache
-def _own_classes() -> tuple[tuple[re.Pattern[str], KernelClass], ...]:
+def own_classes() -> tuple[tuple[re.Pattern[str], KernelClass], ...]:
     """The user's patterns: the file's first, then those of installed distributions, by name."""
     return tuple(
         _checked(entry, f"{where}: class {number}")

@@ -22,16 +22,17 @@ from .recorder import Recorder
 WAIT_S = 1.0  # a capture begins after so long, whatever we still do
 
 
-class _State:
+class Captured:
     """What captures, and what keeps captures waiting."""
 
     def __init__(self) -> None:
+        """Nothing captures yet."""
         self.changed = threading.Condition()
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # one that is deleted captures no more
         self.guards = 0
 
 
-_state = _State()
+captured = Captured()
 _before: list[Callable[[], None]] = []
 
 
@@ -42,7 +43,7 @@ def listen(action: Callable[[], None]) -> None:
 
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured by any thread; calls no CUDA."""
-    return bool(_state.graphs)
+    return bool(captured.graphs)
 
 
 def is_capturing_here() -> bool:
@@ -57,7 +58,7 @@ def guard() -> Iterator[bool]:
     Yields:
         Whether CUDA may be called: False while a capture runs. It never waits for one to end.
     """
-    state = _state
+    state = captured
     with state.changed:
         free = not state.graphs
         state.guards += free
@@ -70,21 +71,23 @@ def guard() -> Iterator[bool]:
                 state.changed.notify_all()
 
 
-def _begin(graph: Any) -> None:
-    state = _state
+def begin_capture(graph: Any) -> None:
+    """Note that a graph captures, once no guard keeps it waiting."""
+    state = captured
     with state.changed:
         state.changed.wait_for(lambda: not state.guards, WAIT_S)
         state.graphs.add(graph)
 
 
-def _end(graph: Any) -> None:
-    _state.graphs.discard(graph)
+def end_capture(graph: Any) -> None:
+    """Note that a graph has ended its capture."""
+    captured.graphs.discard(graph)
 
 
 def _forget() -> None:
     """This is a forked child: no thread of its parent captures here, or holds a lock that is released."""
-    global _state
-    _state = _State()
+    global captured
+    captured = Captured()
 
 
 def install(recorder: Recorder) -> None:
@@ -96,11 +99,11 @@ def install(recorder: Recorder) -> None:
     def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
         for action in _before:
             recorder.call(action)
-        recorder.call(_begin, graph)
+        recorder.call(begin_capture, graph)
         try:
             return begin(graph, *args, **kwargs)
         except BaseException:
-            recorder.call(_end, graph)
+            recorder.call(end_capture, graph)
             raise
 
     @functools.wraps(end)
@@ -108,7 +111,7 @@ def install(recorder: Recorder) -> None:
         try:
             return end(graph, *args, **kwargs)
         finally:  # one that was invalidated has ended, too
-            recorder.call(_end, graph)
+            recorder.call(end_capture, graph)
 
     owner.capture_begin, owner.capture_end = capture_begin, capture_end
     recorder.listen("fork", _forget)

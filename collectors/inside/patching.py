@@ -60,7 +60,7 @@ def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
 
 def keep_compiler_out() -> None:
     """The same for the functions of this package that are called before `uncompiled` is."""
-    skip = _skip()
+    skip = frame_skipper()
     if skip is None:
         return
     for name, module in list(sys.modules.items()):
@@ -69,7 +69,7 @@ def keep_compiler_out() -> None:
                 skip(code)
 
 
-def _skip() -> Callable[[CodeType], Any] | None:
+def frame_skipper() -> Callable[[CodeType], Any] | None:
     """How to have frames of some code left as they are, but not what they call; None where it cannot be."""
     frames: Any = torch._C._dynamo.eval_frame
     with suppress(AttributeError):

@@ -40,8 +40,8 @@ MISSED = (
 GPU_STEP = 19  # a step that its device timed: when the host began and ended it, ns by events of the device
 CUT = 22  # index of a deep window of a GPU, start and end of its steps, whether all their GPU work was seen
 
-_RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
-SIZE = _RECORD.size
+RECORD = struct.Struct("<5q")  # the kind comes last, so that a torn record has none
+SIZE = RECORD.size
 _CHUNK = 15 << 16  # a whole number of records, and of pages wherever pages have at most 64 KiB
 
 
@@ -79,9 +79,9 @@ class RecordWriter:
         Raises:
             OSError: the file has to grow and the disk is full.
         """
-        chunk, offset = divmod(next(self._slots) * _RECORD.size, _CHUNK)
+        chunk, offset = divmod(next(self._slots) * RECORD.size, _CHUNK)
         mapped = self._chunks.get(chunk) or self._grow(chunk)
-        _RECORD.pack_into(mapped, offset, a, b, c, d, kind)
+        RECORD.pack_into(mapped, offset, a, b, c, d, kind)
 
     def _grow(self, chunk: int) -> mmap.mmap:
         with self._growing:
@@ -98,15 +98,15 @@ def read_records(path: Path) -> list[Record]:
     if not path.is_file():
         return []
     content = path.read_bytes()
-    whole = len(content) - len(content) % _RECORD.size
+    whole = len(content) - len(content) % RECORD.size
     return [Record(*values) for values in unpacked(content[:whole]) if values[-1]]
 
 
 def packed(record: Record) -> bytes:
     """One record as it is in a file."""
-    return _RECORD.pack(*record)
+    return RECORD.pack(*record)
 
 
 def unpacked(content: bytes | bytearray) -> Iterator[tuple[int, int, int, int, int]]:
     """The values of whole records, those that nobody wrote among them."""
-    return _RECORD.iter_unpack(content)
+    return RECORD.iter_unpack(content)

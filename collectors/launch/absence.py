@@ -38,7 +38,7 @@ def reasons(job: int, inject: str | Path, raw: Path) -> dict[str, int]:
     for pid in _tree(job):
         with suppress(OSError):  # it has ended, or is somebody else's
             torch = _TORCH.search(Path(f"/proc/{pid}/maps").read_text(errors="replace"))
-            reason = _reason(pid, Path(torch[1]), inject, raw) if torch else None
+            reason = reason_of(pid, Path(torch[1]), inject, raw) if torch else None
             if reason:
                 found.setdefault(reason, pid)
     return found
@@ -84,11 +84,22 @@ def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], fa
     return f"{failed} after its first step: {alone}" if failed else f"the job ran a single step: {alone}"
 
 
-def _reason(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | None:
+def reason_of(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | None:
+    """Why a process that has loaded torch is not recorded; None where nothing explains it.
+
+    Args:
+        pid: the process.
+        torch: the folder of its torch.
+        inject: the folder that gets the recorder in.
+        raw: the folder of the launch.
+
+    Raises:
+        OSError: the process has ended, or may not be looked into.
+    """
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     environment = dict(variable.partition(b"=")[::2] for variable in variables)
-    ignoring = sorted(set("EI") & _flags(words))
+    ignoring = sorted(set("EI") & flags_of(words))
     if ignoring:
         return f"`python -{ignoring[0]}` ignores PYTHONPATH, which gets the recorder in"
     if os.fsencode(inject) not in environment.get(b"PYTHONPATH", b"").split(os.fsencode(os.pathsep)):
@@ -100,7 +111,7 @@ def _reason(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | None:
     with suppress(PermissionError):  # its folders are nobody else's to see
         if hidden := _hidden(pid, Path(inject).parent, raw):
             return hidden
-    version = _VERSION.search(_seen_by(pid, torch / "version.py").read_text())
+    version = _VERSION.search(seen_by(pid, torch / "version.py").read_text())
     if version and tuple(map(int, version.groups())) < _LOADING:
         return f"its torch is {'.'.join(version.groups())}, and the recorder needs {_NEEDED} or newer"
     return None
@@ -108,7 +119,7 @@ def _reason(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | None:
 
 def _hidden(pid: int, code: Path, raw: Path) -> str:
     """What of the recorder a process does not have where it looks, as in a container; empty for nothing."""
-    has_code, has_run = _seen_by(pid, code).is_dir(), _seen_by(pid, raw).is_dir()
+    has_code, has_run = seen_by(pid, code).is_dir(), seen_by(pid, raw).is_dir()
     copied = (raw / COPY).is_dir()
     if has_run and (has_code or copied):
         return ""
@@ -119,7 +130,7 @@ def _hidden(pid: int, code: Path, raw: Path) -> str:
     return without if has_code or copied else f"{without}{elsewhere}"
 
 
-def _seen_by(pid: int, path: Path) -> Path:
+def seen_by(pid: int, path: Path) -> Path:
     """A path as a process sees it: from its own root, its links led on from there, too.
 
     Raises:
@@ -147,7 +158,7 @@ def _user(pid: int) -> int:
     return int(found[1]) if found else -1
 
 
-def _flags(words: list[str]) -> set[str]:
+def flags_of(words: list[str]) -> set[str]:
     """Single-letter options of the interpreter itself; what follows the script, `-c` or `-m` is not its."""
     flags: set[str] = set()
     for word in words[1:]:

@@ -306,7 +306,7 @@ def _open_library() -> Any:
     Raises:
         Unavailable: it is not.
     """
-    there = _driver_is_there()
+    there = driver_is_there()
     try:
         import pynvml
     except ImportError:
@@ -324,7 +324,8 @@ def _open_library() -> Any:
     return pynvml
 
 
-def _driver_is_there(devices: Iterable[str] = ("/proc/driver/nvidia/version", "/dev/nvidiactl")) -> bool:
+def driver_is_there(devices: Iterable[str] = ("/proc/driver/nvidia/version", "/dev/nvidiactl")) -> bool:
+    """Whether one of the files that NVIDIA's driver makes exists."""
     return any(Path(path).exists() for path in devices)
 
 

@@ -29,8 +29,8 @@ from dpro.collectors.telemetry.samples import Sample, SampleWriter
 from dpro.folders import lock
 
 RARELY = 10  # what changes rarely is read with every so many samples
-_END_S = 3.0  # how long to wait for the sampler to end
-_LOCK = ".sampler"
+END_S = 3.0  # how long to wait for the sampler to end
+LOCK = ".sampler"
 _NICENESS = 10  # a rank that wants the core goes first
 
 Complain = Callable[[str], None]
@@ -47,7 +47,7 @@ class Sampler:
     def stop(self) -> None:
         """Have it end, and wait for that, but not forever."""
         os.close(self._lifeline)
-        deadline = time.monotonic() + _END_S
+        deadline = time.monotonic() + END_S
         with suppress(ChildProcessError):
             while time.monotonic() < deadline:
                 if os.waitpid(self._pid, os.WNOHANG)[0]:
@@ -74,14 +74,14 @@ def _fork(recording: Launch, period_s: float) -> Sampler:
         return Sampler(recording, child, lifeline)
     try:
         close_descriptors(keep={lifeline_end})  # the marker's, too: its lock says that the sidecar lives
-        _sample(recording, period_s, lifeline_end)
+        sample_until_ended(recording, period_s, lifeline_end)
     except Exception as error:
         _log(recording, f"telemetry ended: {_in_words(error)}")
     finally:
         os._exit(0)
 
 
-def _sample(recording: Launch, period_s: float, lifeline_end: int) -> None:
+def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) -> None:
     """Sample until the sidecar lets go of the lifeline, by will or by death."""
     os.nice(_NICENESS)
     host = socket.gethostname()
@@ -91,7 +91,7 @@ def _sample(recording: Launch, period_s: float, lifeline_end: int) -> None:
 
     output = _Output(SampleWriter(recording.raw, host), complain)
     sources: dict[str, Source] = {"processes": Processes(recording.raw, host).read}
-    election = Election(recording.raw.parent / f"{host}{_LOCK}")
+    election = Election(recording.raw.parent / f"{host}{LOCK}")
     lifeline = select.poll()
     lifeline.register(lifeline_end)
     due = time.monotonic()
@@ -100,7 +100,7 @@ def _sample(recording: Launch, period_s: float, lifeline_end: int) -> None:
             sources |= _of_the_node(recording, complain)
             for open_ in libraries():
                 arguments = (open_, period_s, output, complain)
-                threading.Thread(target=_sample_gpus, args=arguments, daemon=True).start()
+                threading.Thread(target=sample_gpus, args=arguments, daemon=True).start()
         output.append(_read_all(sources, number % RARELY == 0, complain))
         due = max(due + period_s, time.monotonic())
         if is_over(lifeline, due):
@@ -165,7 +165,7 @@ def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
     return {"the node": node, "the network": network}
 
 
-def _sample_gpus(
+def sample_gpus(
     open_: Callable[[Complain], SampledGpus], period_s: float, output: _Output, complain: Complain
 ) -> None:
     """Sample the GPUs that one library knows for as long as the process lives."""
@@ -256,7 +256,7 @@ class Election:
 
 def forget_elections(folder: Path) -> None:
     """Remove lock files that samplers left behind that were killed."""
-    for path in folder.glob(f"*{_LOCK}"):
+    for path in folder.glob(f"*{LOCK}"):
         election = Election(path)
         with suppress(OSError):
             if election.try_to_win():

@@ -97,12 +97,12 @@ def _figures(loaded: Loaded, report: Report) -> Iterator[tuple[str, Callable[[],
     yield "Step time of each rank", draw.heatmap
     yield "Who comes last to collectives", draw.waiting
     yield "Transfers by size, and the fitted lines", draw.collectives
-    lanes = _lanes(loaded)
+    lanes = lanes_of(loaded)
     some = " of some ranks" if len(lanes) < len(loaded.run.manifest.ranks) else ""
-    yield f"Timeline{some}; what is on the critical path is underlined", lambda: _timeline(loaded, lanes)
+    yield f"Timeline{some}; what is on the critical path is underlined", lambda: timeline_of(loaded, lanes)
 
 
-def _lanes(loaded: Loaded) -> list[int]:
+def lanes_of(loaded: Loaded) -> list[int]:
     """The ranks whose lanes are drawn: those that findings are about, then the first ones."""
     ranks = loaded.run.manifest.ranks
     try:
@@ -112,14 +112,14 @@ def _lanes(loaded: Loaded) -> list[int]:
     return sorted(list(dict.fromkeys([*blamed, *ranks]))[:MAX_LANES_OF])
 
 
-def _timeline(loaded: Loaded, ranks: list[int]) -> go.Figure:
+def timeline_of(loaded: Loaded, ranks: list[int]) -> go.Figure:
     """Lanes of the last steps of the first deep window: the first one warms up."""
     steps = loaded.step_extents
     window = steps.filter(window=steps["window"].min())["step"]
     chosen = (int(window[-min(_STEPS, window.len())]), int(window[-1])) if window.len() else None
     figure = Figures(loaded).timeline(ranks=ranks, steps=chosen)
     if len(ranks) > 1 and sum(len(trace.x) for trace in figure.data) > MAX_POINTS:
-        return _timeline(loaded, ranks[: len(ranks) // 2])
+        return timeline_of(loaded, ranks[: len(ranks) // 2])
     return figure
 
 

@@ -101,7 +101,7 @@ def import_shard(
         make_staging(staging)
         (staging / _MARKS).mkdir(exist_ok=True)
         _agree(staging, traces, shard)
-        _stage_part(traces, staging, shard, jobs, executor, progress)
+        stage_part(traces, staging, shard, jobs, executor, progress)
         missing = [index for index in range(shard.count) if not _mark(staging, index).exists()]
         if is_run(run):  # looked at last: marks are gone only once the run is there
             return open_run(run).manifest
@@ -135,7 +135,7 @@ def _agree(staging: Path, traces: Traces, shard: Shard) -> None:
         )
 
 
-def _stage_part(
+def stage_part(
     traces: Traces,
     staging: Path,
     shard: Shard,

@@ -58,7 +58,7 @@ class Snapshot:
                     stamp = status.st_ino, status.st_size
                     known = before.get(path)
                     if known is None or known.stamp != stamp:
-                        known = self._read(tail, backend, path, stamp)
+                        known = self.read_one(tail, backend, path, stamp)
                     self._dumps[path] = known
                     self._saved_ns[path] = max(status.st_mtime_ns, _checked_ns(tail.process.folder))
 
@@ -88,7 +88,15 @@ class Snapshot:
             max((int(tail.process.facts["world_size"]) for tail in tails), default=0),
         )
 
-    def _read(self, tail: Tail, backend: str, path: Path, stamp: tuple[int, int]) -> _Dump:
+    def read_one(self, tail: Tail, backend: str, path: Path, stamp: tuple[int, int]) -> _Dump:
+        """Read one dump.
+
+        Args:
+            tail: of the process that wrote it.
+            backend: of its ring.
+            path: the file.
+            stamp: of the file as it is read.
+        """
         frames = read_calls(path, rank=tail.process.rank).frames
         calls = frames[COLLECTIVES.name]
         groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())

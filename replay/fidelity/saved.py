@@ -79,7 +79,7 @@ def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
     try:
         with np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
             outline = json.loads(arrays[OUTLINE].tobytes())
-            built, trust = _put_together(outline, arrays, run)
+            built, trust = built_from(outline, arrays, run)
     except DAMAGED:
         return None
     return (built, trust) if isinstance(built, Built) and isinstance(trust, Trust) else None
@@ -121,12 +121,19 @@ def _narrow(array: Array) -> Array:
     return array.astype(next(fitting, np.int64))
 
 
-def _put_together(outline: Any, arrays: Mapping[str, Array], run: Run) -> Any:
+def built_from(outline: Any, arrays: Mapping[str, Array], run: Run) -> Any:
+    """Return what an outline describes.
+
+    Args:
+        outline: of records, arrays and plain values, as `save` writes it.
+        arrays: by name.
+        run: that the graph is of.
+    """
     if not isinstance(outline, dict):
         return outline
     (kind, content), *_ = outline.items()
     if kind in RECORDS:
-        return RECORDS[kind](**{each: _put_together(content[each], arrays, run) for each in content})
+        return RECORDS[kind](**{each: built_from(content[each], arrays, run) for each in content})
     if kind == "array":
         whole = arrays[content].astype(outline["dtype"], copy=False)
         whole.setflags(write=False)
@@ -134,9 +141,9 @@ def _put_together(outline: Any, arrays: Mapping[str, Array], run: Run) -> Any:
     if kind == "frame":
         return pl.read_ipc(io.BytesIO(arrays[content].tobytes()))
     if kind == "mapping":
-        return {_put_together(key, arrays, run): _put_together(each, arrays, run) for key, each in content}
+        return {built_from(key, arrays, run): built_from(each, arrays, run) for key, each in content}
     if kind == "tuple":
-        return tuple(_put_together(each, arrays, run) for each in content)
+        return tuple(built_from(each, arrays, run) for each in content)
     if kind == "run":
         return run
     raise ValueError(f"a file of a graph names {kind}")

@@ -200,14 +200,14 @@ def test_a_crash_after_the_run_is_whole_leaves_a_run(source, expected, tmp_path,
 
 
 def test_a_shard_that_is_overtaken_by_the_last_one_finds_the_run(source, expected, tmp_path, monkeypatch):
-    run, real = tmp_path / "run", shards._stage_part
+    run, real = tmp_path / "run", shards.stage_part
 
     def overtaken(traces, staging, shard, *more):
         real(traces, staging, shard, *more)
-        monkeypatch.setattr(shards, "_stage_part", real)
+        monkeypatch.setattr(shards, "stage_part", real)
         assert isinstance(import_shard([source], run, Shard(1, 2)), Manifest)
 
-    monkeypatch.setattr(shards, "_stage_part", overtaken)
+    monkeypatch.setattr(shards, "stage_part", overtaken)
     assert isinstance(import_shard([source], run, Shard(0, 2)), Manifest)
     assert digests(run) == expected
 

@@ -24,7 +24,7 @@ def own_classes(monkeypatch, tmp_path):
     """A table of kernels in which the user says what `my_ring_exchange` does."""
 
     def forget() -> None:
-        for cached in (classify.classify, classify._own_classes):
+        for cached in (classify.classify, classify.own_classes):
             cached.cache_clear()
 
     (tmp_path / "classes.toml").write_text(CLASSES)

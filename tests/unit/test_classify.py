@@ -34,7 +34,7 @@ def test_communication_kernels_are_known_with_their_operation(name, op):
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize(
-    ("needed", "pattern"), [entry[:2] for entry in classify_module._COMMUNICATION_PATTERNS]
+    ("needed", "pattern"), [entry[:2] for entry in classify_module.COMMUNICATION_PATTERNS]
 )
 def test_every_name_that_a_pattern_finds_holds_what_is_looked_for_first(needed, pattern, data):
     name = data.draw(st.from_regex(pattern, alphabet=st.characters(codec="ascii")))
@@ -161,7 +161,7 @@ def own(monkeypatch, tmp_path):
 
 
 def _forget() -> None:
-    for cached in (classify, classify_module._own_classes):
+    for cached in (classify, classify_module.own_classes):
         cached.cache_clear()
 
 

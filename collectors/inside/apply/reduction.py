@@ -59,7 +59,7 @@ def _compression(report: Report, module: Any, to: str, rank: int = 1, share: flo
     if to == "powersgd":
         _power_sgd(module, rank)
     elif to == "topk":
-        module.register_comm_hook(None, _top_k(module.process_group, share))
+        module.register_comm_hook(None, top_k(module.process_group, share))
     else:
         hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}[to]
         module.register_comm_hook(module.process_group, hook)
@@ -75,7 +75,7 @@ def _bf16(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Ten
 _bf16.__annotations__ = {}  # DDP takes none for right, and annotations that are text for wrong
 
 
-def _top_k(group: Any, share: float) -> Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]:
+def top_k(group: Any, share: float) -> Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]:
     """A hook that exchanges the largest gradients of each bucket and keeps the others for the next step.
 
     As Aji and Heafield have it (EMNLP 2017), on the bucket as a whole.

@@ -41,7 +41,7 @@ class Buckets:
     def save(self) -> None:
         """Save what DDP and FSDP2 say of their buckets."""
         wrapped = [module for reference in self._modules if (module := reference()) is not None]
-        found = [_of_ddp(module) for module in wrapped] + _of_fsdp()
+        found = [of_ddp(module) for module in wrapped] + _of_fsdp()
         if found:
             self._recorder.write_file("buckets.json", json.dumps(found).encode())
 
@@ -58,7 +58,7 @@ def install(recorder: Recorder) -> None:
     recorder.listen("end", buckets.save)
 
 
-def _of_ddp(module: Any) -> dict[str, Any]:
+def of_ddp(module: Any) -> dict[str, Any]:
     """Buckets in order of communication: as rebuilt after the first backward, if they were."""
     said = module._get_ddp_logging_data()
     sizes = [int(size) for size in _split(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes"))]

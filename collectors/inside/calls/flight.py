@@ -244,7 +244,7 @@ class Flight:
         return {ring.name for ring in rings if not self._save_ring(ring, name, must)}
 
     def _save_groups(self) -> None:
-        groups = self._groups | _groups()  # destroyed groups stay known
+        groups = self._groups | groups_of_process()  # destroyed groups stay known
         if groups != self._groups:
             self._groups = groups
             self._recorder.write_file("groups.json", json.dumps(groups).encode())
@@ -293,7 +293,7 @@ def install(recorder: Recorder) -> None:
     )
 
 
-def _groups() -> dict[str, list[int]]:
+def groups_of_process() -> dict[str, list[int]]:
     """Global ranks of each process group by name; gloo's flight recorder does not tell them."""
     world: Any = dist.distributed_c10d._world
     return {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}

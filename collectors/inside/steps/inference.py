@@ -76,7 +76,7 @@ class ModelCalls:
         if self._ended.wait(PATIENCE_S):
             return
         while not self._ended.wait(LOOK_S) and not self._trains():
-            found = _outermost_module()
+            found = outermost_module()
             if found is not None and id(found) in met and met[id(found)]() is found:
                 self._watch(found)
                 return
@@ -122,7 +122,7 @@ def install(recorder: Recorder) -> None:
     recorder.listen("fork", calls.on_fork)
 
 
-def _outermost_module() -> Any:
+def outermost_module() -> Any:
     """The model that some thread is in, the outermost of those within each other; None if there is none."""
     for frame in sys._current_frames().values():
         found: FrameType | None = None

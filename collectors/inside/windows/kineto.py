@@ -46,7 +46,7 @@ class Recording:
             profile_memory=options["memory"],
             with_stack=options["stacks"],
             # Stacks need what this leaves out: events turned into objects, in C++.
-            experimental_config=_experimental(enable_cuda_sync_events=gpu, trace_only=not options["stacks"]),
+            experimental_config=config_of(enable_cuda_sync_events=gpu, trace_only=not options["stacks"]),
         )
         self._undo: list[Callable[[], None]] = []
         self._trace: Path | None = None
@@ -84,7 +84,7 @@ class Recording:
                 self.profiler.kineto_results.save(str(temporary))
 
 
-def _experimental(**wanted: bool) -> _ExperimentalConfig:
+def config_of(**wanted: bool) -> _ExperimentalConfig:
     """What is wanted, as far as the binding of this PyTorch takes it; the last is given up first.
 
     Older ones have no `trace_only` and lose nothing: only who asks for events there turns them into objects.

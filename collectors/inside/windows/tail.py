@@ -32,7 +32,7 @@ class Tail:
                 return False
             try:
                 if self._events is None:
-                    self._events = [_recorded(device) for device in _devices()]
+                    self._events = [_recorded(device) for device in devices()]
                 return all(event.query() for event in self._events)
             except RuntimeError:  # an earlier error of the GPU, which the job is about to see itself
                 self._events = []
@@ -54,7 +54,7 @@ def _recorded(device: int | None) -> Any:
     return event
 
 
-def _devices() -> list[int | None]:
+def devices() -> list[int | None]:
     """The devices that this process uses: on another one an event would claim memory for a context."""
     uses = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     if uses is None:

@@ -71,11 +71,11 @@ def attach(
         document |= _answered(attaching.stacks(folder, STACKS_S))
     elif switch:
         answers = attaching.ask(folder, switch, timeout_s, lambda answers: bool(answers.given))
-        document |= {"from_step": _first(answers)["from_step"]}
+        document |= {"from_step": first_window(answers)["from_step"]}
     elif steps:
         with stderr_console().status(f"waiting for {steps} steps"):
             answers = attaching.ask(folder, "window", timeout_s, lambda _: False, steps=steps)
-        document |= _answered(answers) | {"window": _first(answers)["window"]}
+        document |= _answered(answers) | {"window": first_window(answers)["window"]}
     if copy is not None:
         _copy(folder, copy)
         document["copy"] = str(copy)
@@ -124,7 +124,7 @@ def _answered(answers: Answers) -> dict[str, Any]:
     return {"ranks": [answers.given[rank] for rank in sorted(answers.given)], "silent_ranks": answers.silent}
 
 
-def _first(answers: Answers) -> Mapping[str, Any]:
+def first_window(answers: Answers) -> Mapping[str, Any]:
     """The answer of the lowest rank that gave one.
 
     Raises:

@@ -62,7 +62,7 @@ def find_late_ranks(
             uneven_work += _uneven(team, uneven)
             team = replace(team, own=uneven.equal)
             late = [each for each in late_columns(team) if _is_more(each, uneven)]
-        found += [(team, excess, _finding(team, excess, counters, workers)) for excess in late]
+        found += [(team, excess, finding_of(team, excess, counters, workers)) for excess in late]
     costliest = sorted(uneven_work, key=lambda finding: -finding.cost_ns)[:1]  # of several stages' ranks
     findings = [
         *costliest,
@@ -153,7 +153,15 @@ def team_of(own: pl.DataFrame, ranks: list[int]) -> Team:
     return Team(ranks, step[:, 0], own_ns.astype(float), waited.astype(float), start)
 
 
-def _finding(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.DataFrame) -> Finding:
+def finding_of(team: Team, excess: Excess, counters: pl.DataFrame, workers: pl.DataFrame) -> Finding:
+    """Return the finding of a rank that is late for its team.
+
+    Args:
+        team: ranks that do the same.
+        excess: of the rank's own time over that of its peers.
+        counters: rows of `counters`.
+        workers: rows of `workers`.
+    """
     column, latest = excess.column, slice(-excess.num_steps, None)
     own, waited = team.own[latest], team.waited[latest]
     waits = np.median(np.delete(waited, column, axis=1), axis=1)

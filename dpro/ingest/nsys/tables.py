@@ -31,7 +31,7 @@ _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter on what SQLi
 _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
 
-_MIN_ROW_BYTES = 4  # a row's place in its page, its length and its number
+MIN_ROW_BYTES = 4  # a row's place in its page, its length and its number
 
 Columns = Mapping[str, type[pl.DataType]]
 
@@ -126,7 +126,7 @@ def open_export(path: Path) -> Iterator[Export]:
         address = f"file:{quote(os.fsencode(database.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
-            max_rows = database.stat().st_size // _MIN_ROW_BYTES
+            max_rows = database.stat().st_size // MIN_ROW_BYTES
             yield Export(path, connection, _present(connection, path), max_rows)
 
 

@@ -119,7 +119,7 @@ def loads(data: bytes) -> Any:
     # From a file that lets it look ahead the unpickler reads blocks, from another a few bytes at a time.
     file = io.BufferedReader(io.BytesIO(data))
     with without_collection():
-        value = _PlainUnpickler(file).load() if _is_harmless(data) else _CarefulUnpickler(file).load()
+        value = _PlainUnpickler(file).load() if is_harmless(data) else _CarefulUnpickler(file).load()
         _refuse_repetition(value, len(data))
         return value
 
@@ -164,7 +164,7 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _is_harmless(data: bytes) -> bool:
+def is_harmless(data: bytes) -> bool:
     """Whether all opcodes are harmless, which they nearly always are: a quick check."""
     place, tuples = 0, 0
     while place < len(data):

@@ -172,7 +172,7 @@ class Pipeline(Edit):
         orders = SCHEDULES[self.schedule](num_stages, wanted, self.chunks or 1)
         if self.schedule != "zero-bubble" and self.chunks is None and _is_order(rows, orders):
             return graph
-        return _rebuilt(graph, rows, orders, recorded / wanted, self.chunks or 1)
+        return rebuild(graph, rows, orders, recorded / wanted, self.chunks or 1)
 
     def describe(self) -> str:
         batches = f" with {self.micro_batches} micro-batches" if self.micro_batches else ""
@@ -204,7 +204,7 @@ def _is_order(rows: pl.DataFrame, orders: list[Order]) -> bool:
     return True
 
 
-def _rebuilt(graph: Graph, rows: pl.DataFrame, orders: list[Order], smaller: float, num_chunks: int) -> Graph:
+def rebuild(graph: Graph, rows: pl.DataFrame, orders: list[Order], smaller: float, num_chunks: int) -> Graph:
     """The graph with the computes of these orders in place of those that were recorded.
 
     Args:

@@ -33,7 +33,7 @@ def test_no_datagram_is_trouble(datagram):
 
 
 def test_second_daemon_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(dynolog, "_environment", lambda _: {"KINETO_IPC_SOCKET_DIR": str(tmp_path)})
+    monkeypatch.setattr(dynolog, "environment_of", lambda _: {"KINETO_IPC_SOCKET_DIR": str(tmp_path)})
     (tmp_path / "dynolog").touch()
     with pytest.raises(InputError, match="another daemon"):
         dynolog.profile(1, 3, tmp_path, 1.0)

@@ -88,7 +88,9 @@ def test_a_process_that_stands_still_is_known_by_its_clock_whatever_that_shows(t
 def test_a_dump_is_read_once_and_that_it_still_holds_is_noted(tmp_path, monkeypatch):
     tail, snapshot = process(tmp_path, 0, 4, 0), Snapshot()
     read = []
-    monkeypatch.setattr(snapshot, "_read", lambda *args, own=snapshot._read: read.append(1) or own(*args))
+    monkeypatch.setattr(
+        snapshot, "read_one", lambda *args, own=snapshot.read_one: read.append(1) or own(*args)
+    )
     snapshot.read([tail])
     snapshot.begin()
     snapshot.read([tail])

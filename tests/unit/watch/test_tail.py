@@ -9,11 +9,11 @@ import pytest
 from dpro.collectors.convert.recorded import Process
 from dpro.collectors.convert.tables import frames_of
 from dpro.collectors.inside.records import (
-    _RECORD,
     ANCHOR,
     CLOCK,
     INPUT,
     OPENED,
+    RECORD,
     UPDATE,
     WINDOW,
     RecordWriter,
@@ -102,8 +102,8 @@ def test_a_place_that_another_thread_is_about_to_write_is_waited_for_once(tail):
     tail.read_records()
     assert [record.a for record in tail.recorded] == [1]
     with path.open("r+b") as file:
-        file.seek(_RECORD.size)
-        file.write(_RECORD.pack(2, 0, 0, 0, CLOCK))
+        file.seek(RECORD.size)
+        file.write(RECORD.pack(2, 0, 0, 0, CLOCK))
     tail.read_records()
     assert [record.a for record in tail.recorded] == [1, 2, 3]
     next(own._slots)  # by a thread that is no more

@@ -40,7 +40,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise RuntimeError("capture was invalidated")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(captures, "_state", captures._State())
+    monkeypatch.setattr(captures, "captured", captures.Captured())
     recorder: Any = Recorder()
     captures.install(recorder)
     Graph.forked = recorder.forked  # type: ignore[attr-defined]
@@ -108,8 +108,8 @@ def test_capture_begins_though_a_guard_never_ends(graphs: Any, monkeypatch: pyte
 
 def test_forked_child_captures_nothing_and_waits_for_nobody(graphs: Any) -> None:
     graph = graphs()
-    captures._state.guards += 1
-    captures._state.changed.acquire()
+    captures.captured.guards += 1
+    captures.captured.changed.acquire()
     graphs.forked[0]()
     graph.capture_begin()
     graph.capture_end()

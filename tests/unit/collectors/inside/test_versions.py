@@ -32,7 +32,7 @@ def binding(*names: str) -> Any:
 )
 def test_kineto_is_configured_with_what_its_binding_takes(monkeypatch, names, taken):
     monkeypatch.setattr(kineto, "_ExperimentalConfig", binding(*names))
-    assert kineto._experimental(enable_cuda_sync_events=True, trace_only=True) == taken
+    assert kineto.config_of(enable_cuda_sync_events=True, trace_only=True) == taken
 
 
 def test_code_that_is_kept_from_the_compiler_is_not_compiled():
@@ -48,7 +48,7 @@ def test_code_that_is_kept_from_the_compiler_is_not_compiled():
     def theirs(value: Any) -> Any:
         return value + 2
 
-    skip = patching._skip()
+    skip = patching.frame_skipper()
     assert skip is not None
     skip(ours.__code__)
     torch.compile(ours, backend=backend)(torch.ones(1))

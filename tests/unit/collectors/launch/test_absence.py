@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpro.collectors.launch import absence
-from dpro.collectors.launch.absence import _flags, _reason, _seen_by, in_words, reasons, why_no_steps
+from dpro.collectors.launch.absence import flags_of, in_words, reason_of, reasons, seen_by, why_no_steps
 from dpro.collectors.launch.recording import Launch
 
 NAME = Launch(Path("/run"), "host-1").inject
@@ -27,7 +27,7 @@ NAME = Launch(Path("/run"), "host-1").inject
     ],
 )
 def test_flags_are_those_of_the_interpreter(command, flags):
-    assert _flags(command.split()) == set(flags)
+    assert flags_of(command.split()) == set(flags)
 
 
 @pytest.fixture
@@ -66,14 +66,14 @@ def torch_of(folder: Path, version: str) -> Path:
 def test_what_keeps_the_recorder_out_is_seen_from_outside(
     process, tmp_path, flags, environment, version, reason
 ):
-    found = _reason(process(*flags, **environment), torch_of(tmp_path, version), NAME, tmp_path)
+    found = reason_of(process(*flags, **environment), torch_of(tmp_path, version), NAME, tmp_path)
     assert (found is None) if reason is None else (reason in str(found))
 
 
 def test_process_of_another_user_is_said_to_be_one(process, tmp_path, monkeypatch):
     pid = process(PYTHONPATH=NAME)
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    reason = _reason(pid, torch_of(tmp_path, "2.13.0"), NAME, tmp_path)
+    reason = reason_of(pid, torch_of(tmp_path, "2.13.0"), NAME, tmp_path)
     assert reason is not None
     assert "runs as another user than `dpro record`" in reason
 
@@ -135,10 +135,8 @@ def test_path_is_followed_as_the_process_sees_it(process, tmp_path):
     (tmp_path / "absolute").symlink_to(tmp_path / "relative")
     (tmp_path / "loop").symlink_to("loop")
     pid = process()
-    assert _seen_by(pid, tmp_path / "absolute" / ".." / "absolute") == Path(
-        f"/proc/{pid}/root{tmp_path}/real"
-    )
-    _seen_by(pid, tmp_path / "loop" / "x")  # comes to an end
+    assert seen_by(pid, tmp_path / "absolute" / ".." / "absolute") == Path(f"/proc/{pid}/root{tmp_path}/real")
+    seen_by(pid, tmp_path / "loop" / "x")  # comes to an end
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def test_what_a_container_lacks_is_said(process, tmp_path, monkeypatch, has_code
         if there:
             (inside / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
     torch_of(inside / tmp_path.relative_to("/"), "2.13.0")
-    monkeypatch.setattr(absence, "_seen_by", lambda _, path: inside / path.relative_to("/"))
-    reason = _reason(process(PYTHONPATH=launch.inject), tmp_path, launch.inject, launch.raw)
+    monkeypatch.setattr(absence, "seen_by", lambda _, path: inside / path.relative_to("/"))
+    reason = reason_of(process(PYTHONPATH=launch.inject), tmp_path, launch.inject, launch.raw)
     expected = words and words.replace("DPRO", str(code.parent)).replace("RUN", str(launch.run))
     assert reason is None if expected is None else expected in str(reason)

@@ -235,7 +235,7 @@ def test_gpus_of_both_makers_on_one_node_are_sampled_side_by_side(opened, monkey
             raise RuntimeError("enough")
 
     threads = [
-        threading.Thread(target=sampler._sample_gpus, args=(open_, 0.01, Output(), complaints.append))
+        threading.Thread(target=sampler.sample_gpus, args=(open_, 0.01, Output(), complaints.append))
         for open_ in (nvml.Gpus, lambda complain: amds)
     ]
     for thread in threads:

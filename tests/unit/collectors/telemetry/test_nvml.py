@@ -214,7 +214,7 @@ def test_visible_devices_of_the_job_change_nothing(opened, monkeypatch):
 def test_a_driver_that_cannot_be_asked_is_worth_a_word_only_where_there_is_one(
     library, reason, there, opened, monkeypatch
 ):
-    monkeypatch.setattr(nvml, "_driver_is_there", lambda: there)
+    monkeypatch.setattr(nvml, "driver_is_there", lambda: there)
     monkeypatch.setattr("ctypes.CDLL", _no_library)
     monkeypatch.setattr("pynvml.CDLL", _no_library)
     with pytest.raises(Unavailable) as raised:
@@ -247,7 +247,7 @@ def test_without_nvidia_ml_py_only_nodes_with_a_driver_are_told_how_to_get_it(mo
 
     monkeypatch.setattr(builtins, "__import__", without_pynvml)
     for there, reason in ((True, nvml.NOT_INSTALLED), (False, "")):
-        monkeypatch.setattr(nvml, "_driver_is_there", lambda there=there: there)
+        monkeypatch.setattr(nvml, "driver_is_there", lambda there=there: there)
         with pytest.raises(Unavailable) as raised:
             Gpus(print)
         assert str(raised.value) == reason

@@ -140,11 +140,11 @@ def test_one_of_several_samples_the_node_and_another_takes_over(tmp_path):
 def test_a_sampler_that_is_killed_leaves_a_lock_that_goes_with_the_run(tmp_path):
     folder = tmp_path / ".raw"
     folder.mkdir()
-    held = Election(folder / f"one{sampler._LOCK}")
+    held = Election(folder / f"one{sampler.LOCK}")
     assert held.try_to_win()
-    (folder / f"other{sampler._LOCK}").touch()
+    (folder / f"other{sampler.LOCK}").touch()
     forget_elections(folder)
-    assert [path.name for path in folder.iterdir()] == [f"one{sampler._LOCK}"]
+    assert [path.name for path in folder.iterdir()] == [f"one{sampler.LOCK}"]
     held.withdraw()
     assert list(folder.iterdir()) == []
 
@@ -185,7 +185,7 @@ def test_a_source_that_fails_is_left_out_from_then_on(tmp_path, monkeypatch):
 
 
 def test_a_driver_that_hangs_keeps_nothing_from_being_sampled_or_from_ending(tmp_path, monkeypatch):
-    monkeypatch.setattr(sampler, "_sample_gpus", lambda *arguments: time.sleep(600))
+    monkeypatch.setattr(sampler, "sample_gpus", lambda *arguments: time.sleep(600))
     launch = launched(tmp_path)
     running = sampler.start(launch)
     wait_until(lambda: len(of_the_node(launch)) > 3)
@@ -195,8 +195,8 @@ def test_a_driver_that_hangs_keeps_nothing_from_being_sampled_or_from_ending(tmp
 
 
 def test_a_sampler_that_does_not_end_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sampler, "_END_S", 0.1)
-    monkeypatch.setattr(sampler, "_sample", lambda *arguments: time.sleep(600))
+    monkeypatch.setattr(sampler, "END_S", 0.1)
+    monkeypatch.setattr(sampler, "sample_until_ended", lambda *arguments: time.sleep(600))
     launch = launched(tmp_path)
     sampler.start(launch).stop()
     assert "had to be killed" in log(launch)

@@ -128,10 +128,10 @@ def test_a_figure_that_is_too_large_is_left_out_and_that_is_said(tmp_path, monke
 
 def test_of_many_lanes_those_of_ranks_that_are_blamed_are_drawn(tmp_path, monkeypatch):
     loaded = Loaded(cpu_job(num_ranks=12, slow_rank=11).write(tmp_path))
-    lanes = page._lanes(loaded)
+    lanes = page.lanes_of(loaded)
     assert lanes == [0, 1, 2, 3, 4, 5, 6, 11]
     monkeypatch.setattr(page, "MAX_POINTS", 1)
-    figure = page._timeline(loaded, lanes)
+    figure = page.timeline_of(loaded, lanes)
     assert {label.split()[1] for label in figure.layout.yaxis.ticktext if label.startswith("rank")} == {"0"}
 
 

@@ -10,8 +10,8 @@ from dpro.detect.significance import MIN_COST
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.from_calls import (
     HOSTS_ONLY,
-    _finding,
     cannot_show,
+    finding_of,
     team_of,
 )
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time, teams
@@ -99,7 +99,7 @@ def test_how_much_longer_a_rank_takes_is_never_less_than_nothing():
     own[:6, 1], own[6:, 1] = 99.0 * MS, 130.0 * MS
     team = Team([0, 1, 2], np.arange(10), own, np.zeros_like(own), np.zeros_like(own, dtype=np.int64))
     longer = Excess(1, 10, 0.05, 0.001, 0.9)
-    finding = _finding(team, longer, COUNTERS.empty(), WORKERS.empty())
+    finding = finding_of(team, longer, COUNTERS.empty(), WORKERS.empty())
     assert "takes 4.83 ms (5.1%) more" in finding.evidence[0]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.ingest.reading.plain_pickle import _is_harmless, loads
+from dpro.ingest.reading.plain_pickle import is_harmless, loads
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=300),
@@ -27,14 +27,14 @@ def test_plain_values_come_back(value: Any, protocol: int):
 @given(st.lists(plain, max_size=4))
 def test_what_dumps_of_pytorch_are_made_of_is_seen_at_a_glance(value: Any):
     opcodes = [opcode.name for opcode, _, _ in pickletools.genops(pickle.dumps(value, 2))]
-    assert _is_harmless(pickle.dumps(value, 2)) or any(name.startswith(("LONG", "TUPLE")) for name in opcodes)
+    assert is_harmless(pickle.dumps(value, 2)) or any(name.startswith(("LONG", "TUPLE")) for name in opcodes)
 
 
 @given(plain, st.binary(min_size=1, max_size=9), st.integers(0, 200))
 def test_what_is_called_harmless_remembers_nothing_far_away_and_no_tuple(value: Any, put: bytes, at: int):
     mangled = pickle.dumps(value, 2)
     mangled = mangled[:at] + put + mangled[at:]
-    if not _is_harmless(mangled):
+    if not is_harmless(mangled):
         return
     before = ""
     try:

@@ -14,7 +14,7 @@ import pytest
 
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
-from dpro.replay.fidelity.saved import RECORDS, _put_together, load, save
+from dpro.replay.fidelity.saved import RECORDS, built_from, load, save
 from dpro.replay.timeline import replay
 from dpro.store import Run
 from tests.builders import cpu_job, gpu_job
@@ -132,4 +132,4 @@ def test_a_file_that_names_anything_else_is_no_graph_and_nothing_is_called(analy
     assert load(file, run) is None
     assert file.read_bytes() == before
     with pytest.raises(ValueError, match="names"):
-        _put_together(json.loads(outline), {}, run)
+        built_from(json.loads(outline), {}, run)

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from dpro.collectors.inside.apply.reduction import PLAIN_STEPS, _top_k  # noqa: E402
+from dpro.collectors.inside.apply.reduction import PLAIN_STEPS, top_k  # noqa: E402
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ class Bucket:
 
 
 def test_the_largest_gradients_are_exchanged_and_the_others_wait(group):
-    hook = _top_k(group, 0.25)
+    hook = top_k(group, 0.25)
     torch.manual_seed(0)
     given, exchanged = torch.zeros(40), torch.zeros(40)
     for step in range(PLAIN_STEPS + 20):
@@ -57,7 +57,7 @@ def test_the_largest_gradients_are_exchanged_and_the_others_wait(group):
 
 
 def test_all_of_the_gradients_are_what_a_plain_reduction_gives(group):
-    hook = _top_k(group, 1.0)
+    hook = top_k(group, 1.0)
     for _ in range(PLAIN_STEPS + 3):
         gradients = torch.randn(17)
         assert torch.allclose(hook(None, Bucket(gradients.clone())).wait(), gradients)

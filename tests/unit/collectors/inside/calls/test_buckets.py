@@ -7,7 +7,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from dpro.collectors.inside.calls.buckets import _of_ddp  # noqa: E402
+from dpro.collectors.inside.calls.buckets import of_ddp  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,7 +30,7 @@ def wrapped(cap_mb: float, **options: bool) -> DistributedDataParallel:
 @pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {}, {"static_graph": True}])
 @pytest.mark.parametrize("cap_mb", [25, 0.3, 0.0001])
 def test_buckets_have_their_parameters_whether_or_not_ddp_rebuilds_them(options, cap_mb):
-    found = _of_ddp(wrapped(cap_mb, **options))["buckets"]
+    found = of_ddp(wrapped(cap_mb, **options))["buckets"]
     assert sorted(index for bucket in found for index in bucket["parameters"]) == [0, 1, 2, 3, 4]
     assert all(bucket["bytes"] == sum(bucket["parameter_bytes"]) for bucket in found)
     assert {"2.weight", "2.bias"} & {*found[0]["names"]}  # the last layer communicates first
@@ -39,6 +39,6 @@ def test_buckets_have_their_parameters_whether_or_not_ddp_rebuilds_them(options,
 def test_buckets_that_cannot_be_told_have_sizes_alone(monkeypatch):
     module = wrapped(25, find_unused_parameters=True)
     monkeypatch.setattr(dist, "_compute_bucket_assignment_by_size", lambda *_: ([[0]], []))
-    [bucket] = _of_ddp(module)["buckets"]
+    [bucket] = of_ddp(module)["buckets"]
     assert bucket["bytes"] == sum((64 * 512 + 512, 512 * 256, 256 * 4 + 4)) * 4
     assert bucket["parameters"] == bucket["names"] == []

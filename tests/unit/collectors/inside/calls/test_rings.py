@@ -116,11 +116,11 @@ def test_nccl_is_not_dumped_where_that_would_make_a_context(gpu, monkeypatch):
 def test_nccl_is_not_dumped_while_a_graph_is_captured(gpu):
     dumps = Dumps(recorder_of())
     graph = type("Graph", (), {})()
-    captures._begin(graph)
+    captures.begin_capture(graph)
     try:
         assert in_thread(lambda: dumps.dump(nccl_ring()))[1] is None
     finally:
-        captures._end(graph)
+        captures.end_capture(graph)
     assert in_thread(lambda: dumps.dump(nccl_ring()))[1] == b"dump"
 
 
@@ -294,7 +294,7 @@ def job(tmp_path, monkeypatch, clock, gpu, groups):
     job = Job(clock, recorder, groups["0"])
     monkeypatch.setattr(flight, "rings", lambda: [nccl_ring(job.dump)])
     monkeypatch.setattr(flight.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(flight, "_groups", dict)
+    monkeypatch.setattr(flight, "groups_of_process", dict)
     monkeypatch.setattr(flight.coverage, "entries", lambda: RING)
     monkeypatch.setattr(flight.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
     job.flight = flight.Flight(recorder)
@@ -351,10 +351,10 @@ def test_calls_that_only_dumps_know_are_followed_by_their_numbers(tmp_path, job)
 def test_a_dump_that_had_to_wait_is_made_later(job):
     graph = type("Graph", (), {})()
     job.step(1e-3)
-    captures._begin(graph)
+    captures.begin_capture(graph)
     job.flight._look(True)
     assert job.dumps == 0
-    captures._end(graph)
+    captures.end_capture(graph)
     job.flight._look(False)
     assert job.dumps == 1
 

@@ -42,7 +42,7 @@ def looks(monkeypatch):
 
         monkeypatch.setattr(inference, "PATIENCE_S", 0.0)
         monkeypatch.setattr(inference, "LOOK_S", 0.0)
-        monkeypatch.setattr(inference, "_outermost_module", look)
+        monkeypatch.setattr(inference, "outermost_module", look)
         calls = inference.ModelCalls(recorder)  # type: ignore[arg-type]
         calls._search_until_found()
         return recorder, len(found) - len(left)

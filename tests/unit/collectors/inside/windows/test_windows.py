@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dpro.cli.job.attach import _first  # noqa: E402
+from dpro.cli.job.attach import first_window  # noqa: E402
 from dpro.collectors.attach import Answers  # noqa: E402
 from dpro.collectors.inside import captures, records  # noqa: E402
 from dpro.collectors.inside.windows import foreign, opened, tail, windows  # noqa: E402
@@ -47,7 +47,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(tail, "_devices", lambda: [0])
+    monkeypatch.setattr(tail, "devices", lambda: [0])
     return made
 
 
@@ -96,7 +96,7 @@ def kineto(monkeypatch):
 
     monkeypatch.setattr(opened, "Recording", Recording)
     monkeypatch.setattr(foreign, "is_profiling", lambda: False)
-    monkeypatch.setattr(captures, "_state", captures._State())
+    monkeypatch.setattr(captures, "captured", captures.Captured())
     spans_of = SimpleNamespace(spans=spans, job=lambda job: setattr(Recording, "job", job) or job)
     return spans_of
 
@@ -197,17 +197,17 @@ def test_nothing_is_opened_or_closed_while_a_graph_is_captured(tmp_path, kineto,
     graph = type("Graph", (), {})()
     job = kineto.job(Job(tmp_path, gpu, every=10))
     job.steps(3)
-    captures._state.graphs.add(graph)
+    captures.captured.graphs.add(graph)
     job.steps(1)  # without the step before it
-    captures._state.graphs.discard(graph)
+    captures.captured.graphs.discard(graph)
     job.steps(2)
-    captures._state.graphs.add(graph)
+    captures.captured.graphs.add(graph)
     asked = gpu.asked
     job.steps(2)  # it would end
     assert kineto.spans == [[5, None]]
-    captures._state.graphs.discard(graph)
+    captures.captured.graphs.discard(graph)
     job.steps(5)
-    captures._state.graphs.add(graph)
+    captures.captured.graphs.add(graph)
     job.steps(10)  # the next would begin
     assert kineto.spans == [[5, 9]]
     assert gpu.asked > asked
@@ -245,7 +245,7 @@ def test_request_for_a_window_of_a_job_without_any_is_answered_at_once():
         listening["request"]({"id": kind, "kind": kind})
     assert [request for request, _ in answers] == ["window", "off"]
     with pytest.raises(InputError, match="--no-windows"):
-        _first(Answers({0: answers[0][1]}, []))
+        first_window(Answers({0: answers[0][1]}, []))
 
 
 class Profiler:

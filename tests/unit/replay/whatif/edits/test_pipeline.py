@@ -15,7 +15,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.pipeline import _rebuilt, computes
+from dpro.replay.whatif.edits.pipeline import computes, rebuild
 from dpro.replay.whatif.graph_ops.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Task
 from dpro.replay.whatif.parse import parse_edit
 from tests.builders import cpu_job
@@ -157,7 +157,7 @@ def test_a_real_pipeline_rebuilt_as_it_was_takes_as_long(file, traces):
     rows = computes(graph)
     num_stages = int(rows["stage"].max()) + 1  # type: ignore[arg-type]
     num_batches = rows.group_by("rank", "step", "kind").len()["len"][0]
-    rebuilt = _rebuilt(graph, rows, SCHEDULES["1f1b"](num_stages, num_batches, 1), 1.0, 1)
+    rebuilt = rebuild(graph, rows, SCHEDULES["1f1b"](num_stages, num_batches, 1), 1.0, 1)
     before, after = np.array(_steps(graph)), np.array(_steps(rebuilt))
     assert (graph.nodes.kind == NodeKind.KERNEL).sum() == (rebuilt.nodes.kind == NodeKind.KERNEL).sum()
     assert abs(after.mean() / before.mean() - 1) < 0.003
