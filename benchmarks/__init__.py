@@ -6,7 +6,7 @@ Those in folders run as `python -m benchmarks.speed.engine`, from the root of a 
     accuracy/       predictions beside real changes, real twins, kinds of edges
     diagnosis/      findings beside the injected truth: slow jobs, hangs, operation-level traces, large jobs
     gpu, gpu_stages/    what only a GPU can answer, in stages of minutes
-    watch_latency, watch_scale  `dpro watch` beside real jobs, and beside the recorder's code for many ranks
+    watch/          `dpro watch` beside real jobs, and beside the recorder's code for many ranks
     dashboard       time of views, size of answers
     unchanged       what every trace gives, before and after a change that is meant to change nothing
     recording, cpu_job, limited_link    the real jobs that several of them record, here or over a limited link

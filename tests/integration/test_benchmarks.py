@@ -38,7 +38,7 @@ TINY = {
     "speed.overhead": ["--rounds", "1", "--steps", "40", "--short", "500", "--long", "500", "--json"],
     "speed.startup": ["--json"],
     "unchanged": [SAMPLE, "-o", "out.json"],
-    "watch_scale": ["--ranks", "8", "--cases", "straggler"],
+    "watch.scale": ["--ranks", "8", "--cases", "straggler"],
 }
 PARTS = (
     "cpu_job",
@@ -55,7 +55,7 @@ UNTRIED = {
     "dashboard": "needs a browser",
     "diagnosis.hang_jobs": "seventeen real jobs; tests/integration/test_hang_jobs.py runs them",
     "limited_link": "needs root and TUN devices",
-    "watch_latency": "real jobs of minutes; tests/integration/test_watch_jobs.py runs them",
+    "watch.latency": "real jobs of minutes; tests/integration/test_watch_jobs.py runs them",
 }
 
 

@@ -1,6 +1,6 @@
 """How long after a fault `dpro watch` names it, in real jobs on gloo on this machine.
 
-    python benchmarks/watch_latency.py --repeats 3
+    python -m benchmarks.watch.latency --repeats 3
 
 Of a hang it is the time since the rank went wrong, just after its last step; of a rank that becomes slow, the
 time and the steps since its first slow step. A healthy job is watched to its end and has to raise nothing.
@@ -19,8 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from recording import ENVIRONMENT, ROOT, TORCHRUN
-
+from benchmarks.recording import ENVIRONMENT, ROOT, TORCHRUN
 from dpro.collectors.launch.recording import wait_until_finished
 
 DPRO = [sys.executable, "-m", "dpro"]

@@ -1,6 +1,6 @@
 """What `dpro watch` takes, and how soon it names a fault, by the number of ranks.
 
-    python benchmarks/watch_scale.py [--ranks 64 256 1024] [--cases healthy straggler hang] [--calls 20]
+    python -m benchmarks.watch.scale [--ranks 64 256 1024] [--cases healthy straggler hang] [--calls 20]
 
 A job is played in real time: each rank's folder grows as the recorder would let it, through the recorder's
 own code (its records, its answers to who watches, its dumps of a job that hangs); only the ring of calls
@@ -26,8 +26,8 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import numpy as np
-from recording import ENVIRONMENT
 
+from benchmarks.recording import ENVIRONMENT
 from dpro.collectors.inside import records
 from dpro.collectors.inside.calls.flight import Flight, Level, Ring
 from dpro.collectors.inside.files import write_whole
