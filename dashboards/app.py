@@ -13,6 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 from flask import Response, abort, request
@@ -105,7 +106,7 @@ def make_app(run: Loaded | Shown, token: str | None = None, names: Collection[st
     guard(app.server, token, names)
     check_bodies(app)
     app.layout = _frame(shown)
-    _register_navigation(app)
+    _register_navigation(app, shown)
     for view in VIEWS:
         for name, fill in view.sections.items():
             _register_section(app, shown, view, name, fill)
@@ -159,7 +160,7 @@ def _frame(shown: Shown) -> Component:
                     html.Div(selection, className="selection"),
                 ]
             ),
-            html.Main([html.H1(id="title"), html.Div(id="content")]),
+            html.Main([html.H1(id="title"), html.P(id="outside", role="status"), html.Div(id="content")]),
             html.Div(id="tip", role="tooltip"),
             html.Dialog(
                 [
@@ -183,13 +184,14 @@ def _entry(name: str, placeholder: str) -> Component:
     return dcc.Input(id=name, type="text", placeholder=placeholder, debounce=True, autoComplete="off")
 
 
-def _register_navigation(app: Dash) -> None:
+def _register_navigation(app: Dash, run: Shown) -> None:
     @app.callback(
         Output("nav", "children"),
         Output("steps", "value"),
         Output("ranks", "value"),
         Output("content", "children"),
         Output("title", "children"),
+        Output("outside", "children"),
         Output("shown", "data"),
         Input("url", "search"),
         State("shown", "data"),
@@ -199,7 +201,7 @@ def _register_navigation(app: Dash) -> None:
             link = parse_link(search or "")
             view = view_of(link)
         except UsageError as error:
-            return _navigation(Link(), ""), no_update, no_update, message(str(error)), "", ""
+            return _navigation(Link(), ""), no_update, no_update, message(str(error)), "", "", ""
         parts = dict(part.split("=", 1) for part in link.query(own={}).removeprefix("?").split("&") if part)
         content = no_update if shown == view.name else view.layout()
         return (
@@ -208,6 +210,7 @@ def _register_navigation(app: Dash) -> None:
             parts.get("ranks", ""),
             content,
             view.title,
+            outside(run.loaded, link),
             view.name,
         )
 
@@ -216,6 +219,19 @@ def _register_navigation(app: Dash) -> None:
     in_browser(app, "titled", Input("shown", "data"))
     for name in ("clear", "theme", "help", "menu"):
         in_browser(app, name, Input(name, "n_clicks"))
+
+
+def outside(loaded: Loaded, link: Link) -> str:
+    """Say which steps or ranks of the selection the run does not have; empty where it has some of both."""
+    said = []
+    ranks = loaded.run.manifest.ranks
+    if link.ranks and ranks and not set(link.ranks) & set(ranks):
+        said.append(f"No selected rank was recorded: the run has {min(ranks)} to {max(ranks)}.")
+    steps = loaded.steps.filter(pl.col("step") >= 0)["step"] if link.steps else pl.Series([], dtype=pl.Int64)
+    if link.steps and steps.len() and not steps.is_between(*link.steps).any():
+        first, last = int(steps.to_numpy().min()), int(steps.to_numpy().max())
+        said.append(f"No selected step was recorded: the run has {first} to {last}.")
+    return " ".join(said)
 
 
 def _navigation(link: Link, current: str) -> list[Component]:
@@ -269,8 +285,6 @@ def _serve_tables(app: Dash, shown: Shown) -> None:
 
 def in_csv(frame: Any) -> str:
     """A frame as CSV; lists are joined by blanks, and no text is a formula."""
-    import polars as pl
-
     lists = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.List)]
     plain = frame.with_columns(pl.col(lists).list.eval(pl.element().cast(pl.String)).list.join(" "))
     texts = [name for name, dtype in plain.schema.items() if not (dtype.is_numeric() or dtype == pl.Boolean)]

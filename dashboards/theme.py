@@ -65,6 +65,21 @@ def css_variables() -> str:
     return ":root{--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}" + "".join(rules)
 
 
+def time_unit(largest_ms: float) -> tuple[float, str]:
+    """Choose the unit of an axis of times.
+
+    Args:
+        largest_ms: the largest value on it, ms.
+
+    Returns:
+        How many ms the unit has, and its name: us, ms, s or min.
+    """
+    for scale, name in ((120_000.0, "min"), (2_000.0, "s"), (0.5, "ms")):
+        if largest_ms >= scale:
+            return {"min": 60_000.0, "s": 1_000.0, "ms": 1.0}[name], name
+    return 0.001, "us"
+
+
 def dark_counterparts() -> dict[str, str]:
     """Return the colour of a dark page for each of a light one."""
     return dict(_PALETTE.values())

@@ -56,21 +56,22 @@
   // A click on a cell of steps and ranks selects it.
   function cell(click, figure) {
     if (!click || !click.points.length) return;
-    const point = click.points[0];
-    go({ steps: stretch(point.x, point.x + figure.layout.meta.every - 1), ranks: point.y, time: null });
+    const { firsts, lasts, ranks } = figure.layout.meta;
+    const { x, y } = click.points[0];
+    go({ steps: stretch(firsts[x], lasts[x]), ranks: ranks[y], time: null });
   }
 
   // A rectangle dragged over cells of steps and ranks selects them.
   function cells(moved, figure) {
     const drawn = moved && moved.selections && moved.selections[moved.selections.length - 1];
     if (!drawn) return;
-    const { every, first } = figure.layout.meta;
-    const inside = (a, b) => [Math.ceil(Math.min(a, b) - 0.5), Math.floor(Math.max(a, b) + 0.5)]
-      .map((number) => Math.max(number, 0));
-    const at = (x) => (x - first) / every;
-    const [from, to] = inside(at(drawn.x0), at(drawn.x1));
-    const steps = stretch(first + from * every, first + (to + 1) * every - 1);
-    go({ steps, ranks: stretch(...inside(drawn.y0, drawn.y1)), time: null });
+    const { firsts, lasts, ranks } = figure.layout.meta;
+    const inside = (a, b, count) => [Math.ceil(Math.min(a, b) - 0.5), Math.floor(Math.max(a, b) + 0.5)]
+      .map((number) => Math.min(Math.max(number, 0), count - 1));
+    const [from, to] = inside(drawn.x0, drawn.x1, firsts.length);
+    const [top, bottom] = inside(drawn.y0, drawn.y1, ranks.length);
+    const chosen = ranks.slice(top, bottom + 1).join(",");
+    go({ steps: stretch(firsts[from], lasts[to]), ranks: chosen, time: null });
   }
 
   // A click on a bar selects its rank or step.

@@ -17,12 +17,14 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
 from dpro.dashboards.shown import Shown
-from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.replay.steps.mean_step import mean_steps
 from dpro.units import NS_PER_MS
 
 NAME = "breakdown"
-_GAP, _WIDEST = 0.15, 0.08  # between bars, as a share of one; width of a bar, as a share of the figure
+FEW_BARS = 16  # so many have room for their values
+MIN_NAMED = 4  # percent of a bar: smaller parts have no room
+_GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
     "overlapped_comm_ms": "compute and communication",
@@ -60,20 +62,36 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
         theme: light or dark.
     """
     figure = go.Figure()
+    scale, unit = time_unit(float(parts["duration_ms"].to_numpy().max()))
+    places = parts[by].cast(pl.String)
+    few = parts.height <= FEW_BARS
     for column, title in PARTS.items():
         if not (parts[column] > 0).any():
             continue
+        share = 100 * parts[column].to_numpy() / parts["duration_ms"].to_numpy()
+        value = parts[column].to_numpy() / scale
+        named = [
+            f"{each:.3g} {unit}, {of:.0f} %" if of >= MIN_NAMED else "" for each, of in zip(value, share)
+        ]
         figure.add_bar(
-            x=parts[by].cast(pl.String),
-            y=parts[column],
+            x=places,
+            y=value,
             name=title,
             marker={"color": colour(column.removesuffix("_ms"), theme), "line": {"width": 0}},
-            customdata=100 * parts[column] / parts["duration_ms"],
-            hovertemplate=f"{by} %{{x}}: %{{y:.3f}} ms, %{{customdata:.1f}} %<extra>{title}</extra>",
+            customdata=share,
+            text=named if few else None,
+            textposition="inside",
+            insidetextanchor="middle",
+            textfont={"size": 11},
+            hovertemplate=f"{by} %{{x}}: %{{y:.3f}} {unit}, %{{customdata:.1f}} %<extra>{title}</extra>",
+        )
+    for place, whole in zip(places, parts["duration_ms"]) if few else ():
+        figure.add_annotation(
+            x=place, y=whole / scale, text=f"{whole / scale:.3g} {unit}", yshift=8, showarrow=False
         )
     figure.update_xaxes(title_text=by, type="category", showgrid=False)
-    figure.update_yaxes(title_text="mean step in deep windows, ms")
-    styled(figure, theme, height=310)
+    figure.update_yaxes(title_text=f"mean step in deep windows, {unit}")
+    styled(figure, theme, height=340)
     gap = max(_GAP, 1 - _WIDEST * parts.height)
     figure.update_layout(legend_traceorder="normal", meta={"by": by}, hovermode="closest")
     return figure.update_layout(barmode="stack", bargap=gap)

@@ -6,7 +6,7 @@ heatmap of it. It always shows all of the run; what is clicked or dragged in it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +14,13 @@ import plotly.graph_objects as go
 import polars as pl
 from dash import Dash, Input, State, html
 from dash.development.base_component import Component
+from numpy.typing import NDArray
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
 from dpro.dashboards.shown import Shown
-from dpro.dashboards.theme import colour, styled, whole_ticks
+from dpro.dashboards.theme import FEW_TICKS, colour, styled, time_unit
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS
 
@@ -90,58 +91,99 @@ def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
 
 
 def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
-    """A heatmap; of many steps each column is a stretch with its largest value.
+    """A heatmap of recorded steps; of many steps each column is a stretch with its largest value.
+
+    Where several ranks recorded a step, the colour is the deviation from their median, else the value.
 
     Args:
         values: as from `heat_info`.
         title: of the metric.
         link: the selection, which is outlined.
     """
-    first = int(values["step"].to_numpy().min())
-    every = 1 + int(np.ptp(values["step"].to_numpy())) // COLUMNS
+    scale, unit = time_unit(float(values["value_ms"].to_numpy().max()))
+    steps, place = np.unique(values["step"].to_numpy(), return_inverse=True)
+    every = 1 + (steps.size - 1) // COLUMNS
+    firsts = steps[::every]
+    lasts = np.append(steps[every - 1 :: every], steps[-1:])[: firsts.size]
     ranks, row = np.unique(values["rank"].to_numpy(), return_inverse=True)
-    column = (values["step"].to_numpy() - first) // every
-    cells = np.full((ranks.size, int(column.max()) + 1), -np.inf)
-    np.maximum.at(cells, (row, column), values["value_ms"].to_numpy())
+    cells = np.full((ranks.size, firsts.size), -np.inf)
+    np.maximum.at(cells, (row, place // every), values["value_ms"].to_numpy() / scale)
     cells[np.isinf(cells)] = np.nan
-    low, high = np.percentile(values["value_ms"].to_numpy(), _CLIPPED)
-    unit = {"text": "ms", "font": {"color": colour("soft", link.theme)}}
+    compared = ranks.size > 1
+    colours = cells - np.nanmedian(cells, axis=0) if compared else cells
+    names = [str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts)]
+    more = f", {{0}} {unit} from the step's median" if compared else ""
+    facts = np.empty((*cells.shape, 3), object)
+    facts[..., 0], facts[..., 1], facts[..., 2] = cells, names, ranks[:, None]
+    unit_of_colours = f"{unit} from<br>median" if compared else unit
     figure = go.Figure()
     figure.add_heatmap(
-        x=first + every * np.arange(cells.shape[1]),
-        y=ranks,
-        z=cells,
-        zmin=low,
-        zmax=high if high > low else low + 1,
-        colorscale=SCALE,
-        colorbar={"title": unit, "thickness": 10, "outlinewidth": 0},
-        hovertemplate=f"rank %{{y}}, step %{{x}}: %{{z:.3f}} ms<extra>{title}</extra>",
+        x=np.arange(firsts.size),
+        y=np.arange(ranks.size),
+        z=colours,
+        customdata=facts,
+        **_colours(colours, compared, link.theme),
+        colorbar={
+            "title": {
+                "text": unit_of_colours,
+                "font": {"color": colour("soft", link.theme)},
+            },
+            "thickness": 10,
+            "outlinewidth": 0,
+        },
+        hovertemplate=f"rank %{{customdata[2]}}, step %{{customdata[1]}}: %{{customdata[0]:.3f}} {unit}"
+        f"{more.format('%{z:+.3f}')}<extra>{title}</extra>",
     )
-    for corners in _outline(link, every):
+    for corners in _outline(link, firsts, lasts, ranks):
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
-    title = "step" if every == 1 else f"step ({every} to a column)"
-    figure.update_xaxes(title_text=title, showgrid=False, **whole_ticks(cells.shape[1]))
-    figure.update_yaxes(title_text="rank", showgrid=False, tickformat="d", **whole_ticks(ranks.size))
+    shown = "recorded steps" if every == 1 else f"recorded steps ({every} to a column)"
+    figure.update_xaxes(title_text=shown, showgrid=False, **_ticks(names))
+    figure.update_yaxes(
+        title_text="rank", showgrid=False, autorange="reversed", **_ticks([str(each) for each in ranks])
+    )
     height = int(np.clip(_ROW * ranks.size + 100, _MIN_HEIGHT, _MAX_HEIGHT))
     styled(figure, link.theme, height=height)
     return figure.update_layout(
         dragmode="select",
-        meta={"every": every, "first": first},
+        meta={"firsts": firsts.tolist(), "lasts": lasts.tolist(), "ranks": ranks.tolist()},
         selectionrevision=link.query(),
         clickmode="event",
     )
 
 
-def _outline(link: Link, every: int) -> Iterator[dict[str, Any]]:
-    """Corners of rectangles around what is selected, in data or page coordinates."""
+def _colours(values: NDArray[np.float64], compared: bool, theme: str) -> dict[str, Any]:
+    """A scale that the common values span; of deviations one with the panel's colour in its middle."""
+    if not compared:
+        low, high = np.nanpercentile(values, _CLIPPED)
+        return {"zmin": low, "zmax": high if high > low else low + 1, "colorscale": SCALE}
+    most = float(np.nanpercentile(np.abs(values), _CLIPPED[1])) or 1.0
+    ends = ("compute", "panel", "exposed_comm")
+    tints = [[place, colour(name, theme)] for place, name in zip((0, 0.5, 1), ends)]
+    return {"zmin": -most, "zmax": most, "colorscale": tints}
+
+
+def _ticks(names: Sequence[str]) -> dict[str, Any]:
+    """Mark each of a few cells, and some of many."""
+    every = 1 + (len(names) - 1) // FEW_TICKS
+    return {"tickvals": list(range(len(names)))[::every], "ticktext": list(names)[::every]}
+
+
+def _outline(
+    link: Link, firsts: NDArray[np.int64], lasts: NDArray[np.int64], ranks: NDArray[np.int64]
+) -> Iterator[dict[str, Any]]:
+    """Corners of rectangles around the selected cells, in data or page coordinates."""
     if link.steps is None and not link.ranks:
         return
     across: dict[str, Any] = {"xref": "paper", "x0": 0, "x1": 1}
     if link.steps is not None:
-        across = {"x0": link.steps[0] - every / 2, "x1": link.steps[1] + every / 2 - (every - 1)}
-    for rank in link.ranks or [None]:
-        tall = {"yref": "paper", "y0": 0, "y1": 1} if rank is None else {"y0": rank - 0.5, "y1": rank + 0.5}
-        yield across | tall
+        inside = np.flatnonzero((lasts >= link.steps[0]) & (firsts <= link.steps[1]))
+        if not inside.size:
+            return
+        across = {"x0": float(inside[0]) - 0.5, "x1": float(inside[-1]) + 0.5}
+    if not link.ranks:
+        yield across | {"yref": "paper", "y0": 0, "y1": 1}
+    for row in np.flatnonzero(np.isin(ranks, link.ranks)):
+        yield across | {"y0": float(row) - 0.5, "y1": float(row) + 0.5}
 
 
 def _metric(loaded: Loaded, link: Link) -> str:

@@ -231,9 +231,9 @@ def _layout() -> Component:
             "Where the mean step goes", section("verdict-mean", "adding up where the time went"), wide=True
         ),
         panel("Is it healthy?", section("verdict-findings", "looking for what is slow")),
-        panel("What would help?", section("verdict-gains", "predicting what would help"), wide=True),
-        panel("Step time", section("verdict-run", "reading the steps")),
         panel("How far to believe it", section("verdict-trust", "replaying")),
+        panel("What would help?", section("verdict-gains", "predicting what would help"), wide=True),
+        panel("Step time", section("verdict-run", "reading the steps"), wide=True),
     )
 
 

@@ -98,9 +98,11 @@ def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
     """`name`, `kind`, `before_ms`, `after_ms` per step of all that is on either critical path."""
     steps = max(loaded.baseline.height, 1)
+    # A compiled graph is named by a hash, which differs from run to run.
+    name = pl.col("name").str.replace_all(r"(## Call )?CompiledFxGraph \w+( ##)?", "compiled graph")
     ms = pl.col("duration_ns").sum() / NS_PER_MS / steps
     before, after = (
-        each.group_by("name", "kind").agg(ms=ms) for each in (loaded.path, loaded.path_after(edits))
+        each.group_by(name, "kind").agg(ms=ms) for each in (loaded.path, loaded.path_after(edits))
     )
     both = before.join(after, on=["name", "kind"], how="full", coalesce=True, suffix="_after")
     return both.select("name", "kind", before_ms=pl.col("ms"), after_ms=pl.col("ms_after")).fill_null(0.0)

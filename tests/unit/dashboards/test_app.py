@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from dpro.cli.run.dashboard import load
-from dpro.dashboards.app import VIEWS, in_csv, make_app, view_of
+from dpro.dashboards.app import VIEWS, in_csv, make_app, outside, view_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server import serve
@@ -281,3 +281,9 @@ def test_all_scripts_within_the_page_are_known_by_their_hash(app):
 
 def test_a_link_keeps_the_selection_from_view_to_view(app):
     assert parse_link(Link(ranks=(1,), steps=(0, 2)).query(view="timeline")).ranks == (1,)
+
+
+def test_a_selection_that_the_run_does_not_have_is_answered(loaded):
+    assert "No selected rank was recorded" in outside(loaded, Link(ranks=(900,)))
+    assert "No selected step was recorded" in outside(loaded, Link(steps=(900, 901)))
+    assert outside(loaded, Link(steps=(1, 901), ranks=(0, 900))) == ""
