@@ -129,7 +129,12 @@ class _Families(NamedTuple):
 
 
 class Metrics:
-    """Answers `/metrics`; the only label is the class, so that the number of series is bounded."""
+    """Answers `/metrics`; the only label is the class, so that the number of series is bounded.
+
+    Attributes:
+        address, port: where it listens.
+        body: the text that scrapes are answered with.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         """Listen.
@@ -146,7 +151,7 @@ class Metrics:
             from prometheus_client import generate_latest
             from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
         self._gauge, self._counter, self._exposed = GaugeMetricFamily, CounterMetricFamily, generate_latest
-        self._body = b""
+        self.body = b""
         self._begun: Counter[str] = Counter()
         metrics = self
 
@@ -161,7 +166,7 @@ class Metrics:
 
             def do_GET(self) -> None:
                 known = self.path.split("?")[0] == "/metrics"
-                body = metrics._body if known else b"see /metrics\n"
+                body = metrics.body if known else b"see /metrics\n"
                 self.send_response(200 if known else 404)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
@@ -172,7 +177,8 @@ class Metrics:
                 pass
 
         self._server = _Server(host or LOOPBACK, port, Handler)
-        self.port = int(self._server.server_address[1])
+        address, self.port = self._server.server_address[:2]
+        self.address = str(address)
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def begins(self, finding: Finding) -> None:
@@ -203,7 +209,7 @@ class Metrics:
             for family, value in zip(families, values, strict=True):
                 family.add_metric([class_], value)
         gauges = [self._gauge(f"dpro_{name}", GAUGES.get(name, ""), value) for name, value in numbers.items()]
-        self._body = self._exposed(_Families([*families, *gauges]))
+        self.body = self._exposed(_Families([*families, *gauges]))
 
     def close(self) -> None:
         """Stop listening."""

@@ -31,6 +31,7 @@ class Watcher:
     Attributes:
         job: its processes, and how it moves.
         findings: those that hold now.
+        hang, late, deep: the watches.
         looks: how many looks there were.
         remarks: what it could not answer, since they were taken last.
     """
@@ -49,7 +50,7 @@ class Watcher:
         self.remarks: list[Exception] = []
         self._keep_in = keep_in
         self._new_hangs: list[int] = []  # whose evidence is still to be kept
-        self._hang, self._late, self._deep = HangWatch(), LateWatch(), DeepWatch(run)
+        self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(run)
 
     def look(self) -> list[Notice]:
         """Read what is new; return a notice for each finding that begins or ends."""
@@ -57,8 +58,8 @@ class Watcher:
         step, notices = self.job.step, []
         if self.job.follow():
             notices += self.findings.close(None, step, "the job began again")
-            self._deep.close()
-            self._hang, self._late, self._deep = HangWatch(), LateWatch(), DeepWatch(self.job.run)
+            self.deep.close()
+            self.hang, self.late, self.deep = HangWatch(), LateWatch(), DeepWatch(self.job.run)
         self.job.read()
         moves = self.job.still_s < STILL_S
         if moves:
@@ -73,11 +74,11 @@ class Watcher:
 
     def end(self) -> list[Notice]:
         """End all findings: the job is over."""
-        self._deep.close()
+        self.deep.close()
         return self.findings.close(None, self.job.step, JOB_ENDED)
 
     def _look_for_hangs(self) -> list[Notice]:
-        found = self._hang.look(self.job)
+        found = self.hang.look(self.job)
         if found is None:
             return []
         why = "nothing waits for it any more"
@@ -86,7 +87,7 @@ class Watcher:
         return notices
 
     def _look_for_late_ranks(self) -> list[Notice]:
-        found = self._late.look(self.job)
+        found = self.late.look(self.job)
         if found is None:
             return []
         found = [each for each in found if not {*each.ranks} <= self.findings.ranks(DEEP)]
@@ -95,7 +96,7 @@ class Watcher:
     def _look_deep(self) -> list[Notice]:
         """Look at deep windows; ranks that the late watch has found are not reported once more."""
         try:
-            found = self._deep.look(list(self.job.tails.values()))
+            found = self.deep.look(list(self.job.tails.values()))
         except Unanswerable as error:
             self.remarks.append(error)
             return []

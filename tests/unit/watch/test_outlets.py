@@ -159,7 +159,7 @@ def ask(port: int, request: bytes) -> bytes:
 
 
 def test_without_an_address_only_this_machine_is_answered(metrics):
-    assert metrics._server.server_address[0] == "127.0.0.1"
+    assert metrics.address == "127.0.0.1"
 
 
 def test_numbers_that_are_none_and_classes_of_any_name_are_written_as_prometheus_reads_them(metrics):
@@ -176,7 +176,7 @@ def test_numbers_that_are_none_and_classes_of_any_name_are_written_as_prometheus
 
 @pytest.mark.parametrize("request_", [b"", b"GET /metrics HTTP/1.1\r\n"])
 def test_who_asks_nothing_for_long_is_cut_off(metrics, request_):
-    assert ask(metrics.port, request_) in (b"", metrics._body)
+    assert ask(metrics.port, request_) in (b"", metrics.body)
 
 
 def test_a_request_that_is_too_long_is_refused(metrics):

@@ -97,7 +97,7 @@ def test_a_place_that_another_thread_is_about_to_write_is_waited_for_once(tail):
     path = tail.process.folder / "records.bin"
     own = RecordWriter(path)
     own.write(CLOCK, 1)
-    next(own._slots)  # taken, and not yet written
+    own.write(0)  # a place that is taken, and not yet written
     own.write(CLOCK, 3)
     tail.read_records()
     assert [record.a for record in tail.recorded] == [1]
@@ -106,7 +106,7 @@ def test_a_place_that_another_thread_is_about_to_write_is_waited_for_once(tail):
         file.write(RECORD.pack(2, 0, 0, 0, CLOCK))
     tail.read_records()
     assert [record.a for record in tail.recorded] == [1, 2, 3]
-    next(own._slots)  # by a thread that is no more
+    own.write(0)  # a place whose thread has ended
     own.write(CLOCK, 5)
     tail.read_records()
     tail.read_records()

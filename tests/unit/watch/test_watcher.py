@@ -67,9 +67,9 @@ def events(notices: list[Notice]) -> list[tuple[str, str, str]]:
 
 
 def test_a_hang_is_over_when_the_job_moves_on(watcher):
-    watcher.job.still_s, watcher._hang.found = 20.0, [STUCK]
+    watcher.job.still_s, watcher.hang.found = 20.0, [STUCK]
     assert events(watcher.look()) == [(BEGINS, "hangs", "1")]
-    watcher._hang.found = None
+    watcher.hang.found = None
     assert watcher.look() == []
     watcher.job.still_s = 0.0
     [end] = watcher.look()
@@ -77,7 +77,7 @@ def test_a_hang_is_over_when_the_job_moves_on(watcher):
 
 
 def test_late_ranks_and_windows_are_not_looked_at_while_the_job_stands_still(watcher):
-    watcher._late.found = watcher._deep.found = [slow(1)]
+    watcher.late.found = watcher.deep.found = [slow(1)]
     watcher.job.still_s = 20.0
     assert watcher.look() == []
     watcher.job.still_s = 0.0
@@ -85,36 +85,36 @@ def test_late_ranks_and_windows_are_not_looked_at_while_the_job_stands_still(wat
 
 
 def test_a_rank_that_one_watch_has_found_another_does_not_report_once_more(watcher):
-    watcher._deep.found = [slow(1)]
+    watcher.deep.found = [slow(1)]
     assert events(watcher.look()) == [(BEGINS, "deep", "1")]
-    watcher._deep.found, watcher._late.found = None, [slow(1), slow(2)]
+    watcher.deep.found, watcher.late.found = None, [slow(1), slow(2)]
     assert events(watcher.look()) == [(BEGINS, "late", "2")]
-    watcher._late.found, watcher._deep.found = None, [slow(1), slow(2)]
+    watcher.late.found, watcher.deep.found = None, [slow(1), slow(2)]
     assert watcher.look() == []
 
 
 def test_a_job_that_begins_again_ends_all_findings_and_is_looked_at_anew(watcher):
-    watcher._late.found = [slow(1)]
+    watcher.late.found = [slow(1)]
     watcher.look()
-    before, watcher.job.begins_again = watcher._late, True
+    before, watcher.job.begins_again = watcher.late, True
     [end] = watcher.look()
     assert (end.event, end.why) == (ENDS, "the job began again")
-    assert watcher._late is not before
+    assert watcher.late is not before
 
 
 def test_windows_that_are_too_large_are_remarked_and_end_no_look(watcher):
-    watcher._deep.error, watcher._late.found = Unanswerable("too large"), [slow(1)]
+    watcher.deep.error, watcher.late.found = Unanswerable("too large"), [slow(1)]
     assert events(watcher.look()) == [(BEGINS, "late", "1")]
     assert [str(each) for each in watcher.remarks] == ["too large"]
 
 
 def test_all_findings_end_with_the_job_and_what_ended_a_look_is_complained_of(watcher):
-    watcher._late.found = [slow(1)]
+    watcher.late.found = [slow(1)]
     reported, complaints = [], []
 
     def seen(_: Watcher) -> None:
         watcher.job.step += 1
-        watcher._hang.error = OSError("no space")
+        watcher.hang.error = OSError("no space")
 
     watch(watcher, 0.01, reported.append, seen, complaints.append)
     assert events(reported) == [(BEGINS, "late", "1"), (ENDS, "late", "1")]
