@@ -8,6 +8,7 @@ Those in folders run as `python -m benchmarks.speed.engine`, from the root of a 
     gpu, gpu_stages/    what only a GPU can answer, in stages of minutes
     watch/          `dpro watch` beside real jobs, and beside the recorder's code for many ranks
     dashboard       time of views, size of answers
+    timeline        first lanes, wheel and memory of the dashboard's timeline
     unchanged       what every trace gives, before and after a change that is meant to change nothing
     recording, cpu_job, limited_link    the real jobs that several of them record, here or over a limited link
 """

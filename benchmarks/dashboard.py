@@ -1,14 +1,12 @@
-"""How fast the dashboard is: the first page, and a zoom of the timeline, in a real headless browser.
+"""How fast the dashboard's views are: the first page, a what-if, and memory, in a real headless browser.
 
-    python benchmarks/dashboard.py [--ranks 8] [--spans 500000] [--zooms 30] [--rounds 6]
+    python benchmarks/dashboard.py [--ranks 8] [--spans 500000] [--rounds 6]
 
-Makes a run of that many spans, serves it from this process, and opens it in Chromium. The first page is timed
-from asking for the address until the view's panels are there, with nothing worked out before. A zoom is timed
-in the browser from the change of the link until the figure is drawn, and on the server by the CPU time of an
-answer: on a busy machine the first is mostly waiting for a core. The median and the 95th percentile are
-printed, with the size of the answers. A what-if is timed on the server, from its edits to what changes on the
-critical path, for edits that were not asked for before. Memory is that of the server and, after collecting
-garbage, of the page's JavaScript, after each round of all views and some zooms.
+Makes a run of that many spans, serves it from this process, and opens it in Chromium. The first page is
+timed from asking for the address until its panels are there, with nothing computed before. A what-if is timed
+on the server, from its edits to what changes on the critical path, for edits that were not asked for before.
+Memory is that of the server and, after collecting garbage, of the page's JavaScript, after each round of all
+views. The timeline has a benchmark of its own: `benchmarks/timeline.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dpro.analysis.report import make_report
 from dpro.cli.run.dashboard import load
-from dpro.dashboards.app import VIEWS, make_app
+from dpro.dashboards.app import VIEWS
 from dpro.dashboards.links import Link
 from dpro.dashboards.report.page import html_of
 from dpro.dashboards.whatif import workbench
@@ -39,17 +37,6 @@ from tests.browser import served, settle, start_browser, wait
 STEPS_OF_RUN = 10
 OP_NS, GAP_NS, KERNEL_NS = 8_000, 2_000, 9_000
 PAGE = "return document.querySelectorAll('#content .panel').length"
-PLOT = "document.querySelector('#timeline-figure .js-plotly-plot')"
-WHOLE = f"const gd = {PLOT}; gd.benchmark = gd._fullLayout.xaxis.range.slice()"
-ZOOM = """
-const [share, at, done] = [arguments[0], arguments[1], arguments[2]];
-const gd = document.querySelector('#timeline-figure .js-plotly-plot');
-const [begin, end] = gd.benchmark, width = (end - begin) * share, from = begin + at * (end - begin - width);
-const started = performance.now();
-const wanted = from.toFixed(6) + '~' + (from + width).toFixed(6);
-gd.once('plotly_afterplot', () => done(performance.now() - started));
-dpro.go({time: wanted});
-"""
 
 
 def make_run(folder: Path, ranks: int, spans: int) -> None:
@@ -92,43 +79,11 @@ def _spans(sort: int, kind: str, name: str, begin: np.ndarray, lasts: int, rank:
     return conform(SPANS, frame.with_columns(correlation=correlation))
 
 
-def answers(run: Path, zooms: int) -> tuple[np.ndarray, np.ndarray]:
-    """CPU ms of the server for each zoom, and bytes of each answer as sent."""
-    loaded = load(open_run(run))
-    client = make_app(loaded).server.test_client()
-    outputs = [("timeline-figure", "figure"), ("timeline-figure", "style"), ("timeline-note", "children")]
-    length = float(loaded.step_extents["end_ms"].max())
-    cpu, sizes = [], []
-    for begin, end in _stretches(length, zooms):
-        search = {"id": "url", "property": "search", "value": f"?view=timeline&time={begin:.6f}~{end:.6f}"}
-        body = {
-            "output": ".." + "...".join(map(".".join, outputs)) + "..",
-            "outputs": [{"id": name, "property": prop} for name, prop in outputs],
-            "inputs": [search],
-            "changedPropIds": ["url.search"],
-        }
-        began = time.process_time()
-        headers = {"Host": "localhost", "Accept-Encoding": "gzip"}
-        answer = client.post("/_dash-update-component", json=body, headers=headers)
-        cpu.append(1000 * (time.process_time() - began))
-        sizes.append(len(answer.data))
-    return np.array(cpu), np.array(sizes)
-
-
-def _stretches(length: float, zooms: int) -> list[tuple[float, float]]:
-    """From all of a run to a thousandth of it, anywhere."""
-    chance = np.random.default_rng(1)
-    shares = np.geomspace(1, 1e-3, zooms)
-    begins = chance.random(zooms) * (1 - shares) * length
-    return [(begin, begin + share * length) for begin, share in zip(begins, shares)]
-
-
-def pages(run: Path, zooms: int) -> tuple[list[float], list[float]]:
-    """ms until the first page is there, the first time and twice again, and of each zoom in the browser."""
+def pages(run: Path) -> list[float]:
+    """ms until the first page is there, the first time and twice again."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     browser = start_browser()
-    browser.set_script_timeout(120)
-    first, zoomed = [], list[float]()
+    first = []
     try:
         loaded = load(open_run(run))
         with served(loaded) as address:
@@ -138,17 +93,9 @@ def pages(run: Path, zooms: int) -> tuple[list[float], list[float]]:
                 wait(browser, PAGE)
                 first.append(1000 * (time.perf_counter() - began))
                 loaded.warm()
-            browser.get(f"{address}?view=timeline")
-            wait(browser, f"const gd = {PLOT}; return gd && gd.data && gd.data.length > 2")
-            browser.execute_script(WHOLE)
-            chance = np.random.default_rng(2)
-            zoomed = [
-                browser.execute_async_script(ZOOM, float(share), float(chance.random()))
-                for share in np.geomspace(0.9, 1e-3, zooms)
-            ]
     finally:
         browser.quit()
-    return first, zoomed
+    return first
 
 
 def whatifs(run: Path) -> list[float]:
@@ -168,7 +115,7 @@ def whatifs(run: Path) -> list[float]:
 
 
 def memory(run: Path, rounds: int) -> list[tuple[float, float]]:
-    """MB of the server, and of the page's JavaScript, after each round of all views and some zooms."""
+    """MB of the server, and of the page's JavaScript, after each round of all views."""
     browser = start_browser()
     browser.set_script_timeout(120)
     found = []
@@ -177,16 +124,10 @@ def memory(run: Path, rounds: int) -> list[tuple[float, float]]:
         loaded.warm()
         with served(loaded) as address:
             browser.get(address)
-            chance = np.random.default_rng(3)
             for _ in range(rounds):
                 for view in VIEWS:  # within one page, as people do
                     browser.execute_script(f"dpro.go({{view: '{view.name}', time: null}})")
                     settle(browser)
-                browser.execute_script("dpro.go({view: 'timeline'})")
-                wait(browser, f"const gd = {PLOT}; return gd && gd.data && gd.data.length > 2")
-                browser.execute_script(WHOLE)
-                for share in np.geomspace(0.9, 1e-3, 15):
-                    browser.execute_async_script(ZOOM, float(share), float(chance.random()))
                 browser.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
                 heap = browser.execute_cdp_cmd("Runtime.getHeapUsage", {})["usedSize"]
                 pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -209,20 +150,15 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--ranks", type=int, default=8)
     options.add_argument("--spans", type=int, default=500_000)
-    options.add_argument("--zooms", type=int, default=30)
     options.add_argument("--rounds", type=int, default=6)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         make_run(run, given.ranks, given.spans)
-        cpu, sizes = answers(run, given.zooms)
-        zooms = f"median {np.median(cpu):.0f}, p95 {np.percentile(cpu, 95):.0f}"
-        print(f"zoom, CPU of the server, ms: {zooms}; largest answer {sizes.max() / 1e6:.2f} MB")
         megabytes, seconds = report(run)
-        print(f"report as one page: {megabytes:.1f} MB, {seconds:.1f} s of CPU, with all its views")
-        first, zoomed = pages(run, given.zooms)
+        print(f"report as one page: {megabytes:.1f} MB, {seconds:.1f} s of CPU with all that it shows")
+        first = pages(run)
         print(f"first page, ms: {', '.join(f'{ms:.0f}' for ms in first)}")
-        print(f"zoom in the browser, ms: median {np.median(zoomed):.0f}, p95 {np.percentile(zoomed, 95):.0f}")
         taken = whatifs(run)
         print(f"what-if on the server, ms: median {np.median(taken):.0f}, slowest {max(taken):.0f}")
         for server, page in memory(run, given.rounds):

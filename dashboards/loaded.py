@@ -10,7 +10,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
-from dpro.dashboards.timeline.measured import Measured
+from dpro.dashboards.timeline.measured import MAX_UNASKED, Measured
 from dpro.dashboards.timeline.replayed import Later, make_replayed
 from dpro.dashboards.timeline.tracks import Tracks, make_tracks
 from dpro.detect.network.traffic import transfers_of
@@ -48,7 +48,12 @@ class Loaded(Analysis):
         self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
 
     def warm(self) -> None:
-        """Work out what takes long, in the order in which it is likely to be asked for."""
+        """Work out what takes long, in the order in which it is likely to be asked for.
+
+        Of a run of very many spans nothing: the graph would take memory and cores from what is looked at.
+        """
+        if self.run.rows()["spans"] > MAX_UNASKED:
+            return
         for name in ("graph_and_trust", "verdict", "search", "breakdown", "curves"):
             try:
                 getattr(self, name)

@@ -153,7 +153,7 @@
     const data = T.data, mode = T.link.colour || "kind", left = T.gutter(), right = T.frame.clientWidth;
     const scale = data.nsPerPixel / (T.view.end - T.view.begin) * T.width(), shift = T.xOf(data.ask.begin);
     const top = T.frame.scrollTop - AXIS, height = T.frame.clientHeight, dimmed = !!data.ask.find;
-    const texts = [];
+    const texts = [], covers = new Map();  // in one line per rank later bars cover earlier ones
     let style = null;
     for (const at of data.order) {
       const row = data.ask.from[data.row[at]];
@@ -178,24 +178,37 @@
         stop = Math.max(Math.round(stop) - 1, begin + 1);
       }
       context.fillRect(begin, y + 1, Math.max(stop - begin, one ? 0.6 : 1), bar);
-      if (one && stop - begin >= NARROWEST && (!dimmed || layer === MATCH)) texts.push([at, Math.max(begin, left), stop, y, bar, colour]);
+      if (row.type === "rank") {
+        if (!covers.has(y)) covers.set(y, []);
+        covers.get(y).push([begin, stop]);
+      }
+      if (one && stop - begin >= NARROWEST && (!dimmed || layer === MATCH)) {
+        texts.push([at, Math.max(begin, left), stop, y, bar, colour, row.type === "rank" ? covers.get(y).length : 0]);
+      }
     }
     context.globalAlpha = 1;
     context.font = FONT;
     context.textBaseline = "middle";
     context.textAlign = "left";
-    const covered = new Map();  // in one line per rank bars cover each other, and so would names
-    for (let at = texts.length - 1; at >= 0; at--) {
-      const [segment, begin, stop, y, bar, colour] = texts[at];
-      const taken = covered.get(y) || [];
-      if (taken.some(([a, b]) => begin < b && a < stop)) continue;
-      taken.push([begin, stop]);
-      covered.set(y, taken);
+    for (const [segment, from, until, y, bar, colour, drawn] of texts) {
+      let [begin, stop] = [from, until];
+      if (drawn) [begin, stop] = uncovered(begin, stop, covers.get(y).slice(drawn));
+      if (stop - begin < NARROWEST) continue;
       const words = fitted(context, T.short(T.names.get(data.name[segment]) || ""), stop - begin - 7);
       if (!words) continue;
       context.fillStyle = inkOn(colour);
       context.fillText(words, begin + 4, y + 1 + bar / 2 + 0.5);
     }
+  }
+
+  // Where a bar can be seen from its beginning on, below those that were drawn after it.
+  function uncovered(begin, stop, later) {
+    const over = later.filter(([a, b]) => a < stop && begin < b).sort((a, b) => a[0] - b[0]);
+    for (const [a, b] of over) {
+      if (a > begin + NARROWEST) return [begin, a];
+      begin = Math.max(begin, b);
+    }
+    return [begin, stop];
   }
 
   const widths = new Map();

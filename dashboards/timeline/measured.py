@@ -21,6 +21,7 @@ from dpro.schema import SPANS
 from dpro.store import Run
 
 log = logging.getLogger(__name__)
+MAX_UNASKED = 1_500_000  # spans of a run whose graph is built before a view asks for it
 COLUMNS = (
     "span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "tid", "device", "stream",
     "correlation", "forward_thread", "micro_batch",

@@ -40,6 +40,7 @@ def phases_of(
     _inherit(phase, place, depth, start)
     host = kind.is_in(["cpu_op", "runtime"]).to_numpy()
     phase[host & (phase == UNKNOWN)] = FORWARD
+    _inherit(phase, place, depth, start)  # ranges within operators
     _launched(phase, spans, kind)
     return phase
 

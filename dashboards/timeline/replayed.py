@@ -69,7 +69,7 @@ def make_replayed(timeline: Timeline, measured: Measured) -> Replayed:
         rank: _rank_lanes(timeline, rank, lanes, codes, shift, of.window_ns) for rank, lanes in ranks.items()
     }
     critical = {rank: _critical(timeline, path, lanes, shift, of.window_ns) for rank, lanes in ranks.items()}
-    return Replayed(timeline, everything, _path(timeline, path, codes, shift, of.window_ns), critical, offset)
+    return Replayed(timeline, everything, _path(timeline, path, measured, codes), critical, offset)
 
 
 def _codes(timeline: Timeline, names: Names) -> NDArray[np.int32]:
@@ -116,12 +116,18 @@ def _rank_lanes(
     ]
     columns = {name: column[order] for name, column in columns.items()}
     columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
-    item = measured_items(measured, nodes.span[columns["ident"]])
-    for name, column in (("phase", measured.phase), ("micro_batch", measured.micro_batch)):
-        columns[name] = np.where(item >= 0, column[item] if column.size else columns[name], columns[name])
+    everything = np.arange(columns["ident"].size)
+    _like(columns, everything, measured, measured_items(measured, nodes.span[columns["ident"]]))
     labels = [timeline.graph.lanes[lane][1] for lane in lanes.tolist()]
     gpu = [label.startswith(("stream", "GPU")) for label in labels]
     return laid(rank, columns, labels, gpu, window_ns)
+
+
+def _like(columns: dict[str, NDArray[Any]], places: Ints, lanes: RankLanes, item: Ints) -> None:
+    """Give nodes the phase and micro-batch of the spans they were measured as, where those are known."""
+    known = item >= 0
+    columns["phase"][places[known]] = lanes.phase[item[known]]
+    columns["micro_batch"][places[known]] = lanes.micro_batch[item[known]]
 
 
 def measured_items(lanes: RankLanes, spans: Ints) -> Ints:
@@ -159,18 +165,22 @@ def _critical(
     return levels(Level(0.0, first, start, end, np.zeros(own.size, np.uint8)), window_ns)
 
 
-def _path(timeline: Timeline, path: Ints, codes: NDArray[np.int32], shift: int, window_ns: int) -> RankLanes:
+def _path(timeline: Timeline, path: Ints, measured: Measured, codes: NDArray[np.int32]) -> RankLanes:
     """The critical path as a lane of its own, when its work was measured."""
-    nodes = timeline.graph.nodes
+    nodes, of = timeline.graph.nodes, measured.clocks
+    shift = timeline.graph.origin_ns - of.origin_ns
     start, end = nodes.measured_start[path], nodes.measured_end[path]
     lasting: Bools = end > start
     path, start, end = path[lasting], start[lasting] + shift, end[lasting] + shift
     columns = _columns(timeline, path, start, end, codes)
     columns["place"] = np.zeros(path.size, np.int64)
+    for rank, lanes in measured.ranks.items():
+        mine = np.flatnonzero(nodes.rank[path] == rank)
+        _like(columns, mine, lanes, measured_items(lanes, nodes.span[path[mine]]))
     order = np.argsort(start, kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
     columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
-    return laid(PATH, columns, [CRITICAL], [True], window_ns)
+    return laid(PATH, columns, [CRITICAL], [True], of.window_ns)
 
 
 class Later:

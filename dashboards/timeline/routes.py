@@ -22,6 +22,7 @@ from dpro.dashboards.timeline.causes import cause_of, fact_info
 from dpro.dashboards.timeline.detail import Level, Segments, segments
 from dpro.dashboards.timeline.facts import place_of, span_info
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
+from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.dashboards.timeline.phases import PHASES
 from dpro.dashboards.timeline.replayed import PATH
 from dpro.dashboards.timeline.search import Place, matching
@@ -31,7 +32,6 @@ from dpro.schema import WORKERS
 from dpro.words import shortened
 
 AXES = ("dp", "tp", "pp")
-AUTOMATIC = 1_500_000  # spans up to which the graph is built without being asked for
 NAMED_PIXELS = 22  # how wide a bar is that has its name in it
 MAX_ROWS, MAX_PIXELS = 400, 8_000
 _LONGEST = 160  # characters of a name in a bar
@@ -99,7 +99,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
         "kinds": KINDS,
         "phases": PHASES,
         "steps": [list(row) for row in of.steps.select("window", "step", "begin_ms", "end_ms").iter_rows()],
-        "replay": {"state": later.state, "why": later.why, "automatic": of.spans <= AUTOMATIC}
+        "replay": {"state": later.state, "why": later.why, "automatic": of.spans <= MAX_UNASKED}
         | ({"note": path_note(*later.value.offset_ns)} if later.value else {}),
         "ranks": [
             {

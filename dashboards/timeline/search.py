@@ -23,6 +23,14 @@ from dpro.words import shortened
 LONGEST = 300  # characters of an expression
 KEPT = 48  # ranks' levels of matches that are kept
 _QUOTED = 60
+_EXACT = 140  # characters of a name that an expression for it has; each may take two
+_SIGNS = "\\.+*?()|[]{}^$"
+
+
+def exactly(name: str) -> str:
+    """An expression that a name matches, and of long names those that begin as it does."""
+    text = "".join(f"\\{sign}" if sign in _SIGNS else sign for sign in name[:_EXACT])
+    return f"^{text}$" if len(name) <= _EXACT else f"^{text}"
 
 
 class Place(NamedTuple):

@@ -17,6 +17,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
 from dpro.dashboards.shown import Shown
+from dpro.dashboards.timeline.search import exactly
 from dpro.dashboards.views.roofline import gpu_of, roofline_figure, roofline_info
 from dpro.replay.steps.breakdown import kernel_totals
 from dpro.units import NS_PER_MS, NS_PER_US
@@ -90,7 +91,7 @@ def _table(loaded: Loaded, link: Link) -> Any:
     largest = float(rows["total_ms"].to_numpy().max()) or 1.0
     body = [
         [
-            [_bar(row["total_ms"] / largest), html.Span(row["name"], className="name", title=row["name"])],
+            [_bar(row["total_ms"] / largest), _named(row["name"], link)],
             row["class"],
             f"{row['count']:,}",
             f"{row['total_ms']:.3f}",
@@ -106,6 +107,12 @@ def _table(loaded: Loaded, link: Link) -> Any:
         html.P(more, className="note"),
         csv_link(NAME, "kernels", link),
     ]
+
+
+def _named(name: str, link: Link) -> Component:
+    """A name that leads to its spans in the timeline."""
+    address = link.query(view="timeline", own={"find": exactly(name)})
+    return dcc.Link(name, href=address, className="name", title=f"{name}: show its spans")
 
 
 def _bar(share: float) -> Component:

@@ -53,6 +53,7 @@ PARTS = (
 UNTRIED = {
     "accuracy.whatif": "real jobs over limited links, which need root",
     "dashboard": "needs a browser",
+    "timeline": "needs a browser; test_timeline.py measures a tiny run with its parts",
     "diagnosis.hang_jobs": "seventeen real jobs; tests/integration/test_hang_jobs.py runs them",
     "limited_link": "needs root and TUN devices",
     "watch.latency": "real jobs of minutes; tests/integration/test_watch_jobs.py runs them",

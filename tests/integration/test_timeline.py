@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from benchmarks.timeline import BARS, checks, made_up, measured, repeated
 from dpro.cli.run.dashboard import load
 from dpro.store import open_run
 from tests.browser import complaints, served, settle, start_browser, wait
@@ -289,3 +290,13 @@ def test_the_timeline_fits_pages_of_all_widths(browser, job, width, theme):
         assert complaints(browser) == []
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_a_tiny_run(tmp_path):
+    start_browser().quit()  # or skip
+    spans = repeated(made_up(tmp_path / "step"), tmp_path / "run", 2, 6000)
+    rows = checks(measured(tmp_path / "run", 6), 2, spans)
+    assert spans >= 6000
+    assert {name for name in rows if "bar" in rows[name]} == set(BARS)
+    assert rows["wheel_p95_ms"]["n"] >= 6

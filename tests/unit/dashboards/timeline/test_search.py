@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from dpro.dashboards.timeline.lanes import Names, make_lanes
-from dpro.dashboards.timeline.search import KEPT, Place, Search, matching
+from dpro.dashboards.timeline.search import KEPT, Place, Search, exactly, matching
 from dpro.errors import UsageError
 from dpro.schema import SPANS, conform
 
@@ -65,6 +65,12 @@ def test_what_is_no_expression_is_refused_in_one_line(pattern):
     with pytest.raises(UsageError) as refused:
         matching(pattern, ["a"])
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a.b", "void f<int, 4>(x*)[2]{}|^$+?\\ end", "y" * 400])
+def test_an_expression_for_one_name_matches_it_and_no_other(name):
+    assert matching(exactly(name), [name, f"x{name}", name.replace(".", "-")]).tolist()[:2] == [True, False]
+    assert not matching(exactly("a.b"), ["a-b", "a.bc"]).any()
 
 
 def test_names_are_matched_one_by_one():
