@@ -40,6 +40,7 @@ from dpro.store import open_run
 
 SKIP, WINDOW_STEPS, AFTERWARDS = 8, 16, 3
 MS, US = 1_000_000, 1_000
+BAR_PCT = 10.0  # of an error, on a machine that does much else
 
 Change = Callable[[Graph], Graph]
 
@@ -342,6 +343,22 @@ def rows(results: list[dict[str, object]]) -> Iterator[str]:
         yield f"{result['twin']:52} {times} {errors} {others}"
 
 
+def check(results: list[dict[str, object]]) -> dict[str, object]:
+    """Whether all predictions are within the bar: {n, figures, bar, holds}."""
+    errors = [
+        abs(float(str(result[name])))
+        for result in results
+        for name in ("forward_error_pct", "backward_error_pct")
+    ]
+    figures = {"worst_error_pct": max(errors, default=0.0), "twins": results}
+    return {
+        "n": len(errors),
+        "figures": figures,
+        "bar": BAR_PCT,
+        "holds": max(errors, default=0.0) <= BAR_PCT,
+    }
+
+
 def chosen(only: list[str]) -> list[Twin]:
     """The pairs whose names contain one of the words; those over a limited link only as root."""
     fitting = [twin for twin in TWINS if not only or any(word in twin.name for word in only)]
@@ -363,7 +380,7 @@ def main() -> None:
         twins = chosen(options.only)
         record_all(runs, twins, options.rounds)
         results = [compare(runs, twin, options.rounds) for twin in twins]
-    print(json.dumps(results, indent=1) if options.json else "\n".join(rows(results)))
+    print(json.dumps({"twins": check(results)}, indent=1) if options.json else "\n".join(rows(results)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How often simulated hangs are named right, compared with PyTorch's own analyser; and how fast.
 
-python -m benchmarks.diagnosis.hangs [--cases N] [--ranks N] [--ring N]
+python -m benchmarks.diagnosis.hangs [--cases N] [--seed N] [--ranks N] [--ring N] [--json]
 
 Cases are drawn as in the tests: DP, FSDP, TP x PP, MoE; 4, 16 or 64 ranks; nine kinds of faults; dumps of any
 version, whole or active entries only, some clipped, some taken too early; one is lost in half of the cases.
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import json
 import logging
 import os
 import random
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.diagnosis.report import wilson
@@ -68,8 +70,13 @@ def _details(read: tuple[object, str], arguments: object) -> tuple[object, objec
     return details, arguments, version
 
 
-def accuracy(cases: int) -> None:
-    """Draw cases of each kind and print how they were judged."""
+def accuracy(cases: int, first: int) -> dict[str, Counter[str]]:
+    """Draw cases of each kind, print how they were judged, and return the counts by kind.
+
+    Args:
+        cases: of each kind.
+        first: seed of the first.
+    """
     choose = hanging_dumps.choose_dumping
     hang_cases.choose_dumping = lambda rng, job: dataclasses.replace(choose(rng, job), as_json=False)
     print("| fault | right rank and class | open | wrong | PyTorch: right ranks | near | raised |")
@@ -77,7 +84,7 @@ def accuracy(cases: int) -> None:
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     for kind in (*FAULTS, None):
         found: Counter[str] = Counter()
-        for seed in range(cases):
+        for seed in range(first, first + cases):
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     case, size = draw(seed, kind, Path(folder))
@@ -101,6 +108,7 @@ def accuracy(cases: int) -> None:
     print(
         f"\n{whole['open']} cases not decided by their dumps (the decisive one is lost or too early): {lost}"
     )
+    return totals
 
 
 def _print_row(name: str, found: Counter[str]) -> None:
@@ -139,11 +147,22 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=60, help="seeds of each kind of fault")
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--ring", type=int, default=200, help="entries that are kept of each rank")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--json", action="store_true", help="one object; the tables then go to stderr")
     options = parser.parse_args()
-    if options.cases:
-        accuracy(options.cases)
-    if options.ranks:
-        speed(options.ranks, options.ring)
+    with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+        counts = accuracy(options.cases, options.seed) if options.cases else {}
+        if options.ranks:
+            speed(options.ranks, options.ring)
+    if options.json:
+        print(json.dumps({"hangs": check(counts)}))
+
+
+def check(counts: Mapping[str, Mapping[str, int]]) -> dict[str, object]:
+    """The decided cases of each fault, and whether none is judged wrong: {n, figures, bar, holds}."""
+    wrong = sum(found["decided wrong"] for found in counts.values())
+    n = sum(found["decided"] for found in counts.values())
+    return {"n": n, "figures": {"wrong": wrong, "by_fault": counts}, "bar": 0, "holds": wrong == 0}
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ TINY = {
     "accuracy.twins": ["--only", "straggler", "--rounds", "1", "--json"],
     "diagnosis": ["matrix", "--cases", "1", "--output", "out.json"],
     "diagnosis.dumps": ["--ranks", "16", "--entries", "20", "--rounds", "1", "--json"],
-    "diagnosis.hangs": ["--cases", "1", "--ranks", "16", "--ring", "20"],
+    "diagnosis.hangs": ["--cases", "1", "--ranks", "16", "--ring", "20", "--json"],
     "diagnosis.large": ["--ranks", "32", "--rounds", "1", "--json"],
     "diagnosis.operations": ["--cases", "1", "--json"],
     "gpu": ["--dry-run", "-o", "gpu", "--only", "facts.versions,replay.gpt-bf16", "--json"],
@@ -40,6 +40,11 @@ TINY = {
     "unchanged": [SAMPLE, "-o", "out.json"],
     "watch.scale": ["--ranks", "8", "--cases", "straggler"],
 }
+CHECKS = {
+    "accuracy.twins",
+    "diagnosis.hangs",
+    "diagnosis.operations",
+}  # of truth: with a bar that holds or not
 PARTS = (
     "cpu_job",
     "recording",
@@ -110,4 +115,7 @@ def test_a_benchmark_runs(name, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     if "--json" in TINY[name]:
-        assert json.loads(done.stdout)
+        document = json.loads(done.stdout)
+        assert document
+        if name in CHECKS:
+            assert all(check.keys() == {"n", "figures", "bar", "holds"} for check in document.values())
