@@ -288,6 +288,14 @@ def test_rank_that_is_much_slower_is_named_even_if_others_hide_it():
     assert "nearly as late" in finding.evidence[-1]
 
 
+def test_one_step_that_takes_far_longer_does_not_count_as_the_cost_of_a_slow_rank():
+    job = slower(noisy(data_parallel(4, 40, blocks=True), 1, 0.01), 1, 1.25)
+    (usual,) = late_ranks(*tables(job))
+    job.factors[1, 33] *= 5  # as in a pause
+    (finding,) = late_ranks(*tables(job))
+    assert finding.cost_ns == pytest.approx(usual.cost_ns, rel=0.05)
+
+
 def test_rank_that_became_a_little_slower_is_named_even_if_the_step_hardly_waits_for_it():
     job = noisy(data_parallel(8, 100, buckets=1), 3, 0.03)
     (finding,) = late_ranks(*tables(slower(job, 2, 1.05, since=80)))
