@@ -115,6 +115,10 @@ class Run:
     def part_by_part(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """Some columns of a table, one part in memory at a time.
 
+        Args:
+            table: which table.
+            columns: those to read.
+
         Raises:
             InputError: a part cannot be read.
         """
@@ -215,7 +219,12 @@ def write_part(run: Path, table: Table, part: str, frame: pl.DataFrame) -> int:
 
 
 def write_manifest(run: Path, manifest: Manifest) -> None:
-    """Write the manifest, whole or not at all: it is written last, so a run that has one is complete."""
+    """Write the manifest, whole or not at all: it is written last, so a run that has one is complete.
+
+    Args:
+        run: the run directory, made where it does not exist.
+        manifest: what to write.
+    """
     run.mkdir(parents=True, exist_ok=True)
     document = dataclasses.asdict(manifest) | {"missing_ranks": manifest.missing_ranks}
     with written_whole(run.resolve(), MANIFEST) as file:

@@ -37,7 +37,11 @@ class Importer(Protocol):
         """Whether a file that begins like this (decompressed) is of the format."""
 
     def read(self, path: Path, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
-        """Read the file; `rank` overrides what the file says.
+        """Read the file.
+
+        Args:
+            path: the file.
+            rank: overrides the rank that the file states.
 
         Raises:
             InputError: the file cannot be read as what it should be.
@@ -72,6 +76,10 @@ class Format:
 
     def read(self, path: Path | Source, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
         """Read a file with the format's own reader.
+
+        Args:
+            path: the file.
+            rank: overrides the rank that the file states.
 
         Raises:
             InputError: the file cannot be read as what it should be.

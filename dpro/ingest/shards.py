@@ -143,7 +143,19 @@ def stage_part(
     executor: Executor | None,
     progress: Progress | None,
 ) -> None:
-    """Read this shard's files, every n-th by name, and mark them as staged."""
+    """Read this shard's files, every n-th by name, and mark them as staged.
+
+    Args:
+        traces: the files of all shards.
+        staging: folder that the import is gathered in.
+        shard: which part of the files to read.
+        jobs: as in `import_sources`.
+        executor: as in `import_sources`.
+        progress: called after each file of this shard.
+
+    Raises:
+        OSError: the staging folder cannot be written.
+    """
     mark = _mark(staging, shard.index)
     mark.unlink(missing_ok=True)
     tasks = [task for task in traces.tasks(staging)[shard.index :: shard.count] if not is_staged(task)]

@@ -79,7 +79,12 @@ class _Writers:
         stack.append(place)
 
     def last(self, tensor: int, thread: int) -> int:
-        """Place of the last writer as seen from a thread, -1 for none; the outermost of those that nest."""
+        """Place of the last writer as seen from a thread, -1 for none; the outermost of those that nest.
+
+        Args:
+            tensor: its id.
+            thread: the thread that asks.
+        """
         best = self._ended.get(tensor, -1)
         for other, stack in self._open.items():
             writing = [place for place in stack if tensor in self._nodes[place].writes]

@@ -235,7 +235,15 @@ def _nanoseconds(value: Raw) -> int:
 
 
 def fields(nodes: Sequence[Node], name: str) -> list[Any]:
-    """One attribute of all nodes."""
+    """One attribute of all nodes.
+
+    Args:
+        nodes: [N] nodes.
+        name: of the attribute.
+
+    Returns:
+        [N] values.
+    """
     return [getattr(node, name) for node in nodes]
 
 

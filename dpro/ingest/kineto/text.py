@@ -64,7 +64,12 @@ def last_boundary(text: bytes) -> tuple[int, int] | None:
 
 
 def next_boundary(text: bytes, position: int) -> int:
-    """Where the next event begins, -1 where none does."""
+    """Where the next event begins, -1 where none does.
+
+    Args:
+        text: text within the list.
+        position: where to begin.
+    """
     found = _BOUNDARY.search(text, position)
     return found.end() if found else -1
 

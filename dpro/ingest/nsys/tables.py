@@ -55,6 +55,10 @@ class Export:
     def rows(self, table: str, columns: Columns) -> pl.DataFrame:
         """Rows of a table: the requested columns, null where it lacks them; no rows where there is no table.
 
+        Args:
+            table: its name.
+            columns: types by name.
+
         Raises:
             InputError: the database is damaged.
         """
