@@ -83,9 +83,10 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
             textposition="inside",
             insidetextanchor="middle",
             textfont={"size": 11},
+            textangle=0,
             hovertemplate=f"{by} %{{x}}: %{{y:.3f}} {unit}, %{{customdata:.1f}} %<extra>{title}</extra>",
         )
-    for place, whole in zip(places, parts["duration_ms"]) if few else ():
+    for place, whole in enumerate(parts["duration_ms"]) if few else ():  # a category is given by its place
         figure.add_annotation(
             x=place, y=whole / scale, text=f"{whole / scale:.3g} {unit}", yshift=8, showarrow=False
         )
@@ -94,6 +95,7 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
     styled(figure, theme, height=340)
     gap = max(_GAP, 1 - _WIDEST * parts.height)
     figure.update_layout(legend_traceorder="normal", meta={"by": by}, hovermode="closest")
+    figure.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
     return figure.update_layout(barmode="stack", bargap=gap)
 
 

@@ -83,4 +83,4 @@ def test_bars_have_their_values_and_shares_inside_and_their_totals_above(loaded)
     parts = part_info(loaded.breakdown, "rank", Link())
     figure = part_figure(parts, "rank", "light")
     assert any("%" in text for bar in figure.data for text in bar.text)
-    assert len(figure.layout.annotations) == parts.height
+    assert [total.x for total in figure.layout.annotations] == list(range(parts.height))
