@@ -108,10 +108,10 @@ def test_orders_whose_operations_differ_in_a_tenth_are_not_matched(others, clear
     assert best_shift(ends, ends, lambda i, j: (i != j) | (j >= others))[1] == clear
 
 
-@pytest.mark.parametrize(("op", "members"), [("all_reduce", 1), ("broadcast", 1), ("all_to_all", 2)])
-def test_sizes_have_to_agree_where_the_operation_asks_for_it(op, members):
+def _calls(op: str, odd_rank: int = 1, **of_last: int) -> pl.DataFrame:
+    """Twenty calls of one operation on two ranks; the last on one of them differs in what is given."""
     ends = np.cumsum(np.tile(UNEVEN_MS, 2)[:20]) * MS
-    rows = pl.DataFrame(
+    rows = [
         {
             "rank": rank,
             "collective_id": number,
@@ -119,14 +119,36 @@ def test_sizes_have_to_agree_where_the_operation_asks_for_it(op, members):
             "op": op,
             "group": "world",
             "group_ranks": [0, 1],
-            "bytes_in": 400 + rank * (number == 19),
+            "bytes_in": 400,
             "start_ns": int(end) - US,
             "duration_ns": US,
         }
         for rank in (0, 1)
         for number, end in enumerate(ends)
-    )
-    matched = match_collectives(conform(COLLECTIVES, rows), SPANS.empty()).rows
+    ]
+    rows[20 * odd_rank + 19] |= of_last
+    return conform(COLLECTIVES, pl.DataFrame(rows))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("op", "num_bytes", "members"),
+    [
+        ("all_reduce", 401, 1),
+        ("broadcast", 401, 1),
+        ("all_to_all", 401, 2),
+        ("all_reduce", 0, 1),  # nothing is a size, too
+        ("all_reduce", -1, 2),  # a size that is not known fits any
+    ],
+)
+def test_sizes_have_to_agree_where_the_operation_asks_for_it(op, num_bytes, members, rank):
+    matched = match_collectives(_calls(op, rank, bytes_in=num_bytes), SPANS.empty()).rows
     found = matched.filter(pl.col("collective_id") == 19)["members"].to_list()
     assert found == [members] * 2
     assert (matched.filter(pl.col("collective_id") < 19)["members"] == 2).all()
+
+
+@pytest.mark.parametrize(("duration_ns", "counts"), [(0, True), (-1, False)])
+def test_a_call_that_lasts_no_time_counts_and_one_of_unknown_length_does_not(duration_ns, counts):
+    matched = match_collectives(_calls("all_reduce", duration_ns=duration_ns), SPANS.empty()).rows
+    assert matched.height == 39 + counts
