@@ -149,6 +149,28 @@ def test_ranks_of_one_host_name_that_causality_separates_have_clocks_of_their_ow
     assert alignment.of(1).line.offset_ns == pytest.approx(8 * MS, abs=20 * US)
 
 
+def _prompt(ahead_us: int) -> Job:
+    """Two ranks that come and leave together, a microsecond later, on clocks that differ by so much."""
+    job = Job({0: (0, 0), 1: (ahead_us * US, 0)})
+    for number in range(30):
+        at = TODAY + number * 10 * MS
+        job.meet("all_reduce", dict.fromkeys((0, 1), (at, at + US)))
+    return job
+
+
+@pytest.mark.parametrize(("ahead_us", "clocks"), [(990, 1), (1010, 2)])
+def test_ranks_of_one_host_name_may_contradict_it_by_a_millisecond(ahead_us, clocks):
+    job = _prompt(ahead_us)
+    for rank in (0, 1):
+        job.host(rank, "localhost")
+    assert len({job.align().of(rank).name for rank in (0, 1)}) == clocks
+
+
+@pytest.mark.parametrize(("ahead_us", "found_us"), [(49, 0), (51, 51)])
+def test_offsets_within_the_skew_of_ends_are_none(ahead_us, found_us):
+    assert _prompt(ahead_us).align().of(1).line.offset_ns == found_us * US
+
+
 def test_ranks_that_share_nothing_with_the_reference_are_compared_through_others():
     job = Job({0: (0, 0), 1: (5 * MS, 0), 2: (-3 * MS, 0)})
     alignment = job.all_reduces([0, 1], 40).all_reduces([1, 2], 40).align()
