@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,21 @@ def serving(run: Path) -> Iterator[tuple[str, int]]:
             process.terminate()
 
 
+def cpu_ms(process: int) -> float:
+    """Processor time of a process and all that it started."""
+    stats = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            stats[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
+    parent = {number: int(stat[1]) for number, stat in stats.items()}
+    family, grown = {process}, True
+    while grown:
+        more = {number for number, of in parent.items() if of in family} - family
+        family, grown = family | more, bool(more)
+    ticks = sum(int(stat[11]) + int(stat[12]) for number, stat in stats.items() if number in family)
+    return 1000 * ticks / os.sysconf("SC_CLK_TCK")
+
+
 def memory_mb(process: int) -> dict[str, float]:
     """Resident memory of a process now, and at its peak."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
@@ -195,7 +210,9 @@ def measured(run: Path, turns: int) -> dict[str, Any]:
             everything = time.perf_counter() - begin
             time.sleep(1)
             browser.execute_script("dproTimeline.waits.length = 0")
+            before = cpu_ms(process), cpu_ms(browser.service.process.pid)
             turn_the_wheel(browser, turns)
+            after = cpu_ms(process), cpu_ms(browser.service.process.pid)
             waits = browser.execute_script("return dproTimeline.waits")
             begin = time.perf_counter()
             browser.execute_script(SEARCH)
@@ -206,6 +223,7 @@ def measured(run: Path, turns: int) -> dict[str, Any]:
             return {
                 "first_lanes_s": first, "all_lanes_s": everything, "wheel_ms": waits, "search_s": searched,
                 "server_mb": memory_mb(process),
+                "cpu_ms": [(end - start) / turns for start, end in zip(before, after, strict=True)],
             }  # fmt: skip
     finally:
         browser.quit()
@@ -236,7 +254,12 @@ def checks(found: dict[str, Any], ranks: int, spans: int) -> dict[str, Any]:
             "all": found["all_lanes_s"],
             "search": found["search_s"],
         },
-        "wheel_p95_ms": {"median": float(np.median(wheel)), "p95": float(np.percentile(wheel, 95))},
+        "wheel_p95_ms": {
+            "median": float(np.median(wheel)),
+            "p95": float(np.percentile(wheel, 95)),
+            "server_cpu": found["cpu_ms"][0],
+            "browser_cpu": found["cpu_ms"][1],
+        },
         "server_mb": found["server_mb"],
     }
     values = (found["first_lanes_s"], figures["wheel_p95_ms"]["p95"], found["server_mb"]["peak"])

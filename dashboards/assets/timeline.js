@@ -5,7 +5,7 @@
 
   const ROW = 17, HEAD = 22, GROUP = 24, AXIS = 40;  // pixels: a row of bars, a rank's line, a group's, the axis
   const MANY_RANKS = 8, MANY_ROWS = 70, ROOM = 0.01;
-  const AHEAD = 0.25, AHEAD_ROWS = 200;  // of what is seen is fetched on each side; pixels above and below
+  const AHEAD = 0.15, AHEAD_ROWS = 200;  // of what is seen is fetched on each side; pixels above and below
 
   const T = window.dproTimeline = {
     ROW, HEAD, GROUP, AXIS,

@@ -58,11 +58,12 @@
   // The order in which segments are drawn: merged ones below, then by what covers what.
   T.sort = (data) => {
     const above = T.info.kinds.map((kind) => ABOVE[kind]);
-    const key = new Float64Array(data.size);
+    const key = new Float64Array(data.size), room = 2 ** 22;  // numbers sort faster than by a function
     for (let at = 0; at < data.size; at++) {
       key[at] = data.layer[at] * 4096 + (data.count[at] === 1 ? 1024 : 0) + above[data.kind[at]] * 64 + data.kind[at];
     }
-    data.order = Uint32Array.from(key.keys()).sort((a, b) => key[a] - key[b]);
+    for (let at = 0; at < data.size; at++) key[at] = key[at] * room + at;
+    data.order = Uint32Array.from(key.sort(), (each) => each % room);
   };
 
   T.gutter = () => (T.frame && T.frame.clientWidth < 560 ? 92 : 168);

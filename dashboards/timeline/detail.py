@@ -21,7 +21,7 @@ PIXELS = 1600  # of the width of a large window
 FINER = 4  # grains to a pixel, at least: so exact is what is seen of a coarser level
 COARSEST = 10  # grains to a pixel of a look at a whole window: shorter looks can still do with them
 COARSER, LEVELS = 8, 3  # grains of a level to one of the next coarser; how many levels beside all spans
-DENSITIES = 8  # shades of merged segments: how busy their pixels are
+DENSITIES = 4  # shades of merged segments: how busy their pixels are
 
 
 @dataclass(frozen=True)

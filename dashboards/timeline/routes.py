@@ -34,6 +34,7 @@ from dpro.words import shortened
 AXES = ("dp", "tp", "pp")
 NAMED_PIXELS = 22  # how wide a bar is that has its name in it
 MAX_ROWS, MAX_PIXELS = 400, 8_000
+MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # of a viewport, as a browser draws in a moment; of each rank in it
 _LONGEST = 160  # characters of a name in a bar
 SPAN, MATCH, ON_PATH = 0, 1, 2  # layers of a viewport
 _ARRAYS = (
@@ -135,7 +136,9 @@ def drawn(loaded: Loaded, view: Viewport, pattern: str = "") -> Iterator[tuple[i
     """
     pixel_ns, window_ns = (view.end - view.begin) / view.pixels, loaded.measured.clocks.window_ns
     replayed = loaded.replay_lanes.value
-    for side, rank in dict.fromkeys((side, rank) for side, rank, _ in view.rows):
+    ranks = list(dict.fromkeys((side, rank) for side, rank, _ in view.rows))
+    most = max(MAX_SEGMENTS // max(len(ranks), 1), MIN_SEGMENTS)
+    for side, rank in ranks:
         lanes = _lanes(loaded, side, rank)
         if lanes is None:
             continue
@@ -151,7 +154,7 @@ def drawn(loaded: Loaded, view: Viewport, pattern: str = "") -> Iterator[tuple[i
             layers.append((ON_PATH, replayed.critical.get(rank, ())))
         for layer, known in layers:
             if known and rows:
-                found = segments(known, rows, view.begin, view.end, pixel_ns)
+                found = segments(known, rows, view.begin, view.end, pixel_ns, most)
                 yield layer, lanes, replace(found, row=places[found.row])
 
 
