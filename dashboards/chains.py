@@ -1,4 +1,4 @@
-"""Who waits for whom, as a diagram: ranks and operations, from those that only wait to what is at fault.
+"""Which ranks wait for which, as a diagram: ranks and operations, from those that wait to what is at fault.
 
 In: the graph of waiting. Out: boxes and arrows, and a figure of them. Ranks that wait for the same are one
 box, so are operations: a job of a thousand ranks that wait for one has few. Arrows are the shortest ways to
@@ -23,7 +23,7 @@ from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to
 from dpro.words import shortened
 
 MAX_BOXES = 60
-_TOLD = 3  # operations of a box that are told one by one
+_LISTED = 3  # operations of a box that are listed one by one
 _LABEL, _FACT = 24, 300  # characters of ranks in a label, and in facts
 _COLUMN_CHARACTERS = 150  # of a label, in all columns together
 _ROW = 62  # pixels
@@ -40,7 +40,7 @@ class Box:
         x: columns from the right, 0 for where chains end, -1 for what waits for that.
         y: place in its column, 0 in the middle.
         label: in few words.
-        facts: lines that tell all.
+        facts: lines that say all.
     """
 
     kind: str
@@ -68,16 +68,16 @@ class Chains:
 
 
 def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
-    """Who waits for whom.
+    """Which ranks wait for which.
 
     Args:
-        case: what the run tells of calls that are not finished.
+        case: what the run says of calls that are not finished.
         at_fault: ranks that findings name.
     """
     roots = case.roots
     away = lead_to(case.waits, roots)
     circle = {id(operation) for root in roots if root.kind == CYCLE for operation in root.operations}
-    groups, ends = _alike(case, away, at_fault)
+    groups, ends = _grouped(case, away, at_fault)
     shown = groups[:MAX_BOXES]
     columns = [
         -away[nodes[0]] + (nodes[0][0] == OPERATION and _operation(case, nodes[0]) in circle)
@@ -91,7 +91,7 @@ def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
     return Chains(boxes, tuple(arrows), len(groups) - len(shown))
 
 
-def _alike(
+def _grouped(
     case: Case, away: Mapping[Node, int], at_fault: Sequence[int]
 ) -> tuple[list[list[Node]], list[set[int]]]:
     """Nodes that wait for the same, nearest to the ends first, and what each of these groups waits for.
@@ -140,7 +140,7 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
     kind, numbers = nodes[0][0], tuple(sorted(number for _, number in nodes))
     if kind == OPERATION:
         operations = [case.waits.operations[number] for number in numbers]
-        facts = [attendance(operation) for operation in operations[:_TOLD]]
+        facts = [attendance(operation) for operation in operations[:_LISTED]]
         more = len(operations) - len(facts)
         label = _short_name(operations[0]) + (f" + {len(operations) - 1}" if len(operations) > 1 else "")
         return Box(kind, numbers, False, x, y, label, (*facts, *([f"and {more} more"] if more > 0 else [])))
@@ -150,8 +150,8 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
     said += [f"{ranks_in_words(gone)}: the process is gone"] if gone else []
     named = ranks_in_words(numbers)
     label = named if len(named) <= _LABEL else f"{len(numbers)} ranks"
-    told = shortened(named, _FACT)
-    return Box(kind, numbers, blamed, x, y, label, (told, *said))
+    listed = shortened(named, _FACT)
+    return Box(kind, numbers, blamed, x, y, label, (listed, *said))
 
 
 def _short_name(operation: Operation) -> str:
