@@ -5,9 +5,11 @@ step is, and calls the probes when a step, a window, a second or the job ends. A
 probe alone.
 
     hooks, patching     where the recorder is called from torch; code of ours around a function of torch's
+    torch_internals     every private attribute of torch that is used, and what is done without it
     recorder            the core
     records             fixed-size records in a mapped file: what is written survives kill -9
-    names, own          names of files that both sides know; whether a folder is this user's own
+    names, own, files   names of files that both sides know; whether a folder is this user's own; files that
+                        are there whole or not at all
     captures            when CUDA graphs are captured: nothing of ours calls CUDA then
     store               questions to the job's own store: answered at once or not at all
     steps/              where steps end, and what the process did in them

@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from types import CodeType
 from typing import Any
 
 import torch
 
-_watch_frames: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+from .torch_internals import code_skipper, watch_frames
 
 
 def patch(
@@ -51,33 +50,22 @@ def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
     TorchDynamo compiles what is called from code that it has compiled, such as an optimizer's hook, and
     complains on the job's stderr of what it does not understand.
     """
-    before = _watch_frames(None)
+    before = watch_frames(None)
     try:
         action(*arguments)
     finally:
-        _watch_frames(before)
+        watch_frames(before)
 
 
 def keep_compiler_out() -> None:
     """The same for the functions of this package that are called before `uncompiled` is."""
-    skip = frame_skipper()
+    skip = code_skipper()
     if skip is None:
         return
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{__package__}."):
             for code in _codes(vars(module), name):
                 skip(code)
-
-
-def frame_skipper() -> Callable[[CodeType], Any] | None:
-    """How to have frames of some code left as they are, but not what they call; None where it cannot be."""
-    frames: Any = torch._C._dynamo.eval_frame
-    with suppress(AttributeError):
-        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-        set_strategy = frames.set_code_exec_strategy
-        return lambda code: set_strategy(code, strategy)
-    before: Callable[[CodeType], Any] | None = getattr(frames, "skip_code", None)  # PyTorch 2.6
-    return before
 
 
 def _codes(names: dict[str, Any], module: str) -> Iterator[CodeType]:

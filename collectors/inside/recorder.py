@@ -46,6 +46,7 @@ from .process import environment
 from .process.gpu import gpu_facts
 from .steps import stepping
 from .store import JobStore
+from .torch_internals import is_within_backward, sequence_number
 
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
@@ -189,14 +190,14 @@ class Recorder:
 
     def on_backward(self) -> None:
         """Gradients are asked for; within another backward (reentrant checkpointing) it is not the loop's."""
-        if not _within_backward():
+        if not is_within_backward():
             self.num_backward += 1
             self.training_thread = threading.get_ident()
             self.on_work()
 
     def after_backward(self) -> None:
         """Gradients are there."""
-        if not _within_backward():
+        if not is_within_backward():
             postponed, self.postponed = self.postponed, []
             for optimizer in postponed:
                 self.on_update(optimizer)
@@ -210,7 +211,7 @@ class Recorder:
         """An optimizer has updated, or would have but for the loss scaler; or a signal says as much."""
         now = time.time_ns()
         self.num_updates += 1
-        if _within_backward():  # whoever starts a profiler there loses it when the backward ends
+        if is_within_backward():  # whoever starts a profiler there loses it when the backward ends
             self.postponed.append(optimizer)
             return
         if self.records is None:
@@ -271,7 +272,7 @@ class Recorder:
 
     def _gradients(self, optimizer: Any) -> tuple[int, int] | None:
         """What is different once there are new gradients, whoever computes them: the graph has grown."""
-        grown = torch.autograd._get_sequence_nr()
+        grown = sequence_number()
         known = (grown or self.num_backward) and not isinstance(optimizer, stepping.Signal)
         return (self.num_backward, grown) if known else None
 
@@ -346,10 +347,6 @@ class Recorder:
             self._tell("second")
             if exiting.wait(SECOND_S):
                 return
-
-
-def _within_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def identity() -> tuple[int, int]:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from .torch_internals import default_store
+
 EXIT_S = 0.2  # how long the end of the job waits for a question, at most
 Answer = TypeVar("Answer")
 
@@ -34,7 +36,8 @@ class JobStore:
             if self.gone or not dist.is_available() or not dist.is_initialized():
                 return None
             try:
-                return question(dist.distributed_c10d._get_default_store())
+                store = default_store()
+                return question(store) if store is not None else None
             except (RuntimeError, ValueError):
                 self.gone = True
                 return None

@@ -5,7 +5,9 @@ The job runs in that environment, dpro in its own. CUDA builds do on a machine w
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.cli import cli
+from dpro.collectors.inside.torch_internals import INTERNALS
 from dpro.schema import COLLECTIVES, COUNTERS, DEPENDENCIES, PROCESS_GROUPS, SPANS, STEPS
 from dpro.store import Run
-from tests.jobs import TRAIN, record, script
+from tests.jobs import ROOT, TRAIN, record, script
 
 VERSIONS = os.environ.get("DPRO_TORCH_VERSIONS", "").split()
 ENVIRONMENTS = Path(os.environ.get("DPRO_TORCH_ENVIRONMENTS", "build/torch")).resolve()
@@ -125,6 +128,39 @@ def test_windows_have_what_was_asked_for(tmp_path, version):
     assert spans["name"].str.contains("job.py").any()
     assert run.table(DEPENDENCIES).height
     assert "memory_allocated_bytes" in set(run.table(COUNTERS)["counter"])
+
+
+PRESENT = """
+import json, sys, torch
+sys.path.insert(0, sys.argv[1])
+import torch.distributed, torch.utils.data
+from inside.torch_internals import INTERNALS, internal
+present = [each.path for each in INTERNALS if internal(each.path) is not None]
+print(json.dumps([present, torch.version.cuda is not None]))
+"""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_private_attributes_are_in_the_versions_that_are_said_to_have_them(version):
+    command = [str(ENVIRONMENTS / version / "bin" / "python"), "-c", PRESENT, str(ROOT / "collectors")]
+    present, is_cuda = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    number = _number(version)
+    expected = {
+        each.path
+        for each in INTERNALS
+        if (not each.since or _number(each.since) <= number)
+        and (not each.until or number < _number(each.until))
+        and (is_cuda or each.build != "cuda")
+    }
+    none_by_default = {
+        "torch.nn.Module._compiled_call_impl", "torch.autograd.profiler._is_profiler_enabled"
+    }  # fmt: skip
+    assert expected - set(present) <= none_by_default
+    assert set(present) <= expected
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 @pytest.mark.parametrize("version", VERSIONS)

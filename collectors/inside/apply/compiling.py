@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ..recorder import Recorder
+from ..torch_internals import compile_call, has_compiled
 from .outermost import KNOWN_AT_STEP, change_outermost
 from .report import Report
 
 
 def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Compile what the training loop calls."""
-    from torch._dynamo import external_utils
     from torch.nn.parallel import DistributedDataParallel
 
     def compile_it(module: Any) -> None:
         # Within DDP's own forward pass, which the compiler does not understand: it knows there, too, that
         # gradients are to be reduced as they come.
         inner = module.module if isinstance(module, DistributedDataParallel) else module
-        # As `torch.compile` of a module does; `Module.compile` passes over modules of `torch.nn`.
-        call = external_utils.wrap_inline(inner._call_impl)
-        inner._compiled_call_impl = torch.compile(call, mode=arguments["mode"])
+        compile_call(inner, arguments["mode"])
         report.applied(type(inner).__name__)
 
     checked = [False]
@@ -34,7 +30,7 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
     def on_step(step: int) -> None:
         if step >= KNOWN_AT_STEP + 2 and not checked[0]:
             checked[0] = True
-            if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:
+            if not has_compiled():
                 report.refuse("torch.compile was asked and has compiled nothing")
 
     change_outermost(report, recorder, compile_it)

@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ..recorder import Recorder
+from ..torch_internals import COMPILED_CALL
 from .outermost import change_outermost
 from .report import Report
 
@@ -26,9 +27,9 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
 
     def change(module: Any) -> None:
         around = _Autocast(report, next(module.parameters()).device.type, dtype)
-        compiled = module._compiled_call_impl
+        compiled = getattr(module, COMPILED_CALL, None)
         if compiled is not None:
-            module._compiled_call_impl = around.calling(compiled)
+            setattr(module, COMPILED_CALL, around.calling(compiled))
         else:
             module.register_forward_pre_hook(around.enter, prepend=True)
             module.register_forward_hook(around.leave, always_call=True)

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..patching import patch
 from ..recorder import Recorder
+from ..torch_internals import assign_buckets, ddp_facts, first_bucket_bytes
 from .report import Report
 
 # Steps with plain all-reduce first: DDP rebuilds its buckets after the first, and what remembers gradients
@@ -45,7 +46,7 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
 
 
 def _register(report: Report, module: Any, register: Callable[[Report, Any], None]) -> None:
-    has_own = str(module._get_ddp_logging_data().get("comm_hook", ""))
+    has_own = str(ddp_facts(module).get("comm_hook", ""))
     if getattr(module, "_comm_hooks", None) or has_own not in NO_HOOK:
         report.refuse(f"the script has registered a communication hook itself: {has_own}")
         return
@@ -138,10 +139,9 @@ def _power_sgd(module: Any, rank: int) -> None:
 def _buckets_to_come(module: Any) -> int:
     """How many buckets DDP will make after the first gradients; until then one holds all."""
     cap = module.bucket_bytes_cap
-    first = dist._DEFAULT_FIRST_BUCKET_BYTES if module.bucket_bytes_cap_default else cap
+    first = first_bucket_bytes() if module.bucket_bytes_cap_default else cap
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    buckets, _ = dist._compute_bucket_assignment_by_size(parameters[::-1], [first, cap])
-    return len(buckets)
+    return len(assign_buckets(parameters[::-1], [first, cap]))
 
 
 def _local_updates(report: Report, module: Any, every: int) -> None:

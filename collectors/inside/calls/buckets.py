@@ -17,6 +17,15 @@ import torch.distributed as dist
 
 from ..patching import patch
 from ..recorder import Recorder
+from ..torch_internals import (
+    assign_buckets,
+    ddp_facts,
+    first_bucket_bytes,
+    fsdp_groups,
+    fsdp_parameter,
+    fsdp_states,
+    is_fsdp_root,
+)
 
 KNOWN_AT_STEP = 3  # DDP rebuilds its buckets after the first backward
 
@@ -60,7 +69,7 @@ def install(recorder: Recorder) -> None:
 
 def of_ddp(module: Any) -> dict[str, Any]:
     """Buckets in order of communication: as rebuilt after the first backward, if they were."""
-    said = module._get_ddp_logging_data()
+    said = ddp_facts(module)
     sizes = [int(size) for size in _split(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes"))]
     ignored = getattr(module, "parameters_to_ignore", ())
     named = module.module.named_parameters()
@@ -81,10 +90,9 @@ def _assigned(module: Any, parameters: list[Any], sizes: list[int]) -> list[list
 
     They are assigned once more, by DDP's own function; none if that does not give buckets of the same sizes.
     """
-    cap, first = module.bucket_bytes_cap, dist._DEFAULT_FIRST_BUCKET_BYTES
+    cap, first = module.bucket_bytes_cap, first_bucket_bytes()
     for limits in ([first, cap], [cap], [sys.maxsize]):  # by version, and by what DDP was asked for
-        found = dist._compute_bucket_assignment_by_size(parameters, limits)
-        indices = [list(each) for each in reversed(found[0])]  # the last layers communicate first
+        indices = assign_buckets(parameters, limits)[::-1]  # the last layers communicate first
         if [sum(_bytes(parameters[index]) for index in each) for each in indices] == sizes:
             return indices
     return []
@@ -108,34 +116,28 @@ def _split(listing: object) -> list[str]:
 
 def _of_fsdp() -> list[dict[str, Any]]:
     """What each module sharded as a whole gathers at once, in the order of the model."""
-    composable = sys.modules.get("torch.distributed._composable_state")
-    states = {m: ref() for m, ref in getattr(composable, "_module_state_mapping", {}).items()}
+    states = fsdp_states()
     found = []
     for root, state in states.items():
-        if getattr(state, "_is_root", False) and hasattr(state, "_fsdp_param_group"):
+        if is_fsdp_root(state):
             indices = {name: index for index, (name, _) in enumerate(root.named_parameters())}
             inner = [states[module] for module in root.modules() if module in states]
-            buckets = [_of_group(group, indices) for each in inner for group in _groups(each)]
+            buckets = [_of_group(group, indices) for each in inner for group in fsdp_groups(each) or ()]
             found.append({"source": "FSDP2 parameter groups", "buckets": buckets})
     return found
 
 
-def _groups(state: Any) -> list[Any]:
-    groups = getattr(state, "_fsdp_param_groups", None)  # a list since PyTorch 2.12 or so
-    return list(groups) if groups is not None else [state._fsdp_param_group] * bool(state._fsdp_param_group)
-
-
 def _of_group(group: Any, indices: dict[str, int]) -> dict[str, Any]:
-    names = [parameter._param_fqn for parameter in group.fsdp_params]
+    named = [fsdp_parameter(parameter) for parameter in group.fsdp_params]
     gathered = [
-        math.prod(parameter._orig_size) * (parameter.param_dtype or parameter.orig_dtype).itemsize
-        for parameter in group.fsdp_params
+        math.prod(shape) * (parameter.param_dtype or parameter.orig_dtype).itemsize
+        for parameter, (_, shape) in zip(group.fsdp_params, named)
     ]
     return {
         "bytes": sum(gathered),
-        "parameters": [indices.get(name, -1) for name in names],
+        "parameters": [indices.get(name, -1) for name, _ in named],
         "hook": "",
-        "names": names,
+        "names": [name for name, _ in named],
         "parameter_bytes": gathered,
-        "shapes": [list(parameter._orig_size) for parameter in group.fsdp_params],
+        "shapes": [shape for _, shape in named],
     }

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ..names import LACKS
 from ..recorder import Recorder
+from ..torch_internals import backend_configs, dump_of
 
 DEFAULT = 2000  # entries, as PyTorch 2.11 and later
 _NEW, _OLD = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
@@ -23,7 +24,7 @@ _FOR_TESTS = ("fake", "threaded", "undefined")  # backends that call nothing
 
 def knows_all() -> bool:
     """Whether the flight recorder is that of all backends, which came with a new name of its variable."""
-    return hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
+    return dump_of("fr") is not None
 
 
 def names() -> tuple[str, ...]:
@@ -105,5 +106,5 @@ def install(recorder: Recorder) -> None:
 
 def _backends() -> set[str]:
     """The backends of all process groups, of each device: `cpu:gloo,cuda:nccl` are two."""
-    configs = dist.distributed_c10d._world.pg_backend_config.values()
-    return {part.rpartition(":")[2] for config in configs for part in str(config).split(",") if part}
+    configs = backend_configs()
+    return {part.rpartition(":")[2] for config in configs for part in config.split(",") if part}

@@ -15,13 +15,14 @@ import os
 import threading
 import time
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from ..files import stamp_of
 from ..names import LAST, SHOWN, STALL, WANTED
 from ..recorder import Recorder
+from ..torch_internals import group_names, group_ranks
 from . import coverage
 from .rings import NCCL, Dumps, Ring, last_record, rings, shortened, watch_groups
 
@@ -210,7 +211,7 @@ class Flight:
             wanted = [ring for ring in self._rings if ring not in full and (asked or self._is_wanted(ring))]
             self._save(full, must=True)
             self._owed = self._save(wanted)
-            rate = max(self._rate(ring, enqueued[ring.name]) for ring in self._rings)
+            rate = max((self._rate(ring, enqueued[ring.name]) for ring in self._rings), default=0.0)
         pause_s = min(self._half / 2 / max(rate, 1.0), 2 * self._pause_s, LONGEST_S)
         self._pause_s = max(pause_s, SHORTEST_S)
 
@@ -295,5 +296,4 @@ def install(recorder: Recorder) -> None:
 
 def groups_of_process() -> dict[str, list[int]]:
     """Global ranks of each process group by name; gloo's flight recorder does not tell them."""
-    world: Any = dist.distributed_c10d._world
-    return {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
+    return {name: sorted(group_ranks(group)) for group, name in group_names().items()}

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from .. import captures
 from ..recorder import Recorder
+from ..torch_internals import backends_of, calls_of, dump_of, group_names, handler_of, has_context
 
 NCCL, OTHERS = "nccl", "fr"  # rings: gloo and the like share one
 SETTLED_S = 5.0  # a group that was not used for so long after it was made is not waited for
@@ -50,7 +51,7 @@ def rings() -> list[Ring]:
     """The rings that this PyTorch has."""
     found = []
     for name in (OTHERS, NCCL):
-        pickled = getattr(torch._C._distributed_c10d, f"_dump_{name}_trace", None)
+        pickled = dump_of(name)
         if pickled is not None:
             found.append(_ring(name, pickled))
     return found
@@ -62,31 +63,11 @@ def _ring(name: str, pickled: Callable[..., bytes]) -> Ring:
     NCCL's handlers can be called over a socket only, where a thread of PyTorch's asks the GPU that does not
     know which one. Of what is left a pickle holds Python's lock half as long as JSON does.
     """
-    by_handler = _handler(f"{name}_trace_json")
+    by_handler = handler_of(f"{name}_trace_json")
     with suppress(Exception):
         if by_handler is not None and by_handler().startswith(b"{"):
             return Ring(name, ".json", by_handler)
     return Ring(name, ".pickle", functools.partial(pickled, includeStackTraces=False))
-
-
-def _handler(name: str) -> Callable[[], bytes] | None:
-    c10d = torch._C._distributed_c10d
-    if name not in getattr(c10d, "_get_handler_names", list)():
-        return None
-
-    class Answer(c10d._Response):  # type: ignore[misc, name-defined]
-        def set_content(self, content: str, _type: str) -> None:
-            self.content = content
-
-        def set_status(self, _status: int) -> None:
-            pass
-
-    def dump() -> bytes:
-        answer = Answer()
-        c10d._get_handler(name)(c10d._Request(), answer)
-        return bytes(answer.content.encode())
-
-    return dump
 
 
 class Groups:
@@ -158,14 +139,12 @@ class Groups:
 
 def _sequences() -> dict[tuple[str, str], int]:
     """Collectives called so far by ring and name of the group; a backend that does not count is left out."""
-    world: Any = dist.distributed_c10d._world
     found = {}
-    for group, name in list(world.pg_names.items()):
-        for device in getattr(group, "_device_types", ()):
-            with suppress(Exception):
-                backend = group._get_backend(device)
-                ring = _BACKENDS.get(type(backend).__name__, OTHERS)
-                found[ring, name] = backend._get_sequence_number_for_group()
+    for group, name in group_names().items():
+        for backend in backends_of(group):
+            number = calls_of(backend)
+            if number is not None:
+                found[_BACKENDS.get(type(backend).__name__, OTHERS), name] = number
     return found
 
 
@@ -215,7 +194,8 @@ class Device:
         device = self._recorder.device
         known = device is not None and device.type == "cuda" and device.index is not None
         devices = [device.index] if known else range(torch.cuda.device_count())
-        in_use = [device for device in devices if torch._C._cuda_hasPrimaryContext(device)]
+        # Parameters lie on the device that is known, even where its context cannot be asked for.
+        in_use = [each for each in devices if (known if (has := has_context(each)) is None else has)]
         if not in_use:
             yield False
             return

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ..patching import patch
 from ..recorder import Recorder
-from ..windows.kineto import is_profiling
+from ..torch_internals import group_names, group_ranks, internal, is_profiling
 from .flight import STALL_S
 
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
@@ -144,11 +144,10 @@ def _is_open(work: Any) -> bool:
 
 def _with_ranks(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages, each with the global ranks of its group, in the group's order."""
-    world = dist.distributed_c10d._world
     ranks = {
         name: sorted(places, key=lambda rank: places[rank])
-        for group, name in world.pg_names.items()
-        if (places := world.pg_group_ranks.get(group))
+        for group, name in group_names().items()
+        if (places := group_ranks(group))
     }
     return [message | {"ranks": ranks.get(message["group"], [])} for message in messages]
 
@@ -173,7 +172,7 @@ def install(recorder: Recorder) -> None:
     if dist.is_available():
         for op in _OPS:
             _patch(recorder, stalls, op)
-        if hasattr(dist.ProcessGroup, "_end_coalescing"):
+        if internal("torch.distributed.ProcessGroup._end_coalescing") is not None:
             patch(dist.ProcessGroup, "_end_coalescing", before=lambda *_: recorder.call(stalls.on_coalesced))
 
 

@@ -20,6 +20,7 @@ import torch
 
 from .. import records
 from ..recorder import Recorder
+from ..torch_internals import compiler_callbacks
 
 LONG_NS = 1_000_000
 SAVES = {  # module -> functions of it that save; looked for once the job has imported it
@@ -27,7 +28,6 @@ SAVES = {  # module -> functions of it that save; looked for once the job has im
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "_save_state_dict"),
     "safetensors.torch": ("save_file", "save_model"),
 }
-COMPILER = "torch._dynamo.callback"
 
 
 class Stopwatch:
@@ -91,7 +91,7 @@ class Aside:
         for name in SAVES:
             if name not in self._patched and name in sys.modules:
                 self._patch_saves(name)
-        handler = getattr(sys.modules.get(COMPILER), "callback_handler", None)
+        handler = compiler_callbacks()
         if handler is not None and self._on_compile not in handler.start_callbacks:  # a reset drops them
             handler.register_start_callback(self._on_compile)
             handler.register_end_callback(self._on_compiled)

@@ -13,10 +13,11 @@ import time
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
+from torch.utils.data.dataloader import DataLoader
 
 from .. import records
 from ..recorder import Recorder
+from ..torch_internals import loader_iterator, worker_of
 from . import batches
 
 LONG_NS = 1_000_000
@@ -58,7 +59,7 @@ class Data:
         ours = self._recorder.training_thread in (0, threading.get_ident())
         if self._waiting is None and ours:
             self._recorder.guarded(self._recorder.on_work)
-            self._waiting, self._worker = iterator, _worker(iterator)
+            self._waiting, self._worker = iterator, worker_of(iterator)
             self._begun_ns = time.time_ns()
 
     def on_batch(self, iterator: Any, batch: Any) -> None:
@@ -81,7 +82,10 @@ def install(recorder: Recorder) -> None:
     data = Data(recorder)
     recorder.listen("fork", data.on_fork)
     _patch_beginning(recorder, data)
-    original = _BaseDataLoaderIter.__next__
+    iterators = loader_iterator()
+    if iterators is None:
+        return
+    original = iterators.__next__
 
     @functools.wraps(original)
     def patched(iterator: Any) -> Any:
@@ -93,7 +97,7 @@ def install(recorder: Recorder) -> None:
         finally:
             recorder.call(data.on_batch, iterator, batch)
 
-    _BaseDataLoaderIter.__next__ = patched
+    iterators.__next__ = patched
 
 
 def _patch_beginning(recorder: Recorder, data: Data) -> None:
@@ -108,10 +112,3 @@ def _patch_beginning(recorder: Recorder, data: Data) -> None:
             recorder.call(data.on_begun, loader)
 
     DataLoader.__iter__ = patched
-
-
-def _worker(iterator: Any) -> int:
-    """The worker process whose batch comes next; -1 where the training process loads it itself."""
-    tasks = getattr(iterator, "_task_info", None)
-    task = tasks.get(getattr(iterator, "_rcvd_idx", None)) if tasks else None
-    return int(task[0]) if task else -1

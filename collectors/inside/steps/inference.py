@@ -20,19 +20,16 @@ import weakref
 from types import FrameType
 from typing import Any
 
-import torch
 from torch.nn import Module
 
 from ..patching import patch
 from ..recorder import Recorder
+from ..torch_internals import COMPILED_CALL, call_of, module_calls, sequence_number
 from .stepping import MODEL_CALL
 
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
 GRAPHS_S = 120.0  # so long calls that build a graph are not counted: the first update may be yet to come
 LOOK_S = 0.05  # a call of 10 ms, once a second, is met every five seconds
-_CALLS = (Module._wrapped_call_impl.__code__, Module._call_impl.__code__)
-_graph_size = torch.autograd._get_sequence_nr  # nodes that this thread has made
-_WATCH = "_compiled_call_impl"  # an attribute that `Module.__call__` honours, and that is never saved
 
 
 class ModelCalls:
@@ -86,18 +83,18 @@ class ModelCalls:
 
     def _watch(self, module: Any) -> None:
         recorder = self._recorder
-        self._compiled = getattr(module, _WATCH)
-        original = self._compiled or module._call_impl
+        self._compiled = getattr(module, COMPILED_CALL)
+        original = call_of(module)
         self._since_s = time.monotonic()
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            before = _graph_size()
+            before = sequence_number()
             result = original(*args, **kwargs)
-            recorder.call(self.on_call, _graph_size() != before)
+            recorder.call(self.on_call, sequence_number() != before)
             return result
 
-        object.__setattr__(module, _WATCH, watched)
+        object.__setattr__(module, COMPILED_CALL, watched)
         self._watched = module
 
     def on_call(self, builds_graph: bool) -> None:
@@ -105,7 +102,7 @@ class ModelCalls:
         if self._watched is None:
             return
         if self._recorder.training_thread:  # it trains, after all
-            object.__setattr__(self._watched, _WATCH, self._compiled)
+            object.__setattr__(self._watched, COMPILED_CALL, self._compiled)
             self._watched = None
             return
         if builds_graph and time.monotonic() - self._since_s < GRAPHS_S:
@@ -124,11 +121,12 @@ def install(recorder: Recorder) -> None:
 
 def outermost_module() -> Any:
     """The model that some thread is in, the outermost of those within each other; None if there is none."""
+    calls = module_calls()
     for frame in sys._current_frames().values():
         found: FrameType | None = None
         each: FrameType | None = frame
         while each is not None:
-            if each.f_code in _CALLS:
+            if each.f_code in calls:
                 found = each
             each = each.f_back
         if found is not None:

@@ -11,7 +11,7 @@ import weakref
 
 from torch.autograd.profiler import profile
 
-from .kineto import is_profiling
+from ..torch_internals import is_profiling, prepare_profiler
 
 FORGOTTEN = 500  # steps after which a profiler that was prepared and has not started is taken for left alone
 
@@ -51,6 +51,6 @@ class Foreign:
     def start(self, profiler: profile) -> None:
         """A profiler is about to start, and no other runs: prepare it again if it has to be."""
         if profiler in self._undone:
-            profiler._prepare_trace()
+            prepare_profiler(profiler)
         self._prepared.pop(profiler, None)
         self._running.add(profiler)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C import _profiler
-from torch.autograd.profiler import _ExperimentalConfig, profile
+from torch.autograd.profiler import profile
 
 from ..files import written_whole
+from ..torch_internals import experimental_config, observe_execution, start_profiler
 from .modules import name_modules
 
 
@@ -46,19 +46,20 @@ class Recording:
             profile_memory=options["memory"],
             with_stack=options["stacks"],
             # Stacks need what this leaves out: events turned into objects, in C++.
-            experimental_config=config_of(enable_cuda_sync_events=gpu, trace_only=not options["stacks"]),
+            experimental_config=experimental_config(
+                enable_cuda_sync_events=gpu, trace_only=not options["stacks"]
+            ),
         )
         self._undo: list[Callable[[], None]] = []
         self._trace: Path | None = None
         if options["modules"]:
             self._undo.append(name_modules())
         if options["execution_trace"]:
-            end = _observe(execution_trace.with_suffix(".tmp.json"))
+            end = observe_execution(str(execution_trace.with_suffix(".tmp.json")))
             if end is not None:
                 self._trace = execution_trace
                 self._undo.append(end)
-        self.profiler._prepare_trace()
-        self.profiler._start_trace()
+        start_profiler(self.profiler)
 
     def stop(self, path: Path | None) -> None:
         """Stop, and save what was seen under names that only whole files get.
@@ -84,26 +85,6 @@ class Recording:
                 self.profiler.kineto_results.save(str(temporary))
 
 
-def config_of(**wanted: bool) -> _ExperimentalConfig:
-    """What is wanted, as far as the binding of this PyTorch takes it; the last is given up first.
-
-    Older ones have no `trace_only` and lose nothing: only who asks for events there turns them into objects.
-    """
-    while True:
-        try:
-            return _ExperimentalConfig(**wanted)
-        except TypeError:
-            if not wanted:
-                raise
-            wanted.popitem()
-
-
-def is_profiling() -> bool:
-    """Whether a profiler runs already: a second one would silently empty the first."""
-    kind = torch._C._autograd._profiler_type()
-    return bool(kind != torch._C._profiler.ActiveProfilerType.NONE)
-
-
 def let_child_exit() -> None:
     """Let a forked child of a process that has used Kineto exit: it leaves out the destructors of C++.
 
@@ -112,16 +93,3 @@ def let_child_exit() -> None:
     libc = ctypes.CDLL(None)
     atexit.register(libc.fflush, None)
     libc.on_exit(libc._exit, None)  # called first, and with the exit code
-
-
-def _observe(path: Path) -> Callable[[], None] | None:
-    """Have PyTorch write an execution trace; None where the script does so itself. Returns how to end it."""
-    if not _profiler._add_execution_trace_observer(str(path)):
-        return None
-    _profiler._enable_execution_trace_observer()
-
-    def end() -> None:
-        _profiler._disable_execution_trace_observer()
-        _profiler._remove_execution_trace_observer()
-
-    return end

@@ -13,8 +13,9 @@ import threading
 import weakref
 from typing import Any
 
-import torch
 from torch.autograd import profiler
+
+from ..torch_internals import end_range, has_profiler
 
 
 class Ranges:
@@ -31,7 +32,7 @@ class Ranges:
 
     def enter(self, entered: Any) -> None:
         """A range was entered."""
-        if getattr(profiler, "_is_profiler_enabled", False):
+        if has_profiler():
             self._open[id(entered)] = entered, threading.get_ident()
 
     def leave(self, left: Any) -> bool:
@@ -48,8 +49,8 @@ class Ranges:
         me = threading.get_ident()
         for key, (entered, thread) in list(self._open.items()):
             if thread == me and entered.run_callbacks_on_exit:
-                torch.ops.profiler._record_function_exit._RecordFunction(entered.record)
-                self._finished.add(entered)
+                if end_range(entered.record):
+                    self._finished.add(entered)
                 del self._open[key]
 
     def install(self) -> None:

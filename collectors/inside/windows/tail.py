@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import captures
+from ..torch_internals import has_context
 
 LOOK_S = 0.005
 
@@ -56,7 +57,7 @@ def _recorded(device: int | None) -> Any:
 
 def devices() -> list[int | None]:
     """The devices that this process uses: on another one an event would claim memory for a context."""
-    uses = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    if uses is None:
+    uses = [has_context(device) for device in range(torch.cuda.device_count())]
+    if None in uses:
         return [None]  # the current one
-    return [device for device in range(torch.cuda.device_count()) if uses(device)]
+    return [device for device, is_used in enumerate(uses) if is_used]

@@ -19,6 +19,7 @@ from torch.autograd.profiler import profile, record_function
 from .. import captures, records
 from ..patching import patch
 from ..recorder import Recorder, identity
+from ..torch_internals import internal, profiler_hooks
 from .agreement import Agreement
 from .foreign import Foreign
 from .kineto import OwnProfile, let_child_exit
@@ -308,8 +309,9 @@ def install(recorder: Recorder) -> None:
     windows.ranges.install()
     _install_backward(windows)
     _install_disable(recorder, windows)
-    patch(profile, "_prepare_trace", before=lambda profiler: recorder.call(windows.on_profiler, profiler))
-    patch(profile, "_start_trace", before=lambda each: recorder.call(windows.on_profiler_start, each))
+    prepare, start = profiler_hooks()
+    patch(profile, start, before=lambda each: recorder.call(windows.on_profiler_start, each))
+    patch(profile, prepare, before=lambda profiler: recorder.call(windows.on_profiler, profiler))  # first
     patch(profile, "__exit__", before=lambda profiler: recorder.call(windows.on_profiler_end, profiler))
     captures.listen(windows.on_capture)
     observer = getattr(torch.profiler, "ExecutionTraceObserver", None)
@@ -320,7 +322,9 @@ def install(recorder: Recorder) -> None:
 
 def _install_disable(recorder: Recorder, windows: Windows) -> None:
     """Some frameworks end whatever profiler runs before they begin theirs; ours ends in its own way."""
-    original = torch.autograd._disable_profiler
+    original = internal("torch.autograd._disable_profiler")
+    if original is None:
+        return
 
     @functools.wraps(original)
     def disable() -> Any:

@@ -1,0 +1,396 @@
+"""Every private attribute of PyTorch that the recorder uses, and what is done where one is lacking.
+
+In: PyTorch as the job has it, 2.6 or newer. Out: functions that answer in every version; where an attribute
+is lacking they give up a part of what is recorded, never the job. `INTERNALS` lists the attributes, what is
+lost without each, and in which versions they are; no other module of this package names one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+DEFAULT_FIRST_BUCKET_BYTES = 1 << 20  # of DDP, as documented
+PROFILE = "torch.autograd.profiler.profile"
+
+
+class Internal(NamedTuple):
+    """A private attribute.
+
+    Attributes:
+        path: where it is.
+        without: what is recorded differently, or not at all, where it is lacking.
+        since: the first version that has it; empty for all that are supported.
+        until: the first version that lacks it again; empty for none so far.
+        build: which builds have it; empty for all.
+    """
+
+    path: str
+    without: str
+    since: str = ""
+    until: str = ""
+    build: str = ""
+
+
+INTERNALS = (
+    Internal("torch.autograd._get_sequence_nr", "new gradients are known by backward calls alone"),
+    Internal("torch._C._current_graph_task_id", "updates within a backward end steps at once"),
+    Internal("torch.distributed.distributed_c10d._get_default_store", "no clocks of hosts are compared"),
+    Internal("torch.distributed.distributed_c10d._world", "groups have no ranks, calls are dumped by time"),
+    Internal("torch._C._distributed_c10d._dump_fr_trace", "calls of gloo are not recorded", since="2.8"),
+    Internal("torch._C._distributed_c10d._dump_nccl_trace", "calls of NCCL are not recorded", build="cuda"),
+    Internal("torch._C._distributed_c10d._get_handler_names", "dumps are pickles"),
+    Internal("torch._C._distributed_c10d._get_handler", "dumps are pickles"),
+    Internal("torch._C._distributed_c10d._Request", "dumps are pickles"),
+    Internal("torch._C._distributed_c10d._Response", "dumps are pickles"),
+    Internal("torch.distributed.ProcessGroup._end_coalescing", "fewer calls are counted between dumps"),
+    Internal("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES", "the documented size is taken"),
+    Internal("torch.distributed._compute_bucket_assignment_by_size", "some buckets have no parameters"),
+    Internal("torch._C._cuda_hasPrimaryContext", "only the current GPU is asked", build="cuda"),
+    Internal("torch._C._profiler._add_execution_trace_observer", "no execution traces"),
+    Internal("torch._C._profiler._enable_execution_trace_observer", "no execution traces"),
+    Internal("torch._C._profiler._disable_execution_trace_observer", "no execution traces"),
+    Internal("torch._C._profiler._remove_execution_trace_observer", "no execution traces"),
+    Internal("torch._C._autograd._profiler_type", "profilers in C++ are not seen"),
+    Internal("torch._C._profiler.ActiveProfilerType", "profilers in C++ are not seen"),
+    Internal("torch.autograd._disable_profiler", "frameworks that end any profiler end a window"),
+    Internal("torch.autograd.profiler._is_profiler_enabled", "ranges that outlive a window end in the next"),
+    Internal("torch.autograd.profiler._ExperimentalConfig", "windows lack synchronisation of CUDA"),
+    Internal(f"{PROFILE}._prepare_trace", "windows begin and end by the profiler's own `with`"),
+    Internal(f"{PROFILE}._start_trace", "windows begin and end by the profiler's own `with`"),
+    Internal("torch.ops.profiler._record_function_exit._RecordFunction", "as `_is_profiler_enabled`"),
+    Internal("torch.nn.Module._wrapped_call_impl", "fewer model calls are found"),
+    Internal("torch.nn.Module._call_impl", "model calls are not recorded"),
+    Internal("torch.nn.Module._compiled_call_impl", "model calls are not recorded"),
+    Internal("torch.utils.data.dataloader._BaseDataLoaderIter", "waits for data are not recorded"),
+    Internal("torch._C._dynamo.eval_frame.set_eval_frame", "the compiler may compile code of ours"),
+    Internal("torch._C._dynamo.eval_frame._FrameExecStrategy", "as `skip_code`", since="2.7"),
+    Internal("torch._C._dynamo.eval_frame._FrameAction", "as `skip_code`", since="2.7"),
+    Internal("torch._C._dynamo.eval_frame.set_code_exec_strategy", "as `skip_code`", since="2.7"),
+    Internal("torch._C._dynamo.eval_frame.skip_code", "the compiler may say more on stderr", until="2.7"),
+)  # fmt: skip
+
+
+def internal(path: str) -> Any:
+    """Return an attribute of `INTERNALS`; None where this PyTorch lacks it."""
+    found: Any = torch
+    for name in path.split(".")[1:]:
+        found = getattr(found, name, None)
+        if found is None:
+            return None
+    return found
+
+
+# The engine of autograd.
+
+
+def sequence_number() -> int:
+    """Return how many nodes of graphs this thread has made; 0 where that is not known."""
+    number = internal("torch.autograd._get_sequence_nr")
+    return int(number()) if number is not None else 0
+
+
+def is_within_backward() -> bool:
+    """Return whether this thread runs a backward; False where that is not known."""
+    task = internal("torch._C._current_graph_task_id")
+    return task is not None and task() != -1
+
+
+# Process groups.
+
+
+def default_store() -> Any:
+    """Return the store that the job's processes met in; None where it is not known."""
+    store = internal("torch.distributed.distributed_c10d._get_default_store")
+    return store() if store is not None else None
+
+
+def group_names() -> dict[Any, str]:
+    """Return the name of each process group."""
+    world = internal("torch.distributed.distributed_c10d._world")
+    return dict(getattr(world, "pg_names", {}))
+
+
+def group_ranks(group: Any) -> Mapping[int, int]:
+    """Return the place of each global rank in a process group; none where they are not known."""
+    world = internal("torch.distributed.distributed_c10d._world")
+    return dict(getattr(world, "pg_group_ranks", {}).get(group, {}))
+
+
+def backend_configs() -> list[str]:
+    """Return the backends of each process group, as `cpu:gloo,cuda:nccl`."""
+    world = internal("torch.distributed.distributed_c10d._world")
+    return [str(config) for config in getattr(world, "pg_backend_config", {}).values()]
+
+
+def backends_of(group: Any) -> list[Any]:
+    """Return the backends of a process group that can be asked."""
+    found = []
+    for device in getattr(group, "_device_types", ()):
+        with suppress(Exception):
+            found.append(group._get_backend(device))
+    return found
+
+
+def calls_of(backend: Any) -> int | None:
+    """Return how many collectives a backend has been called for; None where it does not count."""
+    with suppress(Exception):
+        return int(backend._get_sequence_number_for_group())
+    return None
+
+
+def dump_of(ring: str) -> Callable[..., bytes] | None:
+    """Return what dumps a ring of calls, `fr` or `nccl`, as a pickle; None where there is no such ring."""
+    dump: Callable[..., bytes] | None = internal(f"torch._C._distributed_c10d._dump_{ring}_trace")
+    return dump
+
+
+def handler_of(name: str) -> Callable[[], bytes] | None:
+    """Return a handler of PyTorch's own monitoring; None where there is none of that name."""
+    names = internal("torch._C._distributed_c10d._get_handler_names")
+    get = internal("torch._C._distributed_c10d._get_handler")
+    request = internal("torch._C._distributed_c10d._Request")
+    response = internal("torch._C._distributed_c10d._Response")
+    if None in (names, get, request, response) or name not in names():
+        return None
+
+    class Answer(response):  # type: ignore[misc, valid-type]
+        def set_content(self, content: str, _type: str) -> None:
+            self.content = content
+
+        def set_status(self, _status: int) -> None:
+            pass
+
+    def ask() -> bytes:
+        answer = Answer()
+        get(name)(request(), answer)
+        return bytes(answer.content.encode())
+
+    return ask
+
+
+# Gradient buckets.
+
+
+def ddp_facts(module: Any) -> Mapping[str, Any]:
+    """Return what a DDP module logs of itself; nothing where it does not."""
+    said = getattr(module, "_get_ddp_logging_data", dict)
+    return dict(said())
+
+
+def first_bucket_bytes() -> int:
+    """Return the size of DDP's first bucket."""
+    size = internal("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES")
+    return int(size) if size is not None else DEFAULT_FIRST_BUCKET_BYTES
+
+
+def assign_buckets(parameters: list[Any], limits: list[int]) -> list[list[int]]:
+    """Return the parameters of each bucket, by DDP's own function; none where there is no such function.
+
+    Args:
+        parameters: the parameters.
+        limits: bytes of the first buckets; the last holds for all others.
+    """
+    assign = internal("torch.distributed._compute_bucket_assignment_by_size")
+    return [list(each) for each in assign(parameters, limits)[0]] if assign is not None else []
+
+
+def fsdp_states() -> dict[Any, Any]:
+    """Return the state of each module that FSDP2 has sharded."""
+    composable = sys.modules.get("torch.distributed._composable_state")
+    states = {m: ref() for m, ref in getattr(composable, "_module_state_mapping", {}).items()}
+    return {module: state for module, state in states.items() if fsdp_groups(state) is not None}
+
+
+def is_fsdp_root(state: Any) -> bool:
+    """Return whether a state is that of an outermost module."""
+    return bool(getattr(state, "_is_root", False))
+
+
+def fsdp_groups(state: Any) -> list[Any] | None:
+    """Return the parameter groups of a state; None where it is not one of FSDP2."""
+    groups = getattr(state, "_fsdp_param_groups", None)  # a list since PyTorch 2.12 or so
+    if groups is not None:
+        return list(groups)
+    if not hasattr(state, "_fsdp_param_group"):
+        return None
+    return [state._fsdp_param_group] * bool(state._fsdp_param_group)
+
+
+def fsdp_parameter(parameter: Any) -> tuple[str, list[int]]:
+    """Return the name and the shape of a parameter before it was sharded; empty where they are not known."""
+    return str(getattr(parameter, "_param_fqn", "")), list(getattr(parameter, "_orig_size", ()))
+
+
+# GPUs.
+
+
+def has_context(device: int) -> bool | None:
+    """Return whether this process uses a GPU; None where that cannot be asked."""
+    has = internal("torch._C._cuda_hasPrimaryContext")
+    return bool(has(device)) if has is not None else None
+
+
+# Profilers.
+
+
+def profiler_hooks() -> tuple[str, str]:
+    """Return the methods of a profiler that prepare and that start it."""
+    names = ("_prepare_trace", "_start_trace")
+    there = all(internal(f"{PROFILE}.{name}") is not None for name in names)
+    return names if there else ("__enter__", "__enter__")
+
+
+def prepare_profiler(profiler: Any) -> None:
+    """Prepare a profiler again, where it can be done apart from starting it."""
+    name, _ = profiler_hooks()
+    if name != "__enter__":
+        getattr(profiler, name)()
+
+
+def start_profiler(profiler: Any) -> None:
+    """Prepare and start a profiler, without what its `with` does besides."""
+    for name in dict.fromkeys(profiler_hooks()):
+        getattr(profiler, name)()
+
+
+def experimental_config(**wanted: bool) -> Any:
+    """Return a configuration of Kineto; None where there is none.
+
+    It has what is wanted as far as the binding of this PyTorch takes it; the last is given up first. Older
+    ones have no `trace_only` and lose nothing: events become objects there only for those that ask for them.
+    """
+    config = internal("torch.autograd.profiler._ExperimentalConfig")
+    while config is not None:
+        try:
+            return config(**wanted)
+        except TypeError:
+            if not wanted:
+                raise
+            wanted.popitem()
+    return None
+
+
+def is_profiling() -> bool:
+    """Return whether a profiler runs already: a second one would silently empty the first."""
+    kind = internal("torch._C._autograd._profiler_type")
+    kinds = internal("torch._C._profiler.ActiveProfilerType")
+    if kind is None or kinds is None:
+        return has_profiler()
+    return bool(kind() != kinds.NONE)
+
+
+def has_profiler() -> bool:
+    """Return whether a profiler of Python runs; False where that is not known."""
+    return bool(internal("torch.autograd.profiler._is_profiler_enabled"))
+
+
+def end_range(record: Any) -> bool:
+    """End a range of `record_function`. Returns whether that could be done."""
+    leave = internal("torch.ops.profiler._record_function_exit._RecordFunction")
+    if leave is None:
+        return False
+    leave(record)
+    return True
+
+
+def observe_execution(path: str) -> Callable[[], None] | None:
+    """Have PyTorch write an execution trace. Returns how to end it; None where it cannot, or does so already.
+
+    Args:
+        path: of the file.
+    """
+    names = ("add", "enable", "disable", "remove")
+    found = [internal(f"torch._C._profiler._{name}_execution_trace_observer") for name in names]
+    if None in found:
+        return None
+    add, enable, disable, remove = found
+    if not add(path):
+        return None
+    enable()
+
+    def end() -> None:
+        disable()
+        remove()
+
+    return end
+
+
+# Modules, loaders and the compiler.
+
+COMPILED_CALL = "_compiled_call_impl"  # an attribute that `Module.__call__` honours, and that is never saved
+
+
+def module_calls() -> tuple[CodeType, ...]:
+    """Return the code that every call of a module runs; none where a call cannot be replaced."""
+    if not hasattr(torch.nn.Module, COMPILED_CALL) or internal("torch.nn.Module._call_impl") is None:
+        return ()
+    found = [internal(f"torch.nn.Module.{name}") for name in ("_wrapped_call_impl", "_call_impl")]
+    return tuple(each.__code__ for each in found if each is not None)
+
+
+def call_of(module: Any) -> Callable[..., Any]:
+    """Return what a call of a module runs: what it was compiled to, or its own."""
+    call: Callable[..., Any] = getattr(module, COMPILED_CALL, None) or module._call_impl
+    return call
+
+
+def loader_iterator() -> Any:
+    """Return the class of a DataLoader's iterators; None where it is not known."""
+    return internal("torch.utils.data.dataloader._BaseDataLoaderIter")
+
+
+def worker_of(iterator: Any) -> int:
+    """Return the worker whose batch comes next; -1 where the process loads it itself, or it is not known."""
+    tasks = getattr(iterator, "_task_info", None)
+    task = tasks.get(getattr(iterator, "_rcvd_idx", None)) if tasks else None
+    return int(task[0]) if task else -1
+
+
+def compiler_callbacks() -> Any:
+    """Return what calls back when the compiler begins and ends; None before the job has loaded it."""
+    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+
+
+def compile_call(module: Any, mode: str) -> None:
+    """Compile the calls of a module in place, as `torch.compile` of a module does.
+
+    `Module.compile`, the fallback, passes over modules of `torch.nn`.
+    """
+    from torch._dynamo import external_utils
+
+    wrap = getattr(external_utils, "wrap_inline", None)
+    if wrap is None or not hasattr(module, COMPILED_CALL):
+        module.compile(mode=mode)
+        return
+    setattr(module, COMPILED_CALL, torch.compile(wrap(module._call_impl), mode=mode))
+
+
+def has_compiled() -> bool:
+    """Return whether the compiler has made a graph; True where that is not known."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utils, "counters", None)
+    return counters is None or bool(counters["stats"]["unique_graphs"])
+
+
+def watch_frames(watcher: Any) -> Any:
+    """Set what the interpreter calls for each frame, None for nothing. Returns what it was before."""
+    watch = internal("torch._C._dynamo.eval_frame.set_eval_frame")
+    return watch(watcher) if watch is not None else None
+
+
+def code_skipper() -> Callable[[CodeType], Any] | None:
+    """Return what has frames of some code left uncompiled, not what they call; None where it cannot."""
+    frames = "torch._C._dynamo.eval_frame"
+    strategy, action = internal(f"{frames}._FrameExecStrategy"), internal(f"{frames}._FrameAction")
+    set_strategy = internal(f"{frames}.set_code_exec_strategy")
+    if None not in (strategy, action, set_strategy):
+        leave = strategy(action.SKIP, action.DEFAULT)
+        return lambda code: set_strategy(code, leave)
+    skip: Callable[[CodeType], Any] | None = internal(f"{frames}.skip_code")
+    return skip
