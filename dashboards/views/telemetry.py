@@ -1,8 +1,8 @@
 """Telemetry on the time axis of the timeline: GPUs, ports, hosts and processes.
 
-In: `counters`, sampled values. Out: one small figure per counter that changed. Counts that only grow are
-shown as growth per second. Times are on the clock that the timeline has, as far as a rank of the host was
-aligned to it.
+In: `counters`, sampled values. Out: one small figure per counter that changed, with the name and the unit in
+which people read it. Counts that only grow are shown as growth per second. Times are on the clock that the
+timeline has, as far as a rank of the host was aligned to it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, message, panel, section
 from dpro.dashboards.theme import series, styled
 from dpro.export.counters import sampled_counters
+from dpro.export.quantities import Quantity, readable_unit
 from dpro.units import NS_PER_MS
 
 NAME = "telemetry"
 MAX_COUNTERS = 14
-POINTS = 1500  # of a series, that a figure of this width can tell apart
+POINTS = 1500  # of a series, that a figure of this width can show
 _ROW, _LEGEND = 92, 56  # pixels of a counter, of the room above all
 
 
@@ -42,16 +43,16 @@ def telemetry_info(
         link: the selection; what is of the host always counts.
 
     Returns:
-        `counter` (with `/s` where it is growth per second), `series` (which device, host or rank), `time_ms`,
-        `value`; counters in order of interest.
+        `counter` (with `/s` where it is growth per second), `label`, `unit`, `series` (which device, host or
+        rank), `time_ms`, `value` (in `unit`); counters in order of interest.
     """
     values = sampled_counters(counters, workers, ahead, link.ranks)
     time = (pl.col("time_ns") - origin_ns) / NS_PER_MS
-    return values.select("counter", "series", time.alias("time_ms"), "value")
+    return values.select("counter", "label", "unit", "series", time.alias("time_ms"), "value")
 
 
 def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, theme: str) -> go.Figure:
-    """One row per counter, all on one time axis; a value holds until the next.
+    """One row per counter, named with its unit, all on one time axis; a value holds until the next.
 
     Args:
         values: as from `telemetry_info`.
@@ -62,29 +63,33 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
     figure = make_subplots(rows=len(names), shared_xaxes=True, vertical_spacing=0.25 / max(len(names), 1))
     lines = values["series"].unique().sort().to_list()
     named: set[str] = set()
+    titles = []
     for row, name in enumerate(names, start=1):
-        for (which,), own in values.filter(counter=name).group_by("series", maintain_order=True):
+        rows = values.filter(counter=name)
+        scale, unit = readable_unit(float(rows["value"].abs().to_numpy().max()), rows["unit"][0])
+        titles.append(plain(Quantity(rows["label"][0], unit).title))
+        for (which,), own in rows.group_by("series", maintain_order=True):
             thin = _thinned(own)
             figure.add_scatter(
                 x=thin["time_ms"],
-                y=thin["value"],
+                y=thin["value"] / scale,
                 mode="lines",
                 line={"shape": "hv", "width": 1.2, "color": series(lines.index(which), theme)},
                 name=plain(which),
                 legendgroup=plain(which),
                 showlegend=which not in named,
-                hovertemplate="%{x:.1f} ms: %{y:.4g}<extra>%{fullData.name}</extra>",
+                hovertemplate="%{x:.1f} ms: %{y:.4~g} " + plain(unit) + "<extra>%{fullData.name}</extra>",
                 row=row,
                 col=1,
             )
             named.add(str(which))
     styled(figure, theme, height=90 + _ROW * len(names))
-    for row, name in enumerate(names, start=1):
+    for row, title in enumerate(titles, start=1):
         figure.update_yaxes(title={"text": "", "standoff": 0}, nticks=3, row=row, col=1)
         axis = "" if row == 1 else str(row)
         corner = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": f"y{axis} domain"}
         corner |= {"yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
-        figure.add_annotation(text=plain(name), **corner)
+        figure.add_annotation(text=title, **corner)
     figure.update_layout(margin_t=_LEGEND, legend_y=1 + 0.4 * _LEGEND / (_ROW * len(names)))
     figure.update_xaxes(range=None if extent is None else list(extent))
     figure.update_xaxes(title_text="ms since the first span", row=len(names), col=1)
@@ -114,7 +119,7 @@ def _shown(loaded: Loaded, link: Link) -> Any:
     values = _values(loaded, link)
     if values.is_empty():
         return message(
-            "Nothing was sampled beside this run: `dpro record` does, imports of traces have none."
+            "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces hold none."
         )
     names = values["counter"].n_unique()
     more = f" {names - MAX_COUNTERS} more counters changed: the CSV has them." if names > MAX_COUNTERS else ""

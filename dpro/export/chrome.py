@@ -112,13 +112,19 @@ def _counters(counters: pl.DataFrame, origin: int, first: int) -> list[str]:
     named = _metadata({f"telemetry {host}": pid for host, pid in hosts.items()}, _NO_TRACKS)
     values = counters.with_columns(
         pid=pl.col("host").replace_strict(hosts, return_dtype=pl.Int64),
-        name=pl.format("{} {}", "counter", "series"),
+        name=pl.format("{}: {}", _title(), "series"),
     )
     line = pl.format(
         '{{"ph":"C","pid":{},"tid":0,"ts":{},"name":{},"args":{{"value":{}}}}}',
         "pid", _microseconds(pl.col("time_ns") - origin), _quoted(values, "name"), "value",
     )  # fmt: skip
     return [*map(json.dumps, named), *values.select(line).to_series().to_list()]
+
+
+def _title() -> pl.Expr:
+    """Label of a counter with its unit: this format has no other place for units."""
+    unit = pl.col("unit")
+    return pl.concat_str("label", pl.when(unit != "").then(pl.format(", {}", unit)).otherwise(pl.lit("")))
 
 
 def _quoted(rows: pl.DataFrame, column: str) -> pl.Expr:

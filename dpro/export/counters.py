@@ -12,20 +12,9 @@ import polars as pl
 
 from dpro.detect.machine.devices import gpus_of_ranks, sampled_gpus
 from dpro.detect.machine.telemetry import SERIES
+from dpro.export.quantities import RATE, quantity_of
 from dpro.units import NS_PER_S
 
-_GROWS = (
-    "_s",
-    "_bytes",
-    "_packets",
-    "_errors",
-    "_segments",
-    "_pages",
-    "_faults",
-    "_corrected",
-    "_uncorrected",
-)
-_LEVELS = ("memory", "disk", "swap_used", "cgroup_memory")  # bytes that are held, not moved
 _OF_STEPS = ("step_", "data_wait_ns", "gc_pause_ns", "loader_start_ns")
 _INTEREST = ("clock", "power", "temperature", "utilization", "tx_", "rx_", "load", "main_thread", "memory")
 
@@ -42,9 +31,10 @@ def sampled_counters(
         ranks: whose to keep; all if empty. What belongs to a host is always kept.
 
     Returns:
-        `counter` (with `/s` where it is growth per second), `series` (host, device, rank), `host`, `time_ns`
-        (on the timeline's clock; of a rate, the begin of its stretch), `value`. Sorted by interest of the
-        counter, then by series and time.
+        `counter` (with `/s` where it is growth per second), `label` and `unit` (of
+        `dpro.export.quantities`), `series` (host, device, rank), `host`, `time_ns` (on the timeline's clock;
+        of a rate, the begin of its stretch), `value` (in `unit`). Sorted by interest of the counter, then by
+        series and time.
     """
     owned = gpus_of_ranks(counters, workers)
     chosen = owned.filter(pl.col("rank").is_in(ranks)) if ranks else owned
@@ -60,20 +50,38 @@ def sampled_counters(
     users_of = chosen.group_by("host", "device").agg(
         used_by=pl.col("rank").cast(pl.String).sort().str.join(", ")
     )
-    name = pl.col("counter")
-    held = pl.any_horizontal(name.str.starts_with(each) for each in _LEVELS)
-    grows = pl.any_horizontal(name.str.ends_with(each) for each in _GROWS) & ~held
+    sampled = sampled.join(_quantities(sampled), on="counter", how="left", maintain_order="left")
     elapsed, growth = (pl.col(column).diff().over(SERIES) for column in ("time_ns", "value"))
-    since = pl.col("time_ns") - pl.when(grows).then(elapsed.fill_null(0)).otherwise(0)
+    since = pl.col("time_ns") - pl.when("grows").then(elapsed.fill_null(0)).otherwise(0)
     rate = pl.when(growth >= 0).then(growth / (elapsed / NS_PER_S))  # null where the count began anew
     shown = sampled.join(users_of, on=["host", "device"], how="left", maintain_order="left").select(
-        counter=pl.when(grows).then(pl.concat_str(name, pl.lit("/s"))).otherwise(name),
+        counter=pl.when("grows").then(pl.format("{}/s", "counter")).otherwise("counter"),
+        label=pl.col("label"),
+        unit=pl.col("unit"),
         series=_series(),
         host=pl.col("host"),
         time_ns=since - pl.col("host").replace_strict(dict(ahead), default=0, return_dtype=pl.Int64),
-        value=pl.when(grows).then(rate).otherwise("value"),
+        value=pl.when("grows").then(rate).otherwise("value") * pl.col("scale"),
     )
     return shown.drop_nulls("value").sort(_interest(), "counter", "series", "time_ns")
+
+
+def _quantities(sampled: pl.DataFrame) -> pl.DataFrame:
+    """`counter`, `label`, `unit`, `grows` and `scale` of the counters that were sampled."""
+    names = sampled["counter"].unique().sort().to_list()
+    rows = [
+        (name, shown.label, shown.unit, shown.kind == RATE, shown.scale)
+        for name in names
+        for shown in [quantity_of(name)]
+    ]
+    schema = {
+        "counter": pl.String,
+        "label": pl.String,
+        "unit": pl.String,
+        "grows": pl.Boolean,
+        "scale": pl.Float64,
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def _series() -> pl.Expr:

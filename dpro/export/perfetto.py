@@ -112,13 +112,15 @@ def _write_counters(builder: Any, counters: pl.DataFrame, first: int) -> None:
         packet.track_descriptor.process.pid = number
         packet.track_descriptor.process.process_name = f"telemetry {host}"
         builder.write_packet(packet)
-    tracks = counters.group_by("host", "counter", "series", maintain_order=True)
-    for number, ((host, counter, series), values) in enumerate(tracks, start=first + len(hosts)):
+    tracks = counters.group_by("host", "counter", "label", "unit", "series", maintain_order=True)
+    for number, ((host, _, label, unit, series), values) in enumerate(tracks, start=first + len(hosts)):
         packet = builder.create_packet()
         packet.track_descriptor.uuid = packet.track_descriptor.sibling_order_rank = number
         packet.track_descriptor.parent_uuid = hosts[str(host)]
-        packet.track_descriptor.name = f"{counter} {series}"
+        packet.track_descriptor.name = f"{label}: {series}"
         packet.track_descriptor.counter.SetInParent()
+        if unit:
+            packet.track_descriptor.counter.unit_name = str(unit)
         builder.write_packet(packet)
         for time_ns, value in values.select("time_ns", "value").iter_rows():
             packet = _packet(builder, time_ns, number)

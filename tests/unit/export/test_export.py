@@ -21,6 +21,7 @@ from dpro.export.chrome import write_chrome
 from dpro.export.counters import sampled_counters, within
 from dpro.export.drawing import drawing
 from dpro.export.perfetto import write_perfetto
+from dpro.export.quantities import quantity_of, readable_unit
 from dpro.export.slices import (
     CRITICAL,
     CRITICAL_REPLAYED,
@@ -232,6 +233,30 @@ def test_counters_are_drawn_from_the_last_value_before_the_first_slice_on_the_cl
     assert within(values, -2 * S, 0).select("time_ns", "value").rows() == [(-S, 5.0)]
 
 
+def _with_unit(track):
+    """The name as the other format writes it, which has no place for units."""
+    label, _, series = track.name.partition(": ")
+    unit = track.counter.unit_name
+    return f"{label}, {unit}: {series}" if unit else track.name
+
+
+def test_counters_of_the_schema_have_names_and_units_and_others_keep_theirs():
+    assert quantity_of("sm_clock_mhz").title == "SM clock, MHz"
+    assert quantity_of("tx_bytes") == ("sent", "B/s", "rate", 1.0)
+    assert quantity_of("throttled_power_s") == (
+        "clocks held down by the power cap",
+        "% of the time",
+        "rate",
+        100,
+    )
+    assert quantity_of("rx_odd_errors") == ("rx_odd_errors/s", "", "rate", 1.0)
+    assert quantity_of("memory_odd_bytes") == ("memory_odd_bytes", "", "level", 1.0)
+    assert readable_unit(999.0, "B/s") == (1.0, "B/s")
+    assert readable_unit(1e6, "B/s") == (1e6, "MB/s")
+    assert readable_unit(2.0**30, "bytes") == (2.0**30, "GiB")
+    assert readable_unit(1e12, "W") == (1.0, "W")
+
+
 def test_both_formats_carry_the_counters_of_the_run(tmp_path):
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
@@ -239,7 +264,8 @@ def test_both_formats_carry_the_counters_of_the_run(tmp_path):
     assert drawn.counters.height > 10
     write_perfetto(drawn, tmp_path / "run.pftrace")
     packets = _trace(tmp_path / "run.pftrace").packet
-    tracks = {p.track_descriptor.uuid: p.track_descriptor.name for p in packets}
+    named = {p.track_descriptor.uuid: p.track_descriptor for p in packets}
+    tracks = {uuid: _with_unit(track) for uuid, track in named.items()}
     of_perfetto = sorted(
         (tracks[p.track_event.track_uuid], p.timestamp, p.track_event.double_counter_value)
         for p in packets

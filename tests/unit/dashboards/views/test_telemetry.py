@@ -36,13 +36,13 @@ TWO_HOSTS = _counters(
 
 def test_values_stand_on_the_clock_of_the_timeline_and_counts_are_rates():
     shown = telemetry_info(TWO_HOSTS, WORKERS.empty(), {"b": S}, 10 * S, Link())
-    assert shown.rows() == [
+    assert shown.select("counter", "series", "time_ms", "value").rows() == [
         ("sm_clock_mhz", "a GPU-1", 0.0, 1980.0),
         ("sm_clock_mhz", "a GPU-1", 2000.0, 1200.0),
         ("tx_bytes/s", "b eth0", 0.0, 100.0),
         ("memory_bytes", "b rank 3", 0.0, 7.0),
         ("memory_bytes", "b rank 3", 1000.0, 8.0),
-    ]  # what began anew at 14 s tells no rate
+    ]  # what began anew at 14 s has no rate
 
 
 def test_processes_of_other_ranks_are_left_out_and_hosts_are_not():
@@ -71,11 +71,34 @@ def test_a_row_per_counter_shares_one_axis_and_extremes_survive_thinning():
     ]
     shown = telemetry_info(pl.concat([TWO_HOSTS, _counters(*rows)]), WORKERS.empty(), {}, 0, Link())
     figure = telemetry_figure(shown, (0.0, 5.0), "dark")
-    assert [note.text for note in figure.layout.annotations][:2] == ["sm_clock_mhz", "tx_bytes/s"]
+    assert [note.text for note in figure.layout.annotations][:2] == ["SM clock, MHz", "sent, B/s"]
     load_ = next(trace for trace in figure.data if trace.name == "a")
     assert len(load_.x) <= POINTS + 2
     assert np.max(load_.y) == 9
     assert figure.layout.xaxis.range == (0.0, 5.0)
+
+
+def test_large_amounts_are_shown_in_the_unit_that_fits_the_largest():
+    rows = [(-1, "a", "eth0", "tx_bytes", second * S, 2.5e9 * second**2) for second in range(3)]
+    rows += [(0, "a", "", "memory_bytes", second * S, (3 + second) * 2.0**30) for second in range(2)]
+    rows += [(0, "a", "", "cpu_user_s", second * S, 3.5 * second) for second in range(3)]
+    rows += [(-1, "a", "mlx5_0:1", "rx_odd_errors", second * S, second) for second in range(3)]
+    shown = telemetry_info(_counters(*rows), WORKERS.empty(), {}, 0, Link())
+    figure = telemetry_figure(shown, None, "light")
+    assert {note.text for note in figure.layout.annotations} == {
+        "sent, GB/s",
+        "memory of the process, GiB",
+        "CPU, user code, cores busy",
+        "rx_odd_errors/s",
+    }
+    values = {unit: _values_in(figure, unit) for unit in ("GB/s", "GiB", "cores busy")}
+    assert values == {"GB/s": [2.5, 7.5], "GiB": [3.0, 4.0], "cores busy": [3.5, 3.5]}
+
+
+def _values_in(figure, unit):
+    """Values of the only series that is drawn in a unit."""
+    (values,) = (trace.y for trace in figure.data if unit in trace.hovertemplate)
+    return [round(float(value), 6) for value in values]
 
 
 def test_without_samples_there_is_nothing():
