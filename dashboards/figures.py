@@ -21,7 +21,7 @@ from dpro.dashboards.views.hang import chains_of
 from dpro.dashboards.whatif import workbench
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.timeline import durations_of
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from dpro.units import ms
 
 _LEGEND = 50  # pixels

@@ -88,8 +88,8 @@ class OpenedRun(Loaded):
             UsageError: an edit is not understood.
             Unanswerable: the run lacks what an edit needs.
         """
-        from dpro.replay.whatif.parse import parse_edit
         from dpro.replay.whatif.predict import predict
+        from dpro.replay.whatif.registry import parse_edit
 
         parsed = [parse_edit(edit) for edit in edits]
         return predict(self.built.predictive, self.baseline, parsed, self.trust)

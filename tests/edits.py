@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US
 
 

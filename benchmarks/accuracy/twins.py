@@ -35,7 +35,7 @@ from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, Nodes, make_graph
 from dpro.replay.timeline import changed_step_times, measured_step_times, replay, step_ends
 from dpro.replay.whatif.graph_ops.selected import Selection
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 
 SKIP, WINDOW_STEPS, AFTERWARDS = 8, 16, 3

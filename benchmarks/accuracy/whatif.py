@@ -33,8 +33,8 @@ from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import changed_step_times, durations_of, measured_step_times, replay
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 
 SKIP, WINDOW_STEPS, AFTERWARDS = 8, 24, 3

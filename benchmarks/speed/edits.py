@@ -18,9 +18,8 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import baseline_steps, predict
-from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.registry import EDITS, parse_edit
 
 
 def main() -> None:

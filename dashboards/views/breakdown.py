@@ -13,12 +13,12 @@ import polars as pl
 from dash import Dash, Input, State
 from dash.development.base_component import Component
 
+from dpro.analysis.mean_step import mean_steps
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled, time_unit
-from dpro.replay.steps.mean_step import mean_steps
 from dpro.units import NS_PER_MS
 
 NAME = "breakdown"

@@ -37,8 +37,8 @@ from dpro.dashboards.whatif.waterfall import waterfall_figure
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.listing import help_rows
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
+from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.sensitivity import in_words
 from dpro.trial.ledger import read
 from dpro.units import NS_PER_MS, ms

@@ -1,12 +1,13 @@
 """Where the mean step goes, on one line: the first thing that every report and the dashboard show.
 
-In: an `Analysis`. Out: the parts of the mean step in deep windows, which add up to it, how busy the GPUs are,
+In: an `Analysis`, or the split of steps, as `breakdown.step_breakdown` gives it. Out: the parts of the mean
+step in deep windows (of the job, of each rank, or of each step), which add up to it; how busy the GPUs are,
 what they reach of their peak, how much input a second is worked on, and what binds the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,13 +18,21 @@ from dpro.errors import DproError, Unanswerable
 from dpro.replay.models.gpus import model_named
 from dpro.replay.models.mfu import Mfu, find_mfu
 from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
-from dpro.replay.steps.mean_step import PARTS, mean_steps
 from dpro.replay.steps.typical import pace_of
 from dpro.units import NS_PER_S, format_duration, ms
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
 
+# Column -> what it is called. They add up to `duration_ns`, and are shown in this order.
+PARTS: Mapping[str, str] = {
+    "compute_ns": "compute",
+    "exposed_transfer_ns": "transfer",
+    "exposed_wait_ns": "waiting for others",
+    "unsplit_comm_ns": "communication, wait not known",
+    "host_bound_ns": "host bound",
+    "idle_ns": "idle",
+}
 MAX_COMPUTE = 0.5  # of the step: where compute is less, something else binds it
 MIN_BINDING = 0.25  # of the step that a part takes which binds it
 GLYPHS = {  # part -> how a bar in text shows it
@@ -150,6 +159,36 @@ class MeanStepDocument(Part, frozen=True):
     mfu_unknown: str
     inputs_per_s: float | None
     binds: str
+
+
+def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
+    """Average the parts of steps.
+
+    Args:
+        breakdown: as from `step_breakdown`.
+        by: `rank` or `step`; None for one row over all.
+
+    Returns:
+        `by`, `steps` (rows that were averaged), `duration_ns`, the columns of `PARTS`, and
+        `overlapped_comm_ns` (a part of compute), Float64. Exposed communication of steps that are not split
+        into wait and transfer is in `unsplit_comm_ns`.
+    """
+    wait, transfer = pl.col("exposed_wait_ns"), pl.col("exposed_transfer_ns")
+    unsplit = pl.when(wait.is_null()).then("exposed_comm_ns").otherwise(0)
+    known = breakdown.with_columns(unsplit_comm_ns=unsplit).with_columns(
+        wait.fill_null(0), transfer.fill_null(0)
+    )
+    names = ["duration_ns", *PARTS, "overlapped_comm_ns"]
+    means = [pl.len().cast(pl.Int64).alias("steps"), *(pl.col(name).mean() for name in names)]
+    if by is None:
+        return known.select(means) if known.height else known.select(means).clear()
+    return known.group_by(by).agg(means).sort(by)
+
+
+def shown_parts(means: pl.DataFrame) -> dict[str, str]:
+    """Return the parts that are shown: all but communication that is not split, where there is none of it."""
+    unsplit = bool((means["unsplit_comm_ns"] > 0).any())
+    return {name: title for name, title in PARTS.items() if unsplit or name != "unsplit_comm_ns"}
 
 
 def mean_step_of(analysis: Analysis) -> MeanStep:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.gains import Gains, Row, interval_doubts, what_helps
-from dpro.analysis.mean_step import MeanStep
+from dpro.analysis.mean_step import MeanStep, mean_steps, shown_parts
 from dpro.analysis.summary import health_info, run_info, trust_info
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import HANGS, advice_in_words, verdict_in_words
 from dpro.errors import DproError
-from dpro.replay.steps.mean_step import mean_steps, shown_parts
 from dpro.units import format_duration, ms
 from dpro.words import shortened
 

@@ -4,7 +4,7 @@ findings            what a detector says: class, component, cost, confidence, ev
 findings_log        what a watcher found while the job ran, as the run keeps it
 run                 all detectors: what each needs, and what suppresses its findings
 context             what the detectors of one run share: tables, graph, own times, pauses
-baseline            the unchanged graph with its replay, its steps, and the work of its ranks
+baseline            the unchanged graph: its replay, its steps, the work of its ranks, waits in collectives
 significance        whether a gain per step is large, persistent and beyond chance
 stragglers/         ranks that the others wait for, by replay and by calls alone; input-bound jobs
 imbalance/          uneven work: by data, by pipeline stage, by micro-batch
@@ -15,5 +15,5 @@ pauses/             time that is lost in some steps only
 pipeline_slowdown   jobs of whole operations against their ideal: workers, stages, kinds of work
 regression          since when a job is slower, and what else changed then
 change_points       where the level of a series changes
-notes, waits        waiting that costs nothing; how long members of collectives wait
+notes               waiting that costs nothing
 """

@@ -1,17 +1,19 @@
 """The unchanged graph of deep windows, and what several detectors ask of it: each computed once.
 
-In: a graph. Out: its replay, its steps, the work of its ranks by phase, and their peers. Nothing is computed
-before it is asked for. What is slow is not decided here.
+In: a graph. Out: its replay, its steps, the work of its ranks by phase, and their peers; how long members of
+collectives wait for the last one to arrive. Nothing is computed before it is asked for. What is slow is not
+decided here, nor whether the last one is the cause: it may itself have waited elsewhere.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import peers_by_rank, phase_work
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
 
@@ -65,3 +67,33 @@ class Baseline:
         """
         after = replay(changed)
         return changed_step_times(self.step_ends, changed, after.start, after.end)["duration_ns"].to_numpy()
+
+
+def waits(graph: Graph, start: Ints) -> pl.DataFrame:
+    """How long each member of a collective of several ranks waits for the last one, in steps.
+
+    Args:
+        graph: the graph.
+        start: [N] ns at which nodes start.
+
+    Returns:
+        `instance` (of the collective), `rank`, `step`, `last` (the rank that arrives last), `wait_ns`.
+    """
+    nodes = graph.nodes
+    arrive = np.flatnonzero((nodes.kind == NodeKind.ARRIVE) & (nodes.step >= 0))
+    frame = pl.DataFrame(
+        {
+            "instance": nodes.collective[arrive],
+            "rank": nodes.rank[arrive],
+            "step": nodes.step[arrive],
+            "time": start[arrive],
+        }
+    )
+    return (
+        frame.filter(pl.len().over("instance") > 1)
+        .with_columns(
+            last=pl.col("rank").sort_by("time", "rank").last().over("instance"),
+            wait_ns=pl.col("time").max().over("instance") - pl.col("time"),
+        )
+        .select("instance", "rank", "step", "last", "wait_ns")
+    )

@@ -15,9 +15,8 @@ import polars as pl
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.rebalanced import BalancedJob, rebalance
-from dpro.detect.network.timed_calls import traffic_of_calls
+from dpro.detect.network.timed_calls import traffic_of_calls, traffic_of_sends
 from dpro.detect.network.traffic import Traffic, traffic_of
-from dpro.detect.network.wires import traffic_of_sends
 from dpro.detect.pauses.find import Lost, find_pauses
 from dpro.detect.pipeline_slowdown import Slowdown
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS

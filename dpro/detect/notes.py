@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from dpro.detect.baseline import Baseline
+from dpro.detect.baseline import Baseline, waits
 from dpro.detect.findings import Finding
 from dpro.detect.imbalance.load_model import CLASS as UNEVEN_DATA
+from dpro.detect.stragglers.causes import excess_by_cause
 from dpro.detect.stragglers.replayed import gains_of
-from dpro.detect.stragglers.work_causes import excess_by_cause
-from dpro.detect.waits import waits
 from dpro.replay.alignment.match import NUMBERED_APART
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, step_times

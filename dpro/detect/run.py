@@ -28,11 +28,11 @@ from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.notes import note_waiting
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
+from dpro.detect.stragglers.causes import INPUT_PIPELINE
 from dpro.detect.stragglers.from_calls import NEGLIGIBLE, find_late_ranks
 from dpro.detect.stragglers.input_bound import find_input_bound, find_slow_input
 from dpro.detect.stragglers.masked import find_masked
 from dpro.detect.stragglers.timed_ranks import find_late_gpus
-from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
 from dpro.schema import SPANS
 
 Found = Mapping[str, list[Finding]]  # of the detectors that have run so far, by name

@@ -38,7 +38,7 @@ from dpro.errors import UsageError
 from dpro.mcp_server.folders import readable, runs_in
 from dpro.opening import holds_traces, open_path
 from dpro.replay.whatif.listing import help_rows
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from dpro.trial.calibrate import as_tried
 
 KEPT = 4  # analyses of the runs that were asked about last

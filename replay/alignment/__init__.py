@@ -1,7 +1,6 @@
 """Which rows of several ranks are one collective, and how far their clocks are apart.
 
-match         collectives and messages across ranks, without trusting clocks
-align         each host's clock against the reference: offset, drift, uncertainty, and their evidence
-clocks        one clock against another: a line, and exact arithmetic with it
-comparisons   recorded comparisons of hosts' clocks, those that count for one window
+match    collectives and messages across ranks, without trusting clocks
+align    each host's clock against the reference: offset, drift, uncertainty, and their evidence
+clocks   one clock against another: recorded comparisons, a line through them, exact arithmetic with it
 """

@@ -19,8 +19,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.alignment.clocks import ENOUGH, ClockLine, fit_bounded, fit_scattered
-from dpro.replay.alignment.comparisons import Comparisons, named
+from dpro.replay.alignment.clocks import ENOUGH, ClockLine, Comparisons, fit_bounded, fit_scattered, named
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
 # The skew of the ends of one collective is tens of microseconds: smaller offsets are lost in it.

@@ -1,18 +1,23 @@
-"""One clock against another: a line through their differences, and exact arithmetic with it.
+"""One clock against another: how they were compared, and a line through their differences.
 
-In: differences of a clock to the reference at some of its times. Out: a `ClockLine` with its uncertainty, and
-times moved along it. Drift is fitted only where it stands out from the scatter of the differences; else it
-is zero, and what it might be is part of the uncertainty. Where the differences come from is not known here.
+In: the `clock_samples` table; differences of a clock to the reference at some of its times. Out: the
+comparisons that count for one window; a `ClockLine` with its uncertainty, and times moved along it in exact
+arithmetic. A clock that was set makes the comparisons on the far side of that moment worthless: they are
+left out. Drift is fitted only where it stands out from the scatter of the differences; else it is zero, and
+what it might be is part of the uncertainty.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
+from numpy.typing import NDArray
 
 from dpro.arrays import Ints
-from dpro.units import NS_PER_S
+from dpro.units import NS_PER_MS, NS_PER_S
 
 # Clocks of computers drift apart by less than this, also where no time service disciplines them.
 WORST_DRIFT_PPB = 100_000
@@ -24,6 +29,12 @@ ENOUGH_FOR_DRIFT = 16  # of fewer that only scatter, more than one set in a thou
 ENOUGH = 3  # fewer differences cannot show how much they scatter
 # Slopes are taken between all pairs of at most so many differences, evenly chosen.
 _MAX_SAMPLES = 400
+# Comparisons used on each side of a window: the two latest times that clocks were compared.
+NEAREST = 16
+# A wall clock that gains or loses more than this against the monotonic one was set, not slewed.
+SET_NS = NS_PER_MS
+FASTEST_SLEW = 0.001
+_NONE = pl.DataFrame(schema=dict.fromkeys(("time_ns", "offset_ns", "round_trip_ns"), pl.Int64))
 
 
 @dataclass(frozen=True)
@@ -117,3 +128,85 @@ def fit_bounded(times: Ints, differences: Ints, bounds: Ints, at: tuple[int, int
     beyond = max(int(times.min()) - at[0], at[1] - int(times.max()), 0)
     uncertainty = max(off, bound) + unknown * beyond
     return ClockLine(middle, round(level), round(slope * NS_PER_S), round(uncertainty))
+
+
+def named(column: str, names: Mapping[int, str]) -> pl.Expr:
+    """The name of each rank's clock, empty where it has none.
+
+    Args:
+        column: has the ranks.
+        names: by rank.
+    """
+    return pl.col(column).replace_strict(
+        list(names), list(names.values()), default="", return_dtype=pl.String
+    )
+
+
+class Comparisons:
+    """What is known of the clocks of a run from their being compared."""
+
+    def __init__(self, samples: pl.DataFrame, names: Mapping[int, str]) -> None:
+        """Sort the samples by clock.
+
+        Args:
+            samples: the `clock_samples` table.
+            names: what each rank's clock is called.
+        """
+        rows = samples.with_columns(clock=named("rank", names), peer=named("peer_rank", names))
+        between = rows.filter((pl.col("peer") != "") & (pl.col("clock") != "") & (pl.col("peer_rank") >= 0))
+        self._pairs: dict[tuple[str, str], pl.DataFrame] = {
+            (str(clock), str(peer)): part
+            for (clock, peer), part in between.group_by("clock", "peer", maintain_order=True)
+            if clock != peer
+        }
+        own = rows.filter((pl.col("peer_rank") < 0) & (pl.col("monotonic_ns") >= 0))
+        self._set = {str(clock): _times_set(part) for (clock,), part in own.group_by("clock")}
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Clocks that were compared, either way round."""
+        return list(dict.fromkeys([*self._pairs, *((peer, clock) for clock, peer in self._pairs)]))
+
+    def was_set(self, clock: str, begin: int, end: int) -> bool:
+        """Whether a clock was set between two of its times.
+
+        Args:
+            clock: its name.
+            begin, end: ns on that clock, half open.
+        """
+        times = self._set.get(clock, np.empty(0, np.int64))
+        return bool(((times >= begin) & (times < end)).any())
+
+    def around(self, clock: str, peer: str, moment: int) -> tuple[Ints, Ints, Ints]:
+        """The comparisons of two clocks nearest to a moment, as many before it as after it if there are.
+
+        Args:
+            clock, peer: names of the two.
+            moment: ns on `clock`.
+
+        Returns:
+            [N] ns each: times on the clock, what the peer showed then, and how far that may be wrong.
+        """
+        own = self._pairs.get((clock, peer), _NONE)
+        their = self._pairs.get((peer, clock), _NONE)
+        times = np.concatenate([own["time_ns"], their["time_ns"] - their["offset_ns"]])
+        meanwhile = np.concatenate([own["time_ns"] - own["offset_ns"], their["time_ns"]])
+        bounds = np.concatenate([own["round_trip_ns"], their["round_trip_ns"]]) // 2
+        same = self._as_then(clock, times, moment) & self._as_then(peer, meanwhile, moment)
+        order = np.flatnonzero(same)[np.argsort(times[same], kind="stable")]
+        at = int(np.searchsorted(times[order], moment))
+        chosen = order[max(at - NEAREST, 0) : at + NEAREST]
+        return times[chosen], meanwhile[chosen], bounds[chosen]
+
+    def _as_then(self, clock: str, times: Ints, moment: int) -> NDArray[np.bool_]:
+        """[N] whether a clock was not set between each of the times and a moment."""
+        when_set = self._set.get(clock, np.empty(0, np.int64))
+        same: NDArray[np.bool_] = np.searchsorted(when_set, times) == np.searchsorted(when_set, moment)
+        return same
+
+
+def _times_set(own: pl.DataFrame) -> Ints:
+    """Times on a clock just before it was set, by its samples next to the monotonic clock."""
+    own = own.unique("monotonic_ns").sort("monotonic_ns")
+    wall, untouched = own["time_ns"].to_numpy(), own["monotonic_ns"].to_numpy()
+    gained = np.abs(np.diff(wall - untouched))
+    return np.sort(wall[:-1][gained > SET_NS + FASTEST_SLEW * np.diff(untouched)])

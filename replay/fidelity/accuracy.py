@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.classify import classify
+from dpro.documents import Part
 from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.fidelity.evidence import Evidence, evidence_of, is_started
@@ -289,3 +290,47 @@ def _clocks_not_known(built: Built) -> list[str]:
     if unknown and (built.matching.rows["members"] > 1).any():
         reasons.append(f"how far the clocks of {len(unknown)} ranks are off is unknown")
     return reasons
+
+
+class FigureDocument(Part, frozen=True):
+    """One figure that predictions stand or fall with.
+
+    Attributes:
+        name: what was measured.
+        value: in `unit`; null where the run does not show it.
+        good, poor: bars in `unit`: good up to the first, poor from the second on.
+        unit: % or x (times).
+        score: 0 to 1; null where it is not known.
+    """
+
+    name: str
+    value: float | None
+    good: float
+    poor: float
+    unit: str
+    score: float | None
+
+
+class TrustDocument(Part, frozen=True):
+    """How far predictions from this run can be believed.
+
+    Attributes:
+        grade: good, fair or poor.
+        score: 0 to 1, what the worst figure scores.
+        verdict: all of this in a sentence.
+        figures: what it is measured by, worst first.
+    """
+
+    grade: str
+    score: float
+    verdict: str
+    figures: list[FigureDocument]
+
+
+def trust_document(trust: Trust) -> TrustDocument:
+    """How far to believe what follows from a replay, for programs."""
+    figures = [
+        FigureDocument(each.name, each.value, each.good, each.poor, each.unit, each.score)
+        for each in trust.figures
+    ]
+    return TrustDocument(trust.grade, trust.score, trust.verdict, figures)

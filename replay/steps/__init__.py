@@ -3,7 +3,6 @@
 durations   how long each step took: the one source of every statistic of steps
 typical     the typical step, the mean step with pauses, which steps are pauses
 host        waiting for data, garbage collection, waiting for a core, in each step
-breakdown   compute, communication, host and idle time per step and rank; per kernel; per collective
-mean_step   the mean step and its parts: of the job, of each rank, or of each step
-rendezvous  when all members of a collective had arrived: wait apart from transfer
+breakdown   compute, communication, host and idle time per step and rank; per kernel;
+            per collective, waiting apart from transfer
 """

@@ -20,6 +20,10 @@ collectives:
 
 - compute: operators on it; communication: spans that a row of `collectives` points to, on any thread;
 - host bound: neither, which leaves Python, the input pipeline and the optimizer's own code; idle is 0.
+
+Waiting is separated from transfer by durations alone. All members move data together, so the transfer is the
+shortest duration among them, and what a member spent before it is wait: no clock has to be known. A
+collective is split only where all members of its group were matched.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ import numpy as np
 import polars as pl
 
 from dpro.errors import Unanswerable
+from dpro.replay.alignment.match import match_collectives
 from dpro.replay.intervals import Intervals, Times, covered, union
-from dpro.replay.steps.rendezvous import matched_members, ready_times
 from dpro.schema import GPU_WORK_KINDS
 
 NO_STEP = -1  # the number of the step that stands for a whole window where no steps were recorded
@@ -321,3 +325,40 @@ def _bus_bytes() -> pl.Expr:
         .then(1.0)
     )
     return pl.when((n > 1) & (pl.col("bytes_in") >= 0)).then(per_byte * pl.col("bytes_in"))
+
+
+def matched_members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Find the members of each collective that ran, and what of their time was transfer.
+
+    Args:
+        collectives: table `collectives`.
+        spans: table `spans`, for the stream that a collective ran on.
+
+    Returns:
+        The rows of `dpro.replay.alignment.match.Matching` with `complete` (all members are here) and
+        `transfer_ns` (null where they are not).
+    """
+    rows = match_collectives(collectives, spans).rows
+    size = pl.max_horizontal("expected", pl.col("group_ranks").list.len().cast(pl.Int64), 2)
+    transfer = pl.col("duration_ns").min().over("instance")
+    rows = rows.with_columns(complete=pl.col("members") >= size)
+    return rows.with_columns(transfer_ns=pl.when("complete").then(transfer))
+
+
+def ready_times(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Find until when each span of communication waited for other ranks.
+
+    Args:
+        collectives: table `collectives`.
+        spans: table `spans`.
+
+    Returns:
+        `rank`, `span_id`, `ready_ns` (on the rank's own clock; null where not known), one row per span that
+        ran a collective. A span that ran several collectives at once is ready when the last of them is.
+    """
+    rows = matched_members(collectives, spans)
+    alone = pl.col("group_ranks").list.len() == 1  # a group of one rank waits for no other
+    transfer = pl.when(alone).then("duration_ns").otherwise("transfer_ns")
+    ready = pl.col("start_ns") + pl.col("duration_ns") - transfer
+    last = pl.when(ready.is_null().any()).then(None).otherwise(ready.max())
+    return rows.group_by("rank", "span_id").agg(ready_ns=last)

@@ -1,7 +1,7 @@
 """What-if edits: small frozen dataclasses, each of which turns one graph into another.
 
-edit, grammar, parse   what an edit declares; how it is written; from text to an edit
-registry, listing      which edits there are; help and docs of them
+edit, grammar          what an edit declares; how it is written
+registry, listing      which edits there are, and an edit from its text; help and docs of them
 predict                one edit, or several together: step times, interval, critical path
 search, pareto         what helps alone and together; time against memory
 sensitivity            what limits the step, and how much faster it has to be

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from dpro.replay.whatif.edit import Edit, Key, keys_of, number
 from dpro.replay.whatif.graph_ops.selected import Selection
-from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.registry import FAMILIES
+from dpro.replay.whatif.registry import FAMILIES, parse_edit
 
 BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"
 

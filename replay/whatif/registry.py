@@ -1,12 +1,15 @@
-"""Which edits there are, by family; each declares its keys, help and documentation itself.
+"""Which edits there are, by family, and an edit from its text.
 
-A new edit is a class in the file of its family and its name in the list here: the parser, the command's help
-and `docs/whatif.md` follow.
+In: what the user typed. Out: an edit, or one line that names the nearest thing that exists.
+
+Each edit declares its keys, help and documentation itself. A new edit is a class in the file of its family
+and its name in the list here: the parser, the command's help and `docs/whatif.md` follow.
 """
 
 from __future__ import annotations
 
-from dpro.replay.whatif.edit import Edit
+from dpro.errors import UsageError
+from dpro.replay.whatif.edit import Edit, keys_of, make
 from dpro.replay.whatif.edits.communication import Algorithm, Delay, Network, NoCommunication
 from dpro.replay.whatif.edits.cuda_graph import CudaGraph
 from dpro.replay.whatif.edits.gradients import Bucket, Compress, Priority
@@ -18,6 +21,7 @@ from dpro.replay.whatif.edits.scaling import Accumulate, Batch, DataParallelSize
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.synchronisation import LocalUpdates, Overlap, Prefetch
 from dpro.replay.whatif.edits.training_loop import Garbage, HideInput, Workers
+from dpro.replay.whatif.grammar import nearest, split_edit, values_of
 
 FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Selected work": (Scale, Remove, Replace),
@@ -31,3 +35,18 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Gradients": (Bucket, Priority, Compress, LocalUpdates, Overlap),
 }
 EDITS: dict[str, type[Edit]] = {edit.name: edit for family in FAMILIES.values() for edit in family}
+
+
+def parse_edit(text: str) -> Edit:
+    """Make an edit from its text.
+
+    Raises:
+        UsageError: no such edit or key (with the nearest one), or a value that is not what it should be.
+    """
+    name, rest = split_edit(text)
+    if name not in EDITS:
+        raise UsageError(f"no edit {name!r}{nearest(name, EDITS)}; there are {', '.join(EDITS)}")
+    cls = EDITS[name]
+    edit = make(cls, values_of(name, rest, keys_of(cls), cls.example), name)
+    assert isinstance(edit, Edit)
+    return edit

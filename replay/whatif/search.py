@@ -27,9 +27,8 @@ from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.graph_ops.bucket_candidates import sizes_worth_replaying
 from dpro.replay.whatif.graph_ops.reduction import reduced
 from dpro.replay.whatif.graph_ops.selected import Selection
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
-from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.units import format_duration
 
 # What can be done to a job without buying anything; several go together. Sizes of buckets come on top.

@@ -18,8 +18,8 @@ from dpro.analysis.answers.whatif import what_if
 from dpro.cli import main
 from dpro.cli.analysis import analyse
 from dpro.cli.run.whatif import ROWS, WORTH_SHOWING
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import BLOCKS
+from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.trial.calibrate import as_tried

@@ -10,7 +10,7 @@ from dpro.ingest.importer import import_sources
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_step_times, replay, step_ends
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 
 TEN_TIMES, HALF = "scale:kind=kernel,factor=0.1", "scale:kind=kernel,factor=0.5"

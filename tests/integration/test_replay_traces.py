@@ -19,7 +19,7 @@ from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes, measured_step_times, replay, step_times
 from dpro.replay.whatif.edits.heal import Heal, RanksAt
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import search
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Run, open_run, write_manifest, write_part

@@ -16,7 +16,7 @@ from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, Part
 from dpro.errors import UsageError
 from dpro.replay.alignment.align import Clock
-from dpro.replay.fidelity.documents import TrustDocument, trust_document
+from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
 from dpro.replay.fidelity.fit import PERCENTILES, counted_starts, start_errors
 from dpro.replay.timeline import critical_path, critical_path_of_steps
 from dpro.units import ms, us

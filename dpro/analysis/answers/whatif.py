@@ -12,7 +12,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import EndDocument, end_document
 from dpro.documents import Document
 from dpro.errors import Unanswerable
-from dpro.replay.fidelity.documents import TrustDocument, trust_document
+from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
 from dpro.replay.steps.typical import pace_of
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.documents import (

@@ -236,8 +236,8 @@ def _guess(changes: Sequence[Change], run: Run) -> Guess:
     """Predict the changes from a run of the job as it is."""
     from dpro.cli.analysis import analyse
     from dpro.replay.timeline import durations_of
-    from dpro.replay.whatif.parse import parse_edit
     from dpro.replay.whatif.predict import predict
+    from dpro.replay.whatif.registry import parse_edit
     from dpro.trial.calibrate import calibrated
     from dpro.trial.ledger import read
 

@@ -201,7 +201,7 @@ def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) ->
 
 def _step_table(steps: pl.DataFrame) -> RenderableType:
     """One line per rank: its mean step, and the share of each part."""
-    from dpro.replay.steps.mean_step import mean_steps, shown_parts
+    from dpro.analysis.mean_step import mean_steps, shown_parts
 
     whole = "step" if (steps["step"] >= 0).all() else "window"
     means = mean_steps(steps, "rank")

@@ -95,7 +95,7 @@ def whatif(
     What the run cannot answer is refused, with the reason and what to record instead. Exits with 1 where
     everything that was asked for was refused.
     """
-    from dpro.replay.whatif.parse import parse_edit
+    from dpro.replay.whatif.registry import parse_edit
 
     if ctx.args:
         given = " ".join(f"--edit {text}" for text in ctx.args)

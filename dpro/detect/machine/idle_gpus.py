@@ -17,7 +17,7 @@ from dpro.arrays import Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, PERSISTENT
-from dpro.detect.stragglers.work_causes import causes_of
+from dpro.detect.stragglers.causes import causes_of
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS
 from dpro.replay.timeline import time_on_critical_path

@@ -1,8 +1,7 @@
 """Links, ports, hosts and parts of the network that move data slower than comparable ones, or than before.
 
 traffic       what was moved, from a graph
-timed_calls   the same from calls that were timed without a window
-wires         the same as NCCL's proxies saw it
+timed_calls   the same from calls and sends that were timed without a window
 transfers     groups that do the same compared, and what the slow ones have in common
 fabric        parts of the network between which all is slow
 degradation   transfers that became slower than they were

@@ -8,5 +8,5 @@ excess        own work against peers and against before
 from_calls    what the others wait for a rank that is late
 timed_ranks   the same for GPUs, where calls were timed
 input_bound   a job whose training loop waits for its input on every rank
-causes, work_causes   what counters, and what the graph, say of why
+causes        why a rank takes longer, by the host's counters and by the graph
 """

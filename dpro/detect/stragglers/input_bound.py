@@ -13,7 +13,7 @@ import polars as pl
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS, PERSISTENT
-from dpro.detect.stragglers.work_causes import INPUT_PIPELINE
+from dpro.detect.stragglers.causes import INPUT_PIPELINE
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
 from dpro.replay.steps.host import host_facts

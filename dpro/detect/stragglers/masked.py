@@ -17,8 +17,8 @@ from dpro.arrays import Floats, Ints
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_STEPS, PERSISTENT, clear_gain, confidence
+from dpro.detect.stragglers.causes import excess_by_cause
 from dpro.detect.stragglers.replayed import Gains, healing_gains, lateness
-from dpro.detect.stragglers.work_causes import excess_by_cause
 from dpro.replay.graph import Graph
 from dpro.replay.peers import ON_CPU, teams
 from dpro.units import format_duration

@@ -15,12 +15,18 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
-from dpro.detect.baseline import Baseline
+from dpro.detect.baseline import Baseline, waits
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_STEPS, clear_gain, confidence, first_of_latest
-from dpro.detect.stragglers.causes import CPU, HOST_CAUSES, counted_more, host_cause, idle_cause
-from dpro.detect.stragglers.work_causes import OPERATORS, excess_by_cause
-from dpro.detect.waits import waits
+from dpro.detect.stragglers.causes import (
+    CPU,
+    HOST_CAUSES,
+    OPERATORS,
+    counted_more,
+    excess_by_cause,
+    host_cause,
+    idle_cause,
+)
 from dpro.replay.graph import Graph
 from dpro.replay.peers import peers_by_rank
 from dpro.replay.timeline import changed_step_times, replay_durations

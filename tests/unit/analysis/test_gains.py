@@ -9,8 +9,8 @@ import pytest
 
 from dpro.analysis.gains import interval_doubts, shown_grade, what_helps
 from dpro.detect.findings import Finding
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import Prediction
+from dpro.replay.whatif.registry import parse_edit
 
 MS = 1_000_000
 BASE = 100.0 * MS

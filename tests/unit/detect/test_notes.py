@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpro.detect.baseline import Baseline
+from dpro.detect.baseline import Baseline, waits
 from dpro.detect.notes import note_waiting
-from dpro.detect.waits import waits
 from dpro.replay.peers import phase_work
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.heal import healed_in_each_step

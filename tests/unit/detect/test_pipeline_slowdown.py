@@ -24,7 +24,7 @@ from dpro.ingest.importer import import_sources
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import measured_step_times, replay, step_times
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.pipelines import MS, Job, written
 

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.cli import cli
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import Prediction
+from dpro.replay.whatif.registry import parse_edit
 from dpro.trial.calibrate import calibrated
 from dpro.trial.ledger import Entry, Ratio, append
 

@@ -6,8 +6,7 @@ import pytest
 
 from dpro.collectors.inside.apply import report
 from dpro.errors import UsageError
-from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.trial.changes import (
     CHANGES,
     VARIABLE_EXAMPLE,

@@ -26,8 +26,8 @@ from dpro.dashboards.whatif.workbench import (
 )
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.timeline import durations_of
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import predict
+from dpro.replay.whatif.registry import parse_edit
 from dpro.trial.calibrate import as_tried
 from dpro.trial.ledger import Entry, Ratio, append
 from dpro.units import ms

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from dpro.documents import plain
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.fidelity.documents import trust_document
+from dpro.replay.fidelity.accuracy import assess, trust_document
 from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
 from dpro.replay.timeline import replay
 from dpro.schema import STEPS, conform

@@ -19,8 +19,8 @@ from dpro.replay.fidelity.missing_ranks import (
     share_of_waiting,
 )
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
+from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from tests.builders import TinyRun, gpu_job

@@ -17,7 +17,7 @@ from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.timeline import critical_nodes, measured_step_times, replay, step_times
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.pipelines import MS, Job, written
 from tests.reference.event_driven import simulate
 

@@ -21,8 +21,8 @@ from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.graph_ops.selected import KINDS, Selection
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import baseline_steps, predict, ranked
+from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import search
 from tests.builders import COMM, COMPUTE, US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
 

@@ -18,8 +18,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.registry import EDITS, parse_edit
 from tests.builders import cpu_job, gpu_job
 from tests.ddp import ddp_job
 from tests.pipelines import Job, written

@@ -10,8 +10,7 @@ import pytest
 from dpro.cli.run.whatif import whatif
 from dpro.replay.whatif.edit import Edit, keys_of
 from dpro.replay.whatif.listing import generate, help_rows, list_text
-from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.registry import EDITS, FAMILIES
+from dpro.replay.whatif.registry import EDITS, FAMILIES, parse_edit
 
 PAGE = Path(__file__).parents[4] / "docs" / "whatif.md"
 edits = pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)

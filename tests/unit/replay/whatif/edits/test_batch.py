@@ -12,7 +12,7 @@ from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.models.memory import ALLOCATED, footprint_of, freed_by_recomputing
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.pareto import blocks_of_run, pareto
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun
 from tests.ddp import ddp_job, gpu_ddp_job
 from tests.edits import step_us

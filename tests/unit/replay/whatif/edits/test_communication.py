@@ -9,7 +9,7 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun
 from tests.ddp import ddp_job
 from tests.edits import changed

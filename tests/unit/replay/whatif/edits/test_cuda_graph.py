@@ -15,8 +15,8 @@ from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.cuda_graph import CudaGraph, captured
 from dpro.replay.whatif.edits.host import free_host
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun, gpu_job
 from tests.edits import changed, steps_us
 

@@ -14,8 +14,8 @@ from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import NodeKind
 from dpro.replay.timeline import durations_of, replay
 from dpro.replay.whatif.edits.scaling import largest_of
-from dpro.replay.whatif.parse import parse_edit
 from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job

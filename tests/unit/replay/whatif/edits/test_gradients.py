@@ -15,7 +15,7 @@ from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients import MB, passes_of
 from dpro.replay.whatif.edits.gradients import closing
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job, gpu_ddp_job

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.builders import US, TinyRun
 

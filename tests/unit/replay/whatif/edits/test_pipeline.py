@@ -17,7 +17,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.pipeline import computes, rebuild
 from dpro.replay.whatif.graph_ops.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Task
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import cpu_job
 from tests.pipelines import MS, Job, written
 

@@ -16,7 +16,7 @@ from dpro.replay.models.gpus import gpu_named
 from dpro.replay.models.roofline import MATMULS, matmul_of, stored_as
 from dpro.replay.whatif.edits.kernels import Precision
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import TinyRun, cpu_job
 
 BIG, FLAT = [[4096, 4096], [4096, 4096]], [[1_000_000, 8], [8, 8]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.replay.graph import NodeKind
 from dpro.replay.whatif.edits.gradients import by_priority
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.ddp import KB, ddp_job, gpu_ddp_job
 from tests.edits import steps_us
 

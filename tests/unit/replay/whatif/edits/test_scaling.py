@@ -14,7 +14,7 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.repeat import with_copies
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun, cpu_job, gpu_job, tiny_graph
 from tests.edits import changed, steps_us
 from tests.pipelines import Job, written

@@ -12,7 +12,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.selected_work import Remove, Replace, Scale, lasting
 from dpro.replay.whatif.graph_ops.selected import Selection
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import COMM, US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import WORKER, TinyRun, cpu_job
 from tests.edits import step_us
 

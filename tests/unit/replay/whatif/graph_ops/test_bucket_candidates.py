@@ -20,7 +20,7 @@ from dpro.replay.whatif.graph_ops.bucket_candidates import (
     sizes_worth_replaying,
 )
 from dpro.replay.whatif.graph_ops.reduction import reduced
-from dpro.replay.whatif.parse import parse_edit
+from dpro.replay.whatif.registry import parse_edit
 from tests.ddp import ddp_job
 
 gradients = st.builds(

@@ -14,8 +14,7 @@ from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.graph_ops.selected import KINDS, Selection
-from dpro.replay.whatif.parse import parse_edit
-from dpro.replay.whatif.registry import EDITS
+from dpro.replay.whatif.registry import EDITS, parse_edit
 
 patterns = st.text("abcz:*_#() ", max_size=12).map(str.strip)
 numbers = st.none() | st.integers(0, 5000)
