@@ -57,7 +57,7 @@ def run_of(pid: int) -> Path | None:
     """The run directory that a process is recorded into; None for none.
 
     Raises:
-        InputError: there is no such process, or it is somebody else's.
+        InputError: there is no such process, or it belongs to another user.
     """
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
@@ -207,7 +207,7 @@ def _parts(run: Path) -> list[Path]:
 
 
 def _lives(process: Process) -> bool:
-    """Whether a process lives, as far as can be told from here."""
+    """Whether a process lives; a process of another host is taken to live."""
     return process.facts["host"] != socket.gethostname() or start_ticks(int(process.facts["pid"])) >= 0
 
 

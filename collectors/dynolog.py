@@ -23,7 +23,7 @@ HEAD = struct.Struct("<Q32s")
 REQUEST = b"req"
 ASKS_EVERY_S = 5.0
 LOOK_S = 0.2
-ROUND_UP = 100  # steps: ranks that are told within this many of each other begin at the same one
+ROUND_UP = 100  # steps: ranks that get the request within this many of each other begin at the same one
 _FACTS = struct.Struct("<iiq")  # kind, number of pids, job
 _LARGEST = 1 << 16
 
@@ -32,7 +32,7 @@ def listens(pid: int) -> bool:
     """Whether a process asks a daemon.
 
     Raises:
-        InputError: there is no such process, or it is somebody else's.
+        InputError: there is no such process, or it belongs to another user.
     """
     return environment_of(pid).get("KINETO_USE_DAEMON", "") not in ("", "0")
 
@@ -50,7 +50,7 @@ def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
         Kineto files, one per process, named after ranks.
 
     Raises:
-        InputError: nobody asked, or not all wrote in time; another daemon is there.
+        InputError: no process asked for a profile, or not all wrote in time; another daemon runs.
     """
     traces = folder / "trace.json"
     several = int(environment_of(pid).get("WORLD_SIZE", "0") or 0) != 1
@@ -63,7 +63,7 @@ def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
     text = "".join(f"{name}={value}\n" for name, value in settings.items()).encode()
     deadline = time.monotonic() + timeout_s
     with _daemon(environment_of(pid).get("KINETO_IPC_SOCKET_DIR", "")) as daemon:
-        asked = _tell(daemon, pid, text, min(deadline, time.monotonic() + 4 * ASKS_EVERY_S))
+        asked = _answer(daemon, pid, text, min(deadline, time.monotonic() + 4 * ASKS_EVERY_S))
     if not asked:
         raise InputError(f"process {pid}: it did not ask for a profile; did it import torch?")
     return [_named(_written(traces.with_name(f"trace_{each}.json"), each, deadline), each) for each in asked]
@@ -81,7 +81,7 @@ def parse_request(datagram: bytes) -> list[int]:
     return list(struct.unpack_from(f"<{count}i", datagram, HEAD.size + _FACTS.size))
 
 
-def _tell(daemon: socket.socket, pid: int, text: bytes, deadline: float) -> list[int]:
+def _answer(daemon: socket.socket, pid: int, text: bytes, deadline: float) -> list[int]:
     """Answer the processes that train, once it is known who asks: launchers do, too. Returns their pids."""
     asking: dict[int, None] = {}
     known = deadline
@@ -102,7 +102,7 @@ def _tell(daemon: socket.socket, pid: int, text: bytes, deadline: float) -> list
 def _requests(daemon: socket.socket, pid: int) -> Iterator[tuple[int, Callable[[bytes], object]]]:
     """The next request, if it is of a process or of one that it started, and how to answer it.
 
-    Who asks waits for an answer: if nobody gives one, it is that there is nothing to do.
+    A process that asks waits for an answer: one that the caller leaves open says that there is nothing to do.
     """
     try:
         datagram, address = daemon.recvfrom(_LARGEST)

@@ -76,7 +76,7 @@ class ReadinessDocument(Document, frozen=True, kw_only=True):
 
 
 def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
-    """The PyTorch that a Python has: the check, and what it tells of itself (empty where there is none)."""
+    """The PyTorch that a Python has: the check, and torch's facts (empty where there is none)."""
     try:
         done = subprocess.run(
             [python, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=ASK_TORCH_S, check=True
@@ -132,11 +132,11 @@ def _hindrances(variables: Mapping[str, str]) -> Iterator[Check]:
 
 
 def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check]:
-    """The GPUs that torch sees, what their driver lets anybody see, and whether telemetry can ask it.
+    """The GPUs that torch sees, what their driver lets any user see, and whether telemetry can ask it.
 
     Args:
-        facts: what torch tells of itself.
-        proc: where the kernel tells of the driver.
+        facts: torch's facts, as `torch_of` returns them.
+        proc: where the kernel shows the driver.
     """
     driver = proc / "driver" / "nvidia"
     of_amd = amd.DRIVER.exists()
@@ -183,7 +183,7 @@ def _nvml() -> Check:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return Check("telemetry", LIMITED, f"NVML: {error}", "GPUs are not sampled; is the driver loaded?")
-    return Check("telemetry", READY, f"NVML tells of {count} GPUs, driver {version}")
+    return Check("telemetry", READY, f"NVML reports {count} GPUs, driver {version}")
 
 
 def _amd() -> Check:
@@ -198,9 +198,7 @@ def network(find: Callable[[], list[nic.Port]] = nic.find_ports) -> Check:
     """The ports whose counters can be read."""
     ports = [port.device for port in find()]
     if not ports:
-        return Check(
-            "network", LIMITED, "no port whose counters can be read", "nothing is told of the network"
-        )
+        return Check("network", LIMITED, "no port whose counters can be read", "the network is not recorded")
     return Check("network", READY, f"counters of {', '.join(ports)}")
 
 
@@ -232,11 +230,11 @@ def judged_clock(state: int, worst_us: int) -> Check:
         state: what adjtimex(2) returned.
         worst_us: its `maxerror`.
     """
-    told = "dpro compares the clocks of a job's hosts itself"
+    instead = "dpro compares the clocks of a job's hosts itself"
     if state < 0:
-        return Check("clock", LIMITED, "the kernel does not tell how well it is kept", told)
+        return Check("clock", LIMITED, "the kernel does not report its accuracy", instead)
     if state == _TIME_ERROR:
-        return Check("clock", LIMITED, "nothing keeps it in step (no NTP, no PTP)", told)
+        return Check("clock", LIMITED, "nothing keeps it in step (no NTP, no PTP)", instead)
     return Check("clock", READY, f"kept in step, within {worst_us / 1000:.3g} ms at worst")
 
 

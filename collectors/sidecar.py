@@ -44,7 +44,7 @@ def attend(
         recording: where its processes write.
         job: the launcher's process, which became the job.
         convert: turns whole windows into tables; called in a child, at idle priority.
-        finish: makes the run whole; told the wait status of the job, None where unknown, and of its
+        finish: makes the run whole, from the wait status of the job, None where unknown, and those of its
             processes by pid.
     """
     killed_before = oom_kills()
@@ -135,7 +135,7 @@ def _outlast(recording: Launch, ranks: dict[int, Process]) -> None:
 
 
 def _final_status(job: Process) -> int | None:
-    """The wait status; the kernel tells it once the shell has reaped the job, moments after its end."""
+    """The wait status; the kernel reports it once the shell has reaped the job, moments after its end."""
     for _ in range(20):
         if job.ended() and job.status is not None:
             break
@@ -144,7 +144,7 @@ def _final_status(job: Process) -> int | None:
 
 
 def _at_idle_priority(convert: Callable[[Launch], None], recording: Launch) -> int:
-    """Convert in a child that runs only where nobody else wants the core; returns its pid."""
+    """Convert in a child that runs only on cores that are otherwise idle; returns its pid."""
     child = os.fork()
     if child:
         return child

@@ -160,7 +160,7 @@ def _write_state(folder: Path, passed: list[int], lost: int) -> None:
 
 
 def with_group_ranks(found: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """Ranks of groups as the process knew them, where the dump does not tell (`group` begins with a name)."""
+    """Add the ranks of groups from the process where the dump lacks them (`group` begins with a name)."""
     groups = json.loads(path.read_text()) if path.is_file() else {}
     if not groups:
         return found
@@ -170,5 +170,5 @@ def with_group_ranks(found: pl.DataFrame, path: Path) -> pl.DataFrame:
     )
     joined = found.with_columns(name=pl.col("group").str.split(" ").list.first())
     joined = joined.join(known, on="name", how="left", maintain_order="left")
-    told = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(pl.col("ranks"))
-    return joined.with_columns(group_ranks=told.fill_null([])).drop("name", "ranks")
+    filled = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(pl.col("ranks"))
+    return joined.with_columns(group_ranks=filled.fill_null([])).drop("name", "ranks")

@@ -20,14 +20,14 @@ from dpro.collectors.inside.names import FAILED, LAST, RAISED
 
 
 class Ending(NamedTuple):
-    """An exit code or a signal; -1 for the one it was not, and for both where nobody knows."""
+    """An exit code or a signal; -1 for the one it was not, and for both where unknown."""
 
     code: int
     signal: int
 
     @property
     def known(self) -> bool:
-        """Whether anybody saw it."""
+        """Whether the code or the signal is known."""
         return self != UNKNOWN
 
     @property
@@ -50,7 +50,7 @@ NOT_EXITED = b"\xff\xfe"  # two bytes that differ; on exit both become the code
 
 
 def ending(folder: Path, recorded: Sequence[records.Record], status: int | None) -> Ending:
-    """How one process ended; one that had exited already when it was told to end (SIGTERM) by its exit code.
+    """Return how one process ended; its exit code where SIGTERM came only after it had exited.
 
     Args:
         folder: what it left.
@@ -58,9 +58,9 @@ def ending(folder: Path, recorded: Sequence[records.Record], status: int | None)
         status: its wait status as the sidecar read it, None where unknown.
     """
     announced = [Ending(r.b, r.c) for r in recorded if r.kind == records.ENDING]
-    told = UNKNOWN if status is None else _of_status(os.waitstatus_to_exitcode(status))
+    reported = UNKNOWN if status is None else _of_status(os.waitstatus_to_exitcode(status))
     own = exited(folder / "exit")
-    seen = [told, _reaped(folder / "reaped"), own, *announced[-1:]]
+    seen = [reported, _reaped(folder / "reaped"), own, *announced[-1:]]
     found = next((each for each in seen if each.known), UNKNOWN)
     return own if own.known and found.signal == signal.SIGTERM else found
 
@@ -70,9 +70,9 @@ def exception(folder: Path) -> dict[str, Any]:
     path = folder / RAISED
     if not path.is_file():
         return {"error": "", "failed_ns": -1}
-    told = json.loads(path.read_text(encoding="utf-8"))
-    said = f"{told['type']}: {told['message']}" if told["message"] else told["type"]
-    return {"error": "\n".join([said, *told["calls"]]), "failed_ns": told["time_ns"]}
+    raised = json.loads(path.read_text(encoding="utf-8"))
+    line = f"{raised['type']}: {raised['message']}" if raised["message"] else raised["type"]
+    return {"error": "\n".join([line, *raised["calls"]]), "failed_ns": raised["time_ns"]}
 
 
 def left_ns(folder: Path) -> int:
@@ -88,14 +88,14 @@ def first_error(folder: Path) -> str:
         folder: where the processes of a launch write.
 
     Returns:
-        The line; empty where no exception did, or only those by which launchers tell of other processes.
+        The line; empty where no exception did, or only those by which launchers report other processes.
     """
-    told = []
+    found = []
     for path in [*folder.glob(f"{FAILED}*.json"), *folder.glob(f"*/{RAISED}")]:
         with suppress(ValueError, LookupError, TypeError, AttributeError):
             facts = json.loads(path.read_text(encoding="utf-8"))
-            told.append((int(facts["time_ns"]), _in_a_line(**facts)))
-    return next((error for _, error in sorted(told) if error), "")
+            found.append((int(facts["time_ns"]), _in_a_line(**facts)))
+    return next((error for _, error in sorted(found) if error), "")
 
 
 def _in_a_line(type: str, message: str, calls: Sequence[str], time_ns: int) -> str:

@@ -23,7 +23,7 @@ from dpro.store import write_part
 
 NOTHING = (
     "NCCL's Inspector wrote nothing: the job ran no NCCL collective, its NCCL is older than 2.28, or the "
-    "plug-in could not be loaded (NCCL_DEBUG=INFO tells)"
+    "plug-in could not be loaded (NCCL_DEBUG=INFO shows why)"
 )
 _FIRST_ID = 1 << 61  # ids of the flight recorder and of windows are below
 

@@ -22,10 +22,10 @@ AXES: Mapping[str, Sequence[str]] = {
 
 
 def mesh_coordinates(path: Path) -> dict[str, int]:
-    """Coordinates of a process on the axes that can be told by name.
+    """Return the coordinates of a process on the axes whose name implies a kind of parallelism.
 
     Several axes of one kind in one mesh (replicate and shard, of hybrid sharding) are one axis, the first
-    name the slowest. Of several meshes, that with the most axes tells first.
+    name the slowest. Of several meshes, the one with the most axes takes precedence.
 
     Args:
         path: `mesh.json` as the recorder left it; may be missing.

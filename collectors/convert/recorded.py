@@ -36,7 +36,7 @@ class Process:
 
     @property
     def part(self) -> str:
-        """Beginning of the names of its parts; the pid tells a restarted rank from the one before."""
+        """Beginning of the names of its parts; the pid distinguishes attempts of a restarted rank."""
         return f"rank{self.rank:05d}-{self.facts['pid']}"
 
 

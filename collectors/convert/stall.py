@@ -109,7 +109,7 @@ def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
 
 
 def process_groups(folder: Path, rank: int) -> pl.DataFrame:
-    """What the latest dumps said of groups, with the ranks of groups that they do not tell."""
+    """What the latest dumps said of groups, with the ranks of groups where the dumps lack them."""
     frames = [pl.read_parquet(path) for path in sorted(folder.glob("said-*.parquet"))]
     if not frames:
         return PROCESS_GROUPS.empty()
@@ -117,7 +117,7 @@ def process_groups(folder: Path, rank: int) -> pl.DataFrame:
 
 
 def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
-    """Rows of `process_groups` with the ranks that the process itself tells, and when it last looked.
+    """Add to rows of `process_groups` the ranks that the process itself recorded, and when it last looked.
 
     Args:
         said: what its dumps said.
@@ -128,8 +128,8 @@ def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
     path = folder / "checked"
     checked_ns = int(path.read_text()) if path.is_file() else -1
     ranks = [named.get(group.split(" ")[0], []) for group in said["group"]]
-    told = pl.Series("told", ranks, dtype=PROCESS_GROUPS.dtypes["group_ranks"])
-    filled = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(told)
+    recorded = pl.Series("recorded", ranks, dtype=PROCESS_GROUPS.dtypes["group_ranks"])
+    filled = pl.when(pl.col("group_ranks").list.len() > 0).then("group_ranks").otherwise(recorded)
     saved_ns = pl.max_horizontal("saved_ns", pl.lit(checked_ns))
     return said.with_columns(group_ranks=filled, saved_ns=saved_ns)
 

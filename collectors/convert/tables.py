@@ -35,7 +35,7 @@ RECORD_TABLES = (STEPS, COUNTERS, CLOCK_SAMPLES, WORKERS)
 def frames_of(
     process: Process, recorded: Sequence[records.Record], status: int | None
 ) -> dict[str, pl.DataFrame]:
-    """What the records of a process tell, or the latest of them: the tables `RECORD_TABLES`.
+    """Convert the records of a process, or the latest of them, to the tables `RECORD_TABLES`.
 
     Args:
         process: the process.
@@ -73,8 +73,8 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
         beside = next((index for index, opened, closed in kept_open if opened < end and start < closed), -1)
         first, last = windows.get(beside, (end, start))
         window, beside = (beside, -1) if first <= start and end <= last else (-1, beside)
-        told, gpu_ns = sources.get(source, SOURCES[0]), timed.get(step, -1)
-        rows.append((rank, step, window, beside, start, end - start, told, gpu_ns))
+        counted_by, gpu_ns = sources.get(source, SOURCES[0]), timed.get(step, -1)
+        rows.append((rank, step, window, beside, start, end - start, counted_by, gpu_ns))
     columns = ["rank", "step", "window", "beside", "start_ns", "duration_ns", "source", "gpu_step_ns"]
     return pl.DataFrame(rows, schema={name: STEPS.dtypes[name] for name in columns}, orient="row")
 

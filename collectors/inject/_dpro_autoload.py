@@ -3,7 +3,7 @@
 The folder is on the job's `PYTHONPATH`, and beside it a name that no file has: `launch=` and, quoted, the
 folder that the launcher made for its processes. So what the job runs comes from where dpro is installed.
 Where that does not exist, in a container, a copy of this folder does the same: it lies in the launcher's
-folder, and is on `PYTHONPATH` only where nobody else can put anything in its place. Runs inside the job, with
+folder, and is on `PYTHONPATH` only where no other user can replace it. Runs inside the job, with
 any Python that PyTorch runs with.
 """
 

@@ -44,7 +44,7 @@ def install(launch: str) -> None:
     _install_scaler(recorder)
     if dist.is_available():
         _install_distributed(recorder)
-    # In this order they are told of an occasion: what a step took is noted before what we do at its end, and
+    # They are called in this order: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
         coverage, captures, requests, gpu_steps, data, host, aside, naming, inference, mesh, windows, stalls,

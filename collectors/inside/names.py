@@ -1,6 +1,6 @@
-"""Names of files that both the job and who looks at it from outside know."""
+"""Names of files that both the job and observers outside it use."""
 
-WANTED = "wanted.json"  # beside the folders of the launches: changes when somebody wants the latest calls
+WANTED = "wanted.json"  # beside the folders of the launches: changes when an observer wants the latest calls
 IMPORTED = "imported"  # in the folder of a launch: some process of the job has imported torch
 SHOWN = "calls-"  # what names of dumps for them begin with
 LACKS = "lacks.txt"  # what the PyTorch of a process does not record, a sentence a line

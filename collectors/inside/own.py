@@ -1,4 +1,4 @@
-"""Whether a folder is this user's own: nothing is read from, or written to, one that is somebody else's.
+"""Whether a folder is this user's own: nothing is read from, or written to, one of another user.
 
 Runs inside the job, where only the standard library may be assumed.
 """
@@ -10,7 +10,7 @@ import stat
 import tempfile
 from contextlib import suppress
 
-NOBODY = 65534  # what a file server may take root for (`root_squash`)
+SQUASHED_ROOT = 65534  # the user that a file server may map root to (`root_squash`)
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -24,11 +24,11 @@ def is_own(folder: str | os.PathLike[str]) -> bool:
 
 
 def owns(folder: str | os.PathLike[str], owner: int) -> bool:
-    """Whether the owner of a folder is this user, or whom its file server takes this user for.
+    """Whether the owner of a folder is this user, or the user that its file server maps this user to.
 
-    Root is a user like any other: what it does in somebody else's folder, that user can direct.
+    Root is a user like any other: the owner of a folder can direct what root does in it.
     """
-    return owner == os.geteuid() or (owner == NOBODY and _known_as(folder) == owner)
+    return owner == os.geteuid() or (owner == SQUASHED_ROOT and _known_as(folder) == owner)
 
 
 def _known_as(folder: str | os.PathLike[str]) -> int:

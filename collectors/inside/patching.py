@@ -1,4 +1,4 @@
-"""Have our own code called around a function of somebody else's, and keep the compiler out of it.
+"""Have our own code called around a function of another module, and keep the compiler out of it.
 
 In: a function, and what to call before and after it. It gets the same arguments, and its exceptions pass.
 """

@@ -1,4 +1,4 @@
-"""The recorder's core: which processes record, what a step is, and whom to tell about both.
+"""The recorder's core: which processes record, what a step is, and the probes that are called for both.
 
 In: a folder that the launcher made, with `config.json`. Out: one folder per training process in it, with
 `facts.json`, `records.bin` and what the probes write; `log.txt` has a line for every trouble.
@@ -7,11 +7,11 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
 
     open      the process turns out to train: its folder is there
     work      the training loop asks for a group, a batch or gradients
-    step      a step has ended; told how many have (0 < n)
-    resume    all have been told of the step, which took them long, and the next begins; told the same
-    window    a deep window was saved; told its name
+    step      a step has ended; argument: how many have (0 < n)
+    resume    the calls for `step` took long and have returned, and the next step begins; same argument
+    window    a deep window was saved; argument: its name
     second    about once a second, from a thread of ours
-    request   somebody asks for something from outside; told what
+    request   a request came from outside the job; argument: the request
     end       the process group, the interpreter or the process is about to go
     exit      the interpreter is about to go, `end` is done
     fork      this is a forked child: whatever is open belongs to the parent
@@ -55,7 +55,7 @@ LONG_NS = 1_000_000  # work of ours between two steps that would show in them
 HOSTS = ("cpu", "meta")  # types of device that no work is enqueued on
 OCCASIONS = ("open", "work", "step", "resume", "window", "second", "request", "end", "exit", "fork")
 
-# Where launchers tell a process its rank and the number of ranks, for jobs without torch.distributed.
+# Where launchers give a process its rank and the number of ranks, for jobs without torch.distributed.
 RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -74,7 +74,7 @@ class Recorder:
         folder: where this process writes; None until it turns out to train.
         records: its records; None likewise.
         enabled: whether it records; not after trouble in the core.
-        ending: what is ending the process: `exception` for one that nobody caught, `signal`, or nothing.
+        ending: what is ending the process: `exception` for an uncaught one, `signal`, or nothing.
         num_updates: optimizers' updates so far, and other signs that a step may have ended.
         num_backward: backward calls so far.
         postponed: optimizers that have updated within the present backward.
@@ -94,7 +94,7 @@ class Recorder:
             launch: the folder that the launcher made for its processes.
 
         Raises:
-            PermissionError: it is somebody else's: nothing of theirs is to steer this process.
+            PermissionError: it belongs to another user, who must not steer this process.
         """
         if not is_own(launch):
             raise PermissionError(f"{launch} is not this user's own")
@@ -169,7 +169,7 @@ class Recorder:
         """Whether a probe, by the name of its module, has not failed."""
         return probe not in self._silenced
 
-    def _tell(self, occasion: str, *arguments: Any) -> None:
+    def _notify(self, occasion: str, *arguments: Any) -> None:
         for action in self._listeners[occasion]:
             self.call(action, *arguments)
 
@@ -186,7 +186,7 @@ class Recorder:
     def on_work(self) -> None:
         """The training loop asks for something."""
         if self._listeners["work"]:
-            self._tell("work")
+            self._notify("work")
 
     def on_backward(self) -> None:
         """Gradients are asked for; within another backward (reentrant checkpointing) it is not the loop's."""
@@ -231,14 +231,14 @@ class Recorder:
 
     def on_window(self, name: str) -> None:
         """A deep window was saved under a name."""
-        self._tell("window", name)
+        self._notify("window", name)
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """Somebody asks for something from outside."""
-        self._tell("request", request)
+        """A request came from outside the job."""
+        self._notify("request", request)
 
     def answer(self, request: str, facts: dict[str, Any]) -> None:
-        """Tell who asked what became of it here.
+        """Answer a request with what became of it in this process.
 
         Raises:
             OSError: it cannot be written.
@@ -253,12 +253,12 @@ class Recorder:
 
     def _end(self) -> None:
         self.call(self.store.leave)
-        self._tell("end")
+        self._notify("end")
 
     def on_exit(self) -> None:
         """The interpreter is about to go; a thread of ours that is in C then would crash it."""
         self.on_end()
-        self._tell("exit")
+        self._notify("exit")
         self._exiting.set()
         if self._thread is not None:
             self._thread.join(THREAD_JOIN_S)
@@ -268,7 +268,7 @@ class Recorder:
         self._forked = True
         self._silenced.clear()
         self._forget()
-        self._tell("fork")
+        self._notify("fork")
 
     def _gradients(self, optimizer: Any) -> tuple[int, int] | None:
         """What is different once there are new gradients, whoever computes them: the graph has grown."""
@@ -295,9 +295,9 @@ class Recorder:
         if step == GPU_KNOWN_AT_STEP:
             self._write_facts()
         begun_ns = time.time_ns()
-        self._tell("step", step)
+        self._notify("step", step)
         if time.time_ns() - begun_ns > LONG_NS:
-            self._tell("resume", step)
+            self._notify("resume", step)
 
     # Files.
 
@@ -317,7 +317,7 @@ class Recorder:
         self._started_ns = time.time_ns()
         self.folder = folder
         self._write_facts()
-        self._tell("open")
+        self._notify("open")
         self._thread = threading.Thread(
             target=self.call, args=(self._every_second, self.records), name="dpro-second", daemon=True
         )
@@ -344,7 +344,7 @@ class Recorder:
     def _every_second(self, own: records.RecordWriter) -> None:
         exiting = self._exiting
         while self.enabled and self.records is own:
-            self._tell("second")
+            self._notify("second")
             if exiting.wait(SECOND_S):
                 return
 

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-# Kinds, with what their four values are (0 where unused). A kind of 0 is a slot nobody wrote.
+# Kinds, with what their four values are (0 where unused). A kind of 0 is a slot that was never written.
 UPDATE = 1  # optimizer, its updates so far, end of the step, start of the next (they differ by our own work)
 ANCHOR = 2  # optimizer that counts from now on, steps less its updates, first step, index in stepping.SOURCES
 CLOCK = 3  # CLOCK_REALTIME, CLOCK_MONOTONIC_RAW
@@ -46,7 +46,7 @@ _CHUNK = 15 << 16  # a whole number of records, and of pages wherever pages have
 
 
 class Record(NamedTuple):
-    """One record: four values whose meaning the kind tells."""
+    """One record: four values whose meaning the kind defines."""
 
     a: int
     b: int
@@ -108,5 +108,5 @@ def packed(record: Record) -> bytes:
 
 
 def unpacked(content: bytes | bytearray) -> Iterator[tuple[int, int, int, int, int]]:
-    """The values of whole records, those that nobody wrote among them."""
+    """The values of whole records, including slots that were never written."""
     return RECORD.iter_unpack(content)

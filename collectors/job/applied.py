@@ -14,7 +14,7 @@ from typing import Any
 from dpro.collectors.convert.recorded import Process, processes
 from dpro.collectors.launch.recording import Launch
 
-SILENT = "it ended before it could tell whether that was done"
+SILENT = "it ended before it could report whether that was done"
 
 
 def applied(process: Process, options: Mapping[str, Any]) -> list[dict[str, Any]]:

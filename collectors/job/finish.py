@@ -68,11 +68,11 @@ def finish(launch: Launch, readers: Readers, status: int | None, statuses: Mappi
         statuses: wait status of its processes by pid, as far as known.
 
     Raises:
-        InputError: the recording is somebody else's, or it or the run holds links: nothing was changed.
-        OSError: the tables cannot be written; somebody may try again when they can.
+        InputError: the recording is another user's, or it or the run holds links: nothing was changed.
+        OSError: the tables cannot be written; a later `finish` may succeed.
     """
     _ensure_mine(launch)
-    if is_run(launch.run) and not launch.raw.exists():  # somebody was killed when all was done
+    if is_run(launch.run) and not launch.raw.exists():  # an earlier one was killed when all was done
         launch.remove_marker()
         return
     *earlier, last = attempts(processes(launch)) or [[]]
@@ -119,7 +119,7 @@ def _converted(run: Path, process: Process, readers: Readers, status: int | None
     """Convert one process; whatever is wrong with it does not keep the others from the run.
 
     Raises:
-        OSError: the tables cannot be written; somebody may try again when they can.
+        OSError: the tables cannot be written; a later `finish` may succeed.
     """
     try:
         note = convert_process(run, process, readers, status)

@@ -36,7 +36,7 @@ def reasons(job: int, inject: str | Path, raw: Path) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for pid in _tree(job):
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(OSError):  # it has ended, or is another user's
             torch = _TORCH.search(Path(f"/proc/{pid}/maps").read_text(errors="replace"))
             reason = reason_of(pid, Path(torch[1]), inject, raw) if torch else None
             if reason:
@@ -108,7 +108,7 @@ def reason_of(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | Non
         return "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the recorder out"
     if _user(pid) != os.geteuid():
         return "it runs as another user than `dpro record`, and what is recorded is closed to others"
-    with suppress(PermissionError):  # its folders are nobody else's to see
+    with suppress(PermissionError):  # only its own user may look into its folders
         if hidden := _hidden(pid, Path(inject).parent, raw):
             return hidden
     version = _VERSION.search(seen_by(pid, torch / "version.py").read_text())

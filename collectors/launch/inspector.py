@@ -16,7 +16,7 @@ _FOLDER = "NCCL_INSPECTOR_DUMP_DIR"
 
 
 def check_plugin(plugin: str, given: Mapping[str, str]) -> str:
-    """The plug-in as NCCL is to be told of it.
+    """Return the value of the variable that names the plug-in to NCCL.
 
     Args:
         plugin: the path of a library, or a name by which NCCL finds one: `inspector` is
@@ -48,7 +48,7 @@ def variables(plugin: str, logs: Path, given: Mapping[str, str]) -> dict[str, st
         PLUGIN: plugin,
         "NCCL_INSPECTOR_ENABLE": "1",
         _FOLDER: str(logs),
-        "NCCL_INSPECTOR_DUMP_VERBOSE": "1",  # otherwise it does not tell when
+        "NCCL_INSPECTOR_DUMP_VERBOSE": "1",  # otherwise its lines lack times
         # The first versions keep only the latest collective of each communicator between two dumps.
         "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
     }

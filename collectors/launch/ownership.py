@@ -28,7 +28,7 @@ def ensure_mine(folders: Iterable[Path], *, within: bool = True) -> None:
         within: whether what is in them has to be, too.
 
     Raises:
-        InputError: one is somebody else's, a link, or holds a link or something else than files and folders.
+        InputError: one is another user's, a link, or holds a link or something else than files and folders.
     """
     for folder in folders:
         with suppress(FileNotFoundError):
@@ -47,7 +47,7 @@ def keep_others_out(run: Path, private: Path) -> None:
         private: a folder in it; it is made if need be.
 
     Raises:
-        UsageError: one of them is somebody else's, a link, or on a file system that keeps no permissions.
+        UsageError: one of them is another user's, a link, or on a file system that keeps no permissions.
         OSError: it cannot be made.
     """
     try:

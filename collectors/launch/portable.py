@@ -3,7 +3,7 @@
 In: the folder of a launch. Out: `recorder/` in it, to be put on the job's `PYTHONPATH` behind the folder of
 dpro's installation, which comes first wherever it exists. What lies on `PYTHONPATH` is run before any code of
 ours can look whose it is. So there is a copy only where no other user can put something in its place: every
-folder above it belongs to this user or to root, and lets nobody else rename what it holds.
+folder above it belongs to this user or to root, and lets no other user rename what it holds.
 """
 
 from __future__ import annotations

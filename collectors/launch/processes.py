@@ -1,6 +1,6 @@
 """Watching processes that are not one's children: whether they live, and how they ended.
 
-In: a pid. Out: liveness and, where the kernel tells (Linux 6.15 and later for any process, earlier ones
+In: a pid. Out: liveness and, where the kernel reports it (Linux 6.15 and later for any process, earlier ones
 only while it is a zombie), the wait status.
 """
 

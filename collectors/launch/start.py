@@ -66,7 +66,7 @@ class RecordOptions:
         nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
         nccl_timing: whether PyTorch measures how long each of NCCL's collectives runs.
         mask_command: whether only the first word of the command is kept.
-        step: the function, as `module:name`, whose returns end steps; empty if optimizers tell.
+        step: the function, as `module:name`, whose returns end steps; empty if optimizers do.
         apply: changes to make to the job: the `edit` as the user wrote it, the `family` of `inside/apply`
             that makes it, and what that takes as `arguments`.
     """
@@ -108,7 +108,7 @@ def launch(
     Raises:
         CommandNotFound: there is no such command.
         CommandNotRunnable: the command cannot be executed.
-        UsageError: the run directory holds something else, or is somebody else's.
+        UsageError: the run directory holds something else, or is another user's.
     """
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
@@ -196,7 +196,7 @@ def _fork_sidecar(
     sidecar: Callable[[Launch, Process], None],
     beside: Callable[[Launch], None] | None,
 ) -> None:
-    """Start the sidecar as nobody's child and in its own session: neither `wait` nor Ctrl-C reaches it."""
+    """Start the sidecar, orphaned and in its own session: neither `wait` nor Ctrl-C reaches it."""
     job = Process(os.getpid())
     child = os.fork()
     if child:
@@ -216,7 +216,7 @@ def _fork_sidecar(
 
 
 def _detach(mine: Launch, keep: set[int]) -> None:
-    """Let go of the terminal, of every pipe and of the folder: others wait until nobody has them open."""
+    """Release the terminal, every pipe and the folder: other processes wait until all are closed."""
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(mine.raw / "sidecar.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

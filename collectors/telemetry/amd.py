@@ -1,4 +1,4 @@
-"""What AMD's management library (amdsmi) tells of the GPUs of a node, and the events its driver reports.
+"""Counters of a node's GPUs from AMD's management library (amdsmi), and the events its driver reports.
 
 In: the library, through its own Python binding. Out: samples whose device is the GPU's id, 16 hexadecimal
 digits, as `rocm-smi --showuniqueid` writes it: PyTorch gives these digits as the bytes of a uuid. Counters
@@ -262,7 +262,7 @@ def _numbers(values: dict[str, Any]) -> Values:
 
 
 def _mean(several: Any, one: Any) -> Any:
-    """The mean of what the parts of a GPU tell; else what there is of the whole."""
+    """The mean of the values of a GPU's parts; else the value of the whole."""
     known = [value for value in several or () if _is_number(value)] if isinstance(several, list) else []
     return fmean(known) if known else one
 

@@ -1,4 +1,4 @@
-"""Counters of network ports: InfiniBand, RoCE and the like, and Ethernet, as sysfs tells them.
+"""Counters of network ports: InfiniBand, RoCE and the like, and Ethernet, as sysfs shows them.
 
 In: `/sys/class/infiniband` and `/sys/class/net`. Out: cumulative values as the kernel gives them; a counter
 that goes down was reset. What ports move is read with every sample, what else they count with every tenth,

@@ -1,4 +1,4 @@
-"""What the driver's management library (NVML) tells of the GPUs of a node, and the errors (XIDs) it reports.
+"""Counters of a node's GPUs from the driver's management library (NVML), and the errors (XIDs) it reports.
 
 In: the library, through nvidia-ml-py. Out: samples whose device is the GPU's uuid without the prefix `GPU-`,
 as PyTorch writes it.
@@ -224,7 +224,7 @@ class Gpus(SampledGpus):
         return gpu
 
     def _instances(self, gpu: Gpu) -> Iterator[Gpu]:
-        """The instances of a partitioned GPU: what NVML tells of them is their memory."""
+        """The instances of a partitioned GPU, of which NVML reports only the memory."""
         nvml = self._nvml
         with suppress(nvml.NVMLError):  # not partitioned, or too old to be
             for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):

@@ -82,7 +82,7 @@ def _fork(recording: Launch, period_s: float) -> Sampler:
 
 
 def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) -> None:
-    """Sample until the sidecar lets go of the lifeline, by will or by death."""
+    """Sample until the sidecar closes the lifeline or dies."""
     os.nice(_NICENESS)
     host = socket.gethostname()
 
@@ -234,7 +234,7 @@ class Election:
         return self._descriptor >= 0
 
     def try_to_win(self) -> bool:
-        """Win if nobody else has."""
+        """Win if no other sampler has."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # Not the lock of a file that was withdrawn just now.

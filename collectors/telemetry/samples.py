@@ -66,7 +66,7 @@ class SampleWriter:
             return
         os.close(self._descriptor)
         self._descriptor = -1
-        with suppress(OSError):  # the folder goes when a run is finished by somebody else
+        with suppress(OSError):  # another process may finish the run and remove the folder
             os.rename(self._path(OPEN_SUFFIX), self._path())
         self._files += 1
 

@@ -102,14 +102,14 @@ def test_windows_that_are_expensive_on_any_rank_are_further_apart(tmp_path):
 
 LATE = f"""
 from {ALIAS}.agreement import Agreement
-hear = Agreement.hear
+hear = Agreement.receive
 kept, told = [], []
 def hear_late(self):
     kept.extend(filter(None, [hear(self)]))
     if kept and done > kept[0]["step"]:
         told.append(kept.pop(0))
         return told[-1]
-Agreement.hear = hear_late
+Agreement.receive = hear_late
 done = 0
 plain_step = train_step
 def train_step():

@@ -47,8 +47,8 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
     for name in ("bytes_in", "bytes_out"):
         own = pl.when(pl.col("op") == pl.col("op_fr")).then(f"{name}_fr").otherwise(-1)
         joined = joined.with_columns(own.alias(f"{name}_fr"))
-    told = [pl.coalesce(_known(f"{name}_fr", entries.schema[name]), name).alias(name) for name in _FACTS]
-    merged = joined.with_columns(*told, collective_id=pl.coalesce("entry", "row"))
+    facts = [pl.coalesce(_known(f"{name}_fr", entries.schema[name]), name).alias(name) for name in _FACTS]
+    merged = joined.with_columns(*facts, collective_id=pl.coalesce("entry", "row"))
     return merged.select(collectives.columns)
 
 

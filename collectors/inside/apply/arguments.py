@@ -1,7 +1,7 @@
 """Have objects made with other arguments than the script gives.
 
-In: a class, and the arguments that it shall get. Out: the class makes its objects with them; whoever derives
-from it, or makes one through a library, is changed alike.
+In: a class, and the arguments that it shall get. Out: the class makes its objects with them; so do derived
+classes, and libraries that make objects of it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def set_arguments(
     """Have classes make their objects with settings.
 
     Args:
-        report: told where that was, and what the script had asked for.
+        report: receives where that was, and what the script had asked for.
         classes: their `__init__` is replaced; one may call that of another.
         settings: arguments by name.
-        also: told the script's arguments, says what has to change with the settings; it raises `ValueError`
-            where the settings do not fit.
+        also: from the script's arguments, returns what has to change with the settings; it raises
+            `ValueError` where the settings do not fit.
     """
     making: set[int] = set()
     for cls in classes:

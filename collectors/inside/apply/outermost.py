@@ -20,7 +20,7 @@ KNOWN_AT_STEP = 2
 
 
 class _Calls:
-    """The calls of modules that nobody but the training loop makes, while the first steps last."""
+    """The calls of modules that only the training loop makes, during the first steps."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._found: list[tuple[Any, bool]] = []
@@ -69,8 +69,8 @@ def change_outermost(report: Report, recorder: Recorder, change: Callable[[Any],
     """Have an action called with each module that the loop itself calls for training.
 
     Args:
-        report: told where the script compiles a module: what is changed around it would change that, too.
-        recorder: tells when the first steps are over.
+        report: receives where the script compiles a module, which a change around it would change, too.
+        recorder: reports when the first steps are over.
         change: the action; it may raise.
     """
     report.missing = "no step of the job called a module that trains"

@@ -2,8 +2,8 @@
 
 In: `apply` of the configuration: objects with the `edit` as the user wrote it, its `family` and the family's
 `arguments`. Out: `applied.json`, one object per change: `edit`, `applied` (places: `where`, `instead_of`,
-`times`) and `refused` (reasons). A change that nothing came of until the job is under way is refused, too:
-nobody shall measure a job that was not changed.
+`times`) and `refused` (reasons). A change that was not made until the job is under way is refused, too:
+a job that was not changed must not be measured as if it were.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def of_ddp(module: Any) -> dict[str, Any]:
     ignored = getattr(module, "parameters_to_ignore", ())
     named = module.module.named_parameters()
     reduced = [(name, each) for name, each in named if each.requires_grad and name not in ignored]
-    told = _split(said.get("rebuilt_per_bucket_param_indices"))
-    members = [[int(index) for index in indices.split()] for indices in told]
+    rebuilt = _split(said.get("rebuilt_per_bucket_param_indices"))
+    members = [[int(index) for index in indices.split()] for indices in rebuilt]
     members = members or _assigned(module, [each for _, each in reduced], sizes) or [[] for _ in sizes]
     hook = str(said.get("comm_hook") or "")
     buckets = []

@@ -2,8 +2,8 @@
 
 In: the ring of the latest calls, which PyTorch keeps. Out: `flight-BACKEND-NNNN.*`, dumps that overlap so
 that no call is lost between them, and `groups.json` with the ranks of each process group, which gloo's dumps
-do not tell. A thread of ours dumps whenever half of the ring may be new. Collectives within a CUDA graph are
-known to no group when the graph is captured, nor when it is replayed. Who watches from outside touches
+lack. A thread of ours dumps whenever half of the ring may be new. Collectives within a CUDA graph are
+known to no group when the graph is captured, nor when it is replayed. An observer outside the job touches
 `wanted.json` beside the folders of the launches: then `calls-BACKEND.*` have what came since the last request
 but one, and all that is unfinished.
 """
@@ -30,7 +30,7 @@ STALL_S = 5.0  # after this long without a step the calls are saved: the job may
 IDLE_S = 60.0  # calls are saved at least so often, so that a kill loses little
 SHORTEST_S, LONGEST_S = 0.02, 1.0  # between two looks at how far the ring has got
 LATEST = 300  # calls that are shown at least of a job that does not move, and the first time
-WAITING = 64  # dumps that nobody has converted yet: from then on the latest takes the place of the one before
+WAITING = 64  # dumps that are not converted yet: from then on the latest replaces the one before
 
 
 class Level(NamedTuple):
@@ -70,12 +70,12 @@ class Flight:
         self._rings: list[Ring] = []
         self._levels: dict[str, Level] = {}
         self._owed: set[str] = set()  # rings that were to be dumped, and could not be
-        self._looks: dict[str, tuple[float, int]] = {}  # when, and the calls that the counters told
+        self._looks: dict[str, tuple[float, int]] = {}  # when, and the calls that the counters showed
         self._pause_s = SHORTEST_S
         self._counts: dict[str, int] = {}
         self._groups: dict[str, list[int]] = {}
         self._shown = stamp_of(self._wanted)
-        self._told: dict[str, tuple[int, int]] = {}  # the last call at the last request but one, and the last
+        self._shown_to: dict[str, tuple[int, int]] = {}  # the last calls at the latest two requests
         self._said: dict[str, int] = {}
         self._stalled_s = STALL_S
         self._whole = False
@@ -174,10 +174,10 @@ class Flight:
                 if content is None:
                     continue
                 last = last_record(content)
-                before, latest = self._told.get(ring.name, (last - LATEST, last - LATEST))
-                self._told[ring.name] = latest, last
+                before, latest = self._shown_to.get(ring.name, (last - LATEST, last - LATEST))
+                self._shown_to[ring.name] = latest, last
                 since = min(before, last - LATEST) if still else before
-                with suppress(OSError):  # on a full disk only who watches misses something
+                with suppress(OSError):  # on a full disk only the observer misses something
                     self._show(f"{SHOWN}{ring.name}.json", shortened(content, since))
 
     def _show(self, name: str, content: bytes) -> None:
@@ -231,7 +231,7 @@ class Flight:
         return ring.name in self._owed or time.monotonic() - self._levels[ring.name].at_s > IDLE_S
 
     def _rate(self, ring: Ring, enqueued: int) -> float:
-        """Calls a second: as the latest dumps told, or as the groups count since the latest look."""
+        """Calls a second: from the latest dumps, or as the groups count since the latest look."""
         now_s = time.monotonic()
         before_s, before = self._looks.get(ring.name, (now_s, enqueued))
         self._looks[ring.name] = now_s, enqueued
@@ -295,5 +295,5 @@ def install(recorder: Recorder) -> None:
 
 
 def groups_of_process() -> dict[str, list[int]]:
-    """Global ranks of each process group by name; gloo's flight recorder does not tell them."""
+    """Global ranks of each process group by name; gloo's flight recorder lacks them."""
     return {name: sorted(group_ranks(group)) for group, name in group_names().items()}

@@ -25,7 +25,7 @@ from ..torch_internals import group_names, group_ranks, internal, is_profiling
 from .flight import STALL_S
 
 PENDING = 256  # messages that are remembered until they are delivered; the oldest are forgotten
-MOST = 65536  # messages of a window that are kept
+MAX_MESSAGES = 65536  # messages of a window that are kept
 DEEPEST = 16  # calls of the stack that are kept
 _OPS = ("send", "recv")
 
@@ -41,7 +41,7 @@ class Stalls:
     def on_fork(self) -> None:
         """This is a forked child: it has sent nothing."""
         self._pending: deque[tuple[Any, dict[str, Any]]] = deque(maxlen=PENDING)
-        self._in_window: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self._in_window: deque[dict[str, Any]] = deque(maxlen=MAX_MESSAGES)
         self._latest: dict[tuple[str, str, int], tuple[Any, dict[str, Any]]] = {}
         self._counts: dict[tuple[str, str, int], int] = {}
         self._saved_s = 0.0
@@ -89,7 +89,7 @@ class Stalls:
         Args:
             name: its file, without the ending.
         """
-        messages, self._in_window = self._in_window, deque(maxlen=MOST)
+        messages, self._in_window = self._in_window, deque(maxlen=MAX_MESSAGES)
         if messages:
             content = json.dumps(_with_ranks(messages)).encode()
             self._recorder.write_file(f"{name.replace('window', 'messages')}.json", content)
@@ -137,7 +137,7 @@ def _name_of(message: dict[str, Any]) -> tuple[str, str, int, int]:
 
 
 def _is_open(work: Any) -> bool:
-    """Whether somebody still holds the message's handle and it was not waited for to its end."""
+    """Whether the message's handle still exists and was not waited for to its end."""
     held = work()
     return held is not None and not held.is_completed()
 
@@ -177,7 +177,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _patch(recorder: Recorder, stalls: Stalls, op: str) -> None:
-    """Be told of each message; what the group returns is handed on as it is."""
+    """Note each message; what the group returns is passed on unchanged."""
     owner = dist.ProcessGroup
     original = getattr(owner, op)
 

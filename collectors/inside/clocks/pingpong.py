@@ -5,7 +5,7 @@ NTP (RFC 5905, section 8), each exchange takes four times: asked, came, answered
 other takes to answer does not count, and arrivals are stamped by the kernel: a busy interpreter on either
 side costs no precision.
 
-Nobody is ever waited for: a message that is lost or a host that is gone costs a sample.
+No host waits for another: a lost message or a host that is gone costs a sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clocks: the wall clock, which all times are on, against one that nobody steps or slews.
+"""Clocks: the wall clock, which all times are on, against one that is never stepped or slewed.
 
 In: a call a second. Out: a record of both at the same moment.
 """

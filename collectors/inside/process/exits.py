@@ -1,9 +1,9 @@
 """How processes of the job end: with which exit code, or asked to by which signal.
 
-In: the moments before an end that Python or libc tells of. Out: records of kind ENDING; `raised.json`, the
+In: the moments before an end that Python or libc announces. Out: records of kind ENDING; `raised.json`, the
 exception that ends the interpreter and where it was raised; `exit`, written by libc itself once the
 interpreter is gone; and `reaped`, what a parent got to know of a process that recorded.
-The kernel tells all of this to anybody from Linux 6.15 on, earlier ones only to the parent.
+The kernel reports all of this to any process from Linux 6.15 on, earlier ones only to the parent.
 
 A process that is killed without being asked (SIGKILL, a crash) can leave no word here.
 """
@@ -74,7 +74,7 @@ class Exits:
             self.note(code & 0xFF, -1)
 
     def on_raise(self, kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-        """An exception that nobody caught is about to end the interpreter."""
+        """Record an uncaught exception, which is about to end the interpreter."""
         self._recorder.ending = "exception"
         if issubclass(kind, KeyboardInterrupt):  # Python then kills itself, so that a shell sees Ctrl-C
             self.note(-1, signal.SIGINT)

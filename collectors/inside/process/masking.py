@@ -24,7 +24,7 @@ _HAS = re.compile(
     r"secret|passw(?:or)?d|passphrase|credential|(?:api|access|private|auth|signing)[-_]?(?:key|token)"
 )
 _WORDS = frozenset({"pass", "passes", "pw", "key", "keys"})  # a secret's name if they are its last word, and
-# not after one of these: what a model, a schedule or a tokenizer has, and nobody hides.
+# not after one of these: parts of a model, a schedule or a tokenizer, which are no secrets.
 _HARMLESS = re.compile(
     r"additional|band|backward|batch|bos|by|cls|dry|end|eos|eval|first|foreign|forward|group|high"
     r"|image|input|label|last|local|low|mask|max|min|multi|n|new|next|num|one|output|pad|per"
@@ -161,7 +161,7 @@ def _without_private_keys(text: str) -> Iterator[str]:
 
 
 def _without_named(text: str) -> Iterator[str]:
-    """What is behind a name that tells of a secret is masked."""
+    """Mask what follows a name that implies a secret."""
     end = 0
     while found := _NAMED.search(text, end):
         name, separator, quote = found.groups()

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP where nobody handles them: a last flush before they end the process as they would have.
+"""SIGTERM and SIGHUP where the job does not handle them: a last flush before they end the process.
 
 In: the signal. Out: the occasion `end`, a record of kind ENDING, and the same signal once more, now deadly.
 
@@ -101,7 +101,7 @@ class Preemption:
                     ):  # a child that inherited the handler is not us
                         self._leave(number)
         finally:
-            self.ignore()  # a signal that nobody waits for here must end the process itself
+            self.ignore()  # a signal that no thread waits for must end the process itself
 
     def _leave(self, number: int) -> None:
         """Save what there is, then end the process by the signal."""
@@ -149,7 +149,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _pipe() -> tuple[socket.socket, socket.socket]:
-    """A pair of sockets: the first tells who wrote to the second, which never blocks."""
+    """A pair of sockets: the first shows which process wrote to the second, which never blocks."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     theirs.setblocking(False)
@@ -166,5 +166,5 @@ def handler_of(number: int) -> int:
     """The address of a signal's handler, be it set from Python or from C."""
     action = ctypes.create_string_buffer(256)  # struct sigaction, with room to spare: the handler comes first
     if ctypes.CDLL(None, use_errno=True).sigaction(number, None, action) != 0:
-        raise OSError(ctypes.get_errno(), f"the handler of signal {number} cannot be told")
+        raise OSError(ctypes.get_errno(), f"the handler of signal {number} cannot be read")
     return int.from_bytes(action.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)

@@ -1,7 +1,7 @@
-"""Where all threads of this process are now, for who asks from outside.
+"""Where all threads of this process are now, for requests from outside.
 
 In: a request. Out: an answer with the Python frames of every thread but ours. A process whose interpreter is
-held by a call in C cannot answer; for it a handler in C is set on a signal that nobody uses, which writes the
+held by a call in C cannot answer; for it a handler in C is set on an unused signal, which writes the
 frames to `stacks.txt` without asking Python. The signal is meant for a thread of ours, which only sleeps, so
 that it interrupts no system call of the job's.
 """
@@ -27,10 +27,10 @@ class Stacks:
     """The stacks of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nobody has asked yet."""
+        """Start without a request."""
         self._recorder = recorder
         self._file: IO[bytes] | None = None
-        self._told = False
+        self._has_announced = False
 
     def on_open(self) -> None:
         """Set the handler."""
@@ -43,19 +43,19 @@ class Stacks:
 
     def on_second(self) -> None:
         """Say where to send the signal: to the thread that calls this."""
-        if not self._told and self._file is not None:
-            self._told = True
+        if not self._has_announced and self._file is not None:
+            self._has_announced = True
             where = {"signal": self._signal, "thread": threading.get_native_id()}
             self._recorder.write_file("stacks.json", json.dumps(where).encode())
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """Tell where the threads are."""
+        """Answer with where the threads are."""
         if request["kind"] == "stacks":
             self._recorder.answer(request["id"], {"threads": threads()})
 
     def on_fork(self) -> None:
-        """This is a forked child: nobody asks it."""
-        self._file, self._told = None, False
+        """Forget the file: a forked child gets no requests."""
+        self._file, self._has_announced = None, False
 
 
 def threads() -> list[dict[str, Any]]:

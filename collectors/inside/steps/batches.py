@@ -1,4 +1,4 @@
-"""How much work a batch is, as far as that can be told without touching it: the elements of its tensors.
+"""How much work a batch is, as far as its tensors show without reading them: their elements.
 
 Padded batches differ in shape where their sequences differ in length, and graphs where they differ in size.
 In: a batch. Out: a number. Sizes are all that is asked for, nothing is copied or moved.

@@ -27,14 +27,14 @@ class Data:
     """The waits of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nobody has waited yet."""
+        """Start without a wait."""
         self._recorder = recorder
         self.on_fork()
 
     def on_fork(self) -> None:
         """This is a forked child: a worker, most likely."""
         self._worker = -1
-        self._begun_ns = 0  # 0 while nobody waits
+        self._begun_ns = 0  # 0 outside a wait
         self._waiting: Any = None  # the iterator that is waited for
 
     def on_beginning(self, loader: Any) -> None:

@@ -26,7 +26,7 @@ from ..recorder import Recorder
 
 AGE = 2  # steps before an event is asked for: the host is ahead of its device, and asking has a cost
 AT_ONCE = 8  # events that are asked for at the end of one step
-MOST = 256  # events that wait: hosts run ahead by as many launches as the queue holds, about a thousand
+MAX_WAITING = 256  # events: a host runs ahead by what the launch queue holds, about a thousand launches
 PATIENCE = 1000  # steps without an answer, after which the events are given up
 
 
@@ -136,7 +136,7 @@ class GpuSteps:
             return
         with self._device.selected():
             if self._waiting and not captures.is_capturing_here():
-                self._read(self._waiting[-1].step, MOST)
+                self._read(self._waiting[-1].step, MAX_WAITING)
         self._waiting.clear()
         self._free.clear()
         self._is_gap = True
@@ -166,7 +166,7 @@ class GpuSteps:
         waiting = self._waiting
         if waiting and step - waiting[0].step > PATIENCE:
             waiting.clear()  # an event may be destroyed before it has happened
-        self._is_full = len(waiting) >= (MOST // 2 if self._is_full else MOST)
+        self._is_full = len(waiting) >= (MAX_WAITING // 2 if self._is_full else MAX_WAITING)
         if self._is_full:  # half of them have to be free again: events of single boundaries time no step
             self._is_gap = True
             return

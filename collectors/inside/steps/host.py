@@ -28,7 +28,7 @@ class Host:
     def __init__(self, recorder: Recorder) -> None:
         """Nothing is measured yet."""
         self._recorder = recorder
-        self._schedstat = -1  # a file that tells how long the thread was ready to run and had no core
+        self._schedstat = -1  # a file that counts how long the thread was ready to run and had no core
         self.on_fork()
 
     def on_fork(self) -> None:
@@ -55,7 +55,7 @@ class Host:
             self._collecting_ns = 0
 
     def on_resume(self, step: int) -> None:
-        """All have been told of the step; what that took belongs to no step."""
+        """All calls for the step have returned; what they took belongs to no step."""
         self._queued_at_ns = 0
         self.on_step(step)
 

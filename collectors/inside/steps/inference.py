@@ -2,8 +2,8 @@
 
 In: a model put into evaluation mode, or a process group; then, once a second, where the threads are. Out:
 steps. A hook on every module would slow every job, so the outermost model is looked for on the stacks, only
-while nobody has asked for gradients; one that is met twice, however far apart, is watched from then on, and
-it alone. Ranks find it at different calls: their steps are not numbered alike.
+while the job has computed no gradients; the first that is met twice, however far apart, is the only one
+watched from then on. Ranks find it at different calls: the same step has different numbers on them.
 
 A training job may have said nothing yet when its model is found: its first step is long, and it may ask the
 engine itself for gradients, as Megatron's pipelines do. So calls that build a graph are taken for training at
@@ -36,7 +36,7 @@ class ModelCalls:
     """The model calls of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nobody looks for models yet."""
+        """Start without looking for models."""
         self._recorder = recorder
         self.on_fork()
 

@@ -88,7 +88,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _module(name: str) -> Any:
-    """A module by its name; the script also by the name of its file, or the one that `python -m` was told."""
+    """A module by its name; the script also by the name of its file, or the one given to `python -m`."""
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if name in ("__main__", spec and spec.name, file and Path(file).stem):

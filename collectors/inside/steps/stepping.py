@@ -5,8 +5,8 @@ the generator of a GAN, the outer one of nested optimizers. Which one that is, t
 has updated twice; until then every update is handed on, so that `number_steps` can number the first steps
 afterwards. It is looked for again when an optimizer joins, unless it is the only one left, and when the
 anchor falls silent. Optimizers that hold next to nothing, compared with the largest, end no steps: one rank
-alone may have such a one. All ranks run the same updates in the same order, so they count alike without
-talking.
+alone may have such a one. All ranks run the same updates in the same order, so they count the same steps
+without communication.
 
 Whatever else ends steps is treated as an optimizer: one that outweighs all others where the script names its
 steps, and one that holds nothing where only model calls can be counted.
@@ -64,7 +64,7 @@ class StepCounter:
 
         Args:
             weigh: how much an optimizer holds; asked once for each, in the order of their numbers.
-            announce: told the number of the optimizer that counts from now on, what to add to its count
+            announce: receives the number of the optimizer that counts from now on, what to add to its count
                 of updates to get the steps ended, and the first step that it numbers.
         """
         self.step = 0
@@ -174,7 +174,7 @@ def number_steps(
 
     Args:
         updates: what `StepCounter.update` returned, with when it happened, in order.
-        anchors: what was announced, in order; none in a job too short to tell.
+        anchors: what was announced, in order; none in a job too short for one.
     """
     by_optimizer: dict[int, dict[int, Boundary]] = {}
     for optimizer, count, boundary in updates:

@@ -1,4 +1,4 @@
-"""What rank 0 announces to the other ranks, without a collective and without making anybody wait.
+"""What rank 0 announces to the other ranks, without a collective and without blocking any rank.
 
 In: a document on rank 0. Out: the same on the others, a second or two later. It is a file where all ranks see
 the same run folder, and else a key in the job's own store, which is only asked what it answers at once.
@@ -19,7 +19,7 @@ STORE_EVERY = 5  # looks at the file per question to the store
 
 
 class Agreement:
-    """Rank 0's latest announcement, as one process says or hears it."""
+    """Rank 0's latest announcement, as one process sends or receives it."""
 
     def __init__(self, recorder: Recorder) -> None:
         """Nothing is announced yet."""
@@ -28,7 +28,7 @@ class Agreement:
 
     def forget(self) -> None:
         """This is a forked child: it is no rank yet."""
-        self._heard = b""
+        self._received = b""
         self._looks = 0
 
     @property
@@ -38,10 +38,10 @@ class Agreement:
 
     @property
     def slow_s(self) -> float:
-        """How long it takes at most until all ranks have heard."""
+        """How long it takes at most until all ranks have received an announcement."""
         return 3.0 if _one_host() else 2.0 * STORE_EVERY
 
-    def say(self, document: dict[str, Any]) -> None:
+    def send(self, document: dict[str, Any]) -> None:
         """Announce something to all other ranks; it takes the place of what was announced before.
 
         Raises:
@@ -54,12 +54,12 @@ class Agreement:
         if not _one_host():
             self._recorder.store.ask(lambda store: store.set(KEY, content))
 
-    def hear(self) -> dict[str, Any] | None:
+    def receive(self) -> dict[str, Any] | None:
         """What was announced since the last call; None for nothing."""
         content = self._read()
-        if content == self._heard:
+        if content == self._received:
             return None
-        self._heard = content
+        self._received = content
         document: dict[str, Any] = json.loads(content)
         return document
 
@@ -70,9 +70,9 @@ class Agreement:
             pass
         self._looks += 1
         if _one_host() or self._looks % STORE_EVERY:
-            return self._heard
+            return self._received
         found = self._recorder.store.ask(lambda store: store.get(KEY) if store.check([KEY]) else None)
-        return self._heard if found is None else bytes(found)
+        return self._received if found is None else bytes(found)
 
 
 def _one_host() -> bool:

@@ -1,7 +1,7 @@
 """One recording of Kineto: every operator, kernel and launch between its start and its stop.
 
 In: what to record. Out: files in Kineto's format. Uses the profiler's lower half: the public one imports the
-compiler at its first start, a second of stall, and turns events into Python objects that nobody asked for.
+compiler at its first start, a second of stall, and turns events into Python objects that are not used here.
 """
 
 from __future__ import annotations

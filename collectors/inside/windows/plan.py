@@ -11,7 +11,7 @@ from collections import deque
 from statistics import fmean, median
 from typing import NamedTuple
 
-SETTLED = 10  # steps after a window until its cost can be told
+SETTLED = 10  # steps after a window until its cost is known
 WARM_UP = 3  # steps, the first: what they take does not come again
 _REMEMBERED = 50  # steps
 _COSTS = 3  # windows
@@ -25,7 +25,7 @@ class Window(NamedTuple):
         step: it begins when so many steps have ended.
         steps: how many steps it has; none means that no window follows.
         goes_on: whether windows follow it at their usual distance, where that is fixed.
-        request: who asked for it, empty for nobody.
+        request: the id of the request for it, empty where it was not requested.
     """
 
     number: int
@@ -131,7 +131,7 @@ class Budget:
         self._least = least
         self._plain: deque[int] = deque(maxlen=_REMEMBERED)
         self._costs: deque[int] = deque(maxlen=_COSTS)
-        self._after: int | None = SETTLED  # plain steps since the window; None where its cost is told
+        self._after: int | None = SETTLED  # plain steps since the window; None where its cost is known
         self._own_ns = 0
         self._inside: list[int] = []
         self._warm_up = WARM_UP
@@ -176,7 +176,7 @@ class Budget:
             self._costs.append(self._own_ns + max(slower_ns, 0))
 
     def period(self) -> int | None:
-        """Steps from the latest window to the next; None where it is too early to tell."""
+        """Steps from the latest window to the next; None where the cost of windows is not known yet."""
         if self._after is None or self._after < SETTLED or not self.step_ns:
             return None
         cost_ns = median(self._costs) if self._costs else 0

@@ -28,7 +28,7 @@ from .plan import Budget, Plan, Window
 from .ranges import Ranges
 
 BACKWARD = "dpro::backward"  # the range around each backward call within a window
-LEAST = 200  # steps from one window to the next, where their cost decides
+MIN_PERIOD = 200  # steps from one window to the next, where their cost decides
 FINISH_S = 2.0  # for the GPU to do what is left of a window when the process ends
 IDLE_S = 1.0  # without a step: the loop does something else, and no step may come for long
 LATE = "this rank learned of it too late"
@@ -58,7 +58,7 @@ class Windows:
         config = self._recorder.config
         every, steps = config["every"], config["window_steps"]
         self._plan = Plan(config["skip"], steps, every)
-        self._budget = Budget(config["budget"], max(LEAST, 2 * steps))
+        self._budget = Budget(config["budget"], max(MIN_PERIOD, 2 * steps))
         self._agreement = Agreement(self._recorder)
         self._decides = every is None
         self._requests: list[dict[str, Any]] = []
@@ -163,7 +163,7 @@ class Windows:
         self._answer(window, why)
 
     def _answer(self, window: Window, why_not: str) -> None:
-        """Tell who asked for a window what became of it on this rank."""
+        """Answer the request for a window with what became of it on this rank."""
         if window.request:
             facts = {"window": window.number, "steps": [window.step, window.step + window.steps]}
             self._recorder.answer(window.request, facts | {"why_not": why_not})
@@ -215,7 +215,7 @@ class Windows:
         self.close(save=False)
 
     def before_fork(self) -> None:
-        """A child that inherits a running Kineto would keep gathering events that nobody collects."""
+        """Close the window: a child that inherits a running Kineto would keep gathering events."""
         self.close(save=False)
 
     def on_fork(self) -> None:
@@ -228,18 +228,18 @@ class Windows:
     # In a thread of ours.
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """Somebody asks for a window, or for none or some from now on; rank 0 sees to it."""
+        """A request came for one window, or to switch windows off or on; rank 0 handles it."""
         if identity()[0] == 0 and request["kind"] in ("window", "off", "on"):
             self._requests.append(request)
 
     def on_second(self) -> None:
-        """Rank 0 decides where windows are, the others hear of it."""
+        """Rank 0 decides where windows are and announces it to the others."""
         if identity()[0] == 0:
             self._decide()
             return
-        heard = self._agreement.hear()
-        if heard is not None:
-            self._plan.announce(Window(**heard))
+        announced = self._agreement.receive()
+        if announced is not None:
+            self._plan.announce(Window(**announced))
 
     def _decide(self) -> None:
         step_ns = self._budget.hurried_ns
@@ -272,7 +272,7 @@ class Windows:
 
     def _announce(self, window: Window | None) -> None:
         if window is not None:
-            self._agreement.say(window._asdict())
+            self._agreement.send(window._asdict())
             self._plan.announce(window)
 
 
@@ -289,7 +289,7 @@ class NoWindows:
         self._recorder = recorder
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """Somebody asks for one from outside."""
+        """A request came from outside; say that there are no windows."""
         if request["kind"] in ("window", "off", "on"):
             self._recorder.answer(request["id"], {"why_not": UNWANTED})
 

@@ -16,11 +16,11 @@ def request(pids, kind=b"req"):
     return HEAD.pack(len(payload), kind) + payload
 
 
-def test_request_tells_the_process_and_those_that_started_it():
+def test_request_names_the_process_and_those_that_started_it():
     assert parse_request(request([5665, 5663, 1])) == [5665, 5663, 1]
 
 
-def test_other_datagrams_tell_nothing():
+def test_other_datagrams_name_no_process():
     assert parse_request(request([1], kind=b"ctxt")) == []
     assert parse_request(b"") == []
     assert parse_request(request([1, 2, 3])[:-1]) == []

@@ -11,7 +11,7 @@ from dpro.collectors.readiness import LIMITED, MISSING, READY
 from dpro.collectors.telemetry.nic import Port
 
 
-def test_python_without_torch_is_told_with_what_to_do(tmp_path):
+def test_python_without_torch_is_reported_with_what_to_do(tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
@@ -107,7 +107,7 @@ def test_restricted_ptrace_is_no_hindrance(tmp_path):
     assert readiness.stacks(tmp_path).state == READY
 
 
-def test_a_node_with_amds_driver_is_told_whether_its_library_answers(tmp_path, monkeypatch):
+def test_a_node_with_amds_driver_reports_whether_its_library_answers(tmp_path, monkeypatch):
     (tmp_path / "kfd").touch()
     monkeypatch.setattr(readiness.amd, "DRIVER", tmp_path / "kfd")
     monkeypatch.setitem(sys.modules, "amdsmi", None)

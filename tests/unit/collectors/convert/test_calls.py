@@ -123,7 +123,7 @@ def test_writing_again_after_a_crash_gives_the_same_part(tmp_path, folder):
     calls.keep_dumps(folder, lambda path: read_dump(path, rank=0).frames)
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     calls.write_calls(tmp_path, PART, folder, END)
-    for path in folder.iterdir():  # the part is there, but nobody noted it
+    for path in folder.iterdir():  # the part is there, but is not noted yet
         path.unlink()
     for name, content in kept.items():
         (folder / name).write_bytes(content)

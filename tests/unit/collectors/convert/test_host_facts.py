@@ -48,7 +48,7 @@ def test_step_after_a_gap_in_the_numbers_is_unknown():
     assert values(recorded, "step_backward_calls", gap) == {210: 5}
 
 
-def test_what_the_kernel_does_not_tell_has_no_row():
+def test_what_the_kernel_does_not_report_has_no_row():
     recorded = [Record(101, 5, 3, -1, records.CPU), Record(203, 9, 6, -1, records.CPU)]
     assert values(recorded, "step_cpu_ns") == {110: 4}
     assert values(recorded, "step_training_thread_cpu_ns") == {110: 3}

@@ -47,7 +47,7 @@ def test_a_process_that_never_stood_still_has_neither_messages_nor_stack(tmp_pat
     assert process_groups(tmp_path, 0).is_empty()
 
 
-def test_the_latest_dump_tells_of_groups_and_when_it_was_last_found_unchanged(tmp_path):
+def test_the_latest_dump_gives_groups_and_when_it_was_last_found_unchanged(tmp_path):
     for saved_ns, enqueued in ((20, 8), (10, 7)):
         said = pl.DataFrame({"rank": [-1], "group": ["3 dp"], "enqueued": [enqueued], "saved_ns": [saved_ns]})
         keep_groups(tmp_path, "fr", conform(PROCESS_GROUPS, said))
@@ -94,6 +94,6 @@ def test_a_message_whose_handle_went_while_it_stood_still_is_unfinished_only_if_
     assert message_rows(tmp_path, 5)["state"].to_list() == ["completed"]
 
 
-def test_a_stack_of_before_the_last_step_tells_nothing(tmp_path):
+def test_a_stack_from_before_the_last_step_is_ignored(tmp_path):
     (tmp_path / "stall.json").write_text(json.dumps({"saved_ns": 50, "messages": [], "stack": ["a.py:1 f"]}))
     assert (stack_of(tmp_path, 40), stack_of(tmp_path, 60)) == ("a.py:1 f", "")

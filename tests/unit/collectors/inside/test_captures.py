@@ -106,7 +106,7 @@ def test_capture_begins_though_a_guard_never_ends(graphs: Any, monkeypatch: pyte
         assert captures.is_capturing()
 
 
-def test_forked_child_captures_nothing_and_waits_for_nobody(graphs: Any) -> None:
+def test_forked_child_captures_nothing_and_waits_for_no_thread(graphs: Any) -> None:
     graph = graphs()
     captures.captured.guards += 1
     captures.captured.changed.acquire()

@@ -23,7 +23,7 @@ def write(run, rank, durations, begin=0):
         ([10] * 50, [10] * 49, 10, False),  # began later
         ([900, *[10] * 20], [10] * 20, 900, False),  # was long in its first step
         ([10, 30] * 25, [20] * 50, 0, False),  # alternates
-        ([10] * 3, [30], 0, False),  # too few to tell
+        ([10] * 3, [30], 0, False),  # too few to compare
         ([10] * 5, [10] * 5, 1000, False),  # one after the other: no time to compare
     ],
 )

@@ -27,7 +27,7 @@ def change(edit, places=(), reasons=()):
     return {"edit": edit, "applied": list(places), "refused": list(reasons)}
 
 
-def test_each_change_that_was_asked_for_is_told_of_with_its_rank(tmp_path):
+def test_each_requested_change_is_reported_with_its_rank(tmp_path):
     said = json.dumps([change("bucket:mb=1", [PLACE]), change("gc", reasons=["no"])])
     mine = process(Launch(tmp_path, "one"), 3, said)
     assert applied(mine, OPTIONS) == [
@@ -40,16 +40,16 @@ def test_a_process_that_says_nothing_of_a_change_has_not_made_it(tmp_path):
     for rank, said in enumerate(
         (None, "[]", "{torn", *ODD, json.dumps([change("gc"), change("bucket:mb=1")]))
     ):
-        for told in applied(process(Launch(tmp_path, "one"), rank, said), OPTIONS):
-            assert told["applied"] == []
-            assert "ended before it could tell" in told["refused"][0]
+        for change_made in applied(process(Launch(tmp_path, "one"), rank, said), OPTIONS):
+            assert change_made["applied"] == []
+            assert "ended before it could report" in change_made["refused"][0]
 
 
-def test_without_changes_there_is_nothing_to_tell(tmp_path):
+def test_without_changes_there_is_nothing_to_report(tmp_path):
     assert applied(process(Launch(tmp_path, "one"), 0), {}) == []
 
 
-def test_refusals_are_heard_of_while_the_job_runs(tmp_path):
+def test_refusals_are_reported_while_the_job_runs(tmp_path):
     launch = Launch(tmp_path, "one")
     process(launch, 0, json.dumps([change("gc", [PLACE])]))
     assert list(refused_so_far(launch)) == []

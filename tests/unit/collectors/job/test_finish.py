@@ -121,7 +121,7 @@ def test_steps_run_from_boundary_to_boundary_without_our_own_work(launch):
     assert not launch.raw.exists()
 
 
-def test_signals_and_unknown_ends_of_ranks_are_told_apart(launch):
+def test_signals_and_unknown_ends_of_ranks_are_distinguished(launch):
     recorded(launch, rank=0, pid=7, world_size=2)
     recorded(launch, rank=1, pid=8, world_size=2)
     finish(launch, READERS, None, {7: signal.SIGKILL})
@@ -257,8 +257,8 @@ def test_manifest_says_why_there_is_no_step_and_what_ended_the_job(launch, steps
         recorded(launch, steps=steps)
     for time_ns, error in errors:
         kind, _, message = error.partition(": ")
-        told = {"time_ns": time_ns, "type": kind, "message": message, "calls": ["/a/b.py:3 main"]}
-        (launch.raw / f"raised-host-{time_ns}.json").write_text(json.dumps(told))
+        raised = {"time_ns": time_ns, "type": kind, "message": message, "calls": ["/a/b.py:3 main"]}
+        (launch.raw / f"raised-host-{time_ns}.json").write_text(json.dumps(raised))
     (launch.raw / "raised-host-9.json").write_text("damaged")
     finish(launch, READERS, status, {})
     manifest = open_run(launch.run).manifest

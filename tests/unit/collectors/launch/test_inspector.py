@@ -34,10 +34,10 @@ def test_a_plugin_or_folder_of_the_users_own_is_not_overridden(name):
 
 
 def test_how_much_is_written_is_the_users_say():
-    told = variables("inspector", Path("/logs"), {"NCCL_INSPECTOR_DUMP_VERBOSE": "0"})
-    assert "NCCL_INSPECTOR_DUMP_VERBOSE" not in told
-    assert told["NCCL_PROFILER_PLUGIN"] == "inspector"
-    assert told["NCCL_INSPECTOR_DUMP_DIR"] == "/logs"
+    given = variables("inspector", Path("/logs"), {"NCCL_INSPECTOR_DUMP_VERBOSE": "0"})
+    assert "NCCL_INSPECTOR_DUMP_VERBOSE" not in given
+    assert given["NCCL_PROFILER_PLUGIN"] == "inspector"
+    assert given["NCCL_INSPECTOR_DUMP_DIR"] == "/logs"
 
 
 # Logs, through a reader that returns made-up traces.

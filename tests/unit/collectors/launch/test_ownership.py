@@ -281,11 +281,11 @@ def test_folder_that_others_may_write_to_is_not_ones_own(tmp_path):
     assert not is_own(tmp_path / "link")
 
 
-def test_root_of_a_file_server_that_knows_it_as_nobody_records_there(tmp_path, monkeypatch):
+def test_root_records_on_a_file_server_with_root_squash(tmp_path, monkeypatch):
     run = tmp_path / "run"
     run.mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: OTHER)
-    monkeypatch.setattr("dpro.collectors.inside.own.NOBODY", os.stat(run).st_uid)
+    monkeypatch.setattr("dpro.collectors.inside.own.SQUASHED_ROOT", os.stat(run).st_uid)
     claim(run)
 
 
@@ -357,7 +357,7 @@ def test_there_is_no_copy_where_others_could_put_one(tmp_path, mode):
     assert is_out_of_reach(above / "run") is (mode in (0o1777, 0o755))
 
 
-def test_there_is_no_copy_below_a_folder_of_somebody_else(tmp_path, monkeypatch):
+def test_there_is_no_copy_below_a_folder_of_another_user(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     assert is_out_of_reach(tmp_path / "run")
     real = Path.lstat

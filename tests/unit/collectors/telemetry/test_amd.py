@@ -163,8 +163,8 @@ def test_events_of_the_driver_are_events_of_their_gpu(opened):
     library = FakeLibrary(FakeGpu(metrics=MI300X), FakeGpu("00000000000000ff", metrics=MI300X))
     gpus, _ = opened(library)
     library.events = [(1, fake_amdsmi.VM_FAULT), (0, fake_amdsmi.GPU_PRE_RESET)]
-    told = [(event.device, dict(event.values), event.is_event) for event in gpus.wait(0.01)]
-    assert told == [
+    events = [(event.device, dict(event.values), event.is_event) for event in gpus.wait(0.01)]
+    assert events == [
         ("00000000000000ff", {"event_vm_fault": 1}, True),
         ("a1b2c3d4e5f60718", {"event_gpu_reset": 1}, True),
     ]
@@ -212,7 +212,7 @@ def test_what_keeps_the_library_from_being_asked_is_one_line_and_nothing_is_prin
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_node_with_the_driver_and_no_binding_is_told_how_to_get_it(opened, monkeypatch):
+def test_a_node_with_the_driver_and_no_binding_gets_the_install_command(opened, monkeypatch):
     with pytest.raises(Unavailable):
         opened(FakeLibrary())
     monkeypatch.setitem(sys.modules, "amdsmi", None)

@@ -34,7 +34,7 @@ def proc(tmp_path):
     return tree(tmp_path / "proc", {"net/route": ROUTES})
 
 
-def test_infiniband_data_is_told_in_bytes(tmp_path, proc):
+def test_infiniband_data_is_reported_in_bytes(tmp_path, proc):
     sys = tree(
         tmp_path / "sys",
         {
@@ -62,7 +62,7 @@ def test_drivers_that_count_bytes_themselves_are_believed(tmp_path, proc):
     assert port.read(True) == {"tx_bytes": 200, "retrans_bytes": 8}
 
 
-def test_a_port_that_goes_down_is_told(tmp_path, proc):
+def test_a_port_that_goes_down_is_reported(tmp_path, proc):
     sys = tree(tmp_path / "sys", {f"{MELLANOX}/counters/port_xmit_data": 1, f"{MELLANOX}/state": "4: ACTIVE"})
     (port,) = find_ports(sys, proc)
     tree(sys, {f"{MELLANOX}/state": "1: DOWN"})

@@ -12,7 +12,7 @@ from tests.unit.collectors.telemetry.test_nic import tree
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def test_a_node_is_told_in_the_units_of_the_names(tmp_path):
+def test_values_of_a_node_have_the_units_of_their_names(tmp_path):
     proc = tree(
         tmp_path,
         {
@@ -114,7 +114,7 @@ def test_this_process_is_seen_to_work_and_to_hold_memory():
     assert after["threads"] >= 1
 
 
-def test_the_main_thread_is_told_apart(tmp_path):
+def test_the_main_thread_has_counters_of_its_own(tmp_path):
     stat = "7 (a b) c) R 1 1 1 0 -1 0 10 0 2 0 {user} {system} 0 0 20 0 12 0 555 999 100 0"
     stat = stat.format(user=6 * TICKS, system=TICKS)
     status = "Name:\tx\nThreads:\t12\nvoluntary_ctxt_switches:\t8\nnonvoluntary_ctxt_switches:\t9"

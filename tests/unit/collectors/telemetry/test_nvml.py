@@ -120,7 +120,7 @@ def test_a_driver_that_knows_throttle_reasons_by_their_older_name_is_asked_by_it
     assert values_of(gpus)["clocks_hw_slowdown"] == 1
 
 
-def test_a_lost_gpu_is_told_once_and_the_others_are_sampled_on(opened):
+def test_a_lost_gpu_is_reported_once_and_the_others_are_sampled_on(opened):
     lost, other = FakeGpu("GPU-a", H100), FakeGpu("GPU-b", H100)
     library = FakeNvml(lost, other)
     gpus, complaints = opened(library)
@@ -146,8 +146,8 @@ def test_errors_of_the_driver_are_events_of_their_gpu(opened):
     gpus, _ = opened(library)
     library.events = [(1, 79), (0, 31), (0, 31)]
     events = gpus.wait(0.01)
-    told = [(event.device, event.values["xid"], event.is_event) for event in events]
-    assert told == [("b", 79, True), ("a", 31, True), ("a", 31, True)]
+    reported = [(event.device, event.values["xid"], event.is_event) for event in events]
+    assert reported == [("b", 79, True), ("a", 31, True), ("a", 31, True)]
 
 
 def test_errors_of_the_other_gpus_are_still_seen_when_one_is_lost(opened):
@@ -237,7 +237,7 @@ def test_a_node_without_gpus_is_no_trouble(opened):
     assert str(raised.value) == ""
 
 
-def test_without_nvidia_ml_py_only_nodes_with_a_driver_are_told_how_to_get_it(monkeypatch):
+def test_without_nvidia_ml_py_only_nodes_with_a_driver_get_the_install_command(monkeypatch):
     real_import = builtins.__import__
 
     def without_pynvml(name, *arguments, **more):

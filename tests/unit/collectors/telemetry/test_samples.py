@@ -22,14 +22,14 @@ def written(folder, *moments: list[Sample]) -> tuple[str, list[Sample]]:
 
 
 def test_only_what_changed_is_written(tmp_path):
-    host, told = written(
+    host, samples = written(
         tmp_path,
         [Sample(10, -1, "gpu", {"power_w": 300.5, "ecc": 0}), Sample(11, 3, "", {"ecc": 0})],
         [Sample(20, -1, "gpu", {"power_w": 301, "ecc": 0}), Sample(21, 3, "", {"ecc": 0})],
         [Sample(30, -1, "gpu", {"power_w": 301, "ecc": 1})],
     )
     assert host == "node1"
-    assert told == [
+    assert samples == [
         (10, -1, "gpu", {"power_w": 300.5, "ecc": 0}, False),
         (11, 3, "", {"ecc": 0}, False),
         (20, -1, "gpu", {"power_w": 301}, False),
@@ -52,17 +52,17 @@ def test_what_is_written_can_be_read_before_the_file_is_closed(tmp_path):
 
 
 def test_a_file_that_is_cut_anywhere_gives_what_came_before(tmp_path):
-    _, told = written(tmp_path, *[[Sample(time, -1, "", {"load": time**5})] for time in range(30)])
+    _, samples = written(tmp_path, *[[Sample(time, -1, "", {"load": time**5})] for time in range(30)])
     (path,) = sample_files(tmp_path)
     content = path.read_bytes()
     lengths = []
     for size in range(len(content)):
         path.write_bytes(content[:size])
         cut = read_samples(path)[1]
-        assert cut == told[: len(cut)]
+        assert cut == samples[: len(cut)]
         lengths.append(len(cut))
     assert lengths == sorted(lengths)
-    assert {0, len(told)} <= set(lengths)
+    assert {0, len(samples)} <= set(lengths)
 
 
 @given(place=st.integers(0, 400), value=st.integers(0, 255))
@@ -73,8 +73,8 @@ def test_damage_never_raises(tmp_path_factory, place, value):
     content = bytearray(path.read_bytes())
     content[place % len(content)] = value
     path.write_bytes(content)
-    _, told = read_samples(path)
-    assert len(told) <= 30
+    _, samples = read_samples(path)
+    assert len(samples) <= 30
 
 
 def test_every_file_begins_with_all_values(tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ class Job:
     def listen(self, occasion, action):
         self._listeners[occasion].append(action)
 
-    def tell(self, occasion, *arguments):
+    def notify(self, occasion, *arguments):
         for action in self._listeners[occasion]:
             action(*arguments)
 
@@ -40,15 +40,15 @@ class Job:
 
     def backward(self, loss):
         self.num_backward += 1
-        self.tell("work")
+        self.notify("work")
         loss.backward()
 
     def steps(self, *numbers):
         for number in numbers:
-            self.tell("step", number)
+            self.notify("step", number)
 
     def said(self):
-        self.tell("step", SETTLED_AT_STEP)
+        self.notify("step", SETTLED_AT_STEP)
         return json.loads((self.folder / "applied.json").read_text())
 
     def places(self):

@@ -39,7 +39,7 @@ def test_a_list_of_bucket_sizes_gives_way_to_one_size(job):
     assert job.places()[0]["instead_of"] == "bucket_cap_mb_list=[1, 3]"
 
 
-def test_a_class_that_derives_from_ddp_is_changed_alike(job):
+def test_a_class_that_derives_from_ddp_is_changed_too(job):
     class Mine(DistributedDataParallel):
         def __init__(self, module):
             super().__init__(module)

@@ -22,9 +22,9 @@ def test_garbage_is_collected_every_few_steps_and_within_them(job, monkeypatch):
     collected = []
     monkeypatch.setattr(gc, "collect", lambda: collected.append(step))
     for step in range(2, 8):
-        job.tell("step", step)
+        job.notify("step", step)
         assert len(collected) == (step - 1) // 3  # not between two steps
-        job.tell("work")
+        job.notify("work")
     assert collected == [3, 6]
     assert not gc.isenabled()
     assert len(job.places()) == 1
@@ -35,8 +35,8 @@ def test_garbage_is_collected_no_more(job, monkeypatch):
     job.steps(2)
     monkeypatch.setattr(gc, "collect", lambda: pytest.fail("collected"))
     for step in range(3, 30):
-        job.tell("step", step)
-        job.tell("work")
+        job.notify("step", step)
+        job.notify("work")
     assert not gc.isenabled()
 
 
@@ -79,14 +79,14 @@ def test_as_many_threads_as_there_are_anyway_are_no_change(job):
 def test_a_variable_is_looked_for_where_the_job_trains(job, monkeypatch):
     job.change("env:NCCL_ALGO=Tree")
     monkeypatch.setenv("NCCL_ALGO", "Tree")
-    job.tell("open")
+    job.notify("open")
     assert job.places() == [{"where": "environment", "instead_of": "", "times": 1}]
 
 
 def test_a_variable_that_the_job_sets_itself_is_refused(job, monkeypatch):
     job.change("env:NCCL_ALGO=Tree")
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    job.tell("open")
+    job.notify("open")
     assert "sets NCCL_ALGO itself to Ring" in job.refused()
 
 
@@ -102,7 +102,7 @@ def test_what_cannot_even_be_prepared_is_refused_and_the_rest_goes_on(job, monke
 def test_a_forked_child_has_made_no_change(job, monkeypatch):
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     job.change("env:NCCL_ALGO=Tree")
-    job.tell("open")
-    job.tell("fork")
+    job.notify("open")
+    job.notify("fork")
     [said] = job.said()
     assert said["applied"] == []

@@ -36,7 +36,7 @@ def test_buckets_have_their_parameters_whether_or_not_ddp_rebuilds_them(options,
     assert {"2.weight", "2.bias"} & {*found[0]["names"]}  # the last layer communicates first
 
 
-def test_buckets_that_cannot_be_told_have_sizes_alone(monkeypatch):
+def test_buckets_of_unknown_members_have_sizes_alone(monkeypatch):
     module = wrapped(25, find_unused_parameters=True)
     monkeypatch.setattr(dist, "_compute_bucket_assignment_by_size", lambda *_: ([[0]], []))
     [bucket] = of_ddp(module)["buckets"]

@@ -321,7 +321,7 @@ def test_no_call_is_lost_where_several_messages_share_a_number(tmp_path, job):
     assert calls.lost_calls(tmp_path / "process") == {}
     assert job.dumps <= 2 * job.made / (RING / 2)
     sends = rows.filter(pl.col("op") == "send")
-    assert set(sends["state"]) == {"completed"}, "the end of a coalesced call tells of its parts"
+    assert set(sends["state"]) == {"completed"}, "the end of a coalesced call completes its parts"
     assert sends["peer"].unique().to_list() == [1]
 
 

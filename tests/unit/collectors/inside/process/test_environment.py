@@ -191,7 +191,7 @@ def test_key_of_a_known_service_is_masked_wherever_it_stands(key, text):
     assert mask(text.format(key)) == text.format(MASK)
 
 
-def test_key_that_only_logging_in_tells_of_is_masked():
+def test_key_that_only_its_login_command_reveals_is_masked():
     key = "0a1b2c3d4e" * 4
     assert masked_command(["wandb", "login", "--relogin", key]) == ["wandb", "login", "--relogin", MASK]
     assert mask(f"wandb login {key} && python x") == f"wandb login {MASK} && python x"

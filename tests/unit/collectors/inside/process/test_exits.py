@@ -22,9 +22,9 @@ def caught(error: BaseException) -> dict[str, object]:
 
 
 def test_an_exception_is_its_type_the_first_line_of_its_message_and_the_calls_it_came_through():
-    told = caught(ValueError("x is negative\nand more"))
-    assert (told["type"], told["message"]) == ("ValueError", "x is negative")
-    assert [call.rpartition(" ")[2] for call in told["calls"]] == ["caught"]  # type: ignore[attr-defined]
+    raised = caught(ValueError("x is negative\nand more"))
+    assert (raised["type"], raised["message"]) == ("ValueError", "x is negative")
+    assert [call.rpartition(" ")[2] for call in raised["calls"]] == ["caught"]  # type: ignore[attr-defined]
 
 
 def test_an_exception_that_quotes_another_process_is_what_that_one_raised():
@@ -44,12 +44,12 @@ def test_secrets_of_a_message_are_masked_and_a_message_that_fails_is_none():
 
 def test_the_exception_becomes_columns_of_workers(tmp_path):
     assert exception(tmp_path) == {"error": "", "failed_ns": -1}
-    told = {"time_ns": 7, "type": "ValueError", "message": "bad", "calls": ["a.py:1 f", "b.py:2 g"]}
-    (tmp_path / RAISED).write_text(json.dumps(told))
+    raised = {"time_ns": 7, "type": "ValueError", "message": "bad", "calls": ["a.py:1 f", "b.py:2 g"]}
+    (tmp_path / RAISED).write_text(json.dumps(raised))
     assert exception(tmp_path) == {"error": "ValueError: bad\na.py:1 f\nb.py:2 g", "failed_ns": 7}
 
 
-def test_who_had_exited_when_it_was_told_to_end_ended_by_its_exit_code(tmp_path):
+def test_a_process_that_exited_before_sigterm_ended_by_its_exit_code(tmp_path):
     assert ending(tmp_path, [], 15).signal == 15
     (tmp_path / "exit").write_bytes(b"\0\0")
     assert ending(tmp_path, [], 15) == (0, -1)

@@ -44,12 +44,12 @@ def test_an_older_torch_knows_no_address(cuda):
 
 def test_an_instance_is_what_the_environment_names(cuda, monkeypatch):
     cuda(uuid=UUID)
-    for visible, told in (
+    for visible, uuid in (
         (f"MIG-{UUID[:-1]}9", f"MIG-{UUID[:-1]}9"),
-        ("MIG-8c5", UUID),  # shortened: not told from others
+        ("MIG-8c5", UUID),  # shortened: ambiguous
         (f"GPU-{UUID}", UUID),
         ("3", UUID),
         ("", UUID),
     ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert gpu_facts()["gpu_uuid"] == told
+        assert gpu_facts()["gpu_uuid"] == uuid

@@ -45,7 +45,7 @@ locked(mutex)  # never returns, and no signal interrupts it
 )
 def test_process_ends_by_the_signal_though_saving_hangs_or_fails(saving, then):
     command = [sys.executable, "-c", JOB.format(saving=saving, then=then), str(COLLECTORS)]
-    if then:  # the first signal is lost with the thread; from then on it is nobody's but the process's own
+    if then:  # the first signal is lost with the thread; later ones have their default action
         command[2] = command[2].replace("threading.Timer(0.2", "threading.Timer(2, os.kill, (os.getpid(), "
                                         "signal.SIGTERM)).start(); threading.Timer(0.2")  # fmt: skip
     done = subprocess.run(command, timeout=60, capture_output=True)

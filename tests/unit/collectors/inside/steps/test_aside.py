@@ -28,7 +28,7 @@ class Recorder:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that goes on by 10 ms whenever somebody looks."""
+    """A clock that advances by 10 ms at each reading."""
     now = [10**18]
 
     def tick():

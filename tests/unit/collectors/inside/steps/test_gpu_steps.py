@@ -18,7 +18,7 @@ from dpro.collectors.convert.tables import frames_of  # noqa: E402
 from dpro.collectors.inside import captures, records  # noqa: E402
 from dpro.collectors.inside.records import Record  # noqa: E402
 from dpro.collectors.inside.steps import gpu_steps  # noqa: E402
-from dpro.collectors.inside.steps.gpu_steps import AGE, MOST, PATIENCE, GpuSteps  # noqa: E402
+from dpro.collectors.inside.steps.gpu_steps import AGE, MAX_WAITING, PATIENCE, GpuSteps  # noqa: E402
 
 MS = 1_000_000
 FACTS = {
@@ -216,7 +216,7 @@ def test_events_that_never_answer_are_bounded_given_up_and_tried_anew(device):
     for _ in range(PATIENCE + 10):
         device.enqueue(MS, MS)
         job.end_step()
-    assert len(device.events) <= MOST + 10
+    assert len(device.events) <= MAX_WAITING + 10
     assert all(kind != records.GPU_STEP for kind, *_ in job.written)
     device.answers = True
     for _ in range(50):
@@ -229,12 +229,12 @@ def test_host_that_is_further_ahead_than_events_are_kept_still_has_most_steps_ti
     job = Job(device)
     for step in range(4000):
         device.enqueue(MS, 2 * MS)
-        if step > 2 * MOST:  # the queue is full: the host goes on at the pace of the device
+        if step > 2 * MAX_WAITING:  # the queue is full: the host goes on at the pace of the device
             device.now += MS
         job.end_step()
     device.synchronize()
     times = job.steps()["gpu_step_ns"]
-    assert len(device.events) <= MOST
+    assert len(device.events) <= MAX_WAITING
     assert set(times) == {2 * MS, -1}
     assert (times > 0).mean() > 0.25
 
@@ -294,7 +294,7 @@ def test_no_event_is_recorded_on_a_device_that_holds_no_memory_of_this_process(m
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
     monkeypatch.setattr(captures, "is_capturing_here", lambda: False)
     for is_initialized in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda told=is_initialized: told)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda answer=is_initialized: answer)
         probe.on_step(1)
         assert probe._device is None
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 512)

@@ -93,7 +93,7 @@ def test_optimizer_that_holds_next_to_nothing_ends_no_step(extra):
     assert len(steps) == 20 * extra.count("A")
 
 
-def test_all_ranks_count_alike_although_one_has_a_small_optimizer_more():
+def test_all_ranks_count_the_same_steps_although_one_has_a_small_optimizer_more():
     usual, _, _ = replayed("DDG" * 20, {"D": 900.0, "G": 1000.0, "S": 1.0})
     more, _, _ = replayed("DDGS" * 20, {"D": 900.0, "G": 1000.0, "S": 1.0})
     assert list(usual) == list(more)
