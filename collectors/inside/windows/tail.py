@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import captures
-from ..torch_internals import has_context
+from ..torch_internals import has_context, internal
 
 LOOK_S = 0.005
 
@@ -57,7 +57,6 @@ def _recorded(device: int | None) -> Any:
 
 def devices() -> list[int | None]:
     """The devices that this process uses: on another one an event would claim memory for a context."""
-    uses = [has_context(device) for device in range(torch.cuda.device_count())]
-    if None in uses:
+    if internal("torch._C._cuda_hasPrimaryContext") is None:
         return [None]  # the current one
-    return [device for device, is_used in enumerate(uses) if is_used]
+    return [device for device in range(torch.cuda.device_count()) if has_context(device)]

@@ -260,7 +260,8 @@ def test_counters_of_the_schema_have_names_and_units_and_others_keep_theirs():
 def test_both_formats_carry_the_counters_of_the_run(tmp_path):
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
-    drawn = drawing_of(analyse(str(files("dpro.sample_traces") / "slow_rank")))
+    analysis = analyse(str(files("dpro.sample_traces") / "slow_rank"))
+    drawn = drawing(analysis.timeline, (), analysis.clocks[0])
     assert drawn.counters.height > 10
     write_perfetto(drawn, tmp_path / "run.pftrace")
     packets = _trace(tmp_path / "run.pftrace").packet
