@@ -1,8 +1,8 @@
 """The application: navigation, selection, and the view that the link names.
 
-In: a run, and who may ask. Out: a Dash application. All state is in the link: whatever changes what is shown
-changes the link, and every section is filled from the link alone, so that going back, reloading and sharing
-just work.
+In: a run, the token and the host names that are accepted. Out: a Dash application. All state is in the link:
+every interaction changes the link, and every section is rendered from the link alone, so that back, reload
+and shared links reproduce the view.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ VIEWS: tuple[View, ...] = (
     difference.VIEW,
 )
 
-TICK_MS = 1000  # between two questions whether there is more of a run that is being recorded
-_VIEW_KEYS = "1234567890-="  # as they lie side by side on a keyboard
+TICK_MS = 1000  # polling interval of a run that is being recorded
+_VIEW_KEYS = "1234567890-="  # the top row of a keyboard
 _KEYS = (
     ("1 … 9 0 - =", "go to a view"),
     ("n p", "the next view, the one before"),
@@ -88,9 +88,9 @@ def make_app(run: Loaded | Shown, token: str | None = None, names: Collection[st
     """Make the application.
 
     Args:
-        run: the run; what takes long is worked out when a view asks for it.
-        token: what those who ask must know; None for nothing.
-        names: by which it may be asked for without a token; None for any.
+        run: the run; slow results are computed when a view first needs them.
+        token: the secret that requests must carry; None for none.
+        names: host names that are accepted without a token; None for any.
     """
     shown = run if isinstance(run, Shown) else Shown(run)
     app = Dash(
@@ -119,15 +119,15 @@ def make_app(run: Loaded | Shown, token: str | None = None, names: Collection[st
 
 
 def _in_markup(text: str) -> str:
-    """A text that is put into the page as it is: no markup, and no place where dash puts something."""
+    """Escape text for the page template: no markup, and none of dash's placeholders."""
     return escape(printable(text)).replace("{", "&#123;")
 
 
 def view_of(link: Link) -> View:
-    """The view that a link names.
+    """Return the view that a link names.
 
     Raises:
-        UsageError: it names one that does not exist.
+        UsageError: there is no such view.
     """
     for view in VIEWS:
         if view.name == link.view:
@@ -136,7 +136,7 @@ def view_of(link: Link) -> View:
 
 
 def _frame(shown: Shown) -> Component:
-    """What all views have in common."""
+    """Return the frame of all views: navigation, selection, help."""
     selection = [
         html.Label(["steps", _entry("steps", "as 3-8")]),
         html.Label(["ranks", _entry("ranks", "as 0,2-3")]),
@@ -176,7 +176,7 @@ def _frame(shown: Shown) -> Component:
 
 
 def _collapsed() -> Any:
-    """What a screen reader is given of a menu that is closed."""
+    """Return the accessibility attribute of a closed menu."""
     return {"aria-expanded": "false", "aria-controls": "nav"}
 
 
@@ -253,7 +253,7 @@ def _register_section(app: Dash, shown: Shown, view: View, name: str, fill: Fill
 
 
 def _register_refresh(app: Dash, shown: Shown) -> None:
-    """While a run is recorded the browser asks, again and again, whether there is more of it."""
+    """While a run is recorded, let the browser poll for later states of it."""
 
     @app.callback(
         Output("version", "data"),
@@ -284,7 +284,7 @@ def _serve_tables(app: Dash, shown: Shown) -> None:
 
 
 def in_csv(frame: Any) -> str:
-    """A frame as CSV; lists are joined by blanks, and no text is a formula."""
+    """Write a frame as CSV; lists are joined by blanks, and text that looks like a formula is escaped."""
     lists = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.List)]
     plain = frame.with_columns(pl.col(lists).list.eval(pl.element().cast(pl.String)).list.join(" "))
     texts = [name for name, dtype in plain.schema.items() if not (dtype.is_numeric() or dtype == pl.Boolean)]
@@ -295,7 +295,7 @@ def in_csv(frame: Any) -> str:
 
 
 def in_parquet(frame: Any) -> bytes:
-    """A frame as Parquet, types and lists as they are."""
+    """Write a frame as Parquet, with its types and lists."""
     content = BytesIO()
     frame.write_parquet(content)
     return content.getvalue()

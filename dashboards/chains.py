@@ -1,8 +1,8 @@
-"""Which ranks wait for which, as a diagram: ranks and operations, from those that wait to what is at fault.
+"""A diagram of which ranks wait for which: ranks and operations, from those that wait to the cause.
 
-In: the graph of waiting. Out: boxes and arrows, and a figure of them. Ranks that wait for the same are one
-box, so are operations: a job of a thousand ranks that wait for one has few. Arrows are the shortest ways to
-what is at fault.
+In: the graph of waiting. Out: boxes and arrows, and a figure of them. Ranks that wait for the same operation
+share a box, and so do operations, so that a job of a thousand ranks has few boxes. Arrows are the shortest
+paths to the cause.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _ROW = 62  # pixels
 
 @dataclass(frozen=True)
 class Box:
-    """Ranks, or operations, that wait for the same.
+    """Ranks, or operations, that wait for the same operations or ranks.
 
     Attributes:
         kind: `rank` or `operation`.
-        members: ranks, or places in the list of operations.
+        members: ranks, or indices into the list of operations.
         at_fault: whether a finding names these ranks.
-        x: columns from the right, 0 for where chains end, -1 for what waits for that.
-        y: place in its column, 0 in the middle.
-        label: in few words.
-        facts: lines that say all.
+        x: column, 0 for the ends of chains, -1 for what waits for those, and so on to the left.
+        y: position in its column, 0 in the middle.
+        label: short text.
+        facts: lines of the tooltip.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Chains:
     """The diagram.
 
     Attributes:
-        boxes: those nearest to what is at fault.
+        boxes: those nearest to the cause.
         arrows: pairs of boxes: the first waits for the second.
         left_out: how many boxes there is no room for.
     """
@@ -68,19 +68,19 @@ class Chains:
 
 
 def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
-    """Which ranks wait for which.
+    """Lay out which ranks wait for which.
 
     Args:
-        case: what the run says of calls that are not finished.
+        case: the run's unfinished calls and their graph of waiting.
         at_fault: ranks that findings name.
     """
     roots = case.roots
     away = lead_to(case.waits, roots)
-    circle = {id(operation) for root in roots if root.kind == CYCLE for operation in root.operations}
+    cyclic = {id(operation) for root in roots if root.kind == CYCLE for operation in root.operations}
     groups, ends = _grouped(case, away, at_fault)
     shown = groups[:MAX_BOXES]
     columns = [
-        -away[nodes[0]] + (nodes[0][0] == OPERATION and _operation(case, nodes[0]) in circle)
+        -away[nodes[0]] + (nodes[0][0] == OPERATION and _operation(case, nodes[0]) in cyclic)
         for nodes in shown
     ]
     heights = _heights(columns, ends)
@@ -94,9 +94,10 @@ def chain_info(case: Case, at_fault: Sequence[int]) -> Chains:
 def _grouped(
     case: Case, away: Mapping[Node, int], at_fault: Sequence[int]
 ) -> tuple[list[list[Node]], list[set[int]]]:
-    """Nodes that wait for the same, nearest to the ends first, and what each of these groups waits for.
+    """Group nodes that wait for the same groups, nearest to the ends of chains first.
 
-    Where chains end every node is for itself.
+    Returns:
+        The groups, and for each the groups that it waits for. Nodes at ends of chains are groups of one.
     """
     numbers: dict[Hashable, int] = {}
     groups: list[list[Node]] = []
@@ -111,7 +112,7 @@ def _grouped(
             groups.append([])
             ends.append(near)
         groups[group].append(node)
-    for node in (node for node, distance in away.items() if not distance):  # a circle's wait for each other
+    for node in (node for node, distance in away.items() if not distance):  # the nodes of a cyclic wait
         ends[group_of[node]] |= {group_of[end] for end in case.waits.successors(node) if away.get(end) == 0}
     return groups, ends
 
@@ -121,7 +122,7 @@ def _operation(case: Case, node: Node) -> int:
 
 
 def _heights(columns: Sequence[int], ends: Sequence[set[int]]) -> list[float]:
-    """Where boxes are in their columns: beside what they wait for, as far as there is room."""
+    """Compute the height of boxes in their columns: as near as possible to the boxes that they wait for."""
     members: dict[int, list[int]] = defaultdict(list)
     for box, column in enumerate(columns):
         members[column].append(box)
@@ -161,7 +162,7 @@ def _short_name(operation: Operation) -> str:
 
 
 def chain_figure(chains: Chains, theme: str) -> go.Figure:
-    """Circles for ranks and squares for operations, with an arrow to what each waits for.
+    """Draw circles for ranks and squares for operations, with arrows to what each waits for.
 
     Args:
         chains: as from `chain_info`.
@@ -205,5 +206,5 @@ def _within(text: str, room: int) -> str:
 
 
 def _wrapped(text: str, width: int = 90) -> str:
-    """Long facts in lines that fit beside the pointer."""
+    """Wrap long text for a tooltip."""
     return "<br>".join(plain(text[at : at + width]) for at in range(0, len(text), width))

@@ -1,6 +1,7 @@
-"""The figures of a run outside the browser's views: for reports and notebooks.
+"""The figures of a run for reports and notebooks.
 
-In: a run. Out: plotly figures, of selected steps and ranks; an error in words where there is nothing to draw.
+In: a run. Out: Plotly figures of selected steps and ranks, or an error that says why there is nothing to
+    draw.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ _LEGEND = 50  # pixels
 class Figures:
     """Figures of a run.
 
-    All take what is selected as keywords: `steps` (a number, or the first and the last), `ranks`, and `theme`
-    (light or dark). All raise `Unanswerable` where there is nothing to draw, and `UsageError` where what is
-    asked for makes no sense.
+    All methods take the selection as keywords: `steps` (a number, or the first and the last), `ranks`, and
+    `theme` (light or dark). All raise `Unanswerable` where there is nothing to draw, and `UsageError` where
+    an argument is invalid.
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        """Nothing is drawn yet."""
+        """Draw figures of this run when they are asked for."""
         self._run = loaded
 
     def steps(self, **selected: Any) -> go.Figure:
-        """How long each step took, and how far ranks differ."""
+        """Draw the time of each step: the median over ranks, and their range."""
         link = selection(**selected)
         return verdict.step_figure(_some(verdict.step_info(self._run.steps, link), "step"), link.theme)
 
     def heatmap(self, metric: str = "step", **selected: Any) -> go.Figure:
-        """A value of each rank and step; what is selected is outlined.
+        """Draw a heatmap of one value per rank and step; the selection is outlined.
 
         Args:
             metric: step, data, gc, core, cpu, compute, exposed, wait, transfer, host or idle.
@@ -57,7 +58,7 @@ class Figures:
         return heatmap.heat_figure(values, heatmap.METRICS[metric].title, selection(**selected))
 
     def breakdown(self, by: str = "rank", **selected: Any) -> go.Figure:
-        """Where the time of the mean step went, by rank or by step."""
+        """Draw where the time of the mean step goes, by rank or by step."""
         if by not in ("rank", "step"):
             raise UsageError(f"no breakdown by {by!r}: by rank, or by step")
         link = selection(**selected)
@@ -65,7 +66,7 @@ class Figures:
         return breakdown.part_figure(_some(parts, "step"), by, link.theme)
 
     def timeline(self, **selected: Any) -> go.Figure:
-        """All lanes on one clock, as measured, of the first deep window if nothing else is selected.
+        """Draw the measured lanes on one clock; without a selection those of the first deep window.
 
         Args:
             selected: steps, ranks, theme, and `time_ms`: from and to, ms since the first span.
@@ -76,7 +77,7 @@ class Figures:
         return figure.update_layout(showlegend=True, legend=legend, **room)
 
     def collectives(self, **selected: Any) -> go.Figure:
-        """Transfers by size, with the fitted lines of latency and bandwidth."""
+        """Draw transfer times by size, with the fitted latency and bandwidth."""
         link = selection(**selected)
         known = collectives.transfer_info(self._run.built.graph, link)
         return collectives.transfer_figure(
@@ -84,32 +85,32 @@ class Figures:
         )
 
     def waiting(self, **selected: Any) -> go.Figure:
-        """Who comes last to collectives, and how long the others wait."""
+        """Draw how often each rank comes last to collectives, and how long the others wait for it."""
         link = selection(**selected)
         ranks = collectives.last_info(self._run.built.graph, link)
         return collectives.last_figure(_some(ranks, "collective of several ranks"), link.theme)
 
     def hang(self, theme: str = LIGHT) -> go.Figure:
-        """Who waits for whom in a job that stands still."""
+        """Draw which ranks wait for which in a job that hangs."""
         chains = chains_of(self._run)
         if not chains.boxes:
-            raise Unanswerable("nothing to draw: nobody has waited for long")
+            raise Unanswerable("nothing to draw: no rank has waited for long")
         return chain_figure(chains, selection(theme=theme).theme)
 
     def telemetry(self, **selected: Any) -> go.Figure:
-        """What was sampled beside the job and changed."""
+        """Draw the sampled counters that changed."""
         link = selection(**selected)
         values = telemetry.telemetry_info(self._run.counters, self._run.workers, *self._run.clocks, link)
         return telemetry.telemetry_figure(_some(values, "telemetry"), link.time_ms, link.theme)
 
     def whatif(self, *edits: str, theme: str = LIGHT) -> go.Figure:
-        """The mean step now and under edits, as `dpro whatif --edit` takes them, with its interval."""
+        """Draw the mean step now and under edits (as `dpro whatif --edit` takes them), with its interval."""
         base = durations_of(self._run.baseline)["duration_ns"].to_numpy().mean()
         predicted = workbench.prediction_info(self._run, [parse_edit(edit) for edit in edits])
         return workbench.prediction_figure(ms(float(base)), predicted, selection(theme=theme).theme)
 
     def critical_path(self, *edits: str, theme: str = LIGHT) -> go.Figure:
-        """What the critical path consists of, now and under edits."""
+        """Draw what the critical path consists of, now and under edits."""
         path = workbench.path_info(self._run, [parse_edit(edit) for edit in edits])
         return workbench.path_figure(path, selection(theme=theme).theme)
 
@@ -120,7 +121,7 @@ def selection(
     theme: str = LIGHT,
     time_ms: tuple[float, float] | None = None,
 ) -> Link:
-    """What is selected, as views have it.
+    """Return the selection as a link, the form in which views take it.
 
     Raises:
         UsageError: there is no such theme.
@@ -132,10 +133,10 @@ def selection(
 
 
 def _some(frame: pl.DataFrame, what: str) -> pl.DataFrame:
-    """The frame, unless it is empty.
+    """Return the frame.
 
     Raises:
-        Unanswerable: it is.
+        Unanswerable: the frame is empty.
     """
     if frame.is_empty():
         raise Unanswerable(f"nothing to draw: no {what} of this selection was recorded")

@@ -1,7 +1,7 @@
-"""What is looked at, as the query of a link: which view, and which steps, ranks and times are selected.
+"""The state of the page as the query of a link: the view, and the selected steps, ranks and times.
 
 In: a query such as `?view=timeline&ranks=0,2-3&steps=5-7&time=12.5~80`. Out: a `Link`, and back. All views
-read the same selection, so that what is brushed in one is what the next one shows; a link that is sent to a
+share one selection, so that a selection made in one view applies to the next; a link that is sent to a
 colleague reproduces the view.
 """
 
@@ -21,8 +21,8 @@ from dpro.words import shortened
 FIRST = "verdict"  # the view of a link that names none
 _SHARED = ("view", "steps", "ranks", "time", "theme")
 _MAX_RANKS = 1_000_000
-_LONGEST = 60  # characters of what is not understood that are repeated
-_DIGITS = 9  # of the number of a step or a rank, which then fits all columns
+_LONGEST = 60  # characters of an invalid value that a message quotes
+_DIGITS = 9  # of the number of a step or a rank, so that it fits the type of all columns
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Link:
         view: name of the view.
         steps: first and last selected step; None for all.
         ranks: selected ranks, ascending; empty for all.
-        time_ms: from and to, ms since the beginning of the graph; None for what the steps cover.
+        time_ms: from and to, ms since the beginning of the graph; None for the time of the selected steps.
         theme: light or dark.
-        own: what only one view understands: its filter, its order, …
+        own: parameters of one view alone: its filter, its order, …
     """
 
     view: str = FIRST
@@ -46,7 +46,7 @@ class Link:
     own: Mapping[str, str] = field(default_factory=dict)
 
     def query(self, **changes: object) -> str:
-        """The link's query, `?…`, with some fields changed."""
+        """Return the link's query, `?…`, with some fields changed."""
         link = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
         pairs = [
             ("view", "" if link.view == FIRST else link.view),
@@ -59,11 +59,11 @@ class Link:
         return "?" + urlencode([pair for pair in pairs if pair[1]], safe=",~:=*")
 
     def with_own(self, **changes: str) -> str:
-        """The link's query with some of the view's own words changed; an empty one is left out."""
+        """Return the link's query with some parameters of its view changed; empty ones are left out."""
         return self.query(own={**self.own, **changes})
 
     def chosen(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Those rows of a frame that are of selected ranks and steps, as far as it has these columns."""
+        """Filter a frame to the selected ranks and steps, by those of these columns that it has."""
         if self.ranks and "rank" in frame.columns:
             frame = frame.filter(pl.col("rank").is_in(self.ranks))
         if self.steps and "step" in frame.columns:
@@ -72,10 +72,10 @@ class Link:
 
 
 def parse_link(query: str) -> Link:
-    """Read a query.
+    """Parse a query.
 
     Raises:
-        UsageError: a part of it makes no sense; the message names it.
+        UsageError: a part of it is invalid; the message names the part.
     """
     given = dict(parse_qsl(query.removeprefix("?")))
     return Link(
@@ -89,7 +89,7 @@ def parse_link(query: str) -> Link:
 
 
 def parse_steps(text: str) -> tuple[int, int] | None:
-    """`5` or `5-7` as first and last; None for nothing.
+    """Parse `5` or `5-7` into first and last; None for an empty text.
 
     Raises:
         UsageError: it is neither.
@@ -101,7 +101,7 @@ def parse_steps(text: str) -> tuple[int, int] | None:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """`0,2-3` as ranks.
+    """Parse `0,2-3` into ranks.
 
     Raises:
         UsageError: it is no such list.
@@ -141,7 +141,7 @@ def _time(text: str) -> tuple[float, float] | None:
 
 
 def _ranks_text(ranks: Iterable[int]) -> str:
-    """Ranks as `parse_ranks` reads them, runs of them as one."""
+    """Format ranks as `parse_ranks` reads them; consecutive ranks become a range."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

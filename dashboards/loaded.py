@@ -1,4 +1,4 @@
-"""What the views ask of a run: what any analysis does, and what there is to draw."""
+"""The analysis behind the views: what commands compute, and the data that only figures need."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ Tried = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 
 
 class Loaded(Analysis):
-    """A run and what has been worked out of it so far."""
+    """A run, with cached results."""
 
     def __init__(
         self, run: Run, other: Analysis | None = None, as_tried: Tried = lambda found: (list(found), [])
     ) -> None:
-        """Nothing is read yet.
+        """Make an analysis; it reads the run when it is first asked for something.
 
         Args:
             run: the run.
-            other: one to compare it with.
-            as_tried: what changes that were tried make of predictions, and a line for each that it changed.
+            other: a run to compare it with.
+            as_tried: corrects predictions by the ledger of changes that were tried, and returns a line for
+                each prediction that it corrected.
         """
         super().__init__(run)
         self.other, self.as_tried = other, as_tried
@@ -48,9 +49,9 @@ class Loaded(Analysis):
         self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
 
     def warm(self) -> None:
-        """Work out what takes long, in the order in which it is likely to be asked for.
+        """Compute slow results ahead, in the order in which they are likely to be needed.
 
-        Of a run of very many spans nothing: the graph would take memory and cores from what is looked at.
+        Does nothing for a run of very many spans: its graph would take memory and cores from the open view.
         """
         if self.run.rows()["spans"] > MAX_UNASKED:
             return
@@ -58,35 +59,35 @@ class Loaded(Analysis):
             try:
                 getattr(self, name)
             except DproError:
-                continue  # said by the view that asks for it
+                continue  # the view that needs it reports the error
 
     @cached
     def measured(self) -> Measured:
-        """The lanes of its timeline, as recorded; they do not wait for the graph."""
+        """The measured lanes of its timeline; they do not need the graph."""
         return Measured(self.run)
 
     @cached
     def replay_lanes(self) -> Later:
-        """What the replay adds to its timeline, once it is asked for."""
+        """The replayed lanes and the critical path of its timeline, computed on request."""
         return Later(lambda: make_replayed(self.timeline, self.measured))
 
     @cached
     def tracks(self) -> Tracks:
-        """What there is to draw of its timeline as a figure."""
+        """The tracks of its timeline as a Plotly figure."""
         return make_tracks(slices(self.timeline), self.timeline.graph.origin_ns)
 
     @cached
     def path(self) -> pl.DataFrame:
-        """What decides the steps of the unchanged graph."""
+        """The critical path of the steps of the unchanged graph."""
         return critical_path_of_steps(self.timeline, self.baseline)
 
     @cached
     def curves(self) -> list[Curve]:
-        """How the step follows the speed of each part of the machine."""
+        """How the step time depends on the speed of each part of the machine."""
         return sensitivity(self.built.predictive)
 
     def changed(self, edits: Sequence[Edit]) -> tuple[list[Graph], list[str]]:
-        """The graph as it is after each of some edits, and what is to be said of them; the latest are kept.
+        """Apply edits one after the other; return the graph after each, and notes. Cache the latest result.
 
         Raises:
             Unanswerable: the run lacks what an edit needs.
@@ -98,7 +99,7 @@ class Loaded(Analysis):
             return self._changed[1]
 
     def path_after(self, edits: Sequence[Edit]) -> pl.DataFrame:
-        """What decides the steps that are predicted after some edits; the latest is kept.
+        """Compute the critical path of the steps predicted under edits. Cache the latest result.
 
         Raises:
             Unanswerable: the run lacks what an edit needs.
@@ -116,12 +117,12 @@ class Loaded(Analysis):
 
     @cached
     def transfers(self) -> pl.DataFrame:
-        """Each collective and message whose members are all recorded."""
+        """The collectives and messages of which all members are recorded."""
         return transfers_of(self.built.graph)
 
     @property
     def compared_with(self) -> Analysis:
-        """The other run.
+        """The run that this one is compared with.
 
         Raises:
             UsageError: there is none.
@@ -135,12 +136,12 @@ class Loaded(Analysis):
 
     @cached
     def difference(self) -> Difference:
-        """What explains that a step takes longer than in the other run."""
+        """The contributions to the difference of the step time from the other run's."""
         return explain(self.compared_with.built.predictive, self.built.predictive)
 
 
 class Passing(Loaded):
-    """A state of a run that another will soon replace: its graph gets no place in the cache."""
+    """A copy of a run that is being recorded: its graph is not cached on disk, since it is soon outdated."""
 
     @cached
     def graph_and_trust(self) -> tuple[Built, Trust]:

@@ -1,7 +1,7 @@
-"""What views are made of: sections that fill by themselves, panels, tables, and words where there is nothing.
+"""The building blocks of views: sections, panels, tables, and messages in place of missing figures.
 
-In: nothing of a run. Out: components. A view says what it shows as sections; each is filled by a request of
-its own, so that what is known at once does not wait for what takes long.
+In: nothing of a run. Out: components. A view consists of sections; each is filled by its own request, so that
+fast ones do not wait for slow ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tabler = Callable[[Loaded, Link], pl.DataFrame]
 
 
 def _nothing_more(_app: Dash, _shown: Shown) -> None:
-    """Most views have no callbacks but those of their sections."""
+    """Register nothing: most views have no callbacks besides those of their sections."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class View:
     Attributes:
         name: in links.
         title: in the navigation.
-        layout: its panels, made at once, from nothing that takes long.
-        sections: id -> what fills it, again whenever the link changes.
-        tables: name -> the data of a figure, for its CSV.
-        register: adds callbacks of its own.
+        layout: makes its panels without slow computations.
+        sections: id -> function that fills the section, called whenever the link changes.
+        tables: name -> function that returns the data of a figure, for its CSV.
+        register: adds further callbacks.
     """
 
     name: str
@@ -54,32 +54,32 @@ class View:
 
 
 def changes(shown: Shown) -> list[Input]:
-    """What makes a section fill again: the link and, while a run is recorded, that there is more of it."""
+    """Return the inputs that refill a section: the link and, while a run is recorded, its version."""
     return [Input("url", "search"), *([Input("version", "data")] if shown.lives else [])]
 
 
 def panel(title: str, *content: Any, wide: bool = False) -> Component:
-    """A framed part of a view."""
+    """Return a framed part of a view."""
     return html.Section([html.H2(title), *content], className="panel wide" if wide else "panel")
 
 
 def grid(*panels: Component) -> Component:
-    """Panels side by side, those marked as wide across."""
+    """Lay out panels in a grid; wide ones span all columns."""
     return html.Div(list(panels), className="grid")
 
 
 def section(name: str, doing: str) -> Component:
-    """A place that fills by itself; until then it says what is being done."""
+    """Return an element that a callback fills; until then it shows what is being computed."""
     return html.Div(html.P(f"{doing} …", className="pending"), id=name, className="section")
 
 
 def message(text: str) -> Component:
-    """Words in place of a figure: what is missing, and what to do about it."""
+    """Return a message in place of a figure: what is missing, and what to do about it."""
     return html.P(text, className="message")
 
 
 def csv_link(view: str, table: str, link: Link) -> Component:
-    """Downloads the data of what is shown, as CSV or Parquet."""
+    """Return links that download the data of a figure as CSV or Parquet."""
     kinds = (("CSV", "csv"), ("Parquet", "parquet"))
     address = f"{view}/{table}{link.query()}"
     return html.Span(
@@ -92,30 +92,30 @@ def csv_link(view: str, table: str, link: Link) -> Component:
 
 
 def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> Component:
-    """A figure on the page, without what reaches out of it.
+    """Embed a figure in the page, without Plotly's buttons that send data to other hosts.
 
     Args:
         name: its id.
         figure: its height is kept.
-        zooms: whether a zoom changes the link; else it is the browser's own business.
+        zooms: whether a zoom changes the link; otherwise the browser alone handles it.
     """
     config: Any = {
         "displaylogo": False,
         "showTips": False,
         "doubleClick": "autosize" if zooms else "reset",
-        # By name, since the buttons there are by default include one that sends the data elsewhere.
+        # Buttons are listed by name, since the defaults include one that sends the data to another host.
         "modeBarButtons": [["toImage"], ["zoom2d", "pan2d", "autoScale2d" if zooms else "resetScale2d"]],
         "plotlyServerURL": "",
         "toImageButtonOptions": {"format": "png", "scale": 2, "filename": f"dpro-{name}"},
     }
     style = {"height": f"{figure.layout.height}px"}
     drawn = dcc.Graph(id=name, figure=figure, config=config, responsive=True, style=style)
-    room = {} if zooms else {"minHeight": style["height"]}  # kept while the browser loads what draws it
+    room = {} if zooms else {"minHeight": style["height"]}  # reserved while the browser loads Plotly
     return html.Div(drawn, style=room)
 
 
 def table(header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers_from: int = 1) -> Component:
-    """A table; columns from `numbers_from` on are numbers."""
+    """Return a table; columns from `numbers_from` on are aligned as numbers."""
     sides = ["number" if column >= numbers_from else "" for column in range(len(header))]
     head = html.Tr([html.Th(cell, className=side) for cell, side in zip(header, sides)])
     body = [html.Tr([html.Td(cell, className=side) for cell, side in zip(row, sides)]) for row in rows]
@@ -123,12 +123,12 @@ def table(header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers_from: in
 
 
 def facts(pairs: Sequence[tuple[str, Any]]) -> Component:
-    """Names and values, one below the other."""
+    """Return a list of names and values."""
     return html.Dl([cell for name, value in pairs for cell in (html.Dt(name), html.Dd(value))])
 
 
 def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> Component:
-    """Links that choose one of several ways to look at a view; the chosen one is marked."""
+    """Return links that set one of a view's parameters; the current value is marked."""
     chosen = link.own.get(key, default)
     chosen = chosen if chosen in options else default
     return html.Div(
@@ -145,13 +145,13 @@ def choices(link: Link, key: str, options: Mapping[str, str], default: str) -> C
 
 
 def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Callable[[str], Any]) -> Any:
-    """What a view answers to a link; words where it cannot.
+    """Compute a view's answer to a link; errors become messages.
 
     Args:
-        view: its name; links of other views are none of its business.
+        view: its name; links of other views are ignored.
         search: the link's query.
-        work: makes the answer.
-        say: turns words into an answer.
+        work: computes the answer.
+        say: turns a message into an answer.
     """
     try:
         link = parse_link(search or "")
@@ -162,12 +162,12 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
         return say(str(error))
     except PreventUpdate:
         raise
-    except Exception:  # one view's defect leaves the others alone
+    except Exception:  # a defect of one view must not affect the others
         log.exception("dpro dashboard: %s", view)
         return say("dpro has a defect here; the terminal that it runs in says more")
 
 
 def in_browser(app: Dash, function: str, *inputs: Input | State) -> None:
-    """Have a function of `assets/dpro.js` called when something changes; all it can change is the link."""
+    """Call a function of `assets/dpro.js` when an input changes; it can only change the link."""
     call: Any = app.clientside_callback
     call(ClientsideFunction("dpro", function), *inputs, prevent_initial_call=True)

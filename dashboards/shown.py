@@ -1,7 +1,7 @@
-"""What the browser is shown: one run; while it is being recorded, the latest copy of it.
+"""The run that the browser is shown; while it is being recorded, the latest copy of it.
 
-In: a run, and later states of it, if there will be any. Out: the latest of them, with a number that grows.
-Whoever asks in the middle of a change gets one state or the other, never a mixture.
+In: a run, and its later states, if any. Out: the latest state, with a version number that grows. A request
+during a change gets the old state or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ class Shown:
     """A run in its latest state.
 
     Attributes:
-        loaded: that state.
-        version: how many states there were before it.
-        lives: whether there may be later ones.
+        loaded: the state.
+        version: how many states came before it.
+        lives: whether later states may follow.
     """
 
     def __init__(self, loaded: Loaded, later: Iterator[Loaded] | None = None) -> None:
         """Show a run.
 
         Args:
-            loaded: as it is now.
-            later: its later states, each as soon as it is there; None where there are none.
+            loaded: its present state.
+            later: yields its later states as they become available; None where there are none.
         """
         self.loaded, self.version, self.lives = loaded, 0, later is not None
         self._later = iter(()) if later is None else later
 
     def follow(self) -> None:
-        """Wait for later states and show each, until the last is there, or what remains cannot be read."""
+        """Wait for later states and show each, until the last one, or until one cannot be read."""
         try:
             for state in self._later:
                 self.loaded = state
                 self.version += 1
         except DproError as error:
-            log.error("dpro dashboard: the latest copy stays: %s", error)
+            log.error("dpro dashboard: no later copy of the run can be shown: %s", error)
         finally:
             self.lives = False

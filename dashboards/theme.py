@@ -1,8 +1,8 @@
 """Colours and the look of figures: one palette, light and dark, in one place.
 
-The hues are those of Okabe and Ito (Color Universal Design, 2008), which people with any sort of colour
-vision tell apart; on a dark page they are lighter. The style sheet gets them as variables, so that legends
-outside figures agree with those inside.
+The hues are those of Okabe and Ito (Color Universal Design, 2008), which people with colour vision
+deficiencies can distinguish; the dark theme uses lighter ones. The style sheet gets them as variables, so
+that legends outside figures agree with those inside.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light 
 
 
 def colour(what: str, theme: str) -> str:
-    """The colour that stands for something, as a hexadecimal number."""
+    """Return the colour of a name of the palette, as a hexadecimal number."""
     return _PALETTE[what][THEMES.index(theme)]
 
 
@@ -51,13 +51,13 @@ def css_name(part: str) -> str:
 
 
 def series(number: int, theme: str) -> str:
-    """The colour of the n-th of several things that stand for nothing else; they come round again."""
+    """Return the colour of the n-th series of a figure; colours repeat."""
     hues = ("compute", "exposed_comm", "overlapped_comm", "host_bound", "wait", "cpu", "runtime")
     return colour(hues[number % len(hues)], theme)
 
 
 def css_variables() -> str:
-    """The palette as a style sheet: `--compute`, `--ink`, … for each theme."""
+    """Return the palette as a style sheet: `--compute`, `--ink`, … for each theme."""
     rules = []
     for theme in THEMES:
         values = "".join(f"--{name.replace('_', '-')}:{colour(name, theme)};" for name in _PALETTE)
@@ -86,12 +86,12 @@ def dark_counterparts() -> dict[str, str]:
 
 
 def whole_ticks(count: int) -> dict[str, Any]:
-    """How to mark an axis of whole numbers (ranks, steps): each, while they are few."""
+    """Return tick settings for an axis of whole numbers (ranks, steps): a tick for each of a few."""
     return {"dtick": 1} if count <= FEW_TICKS else {}
 
 
 def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:
-    """A figure with the page's look: no background of its own, thin grid, a font of the system.
+    """Apply the page's look to a figure: transparent background, thin grid, system font.
 
     Args:
         figure: changed in place.

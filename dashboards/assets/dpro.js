@@ -1,8 +1,8 @@
-// What only the browser can do: change the link, keys. Everything that is shown follows from the link.
+// Client-side code: changes of the link, and keys. Everything that is shown follows from the link.
 (() => {
   "use strict";
 
-  // Change parts of the link; null or "" removes one. Nothing happens where nothing changes.
+  // Change parameters of the link; null or "" removes one. An unchanged link triggers nothing.
   function go(changes) {
     const query = new URLSearchParams(location.search);
     for (const [key, value] of Object.entries(changes)) {
@@ -39,7 +39,7 @@
     document.getElementById("menu").setAttribute("aria-expanded", open);
   }
 
-  // Pages of one run differ in their titles: the view comes first, since tabs are narrow.
+  // Set the title of the page: the view comes first, since tabs are narrow.
   const runTitle = document.title;
   function titled() {
     const title = document.getElementById("title").textContent;
@@ -50,7 +50,7 @@
 
   const clear = () => go({ steps: null, ranks: null, time: null, span: null, find: null });
 
-  // A number, or a stretch of numbers, as the link has it.
+  // Format a range of numbers, or a single one, for the link.
   const stretch = (first, last) => (first === last ? `${first}` : `${first}-${last}`);
 
   // A click on a cell of steps and ranks selects it.
@@ -99,7 +99,7 @@
     },
   });
 
-  // The view so many places on, around the ends.
+  // Go a number of views forward or back, cyclically.
   function step(by) {
     const views = [...document.querySelectorAll("nav a")];
     const at = views.findIndex((link) => link.classList.contains("current"));

@@ -1,6 +1,6 @@
-"""The report of a run as one HTML file that needs nothing else: no network, no server, no dpro.
+"""The report of a run as one self-contained HTML file: it needs no network, no server and no dpro.
 
 page         the figures, tables and words of a run, put into the template
 report.html  the template
-report.js    unpacks the drawing library and draws each figure
+report.js    decompresses the drawing library and draws each figure
 """

@@ -1,8 +1,8 @@
 """A report of a run as one HTML file that needs nothing else: no network, no server, no dpro.
 
-In: a run. Out: the page. The same run gives the same bytes. What is in traces is text, whatever it looks
-like: the template escapes it, and figures get their data as JSON that no browser takes for markup. The page
-lets its own two scripts run, and no other.
+In: a run. Out: the page. The same run gives the same bytes. Strings from traces are untrusted: the template
+escapes them, and figures get their data as JSON that a browser cannot parse as markup. The page's content
+security policy allows its own two scripts and no others.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dpro.errors import DproError
 from dpro.units import format_bytes, format_duration
 from dpro.words import printable
 
-MAX_BYTES = 2_500_000  # of all figures; what draws them takes 2 MB, and all has to stay below 5
-MAX_LANES_OF = 8  # ranks whose lanes are drawn
-MAX_POINTS = 60_000  # of lanes, which a browser draws in some seconds
-_STEPS = 2  # whose lanes are drawn
+MAX_BYTES = 2_500_000  # of all figures; the drawing library takes 2 MB, and the page has to stay below 5 MB
+MAX_LANES_OF = 8  # ranks in the timeline
+MAX_POINTS = 60_000  # in the timeline; a browser draws so many in a few seconds
+_STEPS = 2  # in the timeline
 
 
 class Drawn(NamedTuple):
-    """A figure in the page: JSON for what draws it, or words in its place."""
+    """A figure in the page: its JSON for the drawing library, or a message in its place."""
 
     title: str
     data: Markup
@@ -74,7 +74,7 @@ def html_of(loaded: Loaded, report: Report) -> str:
 
 
 def _mean_step(mean: MeanStep | None) -> dict[str, Any]:
-    """The bar of the mean step, as the template wants it."""
+    """Return the template's variables for the bar of the mean step."""
     if mean is None:
         return {}
     return {
@@ -86,16 +86,16 @@ def _mean_step(mean: MeanStep | None) -> dict[str, Any]:
 
 
 def _figures(loaded: Loaded, report: Report) -> Iterator[tuple[str, Callable[[], go.Figure]]]:
-    """What is drawn, most telling first; nothing is drawn yet."""
+    """Yield the title of each figure and a function that draws it, the most informative first."""
     draw = Figures(loaded)
-    yield "Who waits for whom", draw.hang
+    yield "Which ranks wait for which", draw.hang
     yield "Step time", draw.steps
     yield "Where the mean step in deep windows of each rank went", draw.breakdown
     if report.gains:
         best = report.gains[0]
         yield f"If {best.what}", lambda: draw.whatif(*best.edits)
     yield "Step time of each rank", draw.heatmap
-    yield "Who comes last to collectives", draw.waiting
+    yield "Which rank comes last to collectives", draw.waiting
     yield "Transfers by size, and the fitted lines", draw.collectives
     lanes = lanes_of(loaded)
     some = " of some ranks" if len(lanes) < len(loaded.run.manifest.ranks) else ""
@@ -103,7 +103,7 @@ def _figures(loaded: Loaded, report: Report) -> Iterator[tuple[str, Callable[[],
 
 
 def lanes_of(loaded: Loaded) -> list[int]:
-    """The ranks whose lanes are drawn: those that findings are about, then the first ones."""
+    """Return the ranks whose lanes are drawn: the ranks of findings first, then the lowest numbers."""
     ranks = loaded.run.manifest.ranks
     try:
         blamed = [rank for finding in loaded.verdict[0] for rank in finding.ranks if rank in ranks]
@@ -113,7 +113,7 @@ def lanes_of(loaded: Loaded) -> list[int]:
 
 
 def timeline_of(loaded: Loaded, ranks: list[int]) -> go.Figure:
-    """Lanes of the last steps of the first deep window: the first one warms up."""
+    """Draw the last steps of the first deep window, since its first step includes the profiler's warm-up."""
     steps = loaded.step_extents
     window = steps.filter(window=steps["window"].min())["step"]
     chosen = (int(window[-min(_STEPS, window.len())]), int(window[-1])) if window.len() else None
@@ -124,7 +124,7 @@ def timeline_of(loaded: Loaded, ranks: list[int]) -> go.Figure:
 
 
 def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]]) -> Iterator[Drawn]:
-    """Figures as far as there is room; those that a run has nothing for are not missed."""
+    """Draw figures until the budget (bytes) is spent; figures that the run has no data for are skipped."""
     for title, draw in figures:
         try:
             figure = draw()
@@ -140,7 +140,7 @@ def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]])
 
 
 def _json(figure: go.Figure) -> Markup:
-    """A figure's data as JSON in which no `<` opens a tag; drawn as SVG, which all browsers can."""
+    """Return a figure as JSON with `<` escaped, so that no tag opens in it; WebGL traces become SVG ones."""
     drawn = figure.to_plotly_json()
     for trace in drawn["data"]:
         trace["type"] = trace["type"].removesuffix("gl")
@@ -151,5 +151,5 @@ def _json(figure: go.Figure) -> Markup:
 
 
 def _packed(script: str) -> str:
-    """A script, compressed, as a browser unpacks it by itself."""
+    """Compress a script with zlib and encode it in base64, for the browser's `DecompressionStream`."""
     return base64.b64encode(zlib.compress(script.encode(), 9)).decode()

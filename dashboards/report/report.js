@@ -1,6 +1,6 @@
-// Unpacks what draws, and draws each figure in its place.
+// Unpacks the drawing library, and draws each figure in its place.
 (async () => {
-  // Figures are drawn in the colours of a light page; on a dark one each has a counterpart.
+  // Figures use the colours of the light theme; on a dark page each colour is replaced by its counterpart.
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   if (dark) document.documentElement.dataset.theme = "dark";
   const counterpart = JSON.parse(document.getElementById("dark").textContent);

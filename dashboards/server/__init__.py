@@ -1,6 +1,6 @@
-"""Where the application listens, who may ask, and what a request may hold.
+"""The web server: listening, access control, and limits on requests.
 
 serve    listen, open a browser, serve until interrupted
-guard    tokens, names of this machine, headers
-bodies   bodies of bounded size, with inputs of a callback that exists
+guard    tokens, host names, security headers
+bodies   rejects bodies that are too large or match no callback
 """

@@ -1,7 +1,7 @@
-"""What a request may ask: bodies of bounded size, with the inputs of a callback that there is.
+"""Validation of request bodies: bounded size, and the inputs of an existing callback.
 
-In: the application. Out: it answers 413 to what is too long and 400 to what the page would never send.
-Whatever fails after that is a defect of dpro.
+In: the application. Out: it answers 413 to bodies that are too large, and 400 to bodies that the page never
+sends. Any later failure is a defect of dpro.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TYPES = {"search": (str, type(None))}  # property -> types of its values; those
 
 
 def check_bodies(app: Dash) -> None:
-    """Refuse bodies that make no sense before anything is done with them.
+    """Refuse invalid bodies before any callback sees them.
 
     Args:
         app: gets a check before each request.
@@ -31,7 +31,7 @@ def check_bodies(app: Dash) -> None:
         if request.path != _CALLBACKS or request.method != "POST":
             return
         try:
-            body = request.get_json()  # which aborts where it is no JSON, or too long
+            body = request.get_json()  # aborts where the body is too large or is not JSON
         except RecursionError:
             abort(400)
         if not _is_for_a_callback(body, app.callback_map):
@@ -43,7 +43,7 @@ def check_bodies(app: Dash) -> None:
 
 
 def _is_for_a_callback(body: Any, known: dict[str, Any]) -> bool:
-    """Whether a body names a callback, all its inputs and outputs, and values of them."""
+    """Return whether a body names a callback with all its inputs and outputs, and gives values for them."""
     if not isinstance(body, dict) or not isinstance(body.get("output"), str):
         return False
     callback = known.get(body["output"], {})
@@ -60,7 +60,7 @@ def _is_for_a_callback(body: Any, known: dict[str, Any]) -> bool:
 
 
 def _parts(output: str) -> list[tuple[str, str]]:
-    """`a.children` and `..a.figure...b.style..` as ids and properties."""
+    """Split `a.children` or `..a.figure...b.style..` into ids and properties."""
     several = output.removeprefix("..").removesuffix("..").split("...") if output[:2] == ".." else [output]
     return [(name, prop) for name, _, prop in (each.rpartition(".") for each in several)]
 

@@ -1,9 +1,9 @@
-"""Who may ask, those who know the token; and what a page may load and run, nothing from elsewhere.
+"""Access control by token, and the security headers of every response.
 
-In: the web server. Out: it answers nobody else, and tells browsers to load nothing from elsewhere and run no
-script but those it serves. A token in the link is exchanged for a cookie and leaves the address bar at once.
-Without a token the name that was asked for must be this machine's own: a page of another name that leads to
-127.0.0.1 gets nothing.
+In: the web server. Out: requests without the token are refused; a content security policy forbids content of
+other origins and all scripts that the server does not serve. A token in the link is exchanged for a cookie
+and removed from the address bar at once. Without a token, the request's Host header must name this machine;
+this stops DNS rebinding, by which a page of another origin reaches 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from isal import igzip
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COMPRESSED_FROM = 4096  # bytes
 _TEXT = ("application/json", "text/", "application/javascript")
-# Plotly compiles what it draws with WebGL at run time. Dash's components and plotly insert a dozen style
-# sheets of their own, whose text changes with their versions, and plotly's heatmaps set style attributes.
+# Plotly compiles its WebGL code at run time, which needs unsafe-eval. Dash's components and Plotly insert a
+# dozen style sheets, whose text changes with their versions, and Plotly's heatmaps set style attributes.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-eval' {scripts}; "
     "style-src 'self' 'unsafe-inline'; "
@@ -31,12 +31,12 @@ _POLICY = (
 
 
 def guard(server: Flask, token: str | None, names: Collection[str] | None = LOOPBACK) -> None:
-    """Refuse strangers, whatever they ask for.
+    """Refuse every request that is not authorised.
 
     Args:
         server: gets a check before each request.
-        token: what a stranger does not know; None where all may ask who use one of the names.
-        names: by which this server may be asked for without a token; None for any.
+        token: the secret that a request has to carry; None to authorise by host name alone.
+        names: host names that are accepted where there is no token; None for any.
     """
 
     @server.before_request
@@ -52,12 +52,12 @@ def guard(server: Flask, token: str | None, names: Collection[str] | None = LOOP
 
 
 def cookie_of(token: str) -> str:
-    """The name of the cookie that keeps a token: browsers send the cookies of all ports of a host to each."""
+    """Return the name of a token's cookie; it differs per token, since all ports of a host share cookies."""
     return f"dpro_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
 
 def _exchanged(token: str) -> Response:
-    """The same address without the token, and a cookie in its place."""
+    """Redirect to the same address without the token, which a cookie replaces."""
     rest = [pair for pair in request.args.items(multi=True) if pair[0] != "token"]
     query = "?" + urlencode(rest, safe=",~:=*") if rest else ""
     answer = redirect("/" + request.path.lstrip("/") + query)  # never to another host, as `//` would be
@@ -67,7 +67,7 @@ def _exchanged(token: str) -> Response:
 
 
 def harden(server: Flask, scripts: Sequence[str]) -> None:
-    """Set headers that keep a page to itself.
+    """Set the security headers of every response.
 
     Args:
         server: gets headers after each request.
@@ -85,7 +85,7 @@ def harden(server: Flask, scripts: Sequence[str]) -> None:
 
 
 def hash_of(script: str) -> str:
-    """A script within a page, as a content security policy allows it."""
+    """Return the source expression by which a content security policy allows an inline script."""
     return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -98,7 +98,7 @@ def _refusal(what_to_do: str) -> Response:
 
 
 def _compressed(response: Response) -> Response:
-    """Large texts gzipped, for those who take that."""
+    """Compress large text responses with gzip where the client accepts it."""
     wanted = "gzip" in request.headers.get("Accept-Encoding", "")
     text = (response.mimetype or "").startswith(_TEXT)
     if not wanted or not text or response.direct_passthrough or "Content-Encoding" in response.headers:

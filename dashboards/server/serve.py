@@ -1,7 +1,9 @@
 """Serve the application until it is interrupted.
 
-In: a run, where to listen, the token that those who ask must know. Out: nothing, until Ctrl-C. The list of
-processes, which every user of the machine can read, never shows the token: a browser is started with a file.
+In: a run, an address and port, the token that requests must carry. Out: nothing, until Ctrl-C. The token
+    never
+appears in the list of processes, which every user of the machine can read: the browser is started with a
+    file.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dpro.dashboards.server.guard import LOOPBACK
 from dpro.dashboards.shown import Shown
 from dpro.errors import UsageError
 
-IDLE_S = 60.0  # without a byte until a connection is closed
+IDLE_S = 60.0  # a connection without traffic is closed after this time
 
 
 class _Handler(WSGIRequestHandler):
@@ -32,7 +34,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def new_token() -> str:
-    """What nobody can guess."""
+    """Return a new random token."""
     return secrets.token_urlsafe(24)
 
 
@@ -47,12 +49,12 @@ def serve(
         port: port to listen on, 0 for any that is free.
         token: as of `listen`.
         browser: open it in a browser.
-        say: told the address.
+        say: called with the address once the server listens.
 
     Raises:
-        UsageError: nothing can listen there.
+        UsageError: the address or port is not available.
     """
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request is of no use
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
     shown = run if isinstance(run, Shown) else Shown(run)
     server, address = listen(shown, host, port, token)
     say(address)
@@ -70,21 +72,22 @@ def serve(
 
 
 def listen(run: Loaded | Shown, host: str, port: int, token: str | None) -> tuple[BaseWSGIServer, str]:
-    """A server that listens, and the address to open.
+    """Start to listen; return the server and the address to open.
 
     Args:
         run: the run.
         host: address to listen on.
         port: port to listen on, 0 for any that is free.
-        token: what those who ask must know; None for nothing, so that whoever can reach it may look.
+        token: the secret that requests must carry; None for none: then every client that reaches the port may
+            read the run.
 
     Raises:
-        UsageError: nothing can listen there.
+        UsageError: the address or port is not available.
     """
     app = make_app(run, token, LOOPBACK if host in LOOPBACK else None)
     try:
         server = make_server(host, port, app.server, threaded=True, request_handler=_Handler)
-    except (OSError, SystemExit) as error:  # it ends the program where a port is taken
+    except (OSError, SystemExit) as error:  # werkzeug exits where the port is in use
         raise UsageError(
             f"cannot listen on {host} port {port}: choose others with --host and --port"
         ) from error
@@ -94,7 +97,7 @@ def listen(run: Loaded | Shown, host: str, port: int, token: str | None) -> tupl
 
 @contextmanager
 def way_in(address: str) -> Iterator[Path]:
-    """A file that leads a browser to an address; only this user can read it."""
+    """Provide a file that redirects a browser to an address; only this user can read it."""
     page = f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(address)}">'
     with NamedTemporaryFile("w", prefix="dpro-", suffix=".html") as file:
         file.write(page)

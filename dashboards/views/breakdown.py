@@ -1,4 +1,4 @@
-"""Where the time of each step went: compute, communication, the host, or nothing.
+"""Where the time of each step goes: compute, communication, the host, or idle.
 
 In: `dpro.replay.steps.breakdown`. Out: milliseconds per part, by rank and by step, and
 stacked bars of them. The parts add up to the step.
@@ -22,8 +22,8 @@ from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.units import NS_PER_MS
 
 NAME = "breakdown"
-FEW_BARS = 16  # so many have room for their values
-MIN_NAMED = 4  # percent of a bar: smaller parts have no room
+FEW_BARS = 16  # more bars than these have no room for their values
+MIN_NAMED = 4  # percent of a bar: smaller parts have no room for a label
 _GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
@@ -37,7 +37,7 @@ PARTS = {  # column of the data -> what it is called; from the bottom of a bar t
 
 
 def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
-    """The mean step, by rank or by step.
+    """Average the parts of the step, by rank or by step.
 
     Args:
         breakdown: as from `dpro.replay.steps.breakdown.step_breakdown`.
@@ -54,7 +54,7 @@ def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
 
 
 def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
-    """Stacked bars.
+    """Draw stacked bars of the parts.
 
     Args:
         parts: as from `part_info`.

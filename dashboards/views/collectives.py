@@ -1,4 +1,4 @@
-"""Collectives: how fast data moves by operation and size, what was fitted to that, and who comes last.
+"""Collectives: transfer times by operation and size, the fitted cost model, and which rank comes last.
 
 In: collectives by size, and the transfers and arrivals of a graph. Out: frames and figures of them.
 """
@@ -28,7 +28,7 @@ _NONE = "No collective of this selection was recorded in depth."
 
 
 def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
-    """Every transfer of known size: `rank`, `step`, `op`, `group`, `bytes`, `transfer_us`, `payload_gbps`.
+    """List transfers of known size: `rank`, `step`, `op`, `group`, `bytes`, `transfer_us`, `payload_gbps`.
 
     Args:
         graph: the graph.
@@ -53,7 +53,7 @@ def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
 
 
 def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCost], theme: str) -> go.Figure:
-    """Time against bytes, both logarithmic, with the line that was fitted to each operation and group.
+    """Draw time against bytes, both logarithmic, with the line that was fitted to each operation and group.
 
     Args:
         transfers: as from `transfer_info`.
@@ -79,9 +79,9 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
             ends = own["bytes"].to_numpy().min(), own["bytes"].to_numpy().max()
             x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
             y = line.time_ns(x) / NS_PER_US
-            told = f"fitted: {line.latency_ns / NS_PER_US:.0f} us + bytes / {line.gbps:.3g} GB/s"
+            fitted = f"fitted: {line.latency_ns / NS_PER_US:.0f} us + bytes / {line.gbps:.3g} GB/s"
             figure.add_scatter(
-                x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, name=told, hoverinfo="skip"
+                x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, name=fitted, hoverinfo="skip"
             )
     figure.update_xaxes(title_text="payload, bytes", type="log", exponentformat="SI")
     figure.update_yaxes(title_text="transfer, us", type="log", exponentformat="none")
@@ -89,7 +89,7 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
 
 
 def arrivals(graph: Graph) -> pl.DataFrame:
-    """Every member of a collective that is known of several: `collective`, `rank`, `step`, `wait` (ns)."""
+    """List members of collectives recorded on several ranks: `collective`, `rank`, `step`, `wait` (ns)."""
     nodes = graph.nodes
     arrive = np.flatnonzero((nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0))
     came = pl.DataFrame(
@@ -104,15 +104,15 @@ def arrivals(graph: Graph) -> pl.DataFrame:
 
 
 def last_info(graph: Graph, link: Link) -> pl.DataFrame:
-    """Who comes last to collectives, and what that costs the others.
+    """Count how often each rank comes last to collectives, and sum how long the others wait for it.
 
     Args:
         graph: the graph.
-        link: the selection; who comes last is told among all ranks.
+        link: the selection of rows; the last rank is determined among all ranks.
 
     Returns:
-        `rank`, `collectives` (it took part in), `last` (it came last to), `waited_ms` (for others, in all),
-        `kept_waiting_ms` (how long others waited for it, all of them together).
+        `rank`, `collectives` (it took part in), `last` (it came last to), `waited_ms` (its own waiting,
+        summed), `kept_waiting_ms` (the waiting of all others for it, summed).
     """
     came = arrivals(graph)
     came = came.with_columns(others=pl.col("wait").sum().over("collective"))
@@ -131,7 +131,7 @@ def last_info(graph: Graph, link: Link) -> pl.DataFrame:
 
 
 def last_figure(ranks: pl.DataFrame, theme: str) -> go.Figure:
-    """Bars by rank: how long it waited, and how long others waited for it.
+    """Draw bars by rank: how long it waited, and how long others waited for it.
 
     Args:
         ranks: as from `last_info`.
@@ -200,7 +200,7 @@ def _layout() -> Component:
         panel(
             "Transfers by size, and the fitted lines", section("collectives-transfers", "building the graph")
         ),
-        panel("Who comes last", section("collectives-last", "building the graph")),
+        panel("Which rank comes last", section("collectives-last", "building the graph")),
         panel(
             "By operation and size, whole run",
             section("collectives-sizes", "matching collectives"),

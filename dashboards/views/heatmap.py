@@ -1,7 +1,8 @@
-"""Steps × ranks: where a rank, a step or a stretch of steps stands out.
+"""Steps × ranks: a heatmap in which slow ranks, slow steps and slow stretches of steps stand out.
 
-In: steps, what the host did in them, and where their time went. Out: one value per rank and step, and a
-heatmap of it. It always shows all of the run; what is clicked or dragged in it becomes the selection.
+In: steps, host counters and the breakdown of each step. Out: one value per rank and step, and a heatmap of
+    it.
+It always shows the whole run; clicked cells or a dragged rectangle become the selection.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from dpro.errors import DproError
 from dpro.units import NS_PER_MS
 
 NAME = "heatmap"
-COLUMNS = 1200  # that a figure of this width can tell apart
-SCALE = "Cividis"  # lightness grows evenly, for any sort of colour vision
-_CLIPPED = (1, 99)  # percentiles that the colours span: one slow step leaves the others their differences
+COLUMNS = 1200  # a figure of this width cannot resolve more
+SCALE = "Cividis"  # its lightness grows evenly, also with colour vision deficiencies
+_CLIPPED = (1, 99)  # percentiles that the colours span, so that one outlier does not flatten the rest
 _ROW, _MIN_HEIGHT, _MAX_HEIGHT = 16, 170, 900  # pixels
 
 
 class Metric(NamedTuple):
-    """Something that every step of every rank has a value of.
+    """A metric with one value per rank and step.
 
     Attributes:
-        title: what it is.
+        title: its name on the page.
         source: the frame of `Loaded` that has it.
         column: ns.
     """
@@ -61,7 +62,7 @@ METRICS = {
 
 
 def metrics_of(loaded: Loaded) -> dict[str, str]:
-    """Which metrics a run has values of, with their titles."""
+    """Return the metrics that a run has values of, with their titles."""
     return {name: metric.title for name, metric in METRICS.items() if _has(loaded, metric)}
 
 
@@ -74,14 +75,14 @@ def _has(loaded: Loaded, metric: Metric) -> bool:
 
 
 def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
-    """One value per rank and step.
+    """Return one value per rank and step.
 
     Args:
         loaded: the run.
         metric: key of `METRICS`.
 
     Returns:
-        `rank`, `step`, `value_ms`, sorted; steps that count as none (-1) are left out.
+        `rank`, `step`, `value_ms`, sorted; rows outside of steps (-1) are left out.
     """
     chosen = METRICS[metric]
     frame: pl.DataFrame = getattr(loaded, chosen.source)
@@ -91,7 +92,7 @@ def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
 
 
 def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
-    """A heatmap of recorded steps; of many steps each column is a stretch with its largest value.
+    """Draw a heatmap of recorded steps; of many steps each column is a stretch and shows its largest value.
 
     Where several ranks recorded a step, the colour is the deviation from their median, else the value.
 
@@ -152,7 +153,7 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
 
 
 def _colours(values: NDArray[np.float64], compared: bool, theme: str) -> dict[str, Any]:
-    """A scale that the common values span; of deviations one with the panel's colour in its middle."""
+    """Return a colour scale over the clipped range; for deviations centred on the colour of the panel."""
     if not compared:
         low, high = np.nanpercentile(values, _CLIPPED)
         return {"zmin": low, "zmax": high if high > low else low + 1, "colorscale": SCALE}
@@ -163,7 +164,7 @@ def _colours(values: NDArray[np.float64], compared: bool, theme: str) -> dict[st
 
 
 def _ticks(names: Sequence[str]) -> dict[str, Any]:
-    """Mark each of a few cells, and some of many."""
+    """Return tick settings: a tick for each of a few cells, or for some of many."""
     every = 1 + (len(names) - 1) // FEW_TICKS
     return {"tickvals": list(range(len(names)))[::every], "ticktext": list(names)[::every]}
 
@@ -171,7 +172,7 @@ def _ticks(names: Sequence[str]) -> dict[str, Any]:
 def _outline(
     link: Link, firsts: NDArray[np.int64], lasts: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> Iterator[dict[str, Any]]:
-    """Corners of rectangles around the selected cells, in data or page coordinates."""
+    """Return rectangles around the selected cells, in data or page coordinates."""
     if link.steps is None and not link.ranks:
         return
     across: dict[str, Any] = {"xref": "paper", "x0": 0, "x1": 1}
@@ -196,7 +197,7 @@ def _heat(loaded: Loaded, link: Link) -> Any:
     there, metric = metrics_of(loaded), _metric(loaded, link)
     values = heat_info(loaded, metric)
     if values.is_empty():
-        return message("No step was recorded: nothing can be told about steps.")
+        return message("No step was recorded, so there are no step times to show.")
     return [
         choices(link, "metric", there, "step"),
         graph("heat-figure", heat_figure(values, METRICS[metric].title, link)),

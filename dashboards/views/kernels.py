@@ -1,7 +1,7 @@
-"""Kernels, or operators where no GPU was used: which take the time.
+"""Kernels, or operators where no GPU was used, by their total time.
 
-In: spans of the selected ranks and steps. Out: totals by name, ordered and filtered as the link says, and
-what matmuls reach of what the GPU can do.
+In: spans of the selected ranks and steps. Out: totals by name, ordered and filtered as the link says, and the
+roofline of matmuls.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ _ORDER = "-total_ms"
 
 
 def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFrame:
-    """Totals by name.
+    """Sum durations by name.
 
     Args:
         spans: table `spans`.
-        steps: table `steps`, for when the selected ones were: a span belongs to the step it began in.
-        link: selection, `filter` (part of a name or class), and `sort` (a column, with - before it from
+        steps: table `steps`, for the time ranges of the selected steps: a span belongs to the step it began
+            in.
+        link: selection, `filter` (part of a name or class), and `sort` (a column; a leading - means from
             large to small).
 
     Returns:
-        The columns of `COLUMNS`; `share` is of all that is selected, filtered out or not.
+        The columns of `COLUMNS`; `share` is relative to the whole selection, before the filter.
     """
     totals = kernel_totals(_selected(spans, steps, link))
     total = pl.col("total_ns")
@@ -68,7 +69,7 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
 
 
 def _selected(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFrame:
-    """Spans of the selected ranks that began in the time of the selected steps of their rank."""
+    """Return spans of the selected ranks that began within the selected steps of their rank."""
     spans = link.chosen(spans)
     if link.steps is None:
         return spans
@@ -110,7 +111,7 @@ def _table(loaded: Loaded, link: Link) -> Any:
 
 
 def _named(name: str, link: Link) -> Component:
-    """A name that leads to its spans in the timeline."""
+    """Return a name with a link to its spans in the timeline."""
     address = link.query(view="timeline", own={"find": exactly(name)})
     return dcc.Link(name, href=address, className="name", title=f"{name}: show its spans")
 
@@ -120,7 +121,7 @@ def _bar(share: float) -> Component:
 
 
 def _header(link: Link, column: str, title: str) -> Component:
-    """A header that orders by its column: from large to small first, names from a to z."""
+    """Return a header that sorts by its column: numbers from large to small first, names from a to z."""
     order = link.own.get("sort", _ORDER)
     text = column in ("name", "class")
     flipped = {column: f"-{column}", f"-{column}": column}.get(order, column if text else f"-{column}")

@@ -1,8 +1,8 @@
-"""Roofline of matmuls and convolutions: what they reach of what their GPU can do at most.
+"""Roofline of matmuls and convolutions: achieved throughput against the limits of the GPU.
 
-In: a graph whose operators have shapes, of a GPU that is known. Out: one row per operator, shapes and
-element type, and a figure of them below the roof. The model: Williams, Waterman and Patterson, CACM 2009;
-peaks are the makers'.
+In: a graph whose operators have shapes, of a known GPU model. Out: one row per operator, shapes and element
+type, and a figure of them below the roof. The model: Williams, Waterman and Patterson, CACM 2009; peaks are
+from the vendors' data sheets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpro.replay.models.roofline import BYTES, MATMULS, matmul_of, stored_as
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
 
 MAX_POINTS = 300
-_BEYOND = 2.0  # the roof is drawn so far beyond what is below it
+_BEYOND = 2.0  # factor by which the roof extends beyond the outermost points
 _SCHEMA = {
     "name": pl.String(),
     "shapes": pl.String(),
@@ -36,18 +36,19 @@ _SCHEMA = {
 
 
 def roofline_info(graph: Graph, gpu: Gpu, link: Link) -> pl.DataFrame:
-    """What matmuls reach, those that take longest first.
+    """Tabulate the achieved throughput of matmuls and convolutions, those that take longest first.
 
     Args:
         graph: the graph.
-        gpu: its GPUs.
+        gpu: the model of its GPUs.
         link: the selection.
 
     Returns:
-        `name`, `shapes`, `dtype` (as the kernel's name tells it), `count`, `total_ms`, `intensity`
-        (operations per byte that has to be moved), `tflops` (1e12 operations per second), `of_limit` (share
-        of what the roof allows) and `limit` (compute or memory). Operators of unknown type or odd shapes are
-        left out, and those above the roof: they do less than their shapes say, as convolutions with a stride.
+        `name`, `shapes`, `dtype` (inferred from the kernel's name), `count`, `total_ms`, `intensity`
+        (operations per byte that has to be moved), `tflops` (1e12 operations per second), `of_limit`
+        (achieved share of the roof) and `limit` (compute or memory). Operators of unknown type or unexpected
+        shapes are left out, and those above the roof: they do less than their shapes imply, as convolutions
+        with a stride.
     """
     nodes = graph.nodes
     kernels = nodes.kind == NodeKind.KERNEL
@@ -82,10 +83,10 @@ def roofline_info(graph: Graph, gpu: Gpu, link: Link) -> pl.DataFrame:
 
 
 def gpu_of(graph: Graph) -> Gpu:
-    """The model of a run's GPUs.
+    """Return the model of a run's GPUs.
 
     Raises:
-        Unanswerable: it is not known, or there are several.
+        Unanswerable: the model is not known, or the run has several.
     """
     if graph.run is None or not graph.run.manifest.gpus:
         raise Unanswerable("no GPU was used, or its model is not known")
@@ -93,7 +94,7 @@ def gpu_of(graph: Graph) -> Gpu:
 
 
 def roofline_figure(reached: pl.DataFrame, gpu: Gpu, theme: str) -> go.Figure:
-    """Operations per second against operations per byte, below the roof of each element type.
+    """Draw operations per second against operations per byte, below the roof of each element type.
 
     Args:
         reached: as from `roofline_info`.
@@ -113,13 +114,13 @@ def roofline_figure(reached: pl.DataFrame, gpu: Gpu, theme: str) -> go.Figure:
             name=f"roof of {dtype}", hoverinfo="skip",
         )  # fmt: skip
         columns = ("name", "shapes", "count", "total_ms", "of_limit", "limit")
-        told = [
+        hover = [
             f"{plain(name)} {plain(shapes)}<br>{count:,} calls, {ms:.3f} ms; {share:.0%} of its {limit} limit"
             for name, shapes, count, ms, share, limit in own.select(columns).iter_rows()
         ]
         size = 6 + 16 * np.sqrt(own["total_ms"].to_numpy() / total_ms.max())
         figure.add_scatter(
-            x=own["intensity"], y=own["tflops"], mode="markers", name=str(dtype), customdata=told,
+            x=own["intensity"], y=own["tflops"], mode="markers", name=str(dtype), customdata=hover,
             marker={"size": size, "color": ink, "opacity": 0.6, "line": {"color": colour("panel", theme)}},
             hovertemplate="%{customdata}<br>%{y:.3g} TFLOP/s at %{x:.3g} FLOP per byte<extra></extra>",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The first view: is it healthy, what is slow, what would help, and how far to believe all that.
+"""The first view: whether the run is healthy, what is slow, what would help, and how far to trust it.
 
 In: steps, and the summary of a run. Out: a figure of the step time, and panels.
 """
@@ -32,11 +32,11 @@ NAME = "verdict"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
 BEST = 5  # what-ifs that are shown
 ROOM = 0.12  # of the bar: a wider part has its name inside
-POINTS = 1200  # steps that a figure of this width can tell apart
+POINTS = 1200  # steps; a figure of this width cannot resolve more
 
 
 def step_info(steps: pl.DataFrame, link: Link) -> pl.DataFrame:
-    """How long the selected steps took.
+    """Summarise the time of the selected steps over ranks.
 
     Args:
         steps: table `steps`.
@@ -44,8 +44,8 @@ def step_info(steps: pl.DataFrame, link: Link) -> pl.DataFrame:
 
     Returns:
         `step`, `median_ms`, `least_ms`, `most_ms` over the ranks, `deep`: whether any rank recorded it in
-        depth. Of many steps as many stretches as can be shown: `step` is then the first, the rest are the
-        median, least and most of all.
+        depth. More than `POINTS` steps are grouped into stretches: `step` is then the first of a stretch, and
+        the other columns are the median, minimum and maximum over the stretch.
     """
     known = with_times(link.chosen(steps)).filter(pl.col("time_ns") > 0)
     number = known["step"].to_numpy()
@@ -64,7 +64,7 @@ def step_info(steps: pl.DataFrame, link: Link) -> pl.DataFrame:
 
 
 def step_figure(steps: pl.DataFrame, theme: str) -> go.Figure:
-    """The step time, and how far ranks differ.
+    """Draw the step time: the median over ranks, and their range.
 
     Args:
         steps: as from `step_info`.
@@ -116,13 +116,13 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     )
     open_questions = [html.Li(["not known: ", reason]) for reason in unknown]
     earlier = describe_logged(logged_findings(loaded.run.path))
-    told = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]
-    told += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
-    return [state, *told, csv_link(NAME, "findings", link)]
+    listed = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]
+    listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
+    return [state, *listed, csv_link(NAME, "findings", link)]
 
 
 def _binds(loaded: Loaded) -> str:
-    """What binds the step where that is not compute; empty where nothing was recorded in depth."""
+    """Return what binds the step where it is not compute; empty where nothing was recorded in depth."""
     try:
         return loaded.mean_step.binds
     except DproError:
@@ -134,7 +134,7 @@ def _health(state: str, sentence: str) -> Component:
 
 
 def _finding(finding: Finding, link: Link) -> Component:
-    hangs = finding.class_ in HANGS  # its cost is how long it has been waited for, as far as that is known
+    hangs = finding.class_ in HANGS  # its cost is a waiting time so far, not a time per step
     view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
     look = dcc.Link(view, href=link.query(view=view, ranks=selected, own={}))
     cost = f"{format_duration(finding.cost_ns)} per step" if finding.cost_ns > 0 and not hangs else ""
@@ -144,7 +144,7 @@ def _finding(finding: Finding, link: Link) -> Component:
 
 
 def _helpful(loaded: Loaded) -> Gains:
-    """What would help, widened by what was tried."""
+    """Return what would help, with intervals widened by the errors of changes that were tried."""
     base_ns = float(np.mean(loaded.trust.steps["measured_ns"].to_numpy()))
     try:
         findings = loaded.verdict[0]

@@ -1,4 +1,4 @@
-"""How the step time follows the speed of each part of the machine, and from where on it no longer does.
+"""How the step time depends on the speed of each part of the machine, and where it stops improving.
 
 In: curves, as `dpro whatif --sensitivity` prints them. Out: a table and a figure of them.
 """
@@ -15,11 +15,11 @@ from dpro.dashboards.theme import series, styled
 from dpro.replay.whatif.sensitivity import PART_WORDS, Curve
 from dpro.units import NS_PER_MS
 
-FASTEST = 30.0  # that the figure shows: beyond that curves are flat
+FASTEST = 30.0  # the largest factor in the figure: curves are flat beyond it
 
 
 def curve_info(curves: Sequence[Curve]) -> pl.DataFrame:
-    """All points: `part`, `factor` (times as fast), `step_ms`, `break_even` (of the part, or null)."""
+    """List the points of all curves: `part`, `factor` (times as fast), `step_ms`, `break_even` (or null)."""
     rows = [
         (curve.part, factor, step / NS_PER_MS, curve.break_even)
         for curve in curves
@@ -30,7 +30,7 @@ def curve_info(curves: Sequence[Curve]) -> pl.DataFrame:
 
 
 def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
-    """A line for each part, its break-even marked.
+    """Draw a line for each part, with its break-even marked.
 
     Args:
         points: as from `curve_info`.
@@ -60,7 +60,7 @@ def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def _between(points: pl.DataFrame, factor: float) -> float:
-    """The step at a factor between two that were tried; along 1 / factor, as steps that a part limits."""
+    """Interpolate the step at a factor, linearly in 1 / factor, as a step behaves that the part limits."""
     ordered = points.sort("factor", descending=True)
     speed = 1 / ordered["factor"].to_numpy()
     return float(np.interp(1 / factor, speed, ordered["step_ms"].to_numpy()))

@@ -1,6 +1,6 @@
 """What was predicted and what was measured, of the changes that were tried on this machine.
 
-In: entries of the ledger of `dpro try`. Out: a table, the latest first. It is about all runs.
+In: entries of the ledger of `dpro try`, of all runs. Out: a table, the latest first.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _RATIOS = {"ratio": "", "low": "_low", "high": "_high"}
 
 
 def ledger_info(entries: Sequence[Entry]) -> pl.DataFrame:
-    """What was tried.
+    """Tabulate the entries of the ledger.
 
     Args:
         entries: of the ledger.
 
     Returns:
         `time`, `edits`, `kind`, `baseline_ms`, `predicted_ms` with `predicted_low_ms` and `predicted_high_ms`
-        (null where nothing predicts it), `measured_ms` with its interval, `off_by` (predicted over measured,
-        less 1) and `inside` (whether the measured step is in the predicted interval).
+        (null where there was no prediction), `measured_ms` with its interval, `off_by` (predicted / measured
+        - 1) and `inside` (whether the measured step is in the predicted interval).
     """
     rows = [
         {

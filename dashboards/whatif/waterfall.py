@@ -1,4 +1,4 @@
-"""What adds up to a difference, bar by bar, each from where the one before it ends."""
+"""A waterfall figure: contributions that add up to a difference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROW = 24  # pixels
 
 
 def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
-    """Parts from top to bottom, what they add up to at last; longer is bad, shorter is good.
+    """Draw parts from top to bottom, then their sum; increases have the bad colour, decreases the good one.
 
     Args:
         parts: `name`, `kind` and `delta_ms`.

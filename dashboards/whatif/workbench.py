@@ -1,7 +1,7 @@
 """What-if: choose edits, see the step time they would give, with its interval, and what would change.
 
-In: a graph and the edits of a link, one a line, as `dpro whatif --edit` takes them. Out: a prediction, or why
-not, beside what changes on the critical path; what the step is limited by; what was tried so far.
+In: a graph and the edits of a link, one a line, as `dpro whatif --edit` takes them. Out: a prediction, or the
+reason why there is none; what changes on the critical path; what limits the step; what was tried so far.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from dpro.trial.ledger import read
 from dpro.units import NS_PER_MS, ms
 
 NAME = "whatif"
-CHANGES = 10  # that the waterfall shows one by one
+CHANGES = 10  # bars of the waterfall
 LESS = "all that changes less"
 
 
 def edits_of(link: Link) -> list[Edit]:
-    """The edits of a link.
+    """Parse the edits of a link.
 
     Raises:
-        UsageError: one is not understood.
+        UsageError: an edit is invalid.
     """
     return [parse_edit(line) for line in link.own.get("edit", "").splitlines() if line.strip()]
 
 
 def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
-    """What edits together would do.
+    """Predict the step under the edits together.
 
     Raises:
         Unanswerable: the run lacks what an edit needs.
@@ -68,7 +68,7 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
 
 
 def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
-    """What the critical path consists of, before and after: `kind`, `before_ms`, `after_ms` per step.
+    """Sum the critical path by kind, before and after: `kind`, `before_ms`, `after_ms` per step.
 
     Raises:
         Unanswerable: the run lacks what an edit needs.
@@ -78,10 +78,10 @@ def path_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 
 def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
-    """What comes off the critical path and what onto it, the largest first.
+    """Tabulate what leaves the critical path and what joins it, the largest change first.
 
     Returns:
-        `name`, `kind`, `before_ms`, `after_ms`, `delta_ms` per step; what changes least is a last row.
+        `name`, `kind`, `before_ms`, `after_ms`, `delta_ms` per step; the smallest changes are summed last.
 
     Raises:
         Unanswerable: the run lacks what an edit needs.
@@ -96,7 +96,7 @@ def change_info(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 
 def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
-    """`name`, `kind`, `before_ms`, `after_ms` per step of all that is on either critical path."""
+    """List all work on either critical path: `name`, `kind`, `before_ms`, `after_ms` per step."""
     steps = max(loaded.baseline.height, 1)
     # A compiled graph is named by a hash, which differs from run to run.
     name = pl.col("name").str.replace_all(r"(## Call )?CompiledFxGraph \w+( ##)?", "compiled graph")
@@ -109,10 +109,10 @@ def _paths(loaded: Loaded, edits: Sequence[Edit]) -> pl.DataFrame:
 
 
 def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.Figure:
-    """The mean step now and under the edits, with its interval.
+    """Draw the mean step now and under the edits, with its interval.
 
     Args:
-        base_ms: replayed, unchanged.
+        base_ms: the mean step of the baseline.
         prediction: under the edits.
         theme: light or dark.
     """
@@ -135,7 +135,7 @@ def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.
 
 
 def path_figure(path: pl.DataFrame, theme: str) -> go.Figure:
-    """What the critical path consists of, before and after.
+    """Draw what the critical path consists of, before and after.
 
     Args:
         path: as from `path_info`.
@@ -179,7 +179,7 @@ def _answer(loaded: Loaded, link: Link) -> Any:
             "Type an edit, or click one below."
         )
     (prediction,), widened = loaded.as_tried([prediction_info(loaded, edits)])
-    told = facts(
+    figures = facts(
         [
             ("speed-up", f"x{prediction.speedup:.3f}"),
             ("step", f"{ms(prediction.predicted_ns):.2f} ms instead of {base_ms:.2f} ms"),
@@ -197,7 +197,7 @@ def _answer(loaded: Loaded, link: Link) -> Any:
         else message("Nothing changes on the critical path.")
     )
     return [
-        told,
+        figures,
         graph("prediction-figure", prediction_figure(base_ms, prediction, link.theme)),
         drawn,
         csv_link(NAME, "changes", link),

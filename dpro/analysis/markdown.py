@@ -1,7 +1,7 @@
 """A report as Markdown, for an issue or a pull request.
 
-In: a `Report`. Out: text. Names from traces are shown letter by letter: none of them is a link, a tag, a
-mention or a table of its own.
+In: a `Report`. Out: text. Names from traces are escaped: none of them becomes a link, a tag, a mention or a
+table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARKS = {"good": "✅", "bad": "🔴", "unknown": "❔"}
 
 
 def markdown_of(report: Report) -> str:
-    """The report, ending in a newline."""
+    """Return the report as Markdown, ending in a newline."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -32,11 +32,11 @@ def _lines(report: Report) -> Iterator[str]:
     if report.mean_step is not None:
         yield from _mean_step(report.mean_step)
     yield from _table(["", ""], report.facts)
-    for told in report.findings:
-        yield from _titled(told.title)
-        yield _plain(told.meaning)
+    for finding in report.findings:
+        yield from _titled(finding.title)
+        yield _plain(finding.meaning)
         yield ""
-        yield from _list([*told.evidence, *([f"do: {told.advice}"] if told.advice else [])])
+        yield from _list([*finding.evidence, *([f"do: {finding.advice}"] if finding.advice else [])])
     if report.unknown:
         yield from _titled("Not known")
         yield from _list(report.unknown)
@@ -46,8 +46,8 @@ def _lines(report: Report) -> Iterator[str]:
     for table in report.tables:
         yield from _folded(table)
     yield from _titled("How far to believe it")
-    if report.believed is not None:
-        yield _plain(report.believed)
+    if report.trust is not None:
+        yield _plain(report.trust)
         yield from _table(["", ""], report.fit)
     yield ""
     yield from _list(report.doubts)
@@ -55,7 +55,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _mean_step(mean: MeanStep) -> Iterator[str]:
-    """The bar of the mean step, in fixed width, and what is said of it."""
+    """Yield the bar of the mean step in fixed width, its legend and its facts."""
     yield from _titled(f"Where the mean step in deep windows ({format_duration(mean.duration_ns)}) goes")
     yield "```text"
     yield bar_in_text(mean, _BAR)
@@ -103,7 +103,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
 
 
 def _folded(table: Table) -> Iterator[str]:
-    """A table that opens when it is clicked."""
+    """Yield a table that is folded until it is clicked."""
     yield ""
     yield f"<details><summary>{_plain(table.title)}</summary>"
     yield from _table(table.header, table.rows)
@@ -115,7 +115,7 @@ def _folded(table: Table) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that shows as it is: no markup, no tag, no control character, and nobody is called by an @."""
+    """Escape text so that it is shown literally: no markup, tags or control characters, no `@` mentions."""
     one_line = (
         printable(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     )
@@ -123,7 +123,7 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Text in fixed width, to be copied; a backtick in it ends it no earlier."""
+    """Quote text as inline code; the fence is longer than any run of backticks in the text."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     room = " " if text[:1] == "`" or text[-1:] == "`" else ""
     return f"{fence}{room}{printable(' '.join(text.split()))}{room}{fence}"

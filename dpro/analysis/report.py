@@ -1,7 +1,7 @@
-"""What a report says of a run, whatever it is written in.
+"""The content of a report, independent of its format (HTML or Markdown).
 
-In: an `Analysis`. Out: a `Report`. The same run gives the same report: nothing in it is of today, of this
-machine, or of where the run lies.
+In: an `Analysis`. Out: a `Report`. The same run gives the same report: nothing in it depends on the date, on
+the machine that makes it, or on the directory of the run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Told:
+class DescribedFinding:
     """A finding in words."""
 
     title: str
@@ -56,7 +56,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Table:
-    """A table in words, and what is to be said of it."""
+    """A table of formatted cells, with a note below it."""
 
     title: str
     header: Sequence[str]
@@ -66,25 +66,26 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What is to be said of a run.
+    """The content of a report, in words.
 
     Attributes:
-        name: what the run is called, without the place where it lies.
+        name: the last part of the run's path.
         state: good, bad or unknown.
         verdict: one sentence.
         mean_step: where the mean step in deep windows goes; None where none was recorded.
         facts: what was recorded.
         findings: what is slow or broken, costliest first.
-        unknown: what the run cannot show of what may be wrong.
+        unknown: faults that the run lacks the data to rule out.
         gains: what would help: the fix of each finding, then what is proven, then what is not.
         within_noise: what may help, but does not stand out from the noise of the steps.
-        of_step: the step time that they are predicted for; empty where nothing could be predicted.
+        of_step: the measured step time that the predictions start from; empty where nothing could be
+            predicted.
         refused: edits that the run cannot answer, and why.
         tables: where the time went.
-        believed: how far to believe predictions, in a sentence; None where nothing was replayed.
+        trust: how far to believe predictions, in one sentence; None where nothing was replayed.
         fit: how well the replay fits.
-        doubts: what limits how far to believe it.
-        measured: how it was measured.
+        doubts: what limits the trust in predictions.
+        measured: how the run was recorded.
     """
 
     name: str
@@ -92,21 +93,21 @@ class Report:
     verdict: str
     mean_step: MeanStep | None
     facts: Pairs
-    findings: Sequence[Told]
+    findings: Sequence[DescribedFinding]
     unknown: Sequence[str]
     gains: Sequence[Gain]
     within_noise: Sequence[Gain]
     of_step: str
     refused: Pairs
     tables: Sequence[Table]
-    believed: str | None
+    trust: str | None
     fit: Pairs
     doubts: Sequence[str]
     measured: Pairs
 
 
 def make_report(analysis: Analysis) -> Report:
-    """Work out all that a report says; what the run cannot answer is said in its place."""
+    """Compute the content of a report; where the run cannot answer, the report gives the reason."""
     try:
         findings, unknown = analysis.verdict
     except DproError as error:
@@ -134,21 +135,21 @@ def make_report(analysis: Analysis) -> Report:
             *run_info(analysis.run.manifest, analysis.steps),
             *(("still known", line) for line in analysis.end.can_say),
         ],
-        findings=[_told(finding, analysis) for finding in findings],
+        findings=[_described(finding, analysis) for finding in findings],
         unknown=unknown,
         gains=[_gain(each) for each in gains.rows[:MAX_PREDICTIONS]],
         within_noise=[_gain(each) for each in gains.within_noise],
         of_step=of_step,
         refused=refused,
         tables=[*_breakdown(analysis), *_kernels(analysis)],
-        believed=None if trust is None else trust.verdict,
+        trust=None if trust is None else trust.verdict,
         fit=[] if trust is None else trust_info(trust),
         doubts=doubts,
         measured=_measured(analysis),
     )
 
 
-def _told(finding: Finding, analysis: Analysis) -> Told:
+def _described(finding: Finding, analysis: Analysis) -> DescribedFinding:
     if finding.class_ in HANGS:
         meaning, advice = verdict_in_words(finding), advice_in_words(finding, analysis.workers)
     else:
@@ -158,11 +159,12 @@ def _told(finding: Finding, analysis: Analysis) -> Told:
             "",
         )
     title = f"{finding.class_}: {finding.component_kind} {finding.component_id}"
-    return Told(title, f"{meaning}; confidence {finding.confidence:.2f}", finding.evidence, advice)
+    meaning = f"{meaning}; confidence {finding.confidence:.2f}"
+    return DescribedFinding(title, meaning, finding.evidence, advice)
 
 
 def _gains(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Gains, str, Pairs]:
-    """What would help, of which step time, and what was refused; nothing of a run that cannot be replayed."""
+    """Return what would help, the step time it starts from, and refused edits; empty without a replay."""
     try:
         predictions, refused = analysis.search
         steps = analysis.trust.steps["measured_ns"]
@@ -189,7 +191,7 @@ def _gain(row: Row) -> Gain:
 
 
 def _breakdown(analysis: Analysis) -> list[Table]:
-    """Where the mean step of each rank went, of many ranks those whose steps are longest."""
+    """Tabulate where the mean step of each rank goes; of many ranks, only those with the longest steps."""
     try:
         steps = analysis.breakdown
     except DproError:
@@ -235,7 +237,7 @@ def _kernels(analysis: Analysis) -> list[Table]:
 
 
 def _measured(analysis: Analysis) -> Pairs:
-    """How it was measured: by what, of what, and with what beside it."""
+    """Describe the recording: recorder, versions, options, rows, and what was left out."""
     manifest = analysis.run.manifest
     rows = analysis.run.rows()
     versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
@@ -246,6 +248,6 @@ def _measured(analysis: Analysis) -> Pairs:
         ("options", options),
         ("rows", ", ".join(f"{name} {count:,}" for name, count in sorted(rows.items()) if count)),
         ("left out", ", ".join(f"{reason}: {count:,}" for reason, count in sorted(manifest.skipped.items()))),
-        ("told by", f"dpro {__version__}"),
+        ("analysed by", f"dpro {__version__}"),
     ]
     return [(name, value) for name, value in pairs if value]

@@ -61,8 +61,8 @@ def test_a_report_names_the_slow_rank_its_cost_and_what_would_help(slow):
     best = slow.search[0][0]
     assert report.gains[0].edits == [str(edit) for edit in best.edits]
     assert report.gains[0].how == best.how()
-    assert report.believed is not None
-    assert report.believed.startswith("Predictions from this run: ")
+    assert report.trust is not None
+    assert report.trust.startswith("Predictions from this run: ")
     assert dict(report.fit)["collectives found on all ranks"] == "100.0%"
 
 
@@ -84,7 +84,7 @@ def test_the_same_run_gives_the_same_report_wherever_it_lies(tmp_path):
 
 def test_what_a_run_cannot_answer_is_said_in_its_place(tmp_path):
     report = make_report(Analysis(_stepless(tmp_path)))
-    assert (report.believed, report.of_step, report.tables) == (None, "", [])
+    assert (report.trust, report.of_step, report.tables) == (None, "", [])
     assert report.state == "unknown"
     (doubt,) = report.doubts
     assert "nothing was replayed: the run holds no spans" in doubt

@@ -1,4 +1,4 @@
-"""The application as a browser asks it, without one."""
+"""The application's requests and responses, without a browser."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def app(loaded):
 
 @pytest.fixture(scope="module")
 def stepless(tmp_path_factory):
-    """A recording of which no deep window was kept."""
+    """A recording without deep windows."""
     folder = tmp_path_factory.mktemp("stepless")
     rows = pl.DataFrame({"rank": [0, 0], "step": [0, 1], "start_ns": [0, 5], "duration_ns": [5, 6]})
     write_part(folder, STEPS, "rank0", conform(STEPS, rows.with_columns(window=-1)))
@@ -51,14 +51,14 @@ def stepless(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory):
-    """Dumps of a flight recorder of a job that hangs: calls, and nothing else."""
+    """Dumps of the flight recorder of a job that hangs: calls and no other data."""
     folder = dumps_of_a_stuck_host(tmp_path_factory.mktemp("hung"))
     import_sources([folder], folder / "run")
     return make_app(load(open_run(folder / "run")))
 
 
 def ask(app, name: str, query: str) -> str:
-    """What fills a section for a link, as text."""
+    """Return the content of a section for a link, as text."""
     body = {
         "output": f"{name}.children",
         "outputs": {"id": name, "property": "children"},
@@ -80,7 +80,7 @@ def test_every_section_of_every_view_fills_or_says_why_not(app, stepless, hung, 
                 assert json.loads(text)["response"][name]["children"]
 
 
-def test_dumps_of_a_job_that_hangs_are_told_as_diagnose_tells_them(hung):
+def test_dumps_of_a_job_that_hangs_have_the_verdict_of_diagnose(hung):
     for name in ("verdict-findings", "hang-verdict"):
         assert "its host code is stuck" in ask(hung, name, f"?view={name.partition('-')[0]}")
 

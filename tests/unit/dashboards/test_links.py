@@ -1,4 +1,4 @@
-"""A link reproduces a view: what is selected goes into it and comes back out."""
+"""A link reproduces a view: the selection survives a round trip through the query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names from traces are shown, never understood."""
+"""Names from traces are shown literally and never interpreted."""
 
 from __future__ import annotations
 

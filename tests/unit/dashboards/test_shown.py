@@ -1,4 +1,4 @@
-"""A run that is still being recorded: later states replace earlier ones, and the browser asks for them."""
+"""A run that is still being recorded: later states replace earlier ones, and the browser polls for them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def refreshed(app, known):
         "changedPropIds": ["tick.n_intervals"],
     }
     answer = app.server.test_client().post("/_dash-update-component", json=body, headers=HOST)
-    told = answer.json["response"]
-    return told.get("version", {}).get("data"), told["live"]["children"], told["tick"]["disabled"]
+    response = answer.json["response"]
+    return response.get("version", {}).get("data"), response["live"]["children"], response["tick"]["disabled"]
 
 
 def layout_and_wires(app):
@@ -114,12 +114,12 @@ def test_the_graph_of_a_passing_state_gets_no_place_in_the_cache(run, tmp_path, 
     assert list(tmp_path.rglob("*.npz"))
 
 
-def test_what_was_found_while_it_ran_is_told_in_the_first_view(tmp_path):
+def test_the_first_view_lists_findings_reported_while_the_job_ran(tmp_path):
     run = cpu_job().write(tmp_path)
     (tmp_path / FOLDER).mkdir()
     finding = {"event": "begins", "number": 1, "time_ns": 10**18, "step": 7, "class": "slow.host"}
     finding["component"] = {"kind": "rank", "id": "1"}
     (tmp_path / FOLDER / FILE).write_text(json.dumps(finding) + "\n")
-    told = str(VIEW.sections["verdict-findings"](load(run), Link()))
-    assert "while it ran" in told
-    assert "step 7: slow.host: rank 1" in told
+    section = str(VIEW.sections["verdict-findings"](load(run), Link()))
+    assert "while it ran" in section
+    assert "step 7: slow.host: rank 1" in section

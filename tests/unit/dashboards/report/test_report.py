@@ -1,4 +1,4 @@
-"""The report as one page: it is whole, the same each time, and nothing in it comes from elsewhere or runs."""
+"""The report as one page: it is complete and reproducible, loads nothing, and runs no script from a trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _page(run) -> str:
 
 
 class Parts(HTMLParser):
-    """What a browser makes of a page: its tags, and the text of its scripts and of the rest."""
+    """The tags of a page, the text of its scripts, and its other text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -68,10 +68,10 @@ class Parts(HTMLParser):
 
 def test_the_page_says_what_the_report_says_and_has_its_figures(tmp_path):
     loaded = Loaded(cpu_job().write(tmp_path))
-    told = make_report(loaded)
-    parts = Parts(html_of(loaded, told))
-    assert told.verdict in parts.text
-    assert told.gains[0].how in parts.text
+    report = make_report(loaded)
+    parts = Parts(html_of(loaded, report))
+    assert report.verdict in parts.text
+    assert report.gains[0].how in parts.text
     for name in ("Step time", "Where the mean step in deep windows of each rank went", "Timeline"):
         assert name in parts.text
     figures = [json.loads(script) for script in parts.scripts if script.startswith('{"data"')]
@@ -126,7 +126,7 @@ def test_a_figure_that_is_too_large_is_left_out_and_that_is_said(tmp_path, monke
     assert "dpro dashboard" in parts.text
 
 
-def test_of_many_lanes_those_of_ranks_that_are_blamed_are_drawn(tmp_path, monkeypatch):
+def test_the_lanes_of_blamed_ranks_come_first_where_there_are_too_many(tmp_path, monkeypatch):
     loaded = Loaded(cpu_job(num_ranks=12, slow_rank=11).write(tmp_path))
     lanes = page.lanes_of(loaded)
     assert lanes == [0, 1, 2, 3, 4, 5, 6, 11]

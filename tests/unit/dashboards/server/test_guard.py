@@ -1,4 +1,4 @@
-"""Who may ask: with a token those who know it, without one only this machine under its own name."""
+"""Access control: requests need the token or, where there is none, a host name of this machine."""
 
 from __future__ import annotations
 

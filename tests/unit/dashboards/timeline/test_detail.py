@@ -1,4 +1,4 @@
-"""What is drawn of many spans: nothing wide is lost, nothing is counted twice, never too much."""
+"""Level of detail: no wide span is lost, none is counted twice, and the number of segments is bounded."""
 
 from __future__ import annotations
 

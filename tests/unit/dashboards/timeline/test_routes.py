@@ -1,4 +1,4 @@
-"""What the timeline asks of the server, as a browser asks it, without one."""
+"""The requests of the timeline, without a browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _ask(client, path: str):
 
 
 def _view(client, **query) -> dict:
-    """A viewport, read as the page reads it."""
+    """Decode a viewport as the page does."""
     text = "&".join(f"{name}={value}" for name, value in query.items())
     answer = _ask(client, f"view?{text}")
     assert answer.status_code == 200, answer.data

@@ -1,4 +1,4 @@
-"""Matmuls below the roof of their GPU: worked out by hand, and what cannot be told."""
+"""Matmuls below the roof of their GPU, against values worked out by hand, and runs that lack the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps × ranks, and where the time of steps went."""
+"""The heatmap of steps × ranks, and the breakdown of steps."""
 
 from __future__ import annotations
 

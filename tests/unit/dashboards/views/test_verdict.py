@@ -87,11 +87,11 @@ def test_what_helps_comes_with_its_interval_and_what_it_rests_on_proven_first(sl
     assert finding_info([]).schema == finding_info(slow.verdict[0]).schema
 
 
-def test_the_fit_and_the_run_are_told_in_words(slow):
+def test_the_fit_and_the_run_are_described_in_words(slow):
     assert dict(trust_info(slow.trust))["GPU time in known kernels"] == "no kernels"
-    told = dict(run_info(slow.run.manifest, slow.steps))
-    assert told["ranks"] == "3 of 3"
-    assert told["step time"].startswith("typical step ")
+    described = dict(run_info(slow.run.manifest, slow.steps))
+    assert described["ranks"] == "3 of 3"
+    assert described["step time"].startswith("typical step ")
     assert dict(run_info(slow.run.manifest, slow.steps.clear()))["step time"] == "no step was timed"
 
 

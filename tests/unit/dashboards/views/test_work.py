@@ -49,7 +49,7 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory):
-    """Whole operations, whose steps begin late for reasons that nobody recorded."""
+    """A trace of whole operations, whose steps begin late for reasons that the trace does not contain."""
     rows = Job(num_steps=3, late=0.5, noise=0.1).run()
     return load(written(rows, tmp_path_factory.mktemp("pipeline")))
 
@@ -186,7 +186,7 @@ def test_curves_fall_and_break_even_is_marked_on_them(loaded):
         assert min(lines[mark.name].y) <= mark.y[0] <= max(lines[mark.name].y)
 
 
-def test_what_was_tried_is_told_with_what_was_predicted(loaded):
+def test_tried_changes_are_listed_with_their_predictions(loaded):
     entry = Entry(
         "bucket", ["bucket:mb=5"], Ratio(0.9, 0.8, 1.0), Ratio(0.95, 0.94, 0.96), 0.01, 20.0, 3, 9, 2, "2026"
     )
