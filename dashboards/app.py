@@ -21,7 +21,7 @@ from flask import Response, abort, request
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
-from dpro.dashboards.page import Filler, View, answer, changes, in_browser, message
+from dpro.dashboards.page import Filler, View, answer, changes, empty, in_browser, message
 from dpro.dashboards.server.bodies import check_bodies
 from dpro.dashboards.server.guard import LOOPBACK, guard, harden, hash_of
 from dpro.dashboards.shown import Shown
@@ -201,11 +201,12 @@ def _register_navigation(app: Dash, run: Shown) -> None:
             link = parse_link(search or "")
             view = view_of(link)
         except UsageError as error:
-            return _navigation(Link(), ""), no_update, no_update, message(str(error)), "", "", ""
+            return _navigation(run, Link(), ""), no_update, no_update, message(str(error)), "", "", ""
         parts = dict(part.split("=", 1) for part in link.query(own={}).removeprefix("?").split("&") if part)
-        content = no_update if shown == view.name else view.layout()
+        why = _missing(run, view)
+        content = no_update if shown == view.name else empty(why) if why else view.layout()
         return (
-            _navigation(link, view.name),
+            _navigation(run, link, view.name),
             parts.get("steps", ""),
             parts.get("ranks", ""),
             content,
@@ -234,16 +235,22 @@ def outside(loaded: Loaded, link: Link) -> str:
     return " ".join(said)
 
 
-def _navigation(link: Link, current: str) -> list[Component]:
-    """A link to each view that keeps the selection."""
-    return [
-        dcc.Link(
-            [html.Kbd(key), view.title],
-            href=link.query(view=view.name, own={}),
-            className="current" if view.name == current else "",
+def _navigation(run: Shown, link: Link, current: str) -> list[Component]:
+    """A link to each view that keeps the selection; those without anything to show are dimmed."""
+    links: list[Component] = []
+    for key, view in zip(_VIEW_KEYS, VIEWS):
+        why = _missing(run, view)
+        looks = ["current"] * (view.name == current) + ["empty"] * bool(why)
+        address = link.query(view=view.name, own={})
+        links.append(
+            dcc.Link([html.Kbd(key), view.title], href=address, className=" ".join(looks), title=why)
         )
-        for key, view in zip(_VIEW_KEYS, VIEWS)
-    ]
+    return links
+
+
+def _missing(run: Shown, view: View) -> str:
+    """Why a view has nothing to show; of a run that is being recorded that may change."""
+    return "" if run.lives else view.missing(run.loaded)
 
 
 def _register_section(app: Dash, shown: Shown, view: View, name: str, fill: Filler) -> None:

@@ -26,6 +26,10 @@ from dpro.replay.whatif.predict import Prediction, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.store import Run
 
+NO_OTHER = (
+    "there is nothing to compare with: `dpro dashboard RUN --against OTHER` shows what "
+    "explains that a step of RUN takes longer than one of OTHER"
+)
 Tried = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 
 
@@ -116,6 +120,11 @@ class Loaded(Analysis):
             return self._changed_path[1]
 
     @cached
+    def num_rows(self) -> dict[str, int]:
+        """How many rows each table of the run has."""
+        return self.run.rows()
+
+    @cached
     def transfers(self) -> pl.DataFrame:
         """The collectives and messages of which all members are recorded."""
         return transfers_of(self.built.graph)
@@ -128,10 +137,7 @@ class Loaded(Analysis):
             UsageError: there is none.
         """
         if self.other is None:
-            raise UsageError(
-                "there is nothing to compare with: `dpro dashboard RUN --against OTHER` shows what "
-                "explains that a step of RUN takes longer than one of OTHER"
-            )
+            raise UsageError(NO_OTHER)
         return self.other
 
     @cached

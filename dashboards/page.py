@@ -28,6 +28,11 @@ Filler = Callable[[Loaded, Link], Any]
 Tabler = Callable[[Loaded, Link], pl.DataFrame]
 
 
+def _never(_loaded: Loaded) -> str:
+    """Return no reason: most views have something to show of any run."""
+    return ""
+
+
 def _nothing_more(_app: Dash, _shown: Shown) -> None:
     """Register nothing: most views have no callbacks besides those of their sections."""
 
@@ -43,6 +48,8 @@ class View:
         sections: id -> function that fills the section, called whenever the link changes.
         tables: name -> function that returns the data of a figure, for its CSV.
         register: adds further callbacks.
+        missing: why there is nothing to show of a run, in one sentence; empty where there may be something.
+            It is asked with every link, so it must be cheap.
     """
 
     name: str
@@ -51,6 +58,7 @@ class View:
     sections: Mapping[str, Filler]
     tables: Mapping[str, Tabler] = field(default_factory=dict)
     register: Callable[[Dash, Shown], None] = _nothing_more
+    missing: Callable[[Loaded], str] = _never
 
 
 def changes(shown: Shown) -> list[Input]:
@@ -76,6 +84,11 @@ def section(name: str, doing: str) -> Component:
 def message(text: str) -> Component:
     """Return a message in place of a figure: what is missing, and what to do about it."""
     return html.P(text, className="message")
+
+
+def empty(why: str) -> Component:
+    """Return the content of a view that has nothing to show."""
+    return html.Section(html.Div(message(why), className="section"), className="panel wide")
 
 
 def csv_link(view: str, table: str, link: Link) -> Component:

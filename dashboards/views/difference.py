@@ -16,7 +16,7 @@ from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
 from dpro.dashboards.links import Link
-from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.loaded import NO_OTHER, Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, section, table
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.whatif.waterfall import waterfall_figure
@@ -41,12 +41,12 @@ def difference_info(found: Difference) -> pl.DataFrame:
         `after_ms` (how much of it there is per rank and step, null where that cannot be said); the last rows
         are the rest.
     """
-    told = [each for each in found.contributors if abs(each.delta_ns) >= MIN_SHARE * found.a_ns][:BARS]
-    less = sum(each.delta_ns for each in found.contributors) - sum(each.delta_ns for each in told)
+    listed = [each for each in found.contributors if abs(each.delta_ns) >= MIN_SHARE * found.a_ns][:BARS]
+    less = sum(each.delta_ns for each in found.contributors) - sum(each.delta_ns for each in listed)
     rows: list[tuple[str, str, float, float | None, float | None]] = [
-        (each.name, each.kind, each.delta_ns, each.a_ns, each.b_ns) for each in told
+        (each.name, each.kind, each.delta_ns, each.a_ns, each.b_ns) for each in listed
     ]
-    rows += [(LESS, "", less, None, None)] if len(told) < len(found.contributors) else []
+    rows += [(LESS, "", less, None, None)] if len(listed) < len(found.contributors) else []
     rows += [(UNEXPLAINED, "", found.unexplained_ns, None, None)]
     numbers = ("delta_ms", "before_ms", "after_ms")
     schema = {"name": pl.String, "kind": pl.String} | dict.fromkeys(numbers, pl.Float64)
@@ -82,7 +82,7 @@ def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
     return styled(figure, theme, height=260).update_layout(bargap=max(0.15, 1 - 0.08 * delta.size))
 
 
-def _told(loaded: Loaded, _link: Link) -> Any:
+def _summary(loaded: Loaded, _link: Link) -> Any:
     found, other = loaded.difference, loaded.compared_with
     delta = found.b_ns - found.a_ns
     sign = "-" if delta < 0 else "+"
@@ -149,7 +149,7 @@ def _rank_table(loaded: Loaded, _link: Link) -> pl.DataFrame:
 def _layout() -> Component:
     doing = "replaying both runs with each other's work"
     return grid(
-        panel("This run and the other", section("difference-told", doing), wide=True),
+        panel("This run and the other", section("difference-summary", doing), wide=True),
         panel("What explains it", section("difference-waterfall", doing), wide=True),
         panel("Work of each rank, taken for itself", section("difference-ranks", doing), wide=True),
     )
@@ -159,6 +159,7 @@ VIEW = View(
     NAME,
     "Difference",
     _layout,
-    {"difference-told": _told, "difference-waterfall": _waterfall, "difference-ranks": _ranks},
+    {"difference-summary": _summary, "difference-waterfall": _waterfall, "difference-ranks": _ranks},
     {"contributions": _contributions, "ranks": _rank_table},
+    missing=lambda loaded: "" if loaded.other is not None else NO_OTHER,
 )

@@ -1,7 +1,7 @@
-"""A job that stands still: what hangs, who waits for whom, how far each rank had come, and where it stood.
+"""A job that stands still: what hangs, which rank waits for which, how far each had come, where it stood.
 
-In: who waits for whom, as `dpro diagnose` finds it, and stacks that were kept. Out: frames and figures of
-that. It needs calls alone: dumps of a flight recorder are enough.
+In: the graph of waiting, as `dpro diagnose` builds it, and stacks that were kept. Out: frames and figures. It
+needs calls alone: dumps of a flight recorder are enough.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from dpro.detect.hang.evidence import (
     verdict_in_words,
 )
 from dpro.detect.hang.waits import victims_of
+from dpro.schema import COLLECTIVES
 from dpro.words import shortened
 
 NAME = "hang"
@@ -46,18 +47,18 @@ _ROW = 19  # pixels
 _NO_CALLS = (
     "This run holds no calls with their states: `dpro record` keeps them, dumps of the flight recorder too."
 )
-FAULT, WAITS, GOES_ON, UNKNOWN = "at fault", "waits", "not waiting", "nothing tells"
+FAULT, WAITS, GOES_ON, UNKNOWN = "at fault", "waits", "not waiting", "unknown"
 
 
 def standing_info(case: Case) -> pl.DataFrame:
     """How far each rank had come in each of its groups.
 
     Args:
-        case: what the run tells of calls.
+        case: what the run says of calls.
 
     Returns:
         `group`, `ranks` (of the group), `rank`, `issued` and `finished` (numbers of its last calls, -1 none,
-        null where nothing tells), `behind` (calls fewer than the rank of the group that issued most),
+        null where that is unknown), `behind` (calls fewer than the rank of the group that issued most),
         `waits_in` (what it has not finished), `absent` (others wait for it there). Groups that are waited in
         come first.
     """
@@ -105,7 +106,7 @@ def _open_calls(case: Case, rank: pl.DataType) -> pl.DataFrame:
 
 
 def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
-    """Groups × ranks: who is behind, who waits, and who did not come.
+    """Groups × ranks: which are behind, which wait, and which did not come.
 
     Args:
         standing: as from `standing_info`.
@@ -161,7 +162,7 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
 def _cell_in_words(row: Mapping[str, Any]) -> str:
     said = [f"rank {row['rank']} in group {row['group']}"]
     if row["issued"] is None:
-        return plain(f"{said[0]}: nothing tells")
+        return plain(f"{said[0]}: unknown")
     last = (("last call", row["issued"]), ("last finished", row["finished"]))
     said += [f"{what} #{number}" if number >= 0 else f"no {what}" for what, number in last]
     said += [f"{row['behind']} behind the furthest"] if row["behind"] else []
@@ -174,12 +175,12 @@ def rank_info(case: Case, findings: Sequence[Finding], workers: pl.DataFrame) ->
     """What each rank of the job does.
 
     Args:
-        case: what the run tells of calls.
+        case: what the run says of calls.
         findings: about what hangs.
         workers: table `workers`.
 
     Returns:
-        `rank`, `host`, `pid`, `state` (at fault, waits, not waiting, nothing tells), `waits_in` (its oldest
+        `rank`, `host`, `pid`, `state` (at fault, waits, not waiting, unknown), `waits_in` (its oldest
         unfinished call), `since`; those at fault first.
     """
     blamed = {rank for finding in findings for rank in finding.ranks}
@@ -214,8 +215,8 @@ def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
         folder: of the run; stacks that were kept while it was watched are in it.
 
     Returns:
-        `thread`, `ranks`, `stack` (innermost call first, one a line), the rarest first: who stands where
-        nobody else does is looked at first.
+        `thread`, `ranks`, `stack` (innermost call first, one a line), the rarest first: a rank that
+        stands where no other does is looked at first.
     """
     found = [
         ("main thread, at the end", rank, stack)
@@ -226,9 +227,9 @@ def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
         found += list(_kept(path))
     schema = {"thread": pl.String, "rank": pl.Int64, "stack": pl.String}
     frame = pl.DataFrame(found, schema=schema, orient="row").unique()
-    alike = frame.group_by("thread", "stack").agg(ranks=pl.col("rank").sort())
+    distinct = frame.group_by("thread", "stack").agg(ranks=pl.col("rank").sort())
     order = [pl.col("thread").str.starts_with("main").not_(), pl.col("ranks").list.len(), "thread", "stack"]
-    return alike.sort(order).select("thread", "ranks", "stack")
+    return distinct.sort(order).select("thread", "ranks", "stack")
 
 
 def _kept(path: Path) -> Iterable[tuple[str, int, str]]:
@@ -266,7 +267,7 @@ def _finding(finding: Finding, workers: pl.DataFrame) -> list[Component]:
 
 
 def chains_of(loaded: Loaded) -> Chains:
-    """Who waits for whom in a run, with those at fault."""
+    """Which ranks wait for which in a run, with those at fault."""
     blamed = sorted({rank for finding in _hangs(loaded) for rank in finding.ranks})
     return chain_info(loaded.waiting, blamed)
 
@@ -274,7 +275,7 @@ def chains_of(loaded: Loaded) -> Chains:
 def _chains(loaded: Loaded, link: Link) -> Any:
     chains = chains_of(loaded)
     if not chains.boxes:
-        return message("Nobody has waited for long.")
+        return message("No rank has waited for long.")
     more = f" {chains.left_out} more, further away, are not shown." if chains.left_out else ""
     note = f"Each waits for what its arrow points to; those that wait for the same are one.{more}"
     return [graph("chain-figure", chain_figure(chains, link.theme)), html.P(note, className="note")]
@@ -287,8 +288,8 @@ def _standing(loaded: Loaded, link: Link) -> Any:
     apart = (pl.col("waits_in") != "") | pl.col("absent") | (pl.col("behind") > 0)
     shown = standing.filter(apart.any().over("group", "ranks"))
     shown = standing if shown.is_empty() else shown
-    groups, told = (each.select("group", "ranks").n_unique() for each in (standing, shown))
-    left_out = groups - min(told, MAX_GROUPS)
+    groups, drawn = (each.select("group", "ranks").n_unique() for each in (standing, shown))
+    left_out = groups - min(drawn, MAX_GROUPS)
     more = f" {left_out} more groups are in the CSV." if left_out else ""
     note = f"Numbers are calls fewer than the rank of the group that made most.{more}"
     figure = graph("standing-figure", standing_figure(shown, link.theme))
@@ -325,14 +326,20 @@ def _stacks(loaded: Loaded, link: Link) -> Any:
         return message(
             "No stack was kept: `dpro record` keeps those of ranks that stand still, dumps have none."
         )
-    told = [
+    threads = [
         html.Details(
             [html.Summary(f"{ranks_in_words(row['ranks'])}: {row['thread']}"), html.Pre(row["stack"])],
             open=place == 0,
         )
         for place, row in enumerate(stacks.iter_rows(named=True))
     ]
-    return [*told, csv_link(NAME, "stacks", link)]
+    return [*threads, csv_link(NAME, "stacks", link)]
+
+
+def _missing(loaded: Loaded) -> str:
+    stood = loaded.workers["stack"] != ""
+    kept = any(loaded.run.path.glob("findings/hang-*"))
+    return "" if loaded.num_rows[COLLECTIVES.name] or stood.any() or kept else _NO_CALLS
 
 
 def _stack_table(loaded: Loaded, link: Link) -> pl.DataFrame:
@@ -340,10 +347,10 @@ def _stack_table(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _layout() -> Component:
-    doing = "following who waits for whom"
+    doing = "following which rank waits for which"
     return grid(
         panel("What hangs", section("hang-verdict", doing), wide=True),
-        panel("Who waits for whom", section("hang-chains", doing), wide=True),
+        panel("Which ranks wait for which", section("hang-chains", doing), wide=True),
         panel("How far each rank had come in each group", section("hang-standing", doing), wide=True),
         panel("Ranks", section("hang-ranks", doing), wide=True),
         panel("Where they stood", section("hang-stacks", "reading stacks"), wide=True),
@@ -366,4 +373,5 @@ VIEW = View(
         "ranks": lambda loaded, link: link.chosen(_rank_table(loaded)),
         "stacks": _stack_table,
     },
+    missing=_missing,
 )

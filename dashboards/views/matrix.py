@@ -1,13 +1,14 @@
-"""Rank × rank and host × host: how long pairs take to move data, and who waits for whom in collectives.
+"""Rank × rank and host × host: how long transfers between pairs take, and which rank waits for which.
 
-In: what each pair of ranks takes, as `dpro.detect.network.pairs` tells it, and the arrivals of a graph. Out:
-squares of that. A slow sender is a row, a slow receiver a column, a slow link a cell. Transfers in groups of
-more than two ranks tell of no pair; who came last to them is known all the same.
+In: transfer times of each pair of ranks, from `dpro.detect.network.pairs`, and the arrivals of a graph. Out:
+matrices. A slow sender is a row, a slow receiver a column, a slow link a cell. Transfers in groups of more
+than two ranks cannot be attributed to a pair; the rank that came last to them is known all the same. What
+cannot be shown has no panel: one sentence at the end says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from dash.development.base_component import Component
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain, plain_all
-from dpro.dashboards.page import View, choices, csv_link, graph, grid, message, panel, section
+from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
 from dpro.dashboards.theme import colour, series, styled
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
@@ -32,12 +33,16 @@ NAME = "matrix"
 MAX_RANKS = 400  # of a square
 SCALE = "Cividis"
 _FEW = 24  # across: so many cells have room for a number
-_LEAST, _MOST, _CELL = 260, 760, 26  # pixels
+MIN_PX, MAX_PX, _CELL = 260, 760, 26  # pixels
 _NAMED = 5  # pairs that are named in the figure of bandwidths
+_ONE_RANK = "One rank was recorded: there are no pairs of ranks to compare."
 _NO_PAIRS = (
-    "No two ranks of this selection exchange data by themselves: transfers of larger groups tell of no pair. "
+    "No two ranks of this selection exchange data by themselves, and transfers of larger groups cannot be "
+    "attributed to a pair. "
     "`dpro diagnose` compares groups."
 )
+
+Shown = list[Component] | str  # a matrix with what belongs to it, or why there is none
 
 
 class Metric(NamedTuple):
@@ -96,9 +101,9 @@ def pair_figure(pairs: pl.DataFrame, metric: str, theme: str) -> go.Figure:
     """
     ranks = pl.concat([pairs["source"], pairs["target"]]).unique().sort().to_list()
     place = {rank: number for number, rank in enumerate(ranks)}
-    told = METRICS[metric]
-    cells = pairs.group_by("source", "target", maintain_order=True).agg(pl.col(told.column).mean())
-    figure = square_figure(cells.rows(), ranks, told, theme)
+    shown = METRICS[metric]
+    cells = pairs.group_by("source", "target", maintain_order=True).agg(pl.col(shown.column).mean())
+    figure = square_figure(cells.rows(), ranks, shown, theme)
     for corners in _slow(pairs, place):
         figure.add_shape(type="rect", line={"color": colour("bad", theme), "width": 2}, **corners)
     figure.update_xaxes(title_text="receives: rank")
@@ -141,14 +146,14 @@ def slow_in_words(pairs: pl.DataFrame) -> list[str]:
 
 
 def square_figure(
-    cells: Sequence[tuple[Any, Any, float | None]], names: Sequence[Any], told: Metric, theme: str
+    cells: Sequence[tuple[Any, Any, float | None]], names: Sequence[Any], metric: Metric, theme: str
 ) -> go.Figure:
     """A heatmap of pairs; where nothing is known there is no cell.
 
     Args:
         cells: row, column and value.
         names: of rows and columns.
-        told: what the values are.
+        metric: what the values are.
         theme: light or dark.
     """
     place = {name: number for number, name in enumerate(names)}
@@ -159,13 +164,13 @@ def square_figure(
     figure = go.Figure()
     figure.add_heatmap(
         x=np.arange(len(names)), y=np.arange(len(names)), z=values, colorscale=SCALE, xgap=1, ygap=1,
-        colorbar={"title": {"text": told.unit}, "thickness": 10, "outlinewidth": 0}, hoverongaps=False,
-        zmin=None if told.least is None else min(told.least, float(np.nanmin(values))),
-        zmax=None if told.most is None else max(told.most, float(np.nanmax(values))),
+        colorbar={"title": {"text": metric.unit}, "thickness": 10, "outlinewidth": 0}, hoverongaps=False,
+        zmin=None if metric.least is None else min(metric.least, float(np.nanmin(values))),
+        zmax=None if metric.most is None else max(metric.most, float(np.nanmax(values))),
         texttemplate="%{z:.3~g}" if len(names) <= _FEW else "", customdata=np.array(_ways(labels), object),
-        hovertemplate="%{customdata}: %{z:.4~g} " + told.unit + f"<extra>{told.title}</extra>",
+        hovertemplate="%{customdata}: %{z:.4~g} " + metric.unit + f"<extra>{metric.title}</extra>",
     )  # fmt: skip
-    styled(figure, theme, height=int(np.clip(_CELL * len(names) + 110, _LEAST, _MOST)))
+    styled(figure, theme, height=int(np.clip(_CELL * len(names) + 110, MIN_PX, MAX_PX)))
     every = 1 + len(names) // _FEW
     ticks = {"tickvals": list(range(len(names)))[::every], "ticktext": labels[::every]}
     figure.update_xaxes(**ticks, showgrid=False, zeroline=False, range=[-0.5, len(names) - 0.5])
@@ -177,14 +182,14 @@ def _ways(labels: Sequence[str]) -> list[list[str]]:
 
 
 def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:
-    """Who waited for whom in collectives: for the last one to come.
+    """How long ranks waited in collectives for the rank that came last.
 
     Args:
         came: as from `dpro.dashboards.views.collectives.arrivals`.
         link: the selection, of those who wait.
 
     Returns:
-        `rank` (waits), `last` (for whom), `waits` (how often), `waited_ms` (in all).
+        `rank` (waits), `last` (the rank it waits for), `waits` (how often), `waited_ms` (in all).
     """
     last = (
         came.sort("wait", "rank").group_by("collective", maintain_order=True).agg(last=pl.col("rank").first())
@@ -237,9 +242,9 @@ def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
     for number, ((sort,), own) in enumerate(speeds.group_by("sort", maintain_order=True)):
         ink = series(number, theme)
         behind = own["line_gbps"].fill_null(0.0) / own["payload_gbps"]
-        alike = own["members"].n_unique() >= MIN_GROUPS  # of fewer pairs nobody knows which is slow
+        comparable = own["members"].n_unique() >= MIN_GROUPS  # of fewer pairs it is unknown which is slow
         slow = pl.DataFrame({"at": np.arange(own.height), "behind": behind}).filter(
-            alike & (pl.col("behind") >= MIN_SLOW)
+            comparable & (pl.col("behind") >= MIN_SLOW)
         )
         named = set(slow.sort("behind", descending=True)["at"].head(_NAMED).to_list())
         ways = [members.replace(",", " → ") for members in own["members"]]
@@ -270,18 +275,18 @@ def _metric(link: Link, there: Iterable[str]) -> str:
     return chosen if chosen in known else known[0]
 
 
-def _pairs(loaded: Loaded, link: Link) -> Any:
+def _pairs(loaded: Loaded, link: Link) -> Shown:
     pairs = _pairs_of(loaded, link)
     ranks = pl.concat([pairs["source"], pairs["target"]]).n_unique()
     if pairs.is_empty() or ranks > MAX_RANKS:
-        return message(_NO_PAIRS if pairs.is_empty() else _too_many(ranks))
+        return _NO_PAIRS if pairs.is_empty() else _too_many(ranks)
     there = {name: each.title for name, each in METRICS.items() if pairs[each.column].count()}
     metric = _metric(link, there)
     slow = slow_in_words(pairs)
     few = (
         ""
         if pairs["ratio"].count()
-        else " What to expect of a pair is told where three do the same: here not."
+        else " An expected time needs three pairs that do the same: there are fewer."
     )
     note = f"Outlined: {MIN_SLOW:g} times as long as expected, or more.{few}"
     return [
@@ -297,11 +302,13 @@ def _too_many(ranks: int) -> str:
     return f"{ranks} ranks are more than a square of {MAX_RANKS} can show: select some, or take the hosts."
 
 
-def _hosts(loaded: Loaded, link: Link) -> Any:
+def _hosts(loaded: Loaded, link: Link) -> Shown:
     between = _between(loaded, link)
     names = pl.concat([between["source_host"], between["target_host"]]).unique().sort().to_list()
+    if between.is_empty():
+        return _NO_PAIRS
     if len(names) < 2:
-        return message("The pairs of this selection are on one host, or on hosts that are not known.")
+        return "The pairs of this selection are on one host, or their hosts are not known."
     metric = _metric(link, [name for name in ("ratio", "time") if between[METRICS[name].column].count()])
     cells = between.select("source_host", "target_host", METRICS[metric].column).rows()
     figure = square_figure(cells, names, METRICS[metric], link.theme)
@@ -314,45 +321,56 @@ def _between(loaded: Loaded, link: Link) -> pl.DataFrame:
     return between.with_columns(transfer_ms=pl.col("transfer_ns") / NS_PER_MS)
 
 
-def _late(loaded: Loaded, link: Link) -> Any:
+def _late(loaded: Loaded, link: Link) -> Shown:
     late = late_info(arrivals(loaded.built.graph), link)
     ranks = pl.concat([late["rank"], late["last"]]).unique().sort().to_list()
     if not ranks or len(ranks) > MAX_RANKS:
-        return message(
-            "Nobody waits in a collective of this selection." if not ranks else _too_many(len(ranks))
-        )
-    told = Metric("waited in all", "waited_ms", "ms")
-    figure = square_figure(late.select("rank", "last", "waited_ms").rows(), ranks, told, link.theme)
+        return "No rank waits in a collective of this selection." if not ranks else _too_many(len(ranks))
+    waited = Metric("waited in all", "waited_ms", "ms")
+    figure = square_figure(late.select("rank", "last", "waited_ms").rows(), ranks, waited, link.theme)
     figure.update_xaxes(title_text="for the last to come: rank").update_yaxes(title_text="waits: rank")
     return [graph("late-figure", figure), csv_link(NAME, "late", link)]
 
 
-def _speeds(loaded: Loaded, link: Link) -> Any:
-    speeds = speed_info(link.chosen(loaded.transfers))
+def _speeds(loaded: Loaded, link: Link) -> Shown:
+    transfers = link.chosen(loaded.transfers)
+    speeds = speed_info(transfers)
     if speeds.is_empty():
-        return message(_NO_PAIRS)
+        pairs = transfers.filter(pl.col("num_ranks") == 2)
+        return _NO_PAIRS if pairs.is_empty() else "How many bytes pairs moved was not recorded."
     return [graph("speeds-figure", speed_figure(speeds, link.theme)), csv_link(NAME, "speeds", link)]
 
 
+PANELS: Mapping[str, Callable[[Loaded, Link], Shown]] = {
+    "Transfers, rank × rank": _pairs,
+    "Waiting in collectives, rank × rank": _late,
+    "Transfers, host × host": _hosts,
+    "Bandwidth of pairs against the fitted line": _speeds,
+}
+
+
+def _panels(loaded: Loaded, link: Link) -> Any:
+    """A panel for each matrix that there is, and one sentence about the others."""
+    made = {title: make(loaded, link) for title, make in PANELS.items()}
+    why = " ".join(dict.fromkeys(each for each in made.values() if isinstance(each, str)))
+    panels = [panel(title, *each) for title, each in made.items() if not isinstance(each, str)]
+    return [*([grid(*panels)] if panels else []), *([empty(why)] if why else [])]
+
+
 def _layout() -> Component:
-    doing = "building the graph"
-    return grid(
-        panel("Transfers, rank × rank", section("matrix-pairs", doing)),
-        panel("Who waits for whom in collectives", section("matrix-late", doing)),
-        panel("Transfers, host × host", section("matrix-hosts", doing)),
-        panel("Bandwidth of pairs against the fitted line", section("matrix-speeds", doing)),
-    )
+    return section("matrix-panels", "building the graph")
 
 
 VIEW = View(
     NAME,
     "Matrix",
     _layout,
-    {"matrix-pairs": _pairs, "matrix-late": _late, "matrix-hosts": _hosts, "matrix-speeds": _speeds},
+    {"matrix-panels": _panels},
     {
         "pairs": _pairs_of,
         "hosts": _between,
         "late": lambda loaded, link: late_info(arrivals(loaded.built.graph), link),
         "speeds": lambda loaded, link: speed_info(link.chosen(loaded.transfers)),
     },
+    missing=lambda loaded: _ONE_RANK if len(loaded.run.manifest.ranks) == 1 else "",
 )

@@ -22,11 +22,13 @@ from dpro.dashboards.page import View, csv_link, graph, message, panel, section
 from dpro.dashboards.theme import series, styled
 from dpro.export.counters import sampled_counters
 from dpro.export.quantities import Quantity, readable_unit
+from dpro.schema import COUNTERS
 from dpro.units import NS_PER_MS
 
 NAME = "telemetry"
 MAX_COUNTERS = 14
 POINTS = 1500  # of a series, that a figure of this width can show
+_NOTHING = "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces hold none."
 _ROW, _LEGEND = 92, 56  # pixels of a counter, of the room above all
 
 
@@ -73,7 +75,8 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
             figure.add_scatter(
                 x=thin["time_ms"],
                 y=thin["value"] / scale,
-                mode="lines",
+                mode="lines" if thin.height > 1 else "markers",
+                marker={"size": 5, "color": series(lines.index(which), theme)},
                 line={"shape": "hv", "width": 1.2, "color": series(lines.index(which), theme)},
                 name=plain(which),
                 legendgroup=plain(which),
@@ -118,9 +121,7 @@ def _values(loaded: Loaded, link: Link) -> pl.DataFrame:
 def _shown(loaded: Loaded, link: Link) -> Any:
     values = _values(loaded, link)
     if values.is_empty():
-        return message(
-            "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces hold none."
-        )
+        return message(_missing(loaded) or "No counter of this selection changed.")
     names = values["counter"].n_unique()
     more = f" {names - MAX_COUNTERS} more counters changed: the CSV has them." if names > MAX_COUNTERS else ""
     return [
@@ -146,4 +147,8 @@ def _layout() -> Component:
     return panel("Telemetry", section("telemetry-values", "reading what was sampled"))
 
 
-VIEW = View(NAME, "Telemetry", _layout, {"telemetry-values": _shown}, {"values": _values})
+def _missing(loaded: Loaded) -> str:
+    return "" if loaded.num_rows[COUNTERS.name] else _NOTHING
+
+
+VIEW = View(NAME, "Telemetry", _layout, {"telemetry-values": _shown}, {"values": _values}, missing=_missing)

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from io import BytesIO
+from typing import Any
 
 import polars as pl
 import pytest
@@ -18,6 +19,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server import serve
 from dpro.dashboards.server.bodies import MAX_BODY_BYTES
 from dpro.dashboards.server.guard import hash_of
+from dpro.dashboards.shown import Shown
 from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
 from dpro.schema import STEPS, conform
@@ -83,6 +85,36 @@ def test_every_section_of_every_view_fills_or_says_why_not(app, stepless, hung, 
 def test_dumps_of_a_job_that_hangs_have_the_verdict_of_diagnose(hung):
     for name in ("verdict-findings", "hang-verdict"):
         assert "its host code is stuck" in ask(hung, name, f"?view={name.partition('-')[0]}")
+
+
+def navigate(app, query: str) -> dict[str, Any]:
+    """What the page consists of for a link: the navigation, and the content of the view."""
+    names = ("nav.children", "steps.value", "ranks.value", "content.children", "title.children")
+    names += ("outside.children", "shown.data")
+    body = {
+        "output": f"..{'...'.join(names)}..",
+        "outputs": [dict(zip(("id", "property"), name.split("."))) for name in names],
+        "inputs": [{"id": "url", "property": "search", "value": query}],
+        "state": [{"id": "shown", "property": "data", "value": None}],
+        "changedPropIds": ["url.search"],
+    }
+    answer = app.server.test_client().post("/_dash-update-component", json=body, headers=HOST)
+    return answer.json["response"]
+
+
+def test_views_without_anything_to_show_are_dimmed_and_say_one_sentence(app, stepless, loaded):
+    def dimmed(page):
+        links = [each["props"] for each in page["nav"]["children"]]
+        return [each["children"][1] for each in links if "empty" in each["className"]]
+
+    page = navigate(stepless, "?view=telemetry")
+    assert dimmed(page) == ["Matrix", "Telemetry", "Hang", "Difference"]
+    assert page["nav"]["children"][8]["props"]["className"] == "current empty"
+    content = page["content"]["children"]["props"]
+    assert content["className"] == "panel wide"
+    assert json.dumps(content).count("No telemetry was sampled") == 1
+    assert "Difference" not in dimmed(navigate(app, ""))
+    assert dimmed(navigate(make_app(Shown(loaded, iter(()))), "?view=telemetry")) == []
 
 
 def test_a_section_of_another_view_is_left_alone(app):

@@ -27,7 +27,7 @@ def stuck() -> Job:
     return job
 
 
-def test_the_chain_ends_at_the_rank_at_fault_and_those_who_wait_alike_are_one(stuck):
+def test_the_chain_ends_at_the_rank_at_fault_and_ranks_that_wait_for_the_same_are_one_box(stuck):
     case = stuck.case()
     (finding,) = find_causes(case)
     assert finding.ranks == (3,)
@@ -79,7 +79,7 @@ def test_many_ranks_that_wait_for_one_are_a_number_in_one_box():
     assert len(many.facts[0]) <= 300
 
 
-def test_nobody_waits_in_a_job_that_moves():
+def test_no_rank_waits_in_a_job_that_moves():
     job = Job(2)
     job.call((0, 1), (0, 1))
     assert chain_info(job.case(), ()).boxes == ()
@@ -102,7 +102,7 @@ def test_who_is_behind_and_who_waits_where(stuck):
     assert len(absent.x) == 2
 
 
-def test_of_a_rank_without_a_dump_nothing_is_told(stuck):
+def test_the_state_of_a_rank_without_a_dump_is_unknown(stuck):
     stuck.lose(3)
     case = stuck.case()
     standing = standing_info(case)
@@ -121,7 +121,7 @@ def test_the_table_of_ranks_begins_with_the_one_at_fault(stuck):
     assert ranks.filter(rank=2)["waits_in"].item().startswith("all_reduce #1")
 
 
-def test_stacks_that_are_the_same_are_told_once_and_damaged_files_are_passed_over(tmp_path):
+def test_stacks_that_are_the_same_are_listed_once_and_damaged_files_are_passed_over(tmp_path):
     rows = [{"rank": rank, "stack": "a.py:1 wait" if rank else "b.py:9 sleep"} for rank in range(3)]
     workers = conform(WORKERS, pl.DataFrame(rows))
     frames = [{"file": "c.py", "line": 3, "function": "load"}]
@@ -137,7 +137,7 @@ def test_stacks_that_are_the_same_are_told_once_and_damaged_files_are_passed_ove
     assert stacks["stack"].to_list() == ["b.py:9 sleep", "a.py:1 wait", "c.py:3 load"]
 
 
-def test_the_first_view_tells_a_hang_in_words_and_gives_it_no_cost_per_step(stuck):
+def test_the_first_view_says_a_hang_in_words_and_gives_it_no_cost_per_step(stuck):
     findings = find_causes(stuck.case())
     state, sentence = health_info(findings, [], None)
     assert state == "bad"

@@ -1,4 +1,4 @@
-"""Rank × rank: slow senders, receivers and links stand out, and who waited for whom adds up."""
+"""Rank × rank: slow senders, receivers and links stand out, and the waits of each rank add up."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.views.collectives import arrivals, last_info
 from dpro.dashboards.views.matrix import (
     METRICS,
+    PANELS,
     VIEW,
     late_info,
     pair_figure,
@@ -24,6 +25,7 @@ from dpro.dashboards.views.matrix import (
     square_figure,
 )
 from dpro.store import open_run
+from tests.builders import cpu_job
 from tests.unit.detect.jobs import equal_work, graph_of
 from tests.unit.detect.network.test_pairs import transfers
 
@@ -55,7 +57,7 @@ def test_a_slow_sender_is_a_row_and_a_slow_receiver_a_column():
     ]
 
 
-def test_a_slow_link_is_a_cell_and_nothing_is_outlined_where_all_are_alike():
+def test_a_slow_link_is_a_cell_and_nothing_is_outlined_where_all_are_equal():
     pairs = pair_info(
         transfers(permutations(range(4), 2), lambda a, b: 4.0 if (a, b) == (2, 1) else 1.0), {}, Link()
     )
@@ -80,14 +82,16 @@ def test_the_bandwidth_of_a_pair_is_bytes_over_time():
 
 def test_where_nothing_can_be_expected_of_a_pair_its_time_is_shown(tmp_path):
     graph_of(tmp_path, equal_work(2, 6, 2))
-    filled = VIEW.sections["matrix-pairs"](load(open_run(tmp_path)), parse_link("?view=matrix&metric=ratio"))
+    filled = PANELS["Transfers, rank × rank"](
+        load(open_run(tmp_path)), parse_link("?view=matrix&metric=ratio")
+    )
     assert [each.children for each in filled[0].children] == ["time of a transfer", "bandwidth"]
     assert np.isfinite(filled[1].children.figure.data[0].z[0][1])
-    assert "here not" in str(filled[3])
+    assert "there are fewer" in str(filled[3])
 
 
 def test_hosts_are_compared_like_ranks(linked):
-    filled = VIEW.sections["matrix-hosts"](linked, Link(view="matrix"))
+    filled = PANELS["Transfers, host × host"](linked, Link(view="matrix"))
     figure = filled[0].children.figure
     assert list(figure.layout.xaxis.ticktext) == ["a", "b", "c", "d"]
     assert figure.data[0].z[1][2] == pytest.approx(2, rel=0.02)
@@ -119,7 +123,7 @@ def test_of_fewer_pairs_than_three_none_is_named_as_slow():
     assert not any(points.text)
 
 
-def test_who_waited_for_whom_adds_up_to_what_each_waited(linked):
+def test_waits_for_each_rank_add_up_to_what_each_rank_waited(linked):
     late = late_info(arrivals(linked.built.graph), Link())
     waited = dict(late.group_by("rank").agg(pl.col("waited_ms").sum()).iter_rows())
     for row in last_info(linked.built.graph, Link()).iter_rows(named=True):
@@ -135,3 +139,21 @@ def test_names_of_hosts_are_never_markup():
     figure = square_figure([("<b>a</b>", "<i>", 1.0)], ["<b>a</b>", "<i>"], METRICS["time"], "light")
     assert list(figure.layout.xaxis.ticktext) == ["&lt;b&gt;a&lt;/b&gt;", "&lt;i&gt;"]
     assert figure.data[0].customdata[0][1] == "&lt;b&gt;a&lt;/b&gt; → &lt;i&gt;"
+
+
+def _titles(filled):
+    return [
+        each.children[0].children for part in filled for each in part.children if part.className == "grid"
+    ]
+
+
+def test_what_cannot_be_shown_has_no_panel_and_one_sentence(linked, tmp_path):
+    fill = VIEW.sections["matrix-panels"]
+    assert _titles(fill(linked, Link(view="matrix"))) == list(PANELS)
+    filled = fill(load(cpu_job().write(tmp_path)), Link(view="matrix"))
+    assert _titles(filled) == ["Waiting in collectives, rank × rank"]
+    assert [each.className for each in filled] == ["grid", "panel wide"]
+    assert str(filled[1]).count("No two ranks of this selection exchange data") == 1
+    (nothing,) = fill(linked, parse_link("?view=matrix&steps=99"))
+    assert "No two ranks" in str(nothing)
+    assert "No rank waits" in str(nothing)
