@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 import numpy as np
 import plotly.graph_objects as go
@@ -26,7 +27,8 @@ MAX_BOXES = 60
 _LISTED = 3  # operations of a box that are listed one by one
 _LABEL, _FACT = 24, 300  # characters of ranks in a label, and in facts
 _COLUMN_CHARACTERS = 150  # of a label, in all columns together
-_ROW = 62  # pixels
+_LONGEST_LABEL = 400  # characters: a group of a thousand ranks may be named by all of them
+_ROW, _LINE = 62, 14  # pixels of a box, of each further line of its label
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,9 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
     """
     figure = go.Figure()
     columns = {box.x for box in chains.boxes}
-    room = max(_COLUMN_CHARACTERS // max(len(columns), 1), 8)
+    room = max(_COLUMN_CHARACTERS // max(len(columns), 1), 12)
+    labels = {box: wrapped_label(box.label, room) for box in chains.boxes}
+    lines = max((label.count("<br>") + 1 for label in labels.values()), default=1)
     looks = (  # kind, at fault, what the legend says, symbol, colour
         ("rank", True, "at fault", "circle", "bad"),
         ("rank", False, "ranks that wait", "circle", "compute"),
@@ -182,7 +186,7 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
             figure.add_scatter(
                 x=[box.x for box in mine], y=[box.y for box in mine], mode="markers+text", name=title,
                 marker={"symbol": symbol, "size": 15, "color": colour(ink, theme)},
-                text=[_within(box.label, room) for box in mine], textposition="bottom center",
+                text=[labels[box] for box in mine], textposition="bottom center",
                 textfont={"size": 11}, cliponaxis=False,
                 hovertext=["<br>".join(map(_wrapped, box.facts)) for box in mine],
                 hovertemplate="%{hovertext}<extra></extra>",
@@ -194,15 +198,21 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
             arrowhead=2, arrowwidth=1, arrowcolor=colour("soft", theme), standoff=10, startstandoff=10,
         )  # fmt: skip
     tallest = max((sum(box.x == column for box in chains.boxes) for column in columns), default=1)
-    styled(figure, theme, height=90 + _ROW * max(tallest, 2))
+    styled(figure, theme, height=90 + (_ROW + _LINE * (lines - 1)) * max(tallest, 2))
     sides = (min(columns, default=0) - 0.6, max(columns, default=0) + 0.6)
     figure.update_xaxes(visible=False, range=list(sides))
     figure.update_yaxes(visible=False, range=[-tallest / 2 - 0.3, tallest / 2 + 0.3])
     return figure.update_layout(hovermode="closest")
 
 
-def _within(text: str, room: int) -> str:
-    return plain(shortened(text, room))
+def wrapped_label(text: str, width: int) -> str:
+    """Break a label into lines that fit, at blanks where there are some; a very long one loses its middle.
+
+    Args:
+        text: the whole label.
+        width: characters of a line.
+    """
+    return "<br>".join(plain(line) for line in wrap(shortened(text, _LONGEST_LABEL), width)) or " "
 
 
 def _wrapped(text: str, width: int = 90) -> str:

@@ -17,7 +17,7 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from dpro.dashboards.chains import Chains, chain_figure, chain_info
+from dpro.dashboards.chains import Chains, chain_figure, chain_info, wrapped_label
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain, plain_all
@@ -36,14 +36,13 @@ from dpro.detect.hang.evidence import (
 )
 from dpro.detect.hang.waits import victims_of
 from dpro.schema import COLLECTIVES
-from dpro.words import shortened
 
 NAME = "hang"
 MAX_GROUPS = 60  # rows of the figure
 MAX_RANKS = 300  # rows of the table
-MAX_OF_NAME = 48  # characters
+LABEL = 48  # characters of a line
 FEW = 40  # cells across that have room for a number
-_ROW = 19  # pixels
+_ROW, _LINE = 19, 13  # pixels of a row, of each further line of its label
 _NO_CALLS = (
     "This run holds no calls with their states: `dpro record` keeps them, dumps of the flight recorder too."
 )
@@ -146,14 +145,16 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
             y=[place[row] for row in mine["row"]], mode="markers", name=title, hoverinfo="skip",
             marker={"symbol": symbol, "size": 6, "color": colour(ink, theme)},
         )  # fmt: skip
-    styled(figure, theme, height=100 + _ROW * max(len(rows), 3))
+    labels = [wrapped_label(row, LABEL) for row in rows]
+    lines = max((label.count("<br>") + 1 for label in labels), default=1)
+    styled(figure, theme, height=100 + (_ROW + _LINE * (lines - 1)) * max(len(rows), 3))
     every = 1 + len(ranks) // FEW
     figure.update_xaxes(
         title_text="rank", tickvals=list(range(len(ranks)))[::every], ticktext=ranks[::every], showgrid=False,
         range=[-0.5, len(ranks) - 0.5], zeroline=False,
     )  # fmt: skip
     figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=[plain(shortened(row, MAX_OF_NAME)) for row in rows],
+        tickvals=list(range(len(rows))), ticktext=labels,
         showgrid=False, range=[len(rows) - 0.5, -0.5], zeroline=False,
     )  # fmt: skip
     return figure.update_layout(hovermode="closest")

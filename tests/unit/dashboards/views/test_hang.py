@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -77,6 +78,24 @@ def test_many_ranks_that_wait_for_one_are_a_number_in_one_box():
     many = next(box for box in chain_info(job.case(), (0,)).boxes if len(box.members) > 1)
     assert many.label == "67 ranks"
     assert len(many.facts[0]) <= 300
+
+
+def _text(labels):
+    return [label.replace("<br>", "").replace(" ", "") for label in labels]
+
+
+def test_labels_are_whole_on_as_many_lines_as_they_take(stuck):
+    chains = chain_info(stuck.case(), (3,))
+    name = "all_reduce #1, " + "tensor_model_parallel_group_" * 8
+    boxes = tuple(replace(box, label=name) if box.kind == "operation" else box for box in chains.boxes)
+    drawn = chain_figure(replace(chains, boxes=boxes), "light")
+    assert drawn.layout.height > chain_figure(chains, "light").layout.height
+    assert name.replace(" ", "") in _text(drawn.data[2].text)
+    standing = standing_info(stuck.case()).with_columns(group=pl.lit(name) + pl.col("group"))
+    figure = standing_figure(standing, "light")
+    assert all(f"{name}".replace(" ", "") in label for label in _text(figure.layout.yaxis.ticktext))
+    assert all("<br>" in label for label in figure.layout.yaxis.ticktext)
+    assert figure.layout.height > standing_figure(standing_info(stuck.case()), "light").layout.height
 
 
 def test_no_rank_waits_in_a_job_that_moves():
