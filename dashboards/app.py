@@ -191,7 +191,6 @@ def _register_navigation(app: Dash, run: Shown) -> None:
         Output("ranks", "value"),
         Output("content", "children"),
         Output("title", "children"),
-        Output("outside", "children"),
         Output("shown", "data"),
         Input("url", "search"),
         State("shown", "data"),
@@ -201,7 +200,7 @@ def _register_navigation(app: Dash, run: Shown) -> None:
             link = parse_link(search or "")
             view = view_of(link)
         except UsageError as error:
-            return _navigation(run, Link(), ""), no_update, no_update, message(str(error)), "", "", ""
+            return _navigation(run, Link(), ""), no_update, no_update, message(str(error)), "", ""
         parts = dict(part.split("=", 1) for part in link.query(own={}).removeprefix("?").split("&") if part)
         why = _missing(run, view)
         content = no_update if shown == view.name else empty(why) if why else view.layout()
@@ -211,9 +210,15 @@ def _register_navigation(app: Dash, run: Shown) -> None:
             parts.get("ranks", ""),
             content,
             view.title,
-            outside(run.loaded, link),
             view.name,
         )
+
+    @app.callback(Output("outside", "children"), *changes(run))
+    def warn_outside(search: str | None, *_: Any) -> str:
+        try:
+            return outside(run.loaded, parse_link(search or ""))
+        except UsageError:
+            return ""  # the content says it
 
     for name in ("steps", "ranks"):
         in_browser(app, name, Input(name, "value"))

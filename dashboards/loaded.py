@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import polars as pl
@@ -13,6 +14,7 @@ from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.timeline.measured import MAX_UNASKED, Measured
 from dpro.dashboards.timeline.replayed import Later, make_replayed
 from dpro.dashboards.timeline.tracks import Tracks, make_tracks
+from dpro.dashboards.withdrawn import Earlier
 from dpro.detect.network.traffic import transfers_of
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import slices
@@ -49,6 +51,7 @@ class Loaded(Analysis):
         """
         super().__init__(run)
         self.other, self.as_tried = other, as_tried
+        self.earlier, self.opened_ns = Earlier(), time.time_ns()
         self._changed: tuple[tuple[str, ...], tuple[list[Graph], list[str]]] = (), ([], [])
         self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.withdrawn import shown_by
 from dpro.errors import DproError
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Shown:
         """Wait for later states and show each, until the last one, or until one cannot be read."""
         try:
             for state in self._later:
+                state.earlier = shown_by(self.loaded)
                 self.loaded = state
                 self.version += 1
         except DproError as error:

@@ -20,6 +20,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
 from dpro.dashboards.theme import colour, css_name, styled, whole_ticks
+from dpro.dashboards.withdrawn import withdrawn_in_words, withdrawn_of
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.hang.evidence import HANGS
@@ -118,6 +119,8 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     earlier = describe_logged(logged_findings(loaded.run.path))
     listed = [*(_finding(each, link) for each in findings), html.Ul(open_questions, className="unknown")]
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
+    withdrawn = [html.Li(withdrawn_in_words(each)) for each in withdrawn_of(loaded)]
+    listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
     return [state, *listed, csv_link(NAME, "findings", link)]
 
 

@@ -122,7 +122,7 @@ class OpenFindings:
         for notice in notices:
             self._next = max(self._next, int(notice["number"]) + 1)
             finding = finding_of(notice)
-            key = str(notice.get("detector", "")), _identity(finding)
+            key = str(notice.get("detector", "")), identity_of(finding)
             if notice["event"] == BEGINS:
                 self._open[key] = _Open(int(notice["number"]), finding, int(notice["step"]))
             else:
@@ -150,7 +150,7 @@ class OpenFindings:
         """
         notices = []
         for finding in found:
-            key = source, _identity(finding)
+            key = source, identity_of(finding)
             known = self._open.get(key)
             if known is None:
                 known = _Open(self._next, finding, step)
@@ -185,7 +185,7 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _identity(finding: Finding) -> Identity:
+def identity_of(finding: Finding) -> Identity:
     """Return what makes two findings the same; the cause within a component may change."""
     return finding.class_.partition(".")[0], finding.component_kind, finding.component_id
 
@@ -268,10 +268,16 @@ def describe_logged(found: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = []
     for each in found:
         when = time_of_day(each["time_ns"])
-        until = f", over at {time_of_day(each['over_ns'])}: {each['why']}" if each["over_ns"] > 0 else ""
+        until = f", {_end_in_words(each)}" if each["over_ns"] > 0 else ""
         component = f"{each['component']['kind']} {each['component']['id']}"
         lines.append(f"at {when}, step {each['step']}: {each['class']}: {component}{until}")
     return lines
+
+
+def _end_in_words(logged: Mapping[str, Any]) -> str:
+    when = time_of_day(logged["over_ns"])
+    held = logged["why"] == JOB_ENDED
+    return f"held until the job ended at {when}" if held else f"withdrawn at {when} because {logged['why']}"
 
 
 def time_of_day(time_ns: int) -> str:

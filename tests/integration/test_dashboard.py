@@ -154,7 +154,7 @@ def test_what_explains_the_difference_of_two_runs_is_drawn(browser, repository):
         browser.get(f"{address}?view=difference")
         settle(browser)
         wait(browser, "return document.querySelectorAll('#difference-figure .point').length > 3")
-        assert "typical step outside deep windows" in browser.find_element("id", "difference-told").text
+        assert "typical step outside deep windows" in browser.find_element("id", "difference-summary").text
         assert complaints(browser) == []
 
 

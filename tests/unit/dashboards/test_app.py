@@ -90,7 +90,7 @@ def test_dumps_of_a_job_that_hangs_have_the_verdict_of_diagnose(hung):
 def navigate(app, query: str) -> dict[str, Any]:
     """What the page consists of for a link: the navigation, and the content of the view."""
     names = ("nav.children", "steps.value", "ranks.value", "content.children", "title.children")
-    names += ("outside.children", "shown.data")
+    names += ("shown.data",)
     body = {
         "output": f"..{'...'.join(names)}..",
         "outputs": [dict(zip(("id", "property"), name.split("."))) for name in names],

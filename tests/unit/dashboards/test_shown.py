@@ -13,8 +13,11 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, Passing
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.views.verdict import VIEW
-from dpro.detect.findings_log import FILE, FOLDER
+from dpro.dashboards.withdrawn import withdrawn_of
+from dpro.detect.findings import Finding
+from dpro.detect.findings_log import FILE, FOLDER, time_of_day
 from dpro.errors import InputError
+from dpro.schema import STEPS
 from tests.builders import cpu_job
 
 HOST = {"Host": "localhost"}
@@ -102,6 +105,39 @@ def test_a_run_whose_job_is_over_has_one_state_and_is_not_live(run):
     assert not is_live(run.path)
     (state,) = copies(run.path)
     assert state == run
+
+
+def test_a_finding_that_the_next_copy_does_not_show_is_withdrawn_with_time_and_reason(run):
+    fill = VIEW.sections["verdict-findings"]
+    states = [Loaded(run) for _ in range(4)]
+    slow = Finding("slow.host", "rank", "1", (1,), 0.5, 0.9, 5e6, ("evidence",))
+    for state, found in zip(states, ([slow], [], [], [slow])):
+        state.values["verdict_on_hangs"] = found, []
+        state.opened_ns = 10**18
+    shown = Shown(states[0], iter(states[1:]))
+    assert "withdrawn" not in str(fill(shown.loaded, Link()))
+    shown.follow()
+    step = run.table(STEPS)["step"].max()
+    line = f"slow.host: rank 1: withdrawn at {time_of_day(10**18)} because the steps up to {step} do not"
+    assert line in str(fill(states[1], Link()))
+    assert line in str(fill(states[2], Link()))
+    assert "withdrawn" not in str(fill(states[3], Link()))  # found again
+
+
+def test_copies_whose_findings_no_reader_asked_for_withdraw_nothing_and_lose_nothing(run):
+    first, skipped, last = (Loaded(run) for _ in range(3))
+    slow = Finding("slow.host", "rank", "1", (1,), 0.5, 0.9, 5e6, ("evidence",))
+    first.values["verdict_on_hangs"], last.values["verdict_on_hangs"] = ([slow], []), ([], ["too few steps"])
+    Shown(first, iter([skipped, last])).follow()
+    assert not skipped.values
+    (gone,) = withdrawn_of(last)
+    assert (gone.finding, gone.why) == (slow, "not known now: too few steps")
+
+
+def test_a_refusal_of_a_selection_is_asked_for_again_with_each_copy(run):
+    _, wires = layout_and_wires(make_app(Shown(Loaded(run), iter(()))))
+    (refusal,) = [each for each in json.loads(wires) if each["output"] == "outside.children"]
+    assert [each["id"] for each in refusal["inputs"]] == ["url", "version"]
 
 
 def test_the_graph_of_a_passing_state_gets_no_place_in_the_cache(run, tmp_path, monkeypatch):

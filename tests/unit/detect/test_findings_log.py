@@ -10,7 +10,18 @@ import pytest
 
 from dpro.cli.job.watch import in_words
 from dpro.detect.findings import Finding
-from dpro.detect.findings_log import BEGINS, ENDS, FILE, FindingsLog, Notice, OpenFindings, read_log
+from dpro.detect.findings_log import (
+    BEGINS,
+    ENDS,
+    FILE,
+    JOB_ENDED,
+    FindingsLog,
+    Notice,
+    OpenFindings,
+    describe_logged,
+    logged_findings,
+    read_log,
+)
 
 
 def slow(rank: int, class_: str = "slow.host") -> Finding:
@@ -115,3 +126,16 @@ def test_numbers_that_are_none_are_null_and_are_read_again():
     findings.resume([document])
     assert findings.findings[0].ranks == (1,)
     assert in_words(begin)[0].endswith("slow.host: rank 1; confidence nan")
+
+
+def test_how_a_finding_ended_is_said(tmp_path):
+    log, findings = FindingsLog(tmp_path), OpenFindings()
+    notices = findings.observe("late", [slow(1), slow(2)], 10, 0, "")
+    notices += findings.observe("late", [slow(2)], 11, 0, "its peers hardly wait for it now")
+    notices += findings.close(None, 12, JOB_ENDED)
+    for notice in notices:
+        log.write(notice)
+    gone, held = describe_logged(logged_findings(tmp_path))
+    assert "slow.host: rank 1, withdrawn at" in gone
+    assert gone.endswith("because its peers hardly wait for it now")
+    assert "slow.host: rank 2, held until the job ended at" in held
