@@ -8,7 +8,7 @@ colleague reproduces the view.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode
 
@@ -16,13 +16,11 @@ import polars as pl
 
 from dpro.dashboards.theme import LIGHT, THEMES
 from dpro.errors import UsageError
-from dpro.words import shortened
+from dpro.selection import parse_ranges, quoted, ranges_of, ranges_text
 
 FIRST = "verdict"  # the view of a link that names none
 _SHARED = ("view", "steps", "ranks", "time", "theme")
 _MAX_RANKS = 1_000_000
-_LONGEST = 60  # characters of an invalid value that a message quotes
-_DIGITS = 9  # of the number of a step or a rank, so that it fits the type of all columns
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Link:
         pairs = [
             ("view", "" if link.view == FIRST else link.view),
             ("steps", "" if link.steps is None else "-".join(map(str, dict.fromkeys(link.steps)))),
-            ("ranks", _ranks_text(link.ranks)),
+            ("ranks", ranges_text(ranges_of(link.ranks))),
             ("time", "" if link.time_ms is None else "~".join(f"{ms:.6f}" for ms in link.time_ms)),
             ("theme", "" if link.theme == LIGHT else link.theme),
             *sorted(link.own.items()),
@@ -94,38 +92,22 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     Raises:
         UsageError: it is neither.
     """
-    if not text.strip():
-        return None
-    first, last = _ends(text, "steps")
-    return first, last
+    ranges = parse_ranges(text, "steps")
+    if len(ranges) > 1:
+        raise UsageError(f"steps {quoted(text)} are not understood: a view shows one range, 3 or 3-8")
+    return ranges[0] if ranges else None
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Parse `0,2-3` into ranks.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: it is no such list, or one of too many.
     """
-    ranks: set[int] = set()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        first, last = _ends(part, "ranks")
-        ranks.update(range(first, last + 1))
-    return tuple(sorted(ranks))
-
-
-def _ends(text: str, what: str) -> tuple[int, int]:
-    first, _, last = text.strip().partition("-")
-    given = [part.strip() for part in (first, last or first)]
-    if not all(part.isdecimal() and len(part) <= _DIGITS for part in given):
-        raise UsageError(f"{what} {_quoted(text)} are not understood: 3, or 3-8, numbers from 0 on")
-    ends = int(given[0]), int(given[1])
-    if ends[0] > ends[1] or ends[1] - ends[0] > _MAX_RANKS:
-        raise UsageError(f"{what} {_quoted(text)} are not understood: the first comes before the last")
-    return ends
-
-
-def _quoted(text: str) -> str:
-    return repr(shortened(text, _LONGEST))
+    ranges = parse_ranges(text, "ranks")
+    if sum(last - first for first, last in ranges) > _MAX_RANKS:
+        raise UsageError(f"ranks {quoted(text)} are too many: at most {_MAX_RANKS:,}")
+    return tuple(rank for first, last in ranges for rank in range(first, last + 1))
 
 
 def _time(text: str) -> tuple[float, float] | None:
@@ -134,18 +116,7 @@ def _time(text: str) -> tuple[float, float] | None:
     try:
         begin, end = (float(part) for part in text.split("~"))
     except ValueError as error:
-        raise UsageError(f"time {_quoted(text)} is not understood: two numbers of ms, as 1.5~20") from error
+        raise UsageError(f"time {quoted(text)} is not understood: two numbers of ms, as 1.5~20") from error
     if not -1e12 < begin < end < 1e12:
-        raise UsageError(f"time {_quoted(text)} is not understood: the first comes before the second")
+        raise UsageError(f"time {quoted(text)} is not understood: the first comes before the second")
     return begin, end
-
-
-def _ranks_text(ranks: Iterable[int]) -> str:
-    """Format ranks as `parse_ranks` reads them; consecutive ranks become a range."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

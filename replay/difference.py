@@ -19,6 +19,7 @@ from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import changed_step_times, durations_of, replay_durations, step_ends
+from dpro.selection import ALL, Selection
 
 MAX_KINDS = 24  # of work listed one by one; the rest, which differs least, is taken together
 LONGEST = 1000.0  # how many times as long work may become: more is work that one run hardly has
@@ -71,20 +72,22 @@ class Difference:
     by_rank: dict[int, float]
 
 
-def explain(a: Graph, b: Graph) -> Difference:
+def explain(a: Graph, b: Graph, selection: Selection = ALL) -> Difference:
     """Compare two runs.
 
     Args:
         a: the graph of the first, such as the one before a change.
         b: the graph of the second.
+        selection: the steps whose mean is compared, and the ranks whose work in them is. A step ends with the
+            last of its work on any rank, selected or not.
 
     Raises:
         Unanswerable: one of them has no whole step.
     """
-    keys = _keys(a), _keys(b)
+    keys = selection.keep(_keys(a)), selection.keep(_keys(b))
     work = _compared(*map(_work, keys))
     times_a, times_b = _times(*(_with_rows(each, work) for each in keys))
-    forth, back = _swapped(a, times_a, work), _swapped(b, times_b, work)
+    forth, back = (_swapped(graph, times, work, selection) for graph, times in ((a, times_a), (b, times_b)))
     towards_b, towards_a = np.diff(forth), np.diff(back)
     # Work that one run lacks cannot be put into it, only taken out of the other.
     lacks_a, lacks_b = (work[column].to_numpy() == 0 for column in ("a_ns", "b_ns"))
@@ -98,7 +101,7 @@ def explain(a: Graph, b: Graph) -> Difference:
     found.sort(key=lambda each: (-abs(each.delta_ns), each.kind, each.name))
     before, after = float(forth[0]), float(back[0])
     rest = after - before - float(share.sum())
-    return Difference(before, after, tuple(found), rest, _by_rank(b, times_b))
+    return Difference(before, after, tuple(found), rest, _by_rank(b, times_b, selection))
 
 
 def _keys(graph: Graph) -> pl.DataFrame:
@@ -185,7 +188,7 @@ def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
     )
 
 
-def _swapped(graph: Graph, keys: pl.DataFrame, work: pl.DataFrame) -> Floats:
+def _swapped(graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, selection: Selection) -> Floats:
     """[K + 1] mean step, ns: unchanged, then with one more kind of work as long as in the other run."""
     node, row = keys["node"].to_numpy(), keys["row"].to_numpy()
     changed = _changed(graph, keys)
@@ -193,7 +196,7 @@ def _swapped(graph: Graph, keys: pl.DataFrame, work: pl.DataFrame) -> Floats:
     for at in range(work.height):
         mine = node[row == at]
         durations[mine, at + 1 :] = changed[mine, None]
-    return _mean_steps(graph, durations)
+    return _mean_steps(graph, durations, selection)
 
 
 def _changed(graph: Graph, keys: pl.DataFrame) -> Ints:
@@ -204,26 +207,31 @@ def _changed(graph: Graph, keys: pl.DataFrame) -> Ints:
     return duration
 
 
-def _mean_steps(graph: Graph, durations: Ints) -> Floats:
-    """[S] mean step, ns, of the graph with each column of durations [N, S]; the first is the baseline."""
+def _mean_steps(graph: Graph, durations: Ints, selection: Selection) -> Floats:
+    """[S] mean of selected steps, ns, with each column of durations [N, S]; the first is the baseline."""
     ends = replay_durations(graph, durations)
     first = np.ascontiguousarray(ends[:, 0])
     baseline = step_ends(graph, first - durations[:, 0], first)
     if baseline.is_empty():
         raise Unanswerable("no whole step in the run: record at least two steps")
-    means = [float(durations_of(baseline)["duration_ns"].to_numpy().mean())]
+    means = [_mean(durations_of(baseline), selection)]
     for column in range(1, durations.shape[1]):
         end = np.ascontiguousarray(ends[:, column])
         steps = changed_step_times(baseline, graph, end - durations[:, column], end)
-        means.append(float(steps["duration_ns"].to_numpy().mean()))
+        means.append(_mean(steps, selection))
     return np.array(means)
 
 
-def _by_rank(b: Graph, keys: pl.DataFrame) -> dict[int, float]:
+def _mean(steps: pl.DataFrame, selection: Selection) -> float:
+    """The mean of selected steps, ns."""
+    return float(selection.keep(steps)["duration_ns"].to_numpy().mean())
+
+
+def _by_rank(b: Graph, keys: pl.DataFrame, selection: Selection) -> dict[int, float]:
     """What the second run would save if one rank's work were as long as in the first, rank by rank."""
     ranks = sorted(keys["rank"].unique().to_list())
     changed = _changed(b, keys)
     durations = [b.nodes.duration]
     durations += [np.where(b.nodes.rank == rank, changed, b.nodes.duration) for rank in ranks]
-    steps = _mean_steps(b, np.stack(durations, axis=1))
+    steps = _mean_steps(b, np.stack(durations, axis=1), selection)
     return {rank: float(steps[0] - step) for rank, step in zip(ranks, steps[1:])}

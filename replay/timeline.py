@@ -118,8 +118,15 @@ def _differs_from_last(*columns: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def durations_of(ends: pl.DataFrame) -> pl.DataFrame:
-    """How long each step lasted: from the end of the one before it. `window`, `step`, `duration_ns`."""
-    return _durations(ends, ["window"])
+    """How long each step lasted, from the end of the one before it: `window`, `step`, `duration_ns`.
+
+    Args:
+        ends: as from `step_ends`; steps that a column `counted` denies, if there is one, are left out.
+    """
+    durations = _durations(ends, ["window"])
+    if "counted" not in ends.columns:
+        return durations
+    return durations.join(ends.filter("counted"), on=["window", "step"], how="semi", maintain_order="left")
 
 
 def _durations(ends: pl.DataFrame, by: list[str]) -> pl.DataFrame:
@@ -155,11 +162,11 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: I
     makes the steps longer in sum.
 
     Args:
-        baseline: `step_ends` of the unchanged graph.
+        baseline: `step_ends` of the unchanged graph, with or without `counted`.
         graph: the changed graph.
         start, end: [N] ns of its nodes.
     """
-    begins = baseline.select("window", "step", "begin_ns")
+    begins = baseline.drop("finish_ns")
     return durations_of(step_ends(graph, start, end).drop("begin_ns").join(begins, on=["window", "step"]))
 
 

@@ -2,6 +2,7 @@
 
 end               how the job ended, which every answer begins with where it failed, hung or was ended
 analysis, cached  what can be asked; properties that are computed once, however many threads ask
+selected          the same of some steps and ranks
 graphs            built graphs, kept in the user's cache
 unanswered        what a run cannot answer, and why
 summary           a run in a few facts and short tables

@@ -6,10 +6,46 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dpro.cli.completion import ranges as complete_ranges
+from dpro.errors import UsageError
+
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
+    from dpro.selection import Ranges
 
 run_argument = click.argument("run", type=click.Path(), metavar="RUN")
+
+
+def _read_ranges(_context: click.Context, option: click.Parameter, text: str | None) -> Ranges:
+    """Callback of options that select.
+
+    Raises:
+        UsageError: the text is no list of numbers and ranges.
+    """
+    if text is None:
+        return ()
+    from dpro.selection import parse_ranges
+
+    ranges = parse_ranges(text, str(option.name))
+    if not ranges:
+        raise UsageError(f"--{option.name} names none: give some, as 3, 3-8 or 3,5,7-9")
+    return ranges
+
+
+steps_option = click.option(
+    "--steps",
+    metavar="STEPS",
+    callback=_read_ranges,
+    shell_complete=complete_ranges,
+    help="Only these steps: 3-8, or 3,5,7-9.",
+)
+ranks_option = click.option(
+    "--ranks",
+    metavar="RANKS",
+    callback=_read_ranges,
+    shell_complete=complete_ranges,
+    help="Only these ranks: 0, or 0,2-3.",
+)
 
 
 def analyse(path: str) -> Analysis:

@@ -69,6 +69,17 @@ def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> 
     return _that_begin([(row.example, row.summary) for row in CHANGES.values()], typed)
 
 
+def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Examples of what `--steps` and `--ranks` take."""
+    of = option.name
+    known = [
+        ("3", f"one of the {of}"),
+        ("3-8", f"{of} from 3 to 8, both included"),
+        ("3,5,7-9", f"several {of}"),
+    ]
+    return _that_begin(known, typed)
+
+
 def _that_begin(known: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
     return [CompletionItem(text, help=meaning or None) for text, meaning in known if text.startswith(typed)]
 

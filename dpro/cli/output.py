@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from dpro.analysis.end import End
+    from dpro.selection import Selection
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -130,6 +131,12 @@ def print_end(end: End) -> None:
     """One line on stdout where the job failed, hung or was ended; nothing otherwise."""
     if end.early:
         console().print(end.sentence)
+
+
+def print_selection(selection: Selection) -> None:
+    """One line on stdout where not all steps and ranks are selected; nothing otherwise."""
+    if selection:
+        console().print(f"Selected: {selection}")
 
 
 def console() -> Console:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from dpro.documents import Document, Part
+from dpro.selection import SelectionDocument
 
 
 class FileDocument(Part, frozen=True):
@@ -38,6 +41,7 @@ class ExportDocument(Document, frozen=True, kw_only=True):
         arrows: likewise.
         files: that were written.
         critical_path_replayed_later: by how much.
+        selection: the steps and ranks that were written; absent where all were.
     """
 
     run: str
@@ -45,3 +49,4 @@ class ExportDocument(Document, frozen=True, kw_only=True):
     arrows: int
     files: list[FileDocument]
     critical_path_replayed_later: PathOffset
+    selection: SelectionDocument | UnsetType = UNSET

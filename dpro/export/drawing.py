@@ -14,6 +14,7 @@ from dpro.export.counters import sampled_counters, within
 from dpro.export.slices import slices
 from dpro.replay.timeline import Timeline
 from dpro.schema import COUNTERS, WORKERS
+from dpro.selection import ALL, Selection
 
 
 class Drawing(NamedTuple):
@@ -31,7 +32,10 @@ class Drawing(NamedTuple):
 
 
 def drawing(
-    timeline: Timeline, findings: Sequence[Finding] = (), ahead: Mapping[str, int] | None = None
+    timeline: Timeline,
+    findings: Sequence[Finding] = (),
+    ahead: Mapping[str, int] | None = None,
+    selection: Selection = ALL,
 ) -> Drawing:
     """Return the drawing of a replayed graph.
 
@@ -39,15 +43,20 @@ def drawing(
         timeline: the replayed graph; of one that knows its run, telemetry is drawn too.
         findings: each marks the steps, as measured, that it costs something.
         ahead: by how many ns each host's clock is ahead of the timeline's; all agree if None.
+        selection: steps and ranks to draw.
     """
-    rows = slices(timeline, findings)
+    rows = slices(timeline, findings, selection)
     known = rows.join(arguments_of(timeline.graph), on="node", how="left", maintain_order="left")
-    return Drawing(known, arrows(timeline, rows), _counters(timeline, rows, ahead or {}))
+    return Drawing(known, arrows(timeline, rows), _counters(timeline, rows, ahead or {}, selection))
 
 
-def _counters(timeline: Timeline, rows: pl.DataFrame, ahead: Mapping[str, int]) -> pl.DataFrame:
+def _counters(
+    timeline: Timeline, rows: pl.DataFrame, ahead: Mapping[str, int], selection: Selection
+) -> pl.DataFrame:
     run = timeline.graph.run
     if run is None or rows.is_empty():
         return sampled_counters(COUNTERS.empty(), WORKERS.empty(), ahead)
-    values = sampled_counters(run.table(COUNTERS), run.table(WORKERS), ahead)
+    workers = run.table(WORKERS)
+    ranks = selection.keep(workers)["rank"].to_list() if selection.ranks else ()
+    values = sampled_counters(run.table(COUNTERS), workers, ahead, ranks)
     return within(values, int(rows["start_ns"].to_numpy().min()), int(rows["end_ns"].to_numpy().max()))

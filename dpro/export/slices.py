@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,7 @@ from dpro.detect.findings import Finding
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, critical_nodes, slack_of, step_ends
+from dpro.selection import ALL, Selection
 from dpro.units import format_duration
 
 MEASURED, REPLAYED, CRITICAL, FINDINGS = "measured", "replayed", "critical path", "findings"
@@ -29,12 +31,13 @@ WAIT = "wait"
 _INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
 
 
-def slices(timeline: Timeline, findings: Sequence[Finding] = ()) -> pl.DataFrame:
+def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Selection = ALL) -> pl.DataFrame:
     """Return the slices of a replayed graph: measured, replayed, critical path, findings.
 
     Args:
         timeline: the replayed graph.
         findings: each marks the steps, as measured, that it costs something.
+        selection: steps and ranks to draw; findings of other ranks only are left out.
 
     Returns:
         `group` (measured or replayed timeline of a rank, the critical path of all on either side, or
@@ -68,11 +71,13 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = ()) -> pl.DataFrame
         frames.append(pl.concat(rows).with_columns(group=rank + side, track=pl.col("lane")))
         path = _rows(graph, critical[drawn[critical]], start, end, on_path, before)
         frames.append(path.with_columns(group=pl.lit(PATHS[side]), track=pl.lit(CRITICAL)))
-    lasting = pl.concat(frames).filter(pl.col("end_ns") > pl.col("start_ns"))
+    lasting = selection.keep(pl.concat(frames).filter(pl.col("end_ns") > pl.col("start_ns")))
     node = lasting["node"].to_numpy()
     slack, later = (each[node] for each in (slack_of(timeline), timeline.start - nodes.measured_start))
     facts = {"slack_ns": pl.Series(slack), "later_ns": pl.Series(later)}
-    marks = [_marks(timeline, finding, lasting.schema) for finding in findings]
+    shown = [each for each in findings if not each.ranks or any(map(selection.has_rank, each.ranks))]
+    steps = replace(selection, ranks=())
+    marks = [steps.keep(_marks(timeline, finding, lasting.schema)) for finding in shown]
     return _on_tracks(pl.concat([lasting.with_columns(**facts), *marks]), graph)
 
 

@@ -12,6 +12,7 @@ import polars as pl
 from dpro.replay.intervals import covered, union
 from dpro.replay.pipeline.operations import Role, consists_of_operations, read_operations
 from dpro.schema import SPANS
+from dpro.selection import ALL, Selection
 from dpro.store import Run
 
 SCHEMA: dict[str, type[pl.DataType]] = {
@@ -25,11 +26,15 @@ SCHEMA: dict[str, type[pl.DataType]] = {
 }
 
 
-def pipeline_bubbles(run: Run) -> pl.DataFrame:
+def pipeline_bubbles(run: Run, selection: Selection = ALL) -> pl.DataFrame:
     """The bubble of each stage: the pipeline's time in which a rank computes neither forward nor backward.
 
     With p stages, m micro-batches and even work it is (p - 1) / (m + p - 1) of the pipeline's time (Narayanan
     et al., SC 2021, section 2.2). It is averaged over steps and the ranks of a stage.
+
+    Args:
+        run: an opened run.
+        selection: the steps and ranks to average over.
 
     Returns:
         One row per stage, columns as in `SCHEMA`; none where the run does not consist of operations, or its
@@ -43,8 +48,8 @@ def pipeline_bubbles(run: Run) -> pl.DataFrame:
         return pl.DataFrame(schema=SCHEMA)
     extents = rows.group_by("step", "dp").agg(begin=pl.col("start").min(), finish=pl.col("end").max())
     parts = []
-    for (_, stage), own in rows.join(extents, on=["step", "dp"]).group_by(
-        ["rank", "stage"], maintain_order=True
+    for (_, stage), own in (
+        selection.keep(rows).join(extents, on=["step", "dp"]).group_by(["rank", "stage"], maintain_order=True)
     ):
         busy = union(own["start"].to_numpy(), own["end"].to_numpy())
         steps = own.unique("step", maintain_order=True)
@@ -55,6 +60,8 @@ def pipeline_bubbles(run: Run) -> pl.DataFrame:
                 {"stage": stage, "rank": own["rank"][0], "pipeline": finish - begin, "compute": compute}
             )
         )
+    if not parts:
+        return pl.DataFrame(schema=SCHEMA)
     total = (
         pl.concat(parts)
         .group_by("stage")

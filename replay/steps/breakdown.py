@@ -28,6 +28,7 @@ collective is split only where all members of its group were matched.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -132,6 +133,25 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     stepless = windows.join(known, on="rank", how="anti").with_columns(step=pl.lit(NO_STEP, pl.Int64))
     stretches = pl.concat([deep.select(columns), undivided.select(columns), stepless.select(columns)])
     return stretches.join(windows, on=["rank", "window"], how="semi")
+
+
+def within_stretches(rows: pl.DataFrame, stretches: pl.DataFrame, at: str = "start_ns") -> pl.DataFrame:
+    """Keep the rows that begin within a stretch of their rank.
+
+    Args:
+        rows: with `rank` and a time on that rank's clock.
+        stretches: `rank`, `start_ns`, `end_ns`, such as those of `recorded_steps`.
+        at: the column of the time.
+
+    Returns:
+        The rows, in their order.
+    """
+    begins = stretches.select("rank", begin="start_ns", end="end_ns").sort("begin")
+    places = (
+        rows.select(pl.col("rank").cast(begins.schema["rank"]), time=at).with_row_index("row").sort("time")
+    )
+    inside = places.join_asof(begins, left_on="time", right_on="begin", by="rank", check_sortedness=False)
+    return rows[inside.filter(pl.col("time") < pl.col("end"))["row"].sort()]
 
 
 def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> Activity:
@@ -258,7 +278,12 @@ def _self_times(spans: pl.DataFrame) -> pl.DataFrame:
     return timed.select("name", own.clip(lower_bound=0).alias("self_ns"))
 
 
-def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame:
+def collective_totals(
+    collectives: pl.DataFrame,
+    spans: pl.DataFrame,
+    workers: pl.DataFrame,
+    keep: Callable[[pl.DataFrame], pl.DataFrame] = lambda rows: rows,
+) -> pl.DataFrame:
     """Collectives that ran, by operation, size and hosts of the group, over all ranks and windows.
 
     A rank's duration is waiting for the others plus moving data. All members move together, so the transfer
@@ -273,6 +298,8 @@ def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame, workers: p
         collectives: table `collectives`.
         spans: table `spans`, for the stream that a collective ran on.
         workers: table `workers`, for the host of each rank.
+        keep: selects the members to count, of rows with the columns of `collectives`; wait and transfer of
+            each still follow from all members.
 
     Returns:
         `[op, bytes, hosts, count, total_ns, matched, wait_ns, transfer_ns, busbw_gbps]`, the largest total
@@ -282,7 +309,7 @@ def collective_totals(collectives: pl.DataFrame, spans: pl.DataFrame, workers: p
         second, null where the bytes, the transfer or the size of the group is not known.
     """
     members = matched_members(collectives, spans).with_columns(hosts=_hosts(workers))
-    rows = members.with_columns(
+    rows = keep(members).with_columns(
         wait_ns=pl.col("duration_ns") - pl.col("transfer_ns"),
         bus_bytes=pl.when("complete").then(_bus_bytes()),
     )

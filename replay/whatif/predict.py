@@ -26,6 +26,7 @@ from dpro.replay.fidelity.overlap import Contention, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.edit import Edit
+from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
 
 # The order in which predictions are given, and what each block of them is called.
@@ -118,12 +119,15 @@ def ranked(predictions: Iterable[Prediction]) -> list[Prediction]:
     )
 
 
-def baseline_steps(graph: Graph, timeline: Timeline | None = None) -> pl.DataFrame:
+def baseline_steps(
+    graph: Graph, timeline: Timeline | None = None, selection: Selection = ALL
+) -> pl.DataFrame:
     """When the replayed steps of the unchanged graph end, as `step_ends`.
 
     Args:
         graph: the graph.
         timeline: its replay, if it is at hand.
+        selection: the steps that predictions are the mean of; where not all are, `counted` has them.
 
     Raises:
         Unanswerable: there is no whole step.
@@ -132,7 +136,9 @@ def baseline_steps(graph: Graph, timeline: Timeline | None = None) -> pl.DataFra
     steps = step_ends(graph, timeline.start, timeline.end)
     if steps.height == 0:
         raise Unanswerable("no whole step in the run: record at least two steps")
-    return steps
+    if not selection.steps:
+        return steps
+    return steps.with_columns(counted=is_in_ranges("step", selection.steps))
 
 
 def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: Trust) -> Prediction:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
@@ -105,6 +106,7 @@ def explore(
     budget: int = BUDGET,
     report: Callable[[int, int], None] = lambda *_: None,
     suspects: Collection[int] = (),
+    baseline: pl.DataFrame | None = None,
 ) -> Found:
     """Predict every candidate, and the best of them together.
 
@@ -114,11 +116,12 @@ def explore(
         budget: how many predictions to make at most.
         report: is called with how many predictions were made, and how many there will be at most.
         suspects: ranks that findings name.
+        baseline: `baseline_steps` of the graph, if it is at hand or not of all steps.
 
     Raises:
         Unanswerable: there is no whole step.
     """
-    tries = _Tries(graph, trust, budget, report)
+    tries = _Tries(graph, trust, budget, report, baseline_steps(graph) if baseline is None else baseline)
     every = candidates(graph)
     tries.expected = len(every) + MAX_PAIRED * (MAX_PAIRED - 1) // 2 + MAX_TOGETHER
     predictions, refused = [], dict[tuple[str, str], Refusal]()
@@ -143,9 +146,16 @@ class _Tries:
         expected: how many there will be at most, to be reported.
     """
 
-    def __init__(self, graph: Graph, trust: Trust, budget: int, report: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        trust: Trust,
+        budget: int,
+        report: Callable[[int, int], None],
+        baseline: pl.DataFrame,
+    ) -> None:
         self._graph, self._trust, self._report = graph, trust, report
-        self._baseline = baseline_steps(graph)
+        self._baseline = baseline
         self.base_ns = float(durations_of(self._baseline)["duration_ns"].to_numpy().mean())
         self.left, self._made, self.expected = budget, 0, budget
 

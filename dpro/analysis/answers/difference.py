@@ -5,9 +5,13 @@ In: the `Analysis` of each. Out: a `DifferenceDocument`, and the `Difference` th
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document, Part
 from dpro.replay.difference import Difference, explain
+from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import ms
 
 
@@ -39,6 +43,7 @@ class DifferenceDocument(Document, frozen=True, kw_only=True):
         unexplained_ms: what no kind of work explains.
         by_rank: what the work of each rank contributes, each taken for itself.
         doubts: what limits how far to believe it.
+        selection: the steps that are compared, and the ranks whose work is; absent where all are.
     """
 
     a: str
@@ -50,16 +55,26 @@ class DifferenceDocument(Document, frozen=True, kw_only=True):
     unexplained_ms: float
     by_rank: dict[str, float]
     doubts: list[str]
+    selection: SelectionDocument | UnsetType = UNSET
 
 
-def difference_of(a: Analysis, b: Analysis) -> tuple[DifferenceDocument, Difference]:
+def difference_of(
+    a: Analysis, b: Analysis, selection: Selection = ALL
+) -> tuple[DifferenceDocument, Difference]:
     """Compare two runs.
 
     Args:
         a: the first, such as the one before a change.
         b: the second.
+        selection: the steps to compare, and the ranks whose work to compare.
+
+    Raises:
+        UsageError: it selects nothing of one of them.
     """
-    found = explain(a.built.predictive, b.built.predictive)
+    if selection:
+        for name, each in (("A", a), ("B", b)):
+            selection.checked(replayed_steps(each), f"{name}: ")
+    found = explain(a.built.predictive, b.built.predictive, selection)
     doubts = [f"{name}: {reason}" for name, each in (("A", a), ("B", b)) for reason in each.trust.reasons]
     document = DifferenceDocument(
         a=a.run.label,
@@ -74,5 +89,6 @@ def difference_of(a: Analysis, b: Analysis) -> tuple[DifferenceDocument, Differe
         unexplained_ms=ms(found.unexplained_ns),
         by_rank={str(rank): ms(delta) for rank, delta in found.by_rank.items()},
         doubts=doubts,
+        selection=selection_document(selection),
     )
     return document, found

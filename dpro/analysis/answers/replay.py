@@ -19,6 +19,7 @@ from dpro.replay.alignment.align import Clock
 from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
 from dpro.replay.fidelity.fit import PERCENTILES, counted_starts, start_errors
 from dpro.replay.timeline import critical_path, critical_path_of_steps
+from dpro.selection import Ranges, Selection
 from dpro.units import ms, us
 
 MAX_NAMED = 20  # steps that a refusal names
@@ -279,23 +280,25 @@ class ReplayDocument(Document, frozen=True, kw_only=True):
     end: EndDocument
 
 
-def chosen_steps(analysis: Analysis, step: int | None, window: int | None) -> pl.DataFrame | None:
+def chosen_steps(
+    analysis: Analysis, step: int | None, window: int | None, ranges: Ranges = ()
+) -> pl.DataFrame | None:
     """The steps that were asked for, as rows of `Trust.steps`; None for all.
 
     Args:
         analysis: a replayed run.
         step: a step number, or None for any.
         window: a deep window, or None for any.
+        ranges: step numbers; empty for any.
 
     Raises:
         UsageError: there are none.
     """
-    if step is None and window is None:
+    if step is None and window is None and not ranges:
         return None
     steps = analysis.trust.steps
-    asked = {"step": step, "window": window}
-    conditions = [pl.col(key) == value for key, value in asked.items() if value is not None]
-    chosen = steps.filter(conditions)
+    asked = {key: value for key, value in (("step", step), ("window", window)) if value is not None}
+    chosen = Selection(ranges).keep(steps.filter(pl.lit(True), **asked))
     if chosen.is_empty():
         rows = steps.select("window", "step").rows()[:MAX_NAMED]
         known = ", ".join(f"{number} (window {at})" for at, number in rows)

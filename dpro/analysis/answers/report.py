@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+from msgspec import UNSET, UnsetType
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import EndDocument, end_document
@@ -18,6 +19,7 @@ from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import Document, Part
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
 from dpro.replay.steps import breakdown, host
+from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import NS_PER_MS
 
 
@@ -159,6 +161,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
         step_time: how long a step takes; null where none was timed.
         mean_step: where the mean step in deep windows goes.
         end: how the job ended.
+        selection: the steps and ranks that all but `end` is of; absent where it is of all.
     """
 
     steps: list[StepParts]
@@ -169,6 +172,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     step_time: StepTimeDocument | None
     mean_step: MeanStepDocument | None
     end: EndDocument
+    selection: SelectionDocument | UnsetType = UNSET
 
 
 class ReportFilesDocument(Document, frozen=True, kw_only=True):
@@ -206,8 +210,12 @@ class Tables:
     on_gpu: bool
 
 
-def report_tables(analysis: Analysis) -> Tables:
+def report_tables(analysis: Analysis, selection: Selection = ALL) -> Tables:
     """Where the time went.
+
+    Args:
+        analysis: of the selected steps and ranks, as from `dpro.analysis.selected.select`.
+        selection: which these are.
 
     Raises:
         Unanswerable: the run holds no spans.
@@ -219,18 +227,21 @@ def report_tables(analysis: Analysis) -> Tables:
         collectives=analysis.sizes,
         facts=facts,
         host=host.per_rank(facts),
-        stages=pipeline_bubbles(analysis.run),
+        stages=pipeline_bubbles(analysis.run, selection),
         on_gpu=bool((analysis.spans["kind"] == "kernel").any()),
     )
 
 
-def report_document(analysis: Analysis, tables: Tables, top: int | None = None) -> ReportDocument:
+def report_document(
+    analysis: Analysis, tables: Tables, top: int | None = None, selection: Selection = ALL
+) -> ReportDocument:
     """The tables for programs.
 
     Args:
-        analysis: of the run.
+        analysis: of the selected steps and ranks.
         tables: of the same.
         top: how many kernels to list; None for all.
+        selection: which steps and ranks these are.
     """
     waits = tables.facts.select("rank", "step", "data_wait_ns", "gc_ns")
     steps = tables.steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
@@ -244,6 +255,7 @@ def report_document(analysis: Analysis, tables: Tables, top: int | None = None) 
         step_time=step_time_document(analysis.steps),
         mean_step=mean_step_document(analysis),
         end=end_document(analysis.end),
+        selection=selection_document(selection),
     )
 
 

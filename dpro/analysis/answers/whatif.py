@@ -5,14 +5,19 @@ In: an `Analysis`, and edits. Out: documents, and the predictions that they are 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import polars as pl
+from msgspec import UNSET, UnsetType
+
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import EndDocument, end_document
+from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document
 from dpro.errors import Unanswerable
-from dpro.replay.fidelity.accuracy import TrustDocument, trust_document
+from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
 from dpro.replay.steps.typical import pace_of
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.documents import (
@@ -29,9 +34,10 @@ from dpro.replay.whatif.documents import (
 )
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.pareto import Point, pareto
-from dpro.replay.whatif.predict import Prediction, Refusal, predict
+from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict
 from dpro.replay.whatif.search import BUDGET, Found, explore
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
+from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import ms
 
 Calibrate = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
@@ -93,6 +99,7 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
         untried: edits that the budget left no room for.
         refused: edits that the run cannot answer.
         end: how the job ended.
+        selection: the steps whose mean is measured and predicted; absent where it is that of all.
     """
 
     run: str
@@ -109,6 +116,7 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
     untried: list[str]
     refused: list[RefusalDocument]
     end: EndDocument
+    selection: SelectionDocument | UnsetType = UNSET
 
 
 class WhatIf(NamedTuple):
@@ -126,6 +134,7 @@ def what_if(
     *,
     calibrate: Calibrate,
     progress: Callable[[int, int], None] = lambda *_: None,
+    selection: Selection = ALL,
 ) -> WhatIf:
     """Predict edits together, or search where there are none.
 
@@ -135,12 +144,14 @@ def what_if(
         budget: how many predictions a search may make; None for the usual number.
         calibrate: ranks predictions, and widens the intervals of those that past tries have missed.
         progress: called with how many predictions were made, and how many there will be at most.
+        selection: the steps to predict the mean of; the whole graph is changed and replayed all the same.
 
     Raises:
+        UsageError: no such steps were recorded in depth.
         Unanswerable: the run holds no whole step.
     """
-    trust, baseline = analysis.trust, analysis.baseline
-    found = _found(analysis, edits, BUDGET if budget is None else budget, progress)
+    trust, baseline = _of_steps(analysis, selection)
+    found = _found(analysis, edits, BUDGET if budget is None else budget, progress, trust, baseline)
     predictions, widened = calibrate(found.predictions)
     document = WhatIfDocument(
         run=analysis.run.label,
@@ -148,7 +159,7 @@ def what_if(
         measured_ms=ms(float(trust.steps["measured_ns"].mean() or 0)),  # type: ignore[arg-type]
         other_steps_ms=_step_outside_windows_ms(analysis),
         answerable=trust.answerable,
-        trust=trust_document(trust),
+        trust=trust_document(analysis.trust),
         reasons=list(trust.reasons),
         assumed=list(trust.assumed),
         predictions=list(map(prediction_document, predictions)),
@@ -157,18 +168,40 @@ def what_if(
         untried=list(map(str, found.untried)),
         refused=list(map(refusal_document, found.refused)),
         end=end_document(analysis.end),
+        selection=selection_document(selection),
     )
     return WhatIf(document, predictions, found.refused)
 
 
+def _of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:
+    """What predictions of selected steps start from: how well these fit, and when all end.
+
+    Raises:
+        UsageError: none were recorded in depth.
+    """
+    trust = analysis.trust
+    if not selection:
+        return trust, analysis.baseline
+    selection.checked(replayed_steps(analysis))
+    steps = selection.keep(trust.steps)
+    error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
+    baseline = baseline_steps(analysis.built.predictive, analysis.timeline, selection)
+    return dataclasses.replace(trust, steps=steps, error_pct=error_pct), baseline
+
+
 def _found(
-    analysis: Analysis, edits: Sequence[Edit], budget: int, progress: Callable[[int, int], None]
+    analysis: Analysis,
+    edits: Sequence[Edit],
+    budget: int,
+    progress: Callable[[int, int], None],
+    trust: Trust,
+    baseline: pl.DataFrame,
 ) -> Found:
-    graph, trust = analysis.built.predictive, analysis.trust
+    graph = analysis.built.predictive
     if not edits:
-        return explore(graph, trust, budget, progress, analysis.suspects)
+        return explore(graph, trust, budget, progress, analysis.suspects, baseline)
     try:
-        return Found([predict(graph, analysis.baseline, edits, trust)], [], [], [])
+        return Found([predict(graph, baseline, edits, trust)], [], [], [])
     except Unanswerable as error:
         return Found([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
 

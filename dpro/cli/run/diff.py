@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import analyse
-from dpro.cli.output import console, json_option, print_json, share
+from dpro.cli.analysis import analyse, ranks_option, steps_option
+from dpro.cli.output import console, json_option, print_json, print_selection, share
 from dpro.units import format_duration
 from dpro.words import shortened
 
 if TYPE_CHECKING:
     from dpro.replay.difference import Difference
+    from dpro.selection import Ranges
 
 ROWS = 15
 LONGEST_NAME = 70  # printed: names of kernels have hundreds of characters
@@ -22,31 +23,43 @@ MIN_SHARE = 0.005  # of the step: what contributes less is not printed
 @click.command()
 @click.argument("a", type=click.Path(), metavar="A")
 @click.argument("b", type=click.Path(), metavar="B")
+@steps_option
+@ranks_option
 @click.option(
     "--fail-on", callback=share, metavar="SHARE",
     help="Exit with 1 if a step of B takes longer than one of A by this share or more, such as 3%.",
 )  # fmt: skip
 @json_option
 @click.pass_context
-def diff(ctx: click.Context, a: str, b: str, fail_on: float | None, as_json: bool) -> None:
+def diff(
+    ctx: click.Context, a: str, b: str, steps: Ranges, ranks: Ranges, fail_on: float | None, as_json: bool
+) -> None:
     """What explains that a step of run B takes longer, or shorter, than one of run A.
 
     \b
     dpro diff BEFORE AFTER
     dpro diff BEFORE AFTER --fail-on 3%      in a pipeline of tests
     dpro diff TRACES_A TRACES_B
+    dpro diff BEFORE AFTER --steps 5-7       steps that have these numbers in both
+    dpro diff BEFORE AFTER --ranks 0,2-3     what the work of these ranks explains
 
     Each run is replayed with its work made as long as the other's, one kind of work after the other. So what
     a kernel, an operator or a collective contributes is what it changes in the step, not how much longer it
     is: work that something else hides contributes nothing. Contributions add up; what no kind of work
     explains (other dependencies, other waits) is said. The runs may have other lengths, steps and ranks.
+
+    With --ranks the step stays that of the whole job, since ranks wait for each other: what the work of other
+    ranks changes counts as not explained.
     """
     from dpro.analysis.answers.difference import difference_of
+    from dpro.selection import Selection
 
-    document, found = difference_of(analyse(a), analyse(b))
+    selection = Selection(steps, ranks)
+    document, found = difference_of(analyse(a), analyse(b), selection)
     if as_json:
         print_json(document)
     else:
+        print_selection(selection)
         _print(found, document.doubts)
     if fail_on is not None and found.b_ns > (1 + fail_on) * found.a_ns:
         click.echo(

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import analyse, run_argument
-from dpro.cli.output import console, ensure_writable, json_option, print_json
+from dpro.cli.analysis import analyse, ranks_option, run_argument, steps_option
+from dpro.cli.output import console, ensure_writable, json_option, print_json, print_selection
 from dpro.errors import UsageError
 from dpro.units import ms
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.export.drawing import Drawing
+    from dpro.selection import Ranges, Selection
 
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
@@ -25,8 +26,12 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.option(
     "--perfetto", type=_FILE, metavar="FILE", help="Perfetto's protobuf, with exact times; compressed."
 )
+@steps_option
+@ranks_option
 @json_option
-def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) -> None:
+def export(
+    run: str, chrome: Path | None, perfetto: Path | None, steps: Ranges, ranks: Ranges, as_json: bool
+) -> None:
     """Write all ranks' timelines into one file, on one aligned clock.
 
     \b
@@ -39,6 +44,10 @@ def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) 
     \b
     dpro export RUN --perfetto run.pftrace      open it in https://ui.perfetto.dev
     dpro export RUN --chrome run.json.gz        also for chrome://tracing
+    dpro export RUN --perfetto run.pftrace --steps 3-8 --ranks 0,2-3
+
+    With --steps and --ranks only slices of these are written, arrows between them, and telemetry of these
+    ranks and of hosts from the first slice to the last.
     """
     files = {"chrome": chrome, "perfetto": perfetto}
     wanted = {form: path for form, path in files.items() if path is not None}
@@ -47,8 +56,10 @@ def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) 
     for path in wanted.values():
         ensure_writable(path)
     from dpro.export.slices import path_note, path_offset
+    from dpro.selection import Selection, selection_document
 
-    drawn = drawing_of(analyse(run))
+    selection = Selection(steps, ranks)
+    drawn = drawing_of(analyse(run), selection)
     for form, path in wanted.items():
         _write(drawn, form, path)
     sooner, later = path_offset(drawn.rows)
@@ -61,19 +72,34 @@ def export(run: str, chrome: Path | None, perfetto: Path | None, as_json: bool) 
             arrows=drawn.arrows.height,
             files=[FileDocument(form, str(path)) for form, path in wanted.items()],
             critical_path_replayed_later=PathOffset(ms(sooner), ms(later)),
+            selection=selection_document(selection),
         )
         print_json(written)
     else:
+        print_selection(selection)
         for path in wanted.values():
             console().print(f"{path}: {drawn.rows.height:,} slices, {drawn.arrows.height:,} arrows")
         console().print(path_note(sooner, later))
 
 
-def drawing_of(analysis: Analysis) -> Drawing:
-    """What viewers are shown of a run."""
-    from dpro.export.drawing import drawing
+def drawing_of(analysis: Analysis, selection: Selection | None = None) -> Drawing:
+    """What viewers are shown of a run.
 
-    return drawing(analysis.timeline, analysis.verdict[0], analysis.clocks[0])
+    Args:
+        analysis: of the run.
+        selection: steps and ranks to draw; None for all.
+
+    Raises:
+        UsageError: it selects nothing.
+    """
+    from dpro.analysis.selected import replayed_steps
+    from dpro.export.drawing import drawing
+    from dpro.selection import Selection
+
+    selection = selection or Selection()
+    if selection:
+        selection.checked(replayed_steps(analysis))
+    return drawing(analysis.timeline, analysis.verdict[0], analysis.clocks[0], selection)
 
 
 def _write(drawn: Drawing, form: str, path: Path) -> None:

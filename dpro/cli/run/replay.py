@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import analyse, run_argument
+from dpro.cli.analysis import analyse, run_argument, steps_option
 from dpro.cli.output import console, json_option, print_end, print_json
 from dpro.units import format_duration
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ReplayDocument,
         StepFit,
     )
+    from dpro.selection import Ranges
 
 PATH_ROWS = 10
 
@@ -30,8 +31,9 @@ PATH_ROWS = 10
 @run_argument
 @click.option("--step", type=int, metavar="N", help="Only this step, with all before it replayed too.")
 @click.option("--window", type=click.IntRange(min=0), metavar="N", help="Only the steps of this deep window.")
+@steps_option
 @json_option
-def replay(run: str, step: int | None, window: int | None, as_json: bool) -> None:
+def replay(run: str, step: int | None, window: int | None, steps: Ranges, as_json: bool) -> None:
     """Replay the run's dataflow graph and say how well it fits what was measured.
 
     \b
@@ -41,12 +43,13 @@ def replay(run: str, step: int | None, window: int | None, as_json: bool) -> Non
     \b
     dpro replay RUN
     dpro replay RUN --step 12
+    dpro replay RUN --steps 5-7,30
     dpro replay FOLDER_OF_TRACES --json
     """
     from dpro.analysis.answers.replay import chosen_steps, replay_document
 
     analysis = analyse(run)
-    document = replay_document(analysis, chosen_steps(analysis, step, window))
+    document = replay_document(analysis, chosen_steps(analysis, step, window, steps))
     if as_json:
         print_json(document)
     else:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import run_argument
+from dpro.cli.analysis import ranks_option, run_argument, steps_option
 from dpro.cli.output import (
     console,
     ensure_writable,
     json_option,
     print_end,
     print_json,
+    print_selection,
     stderr_console,
     write_text,
 )
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.report import Tables
+    from dpro.selection import Ranges, Selection
     from dpro.store import Run
 
 STDOUT = Path("-")
@@ -61,6 +63,8 @@ HOST_FACTS = {  # likewise
     metavar="N",
     help=f"Kernels and collectives to list (text: {DEFAULT_TOP}, JSON: all).",
 )
+@steps_option
+@ranks_option
 @click.option("--html", type=_FILE, metavar="FILE", help="Write a report to send: one page, with figures.")
 @click.option(
     "--markdown",
@@ -71,12 +75,21 @@ HOST_FACTS = {  # likewise
     help="Write a report for an issue or a pull request; to stdout where no file is named.",
 )
 @json_option
-def report(run: str, top: int | None, html: Path | None, markdown: Path | None, as_json: bool) -> None:
+def report(
+    run: str,
+    top: int | None,
+    steps: Ranges,
+    ranks: Ranges,
+    html: Path | None,
+    markdown: Path | None,
+    as_json: bool,
+) -> None:
     """Where the time of each step went.
 
     \b
     dpro report RUN
     dpro report FOLDER_OF_TRACES --top 20
+    dpro report RUN --steps 3-8 --ranks 0,2-3    tables, means and totals of these alone
     dpro report RUN --html report.html           all that dpro knows of it, to send to a colleague
     dpro report RUN --markdown                   the same without figures, for an issue
 
@@ -113,12 +126,24 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     Where the trace consists of whole operations of a pipeline, a table has the bubble of each stage: of the
     time from the first forward on any stage to the last backward on any, what it does not compute in.
 
+    With --steps and --ranks, work counts in the step in whose time it begins; what a rank waited for may be a
+    rank that is not selected. Work of a deep window before its first step or after its last counts where all
+    steps are selected.
+
     RUN may be a run directory or a folder of traces.
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.report import report_document, report_tables
+    from dpro.analysis.selected import select
     from dpro.cli.runs import open_or_import
+    from dpro.selection import Selection
 
+    selection = Selection(steps, ranks)
+    if selection and (html is not None or markdown is not None):
+        raise UsageError(
+            f"{selection}: reports to send are of the whole run, since findings and predictions are: "
+            "leave out --html and --markdown, or select in `dpro dashboard`"
+        )
     for path in (html, markdown):
         if path is not None and path != STDOUT:
             ensure_writable(path)
@@ -126,13 +151,14 @@ def report(run: str, top: int | None, html: Path | None, markdown: Path | None, 
     if html is not None or markdown is not None:
         _write(opened, html, markdown, as_json)
         return
-    analysis = Analysis(opened)
-    tables = report_tables(analysis)
+    analysis = select(Analysis(opened), selection)
+    tables = report_tables(analysis, selection)
     if as_json:
-        print_json(report_document(analysis, tables, top))
+        print_json(report_document(analysis, tables, top, selection))
     else:
         print_end(analysis.end)
-        _print(analysis, tables, top or DEFAULT_TOP)
+        print_selection(selection)
+        _print(analysis, tables, top or DEFAULT_TOP, selection)
 
 
 def _print_mean_step(analysis: Analysis) -> None:
@@ -155,19 +181,21 @@ def _print_mean_step(analysis: Analysis) -> None:
     out.print()
 
 
-def _print(analysis: Analysis, tables: Tables, top: int) -> None:
+def _print(analysis: Analysis, tables: Tables, top: int, selection: Selection) -> None:
     """The tables for people, the mean step first."""
+    ranks = "selected ranks" if selection.ranks else "all ranks"
+    steps = "selected steps" if selection.steps else "all steps"
     out = console()
     _print_mean_step(analysis)
     out.print(_step_table(tables.steps))
     if tables.stages.height:
         out.print(_stage_table(tables.stages))
     title = "GPU kernels" if tables.on_gpu else "CPU operators, own time (no GPU work)"
-    out.print(_kernel_table(tables.kernels, top, title))
+    out.print(_kernel_table(tables.kernels, top, f"{title}, {ranks}"))
     if tables.collectives.height:
-        out.print(_collective_table(tables.collectives, top))
+        out.print(_collective_table(tables.collectives, top, ranks))
     if tables.host.height:
-        out.print(_host_table(tables.host))
+        out.print(_host_table(tables.host, steps))
 
 
 def _write(run: Run, html: Path | None, markdown: Path | None, as_json: bool) -> None:
@@ -237,10 +265,10 @@ def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType
         for row in kernels.head(top).iter_rows(named=True)
     ]
     header = ["name", "count", "total ms", "share"]
-    return _table(f"{title}, all ranks: {min(top, kernels.height)} of {kernels.height}", header, cells)
+    return _table(f"{title}: {min(top, kernels.height)} of {kernels.height}", header, cells)
 
 
-def _collective_table(collectives: pl.DataFrame, top: int) -> RenderableType:
+def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> RenderableType:
     cells = [
         [
             row["op"] or "?",
@@ -255,7 +283,7 @@ def _collective_table(collectives: pl.DataFrame, top: int) -> RenderableType:
         ]
         for row in collectives.head(top).iter_rows(named=True)
     ]
-    title = f"Collectives, all ranks: {min(top, collectives.height)} of {collectives.height}"
+    title = f"Collectives, {ranks}: {min(top, collectives.height)} of {collectives.height}"
     header = [
         "\nop",
         "\nbytes",
@@ -270,7 +298,7 @@ def _collective_table(collectives: pl.DataFrame, top: int) -> RenderableType:
     return _table(title, header, cells)
 
 
-def _host_table(ranks: pl.DataFrame) -> RenderableType:
+def _host_table(ranks: pl.DataFrame, steps: str) -> RenderableType:
     """One line per rank: its mean step, and the share of what the host did."""
     cells = []
     for row in ranks.iter_rows(named=True):
@@ -278,7 +306,7 @@ def _host_table(ranks: pl.DataFrame) -> RenderableType:
         micro_batches = "?" if row["backward_calls"] is None else f"{row['backward_calls']:.3g}"
         cells.append([str(row["rank"]), str(row["steps"]), _ms(row["duration_ns"]), *shares, micro_batches])
     header = ["\nrank", "\nsteps", "mean\nstep ms", *HOST_FACTS.values(), "micro-\nbatches"]
-    return _table("What the host did, all steps, pauses included", header, cells)
+    return _table(f"What the host did, {steps}, pauses included", header, cells)
 
 
 def _table(title: str, header: list[str], cells: list[list[str]]) -> RenderableType:

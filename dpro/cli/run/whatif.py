@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import analyse, run_argument
+from dpro.cli.analysis import analyse, ranks_option, run_argument, steps_option
 from dpro.cli.completion import edits as complete_edits
-from dpro.cli.output import console, json_option, print_end, print_json, progress
+from dpro.cli.output import console, json_option, print_end, print_json, print_selection, progress
 from dpro.errors import UsageError
 from dpro.units import format_bytes, ms
 
 if TYPE_CHECKING:
     from dpro.analysis.answers.whatif import TrustedDocument, WhatIf, WhatIfDocument
     from dpro.replay.whatif.predict import Prediction
+    from dpro.selection import Ranges
 
 ROWS = 12
 WORTH_SHOWING = 1.005  # of what was searched: less is nothing, and the JSON has it
@@ -71,6 +72,8 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     type=click.IntRange(min=1),
     help="How many predictions to make at most where no edit is given.  [default: 100]",
 )
+@steps_option
+@ranks_option
 @json_option
 @click.pass_context
 def whatif(
@@ -80,6 +83,8 @@ def whatif(
     with_curves: bool,
     with_memory: bool,
     budget: int | None,
+    steps: Ranges,
+    ranks: Ranges,
     as_json: bool,
 ) -> None:
     """Predict what a change would do to the mean step time, with an interval.
@@ -90,17 +95,29 @@ def whatif(
     dpro whatif RUN --pareto                    time against memory
     dpro whatif RUN --edit heal:rank=1 --edit network:bandwidth=2
     dpro whatif RUN --edit 'scale:name=*gemm*,kind=kernel,factor=0.5'
+    dpro whatif RUN --edit heal:rank=1 --steps 5-7       of the mean of these steps
 
     Names are shell patterns; conditions hold together; a value that holds a comma goes in double quotes.
+    With --steps the job is changed and replayed as a whole, and the step times and the interval are those of
+    these steps. --ranks is refused: a step ends with its last rank. Edits such as heal:rank=1 change a rank.
     What the run cannot answer is refused, with the reason and what to record instead. Exits with 1 where
     everything that was asked for was refused.
     """
     from dpro.replay.whatif.registry import parse_edit
+    from dpro.selection import Selection
 
     if ctx.args:
         given = " ".join(f"--edit {text}" for text in ctx.args)
         raise UsageError(f"{ctx.args[0]}: edits come after --edit: dpro whatif {run} {given}")
     parsed = [parse_edit(text) for text in edits]
+    selection = Selection(steps)
+    if ranks:
+        raise UsageError(
+            "--ranks: ranks wait for each other, so that a predicted step is the whole job's; "
+            "edits change the work of single ranks, as --edit heal:rank=1"
+        )
+    if selection and (with_curves or with_memory):
+        raise UsageError("--sensitivity and --pareto look at all steps: give no --steps with them")
     if with_curves:
         if parsed:
             raise UsageError("--sensitivity looks at the run as it is: give no --edit with it")
@@ -120,11 +137,12 @@ def whatif(
 
     analysis = analyse(run)
     with progress("Trying edits") as report:
-        answer = what_if(analysis, parsed, budget, calibrate=as_tried, progress=report)
+        answer = what_if(analysis, parsed, budget, calibrate=as_tried, progress=report, selection=selection)
     if as_json:
         print_json(answer.document)
     else:
         print_end(analysis.end)
+        print_selection(selection)
         _print(answer, searched=not parsed)
     if answer.refused and not answer.predictions:
         ctx.exit(1)

@@ -83,3 +83,9 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest():
     assert done.exit_code == 2
     assert "Did you mean 'diagnose'?" in done.output
     assert "No such command 'xyzzy'.\n" in CliRunner().invoke(cli, ["xyzzy"]).output
+
+
+@pytest.mark.parametrize("command", ["report", "whatif", "export", "diff"])
+def test_steps_and_ranks_are_shown_by_example(command):
+    assert after(command, "--steps", "") == after(command, "--ranks", "") == ["3", "3-8", "3,5,7-9"]
+    assert after(command, "--steps", "3-") == ["3-8"]

@@ -1,0 +1,129 @@
+"""An analysis of selected steps and ranks of a run.
+
+In: the analysis of a run, and a selection. Out: an `Analysis` whose tables hold what is selected. How the job
+ended, the graph, its trust and findings stay those of the whole run: they cannot be had from a part of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from dpro.analysis.analysis import Analysis, Verdict
+from dpro.analysis.cached import cached
+from dpro.replay.steps.breakdown import collective_totals, recorded_steps, within_stretches
+from dpro.selection import Selection
+
+if TYPE_CHECKING:
+    from dpro.analysis.end import End
+    from dpro.replay.construction.graph_builder import Built
+    from dpro.replay.fidelity.accuracy import Trust
+
+
+class Selected(Analysis):
+    """Selected steps and ranks of a run.
+
+    Work counts in the step in whose time it begins. What lies in a window before its first step or after its
+    last counts only where all steps of deep windows are selected.
+    """
+
+    def __init__(self, whole: Analysis, selection: Selection) -> None:
+        """Nothing is read but which steps were recorded in depth.
+
+        Args:
+            whole: the analysis of the run.
+            selection: what to keep.
+
+        Raises:
+            UsageError: no selected step was recorded in depth on a selected rank.
+            Unanswerable: the run holds no spans.
+        """
+        super().__init__(whole.run)
+        self._whole, self._selection = whole, selection
+        _ = whole.breakdown  # a run without spans has nothing to select from
+        recorded = recorded_steps(whole.spans, whole.steps)
+        self._stretches = selection.checked(recorded)
+        of_ranks = Selection(ranks=selection.ranks).keep(recorded)
+        self._all_steps = self._stretches.height == of_ranks.height
+
+    @cached
+    def steps(self) -> pl.DataFrame:
+        """Table `steps`, of the selection."""
+        return self._selection.keep(self._whole.steps)
+
+    @cached
+    def spans(self) -> pl.DataFrame:
+        """Table `spans`, of the selection."""
+        return self._inside(self._whole.spans)
+
+    @cached
+    def collectives(self) -> pl.DataFrame:
+        """Table `collectives`, of the selection; members on other ranks are not in it."""
+        return self._inside(self._whole.collectives)
+
+    @cached
+    def counters(self) -> pl.DataFrame:
+        """Table `counters`: what was sampled of selected ranks during selected steps."""
+        of_ranks = Selection(ranks=self._selection.ranks)
+        chosen = of_ranks.keep(self._whole.counters)
+        if self.steps.height == of_ranks.keep(self._whole.steps).height:
+            return chosen
+        ends = pl.col("start_ns") + pl.col("duration_ns")
+        return within_stretches(chosen, self.steps.with_columns(end_ns=ends), "time_ns")
+
+    @cached
+    def breakdown(self) -> pl.DataFrame:
+        """Where the time of each selected step and rank went."""
+        return self._selection.keep(self._whole.breakdown)
+
+    @cached
+    def sizes(self) -> pl.DataFrame:
+        """Collectives of the selection by operation and size; waits follow from all members."""
+        whole = self._whole
+        return collective_totals(whole.collectives, whole.spans, whole.workers, self._inside)
+
+    @cached
+    def end(self) -> End:
+        """How the job ended."""
+        return self._whole.end
+
+    @cached
+    def graph_and_trust(self) -> tuple[Built, Trust]:
+        """The graph of the whole run, and how far to believe it."""
+        return self._whole.graph_and_trust
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is wrong with the whole run, and what it cannot show."""
+        return self._whole.verdict
+
+    def _inside(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows of selected ranks that begin in selected steps."""
+        chosen = Selection(ranks=self._selection.ranks).keep(rows)
+        return chosen if self._all_steps else within_stretches(chosen, self._stretches)
+
+
+def select(analysis: Analysis, selection: Selection) -> Analysis:
+    """The analysis of what is selected; the same one where nothing is left out.
+
+    Args:
+        analysis: of the run.
+        selection: what to keep.
+
+    Raises:
+        UsageError: no selected step was recorded in depth on a selected rank.
+        Unanswerable: the run holds no spans.
+    """
+    return Selected(analysis, selection) if selection else analysis
+
+
+def replayed_steps(analysis: Analysis) -> pl.DataFrame:
+    """`rank` and `step` of the work in the graph of a run.
+
+    Raises:
+        Unanswerable: the run holds no spans.
+    """
+    nodes = analysis.built.graph.nodes
+    work = pl.DataFrame({"rank": nodes.rank, "step": nodes.step}).unique()
+    return work.filter((pl.col("rank") >= 0) & (pl.col("step") >= 0))
