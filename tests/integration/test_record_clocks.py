@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 rank = int(os.environ["RANK"])
-peers, recorder = (importlib.import_module(f"{ALIAS}.{name}") for name in ("peers", "recorder"))
+peers, recorder = (importlib.import_module(f"{ALIAS}.{name}") for name in ("clocks.peers", "recorder"))
 shift_ns = round(1_000_000 * SHIFT_MS[rank])
 peers.host_clock = recorder.host_clock = lambda: f"host{rank % NUM_HOSTS}"
 peers.PingPong = functools.partial(peers.PingPong, shown=lambda ns: ns + shift_ns)
@@ -168,7 +168,7 @@ def test_a_rank_goes_on_and_ends_well_when_the_one_it_compares_with_is_gone(tmp_
     body = """
     from pathlib import Path
     compared = Path("compared")
-    plain = importlib.import_module(f"{ALIAS}.pingpong").PingPong.compare
+    plain = importlib.import_module(f"{ALIAS}.clocks.pingpong").PingPong.compare
     def compare(*arguments):
         found = plain(*arguments)
         compared.touch()
