@@ -120,7 +120,7 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
 def stacks(run: Path, timeout_s: float) -> Answers:
     """Where all threads of all ranks are now.
 
-    Ranks whose interpreter does not come to answer are asked by a signal, where they are on this host.
+    Ranks whose interpreter is held by a call in C are asked by a signal, where they are on this host.
 
     Raises:
         InputError: the run is not being recorded.
@@ -223,7 +223,7 @@ def _answers(asked: Sequence[Process], name: str, known: Mapping[int, Answer]) -
 
 
 def _stacks_by_signal(process: Process) -> str:
-    """What the handler in C writes; empty where there is none, or it does not come to write."""
+    """Return what the handler in C writes; empty where there is none, or it writes nothing in time."""
     where: Mapping[str, int] = {}
     with suppress(OSError, ValueError):
         where = json.loads((process.folder / "stacks.json").read_bytes())

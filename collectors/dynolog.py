@@ -1,4 +1,4 @@
-"""A window of a job that knows nothing of dpro, but was started with `KINETO_USE_DAEMON=1`.
+"""A window of a job that was started without dpro, but with `KINETO_USE_DAEMON=1`.
 
 In: a process of the job, or its launcher. Out: one Kineto file per process. PyTorch then asks a daemon every
 five seconds, by datagrams over a Unix socket, whether to profile; here is what answers it, once. A datagram
@@ -82,7 +82,7 @@ def parse_request(datagram: bytes) -> list[int]:
 
 
 def _answer(daemon: socket.socket, pid: int, text: bytes, deadline: float) -> list[int]:
-    """Answer the processes that train, once it is known who asks: launchers do, too. Returns their pids."""
+    """Answer the processes that train, once all have asked: launchers ask, too. Returns their pids."""
     asking: dict[int, None] = {}
     known = deadline
     while time.monotonic() < min(known, deadline):

@@ -1,4 +1,4 @@
-"""Train a small transformer on made-up text: an ordinary data-parallel script, which knows nothing of dpro.
+"""Train a small transformer on made-up text: an ordinary data-parallel script, which does not import dpro.
 
 python train.py
 torchrun --nproc-per-node 2 train.py --slow-rank 1 --slow-ms 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.collectors.convert.stall import forgotten, keep_groups, stood_still
+from dpro.collectors.convert.stall import keep_groups, with_stalled_states, without_evicted_states
 from dpro.collectors.inside.names import STALL
 from dpro.folders import written_whole
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
@@ -55,14 +55,14 @@ def entries(folder: Path) -> pl.DataFrame:
     frames = [frame for path in _kept(folder) if (frame := pl.read_parquet(path)).height]
     if not frames:
         return COLLECTIVES.empty()
-    found = forgotten(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
+    found = without_evicted_states(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
     found = found.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
     passed, _ = _state(folder)
     return with_group_ranks(found.filter(~_below(passed)), folder / "groups.json")
 
 
 def latest_stall(folder: Path, since_ns: int) -> pl.DataFrame:
-    """Entries as they were when the process last stood still; none where it went on after that.
+    """Return the entries as saved in the last stall of the process; none if a step ended after it.
 
     Args:
         folder: where the process writes.
@@ -84,11 +84,11 @@ def write_calls(
         folder: where the process writes.
         until_ns: entries from then on are left for windows to come, as are those of each latest dump, whose
             state may still change; None where nothing comes any more.
-        stalls: what a process that failed stood still in, as from `latest_stall`.
+        stalls: the calls in which a process that failed was stalled, as from `latest_stall`.
     """
     waiting = entries(folder)
     if stalls is not None and stalls.height:
-        waiting = stood_still(waiting, stalls)
+        waiting = with_stalled_states(waiting, stalls)
     passed, lost = _state(folder)
     bounds = [_bound(folder, waiting, number, passed[number], until_ns) for number in range(len(BACKENDS))]
     if bounds == passed:

@@ -76,7 +76,7 @@ def exception(folder: Path) -> dict[str, Any]:
 
 
 def left_ns(folder: Path) -> int:
-    """When the interpreter of a process went, all its calls saved; -1 where it did not come to that."""
+    """Return when the interpreter exited with all its calls saved; -1 where it did not."""
     path = folder / LAST
     return path.stat().st_mtime_ns if path.is_file() else -1
 

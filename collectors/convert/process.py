@@ -97,15 +97,15 @@ def _lost(process: Process, notes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _convert_calls(run: Path, process: Process, frames: Mapping[str, pl.DataFrame]) -> None:
-    """The calls that no window saw, and messages; what a process that failed stood still in is unfinished."""
+    """Write the calls outside windows, and messages; a failed process's stalled calls stay unfinished."""
     worker, folder = frames[WORKERS.name].row(0, named=True), process.folder
     well = worker["exit_code"] == 0
     stepped_ns = frames[STEPS.name].select((pl.col("start_ns") + pl.col("duration_ns")).max()).item() or -1
     last_ns = calls.entries(folder)["enqueued_ns"].max()
     stalls = None if well else calls.latest_stall(folder, stepped_ns)
     calls.write_calls(run, process.part, folder, None, stalls)
-    stood_ns = NEVER_NS if well else max(stepped_ns, last_ns if isinstance(last_ns, int) else -1)
-    messages = message_rows(folder, process.rank, stood_ns)
+    stalled_ns = NEVER_NS if well else max(stepped_ns, last_ns if isinstance(last_ns, int) else -1)
+    messages = message_rows(folder, process.rank, stalled_ns)
     write_part(run, COLLECTIVES, f"{process.part}-messages", messages)
     write_part(run, PROCESS_GROUPS, process.part, process_groups(folder, process.rank))
 

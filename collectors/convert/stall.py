@@ -1,9 +1,9 @@
-"""What a process left about its calls when it stood still, and about messages in windows, as tables.
+"""Calls and stack of a stalled process, and the messages of windows, as tables.
 
 In: `stall.json`, `messagesNNNN.json`, and the flight recorder's dumps. Out: rows of `collectives` for
 messages that the flight recorder leaves out, rows of `process_groups`, and the stack of the main thread. A
-call that was open while the process stood still, and after which it came to nothing more, stays unfinished:
-when the process was ended the call failed, which dumps do not distinguish from finished.
+call that was open during a stall stays unfinished if no later call followed in its group: when the process
+ended, the call failed, which dumps do not distinguish from finished.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def stall_of(folder: Path) -> Mapping[str, Any]:
 
 
 def stack_of(folder: Path, since_ns: int = -1) -> str:
-    """Where its main thread stood then, innermost call first; empty where that was before a moment.
+    """Return the main thread's stack during the stall, innermost call first; empty if older than a moment.
 
     Args:
         folder: where the process writes.
@@ -41,17 +41,17 @@ def stack_of(folder: Path, since_ns: int = -1) -> str:
     return "\n".join(stall.get("stack", [])) if stall.get("saved_ns", since_ns) >= since_ns else ""
 
 
-def message_rows(folder: Path, rank: int, stood_ns: int = NEVER_NS) -> pl.DataFrame:
-    """The latest messages of each pair of gloo's, and all that were not delivered.
+def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.DataFrame:
+    """Return the latest gloo messages of each pair of ranks, and all that were not delivered.
 
     Args:
         folder: where the process writes.
-        rank: whose they are.
-        stood_ns: the process came to nothing that it called later than this. A message that was open while it
-            stood still, and of which only the handle is gone, was delivered unless it is the last.
+        rank: the rank that sent or received them.
+        stalled_ns: the later of the last step's end and the last collective's begin. A message whose handle
+            was released during the stall was delivered if it was enqueued before this.
     """
     messages = [
-        message | {"state": "scheduled" if message["enqueued_ns"] >= stood_ns else "completed"}
+        message | {"state": "scheduled" if message["enqueued_ns"] >= stalled_ns else "completed"}
         if message.get("state") == "closed"
         else message
         for message in stall_of(folder).get("messages", [])
@@ -60,11 +60,11 @@ def message_rows(folder: Path, rank: int, stood_ns: int = NEVER_NS) -> pl.DataFr
 
 
 def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
-    """All messages of gloo's that were begun in a window, in order; none where there is no such file.
+    """Return all gloo messages that were begun in a window, in order; none where there is no such file.
 
     Args:
         path: `messagesNNNN.json`.
-        rank: whose they are.
+        rank: the rank that sent or received them.
         window: its number.
     """
     messages = json.loads(path.read_text()) if path.is_file() else []
@@ -99,7 +99,7 @@ def _rows(messages: Sequence[Mapping[str, Any]], rank: int, first_id: int) -> pl
 
 
 def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
-    """Keep what a dump said of groups, if it is the latest of its backend."""
+    """Save the groups of a dump, if it is the latest of its backend."""
     path = folder / f"said-{backend}.parquet"
     if said is None or said.is_empty():
         return
@@ -109,7 +109,7 @@ def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
 
 
 def process_groups(folder: Path, rank: int) -> pl.DataFrame:
-    """What the latest dumps said of groups, with the ranks of groups where the dumps lack them."""
+    """Return the groups in the latest dumps, with their ranks filled in where the dumps lack them."""
     frames = [pl.read_parquet(path) for path in sorted(folder.glob("said-*.parquet"))]
     if not frames:
         return PROCESS_GROUPS.empty()
@@ -134,15 +134,15 @@ def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
     return said.with_columns(group_ranks=filled, saved_ns=saved_ns)
 
 
-def stood_still(entries: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
-    """Entries of a process that failed; what it stood still in stays unfinished.
+def with_stalled_states(entries: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
+    """Keep the calls unfinished in which a process that failed was stalled.
 
     Args:
         entries: rows of `collectives`, each as it was last seen.
-        stalls: the same as seen when the process last stood still, of which nothing shows that it was over.
+        stalls: the same as saved in the last stall, after which no step ended.
 
     Returns:
-        The entries; those that were unfinished then have the state of then, unless their group went on.
+        The entries; those unfinished in the stall keep that state, unless their group made later calls.
     """
     last = entries.group_by("group").agg(last=pl.col("collective_id").max())
     known = stalls.group_by("group").agg(known=pl.col("collective_id").max())
@@ -154,8 +154,8 @@ def stood_still(entries: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
     return joined.with_columns(state=pl.coalesce("stuck", "state")).drop("stuck")
 
 
-def forgotten(entries: pl.DataFrame) -> pl.DataFrame:
-    """Entries of several dumps; unknown is what an earlier held as unfinished and the latest has lost.
+def without_evicted_states(entries: pl.DataFrame) -> pl.DataFrame:
+    """Clear the state of calls that were unfinished in an earlier dump and are evicted from the latest.
 
     Args:
         entries: rows of `collectives` with `saved_ns`, even ids of one backend and odd ones of another.

@@ -37,7 +37,7 @@ _before: list[Callable[[], None]] = []
 
 
 def listen(action: Callable[[], None]) -> None:
-    """Have an action called when a capture is about to begin, in the thread that captures."""
+    """Have an action called before a capture begins, in the thread that captures."""
     _before.append(action)
 
 

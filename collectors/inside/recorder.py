@@ -12,8 +12,8 @@ A *probe* is another module of this package. It says with `Recorder.listen` on w
     window    a deep window was saved; argument: its name
     second    about once a second, from a thread of ours
     request   a request came from outside the job; argument: the request
-    end       the process group, the interpreter or the process is about to go
-    exit      the interpreter is about to go, `end` is done
+    end       the process group, the interpreter or the process will end now
+    exit      the interpreter will exit now, `end` is done
     fork      this is a forked child: whatever is open belongs to the parent
 
 Nothing here may change the job: the core is entered through `Recorder.guarded`, a probe through
@@ -211,7 +211,7 @@ class Recorder:
         """An optimizer has updated, or would have but for the loss scaler; or a signal says as much."""
         now = time.time_ns()
         self.num_updates += 1
-        if is_within_backward():  # whoever starts a profiler there loses it when the backward ends
+        if is_within_backward():  # a profiler that is started there is lost when the backward ends
             self.postponed.append(optimizer)
             return
         if self.records is None:
@@ -247,7 +247,7 @@ class Recorder:
         self.write_file(f"reply-{request}.json", json.dumps({"rank": rank, **facts}).encode())
 
     def on_end(self) -> None:
-        """The process group or the interpreter is about to go."""
+        """Called before the process group is destroyed or the interpreter exits."""
         if self.folder is not None:
             self._end()
 
@@ -256,7 +256,7 @@ class Recorder:
         self._notify("end")
 
     def on_exit(self) -> None:
-        """The interpreter is about to go; a thread of ours that is in C then would crash it."""
+        """Called before the interpreter exits; a thread of ours that is in C then would crash it."""
         self.on_end()
         self._notify("exit")
         self._exiting.set()
@@ -271,7 +271,7 @@ class Recorder:
         self._notify("fork")
 
     def _gradients(self, optimizer: Any) -> tuple[int, int] | None:
-        """What is different once there are new gradients, whoever computes them: the graph has grown."""
+        """What differs once there are new gradients: the graph has grown, whatever computes them."""
         grown = sequence_number()
         known = (grown or self.num_backward) and not isinstance(optimizer, stepping.Signal)
         return (self.num_backward, grown) if known else None

@@ -254,7 +254,7 @@ def prepare_profiler(profiler: Any) -> None:
 
 
 def start_profiler(profiler: Any) -> None:
-    """Prepare and start a profiler, without what its `with` does besides."""
+    """Prepare and start a profiler, without the other effects of its `with`."""
     for name in dict.fromkeys(profiler_hooks()):
         getattr(profiler, name)()
 

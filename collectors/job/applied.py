@@ -1,7 +1,7 @@
-"""What became of the changes that were to be made to a job.
+"""Which of the requested changes were made to a job.
 
 In: what its processes wrote, also while it runs. Out: per rank and change the places where it was made, and
-the reasons why it was not. A process that said nothing of a change is no process in which it was made.
+the reasons why it was not. A process that reported nothing of a change has not made it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SILENT = "it ended before it could report whether that was done"
 
 
 def applied(process: Process, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a process that has ended said of each change that was asked for.
+    """Return what a process that has ended reported of each requested change.
 
     Args:
         process: the process.
@@ -37,7 +37,7 @@ def applied(process: Process, options: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def refused_so_far(launch: Launch) -> Iterator[str]:
-    """Why changes could not be made, of a job that runs: `rank 0: bucket:mb=1: …`."""
+    """Yield why changes could not be made so far in a running job: `rank 0: bucket:mb=1: …`."""
     for process in processes(launch):
         for change in _said(process):
             for reason in change["refused"]:

@@ -1,6 +1,6 @@
 """What of a run directory may be changed: only this user's own folders, and nothing that a link leads to.
 
-In: folders of a run directory, whoever made it. Out: nothing, or an error that says what is wrong with them.
+In: folders of a run directory, made by any user. Out: nothing, or an error that says what is wrong with them.
 A run may have come from anywhere: what its names and links say is never followed out of it.
 """
 
@@ -38,7 +38,7 @@ def ensure_mine(folders: Iterable[Path], *, within: bool = True) -> None:
 
 
 def keep_others_out(run: Path, private: Path) -> None:
-    """See to it that no other user can put something in the place of a folder of a run, or of what it holds.
+    """Ensure that no other user can replace a folder of a run, or what it holds.
 
     Where others may write to the run, it gets the sticky bit: they can add to it, and no more.
 

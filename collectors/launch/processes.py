@@ -1,4 +1,4 @@
-"""Watching processes that are not one's children: whether they live, and how they ended.
+"""Watching processes that are no children of this one: whether they live, and how they ended.
 
 In: a pid. Out: liveness and, where the kernel reports it (Linux 6.15 and later for any process, earlier ones
 only while it is a zombie), the wait status.

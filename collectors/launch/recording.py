@@ -7,7 +7,7 @@ run is recorded it holds, for each launcher (one per node, or one per rank under
     .raw/LAUNCH/             what the recorder writes; only the user who records may enter it
 
 Both go when the tables are whole. A marker that no process locks is of a sidecar that was killed (a container
-that ended with the job, say): its recording can be finished by whoever reads the run.
+that ended with the job, say): its recording can be finished by a command that reads the run.
 """
 
 from __future__ import annotations

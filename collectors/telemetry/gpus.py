@@ -1,4 +1,4 @@
-"""GPUs of a node as the sampler sees them, whoever made them: what the makers' libraries share.
+"""GPUs of a node as the sampler sees them, independent of the vendor: what the vendors' libraries share.
 
 In: a maker's library. Out: samples, one per GPU, whose device is the id that PyTorch knows the GPU by. What a
 GPU does not support is asked once; a GPU that is lost is asked no more, and that it was lost is an event.

@@ -1,7 +1,7 @@
 """`torch.compile` for the model.
 
 In: the compiler's `mode`. Out: the modules that the training loop calls, compiled in place. Compilation
-happens in the step after; where it came to nothing, the change is refused.
+happens in the step after; where nothing was compiled, the change is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of each change in this process, and the one way in: `install`.
+"""Whether each change was made in this process, and the entry point, `install`.
 
 In: `apply` of the configuration: objects with the `edit` as the user wrote it, its `family` and the family's
 `arguments`. Out: `applied.json`, one object per change: `edit`, `applied` (places: `where`, `instead_of`,
@@ -18,7 +18,7 @@ from typing import Any
 
 from ..recorder import Recorder
 
-SETTLED_AT_STEP = 5  # whatever is to be changed has been by then
+SETTLED_AT_STEP = 5  # every change that can be made has been made by then
 # In this order changes are made to one and the same thing: what is compiled can be run under autocast.
 FAMILIES = ("environment", "host", "data", "optimizers", "ddp", "reduction", "compiling", "precision")
 
@@ -26,7 +26,7 @@ _OURS = __name__.rpartition(".apply.")[0]
 
 
 class Report:
-    """What became of one change.
+    """Whether and where one change was made.
 
     Attributes:
         edit: the change, as the user wrote it.
@@ -41,7 +41,7 @@ class Report:
             save: called whenever there is something new to say.
         """
         self.edit = edit
-        self.missing = "the job never came to what it is about"
+        self.missing = "the job never reached what it changes"
         self._save = save
         self.forget()
 
@@ -51,7 +51,7 @@ class Report:
         self._refused: list[str] = []
 
     def applied(self, where: str, instead_of: str = "") -> None:
-        """The change was made.
+        """Note that the change was made.
 
         Args:
             where: a place in the script, or what was changed.
@@ -61,7 +61,7 @@ class Report:
         self._save()
 
     def refuse(self, reason: str) -> None:
-        """The change cannot be made where it should be."""
+        """Note why the change cannot be made."""
         if reason not in self._refused:
             self._refused.append(reason)
             self._save()
@@ -74,12 +74,12 @@ class Report:
             self.refuse(f"{type(error).__name__}: {error}".replace("\n", " "))
 
     def settle(self) -> None:
-        """What has not been changed by now never will be."""
+        """Refuse the change if it was not made by now."""
         if not self._places and not self._refused:
             self.refuse(self.missing)
 
     def facts(self) -> dict[str, Any]:
-        """What is written of it."""
+        """Return the change's object of `applied.json`."""
         places = [
             {"where": where, "instead_of": instead_of, "times": times}
             for (where, instead_of), times in self._places.items()

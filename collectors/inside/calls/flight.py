@@ -1,9 +1,9 @@
-"""PyTorch's flight recorder: every collective call that a process group knows.
+"""PyTorch's flight recorder: every collective call of each process group.
 
 In: the ring of the latest calls, which PyTorch keeps. Out: `flight-BACKEND-NNNN.*`, dumps that overlap so
 that no call is lost between them, and `groups.json` with the ranks of each process group, which gloo's dumps
-lack. A thread of ours dumps whenever half of the ring may be new. Collectives within a CUDA graph are
-known to no group when the graph is captured, nor when it is replayed. An observer outside the job touches
+lack. A thread of ours dumps whenever half of the ring may be new. Collectives within a CUDA graph
+are recorded neither when the graph is captured nor when it is replayed. An observer outside the job touches
 `wanted.json` beside the folders of the launches: then `calls-BACKEND.*` have what came since the last request
 but one, and all that is unfinished.
 """
@@ -29,7 +29,7 @@ from .rings import NCCL, Dumps, Ring, last_record, rings, shortened, watch_group
 STALL_S = 5.0  # after this long without a step the calls are saved: the job may hang
 IDLE_S = 60.0  # calls are saved at least so often, so that a kill loses little
 SHORTEST_S, LONGEST_S = 0.02, 1.0  # between two looks at how far the ring has got
-LATEST = 300  # calls that are shown at least of a job that does not move, and the first time
+LATEST = 300  # calls that are shown at least of a stalled job, and at the first request
 WAITING = 64  # dumps that are not converted yet: from then on the latest replaces the one before
 
 
@@ -85,16 +85,16 @@ class Flight:
         self._thread: threading.Thread | None = None
 
     def before_fork(self) -> None:
-        """Keep other threads from dumping, as far as they let us."""
+        """Keep other threads from dumping during a fork; give up waiting for them after a while."""
         self._held = self._lock.acquire(timeout=STALL_S)
 
     def after_fork(self) -> None:
-        """This is the parent: go on."""
+        """Let the threads of the parent dump again."""
         if self._held:
             self._lock.release()
 
     def on_open(self) -> None:
-        """There is a process group: a thread looks after the ring."""
+        """Start the thread that dumps the rings, once there is a process group."""
         if self._thread is None and dist.is_initialized():
             with self._lock:
                 self._begin()
@@ -118,7 +118,7 @@ class Flight:
         self._wake.set()
 
     def on_second(self) -> None:
-        """Save the calls of a job that does not move, ever more rarely; show them if asked to."""
+        """Save the calls of a stalled job at growing intervals; show them if an observer asks."""
         stamp = stamp_of(self._wanted)
         if stamp != self._shown:
             self._shown = stamp
@@ -140,7 +140,7 @@ class Flight:
             self.save(must=True)
 
     def on_exit(self) -> None:
-        """The interpreter goes: no call comes after those that were saved."""
+        """Note that the dumps are complete: no call follows those that were saved."""
         if self._whole and self._recorder.folder is not None:
             self._recorder.write_file(LAST, b"")
 
@@ -162,9 +162,9 @@ class Flight:
         return not left
 
     def show(self) -> None:
-        """Dump the rings for who watches; what is dumped for the record, and when, does not change by it.
+        """Dump the rings for an observer, without effect on the dumps that become part of the run.
 
-        There may be a thousand of us: only what is new is written.
+        Only new calls are written, since a job may have a thousand ranks.
         """
         still = time.monotonic() - self._recorder.last_step_s >= STALL_S
         with self._lock:
@@ -181,7 +181,7 @@ class Flight:
                     self._show(f"{SHOWN}{ring.name}.json", shortened(content, since))
 
     def _show(self, name: str, content: bytes) -> None:
-        """Write a dump for who watches; where it says what the one before said, only when that was.
+        """Write a dump for an observer; if it equals the previous one, update only the time of the file.
 
         Raises:
             OSError: it cannot be written.
@@ -216,7 +216,7 @@ class Flight:
         self._pause_s = max(pause_s, SHORTEST_S)
 
     def _enqueued(self) -> dict[str, int]:
-        """Calls of each ring so far: no ring is asked, and so no GPU. Gloo's does not know messages."""
+        """Calls of each ring so far, without touching a ring or a GPU. Gloo's ring leaves out messages."""
         found = self.dumps.groups.count()
         found[NCCL] += self._recorder.num_messages
         return found

@@ -125,7 +125,7 @@ class Groups:
                     self._changed.notify_all()
 
     def on_making(self) -> None:
-        """A group is about to be made or destroyed."""
+        """Called before a group is made or destroyed."""
         with self._changed:
             self._making += 1
             self._since_s = time.monotonic()

@@ -1,9 +1,9 @@
-"""Messages of gloo, and what a process is stuck in.
+"""Messages of gloo, and the calls in which a process is stalled.
 
 In: sends and receives on CPU tensors, which gloo's flight recorder leaves out. Out: `messagesNNNN.json`, the
 messages of a deep window; and `stall.json`, while no step ends: the latest message of each pair and all that
-are not delivered, and the stack of the main thread. A process that fails says it once more, unless it had
-said so since its last step: what failed at the end is not what it waited for.
+are not delivered, and the stack of the main thread. A process that fails saves it once more, unless it
+did since its last step: the call that fails at the end is not the one that it waited for.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Stalls:
         self._open: set[tuple[str, str, int, int]] = set()  # messages that were open at the save before
 
     def on_message(self, op: str, group: Any, work: Any, tensors: Any, peer: int) -> None:
-        """A message was begun.
+        """Note that a message was begun.
 
         Args:
             op: send or recv.
@@ -74,17 +74,17 @@ class Stalls:
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "enqueued_ns": time.time_ns(),
         }
-        self._latest[key] = entry = (weakref.ref(work), message)  # nothing of the job's is kept alive
+        self._latest[key] = entry = (weakref.ref(work), message)  # keeps no object of the job alive
         self._pending.append(entry)
         if is_profiling():
             self._in_window.append(message)
 
     def on_coalesced(self) -> None:
-        """Several messages go as one: the flight recorder has an entry for that, too."""
+        """Count a coalesced message: the flight recorder has an entry for that, too."""
         self._recorder.num_messages += 1
 
     def on_window(self, name: str) -> None:
-        """A window was saved: so are its messages.
+        """Save the messages of a window that was saved.
 
         Args:
             name: its file, without the ending.
@@ -95,7 +95,7 @@ class Stalls:
             self._recorder.write_file(f"{name.replace('window', 'messages')}.json", content)
 
     def on_second(self) -> None:
-        """Save while nothing moves; how the process then ends says nothing of what it stood still in."""
+        """Save while no step ends; not while the process ends, which changes what is open."""
         if self._recorder.ending:
             return
         now_s = time.monotonic()
@@ -104,15 +104,15 @@ class Stalls:
             self._saved_s = now_s
 
     def on_end(self) -> None:
-        """The process is about to go; where it fails, what it waited for when it stood still is kept."""
+        """Save before a process that fails ends, unless a save during its stall exists already."""
         if self._recorder.ending == "exception" and self._saved_s <= self._recorder.last_step_s:
             self.save()
 
     def save(self) -> None:
         """Write what is known now.
 
-        Who waits for a message holds its handle: one that is gone may have been delivered, or have failed.
-        Of those that were open at the save before that is said, for others it does not matter.
+        A waiting thread holds the message's handle: one whose handle is gone was delivered, or has failed.
+        Its state is `closed` if it was open at the previous save, else `completed`.
         """
         pending = [
             message | {"state": "scheduled"} for work, message in tuple(self._pending) if _is_open(work)
@@ -163,7 +163,7 @@ def _main_stack() -> list[str]:
 
 
 def install(recorder: Recorder) -> None:
-    """Remember messages, and save where the process stands."""
+    """Remember messages, and save them and the stack while the process is stalled."""
     stalls = Stalls(recorder)
     recorder.listen("window", stalls.on_window)
     recorder.listen("second", stalls.on_second)

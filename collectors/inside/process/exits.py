@@ -5,7 +5,7 @@ exception that ends the interpreter and where it was raised; `exit`, written by 
 interpreter is gone; and `reaped`, what a parent got to know of a process that recorded.
 The kernel reports all of this to any process from Linux 6.15 on, earlier ones only to the parent.
 
-A process that is killed without being asked (SIGKILL, a crash) can leave no word here.
+A process that is killed without warning (SIGKILL, a crash) leaves nothing here.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Exits:
             write_whole(path, content)
 
     def note(self, code: int, number: int) -> None:
-        """Record what is about to end this process: an exit code or a signal, -1 for the other."""
+        """Record how this process will end: an exit code or a signal, -1 for the other."""
         if self._recorder.records is not None:
             self._recorder.records.write(records.ENDING, time.time_ns(), code, number)
 

@@ -190,7 +190,7 @@ def _end_of_value(text: str, begin: int, quote: str, is_header: object) -> int:
 
 
 def _is_setting(name: str, value: str) -> bool:
-    """Whether a value is none that anybody hides: a switch, a count of tokens, the current folder."""
+    """Whether a value cannot be a secret: a switch, a count of tokens, the current folder."""
     return _IS_SETTING.fullmatch(value) is not None or (
         name.lower().endswith("pwd") and value.startswith("/")
     )

@@ -2,7 +2,7 @@
 
 In: the signal. Out: the occasion `end`, a record of kind ENDING, and the same signal once more, now deadly.
 
-A handler must not show: frameworks ask `signal.getsignal` and chain what they find, Python's own handlers
+The handler must be invisible: frameworks ask `signal.getsignal` and chain what they find. Python's handlers
 wait for the main thread, which may hang in a collective, and a blocked signal would be inherited by every
 child. `faulthandler` sets a handler in C that Python does not list and that only writes to a descriptor. That
 wakes a thread here. Where the script sets a handler, before or after, this one is not there or is replaced.
@@ -37,10 +37,10 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Preemption:
-    """The signals that one process has asked to hear of first."""
+    """The signals before whose default action one process saves."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """No signal is heard yet."""
+        """Start without handlers."""
         self._recorder = recorder
         self._forget()
 
@@ -51,7 +51,7 @@ class Preemption:
         self._in_main_thread = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._save_and_stay)
 
     def on_open(self) -> None:
-        """Hear of signals that would end this process."""
+        """Handle the signals that would end this process."""
         self._pipes = {number: _pipe() for number in SIGNALS if handler_of(number) == _DEFAULT}
         self._listen()
         threading.Thread(
@@ -68,23 +68,23 @@ class Preemption:
                 self._handlers[number] = handler_of(number)
 
     def ignore(self) -> None:
-        """Leave the signals to themselves: a child is about to be forked, or the interpreter to go."""
+        """Remove the handlers before a fork or the interpreter's exit."""
         while self._handlers:
             number, address = self._handlers.popitem()
             if handler_of(number) == address:  # the script has not set its own since
                 faulthandler.unregister(number)
 
     def on_register(self, number: int = -1) -> None:
-        """The script has `faulthandler` handle a signal itself: it takes the place of ours."""
+        """Forget our handler of a signal: the script has just replaced it with its own `faulthandler`."""
         self._handlers.pop(number, None)
         self._pipes.pop(number, None)
 
     def after_fork_in_parent(self) -> None:
-        """The parent of a fork hears of signals again."""
+        """Set the handlers again in the parent of a fork."""
         self._listen()
 
     def on_fork(self) -> None:
-        """This is a forked child: its signals are its own."""
+        """Forget the handlers in a forked child."""
         self._forget()
 
     def _watch(self, pipes: dict[int, tuple[socket.socket, socket.socket]]) -> None:

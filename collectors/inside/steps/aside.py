@@ -1,4 +1,4 @@
-"""What a training loop does beside training: saving checkpoints, working without gradients, compiling code.
+"""What a training loop does besides training: saving checkpoints, working without gradients, compiling code.
 
 In: calls of `torch.save` and the like, `torch.no_grad` and `torch.inference_mode`, what the compiler says of
 itself. Out: per step one record of how long each has taken so far, and one of its own for each long save.
@@ -31,20 +31,20 @@ SAVES = {  # module -> functions of it that save; looked for once the job has im
 
 
 class Stopwatch:
-    """How long something took so far, what is within itself counted once."""
+    """How long an activity took so far; nested calls are counted once."""
 
     def __init__(self) -> None:
-        """Nothing was begun yet."""
+        """Start at zero."""
         self._depth = self._total_ns = self._begun_ns = 0
 
     def start(self) -> None:
-        """It begins."""
+        """Note that the activity begins."""
         self._depth += 1
         if self._depth == 1:
             self._begun_ns = time.time_ns()
 
     def stop(self) -> int:
-        """It ends; one that was begun before anybody looked is none.
+        """Note that the activity ends; one that began before the stopwatch existed is ignored.
 
         Returns:
             How long it took, ns, if that was the outermost; else -1.
@@ -58,12 +58,12 @@ class Stopwatch:
         return took_ns
 
     def total_ns(self, now_ns: int) -> int:
-        """All of it so far, what still goes on included."""
+        """The total time so far, including an activity that still runs."""
         return self._total_ns + (now_ns - self._begun_ns if self._depth else 0)
 
 
 class Aside:
-    """What one process does beside training."""
+    """What one process does besides training."""
 
     def __init__(self, recorder: Recorder) -> None:
         """Nothing is done yet."""
@@ -72,7 +72,7 @@ class Aside:
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: what its parent was about is none of its own."""
+        """Start at zero in a forked child: what its parent was doing does not count."""
         self._saving, self._without_gradients, self._compiling = Stopwatch(), Stopwatch(), Stopwatch()
 
     def _ours(self) -> bool:
@@ -87,7 +87,7 @@ class Aside:
             self._recorder.records.write(records.ASIDE, now_ns, *(each.total_ns(now_ns) for each in watches))
 
     def look(self) -> None:
-        """See what the job has imported by now."""
+        """Patch the functions that save of the modules that the job has imported by now."""
         for name in SAVES:
             if name not in self._patched and name in sys.modules:
                 self._patch_saves(name)
@@ -162,7 +162,7 @@ class Aside:
 
 
 def install(recorder: Recorder) -> None:
-    """Record what is done beside training."""
+    """Record what is done besides training."""
     aside = Aside(recorder)
     for module in (torch, torch.serialization):
         module.save = aside.saving(module.save)

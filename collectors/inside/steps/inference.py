@@ -60,7 +60,7 @@ class ModelCalls:
             self._searcher.start()
 
     def on_exit(self) -> None:
-        """The interpreter is about to go, and our thread before it."""
+        """Called before the interpreter exits: end our thread first."""
         self._ended.set()
         if self._searcher is not None:
             self._searcher.join()

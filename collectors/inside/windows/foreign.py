@@ -13,43 +13,48 @@ from torch.autograd.profiler import profile
 
 from ..torch_internals import is_profiling, prepare_profiler
 
-FORGOTTEN = 500  # steps after which a profiler that was prepared and has not started is taken for left alone
+FORGOTTEN = 500  # steps after which a profiler that was prepared and has not started counts as abandoned
 
 
 class Foreign:
     """The profilers of the user, from when they are prepared until they end or are deleted."""
 
     def __init__(self) -> None:
-        """There are none."""
+        """Start without profilers."""
         self._prepared: weakref.WeakKeyDictionary[profile, int] = weakref.WeakKeyDictionary()
         self._running: weakref.WeakSet[profile] = weakref.WeakSet()
         self._undone: weakref.WeakSet[profile] = weakref.WeakSet()
 
     def prepare(self, profiler: profile, step: int) -> None:
-        """A profiler is about to be prepared, after so many steps."""
+        """Note a profiler that will be prepared now.
+
+        Args:
+            profiler: the user's profiler.
+            step: steps ended so far.
+        """
         self._prepared[profiler] = step
         self._undone.discard(profiler)
 
     def end(self, profiler: profile) -> None:
-        """A profiler is about to stop."""
+        """Forget a profiler that will stop now."""
         self._prepared.pop(profiler, None)
         self._running.discard(profiler)
 
     def end_all(self) -> None:
-        """Whatever runs was ended without its profiler's knowledge."""
+        """Forget the running profilers: Kineto was stopped without calling them."""
         self._running.clear()
 
     def are_there(self, step: int) -> bool:
-        """Whether one runs or is going to, after so many steps."""
+        """Whether one runs, or is prepared and not abandoned, when `step` steps have ended."""
         prepared = any(step - since < FORGOTTEN for since in self._prepared.values())
         return prepared or bool(self._running) or is_profiling()
 
     def override(self) -> None:
-        """A window is about to be opened: whatever is prepared will not be any more."""
+        """Note that all prepared profilers lose their preparation: a window will be opened now."""
         self._undone.update(self._prepared)
 
     def start(self, profiler: profile) -> None:
-        """A profiler is about to start, and no other runs: prepare it again if it has to be."""
+        """Note a profiler that starts now while no other runs; prepare it again if a window undid that."""
         if profiler in self._undone:
             prepare_profiler(profiler)
         self._prepared.pop(profiler, None)

@@ -36,7 +36,7 @@ class Ranges:
             self._open[id(entered)] = entered, threading.get_ident()
 
     def leave(self, left: Any) -> bool:
-        """A range is about to be left. Returns whether it has ended already."""
+        """Called before a range is left. Returns whether it has ended already."""
         if self._open:
             self._open.pop(id(left), None)
         if not self._finished or left not in self._finished:

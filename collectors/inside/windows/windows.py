@@ -185,7 +185,7 @@ class Windows:
             self.close(begun, ENDED)
 
     def on_capture(self) -> None:
-        """A CUDA graph is about to be captured, after which steps may be replays that nothing announces."""
+        """Called before a CUDA graph is captured; later steps may be replays, which trigger no hook."""
         opened = self._mine()
         if opened is not None:
             whole = opened.has_whole_step
@@ -194,20 +194,20 @@ class Windows:
             self.close(whole, CAPTURED)
 
     def on_profiler(self, profiler: profile) -> None:
-        """A profiler is about to be prepared; give way to the user's own."""
+        """Called before a profiler is prepared; give way to the user's own."""
         if not isinstance(profiler, OwnProfile):
             self.foreign.prepare(profiler, self._step)
             self.close(save=False)
 
     def on_profiler_start(self, profiler: profile) -> None:
-        """A profiler is about to start; one that was taken for forgotten may be the user's."""
+        """Called before a profiler starts; it may be one of the user's that counted as abandoned."""
         if not isinstance(profiler, OwnProfile):
             self.close(save=False)
             if self._open is None:
                 self.foreign.start(profiler)
 
     def on_profiler_end(self, profiler: profile) -> None:
-        """A profiler is about to stop."""
+        """Called before a profiler stops."""
         self.foreign.end(profiler)
 
     def on_observer(self, _: Any) -> None:

@@ -7,13 +7,13 @@ import json
 import polars as pl
 
 from dpro.collectors.convert.stall import (
-    forgotten,
     keep_groups,
     message_rows,
     messages_in_window,
     process_groups,
     stack_of,
-    stood_still,
+    with_stalled_states,
+    without_evicted_states,
 )
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 
@@ -65,7 +65,7 @@ def test_what_a_later_dump_has_lost_unfinished_is_unknown():
             "saved_ns": [10, 10, 10, 20, 20, 20],
         }
     )
-    assert forgotten(frame)["state"].to_list() == [
+    assert without_evicted_states(frame)["state"].to_list() == [
         "", "scheduled", "completed", "completed", "completed", "scheduled"
     ]  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_what_a_process_that_failed_stood_still_in_stays_unfinished_unless_its_g
         (6, "c", "completed"),
         (8, "c", "completed"),  # c went on
     )
-    states = stood_still(latest, stalls)["state"].to_list()
+    states = with_stalled_states(latest, stalls)["state"].to_list()
     assert states == ["completed", "scheduled", "started", "completed", "completed"]
 
 
