@@ -6,6 +6,8 @@ import pytest
 
 from dpro.ingest.importer import import_sources
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
+from dpro.schema import STEPS
+from dpro.selection import Selection
 from dpro.store import open_run
 from tests.builders import gpu_job
 from tests.pipelines import Job, written
@@ -27,6 +29,18 @@ def test_a_stage_with_more_work_stands_still_less_and_the_others_more(tmp_path):
     job = Job(num_stages=3, num_batches=6, forward=lambda stage, dp: 20.0 if stage == 2 else 10.0)
     shares = pipeline_bubbles(written(job.run(), tmp_path))["bubble_share"].to_list()
     assert shares[2] < 0.25 < shares[1] == pytest.approx(shares[0])
+
+
+def test_bubbles_of_selected_steps_and_ranks_are_within_the_whole_pipeline(tmp_path):
+    run = written(Job(num_stages=2, num_batches=2, num_steps=3, message=0.0).run(), tmp_path)
+    whole, steps = pipeline_bubbles(run), run.table(STEPS)["step"].unique().sort().to_list()
+    of_step = pipeline_bubbles(run, Selection(steps=((steps[1], steps[1]),)))
+    assert of_step["steps"].to_list() == [1, 1]
+    assert of_step.drop("steps").equals(whole.drop("steps"))  # all steps are the same
+    (stage,) = pipeline_bubbles(run, Selection(ranks=((0, 0),))).to_dicts()
+    assert (stage["stage"], stage["ranks"], stage["steps"]) == (0, 1, 3)
+    assert stage["bubble_share"] == whole["bubble_share"][0]
+    assert pipeline_bubbles(run, Selection(steps=((99, 99),))).is_empty()
 
 
 def test_a_job_without_a_pipeline_has_no_bubble(tmp_path):
