@@ -25,7 +25,7 @@ JOB = """
 import os, pathlib, time
 import torch.distributed as dist
 
-def train_until_told():
+def train_until_stopped():
     stop = torch.zeros(1)
     while not stop:
         for _ in range(5):
@@ -36,7 +36,7 @@ def train_until_told():
         pathlib.Path(f"running{dist.get_rank()}").touch()
 
 dist.init_process_group("gloo")
-train_until_told()
+train_until_stopped()
 dist.destroy_process_group()
 """
 
@@ -94,7 +94,7 @@ def test_reading_a_run_that_is_being_recorded_says_how(job):
     assert b"dpro attach run -o COPY" in done.stderr
 
 
-def test_stacks_of_all_ranks_are_told_without_our_own_threads(job):
+def test_stacks_of_all_ranks_are_reported_without_the_recorders_threads(job):
     answer = attach(job, "run", "--stacks")
     assert answer["silent_ranks"] == []
     for rank in answer["ranks"]:

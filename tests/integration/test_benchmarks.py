@@ -1,4 +1,4 @@
-"""Every benchmark runs, tiny: a figure that cannot be reproduced is no figure.
+"""Every benchmark runs on tiny inputs, so that every published figure can be reproduced.
 
 Results are not judged here, only that each command works, and that it measures on what it claims to.
 """

@@ -94,7 +94,7 @@ def test_names_are_never_html_in_any_view(browser, tmp_path):
 
 
 def _evil_run(folder):
-    """Kernels with names that would do something if a page believed them."""
+    """A run with kernels whose names would run a script or change the page if they were parsed as HTML."""
     run = TinyRun()
     for step in range(3):
         for number, name in enumerate((EVIL, "<b>bold</b>")):

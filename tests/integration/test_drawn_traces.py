@@ -1,4 +1,4 @@
-"""What viewers are shown of real jobs: the critical path beside the lanes, derived starts, arrows."""
+"""Exported timelines of real jobs: the critical path, derived starts, arrows."""
 
 from __future__ import annotations
 

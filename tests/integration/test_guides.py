@@ -1,4 +1,4 @@
-"""Every command of the guides is run, and says what the guide shows.
+"""Every command of the guides is run, and its output is compared with the guide's.
 
 In a guide, `<!-- RUN is slow_rank -->` says what a name stands for: a run that ships, or something made
 here. A line of a `console` block that begins with `$` is a command; those below it are lines of what it
@@ -61,7 +61,7 @@ for step in range(1000):
 
 
 class Command(NamedTuple):
-    """One command of a guide, and lines of what it says."""
+    """One command of a guide, and lines of its output."""
 
     guide: Path
     text: str
@@ -95,7 +95,7 @@ def _name(command: Command) -> str:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory) -> dict[Path, Path]:
-    """For each guide a folder in which its names stand for what it says."""
+    """For each guide a folder that has the files and runs it names."""
     made = {}
     for guide in GUIDES:
         folder = made[guide] = tmp_path_factory.mktemp(guide.stem)
@@ -109,7 +109,7 @@ def places(tmp_path_factory) -> dict[Path, Path]:
 
 
 def _pattern(line: str) -> str:
-    """A line as it may be said: with other numbers, other units of time and other blanks."""
+    """Return a pattern for a line of output that allows other numbers, units of time and blanks."""
     number = re.compile(r"(\\-|\\\+)?\d+(\\?[.,]\d+)*")
     unit = re.compile(r"^[num]?s\b")
     words = (number.sub(r"[-+]?[\\d.,]+", re.escape(word)) for word in line.split())

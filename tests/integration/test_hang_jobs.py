@@ -31,7 +31,7 @@ def test_a_rank_whose_host_sleeps_is_named_through_pipeline_and_data_parallelism
     assert finding["component"] == {"kind": "rank", "id": "2"}
     assert finding["confidence"] > 0.9
     assert "hanging.py" in evidence_of(finding)  # where it sleeps
-    assert "ranks 0-1, 3" in evidence_of(finding)  # who waits because of it
+    assert "ranks 0-1, 3" in evidence_of(finding)  # the ranks that wait because of it
 
 
 @pytest.mark.slow

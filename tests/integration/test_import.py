@@ -47,7 +47,7 @@ def _refused(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 
 def _plain_reading(path: Path) -> dict[str, float]:
-    """Kernels of one file by nothing but dictionaries: count, total µs, and how many communicate."""
+    """Count the kernels of one file with plain dictionaries: count, total µs, and how many communicate."""
     document = json.loads(gzip.decompress(path.read_bytes()))
     totals: dict[str, float] = collections.Counter()
     for event in document["traceEvents"]:

@@ -22,7 +22,7 @@ from dpro.store import Manifest, open_run
 from tests.traces import write_rank
 
 RANKS = 4
-# What happens to a folder: the name of a function below, the rank it happens to, and a number for it to use.
+# A mishap of a folder: the name of a function below, the rank that it affects, and a number for it to use.
 MISHAPS = st.lists(
     st.tuples(
         st.sampled_from(

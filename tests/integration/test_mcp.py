@@ -41,7 +41,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(served, tmp_path_factory) -> dict[str, Any]:
-    """What one session with the server answered: the tools, and each call by its name."""
+    """The answers of one session with the server: the tools, and each call by its name."""
     calls = {name: (name, arguments) for name, (_, arguments) in ASKED.items()} | {
         "runs": ("runs", {}),
         "edits": ("edits", {}),

@@ -261,7 +261,7 @@ def test_run_whose_sidecar_was_killed_is_finished_by_its_reader(tmp_path):
     assert {path.name for path in run.path.iterdir() if path.name.startswith(".")} == set()
 
 
-# What the recorder leaves alone.
+# What the recorder does not touch.
 
 
 def test_users_modules_and_loader_workers_are_left_alone(tmp_path):

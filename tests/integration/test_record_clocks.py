@@ -1,4 +1,4 @@
-"""Clocks of several hosts: real jobs in which every rank stands for a host of its own, whose clock is off."""
+"""Clocks of several hosts: real jobs in which every rank imitates a host with a wrong clock."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 MS = 1_000_000
 SHIFT_MS = (0.0, 0.2, -5.0, 50.0)
 
-# Every rank takes its clock for another one than its neighbours do.
+# Every rank has another clock offset than its neighbours.
 HOSTS = """
 import functools, importlib, os, sys, time
 import torch

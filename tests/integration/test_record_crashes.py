@@ -1,4 +1,4 @@
-"""How recorded jobs end: what is known of it afterwards, and what of the recording survives."""
+"""How recorded jobs end: the recorded exit codes and signals, and the parts of the recording that survive."""
 
 import shlex
 import shutil
@@ -38,7 +38,7 @@ from tests.jobs import (
 
 pytest.importorskip("torch")
 
-# Known from within: each in a process that trains, of which nobody reads the wait status.
+# What a process itself records of its end: each in a process that trains, whose wait status is not read.
 
 ENDS = {
     "pass": Ending(0, -1),
@@ -104,7 +104,7 @@ def test_process_itself_leaves_how_it_ended(ended_from_within, number, how):
     assert not (folder / str(number) / "log.txt").exists()
 
 
-# A kernel that tells only the parent how a process ended, as before 6.15, and a lost race for the zombie.
+# A kernel that reports the wait status to the parent alone, as before 6.15, and a lost race for the zombie.
 
 OLD_KERNEL = """
 import sys
@@ -118,7 +118,7 @@ RECORD_ON_OLD_KERNEL = [sys.executable, "-c", OLD_KERNEL, "record"]
 
 
 @pytest.mark.slow
-def test_torchrun_hides_no_rank_s_end_even_where_the_kernel_tells_nothing(tmp_path):
+def test_the_end_of_a_rank_under_torchrun_is_known_even_without_its_wait_status(tmp_path):
     body = """
     import os, signal
     import torch.distributed as dist
@@ -164,7 +164,7 @@ def test_deadly_signal_saves_the_open_window_and_kills_as_it_would_have(tmp_path
     assert run.manifest.warnings == []
 
 
-# Killed at any moment: whoever it hits, the run opens, and what it holds is whole.
+# Killed at any moment: whichever process is killed, the run opens and its tables are consistent.
 
 TRAINS_UNTIL_KILLED = """
 import os, pathlib, time
@@ -182,7 +182,7 @@ for step in range(1_000_000):
 
 
 def victims(random: Random, run: Path, launcher: int) -> list[int]:
-    """Some of launcher, sidecar and ranks."""
+    """Choose some processes among launcher, sidecar and ranks."""
     sidecar, ranks = sidecar_of(run), children(launcher)
     chosen = random.choice(["a rank", "the ranks", "the launcher", "the sidecar", "all", "any"])
     everybody = [launcher, sidecar, *ranks]
@@ -197,7 +197,7 @@ def victims(random: Random, run: Path, launcher: int) -> list[int]:
 
 
 def killed_at_random(folder: Path, seed: int) -> Run:
-    """The run of a job of which something was killed at some moment, and the rest a little later."""
+    """Return the run of a job of which some processes were killed at a random moment, and the rest later."""
     random = Random(seed)
     command = [*TORCHRUN, script(folder, TRAINS_UNTIL_KILLED)[1]]
     job = start([*RECORD, "-o", "run", "--every", "20", "--", *command], folder)
@@ -254,7 +254,7 @@ PROFILED = "for _ in range(400): train_step()\nprint('trained')"
 def on_a_disk_of(
     size_kib: int, folder: Path, *commands: list[str]
 ) -> list[subprocess.CompletedProcess[bytes]]:
-    """What some commands did, in a namespace of their own where `folder/disk` is a small file system."""
+    """Run commands in a mount namespace in which `folder/disk` is a small file system."""
     (folder / "disk").mkdir()
     results = folder / "results"
     results.mkdir()
@@ -327,7 +327,7 @@ def test_run_that_is_deleted_while_the_job_runs_is_not_missed_by_it(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# Nothing of the recorder's keeps a job from ending.
+# The recorder never keeps a job from ending.
 
 
 @pytest.mark.parametrize("window", [pytest.param("--skip=1000", marks=pytest.mark.slow), "--skip=5"])

@@ -222,7 +222,7 @@ TOGETHER = {
         ddp = nn.parallel.DistributedDataParallel(model)
         extra = nn.Linear(64, 4)
         extras = SGD(extra.parameters(), lr=0.1)
-        for number in range(42):  # of a few steps it cannot be told
+        for number in range(42):  # a few steps are too few to detect the main optimizer
             ddp(data).sum().backward()
             update()
             if dist.get_rank() == 0 and number % 5 == 2:
@@ -266,7 +266,7 @@ TOGETHER = {
     "fsdp_and_tensor_parallel": """
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-        warnings.simplefilter("ignore")  # torch's own about views, of its own making
+        warnings.simplefilter("ignore")  # torch warns about views that torch itself makes
         mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
         model = nn.Sequential(model, nn.Linear(4, 4))
         parallelize_module(model[0], mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})

@@ -1,4 +1,4 @@
-"""Steps of a real recorded job on a device that is a model: host and device have a clock of their own."""
+"""Steps of a real recorded job on a simulated device: host and device have separate clocks."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def test_info_says_how_long_steps_take_on_the_device(job):
     )
     assert "typical step 50 ms" in words
     assert "timed by the device" in " ".join(words.split())
-    told = json.loads(document)["step_time"]
-    assert (told["typical_ms"], told["clock"]) == (50, "device")
+    step_time = json.loads(document)["step_time"]
+    assert (step_time["typical_ms"], step_time["clock"]) == (50, "device")

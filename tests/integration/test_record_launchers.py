@@ -304,7 +304,7 @@ def test_task_that_starts_after_another_of_its_step_has_ended_joins_it(tmp_path)
     assert (run.manifest.world_size, run.manifest.exit_status) == (2, 3)
 
 
-# What keeps the recorder out is said.
+# The reason why nothing was recorded is reported.
 
 
 @pytest.mark.slow

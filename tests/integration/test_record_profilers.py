@@ -1,4 +1,4 @@
-"""Profilers of the job, as frameworks use them, beside deep windows: they see all, and the job ends well."""
+"""Profilers of the job, as frameworks use them, during deep windows: their recordings are complete."""
 
 import importlib.util
 
@@ -10,7 +10,7 @@ from tests.jobs import complete, record, script
 
 pytest.importorskip("torch")
 
-# As Lightning does: whatever runs is ended first, ranges are open all the time, and nothing is ever left.
+# As Lightning does: it stops any running profiler first, and enters ranges that it never leaves.
 REPLICA = """
 from torch.profiler import profile, record_function, schedule, ProfilerActivity
 

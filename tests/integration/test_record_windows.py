@@ -1,4 +1,4 @@
-"""Where the deep windows of real jobs lie: the same steps on all ranks, as far apart as they cost."""
+"""Where the deep windows of real jobs lie: at the same steps on all ranks, spaced by their cost."""
 
 import sys
 from itertools import pairwise
@@ -102,14 +102,14 @@ def test_windows_that_are_expensive_on_any_rank_are_further_apart(tmp_path):
 
 LATE = f"""
 from {ALIAS}.windows.agreement import Agreement
-hear = Agreement.receive
-kept, told = [], []
-def hear_late(self):
-    kept.extend(filter(None, [hear(self)]))
+receive = Agreement.receive
+kept, passed_on = [], []
+def receive_late(self):
+    kept.extend(filter(None, [receive(self)]))
     if kept and done > kept[0]["step"]:
-        told.append(kept.pop(0))
-        return told[-1]
-Agreement.receive = hear_late
+        passed_on.append(kept.pop(0))
+        return passed_on[-1]
+Agreement.receive = receive_late
 done = 0
 plain_step = train_step
 def train_step():
@@ -119,22 +119,22 @@ def train_step():
 """
 
 
-# It trains on by itself until it has learned of a window that is over, and a little longer.
-UNTIL_TOLD = """
-while dist.get_rank() == 1 and not told and time.monotonic() - started < 100:
+# Rank 1 trains without the others until it receives a window that is already over, and a little longer.
+UNTIL_PASSED_ON = """
+while dist.get_rank() == 1 and not passed_on and time.monotonic() - started < 100:
     train_step()
     time.sleep(0.002)
-for _ in range(300):  # the thread that was told has to pass it on
+for _ in range(300):  # the thread that received it has to pass it on
     train_step()
     time.sleep(0.002)
 """
 
 
 @pytest.mark.slow
-def test_rank_that_learns_too_late_goes_without_and_this_is_said(tmp_path):
+def test_rank_that_learns_of_a_window_too_late_skips_it_and_it_is_counted(tmp_path):
     late = "\n".join(f"    {line}" for line in LATE.splitlines())
     body = until(3).replace("enough =", f"if dist.get_rank() == 1:{late}\nenough =", 1)
-    body = body.replace("for _ in range(20)", f"{UNTIL_TOLD}\nfor _ in range(20)", 1)
+    body = body.replace("for _ in range(20)", f"{UNTIL_PASSED_ON}\nfor _ in range(20)", 1)
     run, done = record(tmp_path, [*torchrun(2), script(tmp_path, body)[1]], "--budget", "50%")
     assert done.returncode == 0, done.stderr
     windows = windows_of(run)

@@ -1,4 +1,4 @@
-"""Real traces of GPU jobs as the recorder would have left them: the way of a recording into tables."""
+"""Real traces of GPU jobs in the form of raw recordings: their conversion into tables."""
 
 from __future__ import annotations
 

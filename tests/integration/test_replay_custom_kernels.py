@@ -1,4 +1,4 @@
-"""Communication that is no library's: kernels of one's own, of expert parallelism, in CUDA graphs."""
+"""Communication without a library: custom kernels, kernels of expert parallelism, kernels in CUDA graphs."""
 
 from __future__ import annotations
 

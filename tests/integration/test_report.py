@@ -1,4 +1,4 @@
-"""`dpro report` on a run made here, and on real traces against an independent reading of their files."""
+"""`dpro report` on a synthetic run, and on real traces against an independent reading of their files."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 RANKS = 4
 FAST, SLOW = 400, 100  # Mbit/s
 
-# All pairs of ranks, in rounds in which nobody waits for a third.
+# All pairs of ranks, in rounds of disjoint pairs, so that no pair waits for another.
 JOB = """
 import os, time
 import torch.distributed as dist
@@ -70,7 +70,7 @@ def run(*words: object) -> None:
 
 
 def set_rate(space: str, rank: int, rate: int) -> None:
-    """Let so many Mbit/s through a rank's port of the switch, both ways."""
+    """Limit a rank's port of the switch to a rate in Mbit/s, both ways."""
     shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "64kb", "latency", "100ms")
     run("tc", "-n", space, "qdisc", "replace", "dev", "net", *shape)
     run("tc", "-n", space.rpartition("-")[0], "qdisc", "replace", "dev", f"p{rank}", *shape)
@@ -78,7 +78,7 @@ def set_rate(space: str, rank: int, rate: int) -> None:
 
 @contextmanager
 def switch(rates: list[int]) -> Iterator[list[str]]:
-    """A namespace per rank on one switch; each port lets so many Mbit/s through, both ways."""
+    """Make a namespace per rank on one switch, with ports limited to these rates in Mbit/s, both ways."""
     name = f"dp{os.getpid()}"
     spaces = [f"{name}-{rank}" for rank in range(len(rates))]
     try:
@@ -156,7 +156,7 @@ def recorded(folder: Path, rates: list[int]) -> Analysis:
 
 
 def changed(folder: Path, rate: int) -> list[Finding]:
-    """What is found in the job in the middle of which the port of rank 1 gets another rate."""
+    """Return the findings of a job during which the rate of rank 1's port changes."""
     with switch([FAST, FAST]) as spaces:
         jobs = started(folder, spaces, CHANGING, "--skip", "1000")
         wait_until(
@@ -192,7 +192,7 @@ def test_network_of_equal_ports_is_left_alone(tmp_path):
     assert of_the_network(recorded(tmp_path, [FAST] * RANKS).verdict_by_replay[0]) == []
 
 
-def test_network_that_became_slow_is_told_without_deep_windows(tmp_path):
+def test_network_that_became_slow_is_found_without_deep_windows(tmp_path):
     (finding,) = changed(tmp_path, SLOW // 2)
     assert finding.component_id.startswith("the network between ranks 0-1, ")
     since = int(finding.evidence[0].split()[2])

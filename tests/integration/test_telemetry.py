@@ -1,4 +1,4 @@
-"""`dpro record` with GPUs: a real job, and a library in the place of the driver's that tells of two."""
+"""`dpro record` with GPUs: a real job, and a fake of the driver's library that reports two GPUs."""
 
 import json
 import os
@@ -78,13 +78,13 @@ def test_an_error_of_the_driver_is_an_event(run):
 
 def test_info_says_what_was_sampled_and_what_was_wrong(run, tmp_path):
     done = complete([*INFO, str(run.path), "--json"], tmp_path)
-    told = json.loads(done.stdout)["telemetry"]
-    first, second = told["gpus"]
+    telemetry = json.loads(done.stdout)["telemetry"]
+    first, second = telemetry["gpus"]
     assert (first["gpu"], first["xids"], first["errors"]) == (FIRST, {"94": 1}, {"ecc_uncorrected": 1})
     assert first["clocks_held_s"]["hw_thermal_slowdown"] > 0
     assert (second["gpu"], second["lost"], second["xids"]) == (SECOND, True, {})
-    assert told["samples"] > 10
-    assert told["ranks"] == [0]
+    assert telemetry["samples"] > 10
+    assert telemetry["ranks"] == [0]
     words = complete([*INFO, str(run.path)], tmp_path).stdout.decode()
     assert f"GPU {SECOND} on" in words
 
@@ -94,7 +94,7 @@ def test_ranks_are_sampled_all_the_same(run):
     assert run.table(COUNTERS).filter(pl.col("rank") == 0).height > 0
 
 
-# NCCL's Inspector, played by the job.
+# The job imitates NCCL's Inspector.
 
 INSPECTED = """
 import json, os, time

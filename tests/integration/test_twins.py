@@ -12,7 +12,7 @@ from benchmarks.accuracy import twins
 
 pytest.importorskip("torch")
 
-# Of recordings of one and the same job here, on a machine that does much else, one in ten is off by 5%.
+# On a busy machine, one in ten recordings of the same job differs by 5 %.
 TOLERANCE = 0.10
 
 

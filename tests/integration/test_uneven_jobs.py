@@ -1,4 +1,4 @@
-"""Real two-rank jobs whose ranks are handed batches of different sizes: who is blamed for it, and who not."""
+"""Real two-rank jobs whose ranks get batches of different sizes: which rank is blamed, and which is not."""
 
 from __future__ import annotations
 

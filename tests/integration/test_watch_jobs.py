@@ -104,7 +104,7 @@ def test_a_rank_that_becomes_slow_is_named_while_the_job_runs_and_not_before(tmp
 
 
 @pytest.mark.slow
-def test_deep_windows_show_who_is_slow_while_the_job_runs(tmp_path):
+def test_deep_windows_show_the_slow_rank_while_the_job_runs(tmp_path):
     job = ["--steps", 400, "--slow-rank", 1, "--times", 3, "--since", 0]
     windows = ["--skip", "5", "--every", "8", "--window-steps", "4"]
     with watched(tmp_path, launched(SLOWING, 2, tmp_path / "mark", *job), *windows):
