@@ -9,7 +9,7 @@
 
   const T = window.dproTimeline = {
     ROW, HEAD, GROUP, AXIS,
-    root: null,  // what all of this is drawn in
+    root: null,  // element that contains the timeline
     info: null,  // lanes, as the server has them
     rows: [], height: 0, place: new Map(),
     view: null,  // {begin, end}, ns
@@ -80,7 +80,7 @@
     T.status();
   };
 
-  // More of a run that is being recorded: read it anew, and look at the same.
+  // A later copy of a run that is being recorded: load it again, and keep the view.
   T.reload = () => { if (T.root) { T.wantsReplay = false; T.info = null; T.poll(); } };
 
   // ---- rows -------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@
     return { begin: begin - room, end: stop + room };
   };
 
-  // The link has changed, by this script or by others: look at what it names.
+  // The link has changed, by this script or another: show what it names.
   T.follow = () => {
     const before = T.link, link = T.link = linked();
     if (!T.root || !T.info) return;
@@ -269,7 +269,7 @@
 
   let inFlight = false, next = null;
 
-  // Something that decides what is drawn has changed: draw what there is at once, fetch what there is not.
+  // The view or its options have changed: draw the segments at hand at once, and fetch missing ones.
   T.changed = () => {
     T.paint();
     if (!T.root || !T.view || !T.info) return;
@@ -338,7 +338,7 @@
 
   const READ = { "<f4": [Float32Array, 4], "<i4": [Int32Array, 4], "<i2": [Int16Array, 2], u1: [Uint8Array, 1] };
 
-  // What the server sends: see `packed` in routes.py.
+  // Decode the server's response: see `packed` in routes.py.
   T.unpack = (buffer, ask) => {
     const size = new DataView(buffer).getInt32(0, true);
     const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));

@@ -9,7 +9,7 @@
     host: "host-bound", gap: "idle", delay: "idle",
   };
   const PHASES = { forward: "compute", backward: "copy", optimizer: "host-bound", unknown: "idle" };
-  // In one line per rank what computes covers what communicates: what is seen of that is exposed.
+  // In a rank's single line, compute covers communication: the visible part of communication is exposed.
   const ABOVE = { gap: 0, wait: 1, transfer: 2, host: 3, cpu: 3, runtime: 4, delay: 4, copy: 5, kernel: 6 };
   const FONT = "11px system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif";
   const SPAN = 0, MATCH = 1, ON_PATH = 2;
@@ -40,7 +40,7 @@
     return look.kinds[data.kind[at]];
   }
 
-  // Black or white, whichever is read better on a colour.
+  // Black or white, whichever has more contrast with a colour.
   function inkOn(colour) {
     if (!inks.has(colour)) {
       const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -71,7 +71,7 @@
   T.xOf = (ns) => T.gutter() + (ns - T.view.begin) / (T.view.end - T.view.begin) * T.width();
   T.timeAt = (x) => T.view.begin + (x - T.gutter()) / T.width() * (T.view.end - T.view.begin);
 
-  // A kernel's name without what all kernels' names have.
+  // Shorten a kernel's name by the parts that most kernels' names share.
   T.short = (name) => {
     let text = name.replace(/^void /, "").replace(/\(anonymous namespace\)::/g, "");
     const opens = text.search(/[<(]/);

@@ -8,11 +8,11 @@
 | `phases` | which spans belong to forward, backward and the optimizer |
 | `clock` | one clock for all ranks, steps on it, and who waited for which rank in collectives |
 | `measured` | reads a run rank by rank into lanes |
-| `replayed` | the same of a replay, and the critical path |
-| `detail` | level of detail: segments for a viewport |
+| `replayed` | lanes of a replay, and the critical path |
+| `detail` | level of detail: segments of a viewport |
 | `search` | spans by name |
-| `facts` | what is known of one span, and arrows to and from it |
-| `routes` | what the page asks for while one looks around |
+| `facts` | the facts of one span, and arrows to and from it |
+| `routes` | the HTTP requests of the timeline's page |
 | `view` | the view's panels |
 | `tracks`, `figure`, `causes` | the same timeline as a Plotly figure, for reports and notebooks |
 """

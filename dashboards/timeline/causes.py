@@ -1,4 +1,4 @@
-"""What a node of the replay is, what it waited for, and what waited for it.
+"""The facts of a node of the replay, its binding dependency, and the nodes that waited for it.
 
 In: a replayed graph and a node. Out: facts as names and values, and nodes with the kind of edge between.
 """
@@ -36,10 +36,10 @@ _LONGEST = 400  # characters of a name in facts
 
 
 def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:
-    """The work whose end let a node start in the replay, and how; -1 where nothing did.
+    """Find the work whose end let a node start in the replay, and the kind of edge; -1 where there is none.
 
-    Moments that last no time, as the meeting of a collective's members, are looked through: behind them is
-    what the last member did before it came.
+    Nodes without duration, such as the rendezvous of a collective, are skipped: the cause is then the work
+    of the last member before it arrived.
     """
     nodes, edges = timeline.graph.nodes, timeline.graph.edges
     why: EdgeKind | None = None
@@ -54,12 +54,12 @@ def cause_of(timeline: Timeline, node: int) -> tuple[int, EdgeKind | None]:
 
 
 def waiters_of(timeline: Timeline, node: int, most: int) -> list[tuple[int, EdgeKind]]:
-    """The work that could not start in the replay before a node ended, and how; moments are looked through.
+    """Find the work that a node delayed in the replay, and the kind of edge; skip nodes without duration.
 
     Args:
         timeline: the replay.
         node: the node.
-        most: how many are wanted.
+        most: the maximum number of results.
     """
     nodes, edges = timeline.graph.nodes, timeline.graph.edges
     found: list[tuple[int, EdgeKind]] = []
@@ -77,12 +77,12 @@ def waiters_of(timeline: Timeline, node: int, most: int) -> list[tuple[int, Edge
 
 
 def why_in_words(kind: EdgeKind, out: bool) -> str:
-    """What an edge means, seen from its source (`out`) or from its target."""
+    """Describe an edge from the side of its source (`out`) or of its target."""
     return (_WHY_OUT if out else _WHY)[kind]
 
 
 def fact_info(timeline: Timeline, node: int) -> list[tuple[str, str]]:
-    """What is known of a node, as names and values."""
+    """List the facts of a node as names and values."""
     graph, nodes = timeline.graph, timeline.graph.nodes
     arrive, node = _member(graph, node)
     kind = NodeKind(int(nodes.kind[node]))
@@ -120,7 +120,7 @@ def _ms(ns: np.int64) -> str:
 
 
 def _member(graph: Graph, node: int) -> tuple[int, int]:
-    """Of either part of a collective's member its arrival and its transfer; -1 and the node, of others."""
+    """Return the arrival and the transfer of a collective's member; -1 and the node itself for others."""
     nodes = graph.nodes
     if nodes.kind[node] not in (NodeKind.ARRIVE, NodeKind.TRANSFER):
         return -1, node

@@ -26,7 +26,7 @@ _EXTENT = ("rank", "window", "span_id", "device", "stream", "start_ns", "duratio
 
 @dataclass(frozen=True)
 class Clocked:
-    """What the lanes of a run have in common.
+    """What all lanes of a run share: clocks, collectives, steps.
 
     Attributes:
         alignment: the clock of each rank.
@@ -34,9 +34,9 @@ class Clocked:
             `key` (its group), `instance`, `members`, `start_ns`, `duration_ns`, `rendezvous_ns`, `bytes_in`,
             `bytes_out`, `dtype`, `launch_span_id`.
         parts: rank -> the files its spans are in.
-        origin_ns: when the timeline begins.
-        end_ns: when it ends, since then.
-        window_ns: how long the longest deep window lasts.
+        origin_ns: begin of the timeline, on the aligned clock.
+        end_ns: end of the timeline, since the origin.
+        window_ns: duration of the longest deep window.
         steps: `window`, `step`, `begin_ms`, `end_ms` since the origin.
         lateness_ms: rank -> by how much it comes later to collectives than the first member, on average.
         spans: how many there are.
@@ -95,7 +95,7 @@ def clocked(run: Run) -> Clocked:
 
 
 def _alignment(run: Run, matched: pl.DataFrame, places: list[tuple[int, int]]) -> Alignment:
-    """As the graph has it: a trace of whole operations is on one clock."""
+    """Align the clocks as the graph does; traces of whole operations already share one clock."""
     first = next(iter(run.part_by_part(SPANS, ("rank", "kind", "name", "correlation"))), None)
     if first is not None and consists_of_operations(first):
         return one_clock(places, "one trace")
@@ -103,7 +103,7 @@ def _alignment(run: Run, matched: pl.DataFrame, places: list[tuple[int, int]]) -
 
 
 def _steps(run: Run, alignment: Alignment, extent: pl.DataFrame, origin_ns: int) -> pl.DataFrame:
-    """Steps that deep windows cover, each from its first beginning to its last end on any rank."""
+    """List the steps of deep windows, each from its first begin to its last end on any rank."""
     steps = run.table(STEPS).filter(pl.col("duration_ns") >= 0)
     within = steps.filter(pl.col("window") >= 0)
     steps = alignment.aligned(steps if within.is_empty() else within)
@@ -122,7 +122,7 @@ def _steps(run: Run, alignment: Alignment, extent: pl.DataFrame, origin_ns: int)
 
 
 def _lateness(members: pl.DataFrame) -> dict[int, float]:
-    """How much later each rank comes than the first member of the same collective, mean, ms."""
+    """Compute how much later each rank arrives than the first member of its collectives, mean, ms."""
     late = pl.col("start_ns") - pl.col("start_ns").min().over("instance")
     met = members.filter(pl.col("members") > 1).with_columns(late=late)
     means = met.group_by("rank").agg(pl.col("late").mean() / NS_PER_MS)
@@ -130,11 +130,11 @@ def _lateness(members: pl.DataFrame) -> dict[int, float]:
 
 
 def arrivals(of: Clocked, rank: int) -> pl.DataFrame:
-    """When the last member came to each collective of a rank: `span_id`, `until_ns` (aligned)."""
+    """Return the arrival of the last member of each collective of a rank: `span_id`, `until_ns` (aligned)."""
     own = of.members.filter((pl.col("rank") == rank) & (pl.col("span_id") >= 0))
     return own.group_by("span_id").agg(until_ns=pl.col("rendezvous_ns").max())
 
 
 def wait_ns(member: dict[str, int]) -> int:
-    """How long a member of a collective waited for the last one."""
+    """Return how long a member of a collective waited for the last one."""
     return int(np.clip(member["rendezvous_ns"] - member["start_ns"], 0, max(member["duration_ns"], 0)))

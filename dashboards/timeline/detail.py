@@ -1,8 +1,8 @@
-"""Level of detail: of many spans what a screen can show, the narrow ones merged.
+"""Level of detail: merges spans that are narrower than a pixel.
 
-In: rows of spans that do not overlap, a stretch of time, and how long a pixel is. Out: segments. A span as
-long as a pixel is a segment of its own, and the busy time of all segments is that of all spans. What a look
-at a whole window needs is merged once, from fine to coarse, so that it takes no longer than a close look.
+In: rows of spans that do not overlap, a time range, and the duration of a pixel. Out: segments. A span of at
+least a pixel is a segment of its own, and the busy time of all segments is that of all spans. Coarse levels
+are merged once in advance, so that showing a whole window takes no longer than showing a part of it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from dpro.arrays import Bools, Ints
 
 MAX_SEGMENTS = 24_000
 PIXELS = 1600  # of the width of a large window
-FINER = 4  # grains to a pixel, at least: so exact is what is seen of a coarser level
-COARSEST = 10  # grains to a pixel of a look at a whole window: shorter looks can still do with them
-COARSER, LEVELS = 8, 3  # grains of a level to one of the next coarser; how many levels beside all spans
+FINER = 4  # grains to a pixel, at least: the precision of a coarser level
+COARSEST = 10  # grains to a pixel when a whole window is shown; shorter ranges use the level as well
+COARSER, LEVELS = 8, 3  # grains of a level to one of the next coarser; levels besides that of all spans
 DENSITIES = 4  # shades of merged segments: how busy their pixels are
 
 
 @dataclass(frozen=True)
 class Level:
-    """Spans row by row, those that are shorter than a grain merged per row; those of a row never overlap.
+    """Spans row by row; those shorter than a grain are merged within their row; no two of a row overlap.
 
     Attributes:
-        grain_ns: what is shorter is merged; 0 where nothing is.
+        grain_ns: shorter spans are merged; 0 for a level without merging.
         first: [R + 1] spans of row i are first[i]:first[i + 1].
         start, end: [N] ns, ascending within a row.
         kind: [N] small numbers.
-        count: [N] how many spans each stands for; None where each is one.
-        busy: [N] ns that they last together; None where nothing is merged.
-        item: [N] the longest of the spans each stands for; None where each is its own.
+        count: [N] number of spans merged into each; None where nothing is merged.
+        busy: [N] their total duration, ns; None where nothing is merged.
+        item: [N] index of the longest of them among all spans; None in the level of all spans.
     """
 
     grain_ns: float
@@ -48,7 +48,7 @@ class Level:
     item: Ints | None = None
 
     def seen(self, row: int, begin: int, stop: int) -> slice:
-        """Which spans of a row touch a stretch of time."""
+        """Return which spans of a row overlap a time range."""
         low, high = int(self.first[row]), int(self.first[row + 1])
         return slice(
             low + int(np.searchsorted(self.end[low:high], begin, "right")),
@@ -58,15 +58,15 @@ class Level:
 
 @dataclass(frozen=True)
 class Segments:
-    """What to draw.
+    """The segments to draw.
 
     Attributes:
-        row: [S] index into the rows that were asked for.
+        row: [S] index into the requested rows.
         start, end: [S] ns.
-        kind: [S] of merged spans the kind that takes most of their time.
-        count: [S] how many spans each stands for.
-        busy: [S] ns that they last together.
-        item: [S] the longest of them.
+        kind: [S] for merged spans the kind that takes most of their time.
+        count: [S] number of spans merged into each.
+        busy: [S] their total duration, ns.
+        item: [S] index of the longest of them.
     """
 
     row: Ints
@@ -79,15 +79,15 @@ class Segments:
 
     @property
     def merged(self) -> int:
-        """How many spans are not drawn by themselves."""
+        """The number of spans that are not segments of their own."""
         return int(self.count[self.count > 1].sum())
 
 
 def chosen(level: Level, wanted: Bools) -> Level:
-    """Some spans of a level that merges none.
+    """Select spans of a level without merging.
 
     Args:
-        level: as made of all spans.
+        level: the level of all spans.
         wanted: [N] which spans.
     """
     before = np.concatenate([[0], np.cumsum(wanted)]).astype(np.int64)
@@ -96,11 +96,11 @@ def chosen(level: Level, wanted: Bools) -> Level:
 
 
 def levels(finest: Level, length_ns: int) -> list[Level]:
-    """Ever coarser levels, the coarsest first; only such as have far fewer spans than the next finer one.
+    """Make coarser levels, the coarsest first; keep only those with far fewer spans than the next finer one.
 
     Args:
         finest: all spans.
-        length_ns: of the longest stretch that is mostly looked at.
+        length_ns: the longest time range that is commonly shown.
     """
     found = [finest]
     for grain_ns in (length_ns / PIXELS / COARSEST / COARSER**power for power in range(LEVELS - 1, -1, -1)):
@@ -132,14 +132,14 @@ def segments(
     pixel_ns: float,
     most: int = MAX_SEGMENTS,
 ) -> Segments:
-    """What to draw of some rows between two times.
+    """Compute the segments of some rows between two times.
 
     Args:
         known: as from `levels`.
         rows: those to draw.
         begin, end: ns.
         pixel_ns: what is shorter is merged with its neighbours on the same pixel.
-        most: segments; where there are more, pixels are taken to be larger.
+        most: maximum number of segments; where there are more, pixels are made larger.
     """
     level = next((each for each in known if each.grain_ns * FINER <= pixel_ns), known[-1])
     spans = _gathered(level, range(len(rows)), [level.seen(row, begin, end) for row in rows])
@@ -151,7 +151,7 @@ def segments(
 
 
 def _gathered(level: Level, rows: Sequence[int], seen: Sequence[slice]) -> Segments:
-    """Stretches of a level, one after the other."""
+    """Concatenate slices of a level."""
 
     def of(column: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([column[each] for each in seen] or [column[:0]])
@@ -166,7 +166,7 @@ def _gathered(level: Level, rows: Sequence[int], seen: Sequence[slice]) -> Segme
 
 
 def _at_scale(spans: Segments, begin: int, pixel_ns: float) -> Segments:
-    """What is as wide as a pixel, and the rest merged."""
+    """Keep spans of at least a pixel, and merge the rest."""
     wide = spans.end - spans.start >= pixel_ns
     if wide.all():
         return spans
@@ -183,7 +183,7 @@ def _picked(spans: Segments, which: Bools | Ints) -> Segments:
 
 
 def _merged(spans: Segments, begin: int, pixel_ns: float) -> Segments:
-    """Spans that begin on the same pixel of a row as one, and neighbours of one kind and density as one."""
+    """Merge spans that begin on the same pixel of a row, then neighbours of the same kind and density."""
     pixel = ((spans.start - begin) // pixel_ns).astype(np.int64)
     new = np.flatnonzero(np.r_[True, (np.diff(spans.row) != 0) | (np.diff(pixel) != 0)])
     kinds = np.unique(spans.kind)
@@ -196,7 +196,7 @@ def _merged(spans: Segments, begin: int, pixel_ns: float) -> Segments:
     joined = np.flatnonzero(np.r_[True, np.logical_or.reduce(changes)])
     last = np.r_[joined[1:], row.size] - 1
     begins = start[joined]
-    ends = np.maximum(end[last], begins + int(pixel_ns))  # what is there shows
+    ends = np.maximum(end[last], begins + int(pixel_ns))  # at least a pixel, so that it is visible
     groups = new[joined]
     longest = spans.item[_largest(spans.busy, groups)]
     count = np.add.reduceat(spans.count, groups)
@@ -204,7 +204,7 @@ def _merged(spans: Segments, begin: int, pixel_ns: float) -> Segments:
 
 
 def _largest(values: Ints, groups: Ints) -> Ints:
-    """Of each group of neighbours the place of the first largest value; groups begin at given places."""
+    """Return the index of the first maximum of each group; `groups` has the first index of each."""
     sizes = np.diff(np.r_[groups, values.size])
     at = np.flatnonzero(values == np.repeat(np.maximum.reduceat(values, groups), sizes))
     group = np.searchsorted(groups, at, "right")

@@ -1,7 +1,7 @@
-"""One span: what it is, what it waited for and what waited for it, with where those are drawn.
+"""The facts of one span, the spans it waited for and those that waited for it, with their places.
 
 In: the lanes, the file the span is in, and the replay where there is one. Out: names and values, and arrows.
-What is known without a replay: the call that launched it, the forward operator of a backward one, and who
+Known without a replay: the call that launched it, the forward operator of a backward one, and the rank that
 came last to its collective.
 """
 
@@ -26,7 +26,7 @@ from dpro.words import shortened
 LONGEST = 400  # characters of a name
 MAX_ARROWS = 12
 _KINDS = {"cpu": "operator", "wait": "collective", "transfer": "collective", "host": "range"}
-_STACK = 24  # spans around one that are named
+_STACK = 24  # enclosing spans that are named
 _COLUMNS = (
     "span_id", "rank", "kind", "correlation", "sequence_number", "forward_thread", "bytes", "shapes",
     "stream",
@@ -34,13 +34,13 @@ _COLUMNS = (
 
 
 def span_info(measured: Measured, rank: int, item: int, timeline: Timeline | None = None) -> dict[str, Any]:
-    """What is known of a measured span.
+    """Collect the facts and arrows of a measured span.
 
     Args:
         measured: the lanes.
-        rank: whose it is.
-        item: which of the rank's.
-        timeline: the replay, where it is there.
+        rank: the rank of the span.
+        item: its index among the rank's spans.
+        timeline: the replay, where it is ready.
 
     Returns:
         `place` (as from `place_of`), `facts` (names and values), `stack` (names around it, innermost first)
@@ -70,7 +70,7 @@ def span_info(measured: Measured, rank: int, item: int, timeline: Timeline | Non
 
 
 def place_of(measured: Measured, rank: int, item: int) -> dict[str, Any]:
-    """Where a span is drawn: `rank`, `item`, `id`, `row`, `start` and `end` (ns), `name`."""
+    """Return where a span is drawn: `rank`, `item`, `id`, `row`, `start` and `end` (ns), `name`."""
     lanes = measured.ranks[rank]
     same = np.flatnonzero(lanes.ident == lanes.ident[item])
     return {
@@ -89,7 +89,7 @@ def _name(measured: Measured, lanes: RankLanes, item: int) -> str:
 
 
 def _facts(measured: Measured, lanes: RankLanes, item: int) -> Iterable[tuple[str, str]]:
-    """What the lanes show."""
+    """Yield the facts that the lanes hold."""
     place = place_of(measured, lanes.rank, item)
     start, end = place["start"], place["end"]
     steps = measured.clocks.steps
@@ -126,7 +126,7 @@ def _sizes(
 
 
 def _launch(rows: pl.DataFrame, row: dict[str, Any]) -> int:
-    """The call that launched GPU work, -1 for other spans."""
+    """Return the call that launched GPU work, -1 for other spans."""
     if row["stream"] < 0 or row["correlation"] < 0:
         return -1
     calls = rows.filter((pl.col("correlation") == row["correlation"]) & (pl.col("stream") < 0))["span_id"]
@@ -136,7 +136,7 @@ def _launch(rows: pl.DataFrame, row: dict[str, Any]) -> int:
 def _recorded(
     measured: Measured, rows: pl.DataFrame, row: dict[str, Any], launch: int
 ) -> Iterable[dict[str, Any]]:
-    """Arrows between launches and what they launched, and between forward and backward operators."""
+    """Yield arrows between launches and their GPU work, and between forward and backward operators."""
     rank, own = row["rank"], pl.col("span_id") != row["span_id"]
     if launch >= 0:
         yield from _arrow(measured, rank, launch, False, "launched it")
@@ -156,7 +156,7 @@ def _recorded(
 
 
 def _members(measured: Measured, rank: int, ident: int) -> list[dict[str, Any]]:
-    """All members of the collective that a span is a part of, itself first."""
+    """Return all members of the collective that a span is a part of, itself first."""
     rows = measured.clocks.members
     own = rows.filter((pl.col("rank") == rank) & (pl.col("span_id") == ident)).head(1)
     same = rows.filter(pl.col("instance").is_in(own["instance"].implode())) if own.height else own
@@ -182,7 +182,7 @@ def _collective(measured: Measured, rank: int, ident: int) -> Iterable[tuple[str
 
 
 def _met(measured: Measured, rank: int, ident: int) -> Iterable[dict[str, Any]]:
-    """An arrow from the member that came last, or from this one to those that waited for it."""
+    """Yield an arrow from the member that came last, or from this one to those that waited for it."""
     members = _members(measured, rank, ident)
     if len(members) < 2:
         return
@@ -196,7 +196,7 @@ def _met(measured: Measured, rank: int, ident: int) -> Iterable[dict[str, Any]]:
 
 
 def _replayed(measured: Measured, timeline: Timeline, rank: int, ident: int) -> Iterable[dict[str, Any]]:
-    """What the replay had it wait for, and what had to wait for it."""
+    """Yield arrows of the dependencies in the replay."""
     nodes = timeline.graph.nodes
     parts = np.flatnonzero((nodes.rank == rank) & (nodes.span == ident))
     if not parts.size:
@@ -219,7 +219,7 @@ def _arrow(measured: Measured, rank: int, ident: int, out: bool, why: str) -> It
 
 
 def _distinct(arrows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One arrow per other end and direction."""
+    """Keep one arrow per other end and direction."""
     found: dict[Any, dict[str, Any]] = {}
     for arrow in arrows:
         found.setdefault((arrow["place"]["rank"], arrow["place"]["id"], arrow["out"]), arrow)

@@ -23,7 +23,7 @@ from dpro.export.slices import CRITICAL, MEASURED, PATHS, REPLAYED
 from dpro.units import NS_PER_MS
 
 SIDES = {MEASURED: "measured", REPLAYED: "replayed", "both": "both"}
-BESIDE = 0.3  # of what is seen is drawn on each side of it, for panning
+BESIDE = 0.3  # share of the visible range that is drawn on each side of it, for panning
 MAX_ROWS = 160  # at once
 _STEP_LABELS = 60
 _ROW, _BAR, _PATH = 17, 10, 3  # pixels: distance of rows, height of a bar, of the mark of the critical path
@@ -43,7 +43,7 @@ _LOOKS = {  # kind -> colour and what the legend calls it
 
 
 class Rows(NamedTuple):
-    """What is shown, from top to bottom.
+    """The rows of the figure, from top to bottom.
 
     Attributes:
         tracks: [R] index into the tracks.
@@ -59,7 +59,7 @@ class Rows(NamedTuple):
 
 
 def row_info(tracks: Tracks, link: Link) -> Rows:
-    """The tracks that a link selects: the critical path, at the times of the lanes, then rank by rank."""
+    """Return the tracks that a link selects: the critical path, at measured times, then rank by rank."""
     asked = link.own.get("show", MEASURED)
     side = asked if asked in SIDES else MEASURED
     found: list[int] = []
@@ -105,7 +105,7 @@ def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) ->
 
 
 def timeline_info(tracks: Tracks, rows: Rows, begin_ms: float, end_ms: float) -> tuple[Segments, Segments]:
-    """Segments of all, and of the critical path, between two times and a little beyond."""
+    """Return segments of all work, and of the critical path, between two times and a little beyond."""
     beside = (end_ms - begin_ms) * BESIDE
     low, high = (round(ms * NS_PER_MS) for ms in (begin_ms - beside, end_ms + beside))
     pixel_ns = max((end_ms - begin_ms) * NS_PER_MS / PIXELS, 1.0)
@@ -120,7 +120,7 @@ def timeline_figure(
     extent: tuple[float, float],
     link: Link,
 ) -> go.Figure:
-    """Bars for segments, a thin line below those on the critical path, and steps.
+    """Draw bars for segments, a thin line below those on the critical path, and steps.
 
     Args:
         rows: what is shown.
@@ -196,7 +196,7 @@ def _shown(loaded: Loaded, link: Link) -> tuple[Rows, tuple[float, float]]:
 
 
 def drawn_timeline(loaded: Loaded, link: Link) -> go.Figure:
-    """The figure of a selection."""
+    """Draw the figure of a selection."""
     rows, extent = _shown(loaded, link)
     return timeline_figure(
         rows, timeline_info(loaded.tracks, rows, *extent), loaded.step_extents, extent, link

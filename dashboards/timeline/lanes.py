@@ -20,12 +20,12 @@ from dpro.dashboards.timeline.phases import phases_of
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 
 MEASURED, REPLAYED = "measured", "replayed"
-# What a bar can be. What is measured has no gaps: where nothing is drawn, no span was recorded.
+# The kinds of bars. Measured lanes have no `gap`: where nothing is drawn, no span was recorded.
 KINDS = ("cpu", "runtime", "host", "gap", "kernel", "copy", "transfer", "wait", "delay")
 _KIND_OF = {"cpu_op": "cpu", "runtime": "runtime", "kernel": "kernel", "memcpy": "copy", "memset": "copy"}
-# What the thread says that drives the training loop.
+# Names of spans that only the thread of the training loop has.
 _STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
-_MAX_MOVES = 64  # rounds of moving what overlaps; what still does is cut
+_MAX_MOVES = 64  # rounds of moving overlapping spans; spans that still overlap are cut
 _STREAMS = 100_000  # stream handles are shown modulo this
 
 
@@ -102,7 +102,7 @@ class Names:
     """The names of all spans, each once."""
 
     def __init__(self) -> None:
-        """No name is known yet."""
+        """Start without names."""
         self.texts: list[str] = []
         self._codes: dict[str, int] = {}
 
@@ -157,7 +157,7 @@ def _coded(spans: pl.DataFrame, names: Names) -> pl.Series:
 
 
 def _lane() -> pl.Expr:
-    """What a span's lane is called in its rank, until it gets a label."""
+    """Return an internal key of a span's lane within its rank."""
     shadow = pl.col("kind") == "gpu_annotation"
     on_gpu = pl.format("{} {} {}", pl.col("device"), pl.col("stream"), shadow.cast(pl.Int8))
     return pl.when(pl.col("stream") >= 0).then(on_gpu).otherwise(pl.format("t {}", pl.col("tid")))
@@ -205,7 +205,7 @@ def depths(place: NDArray[Any], start: Ints, end: Ints) -> NDArray[np.int32]:
 
 
 def _apart(depth: Ints, start: Ints, end: Ints) -> Ints:
-    """Move what overlaps another span of its depth deeper, until nothing does."""
+    """Move spans that overlap another one of their depth deeper, until none does."""
     for _ in range(_MAX_MOVES):
         order = np.lexsort((start, depth))
         latest = end[order].copy()
@@ -247,7 +247,7 @@ def laid(
 
 
 def _split(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Of each span whose collective began to move later, the wait before that and the transfer after it."""
+    """Split spans of collectives into the wait for the last member's arrival and the transfer after it."""
     until = np.minimum(columns["until"], columns["end"])
     waits = np.flatnonzero((columns["kind"] == KINDS.index("transfer")) & (until > columns["start"]))
     if not waits.size:

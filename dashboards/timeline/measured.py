@@ -1,7 +1,7 @@
-"""The measured lanes of a run, read rank by rank: what is there is shown while the rest is being read.
+"""The measured lanes of a run, read rank by rank: ranks that are read are shown while others are being read.
 
-In: a run. Out: `Measured`, which a thread of its own fills. It keeps some 40 bytes per span; what else is
-known of a span stays in its file until it is asked for.
+In: a run. Out: `Measured`, which a background thread fills. It keeps some 40 bytes per span; other columns
+of a span stay in its file until they are needed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Measured(Cached):
     Attributes:
         run: what is read.
         names: of all spans.
-        search: what was searched for in them.
+        search: cached searches in them.
         ranks: rank -> its lanes; grows until `complete`.
-        failed: why reading ended early; empty where it did not.
+        failed: the reason why reading ended early; empty where it did not.
     """
 
     def __init__(self, run: Run) -> None:

@@ -31,14 +31,15 @@ _INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS)
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay adds to the measured lanes.
+    """The lanes that a replay adds to the measured ones.
 
     Attributes:
         timeline: the replay.
         ranks: rank -> its lanes as replayed.
         path: a lane of what is on the critical path, when it was measured.
         critical: rank -> levels of what of its measured rows is on the critical path.
-        offset_ns: the least and the most by which the replay begins spans of the path later than measured.
+        offset_ns: smallest and largest delay of the path's spans in the replay, relative to the measured
+            start.
     """
 
     timeline: Timeline
@@ -184,12 +185,12 @@ def _path(timeline: Timeline, path: Ints, measured: Measured, codes: NDArray[np.
 
 
 class Later:
-    """Something that is made in a thread once it is asked for.
+    """A result that a background thread computes on request.
 
     Attributes:
         state: `idle`, `working`, `ready` or `refused`.
-        why: it was refused.
-        value: once it is ready.
+        why: the reason of a refusal.
+        value: the result, once it is ready.
     """
 
     def __init__(self, make: Callable[[], Replayed]) -> None:

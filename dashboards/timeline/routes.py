@@ -1,4 +1,4 @@
-"""What the page asks for while one looks around: lanes, segments of a viewport, matches, facts of a span.
+"""The HTTP requests of the timeline's page: lanes, segments of a viewport, matches, facts of a span.
 
 In: requests with a viewport in their query. Out: JSON, and for a viewport a header in JSON followed by
 little-endian arrays, so that the browser draws them as they are. Times are ns since the timeline's origin.
@@ -32,9 +32,9 @@ from dpro.schema import WORKERS
 from dpro.words import shortened
 
 AXES = ("dp", "tp", "pp")
-NAMED_PIXELS = 22  # how wide a bar is that has its name in it
+NAMED_PIXELS = 22  # minimum width of a bar that shows its name
 MAX_ROWS, MAX_PIXELS = 400, 8_000
-MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # of a viewport, as a browser draws in a moment; of each rank in it
+MAX_SEGMENTS, MIN_SEGMENTS = 9_000, 500  # of a viewport, so that drawing stays fast; of each rank in it
 _LONGEST = 160  # characters of a name in a bar
 SPAN, MATCH, ON_PATH = 0, 1, 2  # layers of a viewport
 _ARRAYS = (
@@ -44,7 +44,7 @@ _ARRAYS = (
 
 
 class Viewport(NamedTuple):
-    """What is seen: `begin` and `end` in ns, its width in pixels, and its rows: side, rank, row."""
+    """The visible range: `begin` and `end` in ns, its width in pixels, and its rows: side, rank, row."""
 
     begin: int
     end: int
@@ -56,7 +56,7 @@ def parse_viewport(query: Mapping[str, str]) -> Viewport:
     """Read a viewport: `begin`, `end`, `px`, and `rows` as `m0.3-5;r1.0-2`: side, rank, rows.
 
     Raises:
-        UsageError: it makes no sense.
+        UsageError: the query is invalid.
     """
     try:
         begin, end, pixels = (int(query[name]) for name in ("begin", "end", "px"))
@@ -80,7 +80,7 @@ def parse_viewport(query: Mapping[str, str]) -> Viewport:
 
 
 def lane_info(loaded: Loaded) -> dict[str, Any]:
-    """All lanes that have been read so far, and what they have in common."""
+    """Return all lanes that have been read so far, the clock, and the steps."""
     measured = loaded.measured
     complete, of = measured.complete, measured.clocks
     places = {
@@ -206,7 +206,7 @@ def _padded(array: NDArray[Any]) -> bytes:
 
 
 def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: str) -> dict[str, Any]:
-    """How many spans match, and the next one, or the one before.
+    """Count the spans that match, and find the next one, or the one before.
 
     Args:
         loaded: the run.
@@ -234,7 +234,7 @@ def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: st
 
 
 def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
-    """What is known of a replayed span, or of one on the critical path.
+    """Collect the facts and arrows of a replayed span, or of one on the critical path.
 
     Args:
         loaded: the run.
@@ -281,11 +281,11 @@ def _chosen(loaded: Loaded, query: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def register(server: Flask, now: Shown) -> None:
-    """Answer what the timeline asks.
+    """Register the routes of the timeline.
 
     Args:
         server: gets routes below `/timeline/`.
-        now: what is shown.
+        now: the run that is shown.
     """
 
     def answered(work: Any) -> Response:

@@ -1,4 +1,4 @@
-"""Spans by name: how many there are, the next and the one before, and what is drawn of them.
+"""Search of spans by name: their number, the next and the previous match, and levels of detail of matches.
 
 In: a regular expression. Out: the names it matches, and levels of detail of their spans alone. Expressions
 are those of Rust's `regex`, which takes time in proportion to the text whatever the expression is.
@@ -28,7 +28,7 @@ _SIGNS = "\\.+*?()|[]{}^$"
 
 
 def exactly(name: str) -> str:
-    """An expression that a name matches, and of long names those that begin as it does."""
+    """Return an expression that matches a name; for a long one, all names with the same beginning."""
     text = "".join(f"\\{sign}" if sign in _SIGNS else sign for sign in name[:_EXACT])
     return f"^{text}$" if len(name) <= _EXACT else f"^{text}"
 
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 def matching(pattern: str, names: Sequence[str]) -> Bools:
-    """[names] whether each name matches, whatever the case of its letters.
+    """Return [names] whether each name matches, ignoring case.
 
     Raises:
         UsageError: that is no regular expression.
@@ -57,10 +57,10 @@ def matching(pattern: str, names: Sequence[str]) -> Bools:
 
 
 class Search:
-    """What searches found, the latest kept."""
+    """Searches with cached results; the latest are kept."""
 
     def __init__(self, names: Names) -> None:
-        """Nothing was searched for yet.
+        """Start without results.
 
         Args:
             names: of all spans.

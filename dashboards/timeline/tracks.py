@@ -70,7 +70,7 @@ def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
 def segments_of(
     tracks: Tracks, rows: Sequence[int], begin: int, end: int, pixel_ns: float, *, critical: bool = False
 ) -> Segments:
-    """What to draw of some tracks between two times.
+    """Compute the segments of some tracks between two times.
 
     Args:
         tracks: all there are.

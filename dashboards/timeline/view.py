@@ -1,7 +1,7 @@
-"""The view: a toolbar, the canvas that `assets/timeline*.js` draws on, and what is known of the chosen span.
+"""The view: a toolbar, the canvas that `assets/timeline*.js` draws on, and the facts of the chosen span.
 
-In: a run. Out: panels. What is looked at is in the link: `time`, `span`, `find`, `colour`, `order`, `show`,
-`open` (lanes that are folded otherwise than they are at first).
+In: a run. Out: panels. Its state is in the link: `time`, `span`, `find`, `colour`, `order`, `show`, `open`
+(lanes whose folding differs from the default).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TABLE = {
 
 
 def _tools(loaded: Loaded, link: Link) -> Any:
-    """Choices: steps, side, colours, order. What belongs to the canvas itself is made by the script."""
+    """Return the choices of steps, side, colours and order; the script makes the canvas's own buttons."""
     of = loaded.measured.clocks
     places = loaded.run.table(WORKERS)
     axes = {
