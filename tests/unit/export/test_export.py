@@ -262,6 +262,9 @@ def test_both_formats_carry_the_counters_of_the_run(tmp_path):
 
     analysis = analyse(str(files("dpro.sample_traces") / "slow_rank"))
     drawn = drawing(analysis.timeline, (), analysis.clocks[0])
+    drawn = drawn._replace(
+        rows=drawn.rows.sort("start_ns").head(20), arrows=drawn.arrows.clear()
+    )  # to write fewer slices
     assert drawn.counters.height > 10
     write_perfetto(drawn, tmp_path / "run.pftrace")
     packets = _trace(tmp_path / "run.pftrace").packet
