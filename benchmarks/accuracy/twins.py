@@ -34,7 +34,7 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, Nodes, make_graph
 from dpro.replay.timeline import changed_step_times, measured_step_times, replay, step_ends
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 
@@ -65,7 +65,7 @@ def longer(added_ms: float, *names: str, rank: int | None = None) -> Change:
     def apply(graph: Graph) -> Graph:
         duration = graph.nodes.duration.copy()
         for name in names:
-            for nodes in spans_of(graph, Selection(name=name, rank=rank)):
+            for nodes in spans_of(graph, NodeSelection(name=name, rank=rank)):
                 longest = nodes[np.argmax(duration[nodes])]
                 duration[longest] = max(duration[longest] + round(added_ms * MS), 0)
         return graph.with_durations(duration)
@@ -73,7 +73,7 @@ def longer(added_ms: float, *names: str, rank: int | None = None) -> Change:
     return apply
 
 
-def spans_of(graph: Graph, selection: Selection) -> list[np.ndarray]:
+def spans_of(graph: Graph, selection: NodeSelection) -> list[np.ndarray]:
     """The selected nodes, those of one span together."""
     nodes = np.flatnonzero(selection.mask(graph))
     assert nodes.size, f"nothing in the run fits {selection}"
@@ -87,7 +87,7 @@ def met_after(name: str, transfer_us: float) -> Change:
 
     def apply(graph: Graph) -> Graph:
         nodes, edges = graph.nodes, graph.edges
-        called = np.array([span[-1] for span in spans_of(graph, Selection(name=name))])
+        called = np.array([span[-1] for span in spans_of(graph, NodeSelection(name=name))])
         called = called[nodes.step[called] >= 0]
         place = np.stack([nodes.window[called], nodes.step[called]])
         _, first, meeting = np.unique(place, axis=1, return_index=True, return_inverse=True)
@@ -127,7 +127,7 @@ def without_collectives_in(within: str) -> Change:
 
     def apply(graph: Graph) -> Graph:
         nodes, edges = graph.nodes, graph.edges
-        call = Selection(within=within).mask(graph)
+        call = NodeSelection(within=within).mask(graph)
         launched = edges.target[(edges.kind == EdgeKind.LAUNCH) & call[edges.source]]
         gone = np.isin(nodes.collective, nodes.collective[launched])
         assert launched.size, f"no collective is called within {within}"

@@ -5,7 +5,7 @@ Which edits there are is listed in `dpro.replay.whatif.registry`.
 
 A new edit is a frozen dataclass that derives from `Edit`: class attributes say what it is, fields made with
 `key` are what a user may give, and `apply` makes the changed graph. A field that is itself a dataclass of
-keys, such as a `Selection`, adds its keys.
+keys, such as a `NodeSelection`, adds its keys.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from dpro.replay.whatif.edit import Edit, Key, keys_of, number
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.registry import FAMILIES, parse_edit
 
 BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"
@@ -32,7 +32,7 @@ def list_text() -> str:
             lines += ["      and a selection"] if _selects(edit) else []
         lines.append("")
     lines.append("A selection: conditions that hold together. Patterns are shell patterns.")
-    lines += [f"      {key.name}=  {_help(key)}" for key in keys_of(Selection).values()]
+    lines += [f"      {key.name}=  {_help(key)}" for key in keys_of(NodeSelection).values()]
     return "\n".join(lines)
 
 
@@ -50,7 +50,7 @@ def markdown() -> str:
             lines += [f"- for real: {parse_edit(edit.example).how()}", ""]
     lines += ["### Selections", ""]
     lines += ["| key | selects |", "|---|---|"]
-    lines += [f"| `{key.name}=` | {_help(key)} |" for key in keys_of(Selection).values()]
+    lines += [f"| `{key.name}=` | {_help(key)} |" for key in keys_of(NodeSelection).values()]
     return "\n".join(lines) + "\n"
 
 
@@ -63,12 +63,12 @@ def proof_of(edit: type[Edit]) -> str:
 
 def own_keys(edit: type[Edit]) -> list[Key]:
     """The keys of an edit without those of its selection."""
-    others = keys_of(Selection) if _selects(edit) else {}
+    others = keys_of(NodeSelection) if _selects(edit) else {}
     return [key for name, key in keys_of(edit).items() if name not in others]
 
 
 def _selects(edit: type[Edit]) -> bool:
-    return keys_of(Selection).keys() <= keys_of(edit).keys()
+    return keys_of(NodeSelection).keys() <= keys_of(edit).keys()
 
 
 def _help(key: Key) -> str:

@@ -27,7 +27,7 @@ from dpro.replay.whatif.edits.heal import Heal, RanksAt
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.graph_ops.bucket_candidates import sizes_worth_replaying
 from dpro.replay.whatif.graph_ops.reduction import reduced
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
 from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.units import format_duration
@@ -209,7 +209,7 @@ def _largest_ops(graph: Graph) -> list[Edit]:
     mine = graph.nodes.kind == kind
     total = np.bincount(graph.nodes.name[mine], graph.nodes.duration[mine], minlength=len(graph.names))
     largest = [int(i) for i in np.argsort(-total, kind="stable")[:LARGEST_OPS] if total[i] > 0]
-    return [Scale(Selection(name=graph.names[i], kind=word), 0.5) for i in largest]
+    return [Scale(NodeSelection(name=graph.names[i], kind=word), 0.5) for i in largest]
 
 
 def _usable(tries: _Tries, singles: list[Prediction]) -> list[Prediction]:

@@ -19,7 +19,7 @@ from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.host import Cpu
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.predict import baseline_steps
 
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 30.0, 1000.0)
@@ -92,10 +92,10 @@ def edit_of(part: str, factor: float) -> Edit:
     if part == "network":
         return Network(bandwidth=factor, latency=1 / factor)
     if part == "kernels":
-        return Scale(Selection(kind="kernel"), 1 / factor)
+        return Scale(NodeSelection(kind="kernel"), 1 / factor)
     if part == "host":
         return Cpu(factor=factor)
-    return Scale(Selection(within=DATA_LOADING), 1 / factor)
+    return Scale(NodeSelection(within=DATA_LOADING), 1 / factor)
 
 
 def _mean_step(changed: Graph, baseline: pl.DataFrame) -> float:
@@ -141,7 +141,7 @@ def parts_of(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     part = np.full(graph.num_nodes, PARTS.index("host"), np.int64)
     part[np.isin(kind, GPU_KINDS)] = PARTS.index("kernels")
     part[np.isin(kind, (NodeKind.ARRIVE, NodeKind.RENDEZVOUS, NodeKind.TRANSFER))] = PARTS.index("network")
-    part[Selection(within=DATA_LOADING).mask(graph)] = PARTS.index("input")
+    part[NodeSelection(within=DATA_LOADING).mask(graph)] = PARTS.index("input")
     return part
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.units import format_duration
 
 CPU = "step_training_thread_cpu_ns"
@@ -150,7 +150,7 @@ def causes_of(graph: Graph) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
     cause[nodes.kind == NodeKind.RUNTIME] = "GPU runtime calls"
     cause[np.isin(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] = "host code outside any operator"
     cause[nodes.kind == NodeKind.DELAY] = "late launches"
-    cause[Selection(within=DATA_LOADING).mask(graph)] = INPUT_PIPELINE
+    cause[NodeSelection(within=DATA_LOADING).mask(graph)] = INPUT_PIPELINE
     cause[gpu] = "kernels"
     class_[gpu] = "slow.compute"
     if not computes_on_gpu:

@@ -18,7 +18,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
 from dpro.replay.steps.host import host_facts
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING, HideInput
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.units import format_duration
 
 MIN_WAIT = 0.10  # of nearly every step: passing on a batch costs less
@@ -60,7 +60,7 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
 def _loading_per_step(graph: Graph, num_steps: int) -> dict[int, float]:
     """Time each rank spends in its DataLoader per step, ns, by rank."""
     ranks = np.unique(graph.nodes.rank[graph.nodes.rank >= 0])
-    loading = Selection(within=DATA_LOADING).mask(graph) & (graph.nodes.step >= 0)
+    loading = NodeSelection(within=DATA_LOADING).mask(graph) & (graph.nodes.step >= 0)
     total = np.bincount(
         graph.nodes.rank[loading], graph.nodes.duration[loading], minlength=int(ranks.max()) + 1
     )

@@ -22,7 +22,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.host import free_host
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.graph_ops.scope import LANE, ON_CPU, spans_of
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.units import format_duration
 
 MAX_PAUSE_NS = 1_000_000  # code in no operator that takes longer does something of its own
@@ -58,7 +58,7 @@ class CudaGraph(Edit):
         "ours: between two calls that cannot be captured (they synchronise, copy between host and device or "
         "load data) operators that launch GPU work take no CPU time from the first launch to the last"
     )
-    selection: Selection
+    selection: NodeSelection
     doubt: float = 0.3
 
     def apply(self, graph: Graph) -> Graph:

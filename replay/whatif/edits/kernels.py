@@ -29,7 +29,7 @@ from dpro.replay.whatif.graph_ops.scope import (
     names_in_scope,
     operators_of_kernels,
 )
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 
 OPTIMIZER = "Optimizer.step#"
 # Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused
@@ -137,7 +137,7 @@ class Compile(Edit):
         "ours: each kernel saves a third of its time for reading what the one before wrote, and a third for "
         "writing what the next reads (two tensors in, one out); no less than the longest is left"
     )
-    selection: Selection
+    selection: NodeSelection
     doubt: float = 0.35
 
     def apply(self, graph: Graph) -> Graph:
@@ -232,7 +232,7 @@ class Precision(Edit):
         "one its result, pointwise kernels on floats move half the bytes, and the rest stays in fp32"
     )
     source = "roofline (Williams et al., CACM 2009) with the makers' peaks; casts move old and new bytes"
-    selection: Selection
+    selection: NodeSelection
     dtype: str = key("of matmuls", "bf16", choices=("bf16", "fp16", "fp8"))
     speedup: float | None = key("of matmuls, instead of a roofline", None, least=1 / MAX_TIMES)
     doubt: float = 0.3

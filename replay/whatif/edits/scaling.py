@@ -28,7 +28,7 @@ from dpro.replay.whatif.edits.selected_work import scaled, without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.graph_ops.repeat import with_copies
 from dpro.replay.whatif.graph_ops.scope import blocks_of, in_modules
-from dpro.replay.whatif.graph_ops.selected import Selection, messages_fitting
+from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.units import format_bytes
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
@@ -215,7 +215,7 @@ def with_larger_batch(graph: Graph, factor: float) -> Graph:
     kind = graph.nodes.kind
     on_device: NDArray[np.bool_] = np.isin(kind, GPU_KINDS)
     work = on_device if on_device.any() else kind == NodeKind.CPU
-    reading = Selection(within=DATA_LOADING).mask(graph) & (kind != NodeKind.TRANSFER)
+    reading = NodeSelection(within=DATA_LOADING).mask(graph) & (kind != NodeKind.TRANSFER)
     return graph.with_durations(scaled(graph, (work & ~optimizing(graph)) | reading, factor))
 
 

@@ -15,7 +15,7 @@ from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.heal import RanksAt
 from dpro.replay.whatif.graph_ops.scope import calls_of, with_descendants
-from dpro.replay.whatif.graph_ops.selected import Selection, ranks_at
+from dpro.replay.whatif.graph_ops.selected import NodeSelection, ranks_at
 from dpro.replay.whatif.graph_ops.shards import why_needed
 from dpro.units import NS_PER_MS, NS_PER_US
 
@@ -32,7 +32,7 @@ class Scale(Edit):
     source = "duration * factor"
     proof = "layers twice as fast, gloo; a sleep, 4 V100"
     is_advice = False
-    selection: Selection
+    selection: NodeSelection
     factor: float = key("multiple of the time that it takes", 0.5, least=0)
     doubt: float = 0.05
 
@@ -63,7 +63,7 @@ class Remove(Edit):
     assumes = "nothing else needs its result"
     source = "duration 0 of the work and of calls that launch nothing else; no rendezvous"
     is_advice = False
-    selection: Selection
+    selection: NodeSelection
     doubt: float = 0.05
 
     def apply(self, graph: Graph) -> Graph:
@@ -89,7 +89,7 @@ class Replace(Edit):
     assumes = "the replacement was measured on the same hardware, and nothing else changes"
     source = "a given duration"
     is_advice = False
-    selection: Selection
+    selection: NodeSelection
     us: float = key("how long each span takes by itself, microseconds", least=0, most=MAX_TIMES * MAX_TIMES)
     doubt: float = 0.05
 

@@ -16,7 +16,7 @@ from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.selected_work import Scale, first_work, scaled
-from dpro.replay.whatif.graph_ops.selected import Selection, fitting
+from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.schema import COUNTERS, SPANS
 from dpro.units import NS_PER_MS, format_duration
 
@@ -40,7 +40,7 @@ class HideInput(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Make the time inside the DataLoader's `__next__` free."""
-        return Scale(Selection(within=DATA_LOADING), 0.0).apply(graph)
+        return Scale(NodeSelection(within=DATA_LOADING), 0.0).apply(graph)
 
     def describe(self) -> str:
         return "the input is ready when the step asks for it"
@@ -70,7 +70,7 @@ class Workers(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Scale each rank's time in `__next__` to what it would wait."""
-        loading = Selection(within=DATA_LOADING).chosen(graph) & (graph.nodes.step >= 0)
+        loading = NodeSelection(within=DATA_LOADING).chosen(graph) & (graph.nodes.step >= 0)
         if not loading.any():
             raise Unanswerable("no whole step in the run: record at least two steps")
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))

@@ -1,6 +1,6 @@
 """Which nodes an edit changes: by name, kind, place in the job, stream, step, module, or collective.
 
-In: `key=value` pairs. Out: a `Selection`, and a mask over a graph's nodes. Names are shell patterns.
+In: `key=value` pairs. Out: a `NodeSelection`, and a mask over a graph's nodes. Names are shell patterns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[NodeKind, ...]] = {
 
 
 @dataclass(frozen=True)
-class Selection:
+class NodeSelection:
     """Work that fits all the given conditions; an empty string or None is no condition."""
 
     name: str = key("pattern for the name of a span, such as `aten::mm` or `*gemm*`", "")

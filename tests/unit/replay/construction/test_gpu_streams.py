@@ -18,7 +18,7 @@ from dpro.replay.timeline import (
 )
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Scale
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from tests.builders import COMM, COMPUTE, US, Seen, TinyRun
 
 
@@ -379,7 +379,7 @@ def test_a_thread_that_has_nothing_more_to_do_does_not_hold_up_the_end_of_the_st
     run.kernel("gemm", 20, 1000, 1)
     run.step(0, 0, 1000)
     graph = run.build(tmp_path / "r").graph
-    assert _step(Scale(Selection(kind="kernel"), 0.5).apply(graph)) == 510
+    assert _step(Scale(NodeSelection(kind="kernel"), 0.5).apply(graph)) == 510
 
 
 def test_work_launched_before_the_window_is_anchored_and_what_follows_it_is_not(tmp_path):
@@ -455,19 +455,19 @@ def test_a_launch_bound_step_hardly_gains_from_faster_kernels_and_becomes_gpu_bo
 ):
     graph = _bound(call=30, kernel=20).build(tmp_path / "r").graph
     assert _step(graph) == measured_step_times(graph)["duration_ns"].item() / US == 635
-    faster = Scale(Selection(kind="kernel"), 0.1).apply(graph)
+    faster = Scale(NodeSelection(kind="kernel"), 0.1).apply(graph)
     assert _step(faster) == 617  # only the last kernel, after the last launch
     free = NoLaunch().apply(graph)
     assert _step(free) == 20 * 20 + 10
     # And now the kernels decide.
-    assert _step(Scale(Selection(kind="kernel"), 0.5).apply(free)) == 20 * 10 + 10
+    assert _step(Scale(NodeSelection(kind="kernel"), 0.5).apply(free)) == 20 * 10 + 10
 
 
 def test_a_gpu_bound_step_gains_nothing_from_free_launches_and_becomes_launch_bound(tmp_path):
     graph = _bound(call=10, kernel=50).build(tmp_path / "r").graph
     assert _step(graph) == 10 + 5 + 20 * 50 + 10
     assert _step(NoLaunch().apply(graph)) == 20 * 50 + 10
-    assert _step(Scale(Selection(kind="kernel"), 0.01).apply(graph)) == 20 * 10 + 5 + 0.5 + 10
+    assert _step(Scale(NodeSelection(kind="kernel"), 0.01).apply(graph)) == 20 * 10 + 5 + 0.5 + 10
 
 
 def test_a_run_with_nothing_but_gpu_work_still_replays(tmp_path):
@@ -537,7 +537,7 @@ def test_faster_work_before_the_first_step_does_not_make_that_step_longer(tmp_pa
     graph = run.build(tmp_path / "r").graph
     before = replay(graph)
     baseline = step_ends(graph, before.start, before.end)
-    faster = Scale(Selection(kind="kernel"), 0.5).apply(graph)
+    faster = Scale(NodeSelection(kind="kernel"), 0.5).apply(graph)
     after = replay(faster)
     changed = changed_step_times(baseline, faster, after.start, after.end)
     assert changed["duration_ns"][0] <= durations_of(baseline)["duration_ns"][0]

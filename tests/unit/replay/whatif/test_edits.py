@@ -20,7 +20,7 @@ from dpro.replay.whatif.edits.heal import Heal, RanksAt, healed_durations
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.edits.training_loop import HideInput
-from dpro.replay.whatif.graph_ops.selected import KINDS, Selection
+from dpro.replay.whatif.graph_ops.selected import KINDS, NodeSelection
 from dpro.replay.whatif.predict import baseline_steps, predict, ranked
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import search
@@ -40,7 +40,7 @@ def jobs(tmp_path_factory) -> dict[str, tuple[Graph, Trust]]:
 
 job_names = st.sampled_from(["cpu", "gpu"])
 selections = st.builds(
-    Selection,
+    NodeSelection,
     name=st.sampled_from(["", "*", "aten::*", "gemm", "*mm*", "nccl*", "nothing at all"]),
     within=st.sampled_from(["", "*", "dpro::backward", "enumerate(DataLoader)*"]),
     kind=st.sampled_from(["", *KINDS]),
@@ -217,7 +217,7 @@ def test_a_launch_latency_that_was_negative_is_not_made_longer(tmp_path):
     [
         ("cpu", NoLaunch(), "no GPU launches"),
         ("gpu", HideInput(), "nothing in the run fits within=enumerate"),
-        ("gpu", Scale(Selection(name="aten::conv2d"), 0.5), "nothing in the run fits name=aten::conv2d"),
+        ("gpu", Scale(NodeSelection(name="aten::conv2d"), 0.5), "nothing in the run fits name=aten::conv2d"),
     ],
 )
 def test_what_the_run_lacks_is_refused_with_the_reason(jobs, job, edit, reason):
@@ -241,13 +241,13 @@ def test_hiding_the_input_makes_the_step_start_with_forward(jobs):
 def test_an_edit_never_changes_the_graph_it_is_given(jobs):
     for graph, _ in jobs.values():
         before = replay(graph)
-        for edit in (Heal(RanksAt(1)), Network(4.0), NoCommunication(), Scale(Selection(), 0.1)):
+        for edit in (Heal(RanksAt(1)), Network(4.0), NoCommunication(), Scale(NodeSelection(), 0.1)):
             edit.apply(graph)
         assert (replay(graph).end == before.end).all()
 
 
 def _selected(graph: Graph, **conditions) -> set[str]:
-    mask = Selection(**conditions).mask(graph)
+    mask = NodeSelection(**conditions).mask(graph)
     return {graph.names[name] for name in graph.nodes.name[mask]}
 
 
@@ -258,10 +258,10 @@ def test_selections_by_name_kind_rank_step_and_surrounding_annotation(jobs):
     assert _selected(graph, kind="collective") == {"gloo:all_reduce"}
     assert _selected(graph, within="Optimizer.step#*", kind="cpu") == {"aten::addcmul"}
     assert _selected(graph, name="ATEN::MM") == set()  # names are not folded
-    mask = Selection(rank=1, step=2).mask(graph)
+    mask = NodeSelection(rank=1, step=2).mask(graph)
     assert set(graph.nodes.rank[mask]) == {1}
     assert set(graph.nodes.step[mask]) == {2}
-    assert not (Selection().mask(graph) & (graph.nodes.kind == NodeKind.RENDEZVOUS)).any()
+    assert not (NodeSelection().mask(graph) & (graph.nodes.kind == NodeKind.RENDEZVOUS)).any()
     gpu, _ = jobs["gpu"]
     assert _selected(gpu, kind="kernel") == {"gemm", "softmax", "norm", "adam"}
     assert _selected(gpu, name="ncclDevKernel") == {"ncclDevKernel"}

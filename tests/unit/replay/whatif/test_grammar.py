@@ -13,13 +13,13 @@ from dpro.replay.whatif.edits.heal import Heal, RanksAt
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.training_loop import HideInput
-from dpro.replay.whatif.graph_ops.selected import KINDS, Selection
+from dpro.replay.whatif.graph_ops.selected import KINDS, NodeSelection
 from dpro.replay.whatif.registry import EDITS, parse_edit
 
 patterns = st.text("abcz:*_#() ", max_size=12).map(str.strip)
 numbers = st.none() | st.integers(0, 5000)
 selections = st.builds(
-    Selection,
+    NodeSelection,
     **dict.fromkeys(("name", "within", "module", "host", "op", "group"), patterns),
     **dict.fromkeys(("rank", "stage", "dp", "stream", "step"), numbers),
     kind=st.sampled_from(["", *KINDS]),
@@ -49,13 +49,13 @@ def test_an_edits_text_makes_an_equal_edit(edit):
     assert parse_edit(str(edit)) == edit
 
 
-@pytest.mark.parametrize("edit", [Scale(Selection(name="a"), 1 / 3), Network(1.2345678)])
+@pytest.mark.parametrize("edit", [Scale(NodeSelection(name="a"), 1 / 3), Network(1.2345678)])
 def test_an_edits_text_keeps_all_digits_of_its_number(edit):
     assert parse_edit(str(edit)) == edit
 
 
 def test_a_kernel_name_with_a_comma_in_it_can_be_typed():
-    edit = Scale(Selection(name="void copy<int, float>(int*)"), 0.5)
+    edit = Scale(NodeSelection(name="void copy<int, float>(int*)"), 0.5)
     assert parse_edit(str(edit)) == edit
 
 
@@ -65,10 +65,10 @@ def test_a_kernel_name_with_a_comma_in_it_can_be_typed():
         ("heal:rank=1", Heal(RanksAt(1))),
         ("network:bandwidth=2", Network(2.0)),
         ("network", Network(2.0)),
-        ("scale:name=aten::mm,factor=0.5", Scale(Selection(name="aten::mm"), 0.5)),
+        ("scale:name=aten::mm,factor=0.5", Scale(NodeSelection(name="aten::mm"), 0.5)),
         (
             "scale:within=enumerate(DataLoader)*,rank=0,factor=0",
-            Scale(Selection("", "enumerate(DataLoader)*", rank=0), 0),
+            Scale(NodeSelection("", "enumerate(DataLoader)*", rank=0), 0),
         ),
         (" no-comm ", NoCommunication()),
         ("no-launch", NoLaunch()),

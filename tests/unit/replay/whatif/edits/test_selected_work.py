@@ -11,7 +11,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.selected_work import Remove, Replace, Scale, lasting
-from dpro.replay.whatif.graph_ops.selected import Selection
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import COMM, US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
 
@@ -64,7 +64,7 @@ def test_a_module_is_what_is_inside_it_with_its_backward_and_the_gpu_work_of_bot
 
 def test_a_module_that_is_not_there_is_refused_with_the_nearest_and_what_to_record(modules):
     with pytest.raises(Unanswerable, match=r"did you mean 'layers.1'.*--modules"):
-        Selection(module="layer.1").mask(modules)
+        NodeSelection(module="layer.1").mask(modules)
 
 
 def test_work_is_selected_by_host_and_stream_and_collective(gpu, modules):
@@ -73,36 +73,36 @@ def test_work_is_selected_by_host_and_stream_and_collective(gpu, modules):
     assert _names(gpu, f"stream={COMM}") == {"ncclDevKernel"}
     assert _names(gpu, "op=all_reduce") == {"ncclDevKernel"}
     assert _names(gpu, "op=broadcast") == _names(gpu, "group=17") == set()
-    mask = Selection(op="all_reduce", kind="collective", rank=1, step=2).mask(gpu)
+    mask = NodeSelection(op="all_reduce", kind="collective", rank=1, step=2).mask(gpu)
     assert (gpu.nodes.kind[mask] == NodeKind.TRANSFER).all()
     assert mask.sum() == 1
 
 
 def test_what_a_run_does_not_say_of_hosts_is_refused(gpu):
     with pytest.raises(Unanswerable, match="which hosts"):
-        Selection(host="node").mask(gpu)
+        NodeSelection(host="node").mask(gpu)
 
 
 def test_a_name_that_nothing_has_is_refused_with_the_nearest(gpu):
     with pytest.raises(Unanswerable, match="did you mean 'softmax'"):
-        Scale(Selection(name="sofmax")).apply(gpu)
+        Scale(NodeSelection(name="sofmax")).apply(gpu)
 
 
 def test_without_a_kernel_the_next_starts_where_it_did(gpu):
-    before, after = Seen(gpu), Seen(Remove(Selection(name="softmax")).apply(gpu))
+    before, after = Seen(gpu), Seen(Remove(NodeSelection(name="softmax")).apply(gpu))
     assert after.start("norm") == before.start("softmax")
     assert after.start("norm") < before.start("norm")
 
 
 def test_the_launch_of_a_removed_kernel_goes_with_it(gpu):
-    before, after = Seen(gpu), Seen(Remove(Selection(name="*", kind="kernel")).apply(gpu))
+    before, after = Seen(gpu), Seen(Remove(NodeSelection(name="*", kind="kernel")).apply(gpu))
     launches = before.nodes("cudaLaunchKernel")
     gone = [node for node in launches if after.graph.nodes.duration[node] == 0]
     assert len(gone) == 4 * 3  # the fifth of each step launches a collective, which stays
 
 
 def test_no_rank_waits_in_a_collective_that_is_not_done(gpu):
-    alone = Remove(Selection(op="all_reduce")).apply(gpu)
+    alone = Remove(NodeSelection(op="all_reduce")).apply(gpu)
     slower = (
         np.where((gpu.nodes.rank == 1) & (gpu.nodes.kind == NodeKind.KERNEL), 7, 1) * alone.nodes.duration
     )
@@ -111,7 +111,7 @@ def test_no_rank_waits_in_a_collective_that_is_not_done(gpu):
 
 
 def test_a_removed_operator_takes_what_it_calls_and_launches_with_it(modules):
-    removed = Remove(Selection(name="aten::mm")).apply(modules)
+    removed = Remove(NodeSelection(name="aten::mm")).apply(modules)
     names = [modules.names[name] for name in modules.nodes.name]
     for name, was, now in zip(names, modules.nodes.duration, removed.nodes.duration):
         if name in ("aten::mm", "aten::mm kernel"):
@@ -121,7 +121,7 @@ def test_a_removed_operator_takes_what_it_calls_and_launches_with_it(modules):
 
 
 def test_a_replaced_span_lasts_as_long_as_is_said_however_many_nodes_it_is(modules):
-    changed = Replace(Selection(name="aten::mm"), 7.001).apply(modules)
+    changed = Replace(NodeSelection(name="aten::mm"), 7.001).apply(modules)
     parts = [modules.names[name] == "aten::mm" for name in modules.nodes.name]
     assert sum(parts) > 1
     assert changed.nodes.duration[parts].sum() == 7001
@@ -138,19 +138,19 @@ def test_spans_that_last_as_long_as_they_do_are_left_alone(durations):
 
 
 def test_a_kernel_replaced_by_one_as_long_changes_nothing(gpu):
-    adam = gpu.nodes.duration[Selection(name="adam", kind="kernel").mask(gpu)]
+    adam = gpu.nodes.duration[NodeSelection(name="adam", kind="kernel").mask(gpu)]
     assert set(adam) == {50 * US}
-    changed = Replace(Selection(name="adam"), 50).apply(gpu)
+    changed = Replace(NodeSelection(name="adam"), 50).apply(gpu)
     assert (changed.nodes.duration == gpu.nodes.duration).all()
 
 
 @pytest.mark.parametrize("name", ["softmax", "nccl*", "gemm", "*"])
 def test_removing_work_lets_nothing_end_later(gpu, cpu, name):
-    removed = Remove(Selection(name=name)).apply(gpu)
+    removed = Remove(NodeSelection(name=name)).apply(gpu)
     assert (replay(removed).end <= replay(gpu).end).all()
 
 
 def test_removing_two_things_in_either_order_is_the_same(cpu):
-    one, other = Remove(Selection(name="aten::mm")), Remove(Selection(op="all_reduce"))
+    one, other = Remove(NodeSelection(name="aten::mm")), Remove(NodeSelection(op="all_reduce"))
     ends = [replay(second.apply(first.apply(cpu))).end for first, second in ((one, other), (other, one))]
     assert (ends[0] == ends[1]).all()
