@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dpro.collectors.convert.recorded import Process, processes
+from dpro.collectors.convert.recorded import RecordedProcess, processes
 from dpro.collectors.job.attempts import attempts
 from dpro.collectors.launch.ownership import ensure_mine
 from dpro.collectors.launch.processes import start_ticks
@@ -73,7 +73,7 @@ def run_of(pid: int) -> Path | None:
     return None
 
 
-def training(run: Path) -> list[Process]:
+def training(run: Path) -> list[RecordedProcess]:
     """The processes that are being recorded now, by rank.
 
     Raises:
@@ -206,12 +206,12 @@ def _parts(run: Path) -> list[Path]:
     return sorted(path for name in TABLES for path in (run / name).glob("*.parquet"))
 
 
-def _lives(process: Process) -> bool:
+def _lives(process: RecordedProcess) -> bool:
     """Whether a process lives; a process of another host is taken to live."""
     return process.facts["host"] != socket.gethostname() or start_ticks(int(process.facts["pid"])) >= 0
 
 
-def _answers(asked: Sequence[Process], name: str, known: Mapping[int, Answer]) -> Answers:
+def _answers(asked: Sequence[RecordedProcess], name: str, known: Mapping[int, Answer]) -> Answers:
     """The answers that are known, and those that have come since."""
     given = dict(known)
     for process in asked:
@@ -222,7 +222,7 @@ def _answers(asked: Sequence[Process], name: str, known: Mapping[int, Answer]) -
     return Answers(given, [process.rank for process in asked if process.rank not in given])
 
 
-def _stacks_by_signal(process: Process) -> str:
+def _stacks_by_signal(process: RecordedProcess) -> str:
     """Return what the handler in C writes; empty where there is none, or it writes nothing in time."""
     where: Mapping[str, int] = {}
     with suppress(OSError, ValueError):

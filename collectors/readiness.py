@@ -188,13 +188,13 @@ def _nvml() -> Check:
 
 def _amd() -> Check:
     try:
-        amd.Gpus(lambda _: None)
+        amd.AmdGpus(lambda _: None)
     except Unavailable as reason:
         return Check("telemetry", LIMITED, str(reason) or "AMD SMI knows no GPU", "GPUs are not sampled")
     return Check("telemetry", READY, "AMD SMI answers")
 
 
-def network(find: Callable[[], list[nic.Port]] = nic.find_ports) -> Check:
+def network(find: Callable[[], list[nic.PortCounters]] = nic.find_ports) -> Check:
     """The ports whose counters can be read."""
     ports = [port.device for port in find()]
     if not ports:

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from dpro.collectors.launch import absence
-from dpro.collectors.launch.processes import Process, oom_kills, wait_for_any
+from dpro.collectors.launch.processes import LaunchedProcess, oom_kills, wait_for_any
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.sampler import start as start_sampler
 from dpro.collectors.telemetry.samples import sample_files
@@ -34,7 +34,7 @@ RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was ki
 
 def attend(
     recording: Launch,
-    job: Process,
+    job: LaunchedProcess,
     convert: Callable[[Launch], None],
     finish: Callable[[Launch, int | None, dict[int, int]], None],
 ) -> None:
@@ -49,7 +49,7 @@ def attend(
     """
     killed_before = oom_kills()
     sampler = start_sampler(recording)
-    ranks: dict[int, Process] = {}
+    ranks: dict[int, LaunchedProcess] = {}
     helper = 0
     absent: dict[str, int] = {}
     looks = count(1)
@@ -95,12 +95,12 @@ def _enough_waits(recording: Launch) -> bool:
     return max(waiting) >= BATCH or bool(sample_files(recording.raw, whole=True))
 
 
-def _meet(recording: Launch, ranks: dict[int, Process]) -> None:
+def _meet(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     """Begin to watch the processes of this host that have begun to record."""
     for path in recording.raw.glob("*/facts.json"):
         host, _, pid = path.parent.name.rpartition("-")
         if host == socket.gethostname() and int(pid) not in ranks:
-            ranks[int(pid)] = Process(int(pid))
+            ranks[int(pid)] = LaunchedProcess(int(pid))
     for number, rank in ranks.items():
         if rank.ended():  # reads the exit status while it is there
             _note_end(recording.raw / f"{socket.gethostname()}-{number}")
@@ -113,7 +113,7 @@ def _note_end(folder: Path) -> None:
             file.write(str(time.time_ns()).encode())
 
 
-def _note_absence(recording: Launch, job: Process, look: int, absent: dict[str, int]) -> None:
+def _note_absence(recording: Launch, job: LaunchedProcess, look: int, absent: dict[str, int]) -> None:
     """Find out why nothing is recorded, ever more rarely: in some jobs there is nothing to record."""
     if look < FREQUENT_LOOKS or look & (look - 1) == 0:
         absent |= absence.reasons(job.pid, recording.inject, recording.raw) | absent
@@ -121,7 +121,7 @@ def _note_absence(recording: Launch, job: Process, look: int, absent: dict[str, 
             (recording.raw / ABSENCE).write_text("\n".join(absence.in_words(absent)), encoding="utf-8")
 
 
-def _outlast(recording: Launch, ranks: dict[int, Process]) -> None:
+def _outlast(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     """Wait for ranks to end, too: they outlive a launcher that was killed."""
     deadline = time.monotonic() + RANKS_OUTLIVE_JOB_S
     _meet(recording, ranks)
@@ -134,7 +134,7 @@ def _outlast(recording: Launch, ranks: dict[int, Process]) -> None:
     _meet(recording, ranks)
 
 
-def _final_status(job: Process) -> int | None:
+def _final_status(job: LaunchedProcess) -> int | None:
     """The wait status; the kernel reports it once the shell has reaped the job, moments after its end."""
     for _ in range(20):
         if job.ended() and job.status is not None:

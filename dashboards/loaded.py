@@ -11,7 +11,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
-from dpro.dashboards.timeline.measured import MAX_UNASKED, Measured
+from dpro.dashboards.timeline.measured import MAX_UNASKED, MeasuredLanes
 from dpro.dashboards.timeline.replayed import Later, make_replayed
 from dpro.dashboards.timeline.tracks import Tracks, make_tracks
 from dpro.dashboards.withdrawn import Earlier
@@ -69,9 +69,9 @@ class Loaded(Analysis):
                 continue  # the view that needs it reports the error
 
     @cached
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredLanes:
         """The measured lanes of its timeline; they do not need the graph."""
-        return Measured(self.run)
+        return MeasuredLanes(self.run)
 
     @cached
     def replay_lanes(self) -> Later:

@@ -53,7 +53,7 @@ CPU_KINDS = (NodeKind.CPU, NodeKind.RUNTIME, NodeKind.HOST, NodeKind.GAP)
 GPU_KINDS = (NodeKind.KERNEL, NodeKind.COPY)
 
 
-class Place(NamedTuple):
+class MeshPosition(NamedTuple):
     """Where in the job a rank stands: its number on the data-parallel axis, and its pipeline stage."""
 
     dp: int
@@ -161,7 +161,7 @@ class Graph:
     lanes: tuple[tuple[int, str], ...]
     origin_ns: int
     messages: tuple[Message, ...] = ()
-    places: Mapping[int, Place] = field(default_factory=dict)
+    places: Mapping[int, MeshPosition] = field(default_factory=dict)
     run: Run | None = None
 
     @property

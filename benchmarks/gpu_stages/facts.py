@@ -81,11 +81,11 @@ def nvml(bench: Bench) -> None:
     """What the sampler reads of a busy GPU, at its usual period and at twenty times that."""
     from gpu_stages.device import device_of
 
-    from dpro.collectors.telemetry.nvml import Gpus
+    from dpro.collectors.telemetry.nvml import NvidiaGpus
 
     complaints: list[str] = []
     try:
-        gpus = Gpus(complaints.append)
+        gpus = NvidiaGpus(complaints.append)
     except Exception as error:
         bench.say("nvml", bar="GPUs are sampled", holds=False, why=f"{type(error).__name__}: {error}")
         return

@@ -78,7 +78,7 @@ def _recorders_way(device: Gpu | Rehearsal) -> Callable[[], bytes | None]:
         listen=lambda *_: None,
     )
     captures.install(alone)
-    dumps = rings.Dumps(alone)
+    dumps = rings.RingDumper(alone)
     [ring] = [ring for ring in rings.rings() if (ring.name == rings.NCCL) == (device.name == "cuda")]
     return lambda: dumps.dump(ring)
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.recording import ENVIRONMENT
 from dpro.collectors.inside import records
-from dpro.collectors.inside.calls.flight import Flight, Level, Ring
+from dpro.collectors.inside.calls.flight import Flight, Ring, RingProgress
 from dpro.collectors.inside.files import write_whole
 from dpro.collectors.inside.process.requests import Requests
 from dpro.collectors.launch.recording import Launch
@@ -105,7 +105,7 @@ class Rank:
         self.flight, self.control = Flight(self), Requests(self)  # type: ignore[arg-type]
         self.num_called = 0
         self.flight._rings = [Ring("fr", ".json", self.dump)]
-        self.flight._levels = {"fr": Level(time.monotonic(), 0, -1, 0.0, 1.0, 0)}
+        self.flight._levels = {"fr": RingProgress(time.monotonic(), 0, -1, 0.0, 1.0, 0)}
         # There are no process groups here that could be asked.
         self.flight._enqueued = lambda: {"fr": self.num_called}  # type: ignore[method-assign]
 

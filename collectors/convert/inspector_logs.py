@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from dpro.collectors.convert.readers import LogReader
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside import records
 from dpro.collectors.launch.inspector import LOGS
 from dpro.collectors.launch.recording import Launch
@@ -28,7 +28,7 @@ NOTHING = (
 _FIRST_ID = 1 << 61  # ids of the flight recorder and of windows are below
 
 
-def convert_logs(launch: Launch, processes: Sequence[Process], read: LogReader) -> dict[str, Any]:
+def convert_logs(launch: Launch, processes: Sequence[RecordedProcess], read: LogReader) -> dict[str, Any]:
     """Add what the Inspector measured in processes of a launch to their collectives.
 
     Args:
@@ -75,7 +75,7 @@ def convert_logs(launch: Launch, processes: Sequence[Process], read: LogReader) 
     return {"warnings": warnings, "skipped": skipped, "versions": versions}
 
 
-def _rows(process: Process, found: Sequence[pl.DataFrame]) -> pl.DataFrame:
+def _rows(process: RecordedProcess, found: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """The rows of a process, as its rank's, without those that a deep window saw run."""
     rows = pl.concat([conform(COLLECTIVES, frame) for frame in found]).with_columns(
         rank=pl.lit(process.rank, pl.Int32),

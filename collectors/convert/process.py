@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.collectors.convert import calls
 from dpro.collectors.convert.readers import Readers
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import NEVER_NS, message_rows, process_groups
 from dpro.collectors.convert.tables import RECORD_TABLES, buckets, frames_of
 from dpro.collectors.convert.windows.batches import convert_windows, first_window_ns
@@ -38,7 +38,7 @@ UNFINISHED = "deep windows begun and never ended"
 DROPPED = "deep windows dropped, since another profiler or a process was started meanwhile"
 
 
-def convert_so_far(run: Path, process: Process, readers: Readers) -> None:
+def convert_so_far(run: Path, process: RecordedProcess, readers: Readers) -> None:
     """Convert what a process has saved so far, while it may still run."""
     dumped_ns = calls.latest_dump_ns(process.folder)
     recorded = records.read_records(process.folder / "records.bin")
@@ -48,11 +48,13 @@ def convert_so_far(run: Path, process: Process, readers: Readers) -> None:
     calls.write_calls(run, process.part, process.folder, first_window_ns(process, recorded))
 
 
-def _keep_dumps(process: Process, readers: Readers) -> None:
+def _keep_dumps(process: RecordedProcess, readers: Readers) -> None:
     calls.keep_dumps(process.folder, lambda dump: readers.dump(dump, rank=process.rank).frames)
 
 
-def convert_process(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
+def convert_process(
+    run: Path, process: RecordedProcess, readers: Readers, status: int | None
+) -> dict[str, Any]:
     """Convert everything of a process that has ended.
 
     Args:
@@ -89,14 +91,14 @@ def convert_process(run: Path, process: Process, readers: Readers, status: int |
     }
 
 
-def _lost(process: Process, notes: Sequence[Mapping[str, Any]]) -> list[str]:
+def _lost(process: RecordedProcess, notes: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the deep windows of a process lack of its GPU's work."""
     found = [(what, window) for note in notes for what, of in note.get("lost", {}).items() for window in of]
     lost = {what: [window for each, window in found if each == what] for what, _ in found}
     return sentences(process.rank, process.facts["gpu_name"] or "its GPU", lost)
 
 
-def _convert_calls(run: Path, process: Process, frames: Mapping[str, pl.DataFrame]) -> None:
+def _convert_calls(run: Path, process: RecordedProcess, frames: Mapping[str, pl.DataFrame]) -> None:
     """Write the calls outside windows, and messages; a failed process's stalled calls stay unfinished."""
     worker, folder = frames[WORKERS.name].row(0, named=True), process.folder
     well = worker["exit_code"] == 0
@@ -122,7 +124,7 @@ def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
     return {reason: count for reason, count in counts.items() if count}
 
 
-def move_process(run: Path, process: Process, to: Path) -> None:
+def move_process(run: Path, process: RecordedProcess, to: Path) -> None:
     """Move the parts that a process has so far to another run: its steps happened again later."""
     for name in TABLES if to != run else ():
         for part in (run / name).glob(f"{process.part}-*.parquet"):

@@ -1,6 +1,6 @@
 """The processes that a launch recorded.
 
-In: the folder that a launch wrote to. Out: one `Process` per folder in it whose facts can be read.
+In: the folder that a launch wrote to. Out: one `RecordedProcess` per folder in it whose facts can be read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FACTS |= dict.fromkeys(_TEXTS, "")
 
 
 @dataclass(frozen=True)
-class Process:
+class RecordedProcess:
     """One recorded process of the job: its folder and what it said about itself."""
 
     folder: Path
@@ -40,12 +40,12 @@ class Process:
         return f"rank{self.rank:05d}-{self.facts['pid']}"
 
 
-def processes(launch: Launch) -> list[Process]:
+def processes(launch: Launch) -> list[RecordedProcess]:
     """The processes that recorded, by rank and then by start."""
     found = []
     for path in launch.raw.glob("*/facts.json"):
         with suppress(ValueError):
-            found.append(Process(path.parent, process_facts(path.parent)))
+            found.append(RecordedProcess(path.parent, process_facts(path.parent)))
     return sorted(found, key=lambda process: (process.rank, process.facts["started_ns"]))
 
 

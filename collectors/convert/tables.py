@@ -14,7 +14,7 @@ import polars as pl
 from dpro.collectors.convert.endings import ending, exception, left_ns
 from dpro.collectors.convert.host_facts import device_times, host_counters
 from dpro.collectors.convert.meshes import mesh_coordinates
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import NEVER_NS, stack_of
 from dpro.collectors.inside import records
 from dpro.collectors.inside.steps.stepping import SOURCES, Boundary, number_steps
@@ -33,7 +33,7 @@ RECORD_TABLES = (STEPS, COUNTERS, CLOCK_SAMPLES, WORKERS)
 
 
 def frames_of(
-    process: Process, recorded: Sequence[records.Record], status: int | None
+    process: RecordedProcess, recorded: Sequence[records.Record], status: int | None
 ) -> dict[str, pl.DataFrame]:
     """Convert the records of a process, or the latest of them, to the tables `RECORD_TABLES`.
 
@@ -88,7 +88,7 @@ def _kept_open(recorded: Sequence[records.Record]) -> list[tuple[int, int, int]]
     return [(window, opened[window], closed.get(window, NEVER_NS)) for window in sorted(opened)]
 
 
-def _counters(process: Process, recorded: Sequence[records.Record]) -> pl.DataFrame:
+def _counters(process: RecordedProcess, recorded: Sequence[records.Record]) -> pl.DataFrame:
     ends = {step: boundary for step, (_, boundary) in _boundaries(recorded).items()}
     rank = pl.lit(process.rank, COUNTERS.dtypes["rank"])
     return host_counters(recorded, ends).with_columns(rank=rank, host=pl.lit(process.facts["host"]))
@@ -100,7 +100,7 @@ def _clock_samples(rank: int, recorded: Sequence[records.Record]) -> pl.DataFram
     return pl.DataFrame(own + compared, schema=CLOCK_SAMPLES.dtypes, orient="row")
 
 
-def buckets(process: Process) -> pl.DataFrame:
+def buckets(process: RecordedProcess) -> pl.DataFrame:
     """The gradient buckets that a process recorded, as rows of `buckets`."""
     path = process.folder / "buckets.json"
     modules = json.loads(path.read_text()) if path.is_file() else []
@@ -112,12 +112,14 @@ def buckets(process: Process) -> pl.DataFrame:
     return pl.DataFrame(rows, schema={name: BUCKETS.dtypes[name] for name in BUCKETS.columns})
 
 
-def _worker(process: Process, recorded: Sequence[records.Record], status: int | None) -> pl.DataFrame:
+def _worker(process: RecordedProcess, recorded: Sequence[records.Record], status: int | None) -> pl.DataFrame:
     row = worker_row(process, recorded, status)
     return pl.DataFrame([row], schema={name: WORKERS.dtypes[name] for name in row})
 
 
-def worker_row(process: Process, recorded: Sequence[records.Record], status: int | None) -> dict[str, Any]:
+def worker_row(
+    process: RecordedProcess, recorded: Sequence[records.Record], status: int | None
+) -> dict[str, Any]:
     """The row of `workers` of a process; arguments as those of `frames_of`."""
     facts = process.facts
     ended = ending(process.folder, recorded, status)

@@ -22,7 +22,7 @@ from .recorder import Recorder
 WAIT_S = 1.0  # a capture begins after so long, whatever we still do
 
 
-class Captured:
+class RunningCaptures:
     """What captures, and what keeps captures waiting."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Captured:
         self.guards = 0
 
 
-captured = Captured()
+captured = RunningCaptures()
 _before: list[Callable[[], None]] = []
 
 
@@ -87,7 +87,7 @@ def end_capture(graph: Any) -> None:
 def _forget() -> None:
     """This is a forked child: no thread of its parent captures here, or holds a lock that is released."""
     global captured
-    captured = Captured()
+    captured = RunningCaptures()
 
 
 def install(recorder: Recorder) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dpro.collectors.convert.recorded import Process, processes
+from dpro.collectors.convert.recorded import RecordedProcess, processes
 from dpro.collectors.launch.recording import Launch
 
 SILENT = "it ended before it could report whether that was done"
 
 
-def applied(process: Process, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what a process that has ended reported of each requested change.
 
     Args:
@@ -44,7 +44,7 @@ def refused_so_far(launch: Launch) -> Iterator[str]:
                 yield f"rank {process.rank}: {change['edit']}: {reason}"
 
 
-def _said(process: Process) -> list[dict[str, Any]]:
+def _said(process: RecordedProcess) -> list[dict[str, Any]]:
     with suppress(OSError, ValueError, TypeError, KeyError):
         said: list[dict[str, Any]] = json.loads((process.folder / "applied.json").read_text(encoding="utf-8"))
         if all(isinstance(each[name], list) for each in said for name in ("applied", "refused")):

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 
 
-def attempts(processes: Sequence[Process]) -> list[list[Process]]:
+def attempts(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
     """The processes of each attempt, by rank.
 
     A new attempt begins with a process whose rank the attempt has already, or that knows of another number
     of ranks or of restarts (`torchrun --max-restarts`).
     """
-    found: list[dict[int, Process]] = []
+    found: list[dict[int, RecordedProcess]] = []
     kind = None
     for process in sorted(processes, key=lambda each: int(each.facts["started_ns"])):
         its_kind = (process.facts["world_size"], process.facts.get("attempt", ""))

@@ -16,7 +16,7 @@ from dpro.collectors.convert.endings import Ending, ending, exited, first_error
 from dpro.collectors.convert.inspector_logs import convert_logs
 from dpro.collectors.convert.process import convert_process, convert_so_far, move_process
 from dpro.collectors.convert.readers import Readers
-from dpro.collectors.convert.recorded import Process, processes, unreadable
+from dpro.collectors.convert.recorded import RecordedProcess, processes, unreadable
 from dpro.collectors.convert.windows.cost import worst
 from dpro.collectors.inside import records
 from dpro.collectors.inside.names import IMPORTED, LACKS, SHOWN
@@ -115,7 +115,7 @@ def _ensure_mine(launch: Launch) -> None:
         keep_others_out(launch.run, launch.raw.parent)
 
 
-def _converted(run: Path, process: Process, readers: Readers, status: int | None) -> dict[str, Any]:
+def _converted(run: Path, process: RecordedProcess, readers: Readers, status: int | None) -> dict[str, Any]:
     """Convert one process; whatever is wrong with it does not keep the others from the run.
 
     Raises:
@@ -148,7 +148,7 @@ def _sampled(launch: Launch) -> dict[str, Any]:
     return {}
 
 
-def _inspected(launch: Launch, recorded: list[Process], readers: Readers) -> dict[str, Any]:
+def _inspected(launch: Launch, recorded: list[RecordedProcess], readers: Readers) -> dict[str, Any]:
     """Convert what NCCL's Inspector wrote.
 
     Raises:
@@ -163,7 +163,7 @@ def _inspected(launch: Launch, recorded: list[Process], readers: Readers) -> dic
         return {"warnings": [f"not all logs of NCCL's Inspector were converted: {what}"], "whole": False}
 
 
-def _cut_off(process: Process) -> list[str]:
+def _cut_off(process: RecordedProcess) -> list[str]:
     """What a process was about to write when it was killed, or could not since the disk was full."""
     cut = {path.name.partition(".")[0] for path in process.folder.glob("*.tmp")}
     names = sorted(name for name in cut if name and not name.startswith(SHOWN))  # "": not of the process
@@ -172,7 +172,11 @@ def _cut_off(process: Process) -> list[str]:
 
 
 def _manifest(
-    launch: Launch, run: Path, recorded: list[Process], notes: list[dict[str, Any]], status: int | None
+    launch: Launch,
+    run: Path,
+    recorded: list[RecordedProcess],
+    notes: list[dict[str, Any]],
+    status: int | None,
 ) -> Manifest:
     warnings = [warning for note in notes for warning in note.get("warnings", [])]
     ended, error = _job_ending(launch, status), first_error(launch.raw)
@@ -206,7 +210,7 @@ def _manifest(
     )
 
 
-def _seen_of_steps(launch: Launch, recorded: Sequence[Process]) -> tuple[list[int], bool, list[str]]:
+def _seen_of_steps(launch: Launch, recorded: Sequence[RecordedProcess]) -> tuple[list[int], bool, list[str]]:
     """What `why_no_steps` is to know: ends of steps of each process, and what was seen of the others."""
     written = [records.read_records(process.folder / "records.bin") for process in recorded]
     updates = [sum(each.kind == records.UPDATE for each in found) for found in written]

@@ -32,7 +32,7 @@ def start_ticks(pid: int) -> int:
     return -1 if not fields or fields[0] in "ZX" else int(fields[19])
 
 
-class Process:
+class LaunchedProcess:
     """A process to watch.
 
     Attributes:
@@ -88,7 +88,7 @@ def oom_kills() -> int:
     return 0
 
 
-def wait_for_any(processes: Sequence[Process], timeout_s: float) -> None:
+def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float) -> None:
     """Sleep until one of the processes that still live ends, or the time is over."""
     poll = select.poll()
     descriptors = [process.descriptor for process in processes if not process.ended()]

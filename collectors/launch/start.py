@@ -27,7 +27,7 @@ from dpro.collectors.inside.process.environment import MASK, masked_command
 from dpro.collectors.launch import inspector
 from dpro.collectors.launch.ownership import PRIVATE, keep_others_out
 from dpro.collectors.launch.portable import COPY, INJECT, write_copy
-from dpro.collectors.launch.processes import Process, close_descriptors, start_ticks
+from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors, start_ticks
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, is_locked, launches
 from dpro.errors import DproError, UsageError
 from dpro.folders import lock, written_whole
@@ -93,7 +93,7 @@ def launch(
     run: Path,
     command: Sequence[str],
     options: RecordOptions,
-    sidecar: Callable[[Launch, Process], None],
+    sidecar: Callable[[Launch, LaunchedProcess], None],
     beside: Callable[[Launch], None] | None = None,
 ) -> NoReturn:
     """Become the command, recorded into a run directory.
@@ -193,11 +193,11 @@ def job_environment(mine: Launch, options: RecordOptions) -> dict[str, str]:
 def _fork_sidecar(
     mine: Launch,
     marker: IO[bytes],
-    sidecar: Callable[[Launch, Process], None],
+    sidecar: Callable[[Launch, LaunchedProcess], None],
     beside: Callable[[Launch], None] | None,
 ) -> None:
     """Start the sidecar, orphaned and in its own session: neither `wait` nor Ctrl-C reaches it."""
-    job = Process(os.getpid())
+    job = LaunchedProcess(os.getpid())
     child = os.fork()
     if child:
         os.waitpid(child, 0)

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeGuard
 
-from dpro.collectors.telemetry.gpus import Call, Complain, Fate, Gpu, SampledGpus, Unavailable, Values
+from dpro.collectors.telemetry.gpus import Call, Complain, Fate, SampledGpu, SampledGpus, Unavailable, Values
 
 NOT_INSTALLED = (
     "AMD GPUs are not sampled: no binding of AMD SMI (/opt/rocm/share/amd_smi of ROCm, or "
@@ -139,7 +139,7 @@ class _Metrics:
         return {_RESIDENCIES[name]: self._held_s[name] for name in residencies}
 
 
-class Gpus(SampledGpus):
+class AmdGpus(SampledGpus):
     """The AMD GPUs of this node."""
 
     most_silent = 30  # no code says that a GPU is lost, and a reset takes many seconds
@@ -185,7 +185,7 @@ class Gpus(SampledGpus):
             if event["event"] in _EVENTS
         ]
 
-    def _find(self) -> Iterator[Gpu]:
+    def _find(self) -> Iterator[SampledGpu]:
         smi, met = self._library, set()
         for number, handle in enumerate(smi.amdsmi_get_processor_handles()):
             try:
@@ -197,7 +197,7 @@ class Gpus(SampledGpus):
                 continue
             met.add(device)
             calls: list[Call] = [_Metrics(), _memory, _energy]
-            yield Gpu(handle, device, calls, [_limits, _clock_limit, _power_limit, _ecc, _address_of])
+            yield SampledGpu(handle, device, calls, [_limits, _clock_limit, _power_limit, _ecc, _address_of])
 
     def _id_of(self, handle: Any) -> str:
         """The serial number of the chip; where that is not known, the library's uuid."""

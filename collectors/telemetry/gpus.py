@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from dpro.collectors.telemetry.samples import Sample
+from dpro.collectors.telemetry.samples import TelemetrySample
 
 PAUSE_S = 0.1  # between two questions for events, where a library answers at once
 
@@ -37,7 +37,7 @@ class Fate(Enum):
 
 
 @dataclass
-class Gpu:
+class SampledGpu:
     """A GPU, or one instance of a GPU that is partitioned (MIG), and what may be asked of it."""
 
     handle: Any
@@ -65,12 +65,12 @@ class SampledGpus(ABC):
             errors: what it raises.
         """
         self._library, self._complain, self._errors = library, complain, errors
-        self._gpus: list[Gpu] = []
+        self._gpus: list[SampledGpu] = []
         self._silent: dict[str, int] = {}
         self._forbidden: set[str] = set()
-        self._lost: list[Sample] = []
+        self._lost: list[TelemetrySample] = []
 
-    def read(self, everything: bool) -> list[Sample]:
+    def read(self, everything: bool) -> list[TelemetrySample]:
         """One sample per GPU.
 
         Args:
@@ -82,7 +82,7 @@ class SampledGpus(ABC):
         lost, self._lost, self._forbidden = self._lost, [], set()
         return samples + lost
 
-    def wait(self, timeout_s: float) -> list[Sample]:
+    def wait(self, timeout_s: float) -> list[TelemetrySample]:
         """Wait for what GPUs report of their own, for as long as that takes or the time is over.
 
         Args:
@@ -92,14 +92,15 @@ class SampledGpus(ABC):
             An event for each error.
         """
         deadline = time.monotonic() + timeout_s
-        samples: list[Sample] = []
+        samples: list[TelemetrySample] = []
         while (left := deadline - time.monotonic()) > 0:
             events = self._events_within(left)
             if events is None:
                 time.sleep(left)
                 break
             samples += [
-                Sample(time.time_ns(), -1, device, values, is_event=True) for device, values in events
+                TelemetrySample(time.time_ns(), -1, device, values, is_event=True)
+                for device, values in events
             ]
             if not events:
                 time.sleep(min(PAUSE_S, left))  # some drivers return at once
@@ -113,17 +114,17 @@ class SampledGpus(ABC):
     def _events_within(self, timeout_s: float) -> list[tuple[str, Values]] | None:
         """Devices and what they report, at most within a time; none if nothing came, None if nothing can."""
 
-    def _batch(self, gpu: Gpu, everything: bool) -> Values:
+    def _batch(self, gpu: SampledGpu, everything: bool) -> Values:
         """What is asked for in one batch, where the library has such."""
         return {}
 
-    def _answered(self, gpu: Gpu, whether: bool) -> None:
+    def _answered(self, gpu: SampledGpu, whether: bool) -> None:
         """Take note of whether a GPU answered anything when it was read."""
         self._silent[gpu.device] = 0 if whether else self._silent.get(gpu.device, 0) + 1
         if 0 < self.most_silent <= self._silent[gpu.device]:
             self._lose(gpu, "its driver no longer answers")
 
-    def _read(self, gpu: Gpu, everything: bool) -> Sample | None:
+    def _read(self, gpu: SampledGpu, everything: bool) -> TelemetrySample | None:
         now, begun = time.time_ns(), time.perf_counter_ns()
         values: Values = {}
         try:
@@ -136,9 +137,9 @@ class SampledGpus(ABC):
             return None
         self._answered(gpu, bool(values))
         values["sampling_us"] = (time.perf_counter_ns() - begun) // 1000
-        return Sample(now, -1, gpu.device, values)
+        return TelemetrySample(now, -1, gpu.device, values)
 
-    def _call_all(self, gpu: Gpu, calls: list[Call], values: Values) -> None:
+    def _call_all(self, gpu: SampledGpu, calls: list[Call], values: Values) -> None:
         """Add what calls return to the values; strike those that are refused off the list.
 
         Raises:
@@ -159,9 +160,9 @@ class SampledGpus(ABC):
         if fate is Fate.FORBIDDEN:
             self._forbidden.add(what)
 
-    def _lose(self, gpu: Gpu, reason: str) -> None:
+    def _lose(self, gpu: SampledGpu, reason: str) -> None:
         self._complain(f"GPU {gpu.device} was lost: {reason}")
-        self._lost.append(Sample(time.time_ns(), -1, gpu.device, {"lost": 1}, is_event=True))
+        self._lost.append(TelemetrySample(time.time_ns(), -1, gpu.device, {"lost": 1}, is_event=True))
         self._gpus.remove(gpu)
 
 
@@ -169,5 +170,5 @@ def libraries() -> Iterator[Callable[[Complain], SampledGpus]]:
     """What opens each maker's library; both may be there on one node."""
     from dpro.collectors.telemetry import amd, nvml
 
-    yield nvml.Gpus
-    yield amd.Gpus
+    yield nvml.NvidiaGpus
+    yield amd.AmdGpus

@@ -27,7 +27,7 @@ _LOOPBACK = 0x8  # IFF_LOOPBACK
 
 
 @dataclass
-class Port:
+class PortCounters:
     """One port: its files, by the counter's name, with what a value is to be multiplied by."""
 
     device: str
@@ -65,7 +65,7 @@ class Port:
         return {"up": float(_is_up(self.folder))} | ({"rate_gbps": speed / 1e3} if speed > 0 else {})
 
 
-def find_ports(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[Port]:
+def find_ports(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[PortCounters]:
     """All ports worth watching: InfiniBand devices, and network interfaces in use.
 
     An interface is in use if it is up, and is hardware or has a route: of the many virtual ones of a node of
@@ -79,19 +79,19 @@ def find_ports(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[Por
     return [port for port in ports if port.traffic or port.others]
 
 
-def _infiniband(root: Path) -> Iterator[Port]:
+def _infiniband(root: Path) -> Iterator[PortCounters]:
     for folder in sorted(root.glob("*/ports/*")):
-        port = Port(f"{folder.parents[1].name}:{folder.name}", folder)
+        port = PortCounters(f"{folder.parents[1].name}:{folder.name}", folder)
         port.add(folder / "counters")
         port.add(folder / "hw_counters")
         yield port
 
 
-def _interfaces(root: Path, proc: Path) -> Iterator[Port]:
+def _interfaces(root: Path, proc: Path) -> Iterator[PortCounters]:
     routed = _routed(proc)
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if _is_up(folder) and (folder.name in routed or (folder / "device").exists()):
-            port = Port(folder.name, folder)
+            port = PortCounters(folder.name, folder)
             port.add(folder / "statistics")
             yield port
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpro.collectors.telemetry.gpus import Call, Complain, Fate, Gpu, SampledGpus, Unavailable, Values
+from dpro.collectors.telemetry.gpus import Call, Complain, Fate, SampledGpu, SampledGpus, Unavailable, Values
 
 NOT_INSTALLED = (
     "GPUs are not sampled: nvidia-ml-py is not installed beside dpro (pip install 'dpro-toolkit[gpu]')"
@@ -140,7 +140,7 @@ def _address_of(nvml: Any, gpu: Any) -> Values:
     return {"pci_address": pci.domain << 16 | pci.bus << 8 | pci.device << 3}
 
 
-class Gpus(SampledGpus):
+class NvidiaGpus(SampledGpus):
     """The NVIDIA GPUs of this node."""
 
     def __init__(self, complain: Complain) -> None:
@@ -190,7 +190,7 @@ class Gpus(SampledGpus):
 
     # Finding GPUs, and what they support.
 
-    def _find(self) -> Iterator[Gpu]:
+    def _find(self) -> Iterator[SampledGpu]:
         """All GPUs that answer. On a shared node those of others may be out of reach: that is no trouble."""
         nvml = self._nvml
         unreachable = []
@@ -208,10 +208,10 @@ class Gpus(SampledGpus):
         if broken:
             self._complain(f"GPUs that are not sampled: {', '.join(broken)}")
 
-    def _opened(self, handle: Any) -> Gpu:
+    def _opened(self, handle: Any) -> SampledGpu:
         device = _bare(self._nvml.nvmlDeviceGetUUID(handle))
         calls: list[Call] = [_clocks, _reasons, _temperature, _utilization, _memory]
-        gpu = Gpu(handle, device, calls, [_limits, _pcie_link, _address_of])
+        gpu = SampledGpu(handle, device, calls, [_limits, _pcie_link, _address_of])
         gpu.fields = self._supported(gpu, [*_FIELDS, _LINK_COUNT])
         known = {field.counter for field in gpu.fields}
         links = int(self._values(gpu, [_LINK_COUNT])[_LINK_COUNT.counter]) if _LINK_COUNT in gpu.fields else 0
@@ -223,7 +223,7 @@ class Gpus(SampledGpus):
             gpu.calls.append(_power)
         return gpu
 
-    def _instances(self, gpu: Gpu) -> Iterator[Gpu]:
+    def _instances(self, gpu: SampledGpu) -> Iterator[SampledGpu]:
         """The instances of a partitioned GPU, of which NVML reports only the memory."""
         nvml = self._nvml
         with suppress(nvml.NVMLError):  # not partitioned, or too old to be
@@ -231,9 +231,9 @@ class Gpus(SampledGpus):
                 with suppress(nvml.NVMLError_NotFound):
                     handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
                     device = f"{gpu.device}/{_bare(nvml.nvmlDeviceGetUUID(handle))}"
-                    yield Gpu(handle, device, [_memory], [])
+                    yield SampledGpu(handle, device, [_memory], [])
 
-    def _supported(self, gpu: Gpu, fields: list[Field]) -> list[Field]:
+    def _supported(self, gpu: SampledGpu, fields: list[Field]) -> list[Field]:
         """Those fields that a GPU has values for."""
         if not fields:
             return []
@@ -273,14 +273,14 @@ class Gpus(SampledGpus):
 
     # Reading.
 
-    def _batch(self, gpu: Gpu, everything: bool) -> Values:
+    def _batch(self, gpu: SampledGpu, everything: bool) -> Values:
         refused: list[Field] = []
         wanted = [field for field in gpu.fields if everything or not field.is_rare]
         values = self._values(gpu, wanted, refused) if wanted else {}
         gpu.fields = [field for field in gpu.fields if field not in refused]
         return values
 
-    def _values(self, gpu: Gpu, fields: list[Field], refused: list[Field] | None = None) -> Values:
+    def _values(self, gpu: SampledGpu, fields: list[Field], refused: list[Field] | None = None) -> Values:
         """Values by counter, those of one counter summed; what is refused is added to the list.
 
         Raises:

@@ -25,7 +25,7 @@ from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.gpus import SampledGpus, Unavailable, libraries
 from dpro.collectors.telemetry.nic import find_ports
 from dpro.collectors.telemetry.node import find_cgroup, read_node, read_node_rarely, read_process
-from dpro.collectors.telemetry.samples import Sample, SampleWriter
+from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.folders import lock
 
 RARELY = 10  # what changes rarely is read with every so many samples
@@ -34,7 +34,7 @@ LOCK = ".sampler"
 _NICENESS = 10  # a rank that wants the core goes first
 
 Complain = Callable[[str], None]
-Source = Callable[[bool], Iterable[Sample]]
+Source = Callable[[bool], Iterable[TelemetrySample]]
 
 
 class Sampler:
@@ -90,7 +90,7 @@ def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) ->
         _log(recording, f"{host}: {line}")
 
     output = _Output(SampleWriter(recording.raw, host), complain)
-    sources: dict[str, Source] = {"processes": Processes(recording.raw, host).read}
+    sources: dict[str, Source] = {"processes": LocalProcesses(recording.raw, host).read}
     election = Election(recording.raw.parent / f"{host}{LOCK}")
     lifeline = select.poll()
     lifeline.register(lifeline_end)
@@ -124,7 +124,7 @@ class _Output:
         self._writer, self._complain = writer, complain
         self._lock = threading.Lock()
 
-    def append(self, samples: Iterable[Sample]) -> None:
+    def append(self, samples: Iterable[TelemetrySample]) -> None:
         with self._lock:
             try:
                 self._writer.append(samples)
@@ -137,9 +137,9 @@ class _Output:
         self._writer.close()
 
 
-def _read_all(sources: dict[str, Source], everything: bool, complain: Complain) -> list[Sample]:
+def _read_all(sources: dict[str, Source], everything: bool, complain: Complain) -> list[TelemetrySample]:
     """Samples of all sources; one that fails is dropped."""
-    samples: list[Sample] = []
+    samples: list[TelemetrySample] = []
     for name, read in list(sources.items()):
         try:
             samples += read(everything)
@@ -154,13 +154,15 @@ def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
     cgroup = find_cgroup()
     ports = find_ports()
 
-    def node(everything: bool) -> list[Sample]:
+    def node(everything: bool) -> list[TelemetrySample]:
         now = time.time_ns()
         values = read_node() | cgroup.read() | {"telemetry_cpu_s": time.process_time()}
-        return [Sample(now, -1, "", values | (read_node_rarely(recording.run) if everything else {}))]
+        return [
+            TelemetrySample(now, -1, "", values | (read_node_rarely(recording.run) if everything else {}))
+        ]
 
-    def network(everything: bool) -> list[Sample]:
-        return [Sample(time.time_ns(), -1, port.device, port.read(everything)) for port in ports]
+    def network(everything: bool) -> list[TelemetrySample]:
+        return [TelemetrySample(time.time_ns(), -1, port.device, port.read(everything)) for port in ports]
 
     return {"the node": node, "the network": network}
 
@@ -185,7 +187,7 @@ def sample_gpus(
         complain(f"telemetry goes on without GPUs: {_in_words(error)}")
 
 
-class Processes:
+class LocalProcesses:
     """The recorded processes of a launch, on this host."""
 
     def __init__(self, folder: Path, host: str) -> None:
@@ -199,7 +201,7 @@ class Processes:
         self._ranks: dict[Path, tuple[int, int]] = {}  # when the facts were written, and the rank
         self._ended: set[Path] = set()
 
-    def read(self, everything: bool) -> list[Sample]:
+    def read(self, everything: bool) -> list[TelemetrySample]:
         """One sample per process that still runs."""
         samples = []
         for path in self._folder.glob(f"{self._host}-*/facts.json"):
@@ -207,7 +209,7 @@ class Processes:
                 continue
             values = read_process(int(path.parent.name.rpartition("-")[2]))
             if values:
-                samples.append(Sample(time.time_ns(), self._rank(path), "", values))
+                samples.append(TelemetrySample(time.time_ns(), self._rank(path), "", values))
             else:
                 self._ended.add(path)
         return samples

@@ -22,7 +22,7 @@ OPEN_SUFFIX = ".open"  # of the file that is still written
 _CHUNK_BYTES = 1 << 16
 
 
-class Sample(NamedTuple):
+class TelemetrySample(NamedTuple):
     """Values that were read at one moment; an event is written even if its value is the same as last time."""
 
     time_ns: int
@@ -46,7 +46,7 @@ class SampleWriter:
         self._files, self._written = 0, 0
         self._descriptor = -1
 
-    def append(self, samples: Iterable[Sample]) -> None:
+    def append(self, samples: Iterable[TelemetrySample]) -> None:
         """Write what has changed.
 
         Raises:
@@ -81,7 +81,7 @@ class SampleWriter:
         self._last: dict[tuple[int, str], dict[str, float]] = {}
         self._write(json.dumps({"host": self._host}) + "\n")
 
-    def _changes(self, sample: Sample) -> Iterator[str]:
+    def _changes(self, sample: TelemetrySample) -> Iterator[str]:
         values = sample.values
         if not sample.is_event:
             last = self._last.setdefault((sample.rank, sample.device), {})
@@ -103,7 +103,7 @@ def sample_files(folder: Path, *, whole: bool = False) -> list[Path]:
     return sorted(folder.glob("telemetry-*.z")) + ([] if whole else sorted(folder.glob("telemetry-*.z.open")))
 
 
-def read_samples(path: Path) -> tuple[str, list[Sample]]:
+def read_samples(path: Path) -> tuple[str, list[TelemetrySample]]:
     """What a file holds, up to where it was cut short or is damaged.
 
     Args:
@@ -118,7 +118,7 @@ def read_samples(path: Path) -> tuple[str, list[Sample]]:
     for line in lines:
         try:
             time_ns, rank, device, values = json.loads(line)
-            samples.append(Sample(int(time_ns), int(rank), str(device), dict(values)))
+            samples.append(TelemetrySample(int(time_ns), int(rank), str(device), dict(values)))
         except (ValueError, TypeError):
             break
     return host, samples

@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from dpro.collectors.launch.recording import Launch
-from dpro.collectors.telemetry.samples import Sample, read_samples, sample_files
+from dpro.collectors.telemetry.samples import TelemetrySample, read_samples, sample_files
 from dpro.schema import COUNTERS
 from dpro.store import write_part
 
@@ -26,7 +26,7 @@ def convert_samples(launch: Launch, *, whole: bool = False) -> None:
         path.unlink()
 
 
-def counters(host: str, samples: Iterable[Sample]) -> pl.DataFrame:
+def counters(host: str, samples: Iterable[TelemetrySample]) -> pl.DataFrame:
     """Samples as rows of `counters`."""
     rows: dict[str, list[object]] = {"rank": [], "device": [], "counter": [], "time_ns": [], "value": []}
     for sample in samples:

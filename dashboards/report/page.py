@@ -21,7 +21,7 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from dpro.analysis.mean_step import MeanStep, facts_of, legend
-from dpro.analysis.report import Report
+from dpro.analysis.report import RunReport
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server.guard import hash_of
@@ -45,7 +45,7 @@ class Drawn(NamedTuple):
     said: str = ""
 
 
-def html_of(loaded: Loaded, report: Report) -> str:
+def html_of(loaded: Loaded, report: RunReport) -> str:
     """The report of a run as one page.
 
     Args:
@@ -85,7 +85,7 @@ def _mean_step(mean: MeanStep | None) -> dict[str, Any]:
     }
 
 
-def _figures(loaded: Loaded, report: Report) -> Iterator[tuple[str, Callable[[], go.Figure]]]:
+def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[[], go.Figure]]]:
     """Yield the title of each figure and a function that draws it, the most informative first."""
     draw = Figures(loaded)
     yield "Which ranks wait for which", draw.hang

@@ -16,7 +16,7 @@ import polars as pl
 from dpro.dashboards.timeline.causes import cause_of, waiters_of, why_in_words
 from dpro.dashboards.timeline.clock import wait_ns
 from dpro.dashboards.timeline.lanes import KINDS, RankLanes
-from dpro.dashboards.timeline.measured import Measured
+from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.dashboards.timeline.phases import PHASES, UNKNOWN
 from dpro.replay.timeline import Timeline
 from dpro.schema import SPANS
@@ -33,7 +33,9 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def span_info(measured: Measured, rank: int, item: int, timeline: Timeline | None = None) -> dict[str, Any]:
+def span_info(
+    measured: MeasuredLanes, rank: int, item: int, timeline: Timeline | None = None
+) -> dict[str, Any]:
     """Collect the facts and arrows of a measured span.
 
     Args:
@@ -69,7 +71,7 @@ def span_info(measured: Measured, rank: int, item: int, timeline: Timeline | Non
     }
 
 
-def place_of(measured: Measured, rank: int, item: int) -> dict[str, Any]:
+def place_of(measured: MeasuredLanes, rank: int, item: int) -> dict[str, Any]:
     """Return where a span is drawn: `rank`, `item`, `id`, `row`, `start` and `end` (ns), `name`."""
     lanes = measured.ranks[rank]
     same = np.flatnonzero(lanes.ident == lanes.ident[item])
@@ -84,11 +86,11 @@ def place_of(measured: Measured, rank: int, item: int) -> dict[str, Any]:
     }
 
 
-def _name(measured: Measured, lanes: RankLanes, item: int) -> str:
+def _name(measured: MeasuredLanes, lanes: RankLanes, item: int) -> str:
     return shortened(measured.names.texts[lanes.name[item]], LONGEST)
 
 
-def _facts(measured: Measured, lanes: RankLanes, item: int) -> Iterable[tuple[str, str]]:
+def _facts(measured: MeasuredLanes, lanes: RankLanes, item: int) -> Iterable[tuple[str, str]]:
     """Yield the facts that the lanes hold."""
     place = place_of(measured, lanes.rank, item)
     start, end = place["start"], place["end"]
@@ -134,7 +136,7 @@ def _launch(rows: pl.DataFrame, row: dict[str, Any]) -> int:
 
 
 def _recorded(
-    measured: Measured, rows: pl.DataFrame, row: dict[str, Any], launch: int
+    measured: MeasuredLanes, rows: pl.DataFrame, row: dict[str, Any], launch: int
 ) -> Iterable[dict[str, Any]]:
     """Yield arrows between launches and their GPU work, and between forward and backward operators."""
     rank, own = row["rank"], pl.col("span_id") != row["span_id"]
@@ -155,7 +157,7 @@ def _recorded(
             yield from _arrow(measured, rank, each, not backward, why)
 
 
-def _members(measured: Measured, rank: int, ident: int) -> list[dict[str, Any]]:
+def _members(measured: MeasuredLanes, rank: int, ident: int) -> list[dict[str, Any]]:
     """Return all members of the collective that a span is a part of, itself first."""
     rows = measured.clocks.members
     own = rows.filter((pl.col("rank") == rank) & (pl.col("span_id") == ident)).head(1)
@@ -163,7 +165,7 @@ def _members(measured: Measured, rank: int, ident: int) -> list[dict[str, Any]]:
     return sorted(same.to_dicts(), key=lambda each: (each["rank"] != rank, each["start_ns"]))
 
 
-def _collective(measured: Measured, rank: int, ident: int) -> Iterable[tuple[str, str]]:
+def _collective(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[tuple[str, str]]:
     members = _members(measured, rank, ident)
     if not members:
         return
@@ -181,7 +183,7 @@ def _collective(measured: Measured, rank: int, ident: int) -> Iterable[tuple[str
         yield "waited", whose if last is own else f"{format_duration(waited)} {whose}"
 
 
-def _met(measured: Measured, rank: int, ident: int) -> Iterable[dict[str, Any]]:
+def _met(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, Any]]:
     """Yield an arrow from the member that came last, or from this one to those that waited for it."""
     members = _members(measured, rank, ident)
     if len(members) < 2:
@@ -195,7 +197,7 @@ def _met(measured: Measured, rank: int, ident: int) -> Iterable[dict[str, Any]]:
         yield from _arrow(measured, last["rank"], last["span_id"], False, "came last to the collective")
 
 
-def _replayed(measured: Measured, timeline: Timeline, rank: int, ident: int) -> Iterable[dict[str, Any]]:
+def _replayed(measured: MeasuredLanes, timeline: Timeline, rank: int, ident: int) -> Iterable[dict[str, Any]]:
     """Yield arrows of the dependencies in the replay."""
     nodes = timeline.graph.nodes
     parts = np.flatnonzero((nodes.rank == rank) & (nodes.span == ident))
@@ -211,7 +213,7 @@ def _replayed(measured: Measured, timeline: Timeline, rank: int, ident: int) -> 
             yield from _arrow(measured, int(nodes.rank[node]), int(nodes.span[node]), out, words)
 
 
-def _arrow(measured: Measured, rank: int, ident: int, out: bool, why: str) -> Iterable[dict[str, Any]]:
+def _arrow(measured: MeasuredLanes, rank: int, ident: int, out: bool, why: str) -> Iterable[dict[str, Any]]:
     lanes = measured.ranks.get(rank)
     item = -1 if lanes is None else lanes.find(ident)
     if item >= 0:

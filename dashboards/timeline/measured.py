@@ -1,7 +1,7 @@
 """The measured lanes of a run, read rank by rank: ranks that are read are shown while others are being read.
 
-In: a run. Out: `Measured`, which a background thread fills. It keeps some 40 bytes per span; other columns
-of a span stay in its file until they are needed.
+In: a run. Out: `MeasuredLanes`, which a background thread fills. It keeps some 40 bytes per span; other
+columns of a span stay in its file until they are needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Measured(Cached):
+class MeasuredLanes(Cached):
     """The lanes that have been read so far.
 
     Attributes:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.dashboards.timeline.detail import Level, levels
 from dpro.dashboards.timeline.lanes import KINDS, Names, RankLanes, depths, laid
-from dpro.dashboards.timeline.measured import Measured
+from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.errors import DproError
 from dpro.export.slices import CRITICAL
 from dpro.replay.graph import NodeKind
@@ -49,7 +49,7 @@ class Replayed:
     offset_ns: tuple[int, int]
 
 
-def make_replayed(timeline: Timeline, measured: Measured) -> Replayed:
+def make_replayed(timeline: Timeline, measured: MeasuredLanes) -> Replayed:
     """Lay the nodes of a replay in lanes, on the clock of the measured ones.
 
     Args:
@@ -166,7 +166,7 @@ def _critical(
     return levels(Level(0.0, first, start, end, np.zeros(own.size, np.uint8)), window_ns)
 
 
-def _path(timeline: Timeline, path: Ints, measured: Measured, codes: NDArray[np.int32]) -> RankLanes:
+def _path(timeline: Timeline, path: Ints, measured: MeasuredLanes, codes: NDArray[np.int32]) -> RankLanes:
     """The critical path as a lane of its own, when its work was measured."""
     nodes, of = timeline.graph.nodes, measured.clocks
     shift = timeline.graph.origin_ns - of.origin_ns

@@ -25,7 +25,7 @@ from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
 from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.dashboards.timeline.phases import PHASES
 from dpro.dashboards.timeline.replayed import PATH
-from dpro.dashboards.timeline.search import Place, matching
+from dpro.dashboards.timeline.search import FoundSpan, matching
 from dpro.errors import DproError, UsageError
 from dpro.export.slices import path_note
 from dpro.schema import WORKERS
@@ -227,7 +227,7 @@ def found_info(loaded: Loaded, pattern: str, rank: int, item: int, direction: st
         known = lanes is not None and 0 <= item < lanes.name.size
         start = int(lanes.all.start[item]) if known and lanes is not None else -(1 << 62)
         place, number = measured.search.next(
-            pattern, ranks, Place(start, rank, item), direction == "previous"
+            pattern, ranks, FoundSpan(start, rank, item), direction == "previous"
         )
         answer |= {"number": number, "place": place and place_of(measured, place.rank, place.item)}
     return answer

@@ -33,7 +33,7 @@ def exactly(name: str) -> str:
     return f"^{text}$" if len(name) <= _EXACT else f"^{text}"
 
 
-class Place(NamedTuple):
+class FoundSpan(NamedTuple):
     """A span: when it begins, whose it is, which of the rank's."""
 
     start: int
@@ -112,8 +112,8 @@ class Search:
         return count, total
 
     def next(
-        self, pattern: str, ranks: Mapping[int, RankLanes], after: Place, backwards: bool = False
-    ) -> tuple[Place | None, int]:
+        self, pattern: str, ranks: Mapping[int, RankLanes], after: FoundSpan, backwards: bool = False
+    ) -> tuple[FoundSpan | None, int]:
         """The span that matches and begins next, and its number among all that match, from 1 on.
 
         Args:
@@ -141,4 +141,4 @@ class Search:
         at = int(before.sum())
         here = at < order.size and tuple(int(key[at]) for key in keys) == tuple(after)
         at = (at - 1 if backwards else at + int(here)) % order.size
-        return Place(*(int(key[at]) for key in keys)), at + 1
+        return FoundSpan(*(int(key[at]) for key in keys)), at + 1

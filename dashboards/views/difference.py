@@ -21,7 +21,7 @@ from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, sect
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.whatif.waterfall import waterfall_figure
 from dpro.replay.difference import Difference
-from dpro.replay.steps.typical import pace_of
+from dpro.replay.steps.typical import step_series
 from dpro.units import NS_PER_MS, format_duration, ms
 
 NAME = "difference"
@@ -99,8 +99,8 @@ def _summary(loaded: Loaded, _link: Link) -> Any:
 
 def _medians(*runs: Analysis) -> list[tuple[str, str]]:
     """The typical step of each run as measured outside of deep windows, where both have such."""
-    paces = [pace_of(each.steps) for each in runs]
-    typical = [pace.typical_ns for pace in paces if pace is not None and not pace.recorded]
+    timed = [step_series(each.steps) for each in runs]
+    typical = [series.typical_ns for series in timed if series is not None and not series.recorded]
     if len(typical) < 2:
         return []
     here, there = map(format_duration, typical)

@@ -32,7 +32,7 @@ _CLIPPED = (1, 99)  # percentiles that the colours span, so that one outlier doe
 _ROW, _MIN_HEIGHT, _MAX_HEIGHT = 16, 170, 900  # pixels
 
 
-class Metric(NamedTuple):
+class StepMetric(NamedTuple):
     """A metric with one value per rank and step.
 
     Attributes:
@@ -47,17 +47,17 @@ class Metric(NamedTuple):
 
 
 METRICS = {
-    "step": Metric("step time", "steps", "time_ns"),
-    "data": Metric("waiting for data", "host", "data_wait_ns"),
-    "gc": Metric("collecting garbage", "host", "gc_ns"),
-    "core": Metric("waiting for a core", "host", "run_queue_ns"),
-    "cpu": Metric("CPU time", "host", "cpu_ns"),
-    "compute": Metric("compute", "breakdown", "compute_ns"),
-    "exposed": Metric("exposed communication", "breakdown", "exposed_comm_ns"),
-    "wait": Metric("waiting for others", "breakdown", "exposed_wait_ns"),
-    "transfer": Metric("exposed transfer", "breakdown", "exposed_transfer_ns"),
-    "host": Metric("host bound", "breakdown", "host_bound_ns"),
-    "idle": Metric("idle", "breakdown", "idle_ns"),
+    "step": StepMetric("step time", "steps", "time_ns"),
+    "data": StepMetric("waiting for data", "host", "data_wait_ns"),
+    "gc": StepMetric("collecting garbage", "host", "gc_ns"),
+    "core": StepMetric("waiting for a core", "host", "run_queue_ns"),
+    "cpu": StepMetric("CPU time", "host", "cpu_ns"),
+    "compute": StepMetric("compute", "breakdown", "compute_ns"),
+    "exposed": StepMetric("exposed communication", "breakdown", "exposed_comm_ns"),
+    "wait": StepMetric("waiting for others", "breakdown", "exposed_wait_ns"),
+    "transfer": StepMetric("exposed transfer", "breakdown", "exposed_transfer_ns"),
+    "host": StepMetric("host bound", "breakdown", "host_bound_ns"),
+    "idle": StepMetric("idle", "breakdown", "idle_ns"),
 }
 
 
@@ -66,7 +66,7 @@ def metrics_of(loaded: Loaded) -> dict[str, str]:
     return {name: metric.title for name, metric in METRICS.items() if _has(loaded, metric)}
 
 
-def _has(loaded: Loaded, metric: Metric) -> bool:
+def _has(loaded: Loaded, metric: StepMetric) -> bool:
     try:
         values = getattr(loaded, metric.source)[metric.column]
     except DproError:

@@ -45,7 +45,7 @@ _NO_PAIRS = (
 Shown = list[Component] | str  # a matrix with what belongs to it, or why there is none
 
 
-class Metric(NamedTuple):
+class PairMetric(NamedTuple):
     """What a cell of the square can show.
 
     Attributes:
@@ -63,9 +63,9 @@ class Metric(NamedTuple):
 
 
 METRICS = {
-    "ratio": Metric("times as long as expected", "ratio", "×", 1.0, 2.0),
-    "time": Metric("time of a transfer", "transfer_ms", "ms"),
-    "speed": Metric("bandwidth", "payload_gbps", "GB/s"),
+    "ratio": PairMetric("times as long as expected", "ratio", "×", 1.0, 2.0),
+    "time": PairMetric("time of a transfer", "transfer_ms", "ms"),
+    "speed": PairMetric("bandwidth", "payload_gbps", "GB/s"),
 }
 
 
@@ -146,7 +146,7 @@ def slow_in_words(pairs: pl.DataFrame) -> list[str]:
 
 
 def square_figure(
-    cells: Sequence[tuple[Any, Any, float | None]], names: Sequence[Any], metric: Metric, theme: str
+    cells: Sequence[tuple[Any, Any, float | None]], names: Sequence[Any], metric: PairMetric, theme: str
 ) -> go.Figure:
     """A heatmap of pairs; where nothing is known there is no cell.
 
@@ -326,7 +326,7 @@ def _late(loaded: Loaded, link: Link) -> Shown:
     ranks = pl.concat([late["rank"], late["last"]]).unique().sort().to_list()
     if not ranks or len(ranks) > MAX_RANKS:
         return "No rank waits in a collective of this selection." if not ranks else _too_many(len(ranks))
-    waited = Metric("waited in all", "waited_ms", "ms")
+    waited = PairMetric("waited in all", "waited_ms", "ms")
     figure = square_figure(late.select("rank", "last", "waited_ms").rows(), ranks, waited, link.theme)
     figure.update_xaxes(title_text="for the last to come: rank").update_yaxes(title_text="waits: rank")
     return [graph("late-figure", figure), csv_link(NAME, "late", link)]

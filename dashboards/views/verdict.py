@@ -13,7 +13,7 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dpro.analysis.gains import Gains, Row, interval_doubts, shown_grade, what_helps
+from dpro.analysis.gains import Gains, Improvement, interval_doubts, shown_grade, what_helps
 from dpro.analysis.mean_step import facts_of, legend
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
 from dpro.dashboards.links import Link
@@ -175,7 +175,7 @@ def _gains(loaded: Loaded, link: Link) -> Any:
     return [*doubtful, *drawn, *more, html.P(note, className="note"), csv_link(NAME, "gains", link)]
 
 
-def _gain(row: Row, link: Link) -> list[Any]:
+def _gain(row: Improvement, link: Link) -> list[Any]:
     fixed = [html.Br(), html.Span(f"fixes {row.fixes}", className="note")] if row.fixes else []
     return [
         html.Span([_edit_link(row, link), *fixed]),
@@ -187,13 +187,13 @@ def _gain(row: Row, link: Link) -> list[Any]:
     ]
 
 
-def _edit_link(row: Row, link: Link) -> Any:
+def _edit_link(row: Improvement, link: Link) -> Any:
     if not row.edits:
         return row.what
     return dcc.Link(row.what, href=link.query(view="whatif", own={"edit": "\n".join(row.edits)}))
 
 
-def _interval(row: Row) -> str:
+def _interval(row: Improvement) -> str:
     return " to ".join(map(format_duration, row.interval)) if row.interval else "not known"
 
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from dpro.arrays import Floats
 from dpro.documents import Part
-from dpro.replay.steps.typical import pace_of
+from dpro.replay.steps.typical import step_series
 
 WARM_UP = 10  # steps that are not like the others
 MIN_SIDE = 30  # steps on either side
@@ -49,16 +49,16 @@ def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
         steps: table `steps`.
         gpu: whether the job computes on GPUs.
     """
-    first, pace = steps.filter(pl.col("window") >= 0)["step"].min(), pace_of(steps)
-    if not isinstance(first, int) or pace is None or pace.recorded:
+    first, series = steps.filter(pl.col("window") >= 0)["step"].min(), step_series(steps)
+    if not isinstance(first, int) or series is None or series.recorded:
         return None
-    usual = ~pace.paused & (pace.steps >= WARM_UP)
-    before = pace.times[usual & (pace.steps < first)][-MAX_SIDE:]
-    after = pace.times[usual & (pace.steps > first)][:MAX_SIDE]
-    if min(before.size, after.size) < MIN_SIDE * pace.cycle:
+    usual = ~series.paused & (series.steps >= WARM_UP)
+    before = series.times[usual & (series.steps < first)][-MAX_SIDE:]
+    after = series.times[usual & (series.steps > first)][:MAX_SIDE]
+    if min(before.size, after.size) < MIN_SIDE * series.cycle:
         return None
     change = float(np.median(after) / np.median(before)) - 1
-    (low, high), (low_after, high_after) = (_median_between(each, pace.cycle) for each in (before, after))
+    (low, high), (low_after, high_after) = (_median_between(each, series.cycle) for each in (before, after))
     lowest, highest = low_after / high - 1, high_after / low - 1
     if abs(change) < SMALL or lowest <= 0 <= highest:
         return None

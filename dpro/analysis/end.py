@@ -76,7 +76,7 @@ class End:
         return self.bad or self.how == ENDED
 
 
-class Evidence(Protocol):
+class EndEvidence(Protocol):
     """What of a run shows how its job ended; read or computed when it is asked for."""
 
     run: Run
@@ -98,12 +98,12 @@ class Evidence(Protocol):
         """What hangs in the run, or ended it, surest first."""
 
 
-def end_of(evidence: Evidence) -> End:
+def end_of(evidence: EndEvidence) -> End:
     """How the job of a run ended, as far as the run shows it."""
     return replace(_end_of(evidence), unrecorded=evidence.run.manifest.unrecorded)
 
 
-def _end_of(evidence: Evidence) -> End:
+def _end_of(evidence: EndEvidence) -> End:
     workers, status = evidence.workers, evidence.run.manifest.exit_status
     known = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
     rows = evidence.run.rows()
@@ -121,7 +121,7 @@ def _recorded(workers: pl.DataFrame) -> bool:
     return bool((workers["source"] == SOURCE).any())
 
 
-def _judged(evidence: Evidence, findings: Sequence[Finding], status: int | None) -> End:
+def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | None) -> End:
     case, workers = evidence.waiting, evidence.workers
     step = _last_step(evidence) + 1
     how, by = _ended_by(workers, list(case.deaths.values()), status)
@@ -185,22 +185,22 @@ def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None
     return (RUNNING if _recorded(workers) else UNKNOWN), ""
 
 
-def _last_step(evidence: Evidence) -> int:
+def _last_step(evidence: EndEvidence) -> int:
     last = evidence.steps["step"].max()
     return last if isinstance(last, int) else -1
 
 
-def _completed(evidence: Evidence) -> str:
+def _completed(evidence: EndEvidence) -> str:
     steps = evidence.steps["step"].n_unique()
     return f"The job ended well after {steps:,} steps." if steps else "The job ended well."
 
 
-def _with_sentence(end: End, evidence: Evidence) -> End:
+def _with_sentence(end: End, evidence: EndEvidence) -> End:
     said = _sentence(end, evidence)
     return replace(end, sentence=said, can_say=tuple(_can_say(evidence)) if end.early else ())
 
 
-def _sentence(end: End, evidence: Evidence) -> str:
+def _sentence(end: End, evidence: EndEvidence) -> str:
     """One sentence; the finding that follows names the cause of a hang."""
     where = (
         f" at step {end.step:,}" if end.step > 0 else " before its first step ended" if end.step == 0 else ""
@@ -225,7 +225,7 @@ def _sentence(end: End, evidence: Evidence) -> str:
     return ""
 
 
-def _lasted(end: End, evidence: Evidence) -> str:
+def _lasted(end: End, evidence: EndEvidence) -> str:
     """How long it hung before the first of its ranks was gone."""
     died = [death.ended_ns for death in evidence.waiting.deaths.values()]
     rows = evidence.workers.filter(pl.col("exit_signal") > 0)
@@ -235,7 +235,7 @@ def _lasted(end: End, evidence: Evidence) -> str:
     return f" {format_duration(float(min(gone) - end.time_ns))} later"
 
 
-def _can_say(evidence: Evidence) -> list[str]:
+def _can_say(evidence: EndEvidence) -> list[str]:
     """What a run whose job came to no good end still answers."""
     steps = evidence.steps
     count = steps["step"].n_unique()

@@ -32,7 +32,7 @@ _FIXES = {  # class of a finding -> what to do
 _INPUT_FIX = "DataLoader(num_workers=N, prefetch_factor=…, pin_memory=True), or less work per sample"
 
 
-class Row(NamedTuple):
+class Improvement(NamedTuple):
     """Something that would help.
 
     Attributes:
@@ -64,8 +64,8 @@ class Gains(NamedTuple):
         within_noise: predictions whose interval holds the step as it is.
     """
 
-    rows: list[Row]
-    within_noise: list[Row]
+    rows: list[Improvement]
+    within_noise: list[Improvement]
 
 
 def what_helps(findings: Sequence[Finding], predictions: Sequence[Prediction], base_ns: float) -> Gains:
@@ -89,7 +89,7 @@ def _has_cost(finding: Finding) -> bool:
     return finding.class_ not in HANGS and finding.cost_ns > 0
 
 
-def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Row:
+def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Improvement:
     """The edit that undoes a finding, or its cost where there is no such edit."""
     named = f"{finding.class_}: {finding.component_kind} {finding.component_id}"
     from_input = INPUT in (finding.cause, finding.component_id)
@@ -102,11 +102,11 @@ def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Row:
             return row if from_input else row._replace(how=how)  # that of a healed rank names no cause
     left = max(base_ns - finding.cost_ns, 1.0)
     what = f"{finding.component_kind} {finding.component_id} is no longer slow"
-    return Row(what, (), base_ns / left, left, None, "finding", how, named)
+    return Improvement(what, (), base_ns / left, left, None, "finding", how, named)
 
 
-def _row(prediction: Prediction) -> Row:
-    return Row(
+def _row(prediction: Prediction) -> Improvement:
+    return Improvement(
         what=prediction.what(),
         edits=tuple(map(str, prediction.edits)),
         speedup=prediction.speedup,
@@ -117,7 +117,7 @@ def _row(prediction: Prediction) -> Row:
     )
 
 
-def interval_doubts(trust: Trust, rows: Sequence[Row]) -> list[str]:
+def interval_doubts(trust: Trust, rows: Sequence[Improvement]) -> list[str]:
     """Say why predictions are not to be relied on that the grade alone would not show.
 
     Args:

@@ -1,7 +1,7 @@
 """A report as Markdown, for an issue or a pull request.
 
-In: a `Report`. Out: text. Names from traces are escaped: none of them becomes a link, a tag, a mention or a
-table.
+In: a `RunReport`. Out: text. Names from traces are escaped: none of them becomes a link, a tag, a mention or
+a table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from dpro.analysis.mean_step import MeanStep, bar_in_text, facts_of, legend
-from dpro.analysis.report import Report, Table
+from dpro.analysis.report import ReportTable, RunReport
 from dpro.units import format_duration
 from dpro.words import printable, shortened
 
@@ -20,12 +20,12 @@ _BAR = 80  # characters
 _MARKS = {"good": "✅", "bad": "🔴", "unknown": "❔"}
 
 
-def markdown_of(report: Report) -> str:
+def markdown_of(report: RunReport) -> str:
     """Return the report as Markdown, ending in a newline."""
     return "\n".join(_lines(report)) + "\n"
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: RunReport) -> Iterator[str]:
     yield f"# dpro: {_plain(report.name)}"
     yield ""
     yield f"{_MARKS[report.state]} **{_plain(report.verdict)}**"
@@ -51,7 +51,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _table(["", ""], report.fit)
     yield ""
     yield from _list(report.doubts)
-    yield from _folded(Table("How it was measured", ["", ""], report.measured))
+    yield from _folded(ReportTable("How it was measured", ["", ""], report.measured))
 
 
 def _mean_step(mean: MeanStep) -> Iterator[str]:
@@ -65,7 +65,7 @@ def _mean_step(mean: MeanStep) -> Iterator[str]:
         yield from _table(["", ""], said)
 
 
-def _gains(report: Report) -> Iterator[str]:
+def _gains(report: RunReport) -> Iterator[str]:
     if report.gains:
         yield f"Of a mean step of {_plain(report.of_step)} in deep windows, predicted by replay:"
         rows = [[each.what, each.speedup, each.step, each.interval, each.proof] for each in report.gains]
@@ -80,7 +80,7 @@ def _gains(report: Report) -> Iterator[str]:
     if report.within_noise:
         within = [[each.what, each.speedup, each.interval] for each in report.within_noise]
         title = f"{len(within)} more within the noise of the steps"
-        yield from _folded(Table(title, ["if", "speed-up", "interval"], within))
+        yield from _folded(ReportTable(title, ["if", "speed-up", "interval"], within))
 
 
 def _titled(title: str) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
         yield f"| {' | '.join(_plain(shortened(cell, _LONGEST)) for cell in row)} |"
 
 
-def _folded(table: Table) -> Iterator[str]:
+def _folded(table: ReportTable) -> Iterator[str]:
     """Yield a table that is folded until it is clicked."""
     yield ""
     yield f"<details><summary>{_plain(table.title)}</summary>"

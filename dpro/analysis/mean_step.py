@@ -18,7 +18,7 @@ from dpro.errors import DproError, Unanswerable
 from dpro.replay.models.gpus import model_named
 from dpro.replay.models.mfu import Mfu, find_mfu
 from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
-from dpro.replay.steps.typical import pace_of
+from dpro.replay.steps.typical import step_series
 from dpro.units import NS_PER_S, format_duration, ms
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ _BINDS_CPU = (
 )
 
 
-class Share(NamedTuple):
+class StepShare(NamedTuple):
     """A part of the mean step: column of `mean_steps`, what it is called, ns, and its share."""
 
     name: str
@@ -102,7 +102,7 @@ class MeanStep:
 
     duration_ns: float
     steps: int
-    shares: Sequence[Share]
+    shares: Sequence[StepShare]
     gpu_busy: float | None
     mfu: Mfu | None
     no_mfu: str
@@ -203,7 +203,7 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     row = means.row(0, named=True)
     whole = row["duration_ns"]
     shares = [
-        Share(name, title, row[name], row[name] / whole) for name, title in PARTS.items() if row[name] > 0
+        StepShare(name, title, row[name], row[name] / whole) for name, title in PARTS.items() if row[name] > 0
     ]
     on_gpu = not analysis.spans.filter(IS_GPU).is_empty()
     of = {share.name: share.share for share in shares}
@@ -249,13 +249,13 @@ def _inputs_per_s(analysis: Analysis) -> float | None:
     from dpro.detect.imbalance.load_model import WORKLOAD
 
     counted = analysis.counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))
-    pace = pace_of(analysis.steps)
-    if counted.is_empty() or pace is None or not pace.typical_ns:
+    series = step_series(analysis.steps)
+    if counted.is_empty() or series is None or not series.typical_ns:
         return None
     replica = analysis.workers.select("rank", replica=pl.when(pl.col("dp") >= 0).then("dp").otherwise("rank"))
     of_rank = counted.group_by("rank").agg(pl.col("value").mean()).join(replica, on="rank", how="left")
     of_replica = of_rank.group_by(pl.col("replica").fill_null(pl.col("rank"))).agg(pl.col("value").max())
-    return float(of_replica["value"].sum()) / pace.typical_ns * NS_PER_S
+    return float(of_replica["value"].sum()) / series.typical_ns * NS_PER_S
 
 
 def _binding(of: dict[str, float], on_gpu: bool) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """The content of a report, independent of its format (HTML or Markdown).
 
-In: an `Analysis`. Out: a `Report`. The same run gives the same report: nothing in it depends on the date, on
-the machine that makes it, or on the directory of the run.
+In: an `Analysis`. Out: a `RunReport`. The same run gives the same report: nothing in it depends on the date,
+on the machine that makes it, or on the directory of the run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.gains import Gains, Row, interval_doubts, what_helps
+from dpro.analysis.gains import Gains, Improvement, interval_doubts, what_helps
 from dpro.analysis.mean_step import MeanStep, mean_steps, shown_parts
 from dpro.analysis.summary import health_info, run_info, trust_info
 from dpro.detect.findings import Finding
@@ -55,7 +55,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table of formatted cells, with a note below it."""
 
     title: str
@@ -65,7 +65,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """The content of a report, in words.
 
     Attributes:
@@ -99,14 +99,14 @@ class Report:
     within_noise: Sequence[Gain]
     of_step: str
     refused: Pairs
-    tables: Sequence[Table]
+    tables: Sequence[ReportTable]
     trust: str | None
     fit: Pairs
     doubts: Sequence[str]
     measured: Pairs
 
 
-def make_report(analysis: Analysis) -> Report:
+def make_report(analysis: Analysis) -> RunReport:
     """Compute the content of a report; where the run cannot answer, the report gives the reason."""
     try:
         findings, unknown = analysis.verdict
@@ -126,7 +126,7 @@ def make_report(analysis: Analysis) -> Report:
     gains, of_step, refused = _gains(analysis, findings)
     if trust is not None:
         doubts += interval_doubts(trust, gains.rows[:MAX_PREDICTIONS])
-    return Report(
+    return RunReport(
         name=os.path.basename(os.path.abspath(analysis.run.label)),
         state=state,
         verdict=verdict,
@@ -175,7 +175,7 @@ def _gains(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Gains, str,
     return helpful, format_duration(base_ns), [(each.edit, each.reason) for each in refused]
 
 
-def _gain(row: Row) -> Gain:
+def _gain(row: Improvement) -> Gain:
     low_high = row.interval and " to ".join(f"{ms(each):.2f}" for each in row.interval)
     proof = {"proven": "real jobs, before and after", "finding": "cost found by replay"}
     return Gain(
@@ -190,7 +190,7 @@ def _gain(row: Row) -> Gain:
     )
 
 
-def _breakdown(analysis: Analysis) -> list[Table]:
+def _breakdown(analysis: Analysis) -> list[ReportTable]:
     """Tabulate where the mean step of each rank goes; of many ranks, only those with the longest steps."""
     try:
         steps = analysis.breakdown
@@ -210,10 +210,10 @@ def _breakdown(analysis: Analysis) -> list[Table]:
     header = ["rank", "mean step, ms", *parts.values()]
     left = mean.height - shown.height
     note = f"The {shown.height} ranks with the longest steps; {left} more are not listed." if left else ""
-    return [Table("Where the time of steps recorded in depth went", header, rows, note)]
+    return [ReportTable("Where the time of steps recorded in depth went", header, rows, note)]
 
 
-def _kernels(analysis: Analysis) -> list[Table]:
+def _kernels(analysis: Analysis) -> list[ReportTable]:
     from dpro.replay.steps.breakdown import kernel_totals
 
     kernels = kernel_totals(analysis.spans)
@@ -233,7 +233,7 @@ def _kernels(analysis: Analysis) -> list[Table]:
     title = "GPU kernels, all ranks" if on_gpu else "CPU operators by their own time, all ranks"
     left = kernels.height - len(rows)
     note = f"{left:,} more are not listed." if left else ""
-    return [Table(title, ["name", "count", "total, ms", "share"], rows, note)]
+    return [ReportTable(title, ["name", "count", "total, ms", "share"], rows, note)]
 
 
 def _measured(analysis: Analysis) -> Pairs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from dpro.documents import Part
-from dpro.replay.steps.typical import pace_of
+from dpro.replay.steps.typical import step_series
 from dpro.units import NS_PER_MS, format_duration, ms
 
 OUTSIDE, INSIDE = "outside deep windows", "in deep windows"
@@ -45,18 +45,18 @@ def step_time_document(steps: pl.DataFrame) -> StepTimeDocument | None:
     Args:
         steps: table `steps`.
     """
-    pace = pace_of(steps)
-    if pace is None:
+    series = step_series(steps)
+    if series is None:
         return None
     return StepTimeDocument(
-        typical_ms=ms(pace.typical_ns),
-        mean_with_pauses_ms=ms(pace.mean_ns),
-        lost_to_pauses=round(pace.lost_share, 4),
-        steps=pace.steps.size,
-        pauses=int(pace.paused.sum()),
-        where=INSIDE if pace.recorded else OUTSIDE,
-        clock="device" if pace.by_device else "host",
-        cycle=pace.cycle,
+        typical_ms=ms(series.typical_ns),
+        mean_with_pauses_ms=ms(series.mean_ns),
+        lost_to_pauses=round(series.lost_share, 4),
+        steps=series.steps.size,
+        pauses=int(series.paused.sum()),
+        where=INSIDE if series.recorded else OUTSIDE,
+        clock="device" if series.by_device else "host",
+        cycle=series.cycle,
     )
 
 

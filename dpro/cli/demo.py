@@ -164,10 +164,10 @@ def _really_saved(analysis: Analysis, healthy: Path) -> float:
 def typical_step_ns(run: Run) -> float:
     """A run's typical step, ns; 0 where it has none."""
     from dpro.replay.steps.durations import steps_of
-    from dpro.replay.steps.typical import pace_of
+    from dpro.replay.steps.typical import step_series
 
-    pace = pace_of(steps_of(run))
-    return 0.0 if pace is None else pace.typical_ns
+    series = step_series(steps_of(run))
+    return 0.0 if series is None else series.typical_ns
 
 
 def _print_recorded(analysis: Analysis) -> None:

@@ -18,7 +18,7 @@ import polars as pl
 from dpro.errors import DproError
 from dpro.ingest.assembly.assemble import missing_in_words
 from dpro.ingest.assembly.merge import LEFT_OUT
-from dpro.ingest.assembly.staging import Task, read_task
+from dpro.ingest.assembly.staging import ImportTask, read_task
 from dpro.ingest.flight_recorder.repeated import in_words, newest
 from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, Format, Importer, registry
 from dpro.ingest.importer import find_traces, spread_over
@@ -32,7 +32,7 @@ _DUMPS = Format(FLIGHT_RECORDER, "dpro.ingest.flight_recorder", "read_calls", ()
 
 
 @dataclass(frozen=True)
-class Dumps:
+class DumpFolder:
     """The content of a folder of dumps.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Batch(NamedTuple):
     frames: dict[str, pl.DataFrame]
 
 
-def read_dumps(folder: Path) -> Dumps | None:
+def read_dumps(folder: Path) -> DumpFolder | None:
     """Read all dumps of a folder, in parallel where they are many.
 
     Raises:
@@ -88,10 +88,10 @@ def read_dumps(folder: Path) -> Dumps | None:
     if WORKERS.name in counted:
         counted[WORKERS.name] = _one_row_each(counted[WORKERS.name])
     tables = {name: conform(table, counted.get(name, table.empty())) for name, table in TABLES.items()}
-    return Dumps(tables, _manifest(files, dumps, [*traces.warnings, *said]))
+    return DumpFolder(tables, _manifest(files, dumps, [*traces.warnings, *said]))
 
 
-def _read(tasks: Sequence[Task]) -> _Batch:
+def _read(tasks: Sequence[ImportTask]) -> _Batch:
     """Read some files; rows get the number of their file."""
     files: list[_File] = []
     found: dict[str, list[tuple[int, pl.DataFrame]]] = {}
@@ -111,7 +111,7 @@ def _read(tasks: Sequence[Task]) -> _Batch:
     return _Batch(files, {name: _numbered(TABLES[name], parts) for name, parts in found.items()})
 
 
-def _reader(task: Task) -> Importer:
+def _reader(task: ImportTask) -> Importer:
     """The importer of a file: dumps are read without the ranks that `process_groups` states once."""
     return _DUMPS if task.format == FLIGHT_RECORDER else registry().named(task.format)
 
@@ -129,7 +129,7 @@ def _numbered(table: Table, parts: Sequence[tuple[int, pl.DataFrame]]) -> pl.Dat
     return pl.concat(frames).with_columns(pl.col(pl.String).cast(pl.Categorical))
 
 
-def _lost(tasks: Sequence[Task], why: str) -> _Batch:
+def _lost(tasks: Sequence[ImportTask], why: str) -> _Batch:
     labels = [(task.number, task.source.label) for task in tasks]
     return _Batch([_File(number, label, [], -1, [], f"{label}: {why}") for number, label in labels], {})
 

@@ -22,7 +22,7 @@ from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError
 from dpro.ingest.assembly.assemble import Spread, assemble
 from dpro.ingest.assembly.merge import LEFT_OUT
-from dpro.ingest.assembly.staging import Task, give_up, make_staging, stage
+from dpro.ingest.assembly.staging import ImportTask, give_up, make_staging, stage
 from dpro.ingest.formats import Registry, registry, why_passed_over
 from dpro.ingest.parallel import num_cores, run_tasks
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
@@ -51,11 +51,11 @@ class Traces:
     passed_over: Counter[str]
     warnings: list[str]
 
-    def tasks(self, staging: Path) -> list[Task]:
+    def tasks(self, staging: Path) -> list[ImportTask]:
         """One task for each file; the members of an archive share its size."""
         members = Counter(source.path for source, _ in self.files)
         return [
-            Task(number, source, name, source.path.stat().st_size // members[source.path], staging)
+            ImportTask(number, source, name, source.path.stat().st_size // members[source.path], staging)
             for number, (source, name) in enumerate(self.files)
         ]
 
@@ -198,7 +198,7 @@ def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -
         yield from (path for each in files if (path := folder / each).is_file())
 
 
-def spread_over(tasks: Sequence[Task], jobs: int | None, executor: Executor | None) -> Spread:
+def spread_over(tasks: Sequence[ImportTask], jobs: int | None, executor: Executor | None) -> Spread:
     """How to run the tasks: in the executor, else in processes; in this process where there is little to do.
 
     Args:
@@ -212,7 +212,7 @@ def spread_over(tasks: Sequence[Task], jobs: int | None, executor: Executor | No
     return partial(run_tasks, jobs=jobs, executor=executor)
 
 
-def stage_all(tasks: Sequence[Task], spread: Spread, progress: Progress | None) -> None:
+def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | None) -> None:
     """Read every file into the staging folder.
 
     Args:
@@ -233,7 +233,7 @@ def stage_all(tasks: Sequence[Task], spread: Spread, progress: Progress | None) 
             progress(done, total)
 
 
-def _unpack_those_that_go_forward_only(tasks: Sequence[Task]) -> None:
+def _unpack_those_that_go_forward_only(tasks: Sequence[ImportTask]) -> None:
     """Put the members of compressed tars beside what is staged: each task would begin at the beginning."""
     places: defaultdict[Path, dict[str, Path]] = defaultdict(dict)
     for task in tasks:

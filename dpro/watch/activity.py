@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dpro.watch.tail import Tail
+from dpro.watch.tail import ProcessTail
 
 MIN_COMPUTING = 0.05  # of the time: a thread that waits takes none
 MIN_BYTES_PER_S = 1 << 20
@@ -26,7 +26,7 @@ class _Sample(NamedTuple):
     ready: bool  # it runs, or would if there were a core
 
 
-class Activity:
+class HostActivity:
     """What the processes of this host did between the latest two looks."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Activity:
         self._latest: dict[int, _Sample] = {}
         self._busy: dict[int, bool] = {}
 
-    def sample(self, tails: Iterable[Tail]) -> None:
+    def sample(self, tails: Iterable[ProcessTail]) -> None:
         """Look at those processes that run on this host."""
         for tail in tails:
             facts = tail.process.facts

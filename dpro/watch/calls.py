@@ -27,7 +27,7 @@ from dpro.errors import InputError
 from dpro.ingest.flight_recorder import read_dump
 from dpro.ingest.flight_recorder.entries import label
 from dpro.schema import COLLECTIVES, conform
-from dpro.watch.tail import Tail
+from dpro.watch.tail import ProcessTail
 
 MIN_STEPS = 3  # number of steps whose calls hold a whole step of all ranks
 SUFFIXES = (".json", ".pickle")
@@ -98,7 +98,7 @@ class CallTable:
         self._keys: dict[tuple[str, tuple[int, ...]], str] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
 
-    def read(self, tails: Iterable[Tail]) -> bool:
+    def read(self, tails: Iterable[ProcessTail]) -> bool:
         """Read what is new; return whether there was any call."""
         parts: list[tuple[int, np.ndarray]] = []
         others: list[pl.DataFrame] = []
@@ -125,7 +125,7 @@ class CallTable:
         kept = self.frame.join(since, on="rank").filter(pl.col("enqueued_ns") >= pl.col("since_ns"))
         self.frame = kept.drop("since_ns")
 
-    def _numbers(self, path: Path, backend: str, tail: Tail, known: _Known) -> np.ndarray:
+    def _numbers(self, path: Path, backend: str, tail: ProcessTail, known: _Known) -> np.ndarray:
         """Return [N, 3] int64: kind, sequence and time (ns) of new calls.
 
         Raises:
@@ -149,7 +149,11 @@ class CallTable:
         return np.array(rows, np.int64).reshape(-1, 3)
 
     def _kind(
-        self, named: tuple[str, tuple[str, ...]], config: Mapping[str, _Config], tail: Tail, known: _Known
+        self,
+        named: tuple[str, tuple[str, ...]],
+        config: Mapping[str, _Config],
+        tail: ProcessTail,
+        known: _Known,
     ) -> int:
         """Return the number of a kind of call; `_NONE` where it shows no late ranks."""
         name, group = named
@@ -165,7 +169,7 @@ class CallTable:
         return self._number(Kind(op, key, len(ranks) or -1))
 
     def _ranks_of(
-        self, group: str, config: Mapping[str, _Config], tail: Tail, known: _Known
+        self, group: str, config: Mapping[str, _Config], tail: ProcessTail, known: _Known
     ) -> tuple[int, ...]:
         """Return the ranks of a group, from the dump, or from the process's own file; else none."""
         listed = config[group].ranks if group in config else ""
@@ -203,7 +207,7 @@ class CallTable:
         frame = frame.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
         return frame.sort("enqueued_ns").unique(["rank", "key", "sequence"], keep="first")
 
-    def _read_any(self, path: Path, backend: str, tail: Tail, known: _Known) -> pl.DataFrame:
+    def _read_any(self, path: Path, backend: str, tail: ProcessTail, known: _Known) -> pl.DataFrame:
         """Return the new calls of any dump that can be read; none of one that is damaged or gone."""
         place, last = BACKENDS.index(backend), known.last[backend]
         try:
@@ -233,7 +237,7 @@ class CallTable:
         )
 
 
-def _new_dump(tail: Tail, known: _Known, backend: str) -> Path | None:
+def _new_dump(tail: ProcessTail, known: _Known, backend: str) -> Path | None:
     """Return the dump that a process made for a watcher, if it is new."""
     folder = str(tail.process.folder)
     for suffix in SUFFIXES:
@@ -247,7 +251,7 @@ def _new_dump(tail: Tail, known: _Known, backend: str) -> Path | None:
     return None
 
 
-def _earlier_dumps(path: Path, backend: str, tail: Tail, known: _Known) -> list[Path]:
+def _earlier_dumps(path: Path, backend: str, tail: ProcessTail, known: _Known) -> list[Path]:
     """Return dumps that were made for the record and begin before the one for a watcher, oldest first.
 
     A process that calls so often that its ring holds no whole step saves it again and again. These dumps are

@@ -32,7 +32,7 @@ from dpro.collectors.inside.names import SHOWN
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launches
 from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
-from dpro.watch.tail import OPEN_NS, Tail
+from dpro.watch.tail import OPEN_NS, ProcessTail
 
 MAX_BYTES = 50 << 20  # of windows' files, of all ranks together: some 150,000 spans, and half a minute
 SETTLED_S = 3.0  # after the last rank has saved its window: the calls that belong to it come a moment later
@@ -43,7 +43,7 @@ NICE = 19
 _FILES = ("facts.json", "groups.json", "mesh.json", "checked", "records.bin", "flight-*.*")
 
 
-class Phase(Enum):
+class DeepWatchPhase(Enum):
     """What the deep watch does."""
 
     WAITING = "for another window"
@@ -63,7 +63,7 @@ class DeepState:
         due_s: before which no look begins.
     """
 
-    phase: Phase = Phase.WAITING
+    phase: DeepWatchPhase = DeepWatchPhase.WAITING
     newest: int = -1
     newest_s: float = 0.0
     looked: int = -1
@@ -78,15 +78,15 @@ def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
         newest: the latest window that all ranks have saved, -1 for none.
         now_s: the time, on the monotonic clock.
     """
-    if state.phase is Phase.LOOKING:
+    if state.phase is DeepWatchPhase.LOOKING:
         return state
     if newest != state.newest:
         state = replace(state, newest=newest, newest_s=now_s)
     if newest <= state.looked:
-        return replace(state, phase=Phase.WAITING)
+        return replace(state, phase=DeepWatchPhase.WAITING)
     if now_s < max(state.due_s, state.newest_s + SETTLED_S):
-        return replace(state, phase=Phase.SETTLING)
-    return replace(state, phase=Phase.LOOKING, looked=newest)
+        return replace(state, phase=DeepWatchPhase.SETTLING)
+    return replace(state, phase=DeepWatchPhase.LOOKING, looked=newest)
 
 
 def looked(state: DeepState, now_s: float, took_s: float) -> DeepState:
@@ -97,7 +97,7 @@ def looked(state: DeepState, now_s: float, took_s: float) -> DeepState:
         now_s: when it ended.
         took_s: how long it took.
     """
-    return replace(state, phase=Phase.WAITING, due_s=now_s + took_s / SHARE)
+    return replace(state, phase=DeepWatchPhase.WAITING, due_s=now_s + took_s / SHARE)
 
 
 class _Child(NamedTuple):
@@ -123,7 +123,7 @@ class DeepWatch:
         self._run = run
         self._child: _Child | None = None
 
-    def look(self, tails: Sequence[Tail]) -> list[Finding] | None:
+    def look(self, tails: Sequence[ProcessTail]) -> list[Finding] | None:
         """Return what the latest windows show, when a look has just ended; None otherwise.
 
         Args:
@@ -136,12 +136,12 @@ class DeepWatch:
             return self._findings_of(self._child)
         saved = saved_windows(tails)
         self.state = next_state(self.state, max(saved, default=-1), time.monotonic())
-        if self.state.phase is Phase.LOOKING:
+        if self.state.phase is DeepWatchPhase.LOOKING:
             try:
                 self._child = self._begin(tails, sorted(saved, reverse=True))
             finally:
                 if self._child is None:
-                    self.state = replace(self.state, phase=Phase.WAITING)
+                    self.state = replace(self.state, phase=DeepWatchPhase.WAITING)
         return None
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class DeepWatch:
             self._child.output.close()
             self._child = None
 
-    def _begin(self, tails: Sequence[Tail], latest_first: Sequence[int]) -> _Child | None:
+    def _begin(self, tails: Sequence[ProcessTail], latest_first: Sequence[int]) -> _Child | None:
         """Start a process for the latest windows that fit; None where they were converted before."""
         sizes = [_size(tails, window) for window in latest_first]
         if sizes[0] == 0:
@@ -197,7 +197,7 @@ class DeepWatch:
         return [_finding(each) for each in answer["findings"]]
 
 
-def saved_windows(tails: Iterable[Tail]) -> set[int]:
+def saved_windows(tails: Iterable[ProcessTail]) -> set[int]:
     """Return the latest windows that all ranks have saved."""
     saved = [{number for number, _, end in tail.windows if end < OPEN_NS} for tail in tails]
     return set.intersection(*saved) if saved else set()
@@ -259,7 +259,7 @@ def _name(window: int, what: str = "window") -> str:
     return f"{what}{window:04d}.json"
 
 
-def _size(tails: Iterable[Tail], window: int) -> int:
+def _size(tails: Iterable[ProcessTail], window: int) -> int:
     """Return the bytes of a window's files; 0 where some rank's was converted before this look."""
     try:
         return sum((tail.process.folder / _name(window)).stat().st_size for tail in tails)

@@ -18,7 +18,7 @@ from pathlib import Path
 import polars as pl
 
 from dpro.collectors.attach import stacks
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.launch.ownership import ensure_mine
 from dpro.collectors.launch.recording import launches
 from dpro.collectors.telemetry.samples import read_samples, sample_files
@@ -29,7 +29,7 @@ from dpro.detect.machine.gpu_state import needed_for_errors, with_errors
 from dpro.errors import DproError
 from dpro.schema import COUNTERS
 from dpro.watch.snapshot import latest_dumps
-from dpro.watch.tail import Tail, steps_of, workers_of
+from dpro.watch.tail import ProcessTail, steps_of, workers_of
 
 MAX_NODES = 8  # whose files are read
 STACKS_S = 3.0  # for the ranks to answer
@@ -54,7 +54,7 @@ def open_log(run: Path) -> FindingsLog:
     return FindingsLog(run)
 
 
-def with_gpu_errors(findings: Sequence[Finding], run: Path, tails: Sequence[Tail]) -> list[Finding]:
+def with_gpu_errors(findings: Sequence[Finding], run: Path, tails: Sequence[ProcessTail]) -> list[Finding]:
     """Add errors of GPUs to findings of hangs; these stay as they are where the errors cannot be read.
 
     Args:
@@ -82,7 +82,7 @@ def _sampled(run: Path, hosts: Sequence[str]) -> Iterator[pl.DataFrame]:
                 yield needed_for_errors(frame.select(*COUNTERS.columns))
 
 
-def keep_hang(run: Path, folder: Path, tails: Sequence[Tail]) -> None:
+def keep_hang(run: Path, folder: Path, tails: Sequence[ProcessTail]) -> None:
     """Keep dumps and stacks of all ranks: the job may be killed soon.
 
     Args:
@@ -101,7 +101,7 @@ def keep_hang(run: Path, folder: Path, tails: Sequence[Tail]) -> None:
         (folder / "stacks.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def _stacks(run: Path, processes: Mapping[int, Process]) -> dict[str, object]:
+def _stacks(run: Path, processes: Mapping[int, RecordedProcess]) -> dict[str, object]:
     """Return the stacks of all ranks that answer, and why the others may not."""
     answers = stacks(run, STACKS_S)
     silent = [rank for rank in answers.silent if rank in processes]
@@ -120,7 +120,7 @@ def _keep(path: Path, to: Path) -> None:
         shutil.copy2(path, to)
 
 
-def why_silent(process: Process) -> str:
+def why_silent(process: RecordedProcess) -> str:
     """Return why a process may not have answered where its threads are, as far as this host shows."""
     host, pid = process.facts["host"], int(process.facts["pid"])
     if host != socket.gethostname():

@@ -20,7 +20,7 @@ from enum import Enum
 
 from dpro.detect.findings import Finding
 from dpro.detect.hang.find import find_hangs
-from dpro.watch.activity import Activity
+from dpro.watch.activity import HostActivity
 from dpro.watch.evidence import with_gpu_errors
 from dpro.watch.job import Job
 from dpro.watch.snapshot import Snapshot
@@ -37,7 +37,7 @@ BUSY_S = 30.0  # added to the patience for a host that works: it may be writing 
 LONGER = 1.5  # times the longest pause so far: a job that paused for a checkpoint will again
 
 
-class Phase(Enum):
+class HangWatchPhase(Enum):
     """What the hang watch does."""
 
     MOVING = "steps end"
@@ -58,7 +58,7 @@ class HangState:
         answered_s: when that was.
     """
 
-    phase: Phase = Phase.MOVING
+    phase: HangWatchPhase = HangWatchPhase.MOVING
     due_s: float = 0.0
     asked_s: float = 0.0
     num_answers: int = 0
@@ -93,10 +93,10 @@ def next_state(state: HangState, seen: Standstill) -> HangState:
     """
     if seen.still_s < STILL_S:
         return HangState()
-    if state.phase in (Phase.MOVING, Phase.PATIENT):
+    if state.phase in (HangWatchPhase.MOVING, HangWatchPhase.PATIENT):
         if seen.now_s < state.due_s or seen.still_s < seen.patience_s - AHEAD_S:
-            return replace(state, phase=Phase.PATIENT)
-        return HangState(Phase.ASKED, asked_s=seen.now_s)
+            return replace(state, phase=HangWatchPhase.PATIENT)
+        return HangState(HangWatchPhase.ASKED, asked_s=seen.now_s)
     if seen.still_s < seen.patience_s:
         return state
     if seen.num_answers > state.num_answers:
@@ -104,7 +104,7 @@ def next_state(state: HangState, seen: Standstill) -> HangState:
     waits_s = seen.now_s - max(state.asked_s, state.answered_s)
     if seen.is_awaited and waits_s <= MAX_ANSWER_S:
         return state
-    return replace(state, phase=Phase.SEARCHING)
+    return replace(state, phase=HangWatchPhase.SEARCHING)
 
 
 def searched(now_s: float, took_s: float) -> HangState:
@@ -114,7 +114,7 @@ def searched(now_s: float, took_s: float) -> HangState:
         now_s: when it began.
         took_s: processor time that it took.
     """
-    return HangState(Phase.PATIENT, due_s=now_s + max(MIN_REST_S, took_s / SHARE))
+    return HangState(HangWatchPhase.PATIENT, due_s=now_s + max(MIN_REST_S, took_s / SHARE))
 
 
 def patience_of(step: int, pauses_s: Sequence[float]) -> float:
@@ -153,7 +153,7 @@ class HangWatch:
     def __init__(self) -> None:
         """The job moves."""
         self.state = HangState()
-        self._snapshot, self._activity = Snapshot(), Activity()
+        self._snapshot, self._activity = Snapshot(), HostActivity()
 
     def look(self, job: Job) -> list[Finding] | None:
         """Look at a job; return what a search found, None without a search.
@@ -163,17 +163,17 @@ class HangWatch:
         """
         tails, before = list(job.tails.values()), self.state
         now_s, begun_s = time.monotonic(), time.thread_time()
-        if before.phase is Phase.ASKED:
+        if before.phase is HangWatchPhase.ASKED:
             self._snapshot.read(tails)
         seen = self._seen(job, now_s)
         self.state = next_state(before, seen)
-        if self.state.phase is not Phase.MOVING:
+        if self.state.phase is not HangWatchPhase.MOVING:
             self._activity.sample(tails)
-        if self.state.phase is Phase.ASKED and before.phase is not Phase.ASKED:
+        if self.state.phase is HangWatchPhase.ASKED and before.phase is not HangWatchPhase.ASKED:
             self._snapshot.read(tails)
             self._snapshot.begin()
             job.ask_for_calls()
-        if self.state.phase is not Phase.SEARCHING:
+        if self.state.phase is not HangWatchPhase.SEARCHING:
             return None
         try:
             found = find_hangs(self._snapshot.records(tails))
@@ -185,7 +185,7 @@ class HangWatch:
     def _seen(self, job: Job, now_s: float) -> Standstill:
         still_s = now_s - job.progress.moved_s
         patience_s = patience_of(job.step, job.progress.pauses_s)
-        if self.state.phase is not Phase.ASKED:
+        if self.state.phase is not HangWatchPhase.ASKED:
             return Standstill(now_s, still_s, patience_s)
         answered = self._snapshot.answered()
         is_awaited = any(

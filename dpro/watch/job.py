@@ -1,7 +1,7 @@
 """The job that is watched: its processes as they come, what they have recorded, and whether it moves.
 
-In: a run directory. Out: a `Tail` per process, and `Progress`. There may be a thousand processes: what each
-says of itself is read when its file's time stamp has changed.
+In: a run directory. Out: a `ProcessTail` per process, and `Progress`. There may be a thousand processes: what
+each says of itself is read when its file's time stamp has changed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.collectors.convert.recorded import Process, process_facts
+from dpro.collectors.convert.recorded import RecordedProcess, process_facts
 from dpro.collectors.inside.names import WANTED
 from dpro.collectors.job.attempts import attempts
 from dpro.collectors.launch.recording import RAW, Launch, is_locked, job_lives, launches
 from dpro.folders import written_whole
 from dpro.units import NS_PER_S
-from dpro.watch.tail import Tail, workers_of
+from dpro.watch.tail import ProcessTail, workers_of
 
 MAX_PAUSES = 500  # steps whose durations are remembered
 SILENT_S = 60.0  # without a record, a job whose locks cannot be seen from this host is over
@@ -57,7 +57,7 @@ def advance(progress: Progress, updates: int, pause_s: float | None, now_s: floa
     return Progress(updates, now_s, pauses)
 
 
-class Processes:
+class JobProcesses:
     """The processes that have recorded so far.
 
     Attributes:
@@ -70,9 +70,9 @@ class Processes:
         Args:
             run: the run directory.
         """
-        self.found: list[Process] = []
+        self.found: list[RecordedProcess] = []
         self._run = run
-        self._known: dict[str, tuple[int, Process]] = {}
+        self._known: dict[str, tuple[int, RecordedProcess]] = {}
 
     def look(self) -> bool:
         """Read what new and changed processes say of themselves; return whether there were any."""
@@ -88,12 +88,12 @@ class Processes:
         self.found = [process for _, process in self._known.values()]
         return changed
 
-    def _meet(self, folder: str, before: dict[str, tuple[int, Process]]) -> None:
+    def _meet(self, folder: str, before: dict[str, tuple[int, RecordedProcess]]) -> None:
         with suppress(OSError, ValueError):  # no process's folder, or one whose facts are still to come
             stamp = os.stat(f"{folder}/facts.json").st_mtime_ns
             known = before.get(folder)
             if known is None or known[0] != stamp:
-                known = stamp, Process(Path(folder), process_facts(Path(folder)))
+                known = stamp, RecordedProcess(Path(folder), process_facts(Path(folder)))
             self._known[folder] = known
 
 
@@ -113,10 +113,10 @@ class Job:
             run: the run directory.
         """
         self.run = run
-        self.tails: dict[Path, Tail] = {}
+        self.tails: dict[Path, ProcessTail] = {}
         self.progress = Progress(moved_s=time.monotonic())
         self._heard_s = time.monotonic()
-        self._processes = Processes(run)
+        self._processes = JobProcesses(run)
         self._workers: pl.DataFrame | None = None
 
     @property
@@ -164,8 +164,8 @@ class Job:
         self._workers = None
         return began_again
 
-    def _followed(self, process: Process) -> Tail:
-        tail = self.tails.get(process.folder) or Tail(process)
+    def _followed(self, process: RecordedProcess) -> ProcessTail:
+        tail = self.tails.get(process.folder) or ProcessTail(process)
         tail.process = process  # what it says of itself may have changed
         return tail
 

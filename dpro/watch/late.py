@@ -23,7 +23,7 @@ from dpro.detect.stragglers.own_time import AlwaysOn, on_one_clock, own_time
 from dpro.schema import COUNTERS
 from dpro.watch.calls import CallTable
 from dpro.watch.job import Job
-from dpro.watch.tail import Tail, amounts_of, clock_samples_of, steps_of
+from dpro.watch.tail import ProcessTail, amounts_of, clock_samples_of, steps_of
 
 # Steps whose calls are looked at again: what a call waits for is inferred from several.
 MIN_AGAIN, MAX_AGAIN = 5, 40
@@ -34,7 +34,7 @@ ANSWER_S = 1.2  # until all have answered: each looks for requests once a second
 SHARE = 0.1  # of the time that looks may take
 
 
-class Phase(Enum):
+class LateWatchPhase(Enum):
     """What the late watch does."""
 
     RESTING = "the last look was not long ago, or no step has ended since"
@@ -53,7 +53,7 @@ class LateState:
         asked_at: ends of steps until then, of all ranks together.
     """
 
-    phase: Phase = Phase.RESTING
+    phase: LateWatchPhase = LateWatchPhase.RESTING
     due_s: float = 0.0
     asked_s: float = 0.0
     asked_at: int = 0
@@ -67,10 +67,10 @@ def next_state(state: LateState, now_s: float, updates: int) -> LateState:
         now_s: the time, on the monotonic clock.
         updates: ends of steps so far, of all ranks together.
     """
-    if state.phase is Phase.RESTING and now_s >= state.due_s and updates > state.asked_at:
-        return replace(state, phase=Phase.ASKED, asked_s=now_s, asked_at=updates)
-    if state.phase is Phase.ASKED and now_s >= state.asked_s + ANSWER_S:
-        return replace(state, phase=Phase.LOOKING)
+    if state.phase is LateWatchPhase.RESTING and now_s >= state.due_s and updates > state.asked_at:
+        return replace(state, phase=LateWatchPhase.ASKED, asked_s=now_s, asked_at=updates)
+    if state.phase is LateWatchPhase.ASKED and now_s >= state.asked_s + ANSWER_S:
+        return replace(state, phase=LateWatchPhase.LOOKING)
     return state
 
 
@@ -83,7 +83,7 @@ def looked(state: LateState, now_s: float, took_s: float) -> LateState:
         took_s: processor time that it took.
     """
     due_s = max(state.asked_s + ASK_S, now_s - ANSWER_S + took_s / SHARE)
-    return replace(state, phase=Phase.RESTING, due_s=due_s)
+    return replace(state, phase=LateWatchPhase.RESTING, due_s=due_s)
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class LateWatch:
         """
         now_s, before = time.monotonic(), self.state
         self.state = next_state(before, now_s, job.progress.updates)
-        if self.state.phase is Phase.ASKED and before.phase is not Phase.ASKED:
+        if self.state.phase is LateWatchPhase.ASKED and before.phase is not LateWatchPhase.ASKED:
             job.ask_for_calls()
-        if self.state.phase is not Phase.LOOKING:
+        if self.state.phase is not LateWatchPhase.LOOKING:
             return None
         begun_s, tails = time.thread_time(), list(job.tails.values())
         try:
@@ -137,7 +137,7 @@ class LateWatch:
         finally:
             self.state = looked(self.state, now_s, time.thread_time() - begun_s)
 
-    def _latest(self, job: Job, tails: Sequence[Tail]) -> Latest:
+    def _latest(self, job: Job, tails: Sequence[ProcessTail]) -> Latest:
         """Return what is known of the job; calls of steps that are not looked at again are forgotten."""
         steps = steps_of(tails)
         self._calls.forget_before(since_of(steps, self._calls.frame))

@@ -23,7 +23,7 @@ from dpro.detect.hang.records import Records, make_records
 from dpro.errors import InputError
 from dpro.ingest.flight_recorder import read_calls
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
-from dpro.watch.tail import Tail, heartbeats_of, steps_of, workers_of
+from dpro.watch.tail import ProcessTail, heartbeats_of, steps_of, workers_of
 
 _NO_RANKS = pl.lit([], dtype=COLLECTIVES.dtypes["group_ranks"])
 
@@ -47,7 +47,7 @@ class Snapshot:
         self._saved_ns: dict[Path, int] = {}
         self._before: dict[Path, int] = {}
 
-    def read(self, tails: Sequence[Tail]) -> None:
+    def read(self, tails: Sequence[ProcessTail]) -> None:
         """Read dumps that are new."""
         before, self._dumps, self._saved_ns = self._dumps, {}, {}
         for tail in tails:
@@ -70,7 +70,7 @@ class Snapshot:
         """Return the folders of the processes that have saved their calls since they were asked."""
         return {path.parent for path, at_ns in self._saved_ns.items() if self._before.get(path) != at_ns}
 
-    def records(self, tails: Sequence[Tail]) -> Records:
+    def records(self, tails: Sequence[ProcessTail]) -> Records:
         """Return what the latest dumps and records hold.
 
         Args:
@@ -88,7 +88,7 @@ class Snapshot:
             max((int(tail.process.facts["world_size"]) for tail in tails), default=0),
         )
 
-    def read_one(self, tail: Tail, backend: str, path: Path, stamp: tuple[int, int]) -> _Dump:
+    def read_one(self, tail: ProcessTail, backend: str, path: Path, stamp: tuple[int, int]) -> _Dump:
         """Read one dump.
 
         Args:
@@ -148,7 +148,7 @@ def _checked_ns(folder: Path) -> int:
     return -1
 
 
-def _has_messages(tail: Tail) -> bool:
+def _has_messages(tail: ProcessTail) -> bool:
     with suppress(OSError, ValueError):
         stall: Mapping[str, object] = json.loads((tail.process.folder / "stall.json").read_bytes())
         return bool(stall.get("messages"))

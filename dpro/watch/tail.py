@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.tables import frames_of, worker_row
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import Record
@@ -43,7 +43,7 @@ class Anchor(NamedTuple):
     first: int
 
 
-class Tail:
+class ProcessTail:
     """The latest of one process.
 
     Attributes:
@@ -57,7 +57,7 @@ class Tail:
         windows: the latest deep windows: number, beginning, end (for ever if open).
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: RecordedProcess) -> None:
         """Nothing is read yet."""
         self.process = process
         self.num_updates = 0
@@ -189,7 +189,7 @@ class Tail:
         return taken
 
 
-def steps_of(tails: Iterable[Tail]) -> pl.DataFrame:
+def steps_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
     """Return the latest steps of processes: columns of table `steps`, times on each host's own clock."""
     tails = list(tails)
     parts = [tail.steps for tail in tails]
@@ -206,7 +206,7 @@ def steps_of(tails: Iterable[Tail]) -> pl.DataFrame:
     return pl.DataFrame(columns, schema={name: STEPS.dtypes[name] for name in columns}, strict=False)
 
 
-def amounts_of(tails: Iterable[Tail]) -> pl.DataFrame:
+def amounts_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
     """Return the amount of work of steps, where it is known: rows of table `counters`."""
     frames = []
     for tail in tails:
@@ -221,14 +221,14 @@ def amounts_of(tails: Iterable[Tail]) -> pl.DataFrame:
     return conform(COUNTERS, frame.with_columns(counter=pl.lit(WORKLOAD)))
 
 
-def workers_of(tails: Iterable[Tail]) -> pl.DataFrame:
+def workers_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
     """Return rows of table `workers`."""
     rows = [worker_row(tail.process, tail.recorded, None) for tail in tails]
     schema = {name: WORKERS.dtypes[name] for row in rows for name in row}
     return conform(WORKERS, pl.DataFrame(rows, schema=schema, orient="row"))
 
 
-def clock_samples_of(tails: Iterable[Tail]) -> pl.DataFrame:
+def clock_samples_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
     """Return comparisons of clocks, and each clock's latest time: rows of table `clock_samples`."""
     rows = []
     for tail in tails:
@@ -238,7 +238,7 @@ def clock_samples_of(tails: Iterable[Tail]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=CLOCK_SAMPLES.dtypes, orient="row")
 
 
-def heartbeats_of(tails: Iterable[Tail]) -> pl.DataFrame:
+def heartbeats_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
     """Return when each process was last alive, on this host's clock: rows of table `clock_samples`.
 
     Clocks of hosts may be far apart, and a shared file system may delay what they write: neither is a sign
@@ -253,7 +253,7 @@ def heartbeats_of(tails: Iterable[Tail]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=CLOCK_SAMPLES.dtypes, orient="row")
 
 
-def _windows_of(tail: Tail, steps: np.ndarray) -> np.ndarray:
+def _windows_of(tail: ProcessTail, steps: np.ndarray) -> np.ndarray:
     """Return [N] the deep window that each step is in, -1 for none; one that is still open counts."""
     found = np.full(len(steps), -1, np.int64)
     start, end = steps[:, 1], steps[:, 1] + steps[:, 2]

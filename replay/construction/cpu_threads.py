@@ -22,7 +22,7 @@ ROUNDING_NS = 2_000
 
 
 @dataclass(frozen=True)
-class Segments:
+class ThreadSegments:
     """Stretches of one thread during which one span is innermost, without holes.
 
     Attributes:
@@ -41,7 +41,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ThreadPieces:
     """The work of one thread between its waits, ready to become nodes.
 
     Attributes:
@@ -66,7 +66,7 @@ class Pieces:
         return np.minimum(np.searchsorted(self.start, time, side="left"), self.start.size - 1)
 
 
-def thread_segments(start: Ints, end: Ints, index: Ints, begin: int, finish: int) -> Segments:
+def thread_segments(start: Ints, end: Ints, index: Ints, begin: int, finish: int) -> ThreadSegments:
     """Cut one thread's spans into segments that cover [begin, finish).
 
     Args:
@@ -77,15 +77,15 @@ def thread_segments(start: Ints, end: Ints, index: Ints, begin: int, finish: int
     cut, inner = innermost_segments(start, end)
     span = np.where(inner >= 0, index[np.maximum(inner, 0)], -1) if index.size else NOTHING
     if cut.size == 0:
-        return Segments(np.array([begin]), np.array([finish]), np.array([-1]))
+        return ThreadSegments(np.array([begin]), np.array([finish]), np.array([-1]))
     if cut[0] > begin:
         cut, span = np.append(begin, cut), np.append(-1, span)
     stop = np.append(cut[1:], max(finish, int(cut[-1])))
     kept = stop > cut
-    return Segments(cut[kept], stop[kept], span[kept])
+    return ThreadSegments(cut[kept], stop[kept], span[kept])
 
 
-def cut_thread(segments: Segments, cuts: Ints, wait_start: Ints, wait_end: Ints) -> Pieces:
+def cut_thread(segments: ThreadSegments, cuts: Ints, wait_start: Ints, wait_end: Ints) -> ThreadPieces:
     """The thread's work with the waits taken out, cut at their ends and at the times given.
 
     Args:
@@ -101,7 +101,7 @@ def cut_thread(segments: Segments, cuts: Ints, wait_start: Ints, wait_end: Ints)
     stops = np.append(marks[1:], finish)
     waiting = _covered(marks, wait_start, wait_end)
     span = segments.span[segments.at(marks)]
-    return Pieces(
+    return ThreadPieces(
         np.append(marks[~waiting], finish), np.append(stops[~waiting], finish), np.append(span[~waiting], -1)
     )
 
@@ -140,7 +140,7 @@ def top_level(start: Ints, end: Ints) -> NDArray[np.bool_]:
     return np.append(True, start[1:] >= latest[:-1])[: start.size]
 
 
-def bursts(segments: Segments, start: Ints, end: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+def bursts(segments: ThreadSegments, start: Ints, end: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Stretches in which a helper thread works while its owner stays in one segment.
 
     `backward()` runs on a thread of its own per device while the thread that called it waits: between two

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.construction.cpu_threads import Segments, bursts, thread_segments, top_level
+from dpro.replay.construction.cpu_threads import ThreadSegments, bursts, thread_segments, top_level
 from dpro.replay.construction.dependencies import WORK, Dependencies, join, links
 from dpro.replay.construction.rank_view import KIND, RankView
 from dpro.replay.graph import EdgeKind
@@ -37,8 +37,8 @@ class Threads:
         background: number of spans on all other threads.
     """
 
-    segments: dict[int, Segments]
-    annotations: dict[int, Segments]
+    segments: dict[int, ThreadSegments]
+    annotations: dict[int, ThreadSegments]
     backward: list[int]
     background: int
 
@@ -79,7 +79,7 @@ def threads_of(view: RankView, names: pl.Series) -> Threads:
     return Threads(segments, annotations, sorted(runs_backward - {view.main_tid}), background)
 
 
-def _segments(view: RankView, spans: Ints, finish: int) -> Segments:
+def _segments(view: RankView, spans: Ints, finish: int) -> ThreadSegments:
     """What a thread did from the beginning of the window to a time."""
     return thread_segments(view.start[spans], view.end[spans], spans, view.begin, finish)
 
@@ -231,7 +231,7 @@ def waits_for_collectives(view: RankView, threads: Threads, names: pl.Series) ->
     )
 
 
-def _ended(view: RankView, ran: Ints, tid: int, segments: Segments, kinds: _Operators) -> _Ended:
+def _ended(view: RankView, ran: Ints, tid: int, segments: ThreadSegments, kinds: _Operators) -> _Ended:
     span = ran[view.tid[view.launch[ran]] == tid]
     call = view.launch[span]
     asked = view.asked[span]

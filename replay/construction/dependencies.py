@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.construction.cpu_threads import Pieces
+from dpro.replay.construction.cpu_threads import ThreadPieces
 from dpro.replay.graph import EdgeKind, Edges
 
 # In place of a thread: the end is a span of work, not a moment. Thread ids may be any number, -1 included.
@@ -78,7 +78,7 @@ class Numbering:
         num_nodes: how many there are.
     """
 
-    pieces: dict[int, Pieces]
+    pieces: dict[int, ThreadPieces]
     first: dict[int, int]
     work: Ints
     begins: Ints
@@ -86,7 +86,7 @@ class Numbering:
     num_nodes: int
 
 
-def number_nodes(pieces: dict[int, Pieces], work: Ints, is_collective: Bools) -> Numbering:
+def number_nodes(pieces: dict[int, ThreadPieces], work: Ints, is_collective: Bools) -> Numbering:
     """Number the nodes of a rank: pieces thread by thread, then work.
 
     Args:

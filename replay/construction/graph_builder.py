@@ -29,10 +29,10 @@ from dpro.replay.graph import (
     EdgeKind,
     Edges,
     Graph,
+    MeshPosition,
     Message,
     NodeKind,
     Nodes,
-    Place,
     assembled,
     make_graph,
     order_of,
@@ -140,10 +140,10 @@ def _by_place(table: pl.DataFrame) -> Callable[[int, int], pl.DataFrame]:
     return lambda rank, window: parts.get((rank, window), table.clear())
 
 
-def _places(workers: pl.DataFrame) -> dict[int, Place]:
+def _places(workers: pl.DataFrame) -> dict[int, MeshPosition]:
     """Where in the job the ranks stand that are known to be on an axis of it."""
     known = workers.filter((pl.col("dp") >= 0) | (pl.col("pp") >= 0)).select("rank", "dp", "pp")
-    return {rank: Place(max(dp, 0), max(stage, 0)) for rank, dp, stage in known.iter_rows()}
+    return {rank: MeshPosition(max(dp, 0), max(stage, 0)) for rank, dp, stage in known.iter_rows()}
 
 
 def _of_operations(run: Run) -> Built:

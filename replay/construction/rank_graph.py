@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.construction.cpu_threads import Pieces, cut_thread
+from dpro.replay.construction.cpu_threads import ThreadPieces, cut_thread
 from dpro.replay.construction.cpu_waits import (
     CpuWaits,
     Threads,
@@ -144,7 +144,7 @@ def _cut(
     waits: list[CpuWaits],
     given: list[Dependencies],
     released: Ints,
-) -> Pieces:
+) -> ThreadPieces:
     """Cut a thread where it waits, where it releases work or hands over, and where steps begin and end."""
     calls = view.calls
     handed = [each.source_at[each.source_thread == tid] for each in given]

@@ -17,7 +17,7 @@ from dpro.classify import classify
 from dpro.documents import Part
 from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
-from dpro.replay.fidelity.evidence import Evidence, evidence_of, is_started
+from dpro.replay.fidelity.evidence import StartEvidence, evidence_of, is_started
 from dpro.replay.fidelity.fit import counted_starts, rank_errors, start_errors, step_errors
 from dpro.replay.fidelity.grade import Figure, figures_of, grade_of, in_words, score_of, windows_to_usual
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, extrapolate_missing_ranks
@@ -76,7 +76,7 @@ class Trust:
     kernels_classified: float | None
     time_unexplained: float
     host_gaps: float
-    evidence: Evidence
+    evidence: StartEvidence
     overlap: Contention | None
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]

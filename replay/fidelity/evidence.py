@@ -19,7 +19,7 @@ from dpro.replay.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Evidence:
+class StartEvidence:
     """What the starts of work rest on.
 
     The four shares are of all starts of GPU work and of arrivals at collectives, and add up to 1.
@@ -43,7 +43,7 @@ class Evidence:
     anchored: float
 
 
-def evidence_of(timeline: Timeline) -> Evidence:
+def evidence_of(timeline: Timeline) -> StartEvidence:
     """Count what the starts in a replay of the unchanged graph rest on."""
     graph = timeline.graph
     work = is_started(graph)
@@ -53,7 +53,7 @@ def evidence_of(timeline: Timeline) -> Evidence:
     inferred[bound] = graph.edges.inferred[timeline.binding[bound]]
     kind = np.select([fitted, anchored, inferred], [2, 3, 1], 0)[work]
     shares = np.bincount(kind, minlength=4) / max(kind.size, 1)
-    return Evidence(_count_edges(graph), *_count_streams(graph), *map(float, shares))
+    return StartEvidence(_count_edges(graph), *_count_streams(graph), *map(float, shares))
 
 
 def is_started(graph: Graph) -> Bools:

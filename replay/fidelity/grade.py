@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from dpro.replay.steps.typical import pace_of
+from dpro.replay.steps.typical import step_series
 from dpro.timed import with_times
 
 STANDARD_ERRORS = 2.0  # of each side of an interval
@@ -117,7 +117,7 @@ def windows_to_usual(steps: pl.DataFrame) -> float | None:
     """
     steps = with_times(steps)
     deep = steps.filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
-    usual = pace_of(steps)
+    usual = step_series(steps)
     if deep.is_empty() or usual is None or usual.recorded or usual.times.size < MIN_USUAL_STEPS:
         return None
     ratio = float(np.median(deep["time_ns"].to_numpy())) / usual.typical_ns

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 import polars as pl
 
-from dpro.replay.graph import Place
+from dpro.replay.graph import MeshPosition
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Run
 
@@ -50,7 +50,7 @@ class Operations:
 
     rows: pl.DataFrame
     steps: pl.DataFrame
-    places: Mapping[int, Place]
+    places: Mapping[int, MeshPosition]
     steps_known: bool
 
     @property
@@ -75,10 +75,10 @@ def consists_of_operations(spans: pl.DataFrame) -> bool:
 def read_operations(run: Run) -> Operations:
     """The operations of a run for which `consists_of_operations` holds."""
     spans, workers = run.table(SPANS), run.table(WORKERS)
-    places = {rank: Place(0, 0) for rank in sorted(spans["rank"].unique().to_list())}
+    places = {rank: MeshPosition(0, 0) for rank in sorted(spans["rank"].unique().to_list())}
     for rank, dp, stage in workers.select("rank", "dp", "pp").iter_rows():
         if rank in places:  # a job without such an axis has one of each
-            places[rank] = Place(max(dp, 0), max(stage, 0))
+            places[rank] = MeshPosition(max(dp, 0), max(stage, 0))
     placed = pl.DataFrame([(rank, *place) for rank, place in places.items()], _PLACED, orient="row")
     steps = run.table(STEPS).filter(pl.col("duration_ns") >= 0).select("rank", "step", begin="start_ns")
     named = (

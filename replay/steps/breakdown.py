@@ -58,7 +58,7 @@ STEP_SCHEMA = {
 }
 
 
-class Activity(NamedTuple):
+class RankActivity(NamedTuple):
     """What one rank did in one window."""
 
     compute: Intervals
@@ -154,7 +154,7 @@ def within_stretches(rows: pl.DataFrame, stretches: pl.DataFrame, at: str = "sta
     return rows[inside.filter(pl.col("time") < pl.col("end"))["row"].sort()]
 
 
-def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> Activity:
+def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> RankActivity:
     """The GPU's view; before its first span it has been idle since `begin_ns`."""
     gpu = spans.filter(IS_GPU).sort("start_ns", "span_id")
     launches = (
@@ -168,20 +168,20 @@ def _gpu_activity(spans: pl.DataFrame, begin_ns: int) -> Activity:
         .join(launches, on="correlation", how="left")
         .filter((pl.col("idle_ns") < pl.col("start_ns")) & (pl.col("launched_ns") > pl.col("idle_ns")))
     )
-    return Activity(
+    return RankActivity(
         compute=_union(gpu.filter(~pl.col("is_comm"))),
         **_communication(gpu.filter("is_comm")),
         host_bound=union(_ints(late, "idle_ns"), _ints(late, "start_ns")),
     )
 
 
-def _cpu_activity(spans: pl.DataFrame) -> Activity:
+def _cpu_activity(spans: pl.DataFrame) -> RankActivity:
     """The main thread's view, for a rank that has no GPU work."""
     ops = spans.filter((pl.col("kind") == "cpu_op") & ~pl.col("is_comm"))
     threads = ops.group_by("pid", "tid").agg(pl.col("is_launch").any(), pl.col("duration_ns").sum())
     main = threads.sort("is_launch", "duration_ns", "tid", descending=True).head(1)
     on_main = ops.join(main, on=["pid", "tid"], how="semi")
-    return Activity(_union(on_main), **_communication(spans.filter("is_comm")), host_bound=None)
+    return RankActivity(_union(on_main), **_communication(spans.filter("is_comm")), host_bound=None)
 
 
 def _communication(spans: pl.DataFrame) -> dict[str, Intervals]:
@@ -194,7 +194,7 @@ def _communication(spans: pl.DataFrame) -> dict[str, Intervals]:
     }
 
 
-def _split(stretches: pl.DataFrame, activity: Activity) -> pl.DataFrame:
+def _split(stretches: pl.DataFrame, activity: RankActivity) -> pl.DataFrame:
     """Split stretches; |communication without compute| = |both together| - |compute|, and so on."""
     starts, ends = _ints(stretches, "start_ns"), _ints(stretches, "end_ns")
     duration = ends - starts

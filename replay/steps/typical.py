@@ -33,7 +33,7 @@ MAX_SHARE = 0.4  # of the steps around: what is more frequent is how the job is
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepSeries:
     """The steps of a job, in order.
 
     Attributes:
@@ -95,7 +95,7 @@ def job_steps(steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def pace_of(steps: pl.DataFrame) -> Pace | None:
+def step_series(steps: pl.DataFrame) -> StepSeries | None:
     """How long the steps of a job take; None where no step was timed.
 
     Args:
@@ -109,7 +109,7 @@ def pace_of(steps: pl.DataFrame) -> Pace | None:
     usual = _usual(times)
     noise = _noise(times / usual)
     paused = _paused(times / usual - 1, noise)
-    return Pace(
+    return StepSeries(
         series["step"].to_numpy(),
         times,
         usual,

@@ -500,7 +500,7 @@ METHODS = [
     "windows.windows:Windows.on_profiler", "windows.windows:Windows.on_fork", "calls.flight:Flight.save",
     "windows.opened:OpenWindow.end_step", "windows.ranges:Ranges.finish",
     "windows.foreign:Foreign.are_there", "windows.windows:Windows.on_step",
-    "windows.windows:Windows.on_second", "windows.kineto:Recording.stop", "windows.plan:Plan.take",
+    "windows.windows:Windows.on_second", "windows.kineto:Recording.stop", "windows.plan:WindowPlan.take",
     "store:JobStore.leave", "process.requests:Requests.on_second", "process.requests:Requests.on_open",
     "process.stacks:Stacks.on_open", "process.stacks:Stacks.on_second", "process.stacks:Stacks.on_fork",
     "calls.flight:Flight.on_open", "calls.flight:Flight._look", "calls.flight:Flight.before_fork",

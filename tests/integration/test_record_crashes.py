@@ -109,8 +109,8 @@ def test_process_itself_leaves_how_it_ended(ended_from_within, number, how):
 OLD_KERNEL = """
 import sys
 from dpro.cli import main
-from dpro.collectors.launch.processes import Process
-Process._read_status = lambda self: None
+from dpro.collectors.launch.processes import LaunchedProcess
+LaunchedProcess._read_status = lambda self: None
 sys.argv = ["dpro", *sys.argv[1:]]
 main()
 """

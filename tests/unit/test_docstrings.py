@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
+from tests.sources import ROOT, modules
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = ("collectors", "dashboards", "dpro", "replay")
 # Files that are still to be documented. An entry leaves this list when it is done, and none may join it.
 PENDING = (
@@ -23,17 +20,6 @@ PENDING = (
     "dpro/watch/",
     "dpro/words.py",
 )
-
-
-def modules() -> Iterator[Path]:
-    """Yield the modules of the packages, relative to the root; links are others' targets."""
-    listed = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    for line in listed.stdout.splitlines():
-        path = ROOT / line
-        if path.suffix == ".py" and path.is_file() and not path.is_symlink() and not line.startswith(PENDING):
-            yield Path(line)
 
 
 def public_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
@@ -54,7 +40,8 @@ def is_undocumented(function: ast.FunctionDef) -> bool:
 def test_public_functions_of_several_parameters_describe_them() -> None:
     found = [
         f"{path}:{function.lineno} {function.name}"
-        for path in modules()
+        for path in modules(*PACKAGES)
+        if not str(path).startswith(PENDING)
         for function in public_functions(ast.parse((ROOT / path).read_text(encoding="utf-8")))
         if is_undocumented(function)
     ]

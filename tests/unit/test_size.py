@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.sources import ROOT, modules
 
-ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "collectors", "dashboards", "dpro", "replay", "sample_traces")
 MAX_MODULE = 450
 MAX_FUNCTION = 60
@@ -19,15 +17,6 @@ MAX_MODULES = 13  # in a folder, besides its `__init__.py`
 PENDING = {
     "dpro",
 }
-
-
-def _modules() -> list[Path]:
-    """Return the modules of the packages and benchmarks, relative to the root; links are others' targets."""
-    listed = subprocess.run(["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    paths = [Path(line) for line in listed.stdout.splitlines() if line.endswith(".py")]
-    return [path for path in paths if (ROOT / path).is_file() and not (ROOT / path).is_symlink()]
 
 
 def _functions(path: Path) -> Iterator[tuple[str, int]]:
@@ -51,14 +40,18 @@ def _beyond(sizes: dict[str, int], most: int) -> dict[str, int]:
 
 
 def test_no_module_is_longer_than_450_lines() -> None:
-    lines = {str(path): len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in _modules()}
+    lines = {
+        str(path): len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in modules(*FOLDERS)
+    }
     assert not _beyond(lines, MAX_MODULE)
 
 
 def test_no_function_is_longer_than_60_lines() -> None:
-    assert not _beyond({name: size for path in _modules() for name, size in _functions(path)}, MAX_FUNCTION)
+    assert not _beyond(
+        {name: size for path in modules(*FOLDERS) for name, size in _functions(path)}, MAX_FUNCTION
+    )
 
 
 def test_no_folder_has_more_than_13_modules() -> None:
-    count = Counter(str(path.parent) for path in _modules() if path.name != "__init__.py")
+    count = Counter(str(path.parent) for path in modules(*FOLDERS) if path.name != "__init__.py")
     assert not _beyond(dict(count), MAX_MODULES)

@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.collectors.convert import calls
 from dpro.collectors.convert.readers import Readers, Trace
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import messages_in_window
 from dpro.collectors.convert.windows.cut import cut
 from dpro.collectors.convert.windows.lost import TAIL, lost_in
@@ -37,7 +37,7 @@ _ID_COLUMNS = ("span_id", "launch_span_id", "collective_id", "source_span_id", "
 _WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this); those of calls below
 
 
-def first_window_ns(process: Process, recorded: Sequence[records.Record]) -> int:
+def first_window_ns(process: RecordedProcess, recorded: Sequence[records.Record]) -> int:
     """When the first window began that is open or still to be converted; the end of time for none."""
     over = {r.a for r in recorded if r.kind in (records.WINDOW, records.DROPPED)}
     over -= {int(path.stem.removeprefix("window")) for path in process.folder.glob("**/window*.json")}
@@ -45,7 +45,7 @@ def first_window_ns(process: Process, recorded: Sequence[records.Record]) -> int
     return min(begun, default=(1 << 63) - 1)
 
 
-def convert_windows(run: Path, process: Process, readers: Readers, until_ns: int | None) -> None:
+def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until_ns: int | None) -> None:
     """Convert the deep windows that were saved before a moment, a batch of them into one part per table.
 
     A batch is a folder: one that an interrupted conversion left behind gives the same parts again.
@@ -65,7 +65,7 @@ def convert_windows(run: Path, process: Process, readers: Readers, until_ns: int
         shutil.rmtree(batch.rename(batch.with_name(f"done-{batch.name}")))
 
 
-def convert_batch(run: Path, process: Process, batch: Path, readers: Readers) -> None:
+def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Readers) -> None:
     """Write the tables of a batch of windows, and what the manifest should say of them.
 
     Args:

@@ -71,7 +71,7 @@ def lacks(backends: Iterable[str], size: int) -> list[str]:
 _UNSEEN = "they are known in deep windows only, without their bytes and groups"
 
 
-class Coverage:
+class UnrecordedCalls:
     """What this process's PyTorch does not record."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -98,7 +98,7 @@ def install(recorder: Recorder) -> None:
     if not dist.is_available():
         return
     turn_on()
-    coverage = Coverage(recorder)
+    coverage = UnrecordedCalls(recorder)
     recorder.listen("open", coverage.say)
     recorder.listen("end", coverage.say)  # groups may have been made since
     recorder.listen("fork", coverage.on_fork)

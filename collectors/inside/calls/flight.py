@@ -24,7 +24,7 @@ from ..names import LAST, SHOWN, STALL, WANTED
 from ..recorder import Recorder
 from ..torch_internals import group_names, group_ranks
 from . import coverage
-from .rings import NCCL, Dumps, Ring, last_record, rings, shortened, watch_groups
+from .rings import NCCL, Ring, RingDumper, last_record, rings, shortened, watch_groups
 
 STALL_S = 5.0  # after this long without a step the calls are saved: the job may hang
 IDLE_S = 60.0  # calls are saved at least so often, so that a kill loses little
@@ -33,7 +33,7 @@ LATEST = 300  # calls that are shown at least of a stalled job, and at the first
 WAITING = 64  # dumps that are not converted yet: from then on the latest replaces the one before
 
 
-class Level(NamedTuple):
+class RingProgress(NamedTuple):
     """How far a ring had got at a dump.
 
     Attributes:
@@ -61,14 +61,14 @@ class Flight:
         self._recorder = recorder
         self._half = max((coverage.entries() or coverage.DEFAULT) // 2, 1)
         self._wanted = recorder.launch.parent / WANTED
-        self.dumps = Dumps(recorder)
+        self.dumps = RingDumper(recorder)
         self.on_fork()
 
     def on_fork(self) -> None:
         """This is a forked child: it has no groups yet."""
         self.dumps.groups.forget()
         self._rings: list[Ring] = []
-        self._levels: dict[str, Level] = {}
+        self._levels: dict[str, RingProgress] = {}
         self._owed: set[str] = set()  # rings that were to be dumped, and could not be
         self._looks: dict[str, tuple[float, int]] = {}  # when, and the calls that the counters showed
         self._pause_s = SHORTEST_S
@@ -104,7 +104,7 @@ class Flight:
     def _begin(self) -> None:
         """Find the rings, which read their sizes from the environment as they are first asked for."""
         if not self._rings:
-            start = Level(time.monotonic(), 0, -1, 0.0, 1.0, 0)
+            start = RingProgress(time.monotonic(), 0, -1, 0.0, 1.0, 0)
             self._rings = rings()
             self._levels = {ring.name: start for ring in self._rings}
 
@@ -262,7 +262,7 @@ class Flight:
         new = max(last - before.last, 0)
         rate = new / max(now_s - before.at_s, SHORTEST_S)
         each = max(new / max(enqueued - before.enqueued, 1), 1.0)
-        self._levels[ring.name] = Level(now_s, enqueued, last, rate, each, digest)
+        self._levels[ring.name] = RingProgress(now_s, enqueued, last, rate, each, digest)
         return True
 
     def _next(self, ring: Ring) -> str:

@@ -172,7 +172,7 @@ def watch_groups(recorder: Recorder, groups: Groups) -> None:
                     setattr(module, name, watched)
 
 
-class Device:
+class JobDevice:
     """The GPU that the job's own threads use, for those of ours that ask it something."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -203,13 +203,13 @@ class Device:
             yield True
 
 
-class Dumps:
+class RingDumper:
     """Dumps of rings, made only while they do no harm."""
 
     def __init__(self, recorder: Recorder) -> None:
         """No group is known yet."""
         self.groups = Groups()
-        self.device = Device(recorder)
+        self.device = JobDevice(recorder)
 
     def dump(self, ring: Ring, must: bool = True) -> bytes | None:
         """All that a ring remembers.

@@ -31,7 +31,7 @@ _TIMESPEC = struct.Struct("@qq")
 _ANYWHERE = {socket.AF_INET: "198.51.100.1", socket.AF_INET6: "2001:db8::1"}
 
 
-class Sample(NamedTuple):
+class ClockSample(NamedTuple):
     """One comparison of two clocks.
 
     Attributes:
@@ -88,13 +88,13 @@ class PingPong:
         while self._answer_to(0, 0, until_s) is not None:
             pass
 
-    def compare(self, peer: Address) -> list[Sample]:
+    def compare(self, peer: Address) -> list[ClockSample]:
         """Ask a peer for its time again and again, and answer others meanwhile.
 
         Returns:
             The samples with the shortest round trips, in order of time; none where it does not answer.
         """
-        samples: list[Sample] = []
+        samples: list[ClockSample] = []
         lost = 0
         hosts = list(peer.hosts)
         while hosts and len(samples) < ROUNDS and lost < LOSSES:
@@ -107,7 +107,7 @@ class PingPong:
                 hosts.pop(0)  # perhaps it is known under its other names
         return sorted(sorted(samples, key=lambda sample: sample.round_trip_ns)[:BEST])
 
-    def _ask(self, peer: Address, host: str) -> Sample | None:
+    def _ask(self, peer: Address, host: str) -> ClockSample | None:
         asked = self._shown(time.time_ns())
         try:
             self._socket.sendto(_MESSAGE.pack(peer.token, 0, asked, 0, 0), (host, peer.port))
@@ -115,7 +115,7 @@ class PingPong:
             return None
         return self._answer_to(peer.token, asked, time.monotonic() + PATIENCE_S)
 
-    def _answer_to(self, token: int, asked: int, until_s: float) -> Sample | None:
+    def _answer_to(self, token: int, asked: int, until_s: float) -> ClockSample | None:
         """The answer to a question of ours, None if it does not come in time; others' are answered."""
         while (left_s := until_s - time.monotonic()) > 0:
             self._socket.settimeout(left_s)
@@ -133,7 +133,7 @@ class PingPong:
                     self._socket.sendto(_MESSAGE.pack(about, 1, sent, came, now), sender)
             elif answer and about == token and sent == asked:
                 offset = ((sent - theirs_came) + (came - theirs_sent)) // 2
-                return Sample((sent + came) // 2, offset, (came - sent) - (theirs_sent - theirs_came))
+                return ClockSample((sent + came) // 2, offset, (came - sent) - (theirs_sent - theirs_came))
         return None
 
 

@@ -48,7 +48,7 @@ class Mark(NamedTuple):
     is_end: bool
 
 
-class Device(NamedTuple):
+class DeviceApi(NamedTuple):
     """What is asked of a device.
 
     Attributes:
@@ -63,7 +63,7 @@ class Device(NamedTuple):
     selected: Callable[[], AbstractContextManager[Any]]
 
 
-def interface_of(device: torch.device) -> Device | None:
+def interface_of(device: torch.device) -> DeviceApi | None:
     """Events and streams of a device: of its own module as for CUDA and ROCm, else of any accelerator.
 
     None for a device that has neither.
@@ -75,10 +75,10 @@ def interface_of(device: torch.device) -> Device | None:
         if found is None or found.type != device.type:
             return None
         event = partial(torch.Event, device.type, enable_timing=True)
-        return Device(event, partial(accelerator.current_stream, device.index), nullcontext)
+        return DeviceApi(event, partial(accelerator.current_stream, device.index), nullcontext)
     event = partial(module.Event, enable_timing=True)
     selected = partial(module.device, device.index) if hasattr(module, "device") else nullcontext
-    return Device(event, partial(module.current_stream, device.index), selected)
+    return DeviceApi(event, partial(module.current_stream, device.index), selected)
 
 
 class GpuSteps:
@@ -93,7 +93,7 @@ class GpuSteps:
         self._forget()
 
     def _forget(self) -> None:
-        self._device: Device | None = None
+        self._device: DeviceApi | None = None
         self._waiting, self._free = deque(), []
         self._is_gap = True  # the step that ends now has no event at its beginning
         self._is_full = False
@@ -141,7 +141,7 @@ class GpuSteps:
         self._free.clear()
         self._is_gap = True
 
-    def _find(self, step: int) -> Device | None:
+    def _find(self, step: int) -> DeviceApi | None:
         """The device that trains, if it may be called; while none is known, looked for ever more rarely."""
         if self._device is None and step & (step - 1) == 0:
             found = self._find_device()
@@ -162,7 +162,7 @@ class GpuSteps:
             device = torch.device("cuda", index) if torch.cuda.memory_allocated(index) else None
         return device
 
-    def _mark(self, device: Device, step: int, is_end: bool) -> None:
+    def _mark(self, device: DeviceApi, step: int, is_end: bool) -> None:
         waiting = self._waiting
         if waiting and step - waiting[0].step > PATIENCE:
             waiting.clear()  # an event may be destroyed before it has happened

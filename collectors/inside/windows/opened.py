@@ -17,7 +17,7 @@ from typing import Any
 from .. import captures, records
 from .kineto import Recording
 from .plan import Window
-from .tail import Tail
+from .tail import PendingGpuWork
 
 PATIENCE = 10  # steps that are recorded at most for the GPU to do the work of those before
 
@@ -51,7 +51,7 @@ class OpenWindow:
         self._recording = Recording(options, folder / f"trace{window.number:04d}.json")
         self._started_ns = time.time_ns() if step >= window.step else 0
         self._ended_ns = self._ended_after = 0
-        self._tail: Tail | None = None
+        self._tail: PendingGpuWork | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -111,4 +111,4 @@ class OpenWindow:
     def _end(self, step: int) -> None:
         self._ended_ns, self._ended_after = time.time_ns(), step
         if self._recording.gpu:
-            self._tail = Tail()
+            self._tail = PendingGpuWork()

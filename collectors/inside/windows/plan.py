@@ -35,7 +35,7 @@ class Window(NamedTuple):
     request: str = ""
 
 
-class Plan:
+class WindowPlan:
     """The windows to come, as one rank knows them.
 
     Attributes:

@@ -18,7 +18,7 @@ from ..torch_internals import has_context, internal
 LOOK_S = 0.005
 
 
-class Tail:
+class PendingGpuWork:
     """What the GPU still has to do; its other streams are taken to join the current one by the step's end."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from .agreement import Agreement
 from .foreign import Foreign
 from .kineto import OwnProfile, let_child_exit
 from .opened import OpenWindow
-from .plan import Budget, Plan, Window
+from .plan import Budget, Window, WindowPlan
 from .ranges import Ranges
 
 BACKWARD = "dpro::backward"  # the range around each backward call within a window
@@ -57,7 +57,7 @@ class Windows:
     def _forget(self) -> None:
         config = self._recorder.config
         every, steps = config["every"], config["window_steps"]
-        self._plan = Plan(config["skip"], steps, every)
+        self._plan = WindowPlan(config["skip"], steps, every)
         self._budget = Budget(config["budget"], max(MIN_PERIOD, 2 * steps))
         self._agreement = Agreement(self._recorder)
         self._decides = every is None

@@ -68,7 +68,7 @@ class RankFit(Part, frozen=True):
     span_start_error_us: RankStarts
 
 
-class Coverage(Part, frozen=True):
+class TraceCoverage(Part, frozen=True):
     """What the trace shows, as shares.
 
     Attributes:
@@ -104,7 +104,7 @@ class Starts(Part, frozen=True):
     anchored: float
 
 
-class Edges(Part, frozen=True):
+class EdgeCounts(Part, frozen=True):
     """Dependencies of one kind.
 
     Attributes:
@@ -139,7 +139,7 @@ class EvidenceDocument(Part, frozen=True):
     """
 
     starts: Starts
-    edges: list[Edges]
+    edges: list[EdgeCounts]
     stream_pairs: StreamPairs
 
 
@@ -266,7 +266,7 @@ class ReplayDocument(Document, frozen=True, kw_only=True):
     ranks: list[RankFit]
     error_pct: float
     span_start_error_us: dict[str, float | None]
-    coverage: Coverage
+    coverage: TraceCoverage
     evidence: EvidenceDocument
     overlap_slowdown: OverlapSlowdown | None
     communication: list[LinkCostDocument]
@@ -375,10 +375,10 @@ def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, 
     }
 
 
-def _coverage(analysis: Analysis) -> Coverage:
+def _coverage(analysis: Analysis) -> TraceCoverage:
     trust = analysis.trust
     has_collectives = analysis.built.matching.rows.height > 0
-    return Coverage(
+    return TraceCoverage(
         collectives_matched=trust.collectives_matched if has_collectives else None,
         collectives_outside_window=trust.collectives_outside if has_collectives else None,
         kernels_classified=trust.kernels_classified,
@@ -392,7 +392,7 @@ def _evidence(analysis: Analysis) -> EvidenceDocument:
     evidence = analysis.trust.evidence
     return EvidenceDocument(
         starts=Starts(evidence.derived, evidence.inferred, evidence.fitted, evidence.anchored),
-        edges=[Edges(**row) for row in evidence.edges.iter_rows(named=True)],
+        edges=[EdgeCounts(**row) for row in evidence.edges.iter_rows(named=True)],
         stream_pairs=StreamPairs(evidence.streams_recorded, evidence.streams_inferred),
     )
 

@@ -31,7 +31,7 @@ _ERRORS = {
 }
 
 
-class Port(Part, frozen=True):
+class NetworkPort(Part, frozen=True):
     """A network port.
 
     Attributes:
@@ -99,7 +99,7 @@ class TelemetryDocument(Part, frozen=True):
 
     hosts: list[str]
     samples: int
-    ports: list[Port]
+    ports: list[NetworkPort]
     ranks: list[int]
     gpus: list[GpuDocument]
     memory_peaks: list[MemoryPeak]
@@ -137,7 +137,7 @@ def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> Telemetry
     return TelemetryDocument(
         hosts=series.filter(counter=_HEARTBEAT)["host"].to_list(),
         samples=rows.filter(counter=_HEARTBEAT).height,
-        ports=[Port(*row) for row in ports.iter_rows()],
+        ports=[NetworkPort(*row) for row in ports.iter_rows()],
         ranks=series.filter(is_rank)["rank"].unique().sort().to_list(),
         gpus=list(_gpus(rows, gpus_of_ranks(rows, workers))),
         memory_peaks=[MemoryPeak(*row) for row in peaks.iter_rows()],

@@ -18,7 +18,7 @@ from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
-from dpro.replay.steps.typical import pace_of
+from dpro.replay.steps.typical import step_series
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.documents import (
     CurveDocument,
@@ -208,8 +208,8 @@ def _found(
 
 def _step_outside_windows_ms(analysis: Analysis) -> float | None:
     """The typical step where no deep window slowed it down; None where there are no such steps."""
-    pace = pace_of(analysis.steps)
-    return None if pace is None or pace.recorded else ms(pace.typical_ns)
+    series = step_series(analysis.steps)
+    return None if series is None or series.recorded else ms(series.typical_ns)
 
 
 def sensitivity_of(analysis: Analysis) -> tuple[SensitivityDocument, list[Curve]]:

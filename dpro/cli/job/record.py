@@ -22,7 +22,7 @@ from dpro.cli.output import share
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
-    from dpro.collectors.launch.processes import Process
+    from dpro.collectors.launch.processes import LaunchedProcess
     from dpro.collectors.launch.recording import Launch
 
 _ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
@@ -177,7 +177,7 @@ def _refuse_options_of_windows(context: click.Context) -> None:
             raise UsageError(f"{parameter.opts[0]} is for deep windows, which --no-windows turns off")
 
 
-def _sidecar(recording: Launch, job: Process) -> None:
+def _sidecar(recording: Launch, job: LaunchedProcess) -> None:
     """What the process beside the job does; polars is imported only after the job."""
     from dpro.collectors.sidecar import attend
     from dpro.opening import readers

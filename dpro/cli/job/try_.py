@@ -52,7 +52,7 @@ class _WithJob(click.Command):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrialPlan:
     """What is tried, and how.
 
     Attributes:
@@ -132,7 +132,7 @@ def try_(
     folder = folder or Path(time.strftime("dpro-try-%Y%m%d-%H%M%S"))
     options = ["--window-steps", str(window_steps), "--skip", str(rest["skip"])]
     options += ["--every", str(every)] if every else []
-    plan = Plan(changes, command, _made(folder), tuple(options), **rest)
+    plan = TrialPlan(changes, command, _made(folder), tuple(options), **rest)
     document = _tried(plan, quiet=as_json)
     if as_json:
         print_json(document)
@@ -152,7 +152,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _tried(plan: Plan, quiet: bool) -> TryDocument:
+def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
     """Try the changes, print how that goes, and remember it."""
     from dpro.trial.documents import RunsOfTry
     from dpro.trial.ledger import append
@@ -175,7 +175,7 @@ def _tried(plan: Plan, quiet: bool) -> TryDocument:
     return document
 
 
-def _first_baseline(plan: Plan) -> Run:
+def _first_baseline(plan: TrialPlan) -> Run:
     from dpro.cli.runs import open_quietly
     from dpro.collectors.inside.process.environment import masked_command
 
@@ -189,7 +189,7 @@ def _first_baseline(plan: Plan) -> Run:
     return run
 
 
-def _recorded(plan: Plan, first: Run) -> tuple[list[Run], list[Run]]:
+def _recorded(plan: TrialPlan, first: Run) -> tuple[list[Run], list[Run]]:
     """The runs of both sides, in turns that change places: drift affects both equally."""
     baselines, changed = [first], []
     for number in range(1, plan.repeats + 1):
@@ -202,7 +202,7 @@ def _recorded(plan: Plan, first: Run) -> tuple[list[Run], list[Run]]:
     return baselines, changed
 
 
-def _record(plan: Plan, name: str, changes: tuple[Change, ...]) -> Run:
+def _record(plan: TrialPlan, name: str, changes: tuple[Change, ...]) -> Run:
     from dpro.opening import ensure_finished
     from dpro.trial.job import ensure_applied, record_job
 
@@ -266,7 +266,7 @@ def _ratio(prediction: Prediction | None, baseline_ns: float) -> Ratio | None:
     return Ratio(*(float(each / baseline_ns) for each in times))
 
 
-def _entry(plan: Plan, guess: Guess, measured: Measured, changed: Run) -> Entry:
+def _entry(plan: TrialPlan, guess: Guess, measured: Measured, changed: Run) -> Entry:
     from dpro.trial.ledger import Entry, Ratio, joint_kind
     from dpro.units import ms
 
@@ -287,7 +287,7 @@ def _entry(plan: Plan, guess: Guess, measured: Measured, changed: Run) -> Entry:
     )
 
 
-def _document(plan: Plan, guess: Guess, measured: Measured, changed: Run, **places: Any) -> TryDocument:
+def _document(plan: TrialPlan, guess: Guess, measured: Measured, changed: Run, **places: Any) -> TryDocument:
     """What was predicted and measured; `places` are the clock, the runs and the ledger."""
     from dpro.trial.documents import TryDocument, times_document
     from dpro.units import ms
@@ -311,7 +311,7 @@ def _document(plan: Plan, guess: Guess, measured: Measured, changed: Run, **plac
     )
 
 
-def _print_guess(plan: Plan, guess: Guess) -> None:
+def _print_guess(plan: TrialPlan, guess: Guess) -> None:
     from dpro.units import ms
 
     out = console()

@@ -95,7 +95,7 @@ _KEPT = {_CLOCK, _IDLE, _HEAT, _LIMIT, *(name for hold in HOLDS for name in hold
 
 
 @dataclass(frozen=True)
-class Gpus:
+class JobGpus:
     """The GPUs of a job's ranks.
 
     Attributes:
@@ -113,7 +113,7 @@ class Gpus:
     models: dict[int, str]
 
 
-def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> Gpus:
+def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> JobGpus:
     """Return the GPUs of a run's ranks.
 
     Args:
@@ -125,7 +125,7 @@ def gpus_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) 
     known = counters.filter((pl.col("rank") < 0) & pl.col("counter").is_in([*_KEPT, *_EVENTS]))
     hosts = workers.select("rank", "host").unique("rank")
     timed = steps.select("rank", "step", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
-    return Gpus(
+    return JobGpus(
         owned.select("rank", "host", "device"),
         known.join(owned.select("host", "device").unique(), on=["host", "device"], how="semi"),
         parts.select("host", pl.col("device").str.split("/").list.first()).unique(),
@@ -213,7 +213,7 @@ def _is_slow_rank(finding: Finding) -> bool:
     return finding.class_ in SLOW and finding.component_kind in ("rank", "ranks")
 
 
-def _explained(finding: Finding, gpus: Gpus, states: _States) -> Finding:
+def _explained(finding: Finding, gpus: JobGpus, states: _States) -> Finding:
     evidence, cause, confidence = list(finding.evidence), finding.cause, finding.confidence
     holds = [found for rank in finding.ranks[:MAX_LINES] if (found := _held_down(gpus, rank, states))]
     lines = [line for _, line in holds]
@@ -228,7 +228,7 @@ def _explained(finding: Finding, gpus: Gpus, states: _States) -> Finding:
     return replace(finding, evidence=tuple(evidence), cause=cause, confidence=confidence)
 
 
-def _held_down(gpus: Gpus, rank: int, states: _States) -> tuple[str, str] | None:
+def _held_down(gpus: JobGpus, rank: int, states: _States) -> tuple[str, str] | None:
     """Compare a rank's GPU with those of its peers, in all steps and in the latest parts.
 
     Args:
@@ -263,7 +263,7 @@ def _held_down(gpus: Gpus, rank: int, states: _States) -> tuple[str, str] | None
 class _States:
     """The state of GPUs from a step on, computed once for all ranks."""
 
-    def __init__(self, gpus: Gpus) -> None:
+    def __init__(self, gpus: JobGpus) -> None:
         self._gpus = gpus
         kept = gpus.rows.filter(pl.col("counter").is_in(_KEPT))
         self._rows = {host: rows for (host,), rows in kept.group_by("host")}
@@ -276,7 +276,7 @@ class _States:
         return self._known[step]
 
 
-def _state(gpus: Gpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl.DataFrame:
+def _state(gpus: JobGpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl.DataFrame:
     """Return `rank`, `device`, `host`, `counter`, `value`: share of the time or mean, from a step on."""
     extents = (
         gpus.steps.filter(pl.col("step") >= since)
@@ -348,7 +348,7 @@ def _details(hold: Hold, own: dict[str, float], theirs: dict[str, float]) -> Ite
 
 
 def _errors(
-    gpus: Gpus, ranks: Iterable[int], *, at_end: bool = False, of_hardware: bool = False
+    gpus: JobGpus, ranks: Iterable[int], *, at_end: bool = False, of_hardware: bool = False
 ) -> Iterator[str]:
     """Yield errors that the GPUs of ranks reported while the steps ran, or since the last ones, a line each.
 

@@ -28,7 +28,7 @@ KEYS = [*LIKE, "members"]  # what is compared with itself
 SIDES = {True: "between hosts", False: "within hosts"}
 
 
-class Change(NamedTuple):
+class LevelShift(NamedTuple):
     """What became slower.
 
     Attributes:
@@ -51,7 +51,7 @@ def find_slower_transfers(traffic: Traffic) -> list[Finding]:
     return [finding for finding in found if finding]
 
 
-def change_of(transfers: pl.DataFrame, *, between: bool) -> Change | None:
+def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
     """The change for the worse that lasts to the end; None where there is none.
 
     All transfers of the side are tested together, which finds what is small and affects all; where that
@@ -71,7 +71,7 @@ def change_of(transfers: pl.DataFrame, *, between: bool) -> Change | None:
     return _change(mine, pl.concat(alone), between, CHANCE) if alone else None
 
 
-def _change(mine: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: float) -> Change | None:
+def _change(mine: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: float) -> LevelShift | None:
     """The change that some of the transfers of a side show, None where they show none.
 
     Args:
@@ -87,7 +87,7 @@ def _change(mine: pl.DataFrame, tested: pl.DataFrame, between: bool, chance: flo
     groups = sides_of(mine, since).with_columns(slow=pl.col("slow") & among)
     slow = groups.filter("slow")
     times = (slow["after_ns"] / slow["before_ns"]).median()
-    return Change(since, float(times), between, groups) if slow.height else None  # type: ignore[arg-type]
+    return LevelShift(since, float(times), between, groups) if slow.height else None  # type: ignore[arg-type]
 
 
 def _since(transfers: pl.DataFrame, chance: float) -> int | None:
@@ -161,7 +161,7 @@ def sides_of(transfers: pl.DataFrame, since: int) -> pl.DataFrame:
     )
 
 
-def _describe(traffic: Traffic, change: Change) -> Finding | None:
+def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     """The finding, None where the steps since then hardly wait for it."""
     transfers = traffic.transfers
     slow = change.groups.filter("slow")
@@ -197,7 +197,7 @@ def _describe(traffic: Traffic, change: Change) -> Finding | None:
     return Finding(class_, kind, name, tuple(ranks), round(cost / step, 4), sure, cost, tuple(evidence))
 
 
-def _component(change: Change, hosts: Mapping[int, str]) -> tuple[str, str, str, float]:
+def _component(change: LevelShift, hosts: Mapping[int, str]) -> tuple[str, str, str, float]:
     """What is at fault: what slow groups have in common where others stayed as they were, else all of it.
 
     Returns:
@@ -229,7 +229,7 @@ def _slowest(slow: pl.DataFrame) -> list[str]:
     ]
 
 
-def _other_side(transfers: pl.DataFrame, change: Change) -> str:
+def _other_side(transfers: pl.DataFrame, change: LevelShift) -> str:
     """Whether transfers on the other side, within hosts or between them, changed as well."""
     rest = sides_of(transfers.filter((pl.col("num_hosts") > 1) != change.between), change.since)
     where = SIDES[not change.between]

@@ -25,7 +25,7 @@ MIN_KNOWN = 0.5  # of a group's ranks in a step: single samples may be missing
 MIN_GROWTH = 0.5  # of the growth: how much of it the steps must have grown by, too
 
 
-class Group(NamedTuple):
+class ExchangeGroup(NamedTuple):
     """Ranks that exchange data.
 
     Attributes:
@@ -52,7 +52,7 @@ def find_communication_bound(
     job = job_steps(steps)
     if idle.is_empty() or job.is_empty():
         return []
-    found: list[tuple[Group, Regression]] = []
+    found: list[tuple[ExchangeGroup, Regression]] = []
     for group in _groups(calls, apart):
         inside = any(set(group.ranks) <= set(other.ranks) for other, _ in found)  # a larger one waits already
         change = None if inside else _change(idle, job, group.ranks)
@@ -73,7 +73,7 @@ def idle_times(own: pl.DataFrame, steps: pl.DataFrame, counters: pl.DataFrame) -
     return known.select("rank", "step", idle_ns=rest.clip(lower_bound=0).cast(pl.Float64))
 
 
-def _groups(calls: pl.DataFrame, apart: list[int]) -> list[Group]:
+def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
     """Groups of which several ranks were recorded, the largest first; none that may wait for ranks apart."""
     seen = calls.group_by("key").agg(pl.col("rank").unique().sort()).sort("key")
     members = [{int(rank) for rank in key.rpartition("|")[2].split(",") if rank} for key in seen["key"]]
@@ -82,7 +82,7 @@ def _groups(calls: pl.DataFrame, apart: list[int]) -> list[Group]:
     for ranks in seen["rank"].to_list():
         met = set().union(*(others for others in members if others & {*ranks}))
         if len(ranks) > 1 and not met & {*apart}:
-            found[tuple(ranks)] = Group(ranks, sorted(met - recorded))
+            found[tuple(ranks)] = ExchangeGroup(ranks, sorted(met - recorded))
     return sorted(found.values(), key=lambda group: (-len(group.ranks), group.ranks))
 
 
@@ -105,7 +105,7 @@ def _change(idle: pl.DataFrame, job: pl.DataFrame, ranks: list[int]) -> Regressi
     return change if grown >= MIN_GROWTH * (change.after_ns - change.before_ns) else None
 
 
-def _finding(group: Group, change: Regression, job: pl.DataFrame) -> Finding:
+def _finding(group: ExchangeGroup, change: Regression, job: pl.DataFrame) -> Finding:
     typical = float(job["duration_ns"].median())  # type: ignore[arg-type]
     before, after = change.before_ns - typical, change.after_ns - typical
     cost = after - before

@@ -32,7 +32,7 @@ from dpro.detect.pauses.kinds import (
     pauses_of,
 )
 from dpro.detect.pauses.regularity import Recurrence, recurrence_of
-from dpro.replay.steps.typical import Pace, pace_of
+from dpro.replay.steps.typical import StepSeries, step_series
 from dpro.units import NS_PER_S, format_bytes, format_duration
 
 CLASS = "pauses"
@@ -89,7 +89,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Group:
+class PauseGroup:
     """The pauses of a kind, and which ranks work in them.
 
     Attributes:
@@ -122,19 +122,19 @@ def find_pauses(steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], p
         steps, counters: the tables; times of each rank on its own clock.
         own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
     """
-    pace = pace_of(steps)
-    if pace is None or not pace.paused.any():
+    series = step_series(steps)
+    if series is None or not series.paused.any():
         return Lost([], [])
-    pauses = _not_ours(pauses_of(pace, steps, counters, own), steps)
-    first = pace.steps[:WARM_UP] if pace.steps[0] <= WARM_UP else pace.steps[:0]
+    pauses = _not_ours(pauses_of(series, steps, counters, own), steps)
+    first = series.steps[:WARM_UP] if series.steps[0] <= WARM_UP else series.steps[:0]
     warm_up = [pause for pause in pauses if pause.step in first]
-    groups = _groups([pause for pause in pauses if pause.step not in first], pace)
-    groups = sorted((each for each in groups if _matters(each, pace)), key=lambda group: -group.lost_ns)
+    groups = _groups([pause for pause in pauses if pause.step not in first], series)
+    groups = sorted((each for each in groups if _matters(each, series)), key=lambda group: -group.lost_ns)
     num_ranks = steps["rank"].n_unique()
-    more_lines = _names_of_steps(pace, warm_up)
-    findings = [_finding(each, pace, num_ranks, [*_saved(each, counters), *more_lines]) for each in groups]
+    more_lines = _names_of_steps(series, warm_up)
+    findings = [_finding(each, series, num_ranks, [*_saved(each, counters), *more_lines]) for each in groups]
     return Lost(
-        [*findings, *_long_warm_up(warm_up, pace)],
+        [*findings, *_long_warm_up(warm_up, series)],
         sorted(pause.step for pauses in (warm_up, *(each.pauses for each in groups)) for pause in pauses),
     )
 
@@ -149,14 +149,14 @@ def _not_ours(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
     ]
 
 
-def _groups(pauses: list[Pause], pace: Pace) -> list[Group]:
+def _groups(pauses: list[Pause], series: StepSeries) -> list[PauseGroup]:
     """Pauses by kind; of those that nothing explains the large ones, those that come regularly if they do."""
     by_kind: dict[str, list[Pause]] = {}
     for pause in pauses:
         by_kind.setdefault("" if pause.kind in _UNEXPLAINED else pause.kind, []).append(pause)
     large = _large(by_kind.pop("", []))
     kinds = sorted(by_kind.items()) + ([(_mostly(large), large)] if large else [])
-    return [_group(kind, held, pace) for kind, held in kinds if kind != CONTENTION]
+    return [_group(kind, held, series) for kind, held in kinds if kind != CONTENTION]
 
 
 def _large(pauses: list[Pause]) -> list[Pause]:
@@ -173,18 +173,18 @@ def _mostly(pauses: list[Pause]) -> str:
     return max(_UNEXPLAINED, key=lambda kind: sum(p.lost_ns for p in pauses if p.kind == kind))
 
 
-def _group(kind: str, pauses: list[Pause], pace: Pace) -> Group:
-    recurrence = recurrence_of(np.array([pause.step for pause in pauses]), pace.steps)
+def _group(kind: str, pauses: list[Pause], series: StepSeries) -> PauseGroup:
+    recurrence = recurrence_of(np.array([pause.step for pause in pauses]), series.steps)
     some = sorted({rank for pause in pauses for rank in pause.ranks})
     lost = sum(pause.longer_ns for pause in pauses)
     working = {rank: sum(p.longer_ns for p in pauses if rank in p.ranks) for rank in some}
     ranks = tuple(rank for rank in some if working[rank] >= SAME * lost)
-    return Group(kind, pauses, recurrence, ranks, tuple(some))
+    return PauseGroup(kind, pauses, recurrence, ranks, tuple(some))
 
 
-def _matters(group: Group, pace: Pace) -> bool:
+def _matters(group: PauseGroup, series: StepSeries) -> bool:
     """Whether a kind of pause takes enough of the wall time, often enough to be no hiccup of the machine."""
-    share, times = group.lost_ns / float(pace.times.sum()), len(group.pauses)
+    share, times = group.lost_ns / float(series.times.sum()), len(group.pauses)
     if group.kind not in _UNEXPLAINED:
         return share >= (MIN_WALL_SHARE if times >= MIN_TIMES else HUGE)
     regular = group.recurrence.period > 0 and group.recurrence.exact and times > MIN_TIMES
@@ -192,35 +192,35 @@ def _matters(group: Group, pace: Pace) -> bool:
     return share >= (MIN_WALL_SHARE if regular or of_one else HUGE_UNEXPLAINED)
 
 
-def _finding(group: Group, pace: Pace, num_ranks: int, more_lines: list[str]) -> Finding:
+def _finding(group: PauseGroup, series: StepSeries, num_ranks: int, more_lines: list[str]) -> Finding:
     of_one = len(group.ranks) == 1 and num_ranks > 1
     times, lost = len(group.pauses), group.lost_ns
-    share = lost / float(pace.times.sum())
+    share = lost / float(series.times.sum())
     each = format_duration(float(np.median([pause.longer_ns for pause in group.pauses])))
     do = _ONE_VALIDATES if of_one and group.kind == VALIDATION else _DO[group.kind]
     wait = ", the others wait" if of_one else ""
     evidence = (
         f"{_who(group, num_ranks)} for {each} {group.recurrence.in_words()}{wait}; do: {do}",
-        f"{group.recurrence.named()}: {times} of {pace.times.size} steps, {share:.0%} of the wall time; the "
-        "cost is the mean over all steps",
+        f"{group.recurrence.named()}: {times} of {series.times.size} steps, {share:.0%} of the wall time; "
+        "the cost is the mean over all steps",
         *more_lines,
     )
     kind, component = ("rank", str(group.ranks[0])) if of_one else ("job", group.kind)
     sure = round(_sure(group) * times / (times + 1), 3)
     return Finding(
         CLASS, kind, component, group.ranks or group.some, round(share, 4), sure,
-        lost / pace.times.size, evidence, group.kind if of_one else "",
+        lost / series.times.size, evidence, group.kind if of_one else "",
     )  # fmt: skip
 
 
-def _sure(group: Group) -> float:
+def _sure(group: PauseGroup) -> float:
     """How sure it is what the pauses are of."""
     if group.kind not in _UNEXPLAINED:
         return float(np.median([pause.explained for pause in group.pauses]))
     return 0.9 if group.recurrence.period and group.ranks else 0.6
 
 
-def _who(group: Group, num_ranks: int) -> str:
+def _who(group: PauseGroup, num_ranks: int) -> str:
     """Which ranks do what, in words."""
     one, several = _DOES[group.kind]
     if num_ranks == 1 or not group.some:
@@ -233,7 +233,7 @@ def _who(group: Group, num_ranks: int) -> str:
     return f"{ranks_in_words(group.ranks or group.some)}{together} {several}"
 
 
-def _saved(group: Group, counters: pl.DataFrame) -> list[str]:
+def _saved(group: PauseGroup, counters: pl.DataFrame) -> list[str]:
     """How much a checkpoint is, and how fast it was saved."""
     if group.kind != CHECKPOINT:
         return []
@@ -248,9 +248,9 @@ def _saved(group: Group, counters: pl.DataFrame) -> list[str]:
     ]
 
 
-def _names_of_steps(pace: Pace, warm_up: list[Pause]) -> list[str]:
+def _names_of_steps(series: StepSeries, warm_up: list[Pause]) -> list[str]:
     """The two lengths of a step, and what the first steps took in addition."""
-    typical, mean = format_duration(pace.typical_ns), format_duration(pace.mean_ns)
+    typical, mean = format_duration(series.typical_ns), format_duration(series.mean_ns)
     lines = [f"typical step {typical}, mean step with pauses {mean}"]
     if warm_up:
         lost = format_duration(sum(pause.lost_ns for pause in warm_up))
@@ -258,9 +258,9 @@ def _names_of_steps(pace: Pace, warm_up: list[Pause]) -> list[str]:
     return lines
 
 
-def _long_warm_up(pauses: list[Pause], pace: Pace) -> list[Finding]:
+def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
     """The first steps, where they take much of the recorded time."""
-    lost, wall = sum(pause.lost_ns for pause in pauses), float(pace.times.sum())
+    lost, wall = sum(pause.lost_ns for pause in pauses), float(series.times.sum())
     if lost < max(MIN_WARM_UP * wall, MIN_WARM_UP_NS):
         return []
     kinds = sorted({pause.kind for pause in pauses if pause.kind not in (*_UNEXPLAINED, CONTENTION)})
@@ -268,9 +268,10 @@ def _long_warm_up(pauses: list[Pause], pace: Pace) -> list[Finding]:
         f"the first {WARM_UP} steps take {format_duration(lost)} more than typical ones"
         f"{' (' + ', '.join(kinds) + ')' if kinds else ''}; do: record more steps, if the job has them: it "
         "comes once in each start",
-        f"{lost / wall:.0%} of the wall time of {pace.times.size} steps; the cost is the mean over all steps",
-        *_names_of_steps(pace, []),
+        f"{lost / wall:.0%} of the wall time of {series.times.size} steps; "
+        "the cost is the mean over all steps",
+        *_names_of_steps(series, []),
     )
     ranks = tuple(sorted({rank for pause in pauses for rank in pause.ranks}))
-    cost = lost / pace.times.size
+    cost = lost / series.times.size
     return [Finding(CLASS, "job", "warm-up", ranks, round(lost / wall, 4), 0.5, cost, evidence)]

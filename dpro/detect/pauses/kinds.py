@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.replay.steps.host import host_facts
-from dpro.replay.steps.typical import Pace
+from dpro.replay.steps.typical import StepSeries
 
 EXPLAINED = 0.5  # of a pause, on some rank: what it is of
 PART = 0.1  # of a pause: so much work without gradients makes waiting for data one of a validation
@@ -58,22 +58,22 @@ class Pause:
 
 
 def pauses_of(
-    pace: Pace, steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]
+    series: StepSeries, steps: pl.DataFrame, counters: pl.DataFrame, own: Callable[[], pl.DataFrame]
 ) -> list[Pause]:
     """What each pause of a job is of, in order.
 
     Args:
-        pace: of the job.
+        series: of the job.
         steps, counters: the tables.
         own: returns own times of ranks in all steps, `rank`, `step`, `own_ns`; called only if needed.
     """
-    at = np.flatnonzero(pace.paused)
-    times = {int(pace.steps[each]): pace.times[each] - pace.usual[each] for each in at}
-    lost = {int(pace.steps[each]): float(pace.lost[each]) for each in at}
-    more = _counted(pace, host_facts(steps, counters))
+    at = np.flatnonzero(series.paused)
+    times = {int(series.steps[each]): series.times[each] - series.usual[each] for each in at}
+    lost = {int(series.steps[each]): float(series.lost[each]) for each in at}
+    more = _counted(series, host_facts(steps, counters))
     explained = {step: _explained(more.get(step, {}), longer) for step, longer in times.items()}
     if not all(kind for kind, *_ in explained.values()):
-        mine = _more_of_own(pace, own())
+        mine = _more_of_own(series, own())
         explained |= {
             step: _unexplained(more.get(step, {}), mine.get(step, {}), times[step])
             for step, (kind, *_) in explained.items()
@@ -87,21 +87,21 @@ def pauses_of(
     return found
 
 
-def _belongs(pace: Pace) -> pl.DataFrame:
+def _belongs(series: StepSeries) -> pl.DataFrame:
     """To which pause a step belongs, `step` and `pause`: itself, or one that soon follows."""
     rows, last = [], -1
-    for at in np.flatnonzero(pace.paused).tolist():
+    for at in np.flatnonzero(series.paused).tolist():
         first = max(at - LOOK_BACK, last + 1)
-        rows += [(int(pace.steps[each]), int(pace.steps[at])) for each in range(first, at + 1)]
+        rows += [(int(series.steps[each]), int(series.steps[at])) for each in range(first, at + 1)]
         last = at
     return pl.DataFrame(rows, schema={"step": pl.Int64, "pause": pl.Int64}, orient="row")
 
 
-def _more(pace: Pace, rows: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+def _more(series: StepSeries, rows: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
     """By how much values are beyond those of the rank's ordinary steps, `pause`, `rank` and the columns."""
-    belongs = _belongs(pace)
+    belongs = _belongs(series)
     ordinary = rows.filter(
-        pl.col("step").is_in(pace.steps[~pace.paused].tolist())
+        pl.col("step").is_in(series.steps[~series.paused].tolist())
         & ~pl.col("step").is_in(belongs["step"].implode())
     )
     usual = ordinary.group_by("rank").agg(pl.col(columns).median().name.suffix("_usual"))
@@ -110,20 +110,20 @@ def _more(pace: Pace, rows: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
     return within.group_by("pause", "rank").agg(each.sum() for each in beyond).sort("pause", "rank")
 
 
-def _counted(pace: Pace, facts: pl.DataFrame) -> dict[int, dict[int, dict[str, float]]]:
+def _counted(series: StepSeries, facts: pl.DataFrame) -> dict[int, dict[int, dict[str, float]]]:
     """What ranks counted more than in ordinary steps: by pause, by rank, by counter, ns."""
     columns = [*_ORDER, _CPU]
     more: dict[int, dict[int, dict[str, float]]] = {}
-    for row in _more(pace, facts, columns).iter_rows(named=True):
+    for row in _more(series, facts, columns).iter_rows(named=True):
         more.setdefault(row["pause"], {})[row["rank"]] = {name: row[name] or 0.0 for name in columns}
     return more
 
 
-def _more_of_own(pace: Pace, own: pl.DataFrame) -> dict[int, dict[int, float]]:
+def _more_of_own(series: StepSeries, own: pl.DataFrame) -> dict[int, dict[int, float]]:
     """By how much ranks worked longer of their own than in ordinary steps: by pause, by rank, ns."""
     more: dict[int, dict[int, float]] = {}
     rows = own.select("rank", "step", pl.col("own_ns").cast(pl.Float64))
-    for pause, rank, value in _more(pace, rows, ["own_ns"]).iter_rows():
+    for pause, rank, value in _more(series, rows, ["own_ns"]).iter_rows():
         more.setdefault(pause, {})[rank] = value
     return more
 

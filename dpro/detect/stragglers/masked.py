@@ -18,7 +18,7 @@ from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_COST_OF_SLOW, MIN_STEPS, PERSISTENT, clear_gain, confidence
 from dpro.detect.stragglers.causes import excess_by_cause
-from dpro.detect.stragglers.replayed import Gains, healing_gains, lateness
+from dpro.detect.stragglers.replayed import HealingGains, healing_gains, lateness
 from dpro.replay.graph import Graph
 from dpro.replay.peers import ON_CPU, teams
 from dpro.units import format_duration
@@ -101,7 +101,7 @@ def _with_slowest_peer(graph: Graph, work: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _describe(baseline: Baseline, rank: int, gains: Gains, longer: Floats) -> Finding:
+def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats) -> Finding:
     cost, step = float(gains.saved.mean()), float(gains.base.mean())
     causes = excess_by_cause(baseline.graph, rank, baseline.peers[rank], int(gains.steps.min()))
     largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)

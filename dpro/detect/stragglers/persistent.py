@@ -29,7 +29,7 @@ from dpro.detect.stragglers.excess import (
     midmean,
     noise_of,
 )
-from dpro.detect.stragglers.replayed import Gains, describe, gains_of, healing_gains
+from dpro.detect.stragglers.replayed import HealingGains, describe, gains_of, healing_gains
 from dpro.replay.peers import ON_CPU, ON_GPU, teams
 from dpro.replay.whatif.edits.heal import healed_in_each_step
 
@@ -128,6 +128,6 @@ def _costing(baseline: Baseline, work: pl.DataFrame, rank: int, excess: Excess) 
     return replace(finding, confidence=sure, evidence=(*finding.evidence, why))
 
 
-def _costs(gains: Gains) -> bool:
+def _costs(gains: HealingGains) -> bool:
     """Whether the mean gain is worth a finding."""
     return bool(gains.saved.mean() >= MIN_COST_OF_SLOW * gains.base.mean())

@@ -38,7 +38,7 @@ Times = NDArray[np.int64] | NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Gains:
+class HealingGains:
     """What healing ranks would save.
 
     Attributes:
@@ -79,7 +79,7 @@ def find_stragglers(baseline: Baseline) -> list[Finding]:
     return sorted(found, key=lambda finding: -finding.cost_ns)
 
 
-def _significant(baseline: Baseline, work: pl.DataFrame, gains: Gains | None) -> list[Finding]:
+def _significant(baseline: Baseline, work: pl.DataFrame, gains: HealingGains | None) -> list[Finding]:
     """Findings for those whose healing clearly helps."""
     if gains is None:
         return []
@@ -87,7 +87,7 @@ def _significant(baseline: Baseline, work: pl.DataFrame, gains: Gains | None) ->
     return [describe(baseline.graph, work, gains, at) for at in clear]
 
 
-def _working_longer(work: pl.DataFrame, gains: Gains) -> list[int]:
+def _working_longer(work: pl.DataFrame, gains: HealingGains) -> list[int]:
     """Ranks that clearly work longer per step than their peers typically do, be it on the CPU or the GPU.
 
     Args:
@@ -108,7 +108,7 @@ def _working_longer(work: pl.DataFrame, gains: Gains) -> list[int]:
     return sorted(longer)
 
 
-def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -> Gains | None:
+def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -> HealingGains | None:
     """Replay with each set of ranks healed in turn; None where no two ranks can be compared.
 
     Args:
@@ -127,7 +127,7 @@ def healing_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]])
     return gains_of(baseline, work, sets, durations)
 
 
-def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], durations: Ints) -> Gains:
+def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], durations: Ints) -> HealingGains:
     """What each column of durations [N, S] would save, in the steps that count.
 
     Args:
@@ -145,10 +145,10 @@ def gains_of(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]], dura
         end = np.ascontiguousarray(ends[:, column])
         after = changed_step_times(baseline.step_ends, graph, end - durations[:, column], end)
         saved.append(base - after["duration_ns"].to_numpy()[-base.size :])
-    return Gains(sets, baseline.steps[counted], base, np.stack(saved, axis=1))
+    return HealingGains(sets, baseline.steps[counted], base, np.stack(saved, axis=1))
 
 
-def describe(graph: Graph, work: pl.DataFrame, gains: Gains, column: int) -> Finding:
+def describe(graph: Graph, work: pl.DataFrame, gains: HealingGains, column: int) -> Finding:
     """The finding that names one of the sets of ranks that were healed.
 
     Args:

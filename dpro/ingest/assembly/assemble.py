@@ -19,7 +19,16 @@ from dpro._version import __version__
 from dpro.errors import InputError
 from dpro.folders import made_whole
 from dpro.ingest.assembly.merge import LEFT_OUT, Piece, Remarks, clash, merge_rank, refuse_clashes, useful
-from dpro.ingest.assembly.staging import Note, Share, Task, give_up, note_of, part_name, read_notes, settle
+from dpro.ingest.assembly.staging import (
+    ImportTask,
+    Note,
+    RankFacts,
+    give_up,
+    note_of,
+    part_name,
+    read_notes,
+    settle,
+)
 from dpro.schema import TABLES
 from dpro.store import Manifest, merge_counts, write_manifest
 
@@ -41,7 +50,7 @@ class _Merge:
 def assemble(
     staging: Path,
     run: Path,
-    tasks: Sequence[Task],
+    tasks: Sequence[ImportTask],
     spread: Spread,
     *,
     skipped: Mapping[str, int],
@@ -82,7 +91,7 @@ def _pieces(note: Note, folder: Path) -> list[Piece]:
     return [Piece(note.path, note.format, folder, share) for share in note.shares if not note.failure]
 
 
-def _all_pieces(notes: Sequence[Note], tasks: Sequence[Task]) -> dict[int, list[Piece]]:
+def _all_pieces(notes: Sequence[Note], tasks: Sequence[ImportTask]) -> dict[int, list[Piece]]:
     """What was read of each rank, in order of the files' names."""
     folders = {task.number: task.folder for task in tasks}
     by_rank = defaultdict(list)
@@ -92,7 +101,9 @@ def _all_pieces(notes: Sequence[Note], tasks: Sequence[Task]) -> dict[int, list[
     return dict(sorted(by_rank.items()))
 
 
-def _by_rank(notes: Sequence[Note], tasks: Sequence[Task]) -> tuple[dict[int, list[Piece]], list[Remarks]]:
+def _by_rank(
+    notes: Sequence[Note], tasks: Sequence[ImportTask]
+) -> tuple[dict[int, list[Piece]], list[Remarks]]:
     """The pieces used of each rank, and remarks on those left out.
 
     Raises:
@@ -108,7 +119,7 @@ def _by_rank(notes: Sequence[Note], tasks: Sequence[Task]) -> tuple[dict[int, li
     return by_rank, remarks
 
 
-def _with_ranks(notes: list[Note], tasks: Sequence[Task], spread: Spread) -> list[Note]:
+def _with_ranks(notes: list[Note], tasks: Sequence[ImportTask], spread: Spread) -> list[Note]:
     """Give each file that does not state its rank the first rank that it fits, in order of the names."""
     unranked = [note for note in notes if not note.failure and not note.states_its_rank]
     if not unranked:
@@ -198,7 +209,7 @@ def _manifest(
     return manifest
 
 
-def _versions(shares: Sequence[Share]) -> dict[str, str]:
+def _versions(shares: Sequence[RankFacts]) -> dict[str, str]:
     versions = {name: version for share in shares for name, version in share.versions.items()}
     return dict(sorted(versions.items()))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from dpro.errors import InputError
-from dpro.ingest.assembly.staging import Share, part_name
+from dpro.ingest.assembly.staging import RankFacts, part_name
 from dpro.ingest.flight_recorder.repeated import in_words, newest
 from dpro.ingest.formats import EXECUTION_TRACE, FLIGHT_RECORDER, KINETO
 from dpro.ingest.trace import RankTrace
@@ -45,7 +45,7 @@ class Piece:
     path: str
     format: str
     folder: Path
-    share: Share
+    share: RankFacts
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _NOTE = "note.json"
 
 
 @dataclass(frozen=True)
-class Task:
+class ImportTask:
     """Read one file of an import.
 
     Attributes:
@@ -66,7 +66,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankFacts:
     """What a file says about one rank: the facts of its `RankTrace`, and which tables have rows."""
 
     rank: int
@@ -96,7 +96,7 @@ class Note:
     number: int
     path: str
     format: str
-    shares: list[Share] = field(default_factory=list)
+    shares: list[RankFacts] = field(default_factory=list)
     failure: str = ""
     stamp: str = ""
     rank: int | None = None
@@ -107,7 +107,7 @@ class Note:
         return self.rank is None
 
 
-def stage(task: Task) -> Note:
+def stage(task: ImportTask) -> Note:
     """Read one file and keep its tables; a file that cannot be read becomes a note that says why.
 
     Until `settle`, a file that does not state its rank is read as the rank of its place among the files.
@@ -131,7 +131,7 @@ def stage(task: Task) -> Note:
     return note
 
 
-def settle(task: Task) -> Note:
+def settle(task: ImportTask) -> Note:
     """Give a staged file that does not state its rank the one of its task.
 
     Raises:
@@ -150,7 +150,7 @@ def settle(task: Task) -> Note:
     return note
 
 
-def give_up(task: Task, why: str) -> Note:
+def give_up(task: ImportTask, why: str) -> Note:
     """Note that a file cannot be read because the process that read it died.
 
     Args:
@@ -165,7 +165,7 @@ def give_up(task: Task, why: str) -> Note:
 
 
 @contextmanager
-def _made_whole(task: Task) -> Iterator[Path]:
+def _made_whole(task: ImportTask) -> Iterator[Path]:
     """A folder that replaces the task's folder when the block ends without an error."""
     temporary = task.folder.with_name(f".{task.folder.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -178,7 +178,7 @@ def _made_whole(task: Task) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def read_task(importer: Importer, task: Task) -> Iterator[RankTrace]:
+def read_task(importer: Importer, task: ImportTask) -> Iterator[RankTrace]:
     """Read a file rank by rank; an error of the importer names the importer.
 
     Args:
@@ -216,7 +216,7 @@ def _of_the_file(importer: Importer, label: str, error: BaseException) -> BaseEx
     return InputError(f"{label}: {failed}; report it to the author of that importer")
 
 
-def _read_source(importer: Importer, task: Task) -> RankTrace | list[RankTrace]:
+def _read_source(importer: Importer, task: ImportTask) -> RankTrace | list[RankTrace]:
     """Call an importer with its file; a member of an archive is unpacked first for those that need a path."""
     source = task.source
     if source.member and task.unpacked.exists():
@@ -232,7 +232,7 @@ def _read_source(importer: Importer, task: Task) -> RankTrace | list[RankTrace]:
         return _read_path(importer, path, task)
 
 
-def _read_path(importer: Importer, path: Path, task: Task) -> RankTrace | list[RankTrace]:
+def _read_path(importer: Importer, path: Path, task: ImportTask) -> RankTrace | list[RankTrace]:
     """Call an importer with a path; its errors name the source instead of the path."""
     try:
         return importer.read(path, rank=task.rank)
@@ -240,7 +240,7 @@ def _read_path(importer: Importer, path: Path, task: Task) -> RankTrace | list[R
         raise type(error)(str(error).replace(str(path), task.source.label)) from error
 
 
-def _with_rank(importer: Importer, task: Task) -> tuple[list[RankTrace], int | None]:
+def _with_rank(importer: Importer, task: ImportTask) -> tuple[list[RankTrace], int | None]:
     """The traces of a file, and the rank that it is read as; None where it states its own."""
     traces = list(read_task(importer, task))
     if task.rank is not None or all(trace.rank >= 0 for trace in traces):
@@ -270,19 +270,19 @@ def _peers_follow_from_rank(tables: Iterable[tuple[str, pl.DataFrame]]) -> bool:
     )
 
 
-def _staged(task: Task, share: Share) -> Iterator[tuple[str, pl.DataFrame]]:
+def _staged(task: ImportTask, share: RankFacts) -> Iterator[tuple[str, pl.DataFrame]]:
     """The tables of a rank as they are staged, one at a time."""
     for name in share.tables:
         yield name, pl.read_parquet(task.folder / name / f"{part_name(share.rank)}.parquet", glob=False)
 
 
-def _share(trace: RankTrace, folder: Path) -> Share:
+def _share(trace: RankTrace, folder: Path) -> RankFacts:
     """Write one rank's tables."""
     tables = []
     for name, frame in trace.frames.items():
         if write_part(folder, TABLES[name], part_name(trace.rank), frame):
             tables.append(name)
-    return Share(
+    return RankFacts(
         rank=trace.rank,
         world_size=trace.world_size,
         host=trace.host,
@@ -309,12 +309,12 @@ def read_notes(staging: Path) -> list[Note]:
     return [_note(path) for path in sorted((staging / _FILES).glob(f"[0-9]*/{_NOTE}"))]
 
 
-def note_of(task: Task) -> Note:
+def note_of(task: ImportTask) -> Note:
     """The note of a staged file."""
     return _note(task.folder / _NOTE)
 
 
-def is_staged(task: Task) -> bool:
+def is_staged(task: ImportTask) -> bool:
     """Whether a file is staged already, was readable, and has not changed since."""
     try:
         note = note_of(task)
@@ -334,5 +334,5 @@ def _write_note(folder: Path, note: Note) -> None:
 
 def _note(path: Path) -> Note:
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    shares = [Share(**share) for share in document.pop("shares")]
+    shares = [RankFacts(**share) for share in document.pop("shares")]
     return Note(**document, shares=shares)

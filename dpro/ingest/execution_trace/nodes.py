@@ -99,7 +99,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Document:
+class ExecutionTrace:
     """A file: its schema version, process, nodes by beginning, and how many were not of a node's shape."""
 
     schema: str
@@ -113,7 +113,7 @@ def is_protobuf(head: bytes) -> bool:
     return _PROTOBUF.match(head) is not None
 
 
-def decode(data: bytes, path: Path) -> Document:
+def decode(data: bytes, path: Path) -> ExecutionTrace:
     """Decode an execution trace.
 
     Args:
@@ -140,7 +140,7 @@ def decode(data: bytes, path: Path) -> Document:
         raise InputError(f"{path}: an execution trace without an operator; record it around some work")
     # Nodes are written when they end. GPU work has no number of its own and comes last.
     known.sort(key=lambda node: (node.record_function < 0, node.record_function, node.node_id))
-    return Document(text(document.schema), int64(document.pid), known, malformed)
+    return ExecutionTrace(text(document.schema), int64(document.pid), known, malformed)
 
 
 def _document(data: bytes, path: Path) -> _Document:

@@ -24,7 +24,7 @@ _NOT_JSON = re.compile(
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
-class Pieces(NamedTuple):
+class JsonObjects(NamedTuple):
     """Whole objects found in a text.
 
     Attributes:
@@ -74,7 +74,7 @@ def next_boundary(text: bytes, position: int) -> int:
     return found.end() if found else -1
 
 
-def split(text: bytes, position: int = 0) -> Pieces:
+def split(text: bytes, position: int = 0) -> JsonObjects:
     """The objects of a list one by one, up to one that does not end.
 
     Args:
@@ -95,10 +95,10 @@ def split(text: bytes, position: int = 0) -> Pieces:
                 end = found.end()
                 texts.append(text[begin:end])
         elif mark == ord("]") and not re.match(rb"\s*,\s*\{", text[found.end() : found.end() + 256]):
-            return Pieces(texts, found.end(), closed=True)
+            return JsonObjects(texts, found.end(), closed=True)
         if depth and found.end() - begin > LONGEST_EVENT_BYTES:
             break
-    return Pieces(texts, end, closed=False)
+    return JsonObjects(texts, end, closed=False)
 
 
 def mended(text: bytes) -> bytes:

@@ -105,7 +105,7 @@ class CudaGraph(Edit):
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedHostTime:
     """What becomes of host time, each [N].
 
     Attributes:
@@ -119,7 +119,7 @@ class Captured:
     launching: Ints
 
 
-def captured(graph: Graph, chosen: Bools) -> Captured:
+def captured(graph: Graph, chosen: Bools) -> CapturedHostTime:
     """What graphs of the chosen work would do away with.
 
     Args:
@@ -152,7 +152,7 @@ def captured(graph: Graph, chosen: Bools) -> Captured:
     launching = np.zeros(graph.num_nodes, np.int64)
     begun = first < order.size
     launching[order[first[begun]]] = np.minimum(MAX_NODE_NS * kernels, saved)[begun].astype(np.int64)
-    return Captured(taken, inside & ~taken, launching)
+    return CapturedHostTime(taken, inside & ~taken, launching)
 
 
 def _calls(graph: Graph) -> tuple[Bools, Bools]:

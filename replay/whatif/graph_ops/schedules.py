@@ -1,7 +1,7 @@
 """In which order the stages of a pipeline do the forward and backward work of each micro-batch.
 
-In: numbers of stages, micro-batches and chunks. Out: for each stage its list of `Task`s. How long they take,
-and what waits for what, is in `dpro.replay.whatif.edits.pipeline`.
+In: numbers of stages, micro-batches and chunks. Out: for each stage its list of `PipelineTask`s. How long
+they take, and what waits for what, is in `dpro.replay.whatif.edits.pipeline`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dpro.errors import UsageError
 
 
-class Task(NamedTuple):
+class PipelineTask(NamedTuple):
     """A piece of work of a stage: `kind` is forward, backward, or weights; chunks are the stage's own."""
 
     kind: str
@@ -21,7 +21,7 @@ class Task(NamedTuple):
 
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
-Order = list[Task]
+Order = list[PipelineTask]
 
 
 def gpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
@@ -33,8 +33,8 @@ def gpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
         num_chunks: of the model on each stage.
     """
     _only_one("gpipe", num_chunks)
-    order = [Task(FORWARD, batch) for batch in range(num_batches)]
-    order += [Task(BACKWARD, batch) for batch in range(num_batches)]
+    order = [PipelineTask(FORWARD, batch) for batch in range(num_batches)]
+    order += [PipelineTask(BACKWARD, batch) for batch in range(num_batches)]
     return [order] * num_stages
 
 
@@ -47,8 +47,8 @@ def one_forward_one_backward(num_stages: int, num_batches: int, num_chunks: int)
         num_chunks: of the model on each stage.
     """
     _only_one("1f1b", num_chunks)
-    forward = [Task(FORWARD, batch) for batch in range(num_batches)]
-    backward = [Task(BACKWARD, batch) for batch in range(num_batches)]
+    forward = [PipelineTask(FORWARD, batch) for batch in range(num_batches)]
+    backward = [PipelineTask(BACKWARD, batch) for batch in range(num_batches)]
     return [_alternating(forward, backward, num_stages - stage - 1) for stage in range(num_stages)]
 
 
@@ -68,10 +68,10 @@ def interleaved(num_stages: int, num_batches: int, num_chunks: int) -> list[Orde
         )
     total, turn = num_batches * num_chunks, num_stages * num_chunks
 
-    def task(kind: str, k: int) -> Task:
+    def task(kind: str, k: int) -> PipelineTask:
         chunk = (k % turn) // num_stages
         batch = k // turn * num_stages + k % num_stages
-        return Task(kind, batch, chunk if kind == FORWARD else num_chunks - 1 - chunk)
+        return PipelineTask(kind, batch, chunk if kind == FORWARD else num_chunks - 1 - chunk)
 
     forward, backward = ([task(kind, k) for k in range(total)] for kind in (FORWARD, BACKWARD))
     ahead = [2 * (num_stages - stage - 1) + (num_chunks - 1) * num_stages for stage in range(num_stages)]
@@ -99,10 +99,10 @@ def _with_weights(order: Order, held: int) -> Order:
     for task in order:
         found.append(task)
         if task.kind == BACKWARD and task.batch >= held:
-            found.append(Task(WEIGHTS, task.batch - held))
+            found.append(PipelineTask(WEIGHTS, task.batch - held))
     done = sum(task.kind == WEIGHTS for task in found)
     batches = sum(task.kind == BACKWARD for task in order)
-    return [*found, *(Task(WEIGHTS, batch) for batch in range(done, batches))]
+    return [*found, *(PipelineTask(WEIGHTS, batch) for batch in range(done, batches))]
 
 
 def _alternating(forward: Order, backward: Order, ahead: int) -> Order:

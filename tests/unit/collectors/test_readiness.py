@@ -8,7 +8,7 @@ import pytest
 
 from dpro.collectors import readiness
 from dpro.collectors.readiness import LIMITED, MISSING, READY
-from dpro.collectors.telemetry.nic import Port
+from dpro.collectors.telemetry.nic import PortCounters
 
 
 def test_python_without_torch_is_reported_with_what_to_do(tmp_path):
@@ -67,7 +67,7 @@ def test_driver_without_a_gpu_for_torch_is_a_fault_and_no_driver_is_none(tmp_pat
 
 def test_ports_are_named(tmp_path):
     assert readiness.network(list).state == LIMITED
-    assert "mlx5_0/1" in readiness.network(lambda: [Port("mlx5_0/1", tmp_path)]).what
+    assert "mlx5_0/1" in readiness.network(lambda: [PortCounters("mlx5_0/1", tmp_path)]).what
 
 
 @pytest.mark.parametrize(("answer", "state"), [(-1, LIMITED), (5, LIMITED), (0, READY)])
@@ -113,6 +113,6 @@ def test_a_node_with_amds_driver_reports_whether_its_library_answers(tmp_path, m
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     *_, telemetry = readiness.gpus({"gpus": 8}, tmp_path)
     assert (telemetry.state, telemetry.what) == (LIMITED, readiness.amd.NOT_INSTALLED)
-    monkeypatch.setattr(readiness.amd, "Gpus", lambda complain: None)
+    monkeypatch.setattr(readiness.amd, "AmdGpus", lambda complain: None)
     *_, telemetry = readiness.gpus({"gpus": 8}, tmp_path)
     assert telemetry.state == READY

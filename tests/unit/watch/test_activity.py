@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.convert.recorded import Process
-from dpro.watch.activity import Activity
-from dpro.watch.tail import Tail
+from dpro.collectors.convert.recorded import RecordedProcess
+from dpro.watch.activity import HostActivity
+from dpro.watch.tail import ProcessTail
 
 
 @pytest.fixture
-def process() -> Iterator[Callable[[str], Tail]]:
+def process() -> Iterator[Callable[[str], ProcessTail]]:
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(code: str) -> Tail:
+    def start(code: str) -> ProcessTail:
         running.append(subprocess.Popen([sys.executable, "-c", code]))
         facts = {"rank": len(running), "host": socket.gethostname(), "pid": running[-1].pid}
-        return Tail(Process(Path(), facts))
+        return ProcessTail(RecordedProcess(Path(), facts))
 
     yield start
     for each in running:
@@ -37,7 +37,7 @@ def test_a_process_that_computes_or_writes_is_busy_and_one_that_sleeps_is_not(pr
         "f = open('/dev/null', 'wb')\nimport time\nwhile True: f.write(bytes(1 << 20)); time.sleep(.01)"
     )
     sleeping = process("import time; time.sleep(100)")
-    tails, activity = [computing, writing, sleeping], Activity()
+    tails, activity = [computing, writing, sleeping], HostActivity()
     deadline = time.monotonic() + 60
     activity.sample(tails)
     assert not any(activity.is_busy(rank) for rank in (1, 2, 3))  # nothing is known yet
@@ -48,8 +48,8 @@ def test_a_process_that_computes_or_writes_is_busy_and_one_that_sleeps_is_not(pr
 
 
 def test_of_processes_of_other_hosts_nothing_is_known(tmp_path):
-    activity = Activity()
-    tail = Tail(Process(tmp_path, {"rank": 0, "host": "elsewhere", "pid": 1}))
+    activity = HostActivity()
+    tail = ProcessTail(RecordedProcess(tmp_path, {"rank": 0, "host": "elsewhere", "pid": 1}))
     activity.sample([tail])
     activity.sample([tail])
     assert not activity.is_busy(0)

@@ -12,22 +12,22 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside.records import ANCHOR, UPDATE, RecordWriter
 from dpro.watch.calls import CallTable
-from dpro.watch.tail import Tail
+from dpro.watch.tail import ProcessTail
 
 SHOWN, KEPT = "calls-fr.json", "flight-fr-000001.json"
 WORLD = ["0", "default_pg"]
-MAKE = Callable[[int], Tail]
+MAKE = Callable[[int], ProcessTail]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> MAKE:
-    def tail(rank: int) -> Tail:
+    def tail(rank: int) -> ProcessTail:
         folder = tmp_path / str(rank)
         folder.mkdir()
-        return Tail(Process(folder, {"rank": rank}))
+        return ProcessTail(RecordedProcess(folder, {"rank": rank}))
 
     return tail
 
@@ -39,7 +39,7 @@ def entry(number: int, **facts: Any) -> dict[str, Any]:
 
 
 def dump(
-    tail: Tail, name: str, entries: Iterable[Mapping[str, Any]], stamp: int, ranks: str = "[0, 1]"
+    tail: ProcessTail, name: str, entries: Iterable[Mapping[str, Any]], stamp: int, ranks: str = "[0, 1]"
 ) -> None:
     path = tail.process.folder / name
     document = {"entries": list(entries), "pg_config": {"0": {"name": "0", "ranks": ranks}}}

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.detect.findings import Finding
 from dpro.errors import Unanswerable
 from dpro.watch import deep
-from dpro.watch.deep import SETTLED_S, DeepState, DeepWatch, Phase, looked, next_state, saved_windows
-from dpro.watch.tail import OPEN_NS, Tail
+from dpro.watch.deep import SETTLED_S, DeepState, DeepWatch, DeepWatchPhase, looked, next_state, saved_windows
+from dpro.watch.tail import OPEN_NS, ProcessTail
 
 SLOW = Finding("slow.link", "link", "0-1", (0, 1), 0.2, 0.9, 5e6, ("evidence",))
 
 
-def tail(folder: Path, rank: int, *windows: int, still_open: int = -1) -> Tail:
+def tail(folder: Path, rank: int, *windows: int, still_open: int = -1) -> ProcessTail:
     own = folder / str(rank)
     own.mkdir()
-    one = Tail(Process(own, {"rank": rank}))
+    one = ProcessTail(RecordedProcess(own, {"rank": rank}))
     one.windows.extend((number, number, number + 1) for number in windows)
     if still_open >= 0:
         one.windows.append((still_open, 5, OPEN_NS))
@@ -39,21 +39,21 @@ def test_only_windows_that_all_ranks_have_saved_count(tmp_path):
 
 def test_a_window_is_looked_at_when_its_calls_have_had_time_to_come():
     settling = next_state(DeepState(), 3, 100.0)
-    assert settling == DeepState(Phase.SETTLING, newest=3, newest_s=100.0)
+    assert settling == DeepState(DeepWatchPhase.SETTLING, newest=3, newest_s=100.0)
     assert next_state(settling, 3, 100.0 + 0.9 * SETTLED_S) == settling
     again = next_state(settling, 4, 100.0 + 0.9 * SETTLED_S)  # another one is saved: its calls are to come
-    assert next_state(again, 4, 100.0 + SETTLED_S).phase is Phase.SETTLING
+    assert next_state(again, 4, 100.0 + SETTLED_S).phase is DeepWatchPhase.SETTLING
     looking = next_state(settling, 3, 100.0 + SETTLED_S)
-    assert (looking.phase, looking.looked) == (Phase.LOOKING, 3)
+    assert (looking.phase, looking.looked) == (DeepWatchPhase.LOOKING, 3)
     assert next_state(looking, 4, 200.0) == looking  # one look at a time
 
 
 def test_a_window_is_looked_at_once_and_looks_take_a_share_of_the_time():
-    state = looked(DeepState(Phase.LOOKING, newest=3, newest_s=100.0, looked=3), 110.0, took_s=5.0)
-    assert (state.phase, state.due_s) == (Phase.WAITING, 210.0)
+    state = looked(DeepState(DeepWatchPhase.LOOKING, newest=3, newest_s=100.0, looked=3), 110.0, took_s=5.0)
+    assert (state.phase, state.due_s) == (DeepWatchPhase.WAITING, 210.0)
     assert next_state(state, 3, 300.0) == state
-    assert next_state(state, 4, 150.0).phase is Phase.SETTLING
-    assert next_state(next_state(state, 4, 150.0), 4, 210.0).phase is Phase.LOOKING
+    assert next_state(state, 4, 150.0).phase is DeepWatchPhase.SETTLING
+    assert next_state(next_state(state, 4, 150.0), 4, 210.0).phase is DeepWatchPhase.LOOKING
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def looks(tmp_path, monkeypatch) -> DeepWatch:
     return DeepWatch(tmp_path / "run")
 
 
-def found_by(looks: DeepWatch, tails: list[Tail]) -> list[Finding]:
+def found_by(looks: DeepWatch, tails: list[ProcessTail]) -> list[Finding]:
     deadline = time.monotonic() + 60
     while (found := looks.look(tails)) is None:
         assert time.monotonic() < deadline
@@ -83,7 +83,7 @@ def test_windows_are_looked_at_together_when_there_is_a_new_one_and_not_again(lo
     [found] = found_by(looks, tails)
     assert found == dataclasses.replace(SLOW, evidence=("--window", "2", "--window", "1"))
     assert [looks.look(tails) for _ in range(3)] == [None] * 3
-    assert looks.state.phase is Phase.WAITING
+    assert looks.state.phase is DeepWatchPhase.WAITING
     for one in tails:
         one.windows.append((4, 4, 5))
         (one.process.folder / "window0004.json").touch()
@@ -96,9 +96,9 @@ def test_a_look_whose_files_were_removed_meanwhile_finds_nothing(looks, tmp_path
     tails = [tail(tmp_path, 0, 1)]
     (tmp_path / "python").write_text('#!/bin/sh\necho \'{"error": "the run holds no spans"}\'\n')
     assert looks.look(tails) is None
-    assert looks.state.phase is Phase.LOOKING
+    assert looks.state.phase is DeepWatchPhase.LOOKING
     deadline = time.monotonic() + 60
-    while looks.state.phase is Phase.LOOKING:
+    while looks.state.phase is DeepWatchPhase.LOOKING:
         assert time.monotonic() < deadline
         assert looks.look(tails) is None
         time.sleep(0.01)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from dpro.collectors.attach import Answers
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.launch.recording import MARKERS, RAW
-from dpro.collectors.telemetry.samples import Sample, SampleWriter
+from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.detect.findings import Finding
 from dpro.errors import InputError
 from dpro.watch.evidence import keep_hang, open_log, why_silent, with_gpu_errors
-from dpro.watch.tail import Tail
+from dpro.watch.tail import ProcessTail
 
 STUCK = Finding("hang.device", "rank", "1", (1,), 1.0, 0.9, 0.0, ("it hangs",))
 NOW = 1_700_000_000 * 10**9
@@ -34,20 +34,27 @@ def launched(run: Path, name: str, host: str) -> Path:
     return raw
 
 
-def process(run: Path, rank: int, host: str) -> Tail:
+def process(run: Path, rank: int, host: str) -> ProcessTail:
     folder = run / RAW / "a" / f"{host}-{rank}"
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"rank": rank, "host": host, "pid": rank, "local_rank": 0, "world_size": 2, "started_ns": NOW}
-    return Tail(Process(folder, facts | {"gpu_uuid": f"GPU-g{rank}", "gpu_name": "H100", "clock": ""}))
+    return ProcessTail(
+        RecordedProcess(folder, facts | {"gpu_uuid": f"GPU-g{rank}", "gpu_name": "H100", "clock": ""})
+    )
 
 
 @pytest.fixture
 def run(tmp_path) -> Path:
     for name, host, gpu, xid in (("a", "n0", "g0", 95), ("b", "n1", "g1", 79)):
         writer = SampleWriter(launched(tmp_path, name, host), host)
-        writer.append([Sample(NOW, -1, gpu, {"sampling_us": 80}), Sample(NOW, -1, "g7", {"sampling_us": 80})])
-        writer.append([Sample(NOW + 5, -1, gpu, {"xid": xid}, is_event=True)])
-        writer.append([Sample(NOW + 5, -1, "g7", {"xid": 31}, is_event=True)])  # another job's
+        writer.append(
+            [
+                TelemetrySample(NOW, -1, gpu, {"sampling_us": 80}),
+                TelemetrySample(NOW, -1, "g7", {"sampling_us": 80}),
+            ]
+        )
+        writer.append([TelemetrySample(NOW + 5, -1, gpu, {"xid": xid}, is_event=True)])
+        writer.append([TelemetrySample(NOW + 5, -1, "g7", {"xid": 31}, is_event=True)])  # another job's
     return tmp_path
 
 
@@ -68,12 +75,12 @@ def test_what_cannot_be_read_leaves_the_finding_as_it_is(run):
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[[str], Process]]:
+def started() -> Iterator[Callable[[str], RecordedProcess]]:
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(code: str) -> Process:
+    def start(code: str) -> RecordedProcess:
         running.append(subprocess.Popen([sys.executable, "-c", code]))
-        return Process(Path(), {"rank": 0, "host": socket.gethostname(), "pid": running[-1].pid})
+        return RecordedProcess(Path(), {"rank": 0, "host": socket.gethostname(), "pid": running[-1].pid})
 
     yield start
     for each in running:
@@ -92,7 +99,9 @@ def test_why_a_process_does_not_answer_is_what_the_kernel_knows_of_it(started):
     while "has ended" not in why_silent(ended):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert "runs on elsewhere" in why_silent(Process(Path(), {"rank": 0, "host": "elsewhere", "pid": 1}))
+    assert "runs on elsewhere" in why_silent(
+        RecordedProcess(Path(), {"rank": 0, "host": "elsewhere", "pid": 1})
+    )
 
 
 def test_dumps_and_stacks_of_a_hang_are_kept_and_name_the_ranks_that_do_not_answer(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from dpro.watch.hang import (
     MIN_PATIENCE_S,
     STARTING_S,
     HangState,
-    Phase,
+    HangWatchPhase,
     Standstill,
     may_go_on,
     next_state,
@@ -47,30 +47,30 @@ def test_a_job_may_stand_still_as_long_as_its_steps_and_pauses_suggest():
 
 
 def test_processes_are_asked_when_the_patience_is_nearly_over_and_not_before():
-    assert after(still(1)).phase is Phase.MOVING
-    assert after(still(6)).phase is Phase.PATIENT
-    assert after(still(7.4)).phase is Phase.PATIENT
-    assert after(still(7.5)) == HangState(Phase.ASKED, asked_s=1007.5)
+    assert after(still(1)).phase is HangWatchPhase.MOVING
+    assert after(still(6)).phase is HangWatchPhase.PATIENT
+    assert after(still(7.4)).phase is HangWatchPhase.PATIENT
+    assert after(still(7.5)) == HangState(HangWatchPhase.ASKED, asked_s=1007.5)
 
 
 def test_calls_are_searched_when_the_patience_is_over_and_all_have_answered():
     asked = still(7.5)
-    assert after(asked, still(9, 3)).phase is Phase.ASKED  # others may still answer, and steps end
-    assert after(asked, still(10, 2, is_awaited=True)).phase is Phase.ASKED
-    assert after(asked, still(10, 3)).phase is Phase.SEARCHING
+    assert after(asked, still(9, 3)).phase is HangWatchPhase.ASKED  # others may still answer, and steps end
+    assert after(asked, still(10, 2, is_awaited=True)).phase is HangWatchPhase.ASKED
+    assert after(asked, still(10, 3)).phase is HangWatchPhase.SEARCHING
 
 
 def test_further_answers_are_waited_for_while_they_come_and_not_for_ever():
     looks = [still(7.5), still(10.5, 0, True)]
-    assert after(*looks).phase is Phase.ASKED
+    assert after(*looks).phase is HangWatchPhase.ASKED
     looks += [still(11.4, 1, True)]
-    assert after(*looks).phase is Phase.ASKED
+    assert after(*looks).phase is HangWatchPhase.ASKED
     looks += [still(15.3, 1, True)]  # long since they were asked, but not since one answered
-    assert after(*looks).phase is Phase.ASKED
+    assert after(*looks).phase is HangWatchPhase.ASKED
     looks += [still(15.3, 2, True)]
-    assert after(*looks).phase is Phase.ASKED
-    assert after(*looks, still(19.4, 2, True)).phase is Phase.SEARCHING
-    assert after(*looks, still(15.4, 3)).phase is Phase.SEARCHING
+    assert after(*looks).phase is HangWatchPhase.ASKED
+    assert after(*looks, still(19.4, 2, True)).phase is HangWatchPhase.SEARCHING
+    assert after(*looks, still(15.4, 3)).phase is HangWatchPhase.SEARCHING
 
 
 @pytest.mark.parametrize("looks", [[still(6)], [still(8)], [still(8), still(10)]])
@@ -81,9 +81,9 @@ def test_a_step_ends_whatever_the_watch_does(looks):
 def test_after_a_search_the_same_job_is_asked_again_when_a_share_of_the_time_has_passed():
     assert searched(1012.0, took_s=0.1).due_s == 1014.0
     state = searched(1012.0, took_s=3.0)
-    assert state == HangState(Phase.PATIENT, due_s=1018.0)
+    assert state == HangState(HangWatchPhase.PATIENT, due_s=1018.0)
     assert next_state(state, still(17.9)) == state
-    assert next_state(state, still(18)) == HangState(Phase.ASKED, asked_s=1018.0)
+    assert next_state(state, still(18)) == HangState(HangWatchPhase.ASKED, asked_s=1018.0)
 
 
 def test_a_host_that_works_is_waited_for_longer_and_others_are_not():

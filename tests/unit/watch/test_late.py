@@ -10,14 +10,14 @@ from dpro.watch.late import (
     MAX_AGAIN,
     MIN_AGAIN,
     LateState,
-    Phase,
+    LateWatchPhase,
     looked,
     next_state,
     num_again,
     since_of,
 )
 
-ASKED = LateState(Phase.ASKED, asked_s=100.0, asked_at=8)
+ASKED = LateState(LateWatchPhase.ASKED, asked_s=100.0, asked_at=8)
 
 
 def test_processes_are_asked_once_steps_have_ended_since_they_were_asked_last():
@@ -28,17 +28,17 @@ def test_processes_are_asked_once_steps_have_ended_since_they_were_asked_last():
 def test_processes_are_not_asked_before_the_watch_has_rested():
     resting = LateState(due_s=100.5)
     assert next_state(resting, 100.0, 8) == resting
-    assert next_state(resting, 100.5, 8).phase is Phase.ASKED
+    assert next_state(resting, 100.5, 8).phase is LateWatchPhase.ASKED
 
 
 def test_calls_are_looked_at_when_processes_have_had_time_to_answer():
     assert next_state(ASKED, 100.0 + 0.9 * ANSWER_S, 9) == ASKED
-    assert next_state(ASKED, 100.0 + ANSWER_S, 9).phase is Phase.LOOKING
+    assert next_state(ASKED, 100.0 + ANSWER_S, 9).phase is LateWatchPhase.LOOKING
 
 
 def test_looks_take_a_share_of_the_time_and_are_not_more_frequent_than_dumps_may_be():
     cheap = looked(ASKED, 102.0, took_s=0.001)
-    assert cheap == LateState(Phase.RESTING, due_s=100.0 + ASK_S, asked_s=100.0, asked_at=8)
+    assert cheap == LateState(LateWatchPhase.RESTING, due_s=100.0 + ASK_S, asked_s=100.0, asked_at=8)
     assert looked(ASKED, 102.0, took_s=2.0).due_s == 102.0 - ANSWER_S + 20.0
 
 

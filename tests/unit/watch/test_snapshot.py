@@ -7,23 +7,25 @@ import os
 import time
 from pathlib import Path
 
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside.records import ANCHOR, CLOCK, UPDATE, RecordWriter
 from dpro.detect.hang.find import find_hangs
 from dpro.watch.snapshot import Snapshot
-from dpro.watch.tail import Tail
+from dpro.watch.tail import ProcessTail
 
 S = 10**9
 
 
 def process(
     folder: Path, rank: int, calls: int, ahead_s: float, beats: bool = True, ranks: str = "[0, 1, 2]"
-) -> Tail:
+) -> ProcessTail:
     """A process of three that has called so many times, the last not over where that is the fourth."""
     own = folder / str(rank)
     own.mkdir()
     facts = {"rank": rank, "pid": 7, "host": f"node{rank}", "local_rank": 0, "world_size": 3, "gpu_uuid": ""}
-    tail = Tail(Process(own, facts | {"gpu_name": "", "clock": f"boot{rank}", "started_ns": 5}))
+    tail = ProcessTail(
+        RecordedProcess(own, facts | {"gpu_name": "", "clock": f"boot{rank}", "started_ns": 5})
+    )
     now = time.time_ns() + int(ahead_s * S)
     records = RecordWriter(own / "records.bin")
     records.write(ANCHOR, 0, 0, 0, 0)
@@ -50,7 +52,7 @@ def process(
     return tail
 
 
-def found(tails: list[Tail]) -> tuple[str, tuple[int, ...], str]:
+def found(tails: list[ProcessTail]) -> tuple[str, tuple[int, ...], str]:
     snapshot = Snapshot()
     snapshot.read(tails)
     [finding] = find_hangs(snapshot.records(tails))

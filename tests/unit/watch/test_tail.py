@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.tables import frames_of
 from dpro.collectors.inside.records import (
     ANCHOR,
@@ -20,13 +20,13 @@ from dpro.collectors.inside.records import (
     read_records,
 )
 from dpro.schema import COUNTERS, STEPS
-from dpro.watch.tail import MIN_RECENT, MIN_STEPS, Tail, amounts_of, steps_of
+from dpro.watch.tail import MIN_RECENT, MIN_STEPS, ProcessTail, amounts_of, steps_of
 
 
 @pytest.fixture
-def tail(tmp_path: Path) -> Tail:
+def tail(tmp_path: Path) -> ProcessTail:
     facts = {"rank": 3, "pid": 7, "host": "here", "local_rank": 3, "world_size": 4, "gpu_uuid": ""}
-    return Tail(Process(tmp_path, facts | {"gpu_name": "", "started_ns": 5}))
+    return ProcessTail(RecordedProcess(tmp_path, facts | {"gpu_name": "", "started_ns": 5}))
 
 
 def test_records_are_read_once_and_steps_follow_from_them(tail):

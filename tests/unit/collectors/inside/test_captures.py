@@ -40,7 +40,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise RuntimeError("capture was invalidated")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(captures, "captured", captures.Captured())
+    monkeypatch.setattr(captures, "captured", captures.RunningCaptures())
     recorder: Any = Recorder()
     captures.install(recorder)
     Graph.forked = recorder.forked  # type: ignore[attr-defined]

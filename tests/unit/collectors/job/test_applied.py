@@ -2,7 +2,7 @@
 
 import json
 
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.job.applied import applied, refused_so_far
 from dpro.collectors.launch.recording import Launch
 
@@ -20,7 +20,7 @@ def process(launch, rank, said=None):
     (folder / "facts.json").write_text(json.dumps(facts))
     if said is not None:
         (folder / "applied.json").write_text(said)
-    return Process(folder, facts)
+    return RecordedProcess(folder, facts)
 
 
 def change(edit, places=(), reasons=()):

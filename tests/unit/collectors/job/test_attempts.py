@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.job.attempts import attempts
 
 
-def process(rank: int, started: int, world_size: int = 2, attempt: str = "") -> Process:
+def process(rank: int, started: int, world_size: int = 2, attempt: str = "") -> RecordedProcess:
     facts = {"rank": rank, "world_size": world_size, "attempt": attempt, "started_ns": started}
-    return Process(Path(f"{rank}-{started}"), facts)
+    return RecordedProcess(Path(f"{rank}-{started}"), facts)
 
 
 @pytest.mark.parametrize(

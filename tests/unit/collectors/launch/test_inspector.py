@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from dpro.collectors.convert.inspector_logs import NOTHING, convert_logs
-from dpro.collectors.convert.recorded import Process
+from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside import records
 from dpro.collectors.inside.records import RecordWriter
 from dpro.collectors.launch.inspector import LOGS, check_plugin, variables
@@ -66,12 +66,12 @@ def launch(tmp_path):
     return launch
 
 
-def process(launch: Launch, rank: int, pid: int) -> Process:
+def process(launch: Launch, rank: int, pid: int) -> RecordedProcess:
     folder = launch.raw / f"node1-{pid}"
     folder.mkdir()
     writer = RecordWriter(folder / "records.bin")
     writer.write(records.WINDOW, 0, 1000, 2000)
-    return Process(folder, {"rank": rank, "host": "node1", "pid": pid})
+    return RecordedProcess(folder, {"rank": rank, "host": "node1", "pid": pid})
 
 
 def test_rows_are_those_of_the_processes_rank_outside_deep_windows(launch):

@@ -6,13 +6,13 @@ import time
 import pytest
 
 from dpro.collectors.launch import processes
-from dpro.collectors.launch.processes import Process, start_ticks, wait_for_any
+from dpro.collectors.launch.processes import LaunchedProcess, start_ticks, wait_for_any
 
 
 @pytest.mark.parametrize(("end", "code"), [("exit 7", 7), ("kill -9 $$", -signal.SIGKILL)])
 def test_status_of_a_zombie_is_known(end, code):
     child = subprocess.Popen(["sh", "-c", f"read line; {end}"], stdin=subprocess.PIPE)
-    process = Process(child.pid)
+    process = LaunchedProcess(child.pid)
     assert not process.ended()
     assert process.status is None
     assert child.stdin is not None
@@ -37,10 +37,10 @@ def test_process_that_is_gone_has_ended():
     child = subprocess.Popen(["true"])
     child.wait()
     assert start_ticks(child.pid) == -1
-    assert Process(child.pid).ended()
+    assert LaunchedProcess(child.pid).ended()
 
 
 def test_waiting_stops_at_the_timeout():
     begun = time.monotonic()
-    wait_for_any([Process(os.getpid())], timeout_s=0.05)
+    wait_for_any([LaunchedProcess(os.getpid())], timeout_s=0.05)
     assert time.monotonic() - begun >= 0.04

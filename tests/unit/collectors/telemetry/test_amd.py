@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dpro.collectors.telemetry import amd, nvml, sampler
-from dpro.collectors.telemetry.amd import Gpus
+from dpro.collectors.telemetry.amd import AmdGpus
 from dpro.collectors.telemetry.gpus import Unavailable, libraries
 from tests import fake_amdsmi, fake_nvml
 from tests.fake_amdsmi import BUSY, NO_PERM, NOT_SUPPORTED, FakeGpu, FakeLibrary
@@ -54,14 +54,14 @@ def opened(monkeypatch, tmp_path):
         next(cleanup)
         cleanups.append(cleanup)
         complaints = []
-        return Gpus(complaints.append), complaints
+        return AmdGpus(complaints.append), complaints
 
     yield open_
     for cleanup in cleanups:
         next(cleanup, None)
 
 
-def values_of(gpus: Gpus, everything: bool = True) -> dict[str, float]:
+def values_of(gpus: AmdGpus, everything: bool = True) -> dict[str, float]:
     (sample,) = gpus.read(everything)
     return dict(sample.values)
 
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_busy_is_asked_again_and_one_that_stays_silent_is_lost(ope
     gpu.codes.clear()
     assert all("power_w" in sample.values for sample in gpus.read(False))
     gpu.codes["all"] = BUSY
-    for _ in range(Gpus.most_silent - 1):
+    for _ in range(AmdGpus.most_silent - 1):
         gpus.read(False)
     *_, event = gpus.read(False)
     assert (event.device, dict(event.values), event.is_event) == ("a1b2c3d4e5f60718", {"lost": 1}, True)
@@ -197,7 +197,7 @@ def test_a_node_without_the_driver_never_loads_the_binding(monkeypatch, tmp_path
     monkeypatch.setattr(amd, "DRIVER", tmp_path / "none")
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     with pytest.raises(Unavailable) as raised:
-        Gpus(print)
+        AmdGpus(print)
     assert str(raised.value) == ""
 
 
@@ -217,7 +217,7 @@ def test_a_node_with_the_driver_and_no_binding_gets_the_install_command(opened, 
         opened(FakeLibrary())
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     with pytest.raises(Unavailable, match=r"dpro-toolkit\[amd\]"):
-        Gpus(print)
+        AmdGpus(print)
 
 
 def test_gpus_of_both_makers_on_one_node_are_sampled_side_by_side(opened, monkeypatch):
@@ -236,7 +236,7 @@ def test_gpus_of_both_makers_on_one_node_are_sampled_side_by_side(opened, monkey
 
     threads = [
         threading.Thread(target=sampler.sample_gpus, args=(open_, 0.01, Output(), complaints.append))
-        for open_ in (nvml.Gpus, lambda complain: amds)
+        for open_ in (nvml.NvidiaGpus, lambda complain: amds)
     ]
     for thread in threads:
         thread.start()

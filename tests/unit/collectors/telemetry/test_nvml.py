@@ -5,7 +5,7 @@ import builtins
 import pytest
 
 from dpro.collectors.telemetry import nvml
-from dpro.collectors.telemetry.nvml import Gpus, Unavailable
+from dpro.collectors.telemetry.nvml import NvidiaGpus, Unavailable
 from tests import fake_nvml
 from tests.fake_nvml import ALL_LINKS, DOUBLE, UINT, ULONGLONG, FakeGpu, FakeNvml
 
@@ -35,14 +35,14 @@ def opened(monkeypatch):
         next(cleanup)
         cleanups.append(cleanup)
         complaints = []
-        return Gpus(complaints.append), complaints
+        return NvidiaGpus(complaints.append), complaints
 
     yield open_
     for cleanup in cleanups:
         next(cleanup, None)
 
 
-def values_of(gpus: Gpus, everything: bool = True) -> dict[str, float]:
+def values_of(gpus: NvidiaGpus, everything: bool = True) -> dict[str, float]:
     (sample,) = gpus.read(everything)
     return dict(sample.values)
 
@@ -249,7 +249,7 @@ def test_without_nvidia_ml_py_only_nodes_with_a_driver_get_the_install_command(m
     for there, reason in ((True, nvml.NOT_INSTALLED), (False, "")):
         monkeypatch.setattr(nvml, "driver_is_there", lambda there=there: there)
         with pytest.raises(Unavailable) as raised:
-            Gpus(print)
+            NvidiaGpus(print)
         assert str(raised.value) == reason
 
 
@@ -257,7 +257,7 @@ def test_a_real_gpu_is_sampled_in_plausible_values():
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
     complaints = []
     try:
-        gpus = Gpus(complaints.append)
+        gpus = NvidiaGpus(complaints.append)
     except Unavailable:
         pytest.skip("no GPU here")
     for sample in gpus.read(True) + gpus.read(False) + gpus.wait(0.1):

@@ -16,8 +16,8 @@ import pytest
 
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry import sampler
-from dpro.collectors.telemetry.sampler import Election, Processes, forget_elections
-from dpro.collectors.telemetry.samples import Sample, SampleWriter, read_samples, sample_files
+from dpro.collectors.telemetry.sampler import Election, LocalProcesses, forget_elections
+from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample, read_samples, sample_files
 from dpro.collectors.telemetry.tables import convert_samples
 from dpro.schema import COUNTERS
 from dpro.store import Run
@@ -40,11 +40,11 @@ def wait_until(condition) -> None:
         time.sleep(0.01)
 
 
-def sampled(launch: Launch) -> list[Sample]:
+def sampled(launch: Launch) -> list[TelemetrySample]:
     return [sample for path in sample_files(launch.raw) for sample in read_samples(path)[1]]
 
 
-def of_the_node(launch: Launch) -> list[Sample]:
+def of_the_node(launch: Launch) -> list[TelemetrySample]:
     return [sample for sample in sampled(launch) if "telemetry_cpu_s" in sample.values]
 
 
@@ -205,7 +205,7 @@ def test_a_sampler_that_does_not_end_is_killed(tmp_path, monkeypatch):
 def test_a_process_may_get_another_rank_and_end(tmp_path, job):
     launch = launched(tmp_path)
     process = job(launch, 0)
-    processes = Processes(launch.raw, HOST)
+    processes = LocalProcesses(launch.raw, HOST)
     assert [sample.rank for sample in processes.read(True)] == [0]
     job(launch, 5)
     os.utime(launch.raw / f"{HOST}-{process.pid}" / "facts.json", ns=(1, 1))
@@ -218,7 +218,9 @@ def test_a_process_may_get_another_rank_and_end(tmp_path, job):
 def test_samples_become_rows_of_counters_once(tmp_path):
     launch = launched(tmp_path)
     writer = SampleWriter(launch.raw, "node1")
-    writer.append([Sample(7, -1, "8c5", {"power_w": 300.5}), Sample(8, 2, "", {"threads": 9})])
+    writer.append(
+        [TelemetrySample(7, -1, "8c5", {"power_w": 300.5}), TelemetrySample(8, 2, "", {"threads": 9})]
+    )
     for _ in range(2):  # as after a crash between the two steps
         (path,) = sample_files(launch.raw)
         content = path.read_bytes()
@@ -235,7 +237,7 @@ def test_samples_become_rows_of_counters_once(tmp_path):
 def test_only_whole_files_are_converted_while_the_job_runs(tmp_path):
     launch = launched(tmp_path)
     writer = SampleWriter(launch.raw, "node1")
-    writer.append([Sample(7, -1, "", {"load": 1})])
+    writer.append([TelemetrySample(7, -1, "", {"load": 1})])
     convert_samples(launch, whole=True)
     assert not (tmp_path / "counters").exists()
     writer.close()

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from dpro.dashboards.timeline.lanes import Names, make_lanes
-from dpro.dashboards.timeline.search import KEPT, Place, Search, exactly, matching
+from dpro.dashboards.timeline.search import KEPT, FoundSpan, Search, exactly, matching
 from dpro.errors import UsageError
 from dpro.schema import SPANS, conform
 
@@ -37,14 +37,14 @@ def test_matches_are_counted_whatever_the_case_with_their_time(ranks):
 
 def test_the_next_match_is_the_one_that_begins_next_on_any_rank_and_after_the_last_comes_the_first(ranks):
     lanes, search = ranks
-    at, found = Place(-1, -1, -1), []
+    at, found = FoundSpan(-1, -1, -1), []
     for _ in range(4):
         at, number = search.next("gemm", lanes, at)
         found.append((at.start, at.rank, number))
     assert found == [(0, 0, 1), (10, 1, 2), (40, 0, 3), (0, 0, 1)]
     before, number = search.next("gemm", lanes, at, backwards=True)
     assert (before.start, number) == (40, 3)
-    between, _ = search.next("gemm", lanes, Place(20, 0, 1), backwards=True)
+    between, _ = search.next("gemm", lanes, FoundSpan(20, 0, 1), backwards=True)
     assert between.start == 10
     assert search.next("nothing", lanes, at) == (None, 0)
 

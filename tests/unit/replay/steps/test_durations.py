@@ -12,7 +12,7 @@ from dpro.analysis.step_time import step_time_document, step_time_in_words
 from dpro.cli.run.info import in_words
 from dpro.detect.regression import regression_of
 from dpro.replay.steps.durations import host_steps_of, steps_of
-from dpro.replay.steps.typical import job_steps, pace_of
+from dpro.replay.steps.typical import job_steps, step_series
 from dpro.schema import COUNTERS, STEPS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.timed import with_times
@@ -46,9 +46,9 @@ def run_of(folder, table, gpus=("NVIDIA H200",), counters=None):
 
 def test_typical_step_is_the_devices_where_it_timed_the_steps():
     table = steps(QUEUED, np.full(QUEUED.size, 50.0))
-    pace = pace_of(table)
-    assert (pace.typical_ns, pace.mean_ns, pace.by_device) == (50 * MS, 50 * MS, True)
-    assert not pace.paused.any()
+    series = step_series(table)
+    assert (series.typical_ns, series.mean_ns, series.by_device) == (50 * MS, 50 * MS, True)
+    assert not series.paused.any()
     assert step_time_in_words(table).endswith("outside deep windows, timed by the device)")
 
 
@@ -90,10 +90,10 @@ def test_job_that_becomes_slower_on_its_device_alone_is_found():
 
 def test_hosts_that_run_ahead_of_gpus_are_known_by_their_cycles_and_it_is_said(tmp_path):
     run = run_of(tmp_path, steps(QUEUED))
-    pace = pace_of(steps_of(run))
-    assert (pace.typical_ns, pace.cycle, pace.by_device) == (50 * MS, 10, False)
-    assert pace.steps.size == QUEUED.size - 10  # before the first wait it is not known what was enqueued
-    assert not pace.paused.any()
+    series = step_series(steps_of(run))
+    assert (series.typical_ns, series.cycle, series.by_device) == (50 * MS, 10, False)
+    assert series.steps.size == QUEUED.size - 10  # before the first wait it is not known what was enqueued
+    assert not series.paused.any()
     document = info_document(Analysis(run))
     assert document.step_time.typical_ms == 50
     assert "the launch queue hides the GPU's time; mean over 10-step cycles" in "\n".join(in_words(document))
@@ -101,8 +101,8 @@ def test_hosts_that_run_ahead_of_gpus_are_known_by_their_cycles_and_it_is_said(t
 
 
 def test_regular_long_steps_of_cpu_jobs_are_pauses(tmp_path):
-    pace = pace_of(steps_of(run_of(tmp_path, steps(QUEUED), gpus=())))
-    assert (pace.typical_ns, pace.cycle, int(pace.paused.sum())) == (10 * MS, 1, 12)
+    series = step_series(steps_of(run_of(tmp_path, steps(QUEUED), gpus=())))
+    assert (series.typical_ns, series.cycle, int(series.paused.sum())) == (10 * MS, 1, 12)
 
 
 def test_regular_long_steps_that_the_host_explains_are_pauses_on_gpus_too(tmp_path):
@@ -113,17 +113,17 @@ def test_regular_long_steps_that_the_host_explains_are_pauses_on_gpus_too(tmp_pa
         time_ns="start_ns",
         value=(pl.col("duration_ns") - 10 * MS).cast(pl.Float64),
     )
-    pace = pace_of(steps_of(run_of(tmp_path, table, counters=conform(COUNTERS, saved))))
-    assert (pace.typical_ns, pace.cycle, int(pace.paused.sum())) == (10 * MS, 1, 12)
+    series = step_series(steps_of(run_of(tmp_path, table, counters=conform(COUNTERS, saved))))
+    assert (series.typical_ns, series.cycle, int(series.paused.sum())) == (10 * MS, 1, 12)
 
 
 def test_cycles_with_a_deep_window_are_left_out(tmp_path):
     host = QUEUED.copy()
     host[[44, 45, 46]] += 300
-    pace = pace_of(steps_of(run_of(tmp_path, steps(host, windows=(44, 45)))))
-    assert pace.typical_ns == 50 * MS
-    assert not pace.paused.any()
-    assert not set(range(40, 50)) & set(pace.steps.tolist())
+    series = step_series(steps_of(run_of(tmp_path, steps(host, windows=(44, 45)))))
+    assert series.typical_ns == 50 * MS
+    assert not series.paused.any()
+    assert not set(range(40, 50)) & set(series.steps.tolist())
 
 
 def test_steps_beside_a_deep_window_are_no_measure_of_others(tmp_path):
@@ -132,9 +132,9 @@ def test_steps_beside_a_deep_window_are_no_measure_of_others(tmp_path):
     table = steps(host, windows=(41, 42)).with_columns(
         beside=pl.when(pl.col("step").is_in([43, 44])).then(0).otherwise(-1)
     )
-    pace = pace_of(steps_of(run_of(tmp_path, conform(STEPS, table))))
-    assert (pace.typical_ns, pace.cycle) == (50 * MS, 10)
-    assert not set(range(40, 50)) & set(pace.steps.tolist())
+    series = step_series(steps_of(run_of(tmp_path, conform(STEPS, table))))
+    assert (series.typical_ns, series.cycle) == (50 * MS, 10)
+    assert not set(range(40, 50)) & set(series.steps.tolist())
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_steps_beside_a_deep_window_are_no_measure_of_others(tmp_path):
     ids=["even", "by turns", "long enough", "too short"],
 )
 def test_only_a_schedule_of_waits_makes_cycles(tmp_path, host):
-    cycle = pace_of(steps_of(run_of(tmp_path, steps(host)))).cycle
+    cycle = step_series(steps_of(run_of(tmp_path, steps(host)))).cycle
     assert cycle == (4 if host.size == 24 else 1)
 
 
 def test_irregular_long_steps_make_no_cycles(tmp_path):
     host = np.full(120, 10.0)
     host[[7, 20, 25, 60, 61, 100]] = 410
-    assert pace_of(steps_of(run_of(tmp_path, steps(host)))).cycle == 1
+    assert step_series(steps_of(run_of(tmp_path, steps(host)))).cycle == 1
 
 
 def test_runs_of_which_the_devices_timed_some_are_compared_by_their_hosts(tmp_path):
@@ -162,7 +162,7 @@ def test_runs_of_which_the_devices_timed_some_are_compared_by_their_hosts(tmp_pa
     assert np.array_equal(*same)
     clock, (times, _) = times_by_one_clock([timed, timed], 0)
     assert (clock, len(times)) == ("device", 119)
-    assert pace_of(host_steps_of(timed)).typical_ns == 50 * MS
+    assert step_series(host_steps_of(timed)).typical_ns == 50 * MS
 
 
 def test_run_of_before_there_was_the_column_opens(tmp_path):

@@ -19,7 +19,7 @@ import torch
 from dpro.collectors.convert import calls
 from dpro.collectors.inside import captures
 from dpro.collectors.inside.calls import flight, rings
-from dpro.collectors.inside.calls.rings import NCCL, OTHERS, Dumps, Groups, Ring
+from dpro.collectors.inside.calls.rings import NCCL, OTHERS, Groups, Ring, RingDumper
 from dpro.ingest.flight_recorder import read_dump
 from tests.unit.collectors.convert.test_calls import written
 
@@ -94,7 +94,7 @@ def nccl_ring(dump=lambda: b"dump"):
 
 
 def test_a_thread_of_ours_dumps_nccl_with_the_gpu_of_the_training_thread(gpu):
-    dumps = Dumps(recorder_of())
+    dumps = RingDumper(recorder_of())
     ring = nccl_ring(torch.cuda.current_device)
     assert in_thread(lambda: dumps.dump(ring))[1] == 3, "before a step: the only GPU this process uses"
     dumps.device._recorder.device = torch.device("cuda", 3)
@@ -105,7 +105,7 @@ def test_a_thread_of_ours_dumps_nccl_with_the_gpu_of_the_training_thread(gpu):
 
 
 def test_nccl_is_not_dumped_where_that_would_make_a_context(gpu, monkeypatch):
-    dumps = Dumps(recorder_of())
+    dumps = RingDumper(recorder_of())
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda device: False)
     assert in_thread(lambda: dumps.dump(nccl_ring()))[1] is None
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
@@ -114,7 +114,7 @@ def test_nccl_is_not_dumped_where_that_would_make_a_context(gpu, monkeypatch):
 
 
 def test_nccl_is_not_dumped_while_a_graph_is_captured(gpu):
-    dumps = Dumps(recorder_of())
+    dumps = RingDumper(recorder_of())
     graph = type("Graph", (), {})()
     captures.begin_capture(graph)
     try:
@@ -127,7 +127,7 @@ def test_nccl_is_not_dumped_while_a_graph_is_captured(gpu):
 def test_no_ring_is_dumped_while_a_group_is_made_also_by_what_fails(gpu, monkeypatch):
     from torch.distributed import distributed_c10d
 
-    dumps = Dumps(recorder_of())
+    dumps = RingDumper(recorder_of())
     other = Ring(OTHERS, ".json", lambda: b"{}")
     found = []
 
@@ -149,7 +149,7 @@ def test_no_ring_is_dumped_while_a_group_is_made_also_by_what_fails(gpu, monkeyp
 
 
 def test_a_job_that_hangs_while_it_makes_a_group_is_dumped(gpu, clock):
-    dumps = Dumps(recorder_of())
+    dumps = RingDumper(recorder_of())
     dumps.groups.on_making()
     assert in_thread(lambda: dumps.dump(nccl_ring()))[1] is None
     clock.now_s += rings.SETTLED_S + 1
@@ -227,7 +227,7 @@ def test_calls_are_counted_by_group_once_also_of_destroyed_ones(groups):
 
 
 def test_dumps_that_can_wait_do_so_until_a_new_group_was_used(gpu, groups, clock):
-    dumps = Dumps(recorder_of())
+    dumps = RingDumper(recorder_of())
     groups["0"] = backend("ProcessGroupNCCL", 0)
     dumps.groups.count()
     assert dumps.dump(nccl_ring(), must=False) is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from dpro.collectors.convert.recorded import Process  # noqa: E402
+from dpro.collectors.convert.recorded import RecordedProcess  # noqa: E402
 from dpro.collectors.convert.tables import frames_of  # noqa: E402
 from dpro.collectors.inside import captures, records  # noqa: E402
 from dpro.collectors.inside.records import Record  # noqa: E402
@@ -111,7 +111,7 @@ class Job:
         """Table `steps`, as the records are converted."""
         self.probe.on_end()
         recorded = [Record(*(*each[1:], 0, 0, 0, 0)[:4], each[0]) for each in self.written]
-        return frames_of(Process(folder=None, facts=FACTS), recorded, 0)["steps"]
+        return frames_of(RecordedProcess(folder=None, facts=FACTS), recorded, 0)["steps"]
 
 
 @pytest.fixture

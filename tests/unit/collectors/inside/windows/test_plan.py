@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.collectors.inside.windows.plan import SETTLED, WARM_UP, Budget, Plan, Window
+from dpro.collectors.inside.windows.plan import SETTLED, WARM_UP, Budget, Window, WindowPlan
 
 
 def taken(plan, steps, announcements=()):
@@ -23,21 +23,21 @@ def taken(plan, steps, announcements=()):
 
 
 def test_windows_at_a_fixed_distance_need_no_announcement():
-    assert taken(Plan(5, 2, 10), 40) == [(0, 5, 2), (1, 15, 2), (2, 25, 2), (3, 35, 2)]
+    assert taken(WindowPlan(5, 2, 10), 40) == [(0, 5, 2), (1, 15, 2), (2, 25, 2), (3, 35, 2)]
 
 
 def test_without_a_distance_only_the_first_window_and_announced_ones_are_taken():
-    assert taken(Plan(5, 2, None), 100, [(20, Window(1, 60, 2))]) == [(0, 5, 2), (1, 60, 2)]
+    assert taken(WindowPlan(5, 2, None), 100, [(20, Window(1, 60, 2))]) == [(0, 5, 2), (1, 60, 2)]
 
 
 def test_window_learned_of_too_late_is_missed_but_counted():
-    plan = Plan(5, 2, None)
+    plan = WindowPlan(5, 2, None)
     assert taken(plan, 60, [(50, Window(1, 40, 2))]) == [(0, 5, 2)]
     assert plan.number == 2
 
 
 def test_requested_window_leaves_regular_ones_where_they_are():
-    plan = Plan(5, 2, 100)
+    plan = WindowPlan(5, 2, 100)
     for step in range(1, 11):
         plan.take(step)
     window = plan.place(10, 5, 3)
@@ -49,7 +49,7 @@ def test_requested_window_leaves_regular_ones_where_they_are():
 
 
 def test_request_waits_for_a_regular_window_that_is_near():
-    plan = Plan(5, 2, 100)
+    plan = WindowPlan(5, 2, 100)
     assert plan.place(1, 10, 3) is None
     for step in range(1, 7):
         plan.take(step)
@@ -57,7 +57,7 @@ def test_request_waits_for_a_regular_window_that_is_near():
 
 
 def test_request_takes_the_place_of_a_regular_window_where_there_is_no_room_between_them():
-    plan = Plan(5, 2, 10)
+    plan = WindowPlan(5, 2, 10)
     for step in range(1, 8):
         plan.take(step)
     window = plan.place(7, 30, 5)
@@ -68,7 +68,7 @@ def test_request_takes_the_place_of_a_regular_window_where_there_is_no_room_betw
 
 
 def test_nothing_follows_once_windows_are_switched_off_until_they_are_switched_on():
-    plan = Plan(5, 2, 10)
+    plan = WindowPlan(5, 2, 10)
     off, on = Window(2, 22, 0, goes_on=False), Window(2, 50, 2)
     found = taken(plan, 65, [(18, off), (40, on)])
     assert found == [(0, 5, 2), (1, 15, 2), (2, 50, 2), (3, 60, 2)]
@@ -77,7 +77,7 @@ def test_nothing_follows_once_windows_are_switched_off_until_they_are_switched_o
 @given(st.data())
 def test_ranks_that_hear_in_time_take_the_same_windows(data):
     every = data.draw(st.sampled_from([None, 7, 40, 100]))
-    leader = Plan(5, 2, every)
+    leader = WindowPlan(5, 2, every)
     asked = sorted(data.draw(st.sets(st.integers(6, 300), max_size=6)))
     ahead = data.draw(st.integers(3, 20))
     announcements = []
@@ -94,7 +94,7 @@ def test_ranks_that_hear_in_time_take_the_same_windows(data):
                 asked.pop(0)
     delays = [data.draw(st.integers(0, ahead - 1)) for _ in announcements]
     heard = [(step + delay, window) for (step, window), delay in zip(announcements, delays)]
-    other = Plan(5, 2, every)
+    other = WindowPlan(5, 2, every)
     assert taken(other, 499, heard) == [(w.number, w.step, w.steps) for w in mine]
     assert [w.number for w in mine] == list(range(len(mine)))
 

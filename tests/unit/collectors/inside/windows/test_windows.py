@@ -96,7 +96,7 @@ def kineto(monkeypatch):
 
     monkeypatch.setattr(opened, "Recording", Recording)
     monkeypatch.setattr(foreign, "is_profiling", lambda: False)
-    monkeypatch.setattr(captures, "captured", captures.Captured())
+    monkeypatch.setattr(captures, "captured", captures.RunningCaptures())
     spans_of = SimpleNamespace(spans=spans, job=lambda job: setattr(Recording, "job", job) or job)
     return spans_of
 

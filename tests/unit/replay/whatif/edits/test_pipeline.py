@@ -16,7 +16,7 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.pipeline import computes, rebuild
-from dpro.replay.whatif.graph_ops.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Task
+from dpro.replay.whatif.graph_ops.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, PipelineTask
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import cpu_job
 from tests.pipelines import MS, Job, written
@@ -99,15 +99,17 @@ def test_every_schedule_does_each_piece_of_work_once_and_backward_after_forward(
     num_batches, num_chunks = num_stages * times, 2 if schedule == "interleaved" else 1
     for order in SCHEDULES[schedule](num_stages, num_batches, num_chunks):
         kinds = [FORWARD, BACKWARD] + ([WEIGHTS] if schedule == "zero-bubble" else [])
-        everything = {Task(k, b, c) for k in kinds for b in range(num_batches) for c in range(num_chunks)}
+        everything = {
+            PipelineTask(k, b, c) for k in kinds for b in range(num_batches) for c in range(num_chunks)
+        }
         assert len(order) == len(everything)
         assert set(order) == everything
         at = {task: index for index, task in enumerate(order)}
         for kind, batch, chunk in order:
             if kind != FORWARD:
-                assert at[Task(FORWARD, batch, chunk)] < at[Task(kind, batch, chunk)]
+                assert at[PipelineTask(FORWARD, batch, chunk)] < at[PipelineTask(kind, batch, chunk)]
             if kind == WEIGHTS:
-                assert at[Task(BACKWARD, batch, chunk)] < at[Task(kind, batch, chunk)]
+                assert at[PipelineTask(BACKWARD, batch, chunk)] < at[PipelineTask(kind, batch, chunk)]
 
 
 def _work(graph: Graph) -> int:
