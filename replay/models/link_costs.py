@@ -1,8 +1,9 @@
-"""What communication costs: time = latency + bytes / bandwidth, fitted from a graph's own transfers.
+"""What communication costs: a curve of time over bytes, from a graph's own transfers.
 
-In: a replayed graph. Out: one `LinkCost` per operation and process group (Hockney, Parallel Computing 20
-(1994); collectives: Thakur et al., IJHPCA 19 (2005)). A line describes what was seen: within the sizes that
-the job uses, on its own network. What an algorithm would cost that did not run is not predicted here.
+In: a replayed graph. Out: one `LinkCost` per operation and process group: time = latency + bytes / bandwidth
+(Hockney, Parallel Computing 20 (1994); collectives: Thakur et al., IJHPCA 19 (2005)), corrected at the sizes
+that were seen often (`curves.py`). Groups of one shape have one curve. A curve describes what was seen, on
+the job's own network. What an algorithm would cost that did not run is not predicted here.
 
 Transfers of one group that run side by side on a rank share its link: what a transfer had to wait for is all
 the bytes that moved while it ran, its own and others'.
@@ -10,17 +11,20 @@ the bytes that moved while it ran, its own and others'.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.models.curves import medians, through
 from dpro.replay.timeline import Timeline, replay
 
 CollectiveKind = tuple[str, str]  # operation and group
 
-ENOUGH = 4  # transfers that a line is fitted to
+ENOUGH = 4  # transfers that a line is fitted to, and that make a size of a curve
+MIN_SIZES = 3  # with fewer there is only the line
+ALONE = 1.05  # of its own bytes: a transfer during which more moved on its link was not alone
 SIZES_VARY = 2.0  # largest over smallest size from which latency can be separated from bandwidth
 MAX_SAMPLES = 4000
 ROUNDS = 25
@@ -39,6 +43,8 @@ class LinkCost:
         num_samples: transfers that it was fitted to.
         misfit: median distance of a transfer from the line, as a share of its time.
         bandwidth_only: sizes vary too little to show latency, which is taken to be 0.
+        sizes: bytes that were seen often, ascending, and
+        times: the median ns of each; empty where there is only the line.
     """
 
     latency_ns: float
@@ -48,10 +54,31 @@ class LinkCost:
     num_samples: int
     misfit: float
     bandwidth_only: bool
+    sizes: tuple[float, ...] = ()
+    times: tuple[float, ...] = ()
+
+    def line_ns(self, num_bytes: Floats | Ints | float) -> Floats:
+        """ns by the line alone, for payloads of so many bytes, one or many."""
+        return self.latency_ns + self.ns_per_byte * np.asarray(num_bytes, np.float64)
 
     def time_ns(self, num_bytes: Floats | Ints | float) -> Floats:
         """ns for payloads of so many bytes, one or many."""
-        return self.latency_ns + self.ns_per_byte * np.asarray(num_bytes, np.float64)
+        line = self.line_ns(num_bytes)
+        if not self.sizes:
+            return line
+        at, (sizes, times) = np.maximum(np.asarray(num_bytes, np.float64), 1), self.knots
+        return through(sizes, times, self.line_ns(sizes), np.atleast_1d(at), np.atleast_1d(line)).reshape(
+            line.shape
+        )
+
+    def moving_ns(self, num_bytes: Floats | Ints | float) -> Floats:
+        """The part of the time that depends on bytes, for payloads of so many bytes, one or many."""
+        return np.maximum(self.time_ns(num_bytes) - self.latency_ns, 0)
+
+    @property
+    def knots(self) -> tuple[Floats, Floats]:
+        """Sizes (bytes) and times (ns) that the curve goes through."""
+        return np.array(self.sizes), np.array(self.times)
 
     @property
     def gbps(self) -> float:
@@ -60,7 +87,7 @@ class LinkCost:
 
 
 def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[CollectiveKind, LinkCost]:
-    """A line for each operation and group with enough transfers of known size.
+    """A curve for each operation and group with enough transfers of known size.
 
     Args:
         graph: the graph.
@@ -68,13 +95,56 @@ def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Collective
     """
     timeline = timeline or replay(graph)
     usable = _usable(graph)
-    lines = {}
-    for kind, messages in messages_by_kind(graph).items():
+    pools: dict[tuple[object, ...], list[CollectiveKind]] = {}
+    by_kind = messages_by_kind(graph)
+    for kind, messages in by_kind.items():
+        pools.setdefault(_shape(graph, kind, messages), []).append(kind)
+    costs: dict[CollectiveKind, LinkCost] = {}
+    for kinds in pools.values():
+        messages = [message for kind in kinds for message in by_kind[kind]]
         mine = usable[np.isin(graph.nodes.message[usable], messages)]
         if mine.size >= ENOUGH:
-            moved = _moved_meanwhile(graph, timeline, mine)
-            lines[kind] = fit_line(moved, graph.nodes.duration[mine].astype(np.float64))
-    return lines
+            costs |= dict.fromkeys(kinds, _cost(graph, timeline, mine))
+    return {kind: costs[kind] for kind in by_kind if kind in costs}
+
+
+def _shape(graph: Graph, kind: CollectiveKind, messages: list[int]) -> tuple[object, ...]:
+    """What groups on one axis of the mesh have in common: operation, size, and the distance of their ranks.
+
+    A group of which not all ranks are recorded, or whose ranks are not evenly apart, is its own shape.
+    """
+    nodes = graph.nodes
+    ranks = np.unique(nodes.rank[np.isin(nodes.message, messages)])
+    apart = np.unique(np.diff(ranks))
+    size = graph.messages[messages[0]].num_ranks
+    if ranks.size != size or apart.size != 1:
+        return kind
+    return kind[0], size, int(apart[0])
+
+
+def _cost(graph: Graph, timeline: Timeline, transfers: Ints) -> LinkCost:
+    """The curve of transfers of one shape: the line through all, and the sizes that moved alone."""
+    moved = _moved_meanwhile(graph, timeline, transfers)
+    took = graph.nodes.duration[transfers].astype(np.float64)
+    line = fit_line(moved, took)
+    own = graph.nodes.bytes[transfers].astype(np.float64)
+    alone = moved <= ALONE * own
+    sizes, times = medians(own[alone], took[alone], ENOUGH)
+    return line if sizes.size < MIN_SIZES else _with_knots(line, sizes, times)
+
+
+def _with_knots(line: LinkCost, sizes: Floats, times: Floats) -> LinkCost:
+    return replace(line, sizes=tuple(sizes.tolist()), times=tuple(times.tolist()))
+
+
+def fit_curve(sizes: Floats, times: Floats) -> LinkCost:
+    """The curve through measured times.
+
+    Args:
+        sizes: [K] bytes, ascending, each once.
+        times: [K] ns.
+    """
+    return _with_knots(fit_line(sizes, times), sizes, times)
 
 
 def unknown_latencies(graph: Graph) -> tuple[str, ...]:
