@@ -21,7 +21,6 @@ from dpro.dashboards.views import breakdown, collectives, heatmap, telemetry, ve
 from dpro.dashboards.views.hang import chains_of
 from dpro.dashboards.whatif import workbench
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import ms
 
@@ -105,9 +104,8 @@ class Figures:
 
     def whatif(self, *edits: str, theme: str = LIGHT) -> go.Figure:
         """Draw the mean step now and under edits (as `dpro whatif --edit` takes them), with its interval."""
-        base = durations_of(self._run.baseline)["duration_ns"].to_numpy().mean()
         predicted = workbench.prediction_info(self._run, [parse_edit(edit) for edit in edits])
-        return workbench.prediction_figure(ms(float(base)), predicted, selection(theme=theme).theme)
+        return workbench.prediction_figure(ms(self._run.baseline_ns), predicted, selection(theme=theme).theme)
 
     def critical_path(self, *edits: str, theme: str = LIGHT) -> go.Figure:
         """Draw what the critical path consists of, now and under edits."""

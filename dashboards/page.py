@@ -21,6 +21,7 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.shown import Shown
 from dpro.errors import DproError
+from dpro.schema import SPANS
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,12 @@ def grid(*panels: Component) -> Component:
 def section(name: str, doing: str) -> Component:
     """Return an element that a callback fills; until then it shows what is being computed."""
     return html.Div(html.P(f"{doing} …", className="pending"), id=name, className="section")
+
+
+def no_spans(loaded: Loaded) -> str:
+    """Say that a run has no spans; empty where it has some."""
+    there = loaded.num_rows[SPANS.name]
+    return "" if there else "No step was recorded in depth: this view shows spans, and the run holds none."
 
 
 def message(text: str) -> Component:

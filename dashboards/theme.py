@@ -45,6 +45,22 @@ def colour(what: str, theme: str) -> str:
     return _PALETTE[what][THEMES.index(theme)]
 
 
+def ink_on(what: str, theme: str) -> str:
+    """Return black or white, whichever has more contrast on a colour of the palette.
+
+    Args:
+        what: the colour's name.
+        theme: light or dark.
+
+    The contrast is that of the Web Content Accessibility Guidelines 2.2, "relative luminance".
+    """
+    shades = [int(colour(what, theme)[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in shades]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    on_white, on_black = 1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05
+    return "#ffffff" if on_white > on_black else "#000000"
+
+
 def css_name(part: str) -> str:
     """Return the style sheet's variable, without its dashes, of a part of the step, as `compute_ns`."""
     return part.removesuffix("_ns").replace("_", "-")

@@ -16,11 +16,12 @@ def us(ns: float) -> float:
 
 
 def format_duration(ns: float) -> str:
-    """A duration with three significant digits in the unit that suits it: `12.3 ms`, `410 us`."""
+    """A duration with three significant digits in the unit that suits it: `12.3 ms`, `410 us`, `3,120 s`."""
+    rounded = float(f"{ns:.3g}")
     for unit, scale in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US)):
-        if abs(ns) >= scale:
-            return f"{ns / scale:.3g} {unit}"
-    return f"{ns:.0f} ns"
+        if abs(rounded) >= scale:
+            return f"{rounded / scale:,.10g} {unit}"
+    return f"{rounded:.0f} ns"
 
 
 def format_bytes(count: float) -> str:

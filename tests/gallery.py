@@ -36,7 +36,7 @@ _TRACES = (
     "flight_recorder/lock_gil_1st",
     "pp_timeline/megatronapp_pp4",
 )
-_OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 def main() -> None:
@@ -78,18 +78,28 @@ def _pictures(browser: Any, run: Path, chosen: argparse.Namespace) -> Iterator[s
                 for width in chosen.widths:
                     name = f"{run.name}-{view}-{width}-{theme}.png"
                     try:
-                        _open(browser, view, width, theme, address, Path(place))
+                        show(browser, view, width, theme, address, Path(place))
                     except Exception as error:  # the others are taken
                         print(f"{name}: {type(error).__name__}", flush=True)
                         continue
-                    beyond = browser.execute_script(_OVERFLOW)
+                    beyond = browser.execute_script(OVERFLOW)
                     if beyond > 0:
                         print(f"{name}: {beyond} px wider than its window", flush=True)
                     _shoot(browser, width, chosen.folder / name)
                     yield name
 
 
-def _open(browser: Any, view: str, width: int, theme: str, address: str, place: Path) -> None:
+def show(browser: Any, view: str, width: int, theme: str, address: str, place: Path) -> None:
+    """Open a view, or the report, and wait until it is drawn.
+
+    Args:
+        browser: as from `start_browser`.
+        view: its name, or `report`.
+        width: of the window, pixels.
+        theme: light or dark.
+        address: of the dashboard.
+        place: the folder that has `report.html`.
+    """
     size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     liked = [{"name": "prefers-color-scheme", "value": theme}]

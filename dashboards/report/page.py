@@ -90,9 +90,9 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
     draw = Figures(loaded)
     yield "Which ranks wait for which", draw.hang
     yield "Step time", draw.steps
-    yield "Where the mean step in deep windows of each rank went", draw.breakdown
-    if report.gains:
-        best = report.gains[0]
+    yield "Where the mean step of each rank in deep windows goes", draw.breakdown
+    best = next((gain for gain in report.gains if gain.edits), None)  # the cost of a finding is no prediction
+    if best:
         yield f"If {best.what}", lambda: draw.whatif(*best.edits)
     yield "Step time of each rank", draw.heatmap
     yield "Which rank comes last to collectives", draw.waiting

@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, changes, choices, csv_link, in_browser, panel, section
+from dpro.dashboards.page import View, changes, choices, csv_link, in_browser, no_spans, panel, section
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.timeline.detail import PIXELS, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
@@ -187,4 +187,5 @@ VIEW = View(
     {"timeline-tools": _tools, "timeline-legend": _keyed},
     {"segments": _segments},
     _register,
+    no_spans,
 )

@@ -19,7 +19,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
 from dpro.dashboards.shown import Shown
 from dpro.dashboards.theme import colour, styled, time_unit
-from dpro.units import NS_PER_MS
+from dpro.units import NS_PER_MS, format_duration
 
 NAME = "breakdown"
 FEW_BARS = 16  # more bars than these have no room for their values
@@ -71,7 +71,8 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
         share = 100 * parts[column].to_numpy() / parts["duration_ms"].to_numpy()
         value = parts[column].to_numpy() / scale
         named = [
-            f"{each:.3g} {unit}, {of:.0f} %" if of >= MIN_NAMED else "" for each, of in zip(value, share)
+            f"{format_duration(each * NS_PER_MS)}, {of:.0f} %" if of >= MIN_NAMED else ""
+            for each, of in zip(parts[column], share)
         ]
         figure.add_bar(
             x=places,
@@ -87,9 +88,8 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
             hovertemplate=f"{by} %{{x}}: %{{y:.3f}} {unit}, %{{customdata:.1f}} %<extra>{title}</extra>",
         )
     for place, whole in enumerate(parts["duration_ms"]) if few else ():  # a category is given by its place
-        figure.add_annotation(
-            x=place, y=whole / scale, text=f"{whole / scale:.3g} {unit}", yshift=8, showarrow=False
-        )
+        text = format_duration(whole * NS_PER_MS)
+        figure.add_annotation(x=place, y=whole / scale, text=text, yshift=8, showarrow=False)
     figure.update_xaxes(title_text=by, type="category", showgrid=False)
     figure.update_yaxes(title_text=f"mean step in deep windows, {unit}")
     styled(figure, theme, height=340)

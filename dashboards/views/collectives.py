@@ -16,7 +16,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
-from dpro.dashboards.theme import colour, series, styled
+from dpro.dashboards.theme import colour, series, styled, time_unit
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.link_costs import CollectiveKind, LinkCost
 from dpro.units import NS_PER_MS, NS_PER_US, format_bytes
@@ -138,6 +138,7 @@ def last_figure(ranks: pl.DataFrame, theme: str) -> go.Figure:
         theme: light or dark.
     """
     figure = go.Figure()
+    scale, unit = time_unit(float(ranks.select("kept_waiting_ms", "waited_ms").to_numpy().max()))
     looks = {
         "kept_waiting_ms": ("others waited for it", "exposed_comm"),
         "waited_ms": ("it waited for others", "wait"),
@@ -145,15 +146,15 @@ def last_figure(ranks: pl.DataFrame, theme: str) -> go.Figure:
     for column, (title, what) in looks.items():
         figure.add_bar(
             x=ranks["rank"].cast(pl.String),
-            y=ranks[column],
+            y=ranks[column] / scale,
             name=title,
             marker={"color": colour(what, theme), "line": {"width": 0}},
             customdata=np.stack([ranks["last"], ranks["collectives"]], axis=1),
-            hovertemplate="rank %{x}: %{y:.3f} ms<br>"
+            hovertemplate=f"rank %{{x}}: %{{y:.3f}} {unit}<br>"
             "last in %{customdata[0]} of %{customdata[1]} collectives",
         )
     figure.update_xaxes(title_text="rank", type="category", showgrid=False)
-    figure.update_yaxes(title_text="waiting, ms in all")
+    figure.update_yaxes(title_text=f"waiting, {unit} in all")
     return styled(figure, theme, height=300).update_layout(barmode="group")
 
 

@@ -116,7 +116,9 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
         for ranks in standing["ranks"].unique()
         if ranks
     }
-    named = standing.with_columns(row=pl.format("{} ({})", "group", pl.col("ranks").replace(names)))
+    members = pl.format(" ({})", pl.col("ranks").replace(names))  # which ranks are in it may not be recorded
+    known = pl.when(pl.col("ranks") == "").then(pl.lit("")).otherwise(members)
+    named = standing.with_columns(row=pl.col("group") + known)
     rows = named["row"].unique(maintain_order=True).to_list()[:MAX_GROUPS]
     named = named.filter(pl.col("row").is_in(rows))
     ranks = named["rank"].unique().sort().to_list()

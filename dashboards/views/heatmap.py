@@ -113,10 +113,13 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
     compared = ranks.size > 1
     colours = cells - np.nanmedian(cells, axis=0) if compared else cells
     names = [str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts)]
-    more = f", {{0}} {unit} from the step's median" if compared else ""
+    finer, fine = (
+        time_unit(float(np.nanmax(np.abs(colours), initial=0.0)) * scale) if compared else (scale, unit)
+    )
+    colours = colours * (scale / finer)
+    more = f", %{{z:+.3f}} {fine} from the step's median" if compared else ""
     facts = np.empty((*cells.shape, 3), object)
     facts[..., 0], facts[..., 1], facts[..., 2] = cells, names, ranks[:, None]
-    unit_of_colours = f"{unit} from<br>median" if compared else unit
     figure = go.Figure()
     figure.add_heatmap(
         x=np.arange(firsts.size),
@@ -124,16 +127,9 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
         z=colours,
         customdata=facts,
         **_colours(colours, compared, link.theme),
-        colorbar={
-            "title": {
-                "text": unit_of_colours,
-                "font": {"color": colour("soft", link.theme)},
-            },
-            "thickness": 10,
-            "outlinewidth": 0,
-        },
+        colorbar=_bar(f"{fine} from the step's median" if compared else unit, link.theme),
         hovertemplate=f"rank %{{customdata[2]}}, step %{{customdata[1]}}: %{{customdata[0]:.3f}} {unit}"
-        f"{more.format('%{z:+.3f}')}<extra>{title}</extra>",
+        f"{more}<extra>{title}</extra>",
     )
     for corners in _outline(link, firsts, lasts, ranks):
         figure.add_shape(type="rect", line={"color": colour("bad", link.theme), "width": 2}, **corners)
@@ -150,6 +146,15 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
         selectionrevision=link.query(),
         clickmode="event",
     )
+
+
+def _bar(title: str, theme: str) -> dict[str, Any]:
+    """Return a scale of colours above the cells: beside few rows its numbers would overlap."""
+    return {
+        "title": {"text": title, "font": {"color": colour("soft", theme)}, "side": "right"},
+        **{"orientation": "h", "thickness": 8, "len": 260, "lenmode": "pixels", "nticks": 4},
+        **{"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "outlinewidth": 0},
+    }
 
 
 def _colours(values: NDArray[np.float64], compared: bool, theme: str) -> dict[str, Any]:

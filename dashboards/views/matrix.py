@@ -20,7 +20,7 @@ from dash.development.base_component import Component
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain, plain_all
-from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
+from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, no_spans, panel, section
 from dpro.dashboards.theme import colour, series, styled
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
@@ -167,8 +167,8 @@ def square_figure(
         colorbar={"title": {"text": metric.unit}, "thickness": 10, "outlinewidth": 0}, hoverongaps=False,
         zmin=None if metric.least is None else min(metric.least, float(np.nanmin(values))),
         zmax=None if metric.most is None else max(metric.most, float(np.nanmax(values))),
-        texttemplate="%{z:.3~g}" if len(names) <= _FEW else "", customdata=np.array(_ways(labels), object),
-        hovertemplate="%{customdata}: %{z:.4~g} " + metric.unit + f"<extra>{metric.title}</extra>",
+        texttemplate="%{z:,.3~r}" if len(names) <= _FEW else "", customdata=np.array(_ways(labels), object),
+        hovertemplate="%{customdata}: %{z:,.4~r} " + metric.unit + f"<extra>{metric.title}</extra>",
     )  # fmt: skip
     styled(figure, theme, height=int(np.clip(_CELL * len(names) + 110, MIN_PX, MAX_PX)))
     every = 1 + len(names) // _FEW
@@ -372,5 +372,5 @@ VIEW = View(
         "late": lambda loaded, link: late_info(arrivals(loaded.built.graph), link),
         "speeds": lambda loaded, link: speed_info(link.chosen(loaded.transfers)),
     },
-    missing=lambda loaded: _ONE_RANK if len(loaded.run.manifest.ranks) == 1 else "",
+    missing=lambda loaded: _ONE_RANK if len(loaded.run.manifest.ranks) == 1 else no_spans(loaded),
 )

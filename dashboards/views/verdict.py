@@ -19,7 +19,7 @@ from dpro.analysis.summary import finding_info, gain_info, health_info, run_info
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
-from dpro.dashboards.theme import colour, css_name, styled, whole_ticks
+from dpro.dashboards.theme import colour, css_name, ink_on, styled, whole_ticks
 from dpro.dashboards.withdrawn import withdrawn_in_words, withdrawn_of
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
@@ -95,7 +95,14 @@ def step_figure(steps: pl.DataFrame, theme: str) -> go.Figure:
         name="recorded in depth",
         hovertemplate="step %{x}: %{y:.3f} ms, recorded in depth<extra></extra>",
     )
-    figure.update_xaxes(title_text="step", **whole_ticks(steps["step"].n_unique()))
+    number = steps["step"].to_numpy()
+    first, last = int(number.min()), int(number.max())
+    margin = max(0.5, 0.02 * (last - first))  # the markers at both ends are whole
+    figure.update_xaxes(
+        title_text="step",
+        range=[first - margin, last + margin],
+        **whole_ticks(steps["step"].n_unique()),
+    )
     figure.update_yaxes(title_text="step time, ms", rangemode="tozero")
     return styled(figure, theme, height=230)
 
@@ -148,19 +155,17 @@ def _finding(finding: Finding, link: Link) -> Component:
 
 def _helpful(loaded: Loaded) -> Gains:
     """Return what would help, with intervals widened by the errors of changes that were tried."""
-    base_ns = float(np.mean(loaded.trust.steps["measured_ns"].to_numpy()))
     try:
         findings = loaded.verdict[0]
     except DproError:
         findings = []
-    return what_helps(findings, loaded.as_tried(loaded.search[0])[0], base_ns)
+    return what_helps(findings, loaded.as_tried(loaded.search[0])[0], loaded.baseline_ns)
 
 
 def _gains(loaded: Loaded, link: Link) -> Any:
     helpful = _helpful(loaded)
     header = ["if", "speed-up", "step", "interval", "proof", "how"]
     rows = [_gain(each, link) for each in helpful.rows[:BEST]]
-    measured = float(np.mean(loaded.trust.steps["measured_ns"].to_numpy()))
     drawn = (
         [table(header, rows)] if rows else [message("Nothing that was tried beats the noise of the steps.")]
     )
@@ -169,7 +174,7 @@ def _gains(loaded: Loaded, link: Link) -> Any:
         for each in helpful.within_noise
     ]
     folded = [html.Summary(f"{len(within)} more within the noise of the steps"), html.Ul(within)]
-    note = f"of a mean step of {format_duration(measured)} in deep windows"
+    note = f"The mean step in deep windows takes {format_duration(loaded.baseline_ns)} (replayed)."
     doubtful = [message(loaded.trust.verdict)] if loaded.trust.grade == "poor" else []
     more = [html.Details(folded)] if within else []
     return [*doubtful, *drawn, *more, html.P(note, className="note"), csv_link(NAME, "gains", link)]
@@ -208,20 +213,25 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
     ]
 
 
-def _mean(loaded: Loaded, _link: Link) -> Any:
+def _mean(loaded: Loaded, link: Link) -> Any:
     mean = loaded.mean_step
     words = legend(mean, glyphs=False)
     ink = [f"var(--{css_name(each.name)})" for each in mean.shares]
     cells = [
         html.Span(
             f"{each.title} {each.share:.0%}" if each.share >= ROOM else "",
-            style={"width": f"{100 * each.share:.3f}%", "background": tint},
+            style={
+                "width": f"{100 * each.share:.3f}%",
+                "background": tint,
+                "color": ink_on(each.name.removesuffix("_ns"), link.theme),
+            },
             title=text,
         )
         for each, tint, text in zip(mean.shares, ink, words)
     ]
     items = [html.Li([html.I(style={"background": tint}), text]) for tint, text in zip(ink, words)]
-    title = f"Mean of {mean.steps:,} steps of ranks in deep windows: {format_duration(mean.duration_ns)}"
+    title = f"The mean step of a rank in deep windows takes {format_duration(mean.duration_ns)}"
+    title += f" ({mean.steps:,} steps of ranks)" if mean.steps > 1 else ""
     said = [facts(facts_of(mean))] if facts_of(mean) else []
     named: Any = {"role": "img", "aria-label": "; ".join(words)}
     bar = html.Div(cells, className="shares", **named)
@@ -231,7 +241,9 @@ def _mean(loaded: Loaded, _link: Link) -> Any:
 def _layout() -> Component:
     return grid(
         panel(
-            "Where the mean step goes", section("verdict-mean", "adding up where the time went"), wide=True
+            "Where the mean step of a rank goes",
+            section("verdict-mean", "adding up where the time went"),
+            wide=True,
         ),
         panel("Is it healthy?", section("verdict-findings", "looking for what is slow")),
         panel("How far to believe it", section("verdict-trust", "replaying")),

@@ -231,7 +231,7 @@ class Analysis(Cached):
 
     @cached
     def mean_step(self) -> MeanStep:
-        """Where the mean step in deep windows goes."""
+        """Where the mean step of a rank in deep windows goes."""
         from dpro.analysis.mean_step import mean_step_of
 
         return mean_step_of(self)
@@ -281,6 +281,13 @@ class Analysis(Cached):
         from dpro.replay.whatif.predict import baseline_steps
 
         return baseline_steps(self.built.predictive, self.timeline)
+
+    @cached
+    def baseline_ns(self) -> float:
+        """The mean step in deep windows, replayed: what predictions and costs of findings start from."""
+        from dpro.replay.timeline import durations_of
+
+        return float(durations_of(self.baseline)["duration_ns"].to_numpy().mean())
 
     @cached
     def suspects(self) -> frozenset[int]:

@@ -56,7 +56,8 @@ def _lines(report: RunReport) -> Iterator[str]:
 
 def _mean_step(mean: MeanStep) -> Iterator[str]:
     """Yield the bar of the mean step in fixed width, its legend and its facts."""
-    yield from _titled(f"Where the mean step in deep windows ({format_duration(mean.duration_ns)}) goes")
+    title = f"Where the mean step of a rank in deep windows ({format_duration(mean.duration_ns)}) goes"
+    yield from _titled(title)
     yield "```text"
     yield bar_in_text(mean, _BAR)
     yield from legend(mean)
@@ -67,7 +68,7 @@ def _mean_step(mean: MeanStep) -> Iterator[str]:
 
 def _gains(report: RunReport) -> Iterator[str]:
     if report.gains:
-        yield f"Of a mean step of {_plain(report.of_step)} in deep windows, predicted by replay:"
+        yield f"The mean step in deep windows takes {_plain(report.of_step)} (replayed):"
         rows = [[each.what, each.speedup, each.step, each.interval, each.proof] for each in report.gains]
         yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
         yield ""

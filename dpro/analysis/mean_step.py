@@ -1,4 +1,4 @@
-"""Where the mean step goes, on one line: the first thing that every report and the dashboard show.
+"""Where the mean step of a rank goes, on one line: the first thing that every report and the dashboard show.
 
 In: an `Analysis`, or the split of steps, as `breakdown.step_breakdown` gives it. Out: the parts of the mean
 step in deep windows (of the job, of each rank, or of each step), which add up to it; how busy the GPUs are,
@@ -86,7 +86,7 @@ class StepShare(NamedTuple):
 
 @dataclass(frozen=True)
 class MeanStep:
-    """The mean step in deep windows.
+    """The mean step of a rank in deep windows.
 
     Attributes:
         duration_ns: how long it takes.
@@ -130,10 +130,11 @@ class MfuDocument(Part, frozen=True):
 
 
 class MeanStepDocument(Part, frozen=True):
-    """The mean step in deep windows; its parts add up to it.
+    """The mean step of a rank in deep windows; its parts add up to it.
 
     Attributes:
-        duration_ms: how long it takes, the mean of steps and ranks.
+        duration_ms: how long it takes, the mean of steps and ranks; a step of the job lasts from the last
+            rank's end of the one before to the last rank's end of it, which is another number.
         compute_ms: something computes.
         transfer_ms: data move between ranks and nothing computes.
         wait_ms: the rank waits for others in collectives.

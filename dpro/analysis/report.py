@@ -78,8 +78,8 @@ class RunReport:
         unknown: faults that the run lacks the data to rule out.
         gains: what would help: the fix of each finding, then what is proven, then what is not.
         within_noise: what may help, but does not stand out from the noise of the steps.
-        of_step: the measured step time that the predictions start from; empty where nothing could be
-            predicted.
+        of_step: the mean step in deep windows, replayed, which predictions start from; empty where nothing
+            could be predicted.
         refused: edits that the run cannot answer, and why.
         tables: where the time went.
         trust: how far to believe predictions, in one sentence; None where nothing was replayed.
@@ -167,10 +167,9 @@ def _gains(analysis: Analysis, findings: Sequence[Finding]) -> tuple[Gains, str,
     """Return what would help, the step time it starts from, and refused edits; empty without a replay."""
     try:
         predictions, refused = analysis.search
-        steps = analysis.trust.steps["measured_ns"]
+        base_ns = analysis.baseline_ns
     except DproError:
         return Gains([], []), "", []
-    base_ns = float(steps.to_numpy().mean())
     helpful = what_helps(findings, predictions, base_ns)
     return helpful, format_duration(base_ns), [(each.edit, each.reason) for each in refused]
 

@@ -65,15 +65,14 @@ def health_info(
         end: how the job ended, which comes first where that was early; None where nothing is known of it.
     """
     if end is not None and end.early:
-        cause = f" {verdict_in_words(findings[0])}" if findings and findings[0].class_ in HANGS else ""
+        cause = f" {_worst_hang(findings)}" if findings and findings[0].class_ in HANGS else ""
         slow = not cause and bool(findings)
         before = f" Until then: {health_info(findings, unknown, trust)[1]}" if slow else ""
         return ("bad" if end.bad or slow else "unknown"), f"{end.sentence}{cause}{before}"
     if findings:
         worst = findings[0]
         if worst.class_ in HANGS:
-            more = f"; {len(findings) - 1} more below" if len(findings) > 1 else ""
-            return "bad", f"The job stands still. {verdict_in_words(worst)}{more}"
+            return "bad", f"The job stands still. {_worst_hang(findings)}"
         who = f"{worst.component_kind} {worst.component_id}"
         cost = f" costs {format_duration(worst.cost_ns)} per step, {worst.severity:.0%} of it"
         return "bad", f"{who}: {worst.class_}" + (cost if worst.cost_ns > 0 else "")
@@ -86,6 +85,12 @@ def health_info(
     if unknown:
         return "unknown", "Nothing is wrong that this run can show; it cannot show everything"
     return "good", "Healthy: no rank and no input pipeline holds the job up"
+
+
+def _worst_hang(findings: Sequence[Finding]) -> str:
+    """The surest cause of a hang in words, and how many more there are."""
+    more = len(findings) - 1
+    return verdict_in_words(findings[0]) + (f"; {more} more below" if more else "")
 
 
 def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:

@@ -172,7 +172,12 @@ def _print_mean_step(analysis: Analysis) -> None:
     out = console()
     out.print(f"Step time: {step_time_in_words(analysis.steps)}\n")
     mean = analysis.mean_step
-    out.print(Text(f"Where the mean step in deep windows ({format_duration(mean.duration_ns)}) goes", "bold"))
+    out.print(
+        Text(
+            f"Where the mean step of a rank in deep windows ({format_duration(mean.duration_ns)}) goes",
+            "bold",
+        )
+    )
     out.print(Text(bar_in_text(mean, BAR)))
     for line in legend(mean):
         out.print(Text(f"  {line}"))

@@ -37,6 +37,22 @@ def test_a_value_per_rank_and_step_becomes_a_cell(loaded):
     assert (outline.x0, outline.x1, outline.y0, outline.y1) == (0.5, 2.5, -0.5, 0.5)
 
 
+def test_small_deviations_from_long_steps_have_a_unit_of_their_own():
+    values = pl.DataFrame({"rank": [0, 1], "step": [5, 5], "value_ms": [71_000.0, 71_004.0]})
+    (heat,) = heat_figure(values, "step time", Link()).data
+    assert heat.colorbar.title.text == "ms from the step's median"
+    assert heat.z.ravel().tolist() == pytest.approx([-2, 2])
+    assert "71" in f"{heat.customdata[0][0][0]:.0f}"  # s
+
+
+def test_a_bar_is_labelled_with_a_plain_number():
+    parts = {"compute_ms": 1195.73, "idle_ms": 800.0, "duration_ms": 1995.73}
+    frame = pl.DataFrame({"rank": [0], **{name: [parts.get(name, 0.0)] for name in (*PARTS, "duration_ms")}})
+    figure = part_figure(frame, "rank", "light")
+    assert [bar.text[0] for bar in figure.data] == ["1.2 s, 60 %", "800 ms, 40 %"]
+    assert [each.text for each in figure.layout.annotations] == ["2 s"]
+
+
 def test_steps_that_were_not_recorded_take_no_room_and_one_slow_step_of_many_shows():
     steps = [*range(0, 5000), *range(9000, 12_000)]
     values = pl.DataFrame({"rank": 0, "step": steps, "value_ms": [1.0] * len(steps)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dpro.cli.run.dashboard import load
@@ -89,6 +90,15 @@ def test_the_rank_that_comes_last_keeps_the_others_waiting(loaded):
     figure = last_figure(ranks, "light")
     assert [bar.name for bar in figure.data] == ["others waited for it", "it waited for others"]
     assert last_info(loaded.built.graph, parse_link("?ranks=0"))["rank"].to_list() == [0]
+
+
+def test_long_waits_are_in_seconds():
+    ranks = pl.DataFrame(
+        {"rank": [0], "last": [3], "collectives": [9], "kept_waiting_ms": [9300.0], "waited_ms": [0.0]}
+    )
+    figure = last_figure(ranks, "light")
+    assert figure.layout.yaxis.title.text == "waiting, s in all"
+    assert list(figure.data[0].y) == [9.3]
 
 
 def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):

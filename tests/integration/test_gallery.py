@@ -1,0 +1,50 @@
+"""The gallery's views of a sample, as a phone shows them: nothing is wider than the window or broken up."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpro.analysis.report import make_report
+from dpro.dashboards.app import VIEWS
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.report.page import html_of
+from dpro.opening import open_path
+from tests.browser import served, start_browser
+from tests.gallery import OVERFLOW, show
+from tests.jobs import ROOT
+
+pytestmark = pytest.mark.slow
+BROKEN = r"""
+return [...document.querySelectorAll("th")].filter(cell => {
+  const text = document.createRange();
+  text.selectNodeContents(cell);
+  const words = cell.innerText.trim().split(/[\s-]+/).length;
+  return text.getBoundingClientRect().height > 24 * words;
+}).map(cell => cell.innerText);
+"""
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[tuple[Any, str, Path]]:
+    """A browser, the address of the sample's dashboard, and a folder with its report."""
+    browser = start_browser()
+    loaded = Loaded(open_path(ROOT / "sample_traces" / "slow_rank"))
+    try:
+        with tempfile.TemporaryDirectory() as place, served(loaded) as address:
+            (Path(place) / "report.html").write_text(html_of(loaded, make_report(loaded)))
+            yield browser, address, Path(place)
+    finally:
+        browser.quit()
+
+
+@pytest.mark.parametrize("view", [*(view.name for view in VIEWS), "report"])
+def test_a_view_fits_a_phone_and_no_heading_is_broken_into_letters(opened, view):
+    browser, address, place = opened
+    show(browser, view, 390, "light", address, place)
+    assert browser.execute_script(OVERFLOW) <= 0
+    assert browser.execute_script(BROKEN) == []

@@ -1,0 +1,103 @@
+"""Commands, reports and the dashboard that name the same step time state the same value.
+
+What each name means is in the glossary, "How long is a step".
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpro.analysis.markdown import markdown_of
+from dpro.analysis.report import make_report
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.report.page import html_of
+from dpro.dashboards.views import verdict
+from dpro.dashboards.views.breakdown import part_info
+from dpro.opening import open_path
+from dpro.units import NS_PER_MS, format_duration
+from tests.commands import dpro
+from tests.jobs import ROOT
+
+SAMPLE = ROOT / "sample_traces" / "slow_rank"
+PIPELINE = Path("pp_timeline") / "megatronapp_pp4"  # its first step takes five times as long as the others
+
+
+class Answered:
+    """What all commands say of a run."""
+
+    def __init__(self, run: Path, cache: Path) -> None:
+        self.run, self.cache = run, cache
+        self.loaded = Loaded(open_path(run))
+        self.report = make_report(self.loaded)
+
+    def of(self, command: str, *options: str) -> dict[str, Any]:
+        done = dpro(command, self.run, *options, "--json", cache=self.cache)
+        assert done.returncode in (0, 1), done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module", params=[SAMPLE, PIPELINE], ids=["sample", "pipeline"])
+def said(request, tmp_path_factory) -> Answered:
+    cache = tmp_path_factory.mktemp("cache")
+    run = request.param if request.param == SAMPLE else request.getfixturevalue("traces") / request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPRO_CACHE", str(cache))
+        return Answered(run, cache)
+
+
+def test_the_typical_step_and_the_mean_with_pauses_are_the_same_everywhere(said):
+    of_info = said.of("info")["step_time"]
+    assert of_info["typical_ms"] > 0
+    for command in ("report", "diagnose", "replay"):
+        assert said.of(command)["step_time"] == of_info, command
+    words = format_duration(of_info["typical_ms"] * NS_PER_MS)
+    assert any(f"typical step {words}" in value for _, value in said.report.facts)
+    outside = said.of("whatif", "--edit", "no-comm")["other_steps_ms"]
+    assert outside in (None, of_info["typical_ms"])
+
+
+def test_predictions_costs_and_differences_start_from_the_same_mean_step(said):
+    predicted = said.of("whatif", "--edit", "no-comm")
+    mean_ms = predicted["baseline_ms"]
+    replayed = [each["replayed_ms"] for each in said.of("replay")["steps"]]
+    of_diff = dpro("diff", said.run, said.run, "--json", cache=said.cache)
+    assert json.loads(of_diff.stdout)["a_ms"] == pytest.approx(mean_ms, rel=1e-6)
+    if said.loaded.built.graph is said.loaded.built.predictive:  # else waits of whole operations are left out
+        assert sum(replayed) / len(replayed) == pytest.approx(mean_ms, rel=1e-6)
+    assert said.loaded.baseline_ns == pytest.approx(mean_ms * NS_PER_MS, rel=1e-6)
+    words = format_duration(said.loaded.baseline_ns)
+    assert said.report.of_step == words
+    stated = f"The mean step in deep windows takes {words} (replayed)"
+    assert stated in markdown_of(said.report)
+    assert stated in html_of(said.loaded, said.report)
+    assert stated in str(verdict.VIEW.sections["verdict-gains"](said.loaded, Link()))
+
+
+def test_what_a_finding_costs_is_what_its_fix_saves(said):
+    findings = said.of("diagnose")["findings"]
+    fixes = [gain for gain in said.report.gains if gain.fixes and not gain.edits]
+    for gain in fixes:
+        (cost,) = [
+            each["cost_ms_per_step"]
+            for each in findings
+            if gain.fixes == f"{each['class']}: {each['component']['kind']} {each['component']['id']}"
+        ]
+        assert float(gain.step.split()[0]) == pytest.approx(
+            said.loaded.baseline_ns / NS_PER_MS - cost, abs=0.01
+        )
+
+
+def test_the_mean_step_of_a_rank_is_the_same_in_report_bar_and_dashboard(said):
+    document = said.of("report")
+    of_ranks = [each["duration_ms"] for each in document["steps"]]
+    mean_ms = document["mean_step"]["duration_ms"]
+    assert mean_ms == pytest.approx(sum(of_ranks) / len(of_ranks), rel=1e-6)
+    bars = part_info(said.loaded.breakdown, "step", Link())["duration_ms"]
+    assert mean_ms == pytest.approx(bars.mean(), rel=1e-6)
+    words = f"mean step of a rank in deep windows takes {format_duration(mean_ms * NS_PER_MS)}"
+    assert words in str(verdict.VIEW.sections["verdict-mean"](said.loaded, Link()))

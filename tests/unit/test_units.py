@@ -1,0 +1,25 @@
+"""Times and sizes as people read them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpro.units import format_duration
+
+
+@pytest.mark.parametrize(
+    ("ns", "words"),
+    [
+        (0, "0 ns"), (412, "412 ns"), (1_500, "1.5 us"), (12_345_678, "12.3 ms"), (999_700_000, "1 s"),
+        (1_195_730_000, "1.2 s"), (3_123_000_000_000, "3,120 s"), (-2_500_000, "-2.5 ms"),
+    ],
+)  # fmt: skip
+def test_a_duration_has_three_digits_and_the_unit_that_suits_it(ns, words):
+    assert format_duration(ns) == words
+
+
+@given(st.floats(-1e18, 1e18))
+def test_no_duration_is_written_with_an_exponent(ns):
+    assert "e" not in format_duration(ns)
