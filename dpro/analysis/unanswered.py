@@ -111,8 +111,9 @@ def why_unanswerable(run: Run, end: Callable[[], End]) -> Iterator[None]:
         if end().bad:
             missing, why = str(error).partition(":")[0], why_no_window(run)
             said = [f"{missing[:1].upper()}{missing[1:]}", *([why] if why else [])]
-            more = "`dpro diagnose` says what is known"
-            raise Unanswerable(f"{end().sentence} {'; '.join([*said, more])}") from error
+            diagnosed = end().ranks or run.rows()[COLLECTIVES.name]  # else `dpro diagnose` ends here, too
+            more = ["`dpro diagnose` says what is known"] if diagnosed else end().can_say
+            raise Unanswerable(f"{end().sentence} {'; '.join([*said, *more])}") from error
         reason = why_no_window(run) or _what_calls_answer(run)
         what = run.manifest.unrecorded or str(error)
         raise Unanswerable(f"{what}; {reason}" if reason else what) from error

@@ -26,6 +26,8 @@ def named_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]
     """
     found = tuple(Path(folder).resolve() for folder in folders or (".",))
     for folder in found:
+        if folder.is_file():
+            raise UsageError(f"{folder}: is a file; name its folder, {folder.parent}")
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,17 @@ def test_what_was_asked_of_a_job_that_died_is_refused_with_its_end_and_without_a
         error = str(CliRunner().invoke(cli, [command, str(tmp_path)]).exception)
         assert error.startswith("The job failed at step 3"), command
         assert "record at least one deep window" not in error
+
+
+@pytest.mark.parametrize("lost", [[COLLECTIVES], [COLLECTIVES, STEPS]])
+def test_diagnose_does_not_refer_to_itself_where_it_cannot_say_more(tmp_path, lost):
+    written(tmp_path, {}, {}, status=3)
+    for table in lost:
+        shutil.rmtree(tmp_path / table.name)
+    error = str(CliRunner().invoke(cli, ["diagnose", str(tmp_path)]).exception)
+    assert error.startswith("The job failed")
+    assert "dpro diagnose" not in error
+    assert Analysis(open_run(tmp_path)).end.can_say[0] in error
 
 
 def test_a_job_that_was_ended_while_it_moved_is_not_called_healthy_but_what_is_known_is_said(tmp_path):

@@ -79,6 +79,10 @@ def test_a_recording_that_is_not_finished_is_refused_and_stays_as_it_is(served):
     assert sorted(served[0].rglob("*")) == before
 
 
-def test_a_folder_that_does_not_exist_is_bad_usage(tmp_path):
-    with pytest.raises(UsageError, match="no such folder"):
+def test_a_folder_that_does_not_exist_or_is_a_file_is_bad_usage(tmp_path):
+    with pytest.raises(UsageError, match="nowhere: no such folder"):
         named_folders([tmp_path / "nowhere"])
+    file = tmp_path / "trace.json"
+    file.touch()
+    with pytest.raises(UsageError, match=f"{file}: is a file; name its folder, {tmp_path}$"):
+        named_folders([file])
