@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ import pytest
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server.serve import listen
 from dpro.dashboards.shown import Shown
+from dpro.store import Run
+from tests.builders import TinyRun
 
 PATIENCE_S = 60
+EVIL = "<img src=x onerror=window.pwned=1>"  # a name that would run a script if it were parsed as HTML
 _SETTLED = """
 return document.querySelectorAll("#content .panel").length > 0
   && !document.querySelector(".pending") && !document.querySelector("[data-dash-is-loading=true]")
@@ -56,6 +60,18 @@ def served(loaded: Loaded | Shown, host: str = "127.0.0.1") -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def evil_run(folder: Path) -> Run:
+    """A run with kernels whose names would run a script or change the page if they were parsed as HTML."""
+    run = TinyRun()
+    for step in range(3):
+        for number, name in enumerate((EVIL, "<b>bold</b>")):
+            at = 1000 * step + 480 * number
+            run.call(at, at + 5, 10 * step + number)
+            run.kernel(name, at + 10, at + 470, 10 * step + number)
+        run.step(step, 1000 * step, 1000 * step + 990)
+    return run.write(folder)
 
 
 def wait(browser: Any, script: str) -> Any:

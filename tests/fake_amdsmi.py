@@ -10,8 +10,8 @@ import ctypes
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -154,8 +154,9 @@ class FakeLibrary:
         return SUCCESS
 
 
-def installed(library: FakeLibrary | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType | None]:
-    """Have AMD's binding load a library, or find none; for use in a fixture."""
+@contextmanager
+def installed(library: FakeLibrary | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have AMD's binding load a library, or find none."""
     if importlib.util.find_spec("amdsmi") is None:
         pytest.skip("needs amdsmi")
     real = ctypes.CDLL
@@ -169,7 +170,7 @@ def installed(library: FakeLibrary | None, monkeypatch: pytest.MonkeyPatch) -> I
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     _forget()
-    yield None
+    yield
     _forget()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,8 +171,9 @@ def address_of_enum(value: Any) -> int:
     return int(getattr(value, "value", value))
 
 
+@contextmanager
 def installed(library: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have nvidia-ml-py call a library; for use in a fixture."""
+    """Have nvidia-ml-py call a library."""
     pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
     pynvml._nvmlGetFunctionPointer_cache.clear()
     monkeypatch.setattr(pynvml, "nvmlLib", library)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_stages.processes import end_group, marked
+from gpu_stages.processes import marked, run_to_limit
 
 from dpro.folders import written_whole
 
@@ -166,22 +166,8 @@ class Bench:
         limit_s = max(min(limit_s * (PATIENCE if self.dry else 1), self.left_s - 3), 1.0)
         out, err = self.folder / "stdout.txt", self.folder / "stderr.txt"
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(
-                [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=marked(job_environment(variables)),
-                cwd=self.folder,
-                start_new_session=True,
-            )
-            code: int | None = None
-            try:
-                code = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                end_group(process)
+            environment = marked(job_environment(variables))
+            code = run_to_limit(command, limit_s, environment, self.folder, stdout, stderr)
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in (out, err))
         return Done(code, *texts, time.monotonic() - begun)
 

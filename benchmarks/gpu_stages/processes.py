@@ -11,8 +11,10 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 MARK = "DPRO_GPU_CHECK"
 
@@ -62,6 +64,43 @@ def end_carriers(mark: str, patience_s: float = 0.0) -> int:
         time.sleep(0.05)
         left = carriers(mark)
     return len(killed)
+
+
+def run_to_limit(
+    command: Sequence[object],
+    limit_s: float,
+    environment: dict[str, str],
+    folder: Path,
+    stdout: BinaryIO,
+    stderr: BinaryIO,
+) -> int | None:
+    """Run a process in a session of its own to its end, or to a limit, and end what is left of its group.
+
+    Args:
+        command: the words of it.
+        limit_s: after which it is ended.
+        environment: its own.
+        folder: that it works in.
+        stdout, stderr: files that it writes to.
+
+    Returns:
+        Its exit code; None where it was ended at the limit.
+    """
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        end_group(process)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

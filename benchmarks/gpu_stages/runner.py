@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_stages.check import PATIENCE, ROOT, TAIL, Bench, Check, job_environment, write_json
-from gpu_stages.processes import end_carriers, end_group, marked, new_mark
+from gpu_stages.processes import end_carriers, marked, new_mark, run_to_limit
 
 FORMAT = 1
 WHOLE, FAILED, CUT = "whole", "failed", "cut short"
@@ -78,22 +78,10 @@ def run_check(check: Check, output: Path, work: Path, limit_s: float, dry: bool)
     command += ["--results", results, "--limit-s", str(limit_s), "-o", output]
     command += ["--dry-run"] if dry else []
     with (work / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=marked(job_environment(), mark),
-            cwd=work,
-            start_new_session=True,
-        )
         code: int | None = None
         try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            pass
+            code = run_to_limit(command, limit_s, marked(job_environment(), mark), work, log, log)
         finally:
-            end_group(process)
             killed = end_carriers(mark, SIDECAR_S if code == 0 else 0.0)
     found = _read(results)
     status = CUT if code is None else WHOLE if code == 0 and "error" not in found else FAILED

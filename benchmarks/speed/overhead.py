@@ -29,12 +29,13 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.by_hand import profiled_by_hand
+
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 RECORD = [sys.executable, "-m", "dpro", "record"]
 NEVER = str(10**9)
 ALWAYS_ON = ["--every", NEVER, "--skip", NEVER]
-EVERY, WINDOW_STEPS, SKIP = 200, 2, 5  # the recorder's defaults, for the profiler that is switched on by hand
 WARM_UP = 20
 TRIES = 3
 
@@ -59,7 +60,7 @@ def busy_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
         if device != "cpu":
             torch.cuda.synchronize()
 
-    return timed(step, steps, by_hand() if profiled else None)
+    return timed(step, steps, profiled_by_hand() if profiled else None)
 
 
 def tiny_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
@@ -99,26 +100,6 @@ JOBS: dict[str, Callable[[int, str, bool], dict[str, float]]] = {
     "tiny": tiny_job,
     "calls": calls_job,
 }
-
-
-def by_hand() -> Callable[[], None]:
-    """torch.profiler for the steps that the recorder's default windows take; returns what ends a step."""
-    from torch.profiler import ProfilerAction, profile
-
-    folder = tempfile.mkdtemp()
-
-    def schedule(step: int) -> ProfilerAction:
-        place = (step - SKIP) % EVERY
-        if step < SKIP or place >= WINDOW_STEPS:
-            return ProfilerAction.NONE
-        return ProfilerAction.RECORD_AND_SAVE if place == WINDOW_STEPS - 1 else ProfilerAction.RECORD
-
-    profiler = profile(
-        schedule=schedule,
-        on_trace_ready=lambda each: each.export_chrome_trace(f"{folder}/{os.getpid()}-{each.step_num}.json"),
-    )
-    profiler.start()
-    return profiler.step
 
 
 def timed(step: Callable[[], None], steps: int, end_step: Callable[[], None] | None) -> dict[str, float]:

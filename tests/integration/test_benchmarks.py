@@ -46,6 +46,7 @@ CHECKS = {
     "diagnosis.operations",
 }  # of truth: with a bar that holds or not
 PARTS = (
+    "by_hand",
     "cpu_job",
     "recording",
     "diagnosis.cases",

@@ -20,10 +20,8 @@ from dpro.dashboards.server.serve import listen, new_token, way_in
 from dpro.dashboards.shown import Shown
 from dpro.ingest.importer import import_sources
 from dpro.store import open_run
-from tests.browser import complaints, served, settle, start_browser, wait
-from tests.builders import TinyRun
+from tests.browser import EVIL, complaints, evil_run, served, settle, wait
 
-EVIL = "<img src=x onerror=window.pwned=1>"
 SOMETHING = "return document.querySelector('#content :is(.js-plotly-plot, .message, table, canvas)')"
 
 
@@ -31,19 +29,6 @@ try:
     from selenium.webdriver import ActionChains
 except ImportError:  # `start_browser` says so
     ActionChains = None
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = start_browser()
-    yield chromium
-    chromium.quit()
-
-
-@pytest.fixture(scope="module")
-def sample(repository):
-    with served(load(open_run(repository / "sample_traces" / "slow_rank"))) as address:
-        yield address
 
 
 @pytest.mark.slow
@@ -82,7 +67,7 @@ def test_keys_change_the_theme_and_going_back_undoes_a_selection(browser, sample
 
 @pytest.mark.slow
 def test_names_are_never_html_in_any_view(browser, tmp_path):
-    with served(load(_evil_run(tmp_path))) as address:
+    with served(load(evil_run(tmp_path))) as address:
         for view in VIEWS:
             browser.get(f"{address}?view={view.name}")
             settle(browser)
@@ -91,18 +76,6 @@ def test_names_are_never_html_in_any_view(browser, tmp_path):
                 None,
             ]
         assert complaints(browser) == []
-
-
-def _evil_run(folder):
-    """A run with kernels whose names would run a script or change the page if they were parsed as HTML."""
-    run = TinyRun()
-    for step in range(3):
-        for number, name in enumerate((EVIL, "<b>bold</b>")):
-            at = 1000 * step + 480 * number
-            run.call(at, at + 5, 10 * step + number)
-            run.kernel(name, at + 10, at + 470, 10 * step + number)
-        run.step(step, 1000 * step, 1000 * step + 990)
-    return run.write(folder)
 
 
 @pytest.mark.slow
@@ -222,7 +195,7 @@ def test_a_browser_that_is_led_in_sees_the_run_and_keeps_no_token_in_its_address
 @pytest.mark.slow
 def test_the_path_of_a_run_runs_no_script_and_injected_ones_are_refused(browser, tmp_path):
     evil = tmp_path / "<script>window.pwned=1<"
-    with served(load(replace(_evil_run(tmp_path / "run"), source=evil / "script>" / EVIL))) as address:
+    with served(load(replace(evil_run(tmp_path / "run"), source=evil / "script>" / EVIL))) as address:
         browser.get(address)
         settle(browser)
         assert EVIL in browser.title

@@ -8,11 +8,9 @@ import pytest
 
 from benchmarks.timeline import BARS, checks, made_up, measured, repeated
 from dpro.cli.run.dashboard import load
-from dpro.store import open_run
-from tests.browser import complaints, served, settle, start_browser, wait
-from tests.builders import TinyRun, gpu_job
+from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
+from tests.builders import gpu_job
 
-EVIL = "<img src=x onerror=window.pwned=1>"
 DRAWN = """
 const t = window.dproTimeline;
 return t && t.root && t.info && t.info.complete && t.data && !t.since && t.data.size;
@@ -43,22 +41,9 @@ except ImportError:  # `start_browser` says so
 
 
 @pytest.fixture(scope="module")
-def browser():
-    chromium = start_browser()
-    yield chromium
-    chromium.quit()
-
-
-@pytest.fixture(scope="module")
 def job(tmp_path_factory):
     """Two ranks, the second of which comes late."""
     with served(load(gpu_job().write(tmp_path_factory.mktemp("run")))) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def sample(repository):
-    with served(load(open_run(repository / "sample_traces" / "slow_rank"))) as address:
         yield address
 
 
@@ -247,15 +232,9 @@ def test_two_clicks_measure_and_the_selection_is_zoomed_to(browser, job):
 
 @pytest.mark.slow
 def test_names_are_text_and_a_click_says_what_a_span_is(browser, tmp_path):
-    run = TinyRun()
-    for step in range(3):
-        for number, name in enumerate((EVIL, "<b>bold</b>")):
-            at = 1000 * step + 480 * number
-            run.call(at, at + 5, 10 * step + number)
-            run.kernel(name, at + 10, at + 470, 10 * step + number)
-        run.step(step, 1000 * step, 1000 * step + 990)
-    with served(load(run.write(tmp_path))) as address:
+    with served(load(evil_run(tmp_path))) as address:
         _open(browser, f"{address}?view=timeline")
+        wait(browser, PATH)  # its rows move those below
         place = _bar(browser, EVIL)
         _at(browser, place).perform()
         wait(browser, f"return document.getElementById('tip').innerText.includes({EVIL!r})")

@@ -13,7 +13,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -23,10 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.profiler import ProfilerAction, profile
 from torch.utils.data import DataLoader, Dataset
 
-EVERY, WINDOW_STEPS, SKIP = 200, 2, 5  # the recorder's defaults, for the profiler that is switched on by hand
+from benchmarks.by_hand import profiled_by_hand
 
 
 class Attention(nn.Module):
@@ -187,24 +185,6 @@ def batches(options: argparse.Namespace, make: Callable[[], Tensor]) -> Iterator
             yield batch.to(options.device, non_blocking=True)
 
 
-def by_hand() -> Callable[[], None]:
-    """torch.profiler for the steps that the recorder's default windows take; returns what ends a step."""
-    folder = tempfile.mkdtemp()
-
-    def schedule(step: int) -> ProfilerAction:
-        place = (step - SKIP) % EVERY
-        if step < SKIP or place >= WINDOW_STEPS:
-            return ProfilerAction.NONE
-        return ProfilerAction.RECORD_AND_SAVE if place == WINDOW_STEPS - 1 else ProfilerAction.RECORD
-
-    profiler = profile(
-        schedule=schedule,
-        on_trace_ready=lambda each: each.export_chrome_trace(f"{folder}/{each.step_num}.json"),
-    )
-    profiler.start()
-    return profiler.step
-
-
 class Clock:
     """The ends of steps, on the GPU and on the host."""
 
@@ -246,7 +226,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     compiled = {"compile": {}, "reduce-overhead": {"mode": "reduce-overhead"}}.get(options.compile)
     called = torch.compile(model, **compiled) if compiled is not None else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if options.fused else None)
-    clock, end_step = Clock(options.device), by_hand() if options.by_hand else None
+    clock, end_step = Clock(options.device), profiled_by_hand() if options.by_hand else None
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext
     if options.bf16:
         precision = lambda: torch.autocast(options.device, torch.bfloat16)  # noqa: E731

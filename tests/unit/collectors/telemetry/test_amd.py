@@ -42,23 +42,12 @@ MI210 = {
 
 
 @pytest.fixture
-def opened(monkeypatch, tmp_path):
+def opened(opening, monkeypatch, tmp_path):
     """Opens a made-up library: the GPUs, and what was complained of."""
-    cleanups = []
     (tmp_path / "kfd").touch()
     monkeypatch.setattr(amd, "DRIVER", tmp_path / "kfd")
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
-
-    def open_(library):
-        cleanup = fake_amdsmi.installed(library, monkeypatch)
-        next(cleanup)
-        cleanups.append(cleanup)
-        complaints = []
-        return AmdGpus(complaints.append), complaints
-
-    yield open_
-    for cleanup in cleanups:
-        next(cleanup, None)
+    return lambda library: opening(AmdGpus, fake_amdsmi.installed(library, monkeypatch))
 
 
 def values_of(gpus: AmdGpus, everything: bool = True) -> dict[str, float]:
@@ -223,8 +212,7 @@ def test_a_node_with_the_driver_and_no_binding_gets_the_install_command(opened, 
 def test_gpus_of_both_makers_on_one_node_are_sampled_side_by_side(opened, monkeypatch):
     assert [each.__module__ for each in libraries()] == [nvml.__name__, amd.__name__]
     amds, _ = opened(FakeLibrary(FakeGpu(metrics=MI300X)))
-    cleanup = fake_nvml.installed(fake_nvml.FakeNvml(fake_nvml.FakeGpu("GPU-8c5")), monkeypatch)
-    next(cleanup)
+    nvidias = fake_nvml.installed(fake_nvml.FakeNvml(fake_nvml.FakeGpu("GPU-8c5")), monkeypatch)
     seen, complaints = set(), []
     both = threading.Barrier(2)  # that both go on beside each other
 
@@ -238,10 +226,10 @@ def test_gpus_of_both_makers_on_one_node_are_sampled_side_by_side(opened, monkey
         threading.Thread(target=sampler.sample_gpus, args=(open_, 0.01, Output(), complaints.append))
         for open_ in (nvml.NvidiaGpus, lambda complain: amds)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    with nvidias:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
     assert seen == {"8c5", "a1b2c3d4e5f60718"}
     assert complaints == ["telemetry goes on without GPUs: RuntimeError: enough"] * 2
-    next(cleanup, None)

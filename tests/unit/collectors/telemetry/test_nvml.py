@@ -26,20 +26,9 @@ H100 = {
 
 
 @pytest.fixture
-def opened(monkeypatch):
+def opened(opening, monkeypatch):
     """Opens a made-up library: the GPUs, and what was complained of."""
-    cleanups = []
-
-    def open_(library):
-        cleanup = fake_nvml.installed(library, monkeypatch)
-        next(cleanup)
-        cleanups.append(cleanup)
-        complaints = []
-        return NvidiaGpus(complaints.append), complaints
-
-    yield open_
-    for cleanup in cleanups:
-        next(cleanup, None)
+    return lambda library: opening(NvidiaGpus, fake_nvml.installed(library, monkeypatch))
 
 
 def values_of(gpus: NvidiaGpus, everything: bool = True) -> dict[str, float]:
