@@ -12,5 +12,6 @@ pipeline/     the same graph from whole operations of pipeline-parallel jobs
 steps/        durations of steps, pauses, host counters, breakdown: from tables alone, without a graph
 fidelity/     how far a replay is from the trace, and how far to trust predictions
 models/       what communication, gradients, memory and matmuls cost
+devices/      how long operations take on other devices and at other precisions
 whatif/       edits: one graph into another, and the search for what helps
 """

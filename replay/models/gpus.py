@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpro.errors import Unanswerable
 
@@ -22,11 +22,17 @@ class Gpu:
         tflops: dense matrix multiplication by element type, 1e12 operations per second.
         gbps: memory bandwidth, 1e9 bytes per second.
         source: the sheet that says so.
+        sms: streaming multiprocessors, or compute units; 0 where it is not known.
+        l2_mb: the last cache before memory, 1e6 bytes; 0 where it is not known.
+        chip: what says both.
     """
 
     tflops: Mapping[str, float]
     gbps: float
     source: str
+    sms: int = 0
+    l2_mb: float = 0.0
+    chip: str = ""
 
 
 def _gpu(
@@ -38,7 +44,7 @@ def _gpu(
 
 
 # The longest key that is a part of the name, as words, counts: "NVIDIA H200 NVL" is no "H200".
-GPUS: Mapping[str, Gpu] = {
+_SHEETS: Mapping[str, Gpu] = {
     # Volta, Turing
     "V100": _gpu("NVIDIA V100 data sheet (SXM2)", 900, 15.7, 125, bf16=False),
     "V100-PCIE": _gpu("NVIDIA V100 data sheet (PCIe)", 900, 14, 112, bf16=False),
@@ -97,6 +103,50 @@ GPUS: Mapping[str, Gpu] = {
     "MI350X": _gpu("AMD Instinct MI350X data sheet", 8000, 144.2, 2306.9, fp8=4613.7),
     "MI355X": _gpu("AMD Instinct MI355X data sheet", 8000, 157.3, 2516.6, fp8=5033.2),
 }
+# Multiprocessors that work, and megabytes of the last cache before memory, by the same keys. Of AMD's, from
+# MI300 on, that is the Infinity Cache; a compute unit counts as a multiprocessor.
+_AMPERE = "NVIDIA A100 Tensor Core GPU Architecture white paper, table 4"
+_GA102 = "NVIDIA Ampere GA102 GPU Architecture white paper, appendix A"
+_ADA = "NVIDIA Ada GPU Architecture white paper, appendix"
+_HOPPER = "NVIDIA H100 Tensor Core GPU Architecture white paper, table 3"
+_BLACKWELL = "cudaGetDeviceProperties of a B200, in pytorch/ao pull request 4002: 148 SMs, 126.5 MB"
+_RTX = "NVIDIA RTX Blackwell GPU Architecture white paper, appendix"
+_CDNA = "AMD ROCm documentation, accelerator and GPU hardware specifications"
+_CHIPS: Mapping[str, tuple[int, float, str]] = {
+    "V100": (80, 6, "NVIDIA Tesla V100 GPU Architecture white paper, table 1"),
+    "V100-PCIE": (80, 6, "NVIDIA Tesla V100 GPU Architecture white paper, table 1"),
+    "T4": (40, 4, "NVIDIA Turing GPU Architecture white paper, appendix C"),
+    **dict.fromkeys(("A100", "A100-SXM-80GB", "A100-SXM4-80GB", "A100 80GB PCIe"), (108, 40, _AMPERE)),
+    **dict.fromkeys(("A800", "A800-SXM4-80GB", "A800 80GB PCIe"), (108, 40, _AMPERE)),
+    "A30": (56, 24, "NVIDIA A30 product brief"),
+    "A10": (72, 6, "NVIDIA A10 product brief"),
+    **dict.fromkeys(("A40", "RTX A6000"), (84, 6, _GA102)),
+    "GeForce RTX 3090": (82, 6, _GA102),
+    "L4": (58, 48, _ADA),
+    **dict.fromkeys(("L40", "L40S", "RTX 6000 Ada Generation"), (142, 96, _ADA)),
+    "GeForce RTX 4090": (128, 72, _ADA),
+    **dict.fromkeys(("H100", "H100 NVL", "H800", "H200", "H200 NVL"), (132, 50, _HOPPER)),
+    **dict.fromkeys(("GH200 480GB", "GH200 144G HBM3e"), (132, 50, _HOPPER)),
+    **dict.fromkeys(("H100 PCIe", "H800 PCIe"), (114, 50, _HOPPER)),
+    **dict.fromkeys(("B200", "B300"), (148, 126.5, _BLACKWELL)),
+    **dict.fromkeys(("GB200", "GB300"), (152, 126.5, f"{_BLACKWELL}; 152 SMs by the ratio of FP32 peaks")),
+    "RTX PRO 6000 Blackwell Server Edition": (188, 128, _RTX),
+    "RTX PRO 6000 Blackwell Workstation Edition": (188, 128, _RTX),
+    "GeForce RTX 5090": (170, 96, _RTX),
+    **dict.fromkeys(("MI210", "MI250"), (104, 8, _CDNA)),
+    "MI250X": (110, 8, _CDNA),
+    "MI300A": (228, 256, _CDNA),
+    **dict.fromkeys(("MI300X", "MI325X"), (304, 256, _CDNA)),
+    **dict.fromkeys(("MI350X", "MI355X"), (256, 256, _CDNA)),
+}
+
+
+def _with_chip(key: str, gpu: Gpu) -> Gpu:
+    sms, l2_mb, chip = _CHIPS.get(key, (0, 0.0, ""))
+    return replace(gpu, sms=sms, l2_mb=l2_mb, chip=chip)
+
+
+GPUS: Mapping[str, Gpu] = {key: _with_chip(key, gpu) for key, gpu in _SHEETS.items()}
 # What follows a key and makes the name that of another, slower or faster, product, or of a slice of it.
 _ANOTHER = re.compile(
     r"\bMIG\b|\bLaptop\b|\bMax-Q\b|\bMobile\b|\b(?:[345]0\d0) (?:Ti|D|SUPER)\b", re.IGNORECASE

@@ -1,0 +1,78 @@
+"""Errors and coverage of what was said beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+EMPTY: dict[str, Any] = {"n": 0, "median_pct": None, "p90_pct": None, "holds": None, "note": "no data"}
+HELD = (75.0, 90.0)  # per cent that intervals of 80 may hold
+
+
+def compared(said, measured, bar: tuple[float, float | None] | None, note: str = "") -> dict[str, Any]:
+    """One check: how far what was said is from what was measured, in per cent.
+
+    Args:
+        said, measured: [N] of any unit.
+        bar: median and 90th percentile that hold; None where the figure is only reported.
+        note: what a reader must know of it.
+    """
+    said, measured = np.asarray(said, float), np.asarray(measured, float)
+    if not said.size:
+        return {
+            "n": 0,
+            "median_pct": None,
+            "p90_pct": None,
+            "bar": _text(bar),
+            "holds": None,
+            "note": "no data",
+        }
+    wrong = 100 * np.abs(said / measured - 1)
+    median, p90 = float(np.median(wrong)), float(np.quantile(wrong, 0.9))
+    holds = None if bar is None else median <= bar[0] and (bar[1] is None or p90 <= bar[1])
+    found = {
+        "n": int(said.size),
+        "median_pct": round(median, 2),
+        "p90_pct": round(p90, 2),
+        "bar": _text(bar),
+        "holds": holds,
+    }
+    return found | ({"note": note} if note else {})
+
+
+def covered(low, high, measured, groups: Sequence[Any] | None = None) -> dict[str, Any]:
+    """One check: what share of what was measured the intervals hold, in per cent.
+
+    Args:
+        low, high, measured: [N] of one unit.
+        groups: [N] what each belongs to; the least and the largest share of a group is reported, too.
+    """
+    low, high, measured = (np.asarray(each, float) for each in (low, high, measured))
+    bar = f"{HELD[0]:.0f}..{HELD[1]:.0f}% held"
+    if not measured.size:
+        return {"n": 0, "held_pct": None, "median_pct": None, "p90_pct": None, "bar": bar, "holds": None}
+    inside = (low <= measured) & (measured <= high)
+    held = 100 * float(inside.mean())
+    width = 100 * (high / low - 1) / 2
+    found = {
+        "n": int(measured.size),
+        "held_pct": round(held, 1),
+        "median_pct": round(float(np.median(width)), 1),
+        "p90_pct": round(float(np.quantile(width, 0.9)), 1),
+        "bar": bar,
+        "holds": HELD[0] <= held <= HELD[1],
+        "note": "median_pct, p90_pct: half-widths",
+    }
+    if groups is not None:
+        names = np.asarray(groups)
+        shares = {str(name): round(100 * float(inside[names == name].mean()), 1) for name in np.unique(names)}
+        found["by"] = shares
+    return found
+
+
+def _text(bar: tuple[float, float | None] | None) -> str:
+    if bar is None:
+        return "reported"
+    return f"{bar[0]:g}" if bar[1] is None else f"{bar[0]:g} / {bar[1]:g}"

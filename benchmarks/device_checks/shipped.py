@@ -1,0 +1,115 @@
+"""Fits the numbers that ship, from tables that a user has fetched: nothing of the tables themselves is kept.
+
+For every kind and precision: ten numbers per device, ten that all devices share, and the bands of what they
+miss. Of half credit: what it misses between every two devices, by the tables' ratio, and by the formula's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dpro.replay.devices.bands import Bands, bands_of
+from dpro.replay.devices.coefficients import ANY, Key, Known, encoded, known_of, known_of_any
+from dpro.replay.devices.estimate import HALF
+from dpro.replay.devices.tables import Table
+from dpro.replay.devices.tiles import formula_us, sizes_of
+from dpro.replay.models.gpus import GPUS
+
+SOURCE = "fitted to the operation tables of ai-dynamo/aiconfigurator (Apache-2.0)"
+
+
+def fitted(tables: Sequence[Table]) -> dict[Key, Known]:
+    """The numbers of every device, and of all, by kind and precision."""
+    found: dict[Key, Known] = {}
+    for kind, dtype in sorted({(table.kind, table.dtype) for table in tables}):
+        mine = [table for table in tables if (table.kind, table.dtype) == (kind, dtype)]
+        for device in sorted({table.device for table in mine}):
+            found[kind, dtype, device] = known_of([table for table in mine if table.device == device])
+        found[kind, dtype, ANY] = known_of_any(mine)
+    return found
+
+
+def half_pairs(tables: Sequence[Table]) -> Iterator[tuple[Table, Table, Table, Table]]:
+    """Measured on one device and on another with one software, and tables of both with another software."""
+    place = {(table.device, table.library, table.kind, table.dtype): table for table in tables}
+    for (device, library, kind, dtype), source in place.items():
+        for (to, same, *rest), target in place.items():
+            if to == device or same != library or rest != [kind, dtype]:
+                continue
+            for (where, other, *of), table in place.items():
+                there = place.get((to, other, kind, dtype))
+                if where == device and other != library and of == [kind, dtype] and there is not None:
+                    yield source, target, table, there
+
+
+def joined(tables: Sequence[Table]) -> list[np.ndarray]:
+    """[N] rows of each table that are of the same operation in all."""
+    names = tables[0].shapes.columns
+    frame = tables[0].shapes.with_row_index("row0")
+    for number, table in enumerate(tables[1:], 1):
+        frame = frame.join(table.shapes.with_row_index(f"row{number}"), on=names)
+    frame = frame.sort(names)
+    return [frame[f"row{number}"].to_numpy().astype(np.int64) for number in range(len(tables))]
+
+
+def half_by_tables(tables: Sequence[Table]) -> tuple[np.ndarray, np.ndarray]:
+    """Said and measured, of every operation of every pair."""
+    said, measured = [np.ones(0)], [np.ones(0)]
+    for four in half_pairs(tables):
+        source, target, source_table, target_table = (each.us[at] for each, at in zip(four, joined(four)))
+        said.append(target_table * (source / source_table) ** HALF)
+        measured.append(target)
+    return np.concatenate(said), np.concatenate(measured)
+
+
+def half_by_formula(
+    tables: Sequence[Table], known: dict[Key, Known], shared: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same by the ten numbers of either device, or by those that all share."""
+    said, measured = [np.ones(0)], [np.ones(0)]
+    for source in tables:
+        for target in tables:
+            same = (source.library, source.kind, source.dtype) == (target.library, target.kind, target.dtype)
+            if source.device == target.device or not same:
+                continue
+            us = []
+            for table, at in zip((source, target), joined((source, target))):
+                fit = known[table.kind, table.dtype, ANY if shared else table.device].fit
+                rows = sizes_of(table.operations[at])
+                us.append((table.us[at], formula_us(fit.numbers, rows, GPUS[table.device], table.dtype)))
+            (there, there_said), (here, here_said) = us
+            said.append(here_said * (there / there_said) ** HALF)
+            measured.append(here)
+    return np.concatenate(said), np.concatenate(measured)
+
+
+def write(path: Path, tables: Sequence[Table]) -> None:
+    """Write the file that ships."""
+    known = fitted(tables)
+    document: dict = {"source": SOURCE, "known": {}, "half": {}}
+    for kind in sorted({table.kind for table in tables}):
+        mine = [table for table in tables if table.kind == kind]
+        document["half"][kind] = {
+            "tables": _rounded(bands_of(*half_by_tables(mine))),
+            "fitted": _rounded(bands_of(*half_by_formula(mine, known, shared=False))),
+            "sheet": _rounded(bands_of(*half_by_formula(mine, known, shared=True))),
+        }
+    for (kind, dtype, device), entry in known.items():
+        document["known"].setdefault(kind, {}).setdefault(dtype, {})[device] = encoded(entry)
+    lines = json.dumps(document, indent=1)
+    path.write_text(_compact(lines) + "\n", encoding="utf-8")
+
+
+def _rounded(bands: Bands) -> list[list[float]]:
+    return np.round(bands.quantiles, 4).tolist()
+
+
+def _compact(text: str) -> str:
+    """One list of numbers a line."""
+    import re
+
+    return re.sub(r"\[[-\s\d.,e+\[\]]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)

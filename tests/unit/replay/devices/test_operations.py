@@ -1,0 +1,61 @@
+"""What operations compute and move, counted by hand."""
+
+import numpy as np
+import pytest
+
+from dpro.errors import UsageError
+from dpro.replay.devices.operations import attention, convolutions, embeddings, matmuls, moves
+
+
+def test_a_product_reads_both_operands_and_writes_its_result():
+    (row,) = matmuls("bf16", 2, 3, 5, batch=7).to_dicts()
+    assert row["operations"] == 2 * 7 * 2 * 3 * 5
+    assert (row["read_bytes"], row["written_bytes"]) == (2 * 7 * (2 * 5 + 5 * 3), 2 * 7 * 2 * 3)
+
+
+def test_a_product_in_fp8_writes_sixteen_bits():
+    (row,) = matmuls("fp8", 2, 3, 5).to_dicts()
+    assert (row["read_bytes"], row["written_bytes"]) == (2 * 5 + 5 * 3, 2 * 2 * 3)
+
+
+def test_a_convolution_is_the_product_of_the_unfolded_image_with_all_filters():
+    unfolded = convolutions("bf16", images=4, pixels=56 * 56, filters=64, taps=3 * 7 * 7)
+    assert unfolded.equals(matmuls("bf16", 4 * 56 * 56, 64, 147))
+
+
+@pytest.mark.parametrize(
+    ("queries", "past", "window", "seen"),
+    [
+        (4, 0, 0, (1 + 2 + 3 + 4) / 4),
+        (4, 10, 0, (11 + 12 + 13 + 14) / 4),
+        (4, 0, 2, (1 + 2 + 2 + 2) / 4),
+        (1, 99, 0, 100),
+        (1, 99, 16, 16),
+    ],
+)
+def test_a_query_sees_all_tokens_up_to_its_own_or_those_of_its_window(queries, past, window, seen):
+    (row,) = attention("bf16", 2, queries, past, 8, 2, 64, window).to_dicts()
+    assert row["k"] == pytest.approx(seen)
+    assert row["operations"] == pytest.approx(4 * 2 * queries * 8 * 64 * seen)
+    assert row["kind"] == ("prefill" if queries > 1 else "decode")
+
+
+def test_decoding_reads_the_keys_and_values_of_all_that_was_said_before():
+    (row,) = attention("bf16", 3, 1, 99, 8, 2, 64, kv_bytes=1).to_dicts()
+    assert row["read_bytes"] == 2 * 3 * 100 * 2 * 64 * 1 + 3 * 8 * 64 * 2
+
+
+def test_an_embedding_moves_its_rows_twice_and_reads_their_numbers():
+    (row,) = embeddings("fp32", 10, 16).to_dicts()
+    assert (row["read_bytes"], row["written_bytes"]) == (10 * 16 * 4 + 80, 10 * 16 * 4)
+
+
+@pytest.mark.parametrize("size", [-1.0, np.nan, np.inf])
+def test_sizes_that_are_none_are_refused(size):
+    with pytest.raises(UsageError, match="size"):
+        moves("bf16", size, 1)
+
+
+def test_an_unknown_element_type_is_refused_with_those_there_are():
+    with pytest.raises(UsageError, match="fp8"):
+        matmuls("fp7", 1, 1, 1)
