@@ -1,12 +1,13 @@
 """The web views: one file per view, with data separate from figures; needs the extra `dashboard`.
 
-In: an opened run. Out: a local web application. Nothing is computed here that a command could not print. All
-state is in the link: clicks and selections change the link, and every section is rendered from the link
-alone, each by its own request.
+In: an opened run, and others to choose from. Out: a local web application. Nothing is computed here that a
+command could not print. All state is in the link: clicks and selections change the link, and every section
+is rendered from the link alone, each by its own request.
 
     app, page                  the frame of all views, their registry, CSV; the components of views
-    shown                      the run that is shown; while it is being recorded, its latest copy
-    links                      view, steps, ranks and times: to and from the query of a link
+    runs, shown                the runs that a link can name; one run, while it is recorded its latest copy
+    links                      view, runs, steps, ranks and times: to and from the query of a link
+    needs                      what each view needs of a run, and the sentence where a run lacks it
     loaded                     the Analysis behind the views, with the lanes to draw
     figures                    the figures of a run for reports and notebooks
     theme, names               colours and the look of figures; escaping of names from traces

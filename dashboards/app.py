@@ -1,13 +1,13 @@
 """The application: navigation, selection, and the view that the link names.
 
-In: a run, the token and the host names that are accepted. Out: a Dash application. All state is in the link:
+In: runs, the token and the host names that are accepted. Out: a Dash application. All state is in the link:
 every interaction changes the link, and every section is rendered from the link alone, so that back, reload
 and shared links reproduce the view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +22,7 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
 from dpro.dashboards.page import Filler, View, answer, changes, empty, in_browser, message
+from dpro.dashboards.runs import Offer, Runs, runs_of
 from dpro.dashboards.server.bodies import check_bodies
 from dpro.dashboards.server.guard import LOOPBACK, guard, harden, hash_of
 from dpro.dashboards.shown import Shown
@@ -40,7 +41,9 @@ from dpro.dashboards.views import (
 )
 from dpro.dashboards.whatif import workbench
 from dpro.errors import DproError, UsageError
-from dpro.words import printable
+from dpro.schema import STEPS
+from dpro.selection import is_in_ranges, ranges_of, ranges_text
+from dpro.words import printable, shortened
 
 VIEWS: tuple[View, ...] = (
     verdict.VIEW,
@@ -57,6 +60,8 @@ VIEWS: tuple[View, ...] = (
 )
 
 TICK_MS = 1000  # polling interval of a run that is being recorded
+_MOST_LISTED = 8  # ranges of steps or ranks in a message
+_LONGEST_WHY = 60  # characters of why a run cannot be chosen
 _VIEW_KEYS = "1234567890-="  # the top row of a keyboard
 _KEYS = (
     ("1 … 9 0 - =", "go to a view"),
@@ -65,6 +70,7 @@ _KEYS = (
     (", .", "timeline: the span before, the span after"),
     ("f m e", "timeline: zoom to the selection, ruler, fold"),
     ("x", "clear the selection"),
+    ("r", "choose the run"),
     ("t", "dark or light"),
     ("/", "search the timeline, filter, or select steps"),
     ("?", "this help; Esc closes it"),
@@ -84,20 +90,22 @@ _THEME = """(() => {
 })();"""
 
 
-def make_app(run: Loaded | Shown, token: str | None = None, names: Collection[str] | None = LOOPBACK) -> Dash:
+def make_app(
+    run: Loaded | Shown | Runs, token: str | None = None, names: Collection[str] | None = LOOPBACK
+) -> Dash:
     """Make the application.
 
     Args:
-        run: the run; slow results are computed when a view first needs them.
+        run: the run, or several; slow results are computed when a view first needs them.
         token: the secret that requests must carry; None for none.
         names: host names that are accepted without a token; None for any.
     """
-    shown = run if isinstance(run, Shown) else Shown(run)
+    runs = runs_of(run)
     app = Dash(
         __name__,
         assets_folder=str(Path(__file__).with_name("assets")),
         index_string=_INDEX.replace("PALETTE", css_variables()).replace("THEME", _THEME),
-        title=_in_markup(f"dpro: {shown.loaded.run.label}"),
+        title=_in_markup(f"dpro: {runs.opened.loaded.run.label}"),
         update_title="",
         suppress_callback_exceptions=True,
         enable_mcp=False,
@@ -105,15 +113,15 @@ def make_app(run: Loaded | Shown, token: str | None = None, names: Collection[st
     )
     guard(app.server, token, names)
     check_bodies(app)
-    app.layout = _frame(shown)
-    _register_navigation(app, shown)
+    app.layout = _frame(runs)
+    _register_navigation(app, runs)
     for view in VIEWS:
         for name, fill in view.sections.items():
-            _register_section(app, shown, view, name, fill)
-        view.register(app, shown)
-    _serve_tables(app, shown)
-    if shown.lives:
-        _register_refresh(app, shown)
+            _register_section(app, runs, view, name, fill)
+        view.register(app, runs)
+    _serve_tables(app, runs)
+    if runs.change:
+        _register_refresh(app, runs)
     harden(app.server, [hash_of(_THEME), *app.csp_hashes()])
     return app
 
@@ -135,23 +143,23 @@ def view_of(link: Link) -> View:
     raise UsageError(f"no view {link.view!r}; there are {', '.join(view.name for view in VIEWS)}")
 
 
-def _frame(shown: Shown) -> Component:
-    """Return the frame of all views: navigation, selection, help."""
+def _frame(runs: Runs) -> Component:
+    """Return the frame of all views: navigation, selection, choice of runs, help."""
     selection = [
-        html.Label(["steps", _entry("steps", "as 3-8")]),
-        html.Label(["ranks", _entry("ranks", "as 0,2-3")]),
+        html.Label(["steps", _entry("steps", "3-8,12")]),
+        html.Label(["ranks", _entry("ranks", "0,2-3")]),
         html.Button("clear", id="clear", title="Clear the selection (x)"),
         html.Button("◐", id="theme", title="Dark or light (t)"),
         html.Button("?", id="help", title="Keys (?)"),
     ]
-    label = shown.loaded.run.label
-    brand = [html.Strong("dpro"), html.Span(Path(label).name or label, title=label)]
-    brand += [html.Span("recording", id="live", className="live")] if shown.lives else []
+    brand = [html.Strong("dpro"), html.Span(id="run")]
+    brand += [html.Span(id="live", className="live")] if runs.change else []
+    tick = dcc.Interval(id="tick", interval=TICK_MS, disabled=not runs.opened.lives)
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="shown"),
-            *([dcc.Interval(id="tick", interval=TICK_MS), dcc.Store(id="version")] if shown.lives else []),
+            *([tick, dcc.Store(id="version")] if runs.change else []),
             html.Header(
                 [
                     html.Div(brand, className="brand"),
@@ -160,7 +168,14 @@ def _frame(shown: Shown) -> Component:
                     html.Div(selection, className="selection"),
                 ]
             ),
-            html.Main([html.H1(id="title"), html.P(id="outside", role="status"), html.Div(id="content")]),
+            html.Main(
+                [
+                    html.Div(id="runs"),
+                    html.H1(id="title"),
+                    html.P(id="outside", role="status"),
+                    html.Div(id="content"),
+                ]
+            ),
             html.Div(id="tip", role="tooltip"),
             html.Dialog(
                 [
@@ -184,7 +199,7 @@ def _entry(name: str, placeholder: str) -> Component:
     return dcc.Input(id=name, type="text", placeholder=placeholder, debounce=True, autoComplete="off")
 
 
-def _register_navigation(app: Dash, run: Shown) -> None:
+def _register_navigation(app: Dash, runs: Runs) -> None:
     @app.callback(
         Output("nav", "children"),
         Output("steps", "value"),
@@ -192,37 +207,45 @@ def _register_navigation(app: Dash, run: Shown) -> None:
         Output("content", "children"),
         Output("title", "children"),
         Output("shown", "data"),
+        Output("run", "children"),
+        Output("run", "title"),
+        Output("runs", "children"),
         Input("url", "search"),
         State("shown", "data"),
     )
     def navigate(search: str | None, shown: str | None) -> tuple[Any, ...]:
         try:
             link = parse_link(search or "")
-            view = view_of(link)
-        except UsageError as error:
-            return _navigation(run, Link(), ""), no_update, no_update, message(str(error)), "", ""
-        parts = dict(part.split("=", 1) for part in link.query(own={}).removeprefix("?").split("&") if part)
-        why = _missing(run, view)
-        content = no_update if shown == view.name else empty(why) if why else view.layout()
+            view, run = view_of(link), runs.shown(link.run)
+        except DproError as error:
+            opened, chosen = runs.opened, _chosen(search)
+            kept = (no_update, no_update, message(str(error)), "", "")
+            return _navigation(opened, chosen, ""), *kept, *_named(opened), _pickers(runs, chosen)
+        why = _missing(run, link, view)
+        content, now = empty(why) if why else view.layout(), f"{view.name} {why}"
         return (
             _navigation(run, link, view.name),
-            parts.get("steps", ""),
-            parts.get("ranks", ""),
-            content,
+            ranges_text(link.steps),
+            ranges_text(ranges_of(link.ranks)),
+            no_update if shown == now else content,
             view.title,
-            view.name,
+            now,
+            *_named(run),
+            _pickers(runs, link),
         )
 
-    @app.callback(Output("outside", "children"), *changes(run))
+    @app.callback(Output("outside", "children"), *changes(runs))
     def warn_outside(search: str | None, *_: Any) -> str:
         try:
-            return outside(run.loaded, parse_link(search or ""))
-        except UsageError:
+            link = parse_link(search or "")
+            return outside(runs.loaded(link.run), link)
+        except DproError:
             return ""  # the content says it
 
     for name in ("steps", "ranks"):
         in_browser(app, name, Input(name, "value"))
-    in_browser(app, "titled", Input("shown", "data"))
+    for name in ("shown", "run"):
+        in_browser(app, "titled", Input(name, "data" if name == "shown" else "title"))
     for name in ("clear", "theme", "help", "menu"):
         in_browser(app, name, Input(name, "n_clicks"))
 
@@ -232,19 +255,63 @@ def outside(loaded: Loaded, link: Link) -> str:
     said = []
     ranks = loaded.run.manifest.ranks
     if link.ranks and ranks and not set(link.ranks) & set(ranks):
-        said.append(f"No selected rank was recorded: the run has {min(ranks)} to {max(ranks)}.")
-    steps = loaded.steps.filter(pl.col("step") >= 0)["step"] if link.steps else pl.Series([], dtype=pl.Int64)
-    if link.steps and steps.len() and not steps.is_between(*link.steps).any():
-        first, last = int(steps.to_numpy().min()), int(steps.to_numpy().max())
-        said.append(f"No selected step was recorded: the run has {first} to {last}.")
+        said.append(f"No selected rank was recorded: the run has {_listed(ranks)}.")
+    steps = loaded.steps.filter(pl.col("step") >= 0) if link.steps else STEPS.empty()
+    if not steps.is_empty() and steps.filter(is_in_ranges("step", link.steps)).is_empty():
+        said.append(f"No selected step was recorded: the run has {_listed(steps['step'].unique())}.")
     return " ".join(said)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ranges_text(ranges_of(numbers), _MOST_LISTED)
+
+
+def _chosen(search: str | None) -> Link:
+    """Return the runs of a link that is not understood as a whole, so that others can be chosen."""
+    try:
+        link = parse_link(search or "")
+        return Link(run=link.run, against=link.against, theme=link.theme)
+    except UsageError:
+        return Link()
+
+
+def _named(run: Shown) -> tuple[str, str]:
+    """Return the short and the whole name of a run."""
+    label = run.loaded.run.label
+    return Path(label).name or label, label
+
+
+def _pickers(runs: Runs, link: Link) -> list[Component]:
+    """Return the choice of the run and of the one to compare it with; nothing where there is one run."""
+    offers = runs.offers()
+    if len(offers) < 2:
+        return []
+    shown = link.run or runs.name
+    others = [offer for offer in offers if offer.name != shown]
+    # The opened run has no name in a link.
+    values = ["" if each.name == runs.name else each.name for each in offers]
+    run = [_option(each, value, each.name == shown) for each, value in zip(offers, values, strict=True)]
+    other: list[Any] = [html.Option("no other run", value="", selected=not link.against)]
+    other += [_option(each, each.name, each.name == link.against) for each in others]
+    return [
+        html.Label(["run", html.Select(run, id="pick-run")]),
+        html.Label(["compared with", html.Select(other, id="pick-against")]),
+    ]
+
+
+def _option(offer: Offer, value: str, selected: bool) -> Any:
+    why = offer.why or ("being recorded" if offer.lives else "")
+    words = f"{offer.name} ({shortened(why, _LONGEST_WHY)})" if why else offer.name
+    return html.Option(
+        printable(words), value=value, selected=selected, disabled=bool(offer.why), title=printable(why)
+    )
 
 
 def _navigation(run: Shown, link: Link, current: str) -> list[Component]:
     """A link to each view that keeps the selection; those without anything to show are dimmed."""
     links: list[Component] = []
     for key, view in zip(_VIEW_KEYS, VIEWS):
-        why = _missing(run, view)
+        why = _missing(run, link, view)
         looks = ["current"] * (view.name == current) + ["empty"] * bool(why)
         address = link.query(view=view.name, own={})
         links.append(
@@ -253,34 +320,45 @@ def _navigation(run: Shown, link: Link, current: str) -> list[Component]:
     return links
 
 
-def _missing(run: Shown, view: View) -> str:
+def _missing(run: Shown, link: Link, view: View) -> str:
     """Why a view has nothing to show; of a run that is being recorded that may change."""
-    return "" if run.lives else view.missing(run.loaded)
+    try:
+        return "" if run.lives else view.missing(run.loaded, link)
+    except DproError as error:
+        return str(error)
 
 
-def _register_section(app: Dash, shown: Shown, view: View, name: str, fill: Filler) -> None:
-    @app.callback(Output(name, "children"), *changes(shown))
+def _register_section(app: Dash, runs: Runs, view: View, name: str, fill: Filler) -> None:
+    @app.callback(Output(name, "children"), *changes(runs))
     def filled(search: str | None, *_: Any) -> Any:
-        return answer(view.name, search, lambda link: fill(shown.loaded, link), message)
+        return answer(view.name, search, lambda link: fill(runs.loaded(link.run), link), message)
 
 
-def _register_refresh(app: Dash, shown: Shown) -> None:
-    """While a run is recorded, let the browser poll for later states of it."""
+def _register_refresh(app: Dash, runs: Runs) -> None:
+    """While a run is recorded, let the browser poll for later states of it, and of the one beside it."""
 
     @app.callback(
         Output("version", "data"),
         Output("live", "children"),
         Output("tick", "disabled"),
         Input("tick", "n_intervals"),
+        Input("url", "search"),
         State("version", "data"),
     )
-    def refresh(_ticks: int | None, known: int | None) -> tuple[Any, ...]:
-        lives, version = shown.lives, shown.version  # in this order: the last version is not missed
+    def refresh(_ticks: int | None, search: str | None, known: int | None) -> tuple[Any, ...]:
+        try:
+            link = parse_link(search or "")
+            both = [runs.shown(name) for name in dict.fromkeys([link.run, *filter(None, [link.against])])]
+        except DproError:  # the content says it
+            return no_update, "", True
+        lives = [each.lives for each in both]  # before the versions: the last version is not missed
+        version = sum(each.version for each in both)
         new = no_update if version == (known or 0) else version
-        return new, "recording" if lives else "recorded", not lives
+        ended = "recorded" if both[0].version else ""
+        return new, "recording" if lives[0] else ended, not any(lives)
 
 
-def _serve_tables(app: Dash, shown: Shown) -> None:
+def _serve_tables(app: Dash, runs: Runs) -> None:
     tables = {(view.name, name): make for view in VIEWS for name, make in view.tables.items()}
 
     @app.server.route("/<any(csv, parquet):kind>/<view>/<name>")  # type: ignore[untyped-decorator]
@@ -288,7 +366,8 @@ def _serve_tables(app: Dash, shown: Shown) -> None:
         write, mimetype = _DOWNLOADS[kind]
         make = tables.get((view, name)) or abort(404)
         try:
-            frame = make(shown.loaded, parse_link(request.query_string.decode(errors="replace")))
+            link = parse_link(request.query_string.decode(errors="replace"))
+            frame = make(runs.loaded(link.run), link)
         except DproError as error:
             return Response(f"{error}\n", 400, mimetype="text/plain")
         disposition = {"Content-Disposition": f'attachment; filename="dpro-{view}-{name}.{kind}"'}

@@ -22,6 +22,7 @@ from dpro.dashboards.views.hang import chains_of
 from dpro.dashboards.whatif import workbench
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.whatif.registry import parse_edit
+from dpro.selection import parse_ranges
 from dpro.units import ms
 
 _LEGEND = 50  # pixels
@@ -30,9 +31,9 @@ _LEGEND = 50  # pixels
 class Figures:
     """Figures of a run.
 
-    All methods take the selection as keywords: `steps` (a number, or the first and the last), `ranks`, and
-    `theme` (light or dark). All raise `Unanswerable` where there is nothing to draw, and `UsageError` where
-    an argument is invalid.
+    All methods take the selection as keywords: `steps` (a number, the first and the last, or a text as
+    "3,5,7-9"), `ranks`, and `theme` (light or dark). All raise `Unanswerable` where there is nothing to draw,
+    and `UsageError` where an argument is invalid.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -114,7 +115,7 @@ class Figures:
 
 
 def selection(
-    steps: int | tuple[int, int] | None = None,
+    steps: int | tuple[int, int] | str | None = None,
     ranks: Iterable[int] = (),
     theme: str = LIGHT,
     time_ms: tuple[float, float] | None = None,
@@ -122,12 +123,14 @@ def selection(
     """Return the selection as a link, the form in which views take it.
 
     Raises:
-        UsageError: there is no such theme.
+        UsageError: there is no such theme, or the text of steps is no list of numbers.
     """
     if theme not in THEMES:
         raise UsageError(f"no theme {theme!r}; there are {', '.join(THEMES)}")
-    chosen = (steps, steps) if isinstance(steps, int) else steps
-    return Link(steps=chosen, ranks=tuple(sorted(set(ranks))), theme=theme, time_ms=time_ms)
+    text = "-".join(map(str, steps)) if isinstance(steps, tuple) else str("" if steps is None else steps)
+    return Link(
+        steps=parse_ranges(text, "steps"), ranks=tuple(sorted(set(ranks))), theme=theme, time_ms=time_ms
+    )
 
 
 def _some(frame: pl.DataFrame, what: str) -> pl.DataFrame:

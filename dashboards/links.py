@@ -1,8 +1,8 @@
 """The state of the page as the query of a link: the view, and the selected steps, ranks and times.
 
-In: a query such as `?view=timeline&ranks=0,2-3&steps=5-7&time=12.5~80`. Out: a `Link`, and back. All views
-share one selection, so that a selection made in one view applies to the next; a link that is sent to a
-colleague reproduces the view.
+In: a query such as `?run=after&against=before&view=timeline&ranks=0,2-3&steps=5-7&time=12.5~80`. Out: a
+`Link`, and back. All views share one selection, so that a selection made in one view applies to the next; a
+link that is sent to a colleague reproduces the view. Runs are names, which `runs` looks up: never paths.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import polars as pl
 
 from dpro.dashboards.theme import LIGHT, THEMES
 from dpro.errors import UsageError
-from dpro.selection import parse_ranges, quoted, ranges_of, ranges_text
+from dpro.selection import Ranges, is_in_ranges, parse_ranges, quoted, ranges_of, ranges_text
 
 FIRST = "verdict"  # the view of a link that names none
-_SHARED = ("view", "steps", "ranks", "time", "theme")
+_SHARED = ("view", "run", "against", "steps", "ranks", "time", "theme")
 _MAX_RANKS = 1_000_000
 
 
@@ -29,7 +29,9 @@ class Link:
 
     Attributes:
         view: name of the view.
-        steps: first and last selected step; None for all.
+        run: name of the run that is shown; empty for the one that was opened.
+        against: name of the run that it is compared with; empty for none.
+        steps: selected steps, ranges with first and last included; empty for all.
         ranks: selected ranks, ascending; empty for all.
         time_ms: from and to, ms since the beginning of the graph; None for the time of the selected steps.
         theme: light or dark.
@@ -37,7 +39,9 @@ class Link:
     """
 
     view: str = FIRST
-    steps: tuple[int, int] | None = None
+    run: str = ""
+    against: str = ""
+    steps: Ranges = ()
     ranks: tuple[int, ...] = ()
     time_ms: tuple[float, float] | None = None
     theme: str = LIGHT
@@ -48,7 +52,9 @@ class Link:
         link = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
         pairs = [
             ("view", "" if link.view == FIRST else link.view),
-            ("steps", "" if link.steps is None else "-".join(map(str, dict.fromkeys(link.steps)))),
+            ("run", link.run),
+            ("against", link.against),
+            ("steps", ranges_text(link.steps)),
             ("ranks", ranges_text(ranges_of(link.ranks))),
             ("time", "" if link.time_ms is None else "~".join(f"{ms:.6f}" for ms in link.time_ms)),
             ("theme", "" if link.theme == LIGHT else link.theme),
@@ -65,7 +71,7 @@ class Link:
         if self.ranks and "rank" in frame.columns:
             frame = frame.filter(pl.col("rank").is_in(self.ranks))
         if self.steps and "step" in frame.columns:
-            frame = frame.filter(pl.col("step").is_between(*self.steps))
+            frame = frame.filter(is_in_ranges("step", self.steps))
         return frame
 
 
@@ -78,24 +84,14 @@ def parse_link(query: str) -> Link:
     given = dict(parse_qsl(query.removeprefix("?")))
     return Link(
         view=given.get("view", FIRST),
-        steps=parse_steps(given.get("steps", "")),
+        run=given.get("run", ""),
+        against=given.get("against", ""),
+        steps=parse_ranges(given.get("steps", ""), "steps"),
         ranks=parse_ranks(given.get("ranks", "")),
         time_ms=_time(given.get("time", "")),
         theme=given["theme"] if given.get("theme") in THEMES else LIGHT,
         own={key: value for key, value in given.items() if key not in _SHARED},
     )
-
-
-def parse_steps(text: str) -> tuple[int, int] | None:
-    """Parse `5` or `5-7` into first and last; None for an empty text.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    ranges = parse_ranges(text, "steps")
-    if len(ranges) > 1:
-        raise UsageError(f"steps {quoted(text)} are not understood: a view shows one range, 3 or 3-8")
-    return ranges[0] if ranges else None
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from weakref import ref
 
 import polars as pl
 
@@ -11,6 +12,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.graphs import make_graph
 from dpro.analysis.unanswered import why_unanswerable
+from dpro.dashboards.links import Link
 from dpro.dashboards.timeline.measured import MAX_UNASKED, MeasuredLanes
 from dpro.dashboards.timeline.replayed import Later, make_replayed
 from dpro.dashboards.timeline.tracks import Tracks, make_tracks
@@ -26,34 +28,34 @@ from dpro.replay.timeline import critical_path_of_steps
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import Prediction, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
+from dpro.selection import quoted
 from dpro.store import Run
 
-NO_OTHER = (
-    "there is nothing to compare with: `dpro dashboard RUN --against OTHER` shows what "
-    "explains that a step of RUN takes longer than one of OTHER"
-)
 Tried = Callable[[Sequence[Prediction]], tuple[list[Prediction], list[str]]]
 
 
 class Loaded(Analysis):
-    """A run, with cached results."""
+    """A run, with cached results.
 
-    def __init__(
-        self, run: Run, other: Analysis | None = None, as_tried: Tried = lambda found: (list(found), [])
-    ) -> None:
+    Attributes:
+        others: returns another run of the page by its name.
+    """
+
+    def __init__(self, run: Run, as_tried: Tried = lambda found: (list(found), [])) -> None:
         """Make an analysis; it reads the run when it is first asked for something.
 
         Args:
             run: the run.
-            other: a run to compare it with.
             as_tried: corrects predictions by the ledger of changes that were tried, and returns a line for
                 each prediction that it corrected.
         """
         super().__init__(run)
-        self.other, self.as_tried = other, as_tried
+        self.as_tried = as_tried
+        self.others: Callable[[str], Loaded] = _no_other
         self.earlier, self.opened_ns = Earlier(), time.time_ns()
         self._changed: tuple[tuple[str, ...], tuple[list[Graph], list[str]]] = (), ([], [])
         self._changed_path: tuple[tuple[str, ...], pl.DataFrame] = (), pl.DataFrame()
+        self._difference: tuple[Callable[[], Analysis | None], Difference] | None = None
 
     def warm(self) -> None:
         """Compute slow results ahead, in the order in which they are likely to be needed.
@@ -132,21 +134,34 @@ class Loaded(Analysis):
         """The collectives and messages of which all members are recorded."""
         return transfers_of(self.built.graph)
 
-    @property
-    def compared_with(self) -> Analysis:
-        """The run that this one is compared with.
+    def against(self, link: Link) -> Loaded | None:
+        """Return the run that a link compares this one with; None where it names none.
 
         Raises:
-            UsageError: there is none.
+            DproError: there is no such run, or it cannot be opened.
         """
-        if self.other is None:
-            raise UsageError(NO_OTHER)
-        return self.other
+        return self.others(link.against) if link.against else None
 
-    @cached
-    def difference(self) -> Difference:
-        """The contributions to the difference of the step time from the other run's."""
-        return explain(self.compared_with.built.predictive, self.built.predictive)
+    def difference_from(self, other: Analysis) -> Difference:
+        """Explain by how much the step differs from another run's. Cache the latest result.
+
+        Raises:
+            DproError: one of them holds no graph.
+        """
+        with self.lock_of("difference"):
+            if self._difference is None or self._difference[0]() is not other:
+                found = explain(other.built.predictive, self.built.predictive)
+                self._difference = ref(other), found  # which may be closed meanwhile
+            return self._difference[1]
+
+
+def _no_other(name: str) -> Loaded:
+    """Refuse any name.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(f"no run {quoted(name)} is offered here: give it to `dpro dashboard`, too")
 
 
 class Passing(Loaded):

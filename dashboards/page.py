@@ -19,9 +19,8 @@ from dash.exceptions import PreventUpdate
 
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.runs import Runs
 from dpro.errors import DproError
-from dpro.schema import SPANS
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +28,7 @@ Filler = Callable[[Loaded, Link], Any]
 Tabler = Callable[[Loaded, Link], pl.DataFrame]
 
 
-def _never(_loaded: Loaded) -> str:
-    """Return no reason: most views have something to show of any run."""
-    return ""
-
-
-def _nothing_more(_app: Dash, _shown: Shown) -> None:
+def _nothing_more(_app: Dash, _runs: Runs) -> None:
     """Register nothing: most views have no callbacks besides those of their sections."""
 
 
@@ -45,26 +39,26 @@ class View:
     Attributes:
         name: in links.
         title: in the navigation.
+        missing: why there is nothing to show of a run, in one sentence; empty where there may be something.
+            It is asked with every link, so it must be cheap.
         layout: makes its panels without slow computations.
         sections: id -> function that fills the section, called whenever the link changes.
         tables: name -> function that returns the data of a figure, for its CSV.
         register: adds further callbacks.
-        missing: why there is nothing to show of a run, in one sentence; empty where there may be something.
-            It is asked with every link, so it must be cheap.
     """
 
     name: str
     title: str
+    missing: Callable[[Loaded, Link], str]
     layout: Callable[[], Component]
     sections: Mapping[str, Filler]
     tables: Mapping[str, Tabler] = field(default_factory=dict)
-    register: Callable[[Dash, Shown], None] = _nothing_more
-    missing: Callable[[Loaded], str] = _never
+    register: Callable[[Dash, Runs], None] = _nothing_more
 
 
-def changes(shown: Shown) -> list[Input]:
-    """Return the inputs that refill a section: the link and, while a run is recorded, its version."""
-    return [Input("url", "search"), *([Input("version", "data")] if shown.lives else [])]
+def changes(runs: Runs) -> list[Input]:
+    """Return the inputs that refill a section: the link and, where a run is recorded, its version."""
+    return [Input("url", "search"), *([Input("version", "data")] if runs.change else [])]
 
 
 def panel(title: str, *content: Any, wide: bool = False) -> Component:
@@ -80,12 +74,6 @@ def grid(*panels: Component) -> Component:
 def section(name: str, doing: str) -> Component:
     """Return an element that a callback fills; until then it shows what is being computed."""
     return html.Div(html.P(f"{doing} …", className="pending"), id=name, className="section")
-
-
-def no_spans(loaded: Loaded) -> str:
-    """Say that a run has no spans; empty where it has some."""
-    there = loaded.num_rows[SPANS.name]
-    return "" if there else "No step was recorded in depth: this view shows spans, and the run holds none."
 
 
 def message(text: str) -> Component:

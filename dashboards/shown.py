@@ -34,12 +34,19 @@ class Shown:
         """
         self.loaded, self.version, self.lives = loaded, 0, later is not None
         self._later = iter(()) if later is None else later
+        self._left = False
+
+    def leave(self) -> None:
+        """Follow later states no longer."""
+        self._left = True
 
     def follow(self) -> None:
         """Wait for later states and show each, until the last one, or until one cannot be read."""
         try:
             for state in self._later:
-                state.earlier = shown_by(self.loaded)
+                if self._left:
+                    return
+                state.earlier, state.others = shown_by(self.loaded), self.loaded.others
                 self.loaded = state
                 self.version += 1
         except DproError as error:

@@ -40,10 +40,9 @@
   }
 
   // Set the title of the page: the view comes first, since tabs are narrow.
-  const runTitle = document.title;
   function titled() {
-    const title = document.getElementById("title").textContent;
-    document.title = title ? `${title} · ${runTitle}` : runTitle;
+    const title = document.getElementById("title").textContent, run = document.getElementById("run").title;
+    document.title = title ? `${title} · dpro: ${run}` : `dpro: ${run}`;
     document.querySelector("header").classList.remove("open");
     document.getElementById("menu").setAttribute("aria-expanded", false);
   }
@@ -112,6 +111,7 @@
     t: toggleTheme,
     x: clear,
     "?": toggleHelp,
+    r: () => { const pick = document.getElementById("pick-run"); if (pick) pick.focus(); },
     "/": () => (document.getElementById("filter") || document.getElementById("steps")).focus(),
   };
 
@@ -130,6 +130,15 @@
       event.preventDefault();
       act();
     }
+  });
+
+  // Another run: the selection of steps and ranks stays, what is of one run's clock and spans does not.
+  document.addEventListener("change", ({ target }) => {
+    if (target.id === "pick-run") {
+      const shown = new URLSearchParams(location.search);
+      const against = shown.get("against") === target.value ? null : shown.get("against");
+      go({ run: target.value, against, time: null, span: null, open: null });
+    } else if (target.id === "pick-against") go({ against: target.value });
   });
 
   window.addEventListener("popstate", themed);

@@ -21,7 +21,7 @@
     waits: [],  // ms from a change of the view until it was drawn as it is: for the benchmark
   };
 
-  const query = () => Object.fromEntries(new URLSearchParams(location.search));
+  const query = (search) => Object.fromEntries(new URLSearchParams(search ?? location.search));
 
   // Change the link. The address follows a moment later: until then what was changed counts as changed.
   const pending = new Map();
@@ -31,8 +31,8 @@
     clearTimeout(T.settling);
     T.settling = setTimeout(() => pending.clear(), 1500);
   };
-  function linked() {
-    const link = query();
+  function linked(search) {
+    const link = query(search);
     for (const [key, value] of pending) {
       if ((link[key] ?? "") === value) pending.delete(key);
       else if (value) link[key] = value;
@@ -40,19 +40,27 @@
     }
     return link;
   }
-  const get = async (path, values) => {
-    const answer = await fetch(`timeline/${path}?${new URLSearchParams(values)}`);
-    return answer.json();
-  };
+  // Ask the server about the run that the link names.
+  const ask = (path, values) => fetch(`timeline/${path}?${new URLSearchParams({ ...values, run: T.link.run || "" })}`);
+  const get = async (path, values) => (await ask(path, values)).json();
   T.get = get;
 
   // The page has the timeline's place: fill it.
   T.attach = (root) => {
     T.root = root;
-    Object.assign(T, { info: null, rows: [], view: null, data: null, span: null, range: null, chosen: undefined });
+    T.forget();
     T.link = query();
     T.build(root);
     T.poll();
+  };
+
+  // Nothing is known of the run yet.
+  T.forget = () => {
+    Object.assign(T, {
+      info: null, rows: [], view: null, data: null, span: null, range: null, chosen: undefined, counted: undefined,
+      wantsReplay: false, jumped: false,
+    });
+    T.names.clear();
   };
 
   T.detach = () => { T.root = null; clearTimeout(T.polling); };
@@ -62,8 +70,8 @@
     const root = T.root;
     const ranks = (T.link.ranks || "").split(/[,-]/).join(",");
     const asked = T.wantsReplay ? { replay: 1, first: ranks } : { first: ranks };
-    const info = await get("lanes", asked).catch(() => null);
-    if (!info || root !== T.root || !root) return;
+    const run = T.link.run, info = await get("lanes", asked).catch(() => null);
+    if (!info || root !== T.root || !root || run !== T.link.run) return;
     if (info.error) { T.say(info.error); return; }
     const before = T.info;
     T.info = info;
@@ -81,7 +89,7 @@
   };
 
   // A later copy of a run that is being recorded: load it again, and keep the view.
-  T.reload = () => { if (T.root) { T.wantsReplay = false; T.info = null; T.poll(); } };
+  T.reload = () => { if (T.root) { T.wantsReplay = false; T.info = null; T.names.clear(); T.poll(); } };
 
   // ---- rows -------------------------------------------------------------------------------------------
 
@@ -192,8 +200,8 @@
   // The stretch that the link names, else the selected steps, else the first deep window.
   T.home = () => {
     const { steps, end } = T.info;
-    const [first, last] = (T.link.steps || "").split("-").map((part) => (part === "" ? NaN : Number(part)));
-    let seen = steps.filter(([, step]) => Number.isNaN(first) || (step >= first && step <= (last ?? first)));
+    const wanted = (T.link.steps || "").split(",").filter(Boolean).map((part) => part.split("-").map(Number));
+    let seen = steps.filter(([, step]) => !wanted.length || wanted.some(([first, last]) => step >= first && step <= (last ?? first)));
     if (!T.link.steps && steps.length) seen = steps.filter(([window]) => window === steps[0][0]);
     if (!seen.length) return { begin: -end * ROOM, end: end * (1 + ROOM) || 1e6 };
     const begin = Math.min(...seen.map((step) => step[2])) * 1e6, stop = Math.max(...seen.map((step) => step[3])) * 1e6;
@@ -202,8 +210,13 @@
   };
 
   // The link has changed, by this script or another: show what it names.
-  T.follow = () => {
-    const before = T.link, link = T.link = linked();
+  T.follow = (search) => {
+    const before = T.link, link = T.link = linked(search);
+    if (T.root && (before.run || "") !== (link.run || "")) {
+      T.forget();
+      T.paint();
+      T.poll();
+    }
     if (!T.root || !T.info) return;
     const same = ["ranks", "order", "show", "open"].every((key) => before[key] === link[key]);
     if (!same) T.arrange();
@@ -303,18 +316,19 @@
   const same = (a, b) => a && b && ["begin", "end", "px", "rows", "find", "lanes", "replay"].every((key) => a[key] === b[key]);
 
   async function fetchNext() {
-    const ask = next, root = T.root;
+    const want = next, root = T.root;
     next = null;
-    if (!ask || !root) return;
-    if (same(ask, T.data && T.data.ask)) { T.data.ask.from = ask.from; drawnAsItIs(); return; }
-    if (!ask.rows) { T.data = null; T.paint(); return; }
+    if (!want || !root) return;
+    if (same(want, T.data && T.data.ask)) { T.data.ask.from = want.from; drawnAsItIs(); return; }
+    if (!want.rows) { T.data = null; T.paint(); return; }
     inFlight = true;
     try {
-      const { begin, end, px, rows, find } = ask;
-      const answer = await fetch(`timeline/view?${new URLSearchParams({ begin, end, px, rows, find })}`);
-      if (root !== T.root) return;
+      const { begin, end, px, rows, find } = want;
+      const run = T.link.run;
+      const answer = await ask("view", { begin, end, px, rows, find });
+      if (root !== T.root || run !== T.link.run) return;
       if (answer.ok) {
-        T.data = T.unpack(await answer.arrayBuffer(), ask);
+        T.data = T.unpack(await answer.arrayBuffer(), want);
         T.paint();
         if (!next) drawnAsItIs();
       } else T.say((await answer.json()).error || "not drawn");
@@ -390,9 +404,9 @@
   new MutationObserver(watch).observe(document.documentElement, { childList: true, subtree: true });
   window.dash_clientside = Object.assign({}, window.dash_clientside);
   window.dash_clientside.dpro = Object.assign({}, window.dash_clientside.dpro, {
-    timeline: (_search, version) => {
+    timeline: (search, version) => {  // the address itself may follow a moment later
       if (version !== undefined && version !== T.version) { T.version = version; T.reload(); }
-      T.follow();
+      T.follow(search);
       return dash_clientside.no_update;
     },
   });

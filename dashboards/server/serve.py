@@ -22,6 +22,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from dpro.dashboards.app import make_app
 from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.runs import Runs, first_link, runs_of
 from dpro.dashboards.server.guard import LOOPBACK
 from dpro.dashboards.shown import Shown
 from dpro.errors import UsageError
@@ -39,12 +40,18 @@ def new_token() -> str:
 
 
 def serve(
-    run: Loaded | Shown, host: str, port: int, token: str | None, *, browser: bool, say: Callable[[str], None]
+    run: Loaded | Shown | Runs,
+    host: str,
+    port: int,
+    token: str | None,
+    *,
+    browser: bool,
+    say: Callable[[str], None],
 ) -> None:
     """Serve a run's dashboard.
 
     Args:
-        run: the run.
+        run: the run, or several of which the page offers a choice.
         host: address to listen on.
         port: port to listen on, 0 for any that is free.
         token: as of `listen`.
@@ -55,8 +62,9 @@ def serve(
         UsageError: the address or port is not available.
     """
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
-    shown = run if isinstance(run, Shown) else Shown(run)
-    server, address = listen(shown, host, port, token)
+    runs = runs_of(run)
+    shown = runs.opened
+    server, address = listen(runs, host, port, token)
     say(address)
     work = shown.follow if shown.lives else shown.loaded.warm
     threading.Thread(target=work, daemon=True).start()
@@ -71,11 +79,11 @@ def serve(
         server.server_close()
 
 
-def listen(run: Loaded | Shown, host: str, port: int, token: str | None) -> tuple[BaseWSGIServer, str]:
+def listen(run: Loaded | Shown | Runs, host: str, port: int, token: str | None) -> tuple[BaseWSGIServer, str]:
     """Start to listen; return the server and the address to open.
 
     Args:
-        run: the run.
+        run: the run, or several.
         host: address to listen on.
         port: port to listen on, 0 for any that is free.
         token: the secret that requests must carry; None for none: then every client that reaches the port may
@@ -84,7 +92,8 @@ def listen(run: Loaded | Shown, host: str, port: int, token: str | None) -> tupl
     Raises:
         UsageError: the address or port is not available.
     """
-    app = make_app(run, token, LOOPBACK if host in LOOPBACK else None)
+    runs = runs_of(run)
+    app = make_app(runs, token, LOOPBACK if host in LOOPBACK else None)
     try:
         server = make_server(host, port, app.server, threaded=True, request_handler=_Handler)
     except (OSError, SystemExit) as error:  # werkzeug exits where the port is in use
@@ -92,7 +101,8 @@ def listen(run: Loaded | Shown, host: str, port: int, token: str | None) -> tupl
             f"cannot listen on {host} port {port}: choose others with --host and --port"
         ) from error
     named = f"[{host}]" if ":" in host else host
-    return server, f"http://{named}:{server.server_port}/" + (f"?token={token}" if token else "")
+    query = "&".join([*([f"token={token}"] if token else []), *first_link(runs).split("?")[1:]])
+    return server, f"http://{named}:{server.server_port}/" + (f"?{query}" if query else "")
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def extent_info(steps: pl.DataFrame, link: Link, everything: tuple[int, int]) ->
     if link.time_ms is not None:
         return link.time_ms
     chosen = link.chosen(steps)
-    if link.steps is None and not chosen.is_empty():
+    if not link.steps and not chosen.is_empty():
         chosen = chosen.filter(pl.col("window") == chosen["window"].min())
     if chosen.is_empty():
         begin, end = (ns / NS_PER_MS for ns in everything)

@@ -17,7 +17,7 @@ from flask import Flask, Response, jsonify, request
 from numpy.typing import NDArray
 
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.causes import cause_of, fact_info
 from dpro.dashboards.timeline.detail import Level, Segments, segments
 from dpro.dashboards.timeline.facts import place_of, span_info
@@ -280,17 +280,17 @@ def _chosen(loaded: Loaded, query: Mapping[str, str]) -> dict[str, Any] | None:
     return span_info(loaded.measured, rank, item, None if replayed is None else replayed.timeline)
 
 
-def register(server: Flask, now: Shown) -> None:
+def register(server: Flask, runs: Runs) -> None:
     """Register the routes of the timeline.
 
     Args:
         server: gets routes below `/timeline/`.
-        now: the run that is shown.
+        runs: those that requests may name.
     """
 
     def answered(work: Any) -> Response:
         try:
-            found = work(now.loaded)
+            found = work(runs.loaded(request.args.get("run", "")))
         except DproError as error:
             return _json({"error": str(error)}, 400)
         except (KeyError, ValueError, OverflowError):

@@ -13,10 +13,11 @@ import polars as pl
 from dash import Dash, dcc, html
 from dash.development.base_component import Component
 
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import View, changes, choices, csv_link, in_browser, no_spans, panel, section
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.page import View, changes, choices, csv_link, in_browser, panel, section
+from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.detail import PIXELS, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, REPLAYED, RankLanes
 from dpro.dashboards.timeline.routes import AXES, register
@@ -79,9 +80,9 @@ def _windows(steps: pl.DataFrame, link: Link) -> Component:
     )
     links = []
     for _window, first, last in found.iter_rows():
-        chosen = link.steps == (first, last)
+        chosen = link.steps == ((first, last),)
         words = f"step {first}" if first == last else f"steps {first}–{last}"
-        address = link.query(steps=(first, last), time_ms=None)
+        address = link.query(steps=((first, last),), time_ms=None)
         links.append(dcc.Link(words, href=address, className="choice chosen" if chosen else "choice"))
     if len(links) <= _MAX_WINDOWS:
         return html.Div(links, className="choices")
@@ -133,7 +134,7 @@ def extent_info(steps: pl.DataFrame, link: Link, end_ms: float) -> tuple[float, 
     if link.time_ms is not None:
         return link.time_ms
     chosen = link.chosen(steps)
-    if link.steps is None and not chosen.is_empty():
+    if not link.steps and not chosen.is_empty():
         chosen = chosen.filter(pl.col("window") == chosen["window"].min())
     if chosen.is_empty():
         return 0.0, max(end_ms, 1e-3)
@@ -175,17 +176,17 @@ def _layout() -> Component:
     )
 
 
-def _register(app: Dash, now: Shown) -> None:
-    register(app.server, now)
-    in_browser(app, "timeline", *changes(now))
+def _register(app: Dash, runs: Runs) -> None:
+    register(app.server, runs)
+    in_browser(app, "timeline", *changes(runs))
 
 
 VIEW = View(
     NAME,
     "Timeline",
+    needs.windows,
     _layout,
     {"timeline-tools": _tools, "timeline-legend": _keyed},
     {"segments": _segments},
     _register,
-    no_spans,
 )

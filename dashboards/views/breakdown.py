@@ -10,20 +10,24 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash import Dash, Input, State
+from dash import Dash, Input, State, html
 from dash.development.base_component import Component
 
 from dpro.analysis.mean_step import mean_steps
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, styled, time_unit
+from dpro.errors import DproError
 from dpro.units import NS_PER_MS, format_duration
 
 NAME = "breakdown"
+_NONE = "No step of this selection was recorded in depth."
 FEW_BARS = 16  # more bars than these have no room for their values
 MIN_NAMED = 4  # percent of a bar: smaller parts have no room for a label
+_HEADROOM = 1.1  # of the axis, above the longest step
 _GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
@@ -53,16 +57,18 @@ def part_info(breakdown: pl.DataFrame, by: str, link: Link) -> pl.DataFrame:
     return alone.select(by, *(pl.col(name.replace("_ms", "_ns")).alias(name) / NS_PER_MS for name in names))
 
 
-def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
+def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.0) -> go.Figure:
     """Draw stacked bars of the parts.
 
     Args:
         parts: as from `part_info`.
         by: `rank` or `step`.
         theme: light or dark.
+        longest_ms: the longest step that the axis has room for, at least.
     """
     figure = go.Figure()
-    scale, unit = time_unit(float(parts["duration_ms"].to_numpy().max()))
+    longest_ms = max(longest_ms, float(parts["duration_ms"].to_numpy().max()))
+    scale, unit = time_unit(longest_ms)
     places = parts[by].cast(pl.String)
     few = parts.height <= FEW_BARS
     for column, title in PARTS.items():
@@ -91,7 +97,9 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
         text = format_duration(whole * NS_PER_MS)
         figure.add_annotation(x=place, y=whole / scale, text=text, yshift=8, showarrow=False)
     figure.update_xaxes(title_text=by, type="category", showgrid=False)
-    figure.update_yaxes(title_text=f"mean step in deep windows, {unit}")
+    figure.update_yaxes(
+        title_text=f"mean step in deep windows, {unit}", range=[0, _HEADROOM * longest_ms / scale]
+    )
     styled(figure, theme, height=340)
     gap = max(_GAP, 1 - _WIDEST * parts.height)
     figure.update_layout(legend_traceorder="normal", meta={"by": by}, hovermode="closest")
@@ -101,15 +109,32 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str) -> go.Figure:
 
 def _bars(by: str) -> Any:
     def fill(loaded: Loaded, link: Link) -> Any:
-        parts = part_info(loaded.breakdown, by, link)
+        parts, other = part_info(loaded.breakdown, by, link), loaded.against(link)
         if parts.is_empty():
-            return message("No step of this selection was recorded in depth.")
-        return [
-            graph(f"breakdown-{by}-figure", part_figure(parts, by, link.theme)),
-            csv_link(NAME, f"by_{by}", link),
-        ]
+            return message(_NONE)
+        if other is None:
+            drawn: list[Any] = [graph(f"breakdown-{by}-figure", part_figure(parts, by, link.theme))]
+        else:
+            drawn = [_both(parts, other, by, link)]
+        return [*drawn, csv_link(NAME, f"by_{by}", link)]
 
     return fill
+
+
+def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> Component:
+    """Return the bars of this run and of the other, side by side on one scale."""
+    try:
+        others = part_info(other.breakdown, by, link)
+        why = "" if others.height else _NONE
+    except DproError as error:
+        others, why = parts.clear(), str(error)
+    longest = max(float(each["duration_ms"].to_numpy().max(initial=0)) for each in (parts, others))
+    here = graph(f"breakdown-{by}-figure", part_figure(parts, by, link.theme, longest))
+    there: Component = message(why)
+    if not why:
+        there = graph(f"breakdown-{by}-other", part_figure(others, by, link.theme, longest))
+    sides = (("this run", here), (link.against, there))
+    return grid(*(html.Div([html.H3(html.Strong(name)), drawn]) for name, drawn in sides))
 
 
 def _layout() -> Component:
@@ -120,7 +145,7 @@ def _layout() -> Component:
     )
 
 
-def _register(app: Dash, _shown: Shown) -> None:
+def _register(app: Dash, _runs: Runs) -> None:
     for by in ("rank", "step"):
         name = f"breakdown-{by}-figure"
         in_browser(app, "bar", Input(name, "clickData"), State(name, "figure"))
@@ -129,6 +154,7 @@ def _register(app: Dash, _shown: Shown) -> None:
 VIEW = View(
     NAME,
     "Breakdown",
+    needs.windows,
     _layout,
     {"breakdown-rank": _bars("rank"), "breakdown-step": _bars("step")},
     {

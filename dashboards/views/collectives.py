@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 import polars as pl
 from dash.development.base_component import Component
 
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
@@ -213,6 +214,7 @@ def _layout() -> Component:
 VIEW = View(
     NAME,
     "Collectives",
+    needs.calls,
     _layout,
     {"collectives-transfers": _transfers, "collectives-last": _last, "collectives-sizes": _sizes},
     {

@@ -15,11 +15,13 @@ from dash import html
 from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
-from dpro.dashboards.loaded import NO_OTHER, Loaded
+from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, section, table
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.whatif.waterfall import waterfall_figure
+from dpro.errors import UsageError
 from dpro.replay.difference import Difference
 from dpro.replay.steps.typical import step_series
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -82,8 +84,20 @@ def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
     return styled(figure, theme, height=260).update_layout(bargap=max(0.15, 1 - 0.08 * delta.size))
 
 
-def _summary(loaded: Loaded, _link: Link) -> Any:
-    found, other = loaded.difference, loaded.compared_with
+def _difference(loaded: Loaded, link: Link) -> tuple[Difference, Loaded]:
+    """Return what the runs differ by, and the other run.
+
+    Raises:
+        UsageError: the link names no other run, or one that is not offered.
+    """
+    other = loaded.against(link)
+    if other is None:
+        raise UsageError(needs.another(loaded, link))
+    return loaded.difference_from(other), other
+
+
+def _summary(loaded: Loaded, link: Link) -> Any:
+    found, other = _difference(loaded, link)
     delta = found.b_ns - found.a_ns
     sign = "-" if delta < 0 else "+"
     rows = [
@@ -108,7 +122,7 @@ def _medians(*runs: Analysis) -> list[tuple[str, str]]:
 
 
 def _waterfall(loaded: Loaded, link: Link) -> Any:
-    found = difference_info(loaded.difference)
+    found = difference_info(_difference(loaded, link)[0])
     rows = [
         [
             row["name"],
@@ -132,17 +146,17 @@ def _ms(value: float | None) -> str:
 
 def _ranks(loaded: Loaded, link: Link) -> Any:
     return [
-        graph("difference-ranks-figure", rank_figure(loaded.difference.by_rank, link.theme)),
+        graph("difference-ranks-figure", rank_figure(_difference(loaded, link)[0].by_rank, link.theme)),
         csv_link(NAME, "ranks", link),
     ]
 
 
-def _contributions(loaded: Loaded, _link: Link) -> pl.DataFrame:
-    return difference_info(loaded.difference)
+def _contributions(loaded: Loaded, link: Link) -> pl.DataFrame:
+    return difference_info(_difference(loaded, link)[0])
 
 
-def _rank_table(loaded: Loaded, _link: Link) -> pl.DataFrame:
-    by_rank = loaded.difference.by_rank
+def _rank_table(loaded: Loaded, link: Link) -> pl.DataFrame:
+    by_rank = _difference(loaded, link)[0].by_rank
     return pl.DataFrame({"rank": list(by_rank), "delta_ms": [ms(each) for each in by_rank.values()]})
 
 
@@ -158,8 +172,8 @@ def _layout() -> Component:
 VIEW = View(
     NAME,
     "Difference",
+    needs.another,
     _layout,
     {"difference-summary": _summary, "difference-waterfall": _waterfall, "difference-ranks": _ranks},
     {"contributions": _contributions, "ranks": _rank_table},
-    missing=lambda loaded: "" if loaded.other is not None else NO_OTHER,
 )

@@ -339,7 +339,7 @@ def _stacks(loaded: Loaded, link: Link) -> Any:
     return [*threads, csv_link(NAME, "stacks", link)]
 
 
-def _missing(loaded: Loaded) -> str:
+def _missing(loaded: Loaded, _link: Link) -> str:
     stood = loaded.workers["stack"] != ""
     kept = any(loaded.run.path.glob("findings/hang-*"))
     return "" if loaded.num_rows[COLLECTIVES.name] or stood.any() or kept else _NO_CALLS
@@ -363,6 +363,7 @@ def _layout() -> Component:
 VIEW = View(
     NAME,
     "Hang",
+    _missing,
     _layout,
     {
         "hang-verdict": _verdict,
@@ -376,5 +377,4 @@ VIEW = View(
         "ranks": lambda loaded, link: link.chosen(_rank_table(loaded)),
         "stacks": _stack_table,
     },
-    missing=_missing,
 )

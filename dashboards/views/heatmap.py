@@ -17,10 +17,11 @@ from dash import Dash, Input, State, html
 from dash.development.base_component import Component
 from numpy.typing import NDArray
 
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, choices, csv_link, graph, in_browser, message, panel, section
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import FEW_TICKS, colour, styled, time_unit
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS
@@ -178,18 +179,19 @@ def _outline(
     link: Link, firsts: NDArray[np.int64], lasts: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> Iterator[dict[str, Any]]:
     """Return rectangles around the selected cells, in data or page coordinates."""
-    if link.steps is None and not link.ranks:
+    if not link.steps and not link.ranks:
         return
-    across: dict[str, Any] = {"xref": "paper", "x0": 0, "x1": 1}
-    if link.steps is not None:
-        inside = np.flatnonzero((lasts >= link.steps[0]) & (firsts <= link.steps[1]))
-        if not inside.size:
-            return
-        across = {"x0": float(inside[0]) - 0.5, "x1": float(inside[-1]) + 0.5}
-    if not link.ranks:
-        yield across | {"yref": "paper", "y0": 0, "y1": 1}
-    for row in np.flatnonzero(np.isin(ranks, link.ranks)):
-        yield across | {"y0": float(row) - 0.5, "y1": float(row) + 0.5}
+    across: list[dict[str, Any]] = [] if link.steps else [{"xref": "paper", "x0": 0, "x1": 1}]
+    for first, last in link.steps:
+        inside = np.flatnonzero((lasts >= first) & (firsts <= last))
+        if inside.size:
+            across.append({"x0": float(inside[0]) - 0.5, "x1": float(inside[-1]) + 0.5})
+    down: list[dict[str, Any]] = [] if link.ranks else [{"yref": "paper", "y0": 0, "y1": 1}]
+    rows = np.flatnonzero(np.isin(ranks, link.ranks)).astype(float)
+    down += [{"y0": row - 0.5, "y1": row + 0.5} for row in rows.tolist()]
+    for width in across:
+        for height in down:
+            yield width | height
 
 
 def _metric(loaded: Loaded, link: Link) -> str:
@@ -215,7 +217,7 @@ def _layout() -> Component:
     return panel("Steps × ranks", section("heatmap-values", "reading the steps"))
 
 
-def _register(app: Dash, _shown: Shown) -> None:
+def _register(app: Dash, _runs: Runs) -> None:
     figure = State("heat-figure", "figure")
     in_browser(app, "cell", Input("heat-figure", "clickData"), figure)
     in_browser(app, "cells", Input("heat-figure", "relayoutData"), figure)
@@ -224,6 +226,7 @@ def _register(app: Dash, _shown: Shown) -> None:
 VIEW = View(
     NAME,
     "Steps × ranks",
+    needs.steps,
     _layout,
     {"heatmap-values": _heat},
     {"values": lambda loaded, link: heat_info(loaded, _metric(loaded, link))},

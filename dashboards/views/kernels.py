@@ -13,10 +13,11 @@ from dash import Dash, Input, dcc, html
 from dash.development.base_component import Component
 
 from dpro.classify import classify
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.search import exactly
 from dpro.dashboards.views.roofline import gpu_of, roofline_figure, roofline_info
 from dpro.replay.steps.breakdown import kernel_totals
@@ -71,7 +72,7 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
 def _selected(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFrame:
     """Return spans of the selected ranks that began within the selected steps of their rank."""
     spans = link.chosen(spans)
-    if link.steps is None:
+    if not link.steps:
         return spans
     times = link.chosen(steps).select(
         "rank", "start_ns", step_end=pl.col("start_ns") + pl.col("duration_ns"), in_step=pl.lit(True)
@@ -178,13 +179,14 @@ def _layout() -> Component:
     )
 
 
-def _register(app: Dash, _shown: Shown) -> None:
+def _register(app: Dash, _runs: Runs) -> None:
     in_browser(app, "filter", Input("filter", "value"))
 
 
 VIEW = View(
     NAME,
     "Kernels",
+    needs.windows,
     _layout,
     {"kernels-filter": _filter, "kernels-table": _table, "kernels-roofline": _roofline},
     {"roofline": _reached, "kernels": lambda loaded, link: kernel_info(loaded.spans, loaded.steps, link)},

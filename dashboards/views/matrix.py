@@ -17,16 +17,18 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain, plain_all
-from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, no_spans, panel, section
+from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
 from dpro.dashboards.theme import colour, series, styled
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
 from dpro.detect.network.transfers import MIN_GROUPS, MIN_SLOW
 from dpro.replay.models.link_costs import ENOUGH, fit_line
+from dpro.selection import is_in_ranges
 from dpro.units import NS_PER_MS
 
 NAME = "matrix"
@@ -35,7 +37,6 @@ SCALE = "Cividis"
 _FEW = 24  # across: so many cells have room for a number
 MIN_PX, MAX_PX, _CELL = 260, 760, 26  # pixels
 _NAMED = 5  # pairs that are named in the figure of bandwidths
-_ONE_RANK = "One rank was recorded: there are no pairs of ranks to compare."
 _NO_PAIRS = (
     "No two ranks of this selection exchange data by themselves, and transfers of larger groups cannot be "
     "attributed to a pair. "
@@ -80,8 +81,8 @@ def pair_info(transfers: pl.DataFrame, hosts: dict[int, str], link: Link) -> pl.
     Returns:
         What `delay_matrix` gives, with `transfer_ms` and `payload_gbps` (null where the bytes are not known).
     """
-    steps = transfers if link.steps is None else transfers.filter(pl.col("step").is_between(*link.steps))
-    square = both_ways(delay_matrix(steps, hosts))
+    within = transfers.filter(is_in_ranges("step", link.steps)) if link.steps else transfers
+    square = both_ways(delay_matrix(within, hosts))
     if link.ranks:
         square = square.filter(pl.all_horizontal(pl.col("source", "target").is_in(link.ranks)))
     speed = pl.col("bytes") / pl.col("count") / pl.col("transfer_ns")
@@ -364,6 +365,7 @@ def _layout() -> Component:
 VIEW = View(
     NAME,
     "Matrix",
+    needs.pairs,
     _layout,
     {"matrix-panels": _panels},
     {
@@ -372,5 +374,4 @@ VIEW = View(
         "late": lambda loaded, link: late_info(arrivals(loaded.built.graph), link),
         "speeds": lambda loaded, link: speed_info(link.chosen(loaded.transfers)),
     },
-    missing=lambda loaded: _ONE_RANK if len(loaded.run.manifest.ranks) == 1 else no_spans(loaded),
 )

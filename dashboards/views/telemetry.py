@@ -15,6 +15,7 @@ import polars as pl
 from dash.development.base_component import Component
 from plotly.subplots import make_subplots
 
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
@@ -22,13 +23,11 @@ from dpro.dashboards.page import View, csv_link, graph, message, panel, section
 from dpro.dashboards.theme import series, styled
 from dpro.export.counters import sampled_counters
 from dpro.export.quantities import Quantity, readable_unit
-from dpro.schema import COUNTERS
 from dpro.units import NS_PER_MS
 
 NAME = "telemetry"
 MAX_COUNTERS = 14
 POINTS = 1500  # of a series, that a figure of this width can show
-_NOTHING = "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces hold none."
 _ROW, _LEGEND = 92, 56  # pixels of a counter, of the room above all
 
 
@@ -121,7 +120,7 @@ def _values(loaded: Loaded, link: Link) -> pl.DataFrame:
 def _shown(loaded: Loaded, link: Link) -> Any:
     values = _values(loaded, link)
     if values.is_empty():
-        return message(_missing(loaded) or "No counter of this selection changed.")
+        return message(needs.telemetry(loaded, link) or "No counter of this selection changed.")
     names = values["counter"].n_unique()
     more = f" {names - MAX_COUNTERS} more counters changed: the CSV has them." if names > MAX_COUNTERS else ""
     return [
@@ -133,7 +132,7 @@ def _shown(loaded: Loaded, link: Link) -> Any:
 
 def _extent(loaded: Loaded, link: Link) -> tuple[float, float] | None:
     """The time of the link, else of its steps, else all."""
-    if link.time_ms is not None or link.steps is None:
+    if link.time_ms is not None or not link.steps:
         return link.time_ms
     known = link.chosen(loaded.steps).filter(pl.col("duration_ns") > 0)
     if known.is_empty():
@@ -147,8 +146,4 @@ def _layout() -> Component:
     return panel("Telemetry", section("telemetry-values", "reading what was sampled"))
 
 
-def _missing(loaded: Loaded) -> str:
-    return "" if loaded.num_rows[COUNTERS.name] else _NOTHING
-
-
-VIEW = View(NAME, "Telemetry", _layout, {"telemetry-values": _shown}, {"values": _values}, missing=_missing)
+VIEW = View(NAME, "Telemetry", needs.telemetry, _layout, {"telemetry-values": _shown}, {"values": _values})

@@ -14,12 +14,13 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.gains import Gains, Improvement, interval_doubts, shown_grade, what_helps
-from dpro.analysis.mean_step import facts_of, legend
+from dpro.analysis.mean_step import MeanStep, facts_of, legend
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, message, panel, section, table
-from dpro.dashboards.theme import colour, css_name, ink_on, styled, whole_ticks
+from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit, whole_ticks
 from dpro.dashboards.withdrawn import withdrawn_in_words, withdrawn_of
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
@@ -33,6 +34,7 @@ NAME = "verdict"
 HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # how a grade is shown
 BEST = 5  # what-ifs that are shown
 ROOM = 0.12  # of the bar: a wider part has its name inside
+_TIMES = ("median_ms", "least_ms", "most_ms")
 POINTS = 1200  # steps; a figure of this width cannot resolve more
 
 
@@ -64,13 +66,18 @@ def step_info(steps: pl.DataFrame, link: Link) -> pl.DataFrame:
     )
 
 
-def step_figure(steps: pl.DataFrame, theme: str) -> go.Figure:
+def step_figure(steps: pl.DataFrame, theme: str, other: pl.DataFrame | None = None) -> go.Figure:
     """Draw the step time: the median over ranks, and their range.
 
     Args:
         steps: as from `step_info`.
         theme: light or dark.
+        other: the same of another run, of which the median is drawn; None for none.
     """
+    frames = [steps] if other is None else [steps, other]
+    longest = max(float(frame["most_ms"].max() or 0) for frame in frames)  # type: ignore[arg-type]
+    scale, unit = time_unit(longest)
+    steps, *others = (frame.with_columns(pl.col(_TIMES) / scale) for frame in frames)
     x, ink = steps["step"], colour("compute", theme)
     figure = go.Figure()
     edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
@@ -84,7 +91,7 @@ def step_figure(steps: pl.DataFrame, theme: str) -> go.Figure:
         mode="lines" if steps.height > 1 else "markers",
         line={"width": 1.5, "color": ink},
         name="median of the ranks",
-        hovertemplate="step %{x}: %{y:.3f} ms<extra></extra>",
+        hovertemplate=f"step %{{x}}: %{{y:.4g}} {unit}<extra></extra>",
     )
     deep = steps.filter("deep")
     figure.add_scatter(
@@ -93,26 +100,36 @@ def step_figure(steps: pl.DataFrame, theme: str) -> go.Figure:
         mode="markers",
         marker={"size": 5, "color": colour("host_bound", theme)},
         name="recorded in depth",
-        hovertemplate="step %{x}: %{y:.3f} ms, recorded in depth<extra></extra>",
+        hovertemplate=f"step %{{x}}: %{{y:.4g}} {unit}, recorded in depth<extra></extra>",
     )
-    number = steps["step"].to_numpy()
+    for each in others:
+        figure.add_scatter(
+            x=each["step"],
+            y=each["median_ms"],
+            mode="lines" if each.height > 1 else "markers",
+            line={"width": 1.5, "color": colour("exposed_comm", theme), "dash": "dash"},
+            name="median of the other run",
+            hovertemplate=f"step %{{x}}: %{{y:.4g}} {unit} in the other run<extra></extra>",
+        )
+    number = pl.concat(frames)["step"].to_numpy()
     first, last = int(number.min()), int(number.max())
     margin = max(0.5, 0.02 * (last - first))  # the markers at both ends are whole
     figure.update_xaxes(
         title_text="step",
         range=[first - margin, last + margin],
-        **whole_ticks(steps["step"].n_unique()),
+        **whole_ticks(np.unique(number).size),
     )
-    figure.update_yaxes(title_text="step time, ms", rangemode="tozero")
+    figure.update_yaxes(title_text=f"step time, {unit}", rangemode="tozero")
     return styled(figure, theme, height=230)
 
 
 def _run(loaded: Loaded, link: Link) -> Any:
-    steps = step_info(loaded.steps, link)
+    steps, other = step_info(loaded.steps, link), loaded.against(link)
     names = facts(run_info(loaded.run.manifest, link.chosen(loaded.steps)))
     if steps.is_empty():
         return [names, message("No step of this selection was recorded.")]
-    figure = graph("verdict-steps-figure", step_figure(steps, link.theme))
+    compared = None if other is None else step_info(other.steps, link)
+    figure = graph("verdict-steps-figure", step_figure(steps, link.theme, compared))
     return [names, figure, csv_link(NAME, "steps", link)]
 
 
@@ -214,7 +231,30 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
 
 
 def _mean(loaded: Loaded, link: Link) -> Any:
-    mean = loaded.mean_step
+    """Return the bar of the mean step; with another run those of both, on one scale."""
+    other = loaded.against(link)
+    if other is None:
+        return _bar(loaded.mean_step, 1.0, link.theme)
+    both = (("this run", loaded), (link.against, other))
+    try:
+        longest = max(each.mean_step.duration_ns for _, each in both)
+    except DproError as error:
+        return [*_bar(loaded.mean_step, 1.0, link.theme), message(f"{link.against} is not compared: {error}")]
+    bars = []
+    for name, each in both:
+        mean = each.mean_step
+        bars += [html.H3(html.Strong(name)), *_bar(mean, mean.duration_ns / longest, link.theme)]
+    return bars
+
+
+def _bar(mean: MeanStep, width: float, theme: str) -> list[Component]:
+    """Return the bar of a mean step, its legend and facts.
+
+    Args:
+        mean: the step.
+        width: of the bar, as a share of the panel's.
+        theme: light or dark.
+    """
     words = legend(mean, glyphs=False)
     ink = [f"var(--{css_name(each.name)})" for each in mean.shares]
     cells = [
@@ -223,7 +263,7 @@ def _mean(loaded: Loaded, link: Link) -> Any:
             style={
                 "width": f"{100 * each.share:.3f}%",
                 "background": tint,
-                "color": ink_on(each.name.removesuffix("_ns"), link.theme),
+                "color": ink_on(each.name.removesuffix("_ns"), theme),
             },
             title=text,
         )
@@ -234,7 +274,7 @@ def _mean(loaded: Loaded, link: Link) -> Any:
     title += f" ({mean.steps:,} steps of ranks)" if mean.steps > 1 else ""
     said = [facts(facts_of(mean))] if facts_of(mean) else []
     named: Any = {"role": "img", "aria-label": "; ".join(words)}
-    bar = html.Div(cells, className="shares", **named)
+    bar = html.Div(cells, className="shares", style={"width": f"{100 * width:.3f}%"}, **named)
     return [html.P(title), bar, html.Ul(items, className="legend"), *said]
 
 
@@ -255,6 +295,7 @@ def _layout() -> Component:
 VIEW = View(
     NAME,
     "Verdict",
+    needs.anything,
     _layout,
     {
         "verdict-mean": _mean,

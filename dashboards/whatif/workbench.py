@@ -15,6 +15,7 @@ from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.summary import gain_info
+from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import (
@@ -29,7 +30,7 @@ from dpro.dashboards.page import (
     section,
     table,
 )
-from dpro.dashboards.shown import Shown
+from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, styled
 from dpro.dashboards.whatif.limits import curve_figure, curve_info
 from dpro.dashboards.whatif.tries import ledger_info
@@ -277,7 +278,7 @@ def _layout() -> Component:
     )
 
 
-def _register(app: Dash, _shown: Shown) -> None:
+def _register(app: Dash, _runs: Runs) -> None:
     in_browser(app, "predict", Input("predict", "n_clicks"), State("edits", "value"))
     in_browser(app, "unedited", Input("no-edits", "n_clicks"))
 
@@ -285,6 +286,7 @@ def _register(app: Dash, _shown: Shown) -> None:
 VIEW = View(
     NAME,
     "What if",
+    needs.windows,
     _layout,
     {
         "whatif-form": _form,

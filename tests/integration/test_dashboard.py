@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpro.cli.run.dashboard import load
+from dpro.cli.run.dashboard import load, offer
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.server.serve import listen, new_token, way_in
 from dpro.dashboards.shown import Shown
@@ -22,13 +22,16 @@ from dpro.ingest.importer import import_sources
 from dpro.store import open_run
 from tests.browser import EVIL, complaints, evil_run, served, settle, wait
 
+BEYOND = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+DRAWN = "dproTimeline.info && dproTimeline.data && dproTimeline.data.size > 0"
 SOMETHING = "return document.querySelector('#content :is(.js-plotly-plot, .message, table, canvas)')"
 
 
 try:
     from selenium.webdriver import ActionChains
+    from selenium.webdriver.support.ui import Select
 except ImportError:  # `start_browser` says so
-    ActionChains = None
+    ActionChains = Select = None
 
 
 @pytest.mark.slow
@@ -122,12 +125,47 @@ def test_every_view_fills_on_dumps_of_a_job_that_hangs_and_the_chain_is_drawn(br
 
 @pytest.mark.slow
 def test_what_explains_the_difference_of_two_runs_is_drawn(browser, repository):
-    slow, healthy = (open_run(repository / "sample_traces" / name) for name in ("slow_rank", "healthy"))
-    with served(load(slow, healthy)) as address:
-        browser.get(f"{address}?view=difference")
+    slow, healthy = (str(repository / "sample_traces" / name) for name in ("slow_rank", "healthy"))
+    with served(offer([slow], healthy)) as address:
+        browser.get(f"{address}&view=difference")
         settle(browser)
         wait(browser, "return document.querySelectorAll('#difference-figure .point').length > 3")
         assert "typical step outside deep windows" in browser.find_element("id", "difference-summary").text
+        assert complaints(browser) == []
+
+
+@pytest.mark.slow
+def test_runs_are_chosen_and_compared_on_the_page_at_any_width_and_going_back_undoes_it(browser, repository):
+    def pick(name, value):
+        Select(browser.find_element("id", name)).select_by_value(value)
+        wait(browser, f"return (new URLSearchParams(location.search)).get('{name[5:]}') === '{value}'")
+        wait(browser, f"return document.getElementById('{name}').value === '{value}'")
+
+    with served(offer([str(repository / "sample_traces" / "slow_rank")])) as address:
+        for width in (390, 820, 1500):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            browser.get(address)
+            settle(browser)
+            pick("pick-against", "healthy")
+            wait(browser, "return document.querySelectorAll('#verdict-mean .shares').length === 2")
+            pick("pick-run", "slow_input")
+            wait(browser, "return document.title.endsWith('slow_input')")
+            browser.back()
+            wait(browser, "return document.title.endsWith('slow_rank')")
+            assert browser.execute_script(BEYOND) <= 0
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.find_element("css selector", "body").send_keys("r")
+        assert browser.switch_to.active_element.accessible_name == "run"
+        for own, other in (("slow_input", "slow_rank"), ("slow_rank", "slow_input")):
+            browser.get(f"{address}?view=timeline&run={own}")
+            wait(browser, f"return document.title.endsWith('{own}') && {DRAWN}")
+            end = browser.execute_script("return dproTimeline.info.end")
+            Select(browser.find_element("id", "pick-run")).select_by_visible_text(other)
+            wait(
+                browser,
+                f"return document.title.endsWith('{other}') && {DRAWN} && dproTimeline.info.end !== {end}",
+            )
         assert complaints(browser) == []
 
 

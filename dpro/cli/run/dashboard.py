@@ -1,23 +1,26 @@
-"""`dpro dashboard RUN`: the run in a browser."""
+"""`dpro dashboard RUN…`: runs in a browser."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import run_argument
 from dpro.cli.output import console, stderr_console, warn
 from dpro.errors import UsageError, needs_extra
+from dpro.opening import open_path
 
 if TYPE_CHECKING:
     from dpro.dashboards.loaded import Loaded
+    from dpro.dashboards.runs import Runs
+    from dpro.dashboards.shown import Shown
     from dpro.store import Run
 
 
 @click.command()
-@run_argument
+@click.argument("runs", type=click.Path(), nargs=-1, required=True, metavar="RUN…")
 @click.option(
     "--against", type=click.Path(), metavar="OTHER", help="A run to compare it with, as `dpro diff` does."
 )
@@ -29,38 +32,92 @@ if TYPE_CHECKING:
     help="Answer only who knows the token in the address that is printed; it is new each time.",
 )
 @click.option("--browser/--no-browser", default=True, help="Open it in a browser.")
-def dashboard(run: str, against: str | None, host: str, port: int, token: bool, browser: bool) -> None:
+def dashboard(
+    runs: tuple[str, ...], against: str | None, host: str, port: int, token: bool, browser: bool
+) -> None:
     """Look at a run in a browser: is it healthy, what is slow, what would help.
 
     \b
     dpro dashboard RUN
+    dpro dashboard RUN OTHER …                       the page offers a choice, and compares two
+    dpro dashboard FOLDER                            of runs: the latest first
     dpro dashboard AFTER --against BEFORE            and what explains the difference
     dpro dashboard RUN                               while RUN is being recorded: it refreshes itself
     dpro dashboard RUN --no-browser --port 8050      then: ssh -L 8050:localhost:8050 HOST
     dpro dashboard RUN --host 0.0.0.0                for others, who need the address that it prints
 
-    All views show the same selection of steps and ranks, and the address in the browser reproduces what is
-    seen. The address that is printed holds a token, without which nothing is answered: other users of the
-    machine can reach the port, too. It needs no network. Ctrl-C ends it.
+    The page offers the runs that were given and those in the folder of the first. All views show the same
+    selection of steps and ranks, and the address in the browser reproduces what is seen. The address that is
+    printed holds a token, without which nothing is answered: other users of the machine can reach the port,
+    too. It needs no network. Ctrl-C ends it.
     """
     with needs_extra("dashboard"):
         from dpro.dashboards.server.serve import new_token, serve
-    from dpro.cli.run.live import copies, is_live
+
+    _ensure_free(host, port)
+    offered = offer(runs, against)
+    if not token:
+        warn(f"--no-token: whoever can reach {host} can look, other users of this machine included")
+    serve(offered, host, port, new_token() if token else None, browser=browser, say=_say)
+
+
+def offer(given: Sequence[str], against: str | None = None) -> Runs:
+    """The runs that the page offers, the first of them opened.
+
+    Args:
+        given: runs, traces, or one folder of runs.
+        against: a run to compare the first with.
+
+    Raises:
+        InputError: one of them cannot be opened.
+        UsageError: one was given twice.
+    """
+    from dpro.cli.run.offered import latest_in, names_of, offers_of
     from dpro.cli.runs import open_or_import
+    from dpro.dashboards.runs import Runs
+
+    latest = latest_in(Path(given[0])) if len(given) == 1 else None
+    paths = [str(latest) if latest else given[0], *given[1:]]
+    paths += [against] if against is not None and against not in paths else []
+    names = names_of(paths)
+    with stderr_console().status("Waiting for something to be recorded …"):
+        opened = _show(paths[0], open_or_import)
+    for path in paths[1:]:
+        if not _lives(path):
+            open_or_import(path)  # what is wrong with it is said before the page opens
+    recorded = opened.lives or opened.loaded.run.source is None  # not imported
+    beside = Path(paths[0]).resolve().parent if recorded else None
+    return Runs(
+        opened,
+        names[paths[0]],
+        offers_of(paths, beside),
+        lambda each: _show(each.path, open_path),
+        "" if against is None else names[against],
+    )
+
+
+def _lives(path: str) -> bool:
+    from dpro.cli.run.live import is_live
+    from dpro.remote import is_url
+
+    return not is_url(path) and is_live(Path(path))
+
+
+def _show(path: str, open_it: Callable[[str], Run]) -> Shown:
+    """A run as the page shows it: while it is recorded, copy by copy.
+
+    Args:
+        path: of the run.
+        open_it: opens one that is not being recorded.
+    """
+    from dpro.cli.run.live import copies
     from dpro.dashboards.loaded import Passing
     from dpro.dashboards.shown import Shown
 
-    _ensure_free(host, port)
-    other = None if against is None else open_or_import(against)
-    if is_live(Path(run)):
-        states = (load(copy, other, Passing) for copy in copies(Path(run)))
-        with stderr_console().status("Waiting for something to be recorded …"):
-            shown = Shown(next(states), states)
-    else:
-        shown = Shown(load(open_or_import(run), other))
-    if not token:
-        warn(f"--no-token: whoever can reach {host} can look, other users of this machine included")
-    serve(shown, host, port, new_token() if token else None, browser=browser, say=_say)
+    if not _lives(path):
+        return Shown(load(open_it(path)))
+    states = (load(copy, Passing) for copy in copies(Path(path)))
+    return Shown(next(states), states)
 
 
 def _ensure_free(host: str, port: int) -> None:
@@ -83,19 +140,17 @@ def _ensure_free(host: str, port: int) -> None:
         ) from error
 
 
-def load(run: Run, against: Run | None = None, kind: type[Loaded] | None = None) -> Loaded:
+def load(run: Run, kind: type[Loaded] | None = None) -> Loaded:
     """The run as the views ask for it.
 
     Args:
         run: the run.
-        against: one to compare it with.
         kind: of what is made.
     """
-    from dpro.analysis.analysis import Analysis
     from dpro.dashboards.loaded import Loaded
     from dpro.trial.calibrate import as_tried
 
-    return (kind or Loaded)(run, None if against is None else Analysis(against), as_tried)
+    return (kind or Loaded)(run, as_tried)
 
 
 def _say(address: str) -> None:

@@ -32,8 +32,7 @@ HOST = {"Host": "localhost"}
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory) -> Loaded:
-    run = cpu_job().write(tmp_path_factory.mktemp("run"))
-    return load(run, run)
+    return load(cpu_job().write(tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ def ask(app, name: str, query: str) -> str:
     body = {
         "output": f"{name}.children",
         "outputs": {"id": name, "property": "children"},
-        "inputs": [{"id": "url", "property": "search", "value": query}],
+        "inputs": [each | {"value": query} for each in app.callback_map[f"{name}.children"]["inputs"]],
         "changedPropIds": ["url.search"],
     }
     answer = app.server.test_client().post("/_dash-update-component", json=body, headers=HOST)
@@ -87,33 +86,38 @@ def test_dumps_of_a_job_that_hangs_have_the_verdict_of_diagnose(hung):
         assert "its host code is stuck" in ask(hung, name, f"?view={name.partition('-')[0]}")
 
 
-def navigate(app, query: str) -> dict[str, Any]:
+def navigate(app, query: str, shown: str | None = None) -> dict[str, Any]:
     """What the page consists of for a link: the navigation, and the content of the view."""
-    names = ("nav.children", "steps.value", "ranks.value", "content.children", "title.children")
-    names += ("shown.data",)
+    (output,) = (each for each in app.callback_map if "nav.children" in each)
+    names = [dict(zip(("id", "property"), each.split("."))) for each in output.strip(".").split("...")]
     body = {
-        "output": f"..{'...'.join(names)}..",
-        "outputs": [dict(zip(("id", "property"), name.split("."))) for name in names],
+        "output": output,
+        "outputs": names,
         "inputs": [{"id": "url", "property": "search", "value": query}],
-        "state": [{"id": "shown", "property": "data", "value": None}],
+        "state": [{"id": "shown", "property": "data", "value": shown}],
         "changedPropIds": ["url.search"],
     }
     answer = app.server.test_client().post("/_dash-update-component", json=body, headers=HOST)
     return answer.json["response"]
 
 
-def test_views_without_anything_to_show_are_dimmed_and_say_one_sentence(app, stepless, loaded):
-    def dimmed(page):
-        links = [each["props"] for each in page["nav"]["children"]]
-        return [each["children"][1] for each in links if "empty" in each["className"]]
+def dimmed(page) -> list[str]:
+    """The views that are dimmed in the navigation."""
+    links = [each["props"] for each in page["nav"]["children"]]
+    return [each["children"][1] for each in links if "empty" in each["className"]]
 
+
+def test_views_without_anything_to_show_are_dimmed_and_say_one_sentence(app, stepless, loaded):
     page = navigate(stepless, "?view=telemetry")
-    assert dimmed(page) == ["Matrix", "Telemetry", "Hang", "Difference"]
+    assert dimmed(page) == [
+        "Breakdown", "Timeline", "Collectives", "Matrix", "Kernels", "What if", "Telemetry", "Hang",
+        "Difference",
+    ]  # fmt: skip
     assert page["nav"]["children"][8]["props"]["className"] == "current empty"
     content = page["content"]["children"]["props"]
     assert content["className"] == "panel wide"
     assert json.dumps(content).count("No telemetry was sampled") == 1
-    assert "Difference" not in dimmed(navigate(app, ""))
+    assert dimmed(navigate(app, "")) == ["Telemetry", "Difference"]
     assert dimmed(navigate(make_app(Shown(loaded, iter(()))), "?view=telemetry")) == []
 
 
@@ -129,14 +133,14 @@ def test_a_link_that_makes_no_sense_is_answered_in_words(app):
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
-def test_every_table_downloads_as_csv_and_parquet(app, view):
-    client = app.server.test_client()
+def test_every_table_downloads_as_csv_and_parquet(several, view):
+    client = make_app(several).server.test_client()
     for name in view.tables.keys() - {"roofline"}:  # needs a GPU: `test_roofline` has one
-        answer = client.get(f"/csv/{view.name}/{name}?ranks=0", headers=HOST)
+        answer = client.get(f"/csv/{view.name}/{name}?ranks=0&against=before", headers=HOST)
         assert answer.mimetype == "text/csv", answer.text
         columns = answer.text.splitlines()[0].split(",")
         assert len(columns) > 1
-        answer = client.get(f"/parquet/{view.name}/{name}?ranks=0", headers=HOST)
+        answer = client.get(f"/parquet/{view.name}/{name}?ranks=0&against=before", headers=HOST)
         assert pl.read_parquet(BytesIO(answer.data)).columns == columns
 
 
@@ -312,10 +316,10 @@ def test_all_scripts_within_the_page_are_known_by_their_hash(app):
 
 
 def test_a_link_keeps_the_selection_from_view_to_view(app):
-    assert parse_link(Link(ranks=(1,), steps=(0, 2)).query(view="timeline")).ranks == (1,)
+    assert parse_link(Link(ranks=(1,), steps=((0, 2),)).query(view="timeline")).ranks == (1,)
 
 
 def test_a_selection_that_the_run_does_not_have_is_answered(loaded):
     assert "No selected rank was recorded" in outside(loaded, Link(ranks=(900,)))
-    assert "No selected step was recorded" in outside(loaded, Link(steps=(900, 901)))
-    assert outside(loaded, Link(steps=(1, 901), ranks=(0, 900))) == ""
+    assert "No selected step was recorded" in outside(loaded, Link(steps=((900, 901),)))
+    assert outside(loaded, Link(steps=((1, 1), (900, 901)), ranks=(0, 900))) == ""

@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from dpro.dashboards.links import Link, parse_link
 from dpro.errors import UsageError
+from dpro.selection import ranges_of
 
 numbers = st.integers(0, 5000)
 links = st.builds(
     Link,
     view=st.sampled_from(["verdict", "timeline", "kernels"]),
-    steps=st.none() | st.tuples(numbers, numbers).map(lambda ends: (min(ends), max(ends))),
+    run=st.text(max_size=9),
+    against=st.text(max_size=9),
+    steps=st.sets(numbers, max_size=9).map(ranges_of),
     ranks=st.sets(numbers, max_size=9).map(lambda ranks: tuple(sorted(ranks))),
     time_ms=st.none() | st.tuples(numbers, st.integers(1, 99)).map(lambda t: (t[0] / 8, t[0] / 8 + t[1])),
     theme=st.sampled_from(["light", "dark"]),
@@ -28,7 +31,8 @@ def test_a_link_says_what_it_was_made_from(link):
 
 
 def test_runs_of_ranks_and_single_steps_are_short():
-    assert Link(steps=(4, 4), ranks=(0, 1, 2, 5)).query() == "?steps=4&ranks=0-2,5"
+    assert Link(steps=((4, 4),), ranks=(0, 1, 2, 5)).query() == "?steps=4&ranks=0-2,5"
+    assert parse_link("?steps=9,3-5,4-6").query() == "?steps=3-6,9"
 
 
 @pytest.mark.parametrize(
@@ -44,4 +48,5 @@ def test_a_selection_is_of_the_columns_that_a_frame_has():
     link = parse_link("?ranks=1&steps=4")
     assert link.chosen(frame).rows() == [(1, 4)]
     assert link.chosen(frame.select("rank")).rows() == [(1,), (1,)]
+    assert parse_link("?steps=4,6").chosen(frame)["step"].to_list() == [4, 4]
     assert Link().chosen(frame).equals(frame)

@@ -36,7 +36,10 @@ def refreshed(app, known):
             {"id": "live", "property": "children"},
             {"id": "tick", "property": "disabled"},
         ],
-        "inputs": [{"id": "tick", "property": "n_intervals", "value": 3}],
+        "inputs": [
+            {"id": "tick", "property": "n_intervals", "value": 3},
+            {"id": "url", "property": "search", "value": ""},
+        ],
         "state": [{"id": "version", "property": "data", "value": known}],
         "changedPropIds": ["tick.n_intervals"],
     }

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.cli import cli
-from dpro.cli.run.dashboard import load
+from dpro.cli.run.dashboard import load, offer
 from dpro.dashboards.links import Link
 from dpro.dashboards.views.difference import (
     LESS,
@@ -25,11 +25,18 @@ from tests.builders import cpu_job
 def slower(tmp_path_factory):
     """A job compared with the same one without its late rank."""
     before = cpu_job(extra=0).write(tmp_path_factory.mktemp("before"))
-    return load(cpu_job().write(tmp_path_factory.mktemp("after")), before)
+    after = cpu_job().write(tmp_path_factory.mktemp("after"))
+    return offer([str(after.path)], str(before.path)).opened.loaded
 
 
-def test_contributions_add_up_to_the_difference(slower):
-    found = slower.difference
+@pytest.fixture(scope="module")
+def before(slower):
+    (name,) = (each.name for each in slower.others.__self__.offers() if each.name.startswith("before"))
+    return name
+
+
+def test_contributions_add_up_to_the_difference(slower, before):
+    found = slower.difference_from(slower.others(before))
     table = difference_info(found)
     assert found.b_ns > found.a_ns
     assert table["delta_ms"].sum() == pytest.approx((found.b_ns - found.a_ns) / 1e6)
@@ -50,20 +57,19 @@ def test_what_contributes_little_is_one_bar_and_nothing_is_lost():
 
 
 def test_runs_that_are_the_same_differ_by_nothing(slower):
-    same = load(slower.run, slower.run)
-    table = difference_info(same.difference)
+    table = difference_info(slower.difference_from(load(slower.run)))
     assert table["delta_ms"].to_list() == [0.0]
     assert difference_figure(table, "dark").data[0].x == (0.0, 0.0)
 
 
-def test_the_rank_that_became_slow_stands_out(slower):
-    bars = rank_figure(slower.difference.by_rank, "light").data[0]
+def test_the_rank_that_became_slow_stands_out(slower, before):
+    bars = rank_figure(slower.difference_from(slower.others(before)).by_rank, "light").data[0]
     assert max(zip(bars.y, bars.x))[1] == "1"
 
 
-def test_every_part_fills_with_another_run_and_says_how_to_name_one_without(slower):
+def test_every_part_fills_with_another_run_and_says_how_to_name_one_without(slower, before):
     for fill in VIEW.sections.values():
-        assert fill(slower, Link(view="difference"))
+        assert fill(slower, Link(view="difference", against=before))
         with pytest.raises(UsageError, match="--against OTHER"):
             fill(load(slower.run), Link(view="difference"))
 

@@ -1,0 +1,78 @@
+"""What each view needs of a run, and the sentence that is shown in its place where a run lacks it.
+
+In: a run and a link. Out: one sentence; empty where the view has something to show. All of it follows from
+how many rows each table has, so that it can be asked with every link.
+"""
+
+from __future__ import annotations
+
+from dpro.analysis.unanswered import why_no_window
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
+
+_NO_TELEMETRY = (
+    "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces hold none."
+)
+_NO_OTHER = (
+    "There is nothing to compare with: choose another run above, or give one to "
+    "`dpro dashboard RUN --against OTHER`."
+)
+
+
+def anything(loaded: Loaded, _link: Link) -> str:
+    """Need steps, operators or calls."""
+    rows = loaded.num_rows
+    if any(rows[table.name] for table in (STEPS, SPANS, COLLECTIVES)):
+        return ""
+    return "The run holds no step, no operator and no collective call: `dpro info` lists what it holds."
+
+
+def steps(loaded: Loaded, _link: Link) -> str:
+    """Need the times of steps."""
+    if loaded.num_rows[STEPS.name]:
+        return ""
+    return "No step was recorded, so there is no value per step: traces mark them as `ProfilerStep#`."
+
+
+def windows(loaded: Loaded, _link: Link) -> str:
+    """Need operators and kernels."""
+    if loaded.num_rows[SPANS.name]:
+        return ""
+    why = why_no_window(loaded.run) or "the run holds no operators and kernels"
+    return f"No deep window was recorded, and this view is made of them: {why}."
+
+
+def calls(loaded: Loaded, _link: Link) -> str:
+    """Need collective calls."""
+    if loaded.num_rows[COLLECTIVES.name]:
+        return ""
+    ranks = len(loaded.run.manifest.ranks)
+    return "No collective was recorded: " + (
+        "one rank was, which may have no others." if ranks == 1 else "the traces of its ranks hold none."
+    )
+
+
+def pairs(loaded: Loaded, link: Link) -> str:
+    """Need several ranks in deep windows."""
+    if len(loaded.run.manifest.ranks) == 1:
+        return "One rank was recorded: there are no pairs of ranks to compare."
+    return windows(loaded, link)
+
+
+def telemetry(loaded: Loaded, _link: Link) -> str:
+    """Need sampled counters."""
+    return "" if loaded.num_rows[COUNTERS.name] else _NO_TELEMETRY
+
+
+def another(loaded: Loaded, link: Link) -> str:
+    """Need a run to compare with, and deep windows of both.
+
+    Raises:
+        DproError: the run that the link names cannot be opened.
+    """
+    other = loaded.against(link)
+    if other is None:
+        return _NO_OTHER
+    lacking = windows(loaded, link), windows(other, link)
+    return lacking[0] or (f"{link.against}: {lacking[1]}" if lacking[1] else "")

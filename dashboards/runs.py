@@ -1,0 +1,160 @@
+"""The runs that the page offers, and those of them that are open.
+
+In: the opened run, and functions that list and open others. Out: what the names in a link stand for. A name
+is only ever looked up in the list: no link opens another path. Besides the opened run a few stay open.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from dpro.dashboards.links import Link
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.shown import Shown
+from dpro.errors import Unanswerable, UsageError
+from dpro.selection import quoted
+
+KEPT = 2  # runs that stay open besides the first: one that is shown, and one to compare it with
+PATIENCE_S = 30.0  # how long a request waits for a run to open
+
+
+class Offer(NamedTuple):
+    """A run that the page offers.
+
+    Attributes:
+        name: in links; each run has another.
+        path: of the run, or of traces.
+        why: it cannot be opened, in one line; empty where it can.
+        lives: whether it is still being recorded.
+    """
+
+    name: str
+    path: str
+    why: str = ""
+    lives: bool = False
+
+
+class Runs:
+    """The opened run, and the others that a link can name.
+
+    Attributes:
+        opened: the run that a link without a name shows.
+        name: its name among the offers.
+        against: name of the run that the first link compares it with; empty for none.
+    """
+
+    def __init__(
+        self,
+        opened: Shown,
+        name: str = "",
+        offers: Callable[[], Sequence[Offer]] = list,
+        show: Callable[[Offer], Shown] | None = None,
+        against: str = "",
+    ) -> None:
+        """Offer runs.
+
+        Args:
+            opened: the run that is shown first; it stays open.
+            name: its name among the offers.
+            offers: lists all runs, the opened one included.
+            show: opens one; None where there are no others.
+            against: the run to compare with at first.
+        """
+        self.opened, self.name, self.against = opened, name, against
+        self._offers, self._show = offers, show
+        self._open: OrderedDict[str, Future[Shown]] = OrderedDict()
+        self._lock = threading.Lock()
+        opened.loaded.others = self.loaded
+
+    @property
+    def change(self) -> bool:
+        """Whether what a link shows may change by itself: a run is being recorded, or can be chosen."""
+        return self.opened.lives or self._show is not None
+
+    def offers(self) -> Sequence[Offer]:
+        """All runs that a link can name."""
+        return self._offers()
+
+    def loaded(self, name: str) -> Loaded:
+        """The latest state of a run.
+
+        Args:
+            name: as in a link; empty for the opened run.
+
+        Raises:
+            DproError: as `shown`.
+        """
+        return self.shown(name).loaded
+
+    def shown(self, name: str) -> Shown:
+        """A run by its name; it is opened where it is not open, and the one used longest ago is closed.
+
+        Args:
+            name: as in a link; empty for the opened run.
+
+        Raises:
+            UsageError: no such run is offered, or it cannot be opened.
+            Unanswerable: opening it takes long; it goes on.
+            DproError: opening it failed.
+        """
+        if name in ("", self.name):
+            return self.opened
+        with self._lock:
+            future = self._open.pop(name, None) or self._begin(name)
+            self._open[name] = future  # the last is the one used most recently
+            while len(self._open) > KEPT:
+                _, closed = self._open.popitem(last=False)
+                closed.add_done_callback(_leave)
+        try:
+            return future.result(PATIENCE_S)
+        except TimeoutError as error:
+            raise Unanswerable(f"{name} is still being opened: look again in a moment") from error
+        except Exception:
+            with self._lock:
+                if self._open.get(name) is future:  # it is tried again when it is chosen again
+                    del self._open[name]
+            raise
+
+    def _begin(self, name: str) -> Future[Shown]:
+        """Open a run in a thread."""
+        offer = next((each for each in self._offers() if each.name == name), None)
+        if offer is None or self._show is None:
+            raise UsageError(f"no run {quoted(name)} is offered here: choose one of the list above")
+        if offer.why:
+            raise UsageError(f"{name}: {offer.why}")
+        future: Future[Shown] = Future()
+        threading.Thread(target=self._follow, args=(self._show, offer, future), daemon=True).start()
+        return future
+
+    def _follow(self, show: Callable[[Offer], Shown], offer: Offer, future: Future[Shown]) -> None:
+        gc.collect()  # what was closed has cycles
+        try:
+            shown = show(offer)
+            shown.loaded.others = self.loaded
+        except BaseException as error:
+            future.set_exception(error)
+            return
+        future.set_result(shown)
+        shown.follow()
+
+
+def runs_of(run: Loaded | Shown | Runs) -> Runs:
+    """A run alone, where it is not given among others."""
+    if isinstance(run, Runs):
+        return run
+    return Runs(run if isinstance(run, Shown) else Shown(run))
+
+
+def first_link(runs: Runs) -> str:
+    """The query of the page when it is opened; empty where nothing is compared."""
+    return Link(against=runs.against).query() if runs.against else ""
+
+
+def _leave(closed: Future[Shown]) -> None:
+    if closed.exception() is None:
+        closed.result().leave()

@@ -1,0 +1,175 @@
+"""Several runs of one page: which are offered, which stay open, and that a link opens no other."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from dpro.cli.run import offered
+from dpro.cli.run.dashboard import load, offer
+from dpro.cli.run.offered import latest_in, names_of, runs_in
+from dpro.dashboards import runs as module
+from dpro.dashboards.app import make_app
+from dpro.dashboards.runs import KEPT, Offer, Runs
+from dpro.dashboards.shown import Shown
+from dpro.errors import DproError, InputError, Unanswerable, UsageError
+from tests.builders import cpu_job
+from tests.unit.dashboards.test_app import HOST, ask, navigate
+
+
+def options(page, name: str) -> list[dict]:
+    """What a choice offers."""
+    labels = [each["props"]["children"] for each in page["runs"]["children"]]
+    (select,) = [each["props"] for _, each in labels if each["props"]["id"] == name]
+    return [each["props"] for each in select["children"]]
+
+
+def test_runs_beside_the_opened_one_are_offered_with_reasons_and_links_are_not(several):
+    assert [each.name for each in several.offers()] == ["after", "before", "broken"]
+    assert "not a run manifest" in several.offers()[2].why
+    page = navigate(make_app(several), "?view=kernels")
+    run, against = options(page, "pick-run"), options(page, "pick-against")
+    assert [(each["value"], each["selected"], each["disabled"]) for each in run] == [
+        ("", True, False), ("before", False, False), ("broken", False, True),
+    ]  # fmt: skip
+    assert run[2]["children"].startswith("broken (manifest.json: not a run manifest")
+    assert [each["value"] for each in against] == ["", "before", "broken"]
+    assert page["run"] == {"children": "after", "title": several.opened.loaded.run.label}
+
+
+@pytest.mark.parametrize(
+    "name", ["link", "notes", "elsewhere", "../elsewhere", "/etc", "before/../before", "."]
+)
+def test_a_link_opens_no_run_that_is_not_offered(several, name):
+    app = make_app(several)
+    assert "is offered here" in ask(app, "verdict-run", f"?run={name}")
+    assert "is offered here" in ask(app, "verdict-mean", f"?against={name}")
+    assert "is offered here" in json.dumps(navigate(app, f"?run={name}")["content"])
+    client = app.server.test_client()
+    for path in ("/csv/verdict/steps", "/timeline/lanes", "/timeline/find"):
+        answer = client.get(f"{path}?find=x&run={name}", headers=HOST)
+        assert answer.status_code == 400
+        assert "is offered here" in answer.text
+
+
+def test_a_damaged_run_is_refused_with_its_reason(several):
+    assert "not a run manifest" in ask(make_app(several), "verdict-run", "?run=broken")
+
+
+def test_sections_tables_and_timeline_are_of_the_run_that_the_link_names(several):
+    app = make_app(several)
+    client = app.server.test_client()
+    tables = [
+        client.get(f"/csv/verdict/steps?run={name}", headers=HOST).text for name in ("", "after", "before")
+    ]
+    assert tables[0] == tables[1] != tables[2]
+    ends = [
+        client.get(f"/timeline/lanes?run={name}", headers=HOST).json["end"]
+        for name in ("", "after", "before")
+    ]
+    assert ends[0] == ends[1] != ends[2]
+    assert navigate(app, "?run=before")["run"]["children"] == "before"
+
+
+def test_a_second_run_is_drawn_beside_the_first(several):
+    app = make_app(several)
+    alone, both = (ask(app, "verdict-mean", f"?against={name}") for name in ("", "before"))
+    assert alone.count("Mean of") == 1
+    assert both.count("Mean of") == 2
+    assert '"width":"100.000%"' in both.replace(" ", "")
+    assert "median of the other run" in ask(app, "verdict-run", "?against=before")
+    assert "breakdown-rank-other" in ask(app, "breakdown-rank", "?view=breakdown&against=before")
+    assert "breakdown-rank-other" not in ask(app, "breakdown-rank", "?view=breakdown")
+    assert "difference" in ask(app, "difference-summary", "?view=difference&against=before")
+    assert "choose another run" in ask(app, "difference-summary", "?view=difference")
+
+
+def test_few_runs_stay_open_and_a_closed_one_is_opened_again(tmp_path):
+    run = cpu_job().write(tmp_path / "run")
+    opened = []
+
+    def show(each):
+        opened.append(each.name)
+        return Shown(load(run))
+
+    offers = [Offer(name, str(tmp_path / name)) for name in "abcd"]
+    runs = Runs(Shown(load(run)), "a", lambda: offers, show)
+    first = runs.loaded("b")
+    assert runs.loaded("b") is first
+    assert runs.loaded("a") is runs.loaded("")
+    assert [runs.loaded(name).others("b") is first for name in "c"] == [True]
+    runs.loaded("d")
+    assert len(runs._open) == KEPT
+    runs.loaded("c")
+    assert opened == ["b", "c", "d", "c"] or KEPT > 2
+    assert runs.loaded("b") is not first
+
+
+def test_a_run_that_takes_long_to_open_is_answered_and_goes_on_opening(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    run, go_on = cpu_job().write(tmp_path / "run"), threading.Event()
+
+    def show(_each):
+        go_on.wait(60)
+        return Shown(load(run))
+
+    runs = Runs(Shown(load(run)), "a", lambda: [Offer("a", ""), Offer("b", "")], show)
+    with pytest.raises(Unanswerable, match="still being opened"):
+        runs.loaded("b")
+    go_on.set()
+    monkeypatch.setattr(module, "PATIENCE_S", 60)
+    assert runs.loaded("b").run == run
+
+
+def test_a_run_that_could_not_be_opened_is_tried_again(tmp_path):
+    run, failures = cpu_job().write(tmp_path / "run"), [InputError("damaged")]
+
+    def show(_each):
+        if failures:
+            raise failures.pop()
+        return Shown(load(run))
+
+    runs = Runs(Shown(load(run)), "a", lambda: [Offer("a", ""), Offer("b", "")], show)
+    with pytest.raises(InputError, match="damaged"):
+        runs.loaded("b")
+    assert runs.loaded("b").run == run
+
+
+def test_a_closed_run_is_followed_no_longer(tmp_path):
+    run = cpu_job().write(tmp_path / "run")
+    shown = Shown(load(run), iter([load(run), load(run)]))
+    shown.leave()
+    shown.follow()
+    assert (shown.version, shown.lives) == (0, False)
+
+
+def test_a_folder_of_runs_shows_the_latest_and_offers_all(folder):
+    runs = offer([str(folder)])
+    assert runs.name in ("after", "before")
+    assert sorted(each.name for each in runs.offers()) == ["after", "before", "broken"]
+    assert latest_in(folder / "after") is None
+    assert [each.name for each in runs_in(folder)] == ["after", "before", "broken"]
+
+
+def test_a_run_to_compare_with_is_in_the_first_link_and_one_given_twice_is_refused(folder):
+    runs = offer([str(folder / "after")], str(folder / "before"))
+    assert runs.against == "before"
+    assert module.first_link(runs) == "?against=before"
+    assert names_of(["x/run", "y/run", "z"]) == {"x/run": "x/run", "y/run": "y/run", "z": "z"}
+    with pytest.raises(UsageError, match="twice"):
+        offer([str(folder / "after")] * 2)
+    with pytest.raises(DproError, match="not a run manifest"):
+        offer([str(folder / "after"), str(folder / "broken")])
+
+
+def test_a_run_that_is_being_recorded_is_offered_as_such_and_the_page_then_polls(folder, monkeypatch):
+    monkeypatch.setattr(offered, "is_live", lambda path: path.name == "broken")
+    runs = offer([str(folder / "after")])
+    app = make_app(runs)
+    (live,) = [each for each in options(navigate(app, ""), "pick-run") if each["value"] == "broken"]
+    assert (live["children"], live["disabled"]) == ("broken (being recorded)", False)
+    layout = app.server.test_client().get("/_dash-layout", headers=HOST).text
+    assert '"n_intervals"' not in layout
+    assert '"disabled":true' in layout.replace(" ", "")  # nothing of what is shown is being recorded
