@@ -60,7 +60,7 @@ VIEWS: tuple[View, ...] = (
 )
 
 TICK_MS = 1000  # polling interval of a run that is being recorded
-_MOST_LISTED = 8  # ranges of steps or ranks in a message
+MAX_LISTED = 8  # ranges of steps or ranks in a message
 _LONGEST_WHY = 60  # characters of why a run cannot be chosen
 _VIEW_KEYS = "1234567890-="  # the top row of a keyboard
 _KEYS = (
@@ -263,7 +263,7 @@ def outside(loaded: Loaded, link: Link) -> str:
 
 
 def _listed(numbers: Iterable[int]) -> str:
-    return ranges_text(ranges_of(numbers), _MOST_LISTED)
+    return ranges_text(ranges_of(numbers), MAX_LISTED)
 
 
 def _chosen(search: str | None) -> Link:

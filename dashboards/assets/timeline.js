@@ -5,6 +5,7 @@
 
   const ROW = 17, HEAD = 22, GROUP = 24, AXIS = 40;  // pixels: a row of bars, a rank's line, a group's, the axis
   const MANY_RANKS = 8, MANY_ROWS = 70, ROOM = 0.01;
+  const REST_MS = 800;  // from the last movement to the change of the link, which all of the page follows
   const AHEAD = 0.15, AHEAD_ROWS = 200;  // of what is seen is fetched on each side; pixels above and below
 
   const T = window.dproTimeline = {
@@ -240,7 +241,7 @@
     T.resting = setTimeout(() => {
       T.resting = null;
       T.go({ time: `${(T.view.begin / 1e6).toFixed(6)}~${(T.view.end / 1e6).toFixed(6)}` });
-    }, 350);
+    }, REST_MS);
     T.changed();
   };
 

@@ -104,7 +104,9 @@
       canvas.style.width = `${width}px`;
       canvas.style.height = `${height}px`;
     }
-    const context = canvas.getContext("2d");
+    // Drawn by the CPU: thousands of small bars take it some ms, and take longer to be handed to a GPU, or to
+    // the program that stands in for one.
+    const context = canvas.getContext("2d", { willReadFrequently: true });
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
     T.labels();

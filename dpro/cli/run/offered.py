@@ -19,7 +19,7 @@ from dpro.remote import is_url
 if TYPE_CHECKING:
     from dpro.dashboards.runs import Offer
 
-MOST = 500  # runs of a folder
+MAX_RUNS = 500  # runs of a folder
 FRESH_S = 5.0  # how long a list counts: the page asks for it with every link
 
 
@@ -33,7 +33,7 @@ def runs_in(folder: Path) -> list[Path]:
         entries = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
     except OSError:
         return []
-    return [each for each in entries if not each.is_symlink() and _is_run(each)][:MOST]
+    return [each for each in entries if not each.is_symlink() and _is_run(each)][:MAX_RUNS]
 
 
 def _is_run(folder: Path) -> bool:
