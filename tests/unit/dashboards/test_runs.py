@@ -76,8 +76,8 @@ def test_sections_tables_and_timeline_are_of_the_run_that_the_link_names(several
 def test_a_second_run_is_drawn_beside_the_first(several):
     app = make_app(several)
     alone, both = (ask(app, "verdict-mean", f"?against={name}") for name in ("", "before"))
-    assert alone.count("Mean of") == 1
-    assert both.count("Mean of") == 2
+    assert alone.count("The mean step of") == 1
+    assert both.count("The mean step of") == 2
     assert '"width":"100.000%"' in both.replace(" ", "")
     assert "median of the other run" in ask(app, "verdict-run", "?against=before")
     assert "breakdown-rank-other" in ask(app, "breakdown-rank", "?view=breakdown&against=before")
