@@ -1,8 +1,9 @@
 """What collectives cost by the algorithm that runs them: messages one after the other, and bytes on a link.
 
 In: an operation, an algorithm, a number of ranks. Out: `Cost`, in which a message costs alpha and a byte of
-the payload beta. A fitted line (`link_costs.py`) is latency = messages * alpha and ns per byte = share * beta
-of the algorithm that ran, so that it predicts what another one, or another number of ranks, would cost.
+the payload beta. Of a fitted curve (`link_costs.py`) the latency is messages * alpha, and what depends on
+bytes share * beta(bytes) * bytes, of the algorithm that ran, so that it predicts what another one, or another
+number of ranks, would cost.
 
 Ring and halving (recursive halving and doubling): Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005). Tree, for
 all-reduces: two binary trees at once (Sanders, Speck and Traeff, Parallel Computing 35, 2009), as NCCL does
@@ -34,10 +35,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class LinkModel:
-    """What a message (ns) and a byte (ns) cost on a link."""
+    """What a message costs on a link, ns, and a byte of each of some payloads, [T] ns, or of any."""
 
     alpha: float
-    beta: float
+    beta: Floats | float
 
 
 def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
@@ -65,14 +66,16 @@ def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
     raise Unanswerable(f"there is no formula for {op} by {algorithm}")
 
 
-def link_of(line: LinkCost, spent: Cost) -> LinkModel:
-    """The link on which a collective of this cost takes what its line says.
+def link_of(curve: LinkCost, spent: Cost, num_bytes: Floats) -> LinkModel:
+    """The link on which collectives of this cost take what their curve says.
 
     Args:
-        line: what collectives took.
+        curve: what collectives took.
         spent: the cost of the algorithm that ran.
+        num_bytes: [T] payloads above 0.
     """
-    return LinkModel(line.latency_ns / spent.messages, line.ns_per_byte / spent.share)
+    beta = curve.moving_ns(num_bytes) / num_bytes / spent.share
+    return LinkModel(curve.latency_ns / spent.messages, beta)
 
 
 def time_ns(spent: Cost, link: LinkModel, num_bytes: Floats) -> Floats:

@@ -8,6 +8,8 @@ measured, and a curve may dip. Beyond the sizes the line goes on, scaled to the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from dpro.arrays import Floats
@@ -15,6 +17,8 @@ from dpro.arrays import Floats
 NOISE = 0.01  # of a time: what two measurements of one size differ by at least
 NEAR = 0.1  # in logarithm: sizes nearer than that differ by noise
 FAR = 4.0  # times the largest, or below the smallest size measured: beyond that nothing is known
+
+Between = Callable[[Floats, Floats], Floats]
 
 
 def medians(num_bytes: Floats, time_ns: Floats, enough: int = 1) -> tuple[Floats, Floats]:
@@ -31,27 +35,32 @@ def medians(num_bytes: Floats, time_ns: Floats, enough: int = 1) -> tuple[Floats
     return sizes[often].astype(np.float64), times[often]
 
 
-def through(sizes: Floats, times: Floats, line: Floats, at: Floats, line_at: Floats) -> Floats:
-    """[T] times at some sizes by the curve through measured ones; within those of its two neighbours.
+def through(sizes: Floats, times: Floats, line: Floats) -> Between:
+    """The curve through measured sizes: a function from bytes [T] and their ns by the line [T] to ns [T].
+
+    Between two sizes it stays within their times.
 
     Args:
         sizes: [K] bytes, ascending, each once.
         times: [K] ns measured.
         line: [K] ns by the line.
-        at: [T] bytes.
-        line_at: [T] ns by the line.
     """
     ratio = np.log(times / line)
-    inside = np.clip(at, sizes[0], sizes[-1])
     if sizes.size == 1:
-        return np.asarray(line_at * np.exp(ratio[0]), np.float64)
+        return lambda at, line_at: np.asarray(line_at * np.exp(ratio[0]), np.float64)
     from scipy.interpolate import PchipInterpolator
 
-    bent = line_at * np.exp(PchipInterpolator(np.log(sizes), ratio)(np.log(inside)))
-    right = np.clip(np.searchsorted(sizes, inside), 1, sizes.size - 1)
-    least = np.minimum(times[right - 1], times[right])
-    most = np.maximum(times[right - 1], times[right])
-    return np.asarray(np.where(inside == at, np.clip(bent, least, most), bent), np.float64)
+    bend = PchipInterpolator(np.log(sizes), ratio)
+
+    def curve(at: Floats, line_at: Floats) -> Floats:
+        inside = np.clip(at, sizes[0], sizes[-1])
+        bent = line_at * np.exp(bend(np.log(inside)))
+        right = np.clip(np.searchsorted(sizes, inside), 1, sizes.size - 1)
+        least = np.minimum(times[right - 1], times[right])
+        most = np.maximum(times[right - 1], times[right])
+        return np.asarray(np.where(inside == at, np.clip(bent, least, most), bent), np.float64)
+
+    return curve
 
 
 def left_out(sizes: Floats, times: Floats, line: Floats) -> Floats:
@@ -70,7 +79,7 @@ def left_out(sizes: Floats, times: Floats, line: Floats) -> Floats:
         out = np.zeros(sizes.size, np.bool_)
         out[first:-1:2] = True
         if out.any():
-            said = through(sizes[~out], times[~out], line[~out], sizes[out], line[out])
+            said = through(sizes[~out], times[~out], line[~out])(sizes[out], line[out])
             missed[out] = np.abs(np.log(said / times[out]))
     return missed
 

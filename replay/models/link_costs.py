@@ -12,12 +12,13 @@ the bytes that moved while it ran, its own and others'.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
-from dpro.replay.models.curves import medians, through
+from dpro.replay.models.curves import Between, medians, through
 from dpro.replay.timeline import Timeline, replay
 
 CollectiveKind = tuple[str, str]  # operation and group
@@ -66,10 +67,12 @@ class LinkCost:
         line = self.line_ns(num_bytes)
         if not self.sizes:
             return line
-        at, (sizes, times) = np.maximum(np.asarray(num_bytes, np.float64), 1), self.knots
-        return through(sizes, times, self.line_ns(sizes), np.atleast_1d(at), np.atleast_1d(line)).reshape(
-            line.shape
-        )
+        return self._through(np.maximum(np.asarray(num_bytes, np.float64), 1), line)
+
+    @cached_property
+    def _through(self) -> Between:
+        sizes, times = self.knots
+        return through(sizes, times, self.line_ns(sizes))
 
     def moving_ns(self, num_bytes: Floats | Ints | float) -> Floats:
         """The part of the time that depends on bytes, for payloads of so many bytes, one or many."""

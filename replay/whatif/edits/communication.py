@@ -256,19 +256,24 @@ class Algorithm(Edit):
         if now == self.to:
             return np.ones(num_bytes.size)
         spent = cost(message.op, now, message.num_ranks)
-        link = link_of(lines[kind], spent)
+        link = link_of(lines[kind], spent, num_bytes)
         before = time_ns(spent, link, num_bytes)
         if self.to != HIERARCHICAL:
             return time_ns(cost(message.op, self.to, message.num_ranks), link, num_bytes) / before
         hosts, per_host = _layout(graph, message)
-        inside = self._inside(graph, lines)
+        inside = self._inside(graph, lines, num_bytes)
         return two_level_ns(message.op, hosts, per_host, link, inside, num_bytes) / before
 
     def _ran(self, graph: Graph, op: str) -> str:
         return recorded_algorithm(graph, op) or self.now or RING
 
-    def _inside(self, graph: Graph, lines: dict[CollectiveKind, LinkCost]) -> LinkModel:
+    def _inside(self, graph: Graph, lines: dict[CollectiveKind, LinkCost], num_bytes: Floats) -> LinkModel:
         """What communication within a host costs, as given, or as fitted to a group within one host.
+
+        Args:
+            graph: the graph.
+            lines: what its collectives cost.
+            num_bytes: [T] payloads.
 
         Raises:
             Unanswerable: neither does.
@@ -278,7 +283,8 @@ class Algorithm(Edit):
         for kind, messages in messages_by_kind(graph).items():
             message = graph.messages[messages[0]]
             if kind in lines and len(_hosts_in(graph, message)) == 1:
-                return link_of(lines[kind], cost(message.op, self._ran(graph, message.op), message.num_ranks))
+                spent = cost(message.op, self._ran(graph, message.op), message.num_ranks)
+                return link_of(lines[kind], spent, num_bytes)
         raise Unanswerable("no group within one host shows what communication there costs: give inside_gbps=")
 
     def describe(self) -> str:

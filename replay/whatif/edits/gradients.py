@@ -98,7 +98,7 @@ def buckets(known: Reduced, closes: Ints) -> list[Reduction]:
     found = []
     for first, last in zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()):
         size = known.bytes_of(first, last)
-        moving = known.line.ns_per_byte * size
+        moving = float(known.line.moving_ns(size))
         found.append(Reduction(first, last, size, moving, known.line.latency_ns, known.call_ns, last))
     return found
 
@@ -294,7 +294,7 @@ class Compress(Edit):
             plain.first,
             plain.last,
             max(size, 1),
-            known.line.ns_per_byte * size,
+            float(known.line.moving_ns(size)),
             messages * known.line.latency_ns + passes[1] * copying,
             plain.call_ns + passes[0] * copying,
             plain.called_after,

@@ -271,7 +271,8 @@ class DataParallelSize(Edit):
             mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
             algorithm = recorded_algorithm(graph, kind[0]) or self.now or RING
             spent = cost(kind[0], algorithm, recorded)
-            link, num_bytes = link_of(lines[kind], spent), nodes.bytes[mine].astype(np.float64)
+            num_bytes = nodes.bytes[mine].astype(np.float64)
+            link = link_of(lines[kind], spent, num_bytes)
             after = time_ns(cost(kind[0], algorithm, self.ranks), link, num_bytes)
             ratio = after / np.maximum(time_ns(spent, link, num_bytes), 1e-9)
             duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)

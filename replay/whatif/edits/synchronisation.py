@@ -281,7 +281,7 @@ class LocalUpdates(Edit):
             0,
             last,
             size,
-            known.line.ns_per_byte * size / self.every,
+            float(known.line.moving_ns(size)) / self.every,
             known.line.latency_ns / self.every,
             (known.call_ns + copying) / self.every,
             STEP,

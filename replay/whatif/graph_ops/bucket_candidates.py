@@ -54,7 +54,7 @@ class Gradients:
         """
         free = ends[-self.workers] if len(ends) >= self.workers else 0.0
         begins = max(free, float(self.ready[last])) + self.line.latency_ns
-        moving = self.line.ns_per_byte * float(self.num_bytes[first : last + 1].sum())
+        moving = float(self.line.moving_ns(float(self.num_bytes[first : last + 1].sum())))
         return max(begins, ends[-1] if ends else 0.0) + moving
 
 

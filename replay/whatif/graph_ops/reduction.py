@@ -147,7 +147,7 @@ def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, transfers: Ints)
     That is the time in which any of its reductions ran: latencies of those that follow each other overlap.
     """
     busy = union(timeline.start[transfers], timeline.end[transfers])
-    expected = line.latency_ns * len(busy) + line.ns_per_byte * float(graph.nodes.bytes[transfers].sum())
+    expected = line.latency_ns * len(busy) + float(line.moving_ns(graph.nodes.bytes[transfers]).sum())
     return float((busy[:, 1] - busy[:, 0]).sum()) / max(expected, 1.0)
 
 

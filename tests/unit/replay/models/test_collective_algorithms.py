@@ -72,7 +72,7 @@ def test_the_link_of_a_line_gives_the_line_back(algorithm, num_ranks, latency, p
     line = LinkCost(latency, per_byte, 0, 0, 9, 0, False)
     spent = cost("all_reduce", algorithm, num_ranks)
     sizes = np.array([1.0, 1e3, 1e9])
-    assert time_ns(spent, link_of(line, spent), sizes) == pytest.approx(line.time_ns(sizes))
+    assert time_ns(spent, link_of(line, spent, sizes), sizes) == pytest.approx(line.time_ns(sizes))
 
 
 @given(st.integers(2, 40), st.integers(2, 16))
