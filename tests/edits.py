@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
+from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US
 
@@ -14,7 +15,7 @@ from tests.builders import US
 def changed(graph: Graph, *edits: str) -> Graph:
     """The graph with edits applied, one after the other."""
     for edit in edits:
-        graph = parse_edit(edit).apply(graph)
+        graph = with_shared_links(graph, parse_edit(edit).apply(graph))
     return graph
 
 

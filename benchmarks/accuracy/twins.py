@@ -35,6 +35,7 @@ from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.graph import EdgeKind, Graph, NodeKind, Nodes, make_graph
 from dpro.replay.timeline import changed_step_times, measured_step_times, replay, step_ends
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 
@@ -277,7 +278,7 @@ def predicted_ms(job: Job, *changes: Change) -> float:
     baseline = step_ends(job.graph, timeline.start, timeline.end)
     changed = job.graph
     for change in changes:
-        changed = change(changed)
+        changed = with_shared_links(changed, change(changed))
     timeline = replay(changed)
     return typical_ms(changed_step_times(baseline, changed, timeline.start, timeline.end))
 

@@ -33,7 +33,7 @@ from dpro.opening import ensure_finished
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import changed_step_times, durations_of, measured_step_times, replay
-from dpro.replay.whatif.predict import baseline_steps, predict
+from dpro.replay.whatif.predict import apply_all, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 
@@ -241,8 +241,7 @@ def answer(folder: Path, edits: list[str]) -> Answer:
     baseline = baseline_steps(graph)
     wanted = [parse_edit(text) for text in edits]
     predicted = predict(graph, baseline, wanted, trust)
-    for edit in wanted:
-        graph = edit.apply(graph)
+    graph = apply_all(graph, wanted)[0][-1]
     timeline = replay(graph)
     steps = (
         changed_step_times(baseline, graph, timeline.start, timeline.end) if edits else durations_of(baseline)

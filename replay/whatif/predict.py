@@ -26,6 +26,7 @@ from dpro.replay.fidelity.overlap import Contention, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
 
@@ -171,7 +172,7 @@ def apply_all(graph: Graph, edits: Sequence[Edit]) -> tuple[list[Graph], list[st
     notes: list[str] = []
     for edit in edits:
         notes += edit.notes(graphs[-1])
-        graphs.append(edit.apply(graphs[-1]))
+        graphs.append(with_shared_links(graphs[-1], edit.apply(graphs[-1])))
     return graphs, notes
 
 
@@ -274,10 +275,10 @@ def _with_each(
     """
     found = []
     for at, edit in enumerate(edits):
-        for changed in others(edit, graphs[at]):
+        for changed in (with_shared_links(graphs[at], other) for other in others(edit, graphs[at])):
             with suppress(Unanswerable):  # a later edit may find nothing to change there
                 for later in edits[at + 1 :]:
-                    changed = later.apply(changed)
+                    changed = with_shared_links(changed, later.apply(changed))
                 found.append(changed)
     return found
 

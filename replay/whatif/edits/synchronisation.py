@@ -15,10 +15,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.errors import Unanswerable
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, Nodes
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients import Launches
 from dpro.replay.whatif.edit import Edit, key
-from dpro.replay.whatif.edits.communication import latencies
 from dpro.replay.whatif.edits.gradients import buckets
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reduction import (
@@ -45,7 +44,7 @@ class Prefetch(Edit):
     example = "prefetch:ahead=1"
     needs = "a job with FSDP2, whose ranges torch.profiler and dpro record"
     assumes = (
-        "there is memory for so many layers more, what a rank moves queues on its link, and copying takes "
+        "there is memory for so many layers more, what a rank moves shares its link, and copying takes "
         "what it did"
     )
     source = (
@@ -214,31 +213,6 @@ def _order_workers(draft: GraphEditor, moved: pl.DataFrame) -> None:
     for before, after in pairwise(in_order):
         if before[:2] == after[:2]:
             draft.link(transfer[before[-1]], after[-1], EdgeKind.STREAM, lag.get(after[-1], 0))
-    _share_links(draft, [(issued[node], called[node], node) for *_, node in in_order], transfer)
-
-
-def _share_links(draft: GraphEditor, calls: list[tuple[int, int, int]], transfer: dict[int, int]) -> None:
-    """What a rank moves queues on its link; what was recorded side by side took its share of it into account.
-
-    Args:
-        draft: the graph in the making.
-        calls: of each arrival when it is called now, when it was, and its node.
-        transfer: of each arrival.
-    """
-    nodes = draft.graph.nodes
-    fixed = latencies(draft.graph)
-    last: dict[tuple[int, int], int] = {}
-    for *_, arrive in sorted(calls):
-        place, moves = (int(nodes.rank[arrive]), int(nodes.window[arrive])), transfer[arrive]
-        before = last.get(place)
-        if before is not None and not _side_by_side(nodes, before, moves):
-            draft.link(before, moves, EdgeKind.STREAM, -min(int(fixed[moves]), int(nodes.duration[moves])))
-        last[place] = moves
-
-
-def _side_by_side(nodes: Nodes, one: int, other: int) -> bool:
-    begins = max(nodes.measured_start[one], nodes.measured_start[other])
-    return bool(begins < min(nodes.measured_end[one], nodes.measured_end[other]))
 
 
 AVERAGING_PASSES = 3.0  # flatten, divide, copy back

@@ -6,6 +6,7 @@ shards              which ranks hold which part of the model
 graph_editor        a graph under change: nodes added, taken out, joined
 repeat              a step several times over
 reduction           gradient reductions moved, cut or joined
+shared_links        transfers that meet on a link take longer, those that no longer meet do not
 schedules           orders of micro-batches
 bucket_candidates   bucket sizes that may be best
 """

@@ -85,8 +85,8 @@ def test_a_gather_that_takes_longer_than_a_layer_is_awaited_for_what_is_left(gra
     hidden = LAYER + 20  # a layer, and the next call
     gained = step_us(slow) - step_us(slow, "prefetch:ahead=1,only=forward")
     assert gained == pytest.approx((LAYERS - 1) * hidden, abs=3)
-    # Two ahead, two move at a time, on one worker each.
-    assert step_us(slow, "prefetch:ahead=2,only=forward") < step_us(slow, "prefetch:ahead=1,only=forward")
+    # Two ahead, two move at a time, on one worker each; they share the link, so that none comes earlier.
+    assert step_us(slow, "prefetch:ahead=2,only=forward") == pytest.approx(step_us(slow) - gained, rel=0.02)
 
 
 def test_nothing_ahead_changes_nothing(graph):

@@ -1,0 +1,176 @@
+"""Transfers that share a link, once an edit has moved them: those that meet take longer, those apart less.
+
+In: a graph, and the graph that an edit made of it. Out: the latter, with transfers as long as they take
+beside those that then run with them. Transfers of one group of ranks share each rank's link evenly, as flows
+over one port do (processor sharing; Kleinrock, Queueing Systems II (1976), section 4.4): while those that run
+would fill the link n times, each advances 1/n as fast. How far each has to go is what it advanced when
+recorded: nothing changes where nothing moves. Transfers that an edit queued on a link have it one
+after the other already; a group whose transfers run on one stream shares nothing.
+
+Starts depend on durations, and durations on starts: both are found in turns. What a transfer takes depends
+only on what begins before it ends, so each turn settles more of the graph, from its beginning on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpro.arrays import Bools, Floats, Ints
+from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.models.link_costs import fit_costs, messages_by_kind
+from dpro.replay.timeline import Timeline, replay
+
+ROUNDS = 40
+SETTLED_NS = 1000  # by less than this nothing moves any more
+ROUNDING_NS = 2  # of two sums over a timeline
+
+
+def with_shared_links(graph: Graph, changed: Graph) -> Graph:
+    """The changed graph, with its transfers as long as they take on the links that they share.
+
+    Args:
+        graph: as it was before an edit.
+        changed: what the edit made of it.
+    """
+    if changed is graph:
+        return changed
+    links = _links(changed)
+    if not links:
+        return changed
+    before = replay(graph)
+    demand = _demand(graph, before)
+    alone = _alone(graph, before, demand)
+    known = {_identity(graph, node): node for node in np.flatnonzero(demand > 0).tolist()}
+    asked, work = np.zeros(changed.num_nodes), changed.nodes.duration.astype(np.float64)
+    for node in np.concatenate(links).tolist():
+        recorded = known.get(_identity(changed, node))
+        if recorded is not None:
+            asked[node] = demand[recorded]
+            work[node] *= alone[recorded] / graph.nodes.duration[recorded]
+    return _settled(changed, links, asked, work)
+
+
+def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats) -> Graph:
+    """Durations and starts that agree with each other.
+
+    Args:
+        changed: the changed graph.
+        links: the transfers of each.
+        demand: [N] of each transfer, 0 of what shares nothing.
+        work: [N] ns that each takes alone.
+    """
+    given = changed.nodes.duration
+    duration = given
+    for _ in range(ROUNDS):
+        start = replay(changed.with_durations(duration)).start
+        found = duration.copy()
+        for nodes in links:
+            mine = nodes[demand[nodes] > 0]
+            found[mine] = np.rint(shared_ns(start[mine].astype(np.float64), work[mine], demand[mine]))
+        found = np.where(np.abs(found - given) <= ROUNDING_NS, given, found)
+        moved = int(np.abs(found - duration).max(initial=0))
+        duration = found
+        if moved <= SETTLED_NS:
+            break
+    return changed if np.array_equal(duration, given) else changed.with_durations(duration)
+
+
+def _links(graph: Graph) -> list[Ints]:
+    """The transfers of each link on which several can run at a time: of one rank, window and set of ranks."""
+    nodes = graph.nodes
+    moving = (
+        (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0) & (nodes.message >= 0)
+    )
+    at = np.flatnonzero(moving & ~_queued(graph))
+    if at.size == 0:
+        return []
+    place = np.stack([nodes.rank[at], nodes.window[at], _groups(graph)[nodes.message[at]]])
+    link = np.unique(place, axis=1, return_inverse=True)[1].ravel()
+    lanes = np.unique(np.stack([link, nodes.lane[at]]), axis=1)[0]
+    several = np.flatnonzero(np.bincount(lanes) > 1)
+    return [at[link == each] for each in several.tolist()]
+
+
+def _groups(graph: Graph) -> Ints:
+    """[messages] the number of the group of each; groups of the same recorded ranks have the same."""
+    nodes = graph.nodes
+    names = {name: number for number, name in enumerate({message.group for message in graph.messages})}
+    group = np.array([names[message.group] for message in graph.messages], np.int64)
+    with_message = nodes.message >= 0
+    pairs = np.stack([group[nodes.message[with_message]], nodes.rank[with_message]])
+    of, rank = np.unique(pairs, axis=1)
+    members = {number: tuple(rank[of == number].tolist()) for number in np.unique(of).tolist()}
+    numbers = {ranks: number for number, ranks in members.items()}
+    return np.array([numbers.get(members.get(each, ()), each) for each in group.tolist()], np.int64)
+
+
+def _queued(graph: Graph) -> Bools:
+    """[N] transfers that wait for another one on their link, or are waited for, as edits put them."""
+    nodes, edges = graph.nodes, graph.edges
+    transfer = nodes.kind == NodeKind.TRANSFER
+    queue = (edges.kind == EdgeKind.STREAM) & transfer[edges.source] & transfer[edges.target]
+    found = np.zeros(graph.num_nodes, np.bool_)
+    found[edges.source[queue]] = found[edges.target[queue]] = True
+    return found
+
+
+def _identity(graph: Graph, node: int) -> tuple[int, int, int]:
+    """What distinguishes a transfer from others, before and after an edit."""
+    nodes = graph.nodes
+    return int(nodes.rank[node]), int(nodes.window[node]), int(nodes.collective[node])
+
+
+def _demand(graph: Graph, timeline: Timeline) -> Floats:
+    """[N] the share of its time for which a transfer needs its link: what it takes apart from its latency."""
+    nodes = graph.nodes
+    demand = np.zeros(graph.num_nodes)
+    curves = fit_costs(graph, timeline)
+    for kind, messages in messages_by_kind(graph).items():
+        if kind in curves:
+            mine = np.isin(nodes.message, messages) & (nodes.bytes > 0) & (nodes.duration > 0)
+            size = nodes.bytes[mine]
+            demand[mine] = curves[kind].moving_ns(size) / np.maximum(curves[kind].time_ns(size), 1e-9)
+    return demand
+
+
+def _alone(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
+    """[N] ns that each transfer would have taken alone on its link."""
+    alone = graph.nodes.duration.astype(np.float64)
+    for nodes in _links(graph):
+        mine = nodes[demand[nodes] > 0]
+        start, end = timeline.start[mine].astype(np.float64), timeline.end[mine].astype(np.float64)
+        at = np.concatenate([start, end])
+        order = np.argsort(at, kind="stable")
+        load = np.cumsum(np.concatenate([demand[mine], -demand[mine]])[order])
+        advanced = np.append(0.0, np.cumsum(np.diff(at[order]) / np.maximum(load[:-1], 1)))
+        alone[mine] = np.interp(end, at[order], advanced) - np.interp(start, at[order], advanced)
+    return alone
+
+
+def shared_ns(start: Floats, work: Floats, demand: Floats) -> Floats:
+    """[T] ns that transfers take which share a link.
+
+    Args:
+        start: [T] ns.
+        work: [T] ns that each takes alone.
+        demand: [T] how much of the link each needs.
+    """
+    took = [0.0] * start.size
+    begins, left, needs = start.tolist(), work.tolist(), demand.tolist()
+    coming = np.argsort(-start, kind="stable").tolist()  # the last is the next
+    running: list[int] = []
+    now = 0.0
+    while coming or running:
+        slower = max(sum(needs[each] for each in running), 1.0)
+        first = min(running, key=left.__getitem__, default=-1)
+        ends = now + slower * left[first] if running else np.inf
+        upto = min(ends, begins[coming[-1]]) if coming else ends
+        for each in running:
+            left[each] -= (upto - now) / slower
+        now = upto
+        if ends <= now:
+            running.remove(first)
+            took[first] = now - begins[first]
+        else:
+            running.append(coming.pop())
+    return np.array(took)
