@@ -7,7 +7,7 @@ miss. Of half credit: what it misses between every two devices, by the tables' r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,7 @@ def half_by_tables(tables: Sequence[Table]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def half_by_formula(
-    tables: Sequence[Table], known: dict[Key, Known], shared: bool
+    tables: Sequence[Table], known: Mapping[Key, Known], shared: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same by the ten numbers of either device, or by those that all share."""
     said, measured = [np.ones(0)], [np.ones(0)]
@@ -87,17 +87,22 @@ def half_by_formula(
     return np.concatenate(said), np.concatenate(measured)
 
 
+def halves(tables: Sequence[Table], known: Mapping[Key, Known]) -> dict[str, list[list[float]]]:
+    """The bands of half credit by each method, of tables of one kind and precision."""
+    return {
+        "tables": _rounded(bands_of(*half_by_tables(tables))),
+        "fitted": _rounded(bands_of(*half_by_formula(tables, known, shared=False))),
+        "sheet": _rounded(bands_of(*half_by_formula(tables, known, shared=True))),
+    }
+
+
 def write(path: Path, tables: Sequence[Table]) -> None:
     """Write the file that ships."""
     known = fitted(tables)
     document: dict = {"source": SOURCE, "known": {}, "half": {}}
-    for kind in sorted({table.kind for table in tables}):
-        mine = [table for table in tables if table.kind == kind]
-        document["half"][kind] = {
-            "tables": _rounded(bands_of(*half_by_tables(mine))),
-            "fitted": _rounded(bands_of(*half_by_formula(mine, known, shared=False))),
-            "sheet": _rounded(bands_of(*half_by_formula(mine, known, shared=True))),
-        }
+    for kind, dtype in sorted({(table.kind, table.dtype) for table in tables}):
+        mine = [table for table in tables if (table.kind, table.dtype) == (kind, dtype)]
+        document["half"].setdefault(kind, {})[dtype] = halves(mine, known)
     for (kind, dtype, device), entry in known.items():
         document["known"].setdefault(kind, {}).setdefault(dtype, {})[device] = encoded(entry)
     lines = json.dumps(document, indent=1)

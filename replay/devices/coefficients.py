@@ -60,15 +60,16 @@ def shipped() -> Mapping[Key, Known]:
 
 
 @cache
-def half_bands(kind: str, method: str) -> Bands:
+def half_bands(kind: str, dtype: str, method: str) -> Bands:
     """The bands of half credit.
 
     Args:
-        kind: of the operations; those of matmuls stand in for kinds that were not measured.
+        kind, dtype: of the operations; matmuls in bf16 stand in for what was not measured.
         method: by which the other half is said: tables, fitted or sheet.
     """
     half = json.loads(FILE.read_text(encoding="utf-8"))["half"]
-    return Bands(np.array(half.get(kind, half["matmul"])[method], np.float64))
+    by_dtype = half.get(kind, half["matmul"])
+    return Bands(np.array(by_dtype.get(dtype, by_dtype["bf16"])[method], np.float64))
 
 
 def known_of(tables: Sequence[Table]) -> Known:

@@ -168,11 +168,11 @@ def _scaled(
         there = list(_by_tables(given.operations, kind, ran, given.device, sources, software[1]))
         for one in here:
             other = np.fmax(np.full(operations.height, np.nan), _first([each.us for each in there]))
-            yield _half(one, other, given.us, half_bands(kind, "tables"))
+            yield _half(one, other, given.us, half_bands(kind, dtype, "tables"))
     if given.device in sources.sheets and ran in sources.sheets[given.device].tflops:
         one = _by_formula(operations, kind, dtype, device, sources)
         other = _by_formula(given.operations, kind, ran, given.device, sources)
-        yield _half(one, other.us, given.us, half_bands(kind, one.method))
+        yield _half(one, other.us, given.us, half_bands(kind, dtype, one.method))
     yield _by_formula(operations, kind, dtype, device, sources)
 
 
@@ -243,7 +243,7 @@ def _looked_up(table: Table, operations: pl.DataFrame) -> Floats:
 def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources) -> _Said:
     """What the ten numbers of the device say; else those of all devices; else those of another precision."""
     gpu = sources.sheets[device]
-    known, method, extra = _numbers(kind, dtype, device, sources.known)
+    known, method, extra = numbers_of(kind, dtype, device, sources.known)
     us = formula_us(known.fit.numbers, sizes_of(operations), gpu, dtype)
     moved = operations["read_bytes"] + operations["written_bytes"]
     most, most_moved = known.largest
@@ -251,8 +251,13 @@ def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, so
     return _Said(np.where(beyond, np.nan, us), known.bands, float(np.hypot(known.bias, extra)), method)
 
 
-def _numbers(kind: str, dtype: str, device: str, known: Mapping[Key, Known]) -> tuple[Known, str, float]:
-    """The nearest numbers that are known, their method, and how much more the device may be off.
+def numbers_of(kind: str, dtype: str, device: str, known: Mapping[Key, Known]) -> tuple[Known, str, float]:
+    """The nearest numbers that are known, their method, and how much more, in log, the device may be off.
+
+    Args:
+        kind, dtype: of operations.
+        device: where they run.
+        known: by kind, dtype and device.
 
     Raises:
         Unanswerable: nothing is known of matmuls.

@@ -67,6 +67,28 @@ def matmul_of(name: str, shapes: str) -> Matmul | None:
         return None
 
 
+@cache
+def product_of(name: str, shapes: str) -> tuple[float, float, float, float] | None:
+    """Batch, m, n and k of a matrix product, m × k by k × n; None for other operators, or odd shapes.
+
+    Args:
+        name: of the operator.
+        shapes: as in the `spans` table.
+    """
+    if name not in _FACTORS or matmul_of(name, shapes) is None:
+        return None
+    first = _FACTORS[name]
+    left, right = [shape for shape in json.loads(shapes) if isinstance(shape, list)][first : first + 2]
+    *batch, rows, inner = left
+    return float(prod(batch)), float(rows), float(right[-1]), float(inner)
+
+
+# Which input is the left factor.
+_FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::_scaled_mm": 0} | dict.fromkeys(
+    ("aten::addmm", "aten::baddbmm", "aten::_addmm_activation"), 1
+)
+
+
 def _product(left: Sequence[int], right: Sequence[int]) -> Matmul:
     *batch, rows, inner = left
     columns = right[-1]

@@ -12,6 +12,7 @@ from dpro.errors import UsageError
 from dpro.replay.whatif.edit import Edit, keys_of, make
 from dpro.replay.whatif.edits.communication import Algorithm, Delay, Network, NoCommunication
 from dpro.replay.whatif.edits.cuda_graph import CudaGraph
+from dpro.replay.whatif.edits.device import Device
 from dpro.replay.whatif.edits.gradients import Bucket, Compress, Priority
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.edits.host import Cpu, FreeHost, NoLaunch, NoSync
@@ -29,6 +30,7 @@ FAMILIES: dict[str, tuple[type[Edit], ...]] = {
     "Host": (NoLaunch, FreeHost, CudaGraph, Cpu, NoSync, HideInput, Workers, Garbage),
     "Fusion": (Optimizer, Compile),
     "Precision": (Precision,),
+    "Devices": (Device,),
     "Memory for time": (Accumulate, Recompute, Batch),
     "Parallelism": (DataParallelSize, Balance, Pipeline),
     "Communication": (Network, Delay, NoCommunication, Algorithm, Prefetch),

@@ -159,4 +159,4 @@ def test_what_ships_is_small_and_of_devices_that_have_a_sheet(repository):
         assert known.fit.numbers.shape == known.fit.widths.shape == (10,)
         assert (known.bands.quantiles[:, 0] < known.bands.quantiles[:, 1]).all()
         assert (known.bias > 0) == (device == ANY)
-    assert (half_bands("memory", "sheet").quantiles[:, 0] < 0).all()
+    assert (half_bands("memory", "fp16", "fitted").quantiles[:, 0] < 0).all()

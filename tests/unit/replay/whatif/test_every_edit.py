@@ -26,6 +26,7 @@ from tests.unit.replay.whatif.edits.test_batch import remembered
 from tests.unit.replay.whatif.edits.test_communication import four_ranks
 from tests.unit.replay.whatif.edits.test_host import collecting, loading
 from tests.unit.replay.whatif.edits.test_kernels import ADD, GEMM, pointwise
+from tests.unit.replay.whatif.edits.test_precision import FLAT, graph_of, matmuls
 from tests.unit.replay.whatif.edits.test_synchronisation import fsdp_job
 
 # Edits that change nothing at this strength, wherever they can be answered.
@@ -39,11 +40,13 @@ ZERO = [
         "data-parallel:ranks=4",
         "bucket:mb=100",
         "local-updates:every=1",
+        "device:to=V100",
     ),
 ]
 ZERO_ONLY = {
     "balance:over=stages": "pipeline",
     "data-parallel:ranks=4": "rings",
+    "device:to=V100": "v100",
 }  # even work, four ranks: of these jobs
 # Edits that leave nothing for themselves to change.
 ONCE = [
@@ -59,6 +62,7 @@ NEITHER = {
     "priority": "pieces are cut and updates deferred at any size; each time from what was recorded",
     "recompute": "there is no such thing as half of a forward pass",
 }
+NEITHER_WAY = {"device": "another GPU is faster at some operations and slower at others"}
 # Edits that take work or waiting away.
 LESS = [
     *("scale:factor=0.5", "remove:kind=kernel", "remove:name=*", "heal:rank=0", "heal:rank=1", "drop:rank=1"),
@@ -108,6 +112,7 @@ APART = [
     ("local-updates:every=4", "scale:name=LinearForward,factor=2"),
     ("overlap:mode=off", "scale:name=LinearForward,factor=2"),
     ("priority:mb=1", "scale:name=LinearForward,factor=2"),
+    ("device:to=H200", "cpu:factor=2"),
 ]
 NOT_APART = {
     "workers": "how much of reading is hidden depends on how long all else takes",
@@ -119,7 +124,7 @@ TABLES = {
     "direction": [*LESS, *MORE],
     "order": [text for pair in APART for text in pair],
 }
-EXCUSED = {"nothing": NEITHER, "direction": {}, "order": NOT_APART}
+EXCUSED = {"nothing": NEITHER, "direction": NEITHER_WAY, "order": NOT_APART}
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +141,8 @@ def job(tmp_path_factory) -> Callable[[str], Graph]:
         "pointwise": pointwise([(ADD, 90), (ADD, 90), (GEMM, 50)]),
     }
     made = {name: run.build(folder / name).graph for name, run in runs.items()}
+    product = [("aten::mm", FLAT, "volta_fp16_s884gemm", 90), ("aten::add", [], ADD, 90)]
+    made["v100"] = graph_of(matmuls(product), folder / "v100", "Tesla V100-SXM2-16GB")
     made["rings"] = four_ranks(folder / "rings")
     made["pipeline"] = build_graph(written(Job(num_steps=2).run(), folder / "pipeline")).predictive
     return made.__getitem__
@@ -147,7 +154,7 @@ def real(traces) -> Graph:
     return build_graph(open_quietly(traces / "multirank" / "torchrec_v100_2r_kjt")).predictive
 
 
-NAMES = ("cpu", "gpu", "ddp", "fsdp", "input", "garbage", "pointwise", "rings", "pipeline")
+NAMES = ("cpu", "gpu", "ddp", "fsdp", "input", "garbage", "pointwise", "rings", "pipeline", "v100")
 names = st.sampled_from(NAMES)
 
 

@@ -1,0 +1,186 @@
+"""The same job on another GPU model: every kernel as long as it takes there, and the host as it was.
+
+Products with shapes are said by `dpro.replay.devices`, from what was measured here; other kernels by what
+their class is bound by. CPU time stays, so a job that waits for its host gains nothing. Collectives keep
+their measured cost: what links the other machine has is not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Bools, Floats, Ints
+from dpro.classify import classify
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.devices.estimate import Sources
+from dpro.replay.devices.kernels import SCHEMA, on_another_device, summed
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.models.gpus import GPUS, model_named
+from dpro.replay.models.roofline import MATMULS, product_of, stored_as
+from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.edits.kernels import COMPUTES
+from dpro.replay.whatif.grammar import nearest
+from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
+from dpro.selection import parse_ranges
+
+
+@dataclass(frozen=True)
+class Device(Edit):
+    """Kernels take as long as on another GPU model."""
+
+    name = "device"
+    summary = "the job's kernels on another GPU model"
+    example = "device:to=H200,ranks=0-3"
+    needs = "GPU kernels and a GPU that is known; with shapes (`--shapes`) the interval is narrower"
+    assumes = (
+        "the host is as fast, kernels move and compute what they did, collectives and copies to and from the "
+        "host cost what they did, and the job fits into the other GPU's memory"
+    )
+    source = (
+        "products: ten fitted numbers per device, times the root of measured over said here "
+        "(docs/devices.md); others: ratio of the bandwidths or peaks that devices reach"
+    )
+    to: str = key("a GPU model, as its maker calls it: H200, B200, MI300X")
+    ranks: str = key("which ranks move, as 0,2-3; all without", "")
+    doubt: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse GPU models that are not known, and ranks that are none."""
+        super().__post_init__()
+        if self._model() not in GPUS:
+            raise UsageError(f"device: no data sheet of {self.to!r}{nearest(self.to, GPUS)}")
+        if self.ranks:
+            parse_ranges(self.ranks, "device: ranks")
+
+    def apply(self, graph: Graph) -> Graph:
+        nodes, said = self._said(graph)
+        return _with(graph, nodes, said["us"].to_numpy())
+
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        nodes, said = self._said(graph)
+        if not nodes.size:
+            return (f"the GPUs are of that model already: {self._model()}",)
+        was = graph.nodes.duration[nodes]
+        total = max(int(was.sum()), 1)
+        shares = said.with_columns(was=pl.Series(was)).group_by("method").agg(pl.col("was").sum())
+        lines = [
+            f"{share / total:.0%} of kernel time is said by {_METHODS.get(method, method)}"
+            for method, share in shares.sort("was", "method", descending=[True, False]).iter_rows()
+        ]
+        us, low, high = summed(said)
+        least, now, most = (f"{each * 1e3 / total:.2f}" for each in (low, us, high))
+        lines.append(f"kernels take {now} of their time there ({least} to {most})")
+        if (graph.nodes.kind == NodeKind.TRANSFER).any():
+            lines.append("collectives keep their measured cost: the other machine's links are not known")
+        return tuple(lines)
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        nodes, said = self._said(graph)
+        if not nodes.size:
+            return ()
+        us, low, high = summed(said)
+        times = said["us"].to_numpy()
+        return tuple(_with(graph, nodes, times * end / max(us, 1e-9)) for end in (low, high))
+
+    def describe(self) -> str:
+        return f"{f'ranks {self.ranks}' if self.ranks else 'all ranks'} on {self._model()}"
+
+    def how(self) -> str:
+        return f"start the job on machines with {self._model()}"
+
+    def _model(self) -> str:
+        return self.to if self.to in GPUS else model_named(self.to)
+
+    def _said(self, graph: Graph) -> tuple[Ints, pl.DataFrame]:
+        """Nodes of the kernels that change, and what is said of each; none where the model is the same.
+
+        Raises:
+            Unanswerable: no kernels, their GPU is not known, or the other cannot run one of them.
+        """
+        kernels = (graph.nodes.kind == NodeKind.KERNEL) & _on_ranks(graph, self.ranks)
+        if not kernels.any():
+            raise Unanswerable(
+                "no such GPU kernels in the run: how long CPU work takes on a GPU is not known"
+            )
+        device = _device_of(graph)
+        if device == self._model():
+            return np.zeros(0, np.int64), pl.DataFrame({"us": np.zeros(0)})
+        nodes, frame = _frame(graph, kernels)
+        said = on_another_device(frame, device, self._model(), Sources())
+        refused = said.filter(pl.col("us").is_null())
+        if refused.height:
+            raise Unanswerable(f"{refused.height} kernels cannot be said: {refused['reason'][0]}")
+        return nodes, said
+
+
+_METHODS = {
+    "measured x fitted": "what was measured here and numbers fitted to both GPUs",
+    "measured x sheet": "what was measured here and the data sheet of a GPU that was never measured",
+    "class": "the class of the kernel, without shapes",
+    "fitted": "numbers fitted to that GPU",
+    "sheet": "the data sheet of that GPU",
+}
+
+
+def _with(graph: Graph, nodes: Ints, us: Floats) -> Graph:
+    duration = graph.nodes.duration.copy()
+    duration[nodes] = np.rint(us * 1e3).astype(np.int64)
+    return graph.with_durations(duration)
+
+
+def _on_ranks(graph: Graph, ranks: str) -> Bools:
+    if not ranks:
+        return np.ones(graph.num_nodes, np.bool_)
+    chosen = np.zeros(graph.num_nodes, np.bool_)
+    for first, last in parse_ranges(ranks, "device: ranks"):
+        chosen |= (graph.nodes.rank >= first) & (graph.nodes.rank <= last)
+    return chosen
+
+
+def _device_of(graph: Graph) -> str:
+    names = graph.run.manifest.gpus if graph.run is not None else []
+    models = {model_named(name) for name in names}
+    if len(models) != 1 or models == {""}:
+        said = ", ".join(sorted(set(names))) or "no GPU"
+        raise Unanswerable(f"which GPU the kernels ran on is not known ({said}): its data sheet is needed")
+    return models.pop()
+
+
+def _frame(graph: Graph, kernels: Bools) -> tuple[Ints, pl.DataFrame]:
+    """Nodes, and their kernels as `kernels.SCHEMA` has them: products where shapes and precision are known.
+
+    Of an operator that launched several kernels, the longest is the product.
+    """
+    nodes = np.flatnonzero(kernels)
+    names = graph.nodes.name[nodes]
+    dtypes = np.array([stored_as(name) for name in graph.names])
+    kinds = np.array(["computes" if classify(name).kind in COMPUTES else "moves" for name in graph.names])
+    frame = pl.DataFrame(
+        {
+            "node": nodes,
+            "kind": kinds[names],
+            "dtype": dtypes[names],
+            "us": np.maximum(graph.nodes.duration[nodes], 1) / 1e3,
+        }
+    )
+    sizes = _products(graph, kernels).join(frame.select("node", "dtype", "us"), on="node")
+    longest = sizes.filter(pl.col("dtype") != "").sort("us").unique(["rank", "span_id"], keep="last")
+    joined = frame.join(longest.select("node", "batch", "m", "n", "k"), on="node", how="left").sort("node")
+    product = pl.col("m").is_not_null() & (pl.col("kind") == "computes")
+    shaped = joined.with_columns(
+        kind=pl.when(product).then(pl.lit("product")).otherwise("kind"),
+        **{name: pl.when(product).then(name).otherwise(0.0) for name in ("batch", "m", "n", "k")},
+    )
+    return nodes, shaped.select(list(SCHEMA)).cast(SCHEMA)  # type: ignore[arg-type]
+
+
+def _products(graph: Graph, kernels: Bools) -> pl.DataFrame:
+    """`node`, `rank`, `span_id` of the operator, `batch`, `m`, `n`, `k` of kernels that products launched."""
+    operators = operators_of_kernels(graph, kernels, MATMULS)
+    shapes = operators.select("name", "shapes").unique().rows()
+    found = [(*each, *size) for each in shapes if (size := product_of(*each)) is not None]
+    sizes = dict.fromkeys(("name", "shapes"), pl.String) | dict.fromkeys(("batch", "m", "n", "k"), pl.Float64)
+    return operators.join(pl.DataFrame(found, schema=sizes, orient="row"), on=["name", "shapes"])
