@@ -39,6 +39,8 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
         return changed
     before = replay(graph)
     demand = _demand(graph, before)
+    if not demand.any():
+        return changed
     alone = _alone(graph, before, demand)
     known = {_identity(graph, node): node for node in np.flatnonzero(demand > 0).tolist()}
     asked, work = np.zeros(changed.num_nodes), changed.nodes.duration.astype(np.float64)
@@ -138,6 +140,8 @@ def _alone(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
     alone = graph.nodes.duration.astype(np.float64)
     for nodes in _links(graph):
         mine = nodes[demand[nodes] > 0]
+        if mine.size == 0:
+            continue
         start, end = timeline.start[mine].astype(np.float64), timeline.end[mine].astype(np.float64)
         at = np.concatenate([start, end])
         order = np.argsort(at, kind="stable")

@@ -17,12 +17,17 @@ STEPS, CALL = 4, 10
 
 
 def _job(
-    gap: float, first: tuple[float, float], second: tuple[float, float], same_thread: bool = False
+    gap: float,
+    first: tuple[float, float],
+    second: tuple[float, float],
+    same_thread: bool = False,
+    steps: int = STEPS,
+    ops: tuple[str, str] = ("all_reduce", "all_reduce"),
 ) -> TinyRun:
     """Two ranks reduce 1 MB twice, on a link of 1 byte per ns; times count from the end of the first call."""
     run = TinyRun()
     for rank in (0, 1):
-        for step in range(STEPS):
+        for step in range(steps):
             at = 20_000.0 * step
             for number, (begin, end) in enumerate((first, second)):
                 called = at + number * (gap + CALL)
@@ -34,7 +39,8 @@ def _job(
                     rank,
                     tid=20 + (0 if same_thread else number),
                 )
-                run.member(ran, launched_by=op, bytes_in=10**6, bytes_out=10**6, sequence=2 * step + number)
+                moved = {"bytes_in": 10**6, "bytes_out": 10**6, "sequence": 2 * step + number}
+                run.member(ran, ops[number], launched_by=op, **moved)
             run.op("gap", at + CALL, at + CALL + gap, rank)
             run.op("rest", at + gap + 2 * CALL, at + 20_000, rank)
     return run
@@ -77,6 +83,16 @@ def test_one_stream_shares_nothing(tmp_path):
     graph = _job(3000, (0, 1000), (3010, 4010), same_thread=True).build(tmp_path / "r").graph
     closer = parse_edit("scale:name=gap,factor=0.1").apply(graph)
     assert with_shared_links(graph, closer) is closer
+
+
+def test_transfers_of_which_too_few_show_what_they_cost_stay_as_they_are(tmp_path):
+    graph = (
+        _job(3000, (0, 1000), (3010, 4010), steps=1, ops=("all_reduce", "all_gather"))
+        .build(tmp_path / "r")
+        .graph
+    )
+    closer = parse_edit("scale:name=gap,factor=0.1").apply(graph)
+    assert _transfers_us(with_shared_links(graph, closer)) == [1000, 1000]
 
 
 def test_what_needs_the_link_for_half_its_time_makes_room_for_another():
