@@ -16,8 +16,10 @@ from dpro.errors import UsageError, needs_extra
 from dpro.markup import table
 from dpro.opening import open_path
 from dpro.schema import TABLES
+from dpro.selection import parse_selection
 
 if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
     from dpro.dashboards.figures import Figures
     from dpro.replay.graph import Graph
     from dpro.replay.whatif.predict import Prediction
@@ -67,32 +69,60 @@ class OpenedRun(Loaded):
         """What this run cannot show of what may be wrong."""
         return self.verdict[1]
 
-    def whatif(self, *edits: str) -> pl.DataFrame:
+    def select(self, steps: str = "", ranks: str = "") -> Analysis:
+        """Selected steps and ranks: tables, breakdown and mean step of these alone, as `dpro report --steps`.
+
+        Args:
+            steps: as `3-8` or `3,5,7-9`; empty for all.
+            ranks: as `0,2-3`; empty for all.
+
+        Raises:
+            UsageError: it is not understood, or selects nothing that was recorded in depth.
+            Unanswerable: the run holds no spans.
+        """
+        from dpro.analysis.selected import select
+
+        return select(self, parse_selection(steps, ranks))
+
+    def whatif(self, *edits: str, steps: str = "") -> pl.DataFrame:
         """What edits together would make of the mean step; without any, what would help, best first.
 
         Args:
             edits: as `dpro whatif --edit` takes them, such as `heal:rank=1`.
+            steps: whose mean is predicted, as `3-8` or `3,5,7-9`; empty for all.
 
         Raises:
-            UsageError: an edit is not understood.
+            UsageError: an edit is not understood, or no such steps were recorded in depth.
             Unanswerable: the run lacks what an edit needs.
         """
+        from dpro.analysis.answers.whatif import what_if
         from dpro.analysis.summary import gain_info
 
-        return gain_info([self.predict(*edits)] if edits else self.search[0])
+        if edits:
+            return gain_info([self.predict(*edits, steps=steps)])
+        if not steps:
+            return gain_info(self.search[0])
+        found = what_if(self, calibrate=lambda each: (list(each), []), selection=parse_selection(steps))
+        return gain_info(found.predictions)
 
-    def predict(self, *edits: str) -> Prediction:
+    def predict(self, *edits: str, steps: str = "") -> Prediction:
         """What edits together would make of the mean step, as an object.
 
+        Args:
+            edits: as `dpro whatif --edit` takes them.
+            steps: whose mean is predicted, as `3-8` or `3,5,7-9`; empty for all.
+
         Raises:
-            UsageError: an edit is not understood.
+            UsageError: an edit is not understood, or no such steps were recorded in depth.
             Unanswerable: the run lacks what an edit needs.
         """
+        from dpro.analysis.answers.whatif import of_steps
         from dpro.replay.whatif.predict import predict
         from dpro.replay.whatif.registry import parse_edit
 
         parsed = [parse_edit(edit) for edit in edits]
-        return predict(self.built.predictive, self.baseline, parsed, self.trust)
+        trust, baseline = of_steps(self, parse_selection(steps))
+        return predict(self.built.predictive, baseline, parsed, trust)
 
     @property
     def plot(self) -> Figures:

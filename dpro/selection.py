@@ -130,6 +130,26 @@ def parse_ranges(text: str, what: str) -> Ranges:
     return _merged(_ends(part, what) for part in parts if part)
 
 
+def parse_selection(steps: str = "", ranks: str = "") -> Selection:
+    """Read a selection, as options write it; empty texts select all.
+
+    Args:
+        steps: as `3-8` or `3,5,7-9`.
+        ranks: as `0,2-3`.
+
+    Raises:
+        UsageError: one is no such list, or names none.
+    """
+    return Selection(*(_some_ranges(text, what) for text, what in ((steps, "steps"), (ranks, "ranks"))))
+
+
+def _some_ranges(text: str, what: str) -> Ranges:
+    ranges = parse_ranges(text, what)
+    if text and not ranges:
+        raise UsageError(f"{what} names none: give some, as 3, 3-8 or 3,5,7-9")
+    return ranges
+
+
 def ranges_of(numbers: Iterable[int]) -> Ranges:
     """Numbers as ranges."""
     return _merged((number, number) for number in numbers)

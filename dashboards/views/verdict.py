@@ -190,7 +190,7 @@ def _gains(loaded: Loaded, link: Link) -> Any:
         html.Li([_edit_link(each, link), f": x{each.speedup:.2f}, {_interval(each)}"])
         for each in helpful.within_noise
     ]
-    folded = [html.Summary(f"{len(within)} more within the noise of the steps"), html.Ul(within)]
+    folded = [html.Summary(f"{len(within)} more of ×1.00, or within the noise of the steps"), html.Ul(within)]
     note = f"The mean step in deep windows takes {format_duration(loaded.baseline_ns)} (replayed)."
     doubtful = [message(loaded.trust.verdict)] if loaded.trust.grade == "poor" else []
     more = [html.Details(folded)] if within else []

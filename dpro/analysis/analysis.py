@@ -14,6 +14,7 @@ import polars as pl
 
 from dpro.analysis.cached import Cached, cached
 from dpro.errors import DproError
+from dpro.replay.construction.progress import Progress, ignore
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.units import NS_PER_MS
@@ -42,6 +43,7 @@ class Analysis(Cached):
         """Nothing is read yet."""
         super().__init__()
         self.run = run
+        self.report_progress: Progress = ignore  # of building the graph
 
     @cached
     def steps(self) -> pl.DataFrame:
@@ -106,7 +108,7 @@ class Analysis(Cached):
         from dpro.analysis.unanswered import why_unanswerable
 
         with why_unanswerable(self.run, lambda: self.end):
-            return graph_of(self.run)
+            return graph_of(self.run, self.report_progress)
 
     @property
     def built(self) -> Built:

@@ -15,6 +15,7 @@ from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.predict import Prediction
 
 WIDE = 0.5  # of the predicted time on either side: a wider interval says little
+WORTH_SHOWING = 1.005  # speed-up: less is ×1.00
 MAX_ANCHORED = 0.2  # share of starts that are tied to the trace and hardly move under an edit
 INPUT = "the input pipeline"
 _FIXES = {  # class of a finding -> what to do
@@ -61,7 +62,7 @@ class Gains(NamedTuple):
 
     Attributes:
         rows: the fix of each finding, then predictions in their order.
-        within_noise: predictions whose interval holds the step as it is.
+        within_noise: predictions whose interval holds the step as it is, or that change hardly anything.
     """
 
     rows: list[Improvement]
@@ -80,9 +81,11 @@ def what_helps(findings: Sequence[Finding], predictions: Sequence[Prediction], b
     fixes = [_fix(finding, advice, base_ns) for finding in findings if _has_cost(finding)]
     used = {row.edits for row in fixes if row.edits}
     others = [each for each in advice if tuple(map(str, each.edits)) not in used]
-    clear = [_row(each) for each in others if each.effect == "faster"]
-    unclear = [_row(each) for each in others if each.effect != "faster"]
-    return Gains([*fixes, *clear], unclear)
+    clear = [each.effect == "faster" and each.speedup >= WORTH_SHOWING for each in others]
+    shown, folded = (
+        [_row(each) for each, is_clear in zip(others, clear) if is_clear is want] for want in (True, False)
+    )
+    return Gains([*fixes, *shown], folded)
 
 
 def _has_cost(finding: Finding) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dpro._version import __version__
 from dpro.cache import cache_folder
 from dpro.errors import DproError
+from dpro.replay.construction.progress import Progress, ignore
 
 if TYPE_CHECKING:
     from dpro.replay.construction.graph_builder import Built
@@ -26,8 +27,12 @@ WORTH_SAVING = 20_000
 KEPT = 16  # of the graphs used last; a graph of a million spans takes some tens of megabytes
 
 
-def graph_of(run: Run) -> tuple[Built, Trust]:
+def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
     """The graph of a run, and how far to believe its replay.
+
+    Args:
+        run: the run.
+        report: called with how much of the graph is built, where it has to be.
 
     Raises:
         Unanswerable: the run holds no spans.
@@ -37,13 +42,13 @@ def graph_of(run: Run) -> tuple[Built, Trust]:
     try:
         file = cache_folder("graphs") / f"{fingerprint(run)}.npz"
     except DproError:  # the graph can be had without
-        return make_graph(run)
+        return make_graph(run, report)
     known = load(file, run)
     if known is not None:
         with suppress(OSError):
             file.touch()  # used just now
         return known
-    built, trust = make_graph(run)
+    built, trust = make_graph(run, report)
     if built.graph.num_nodes >= WORTH_SAVING:
         with suppress(OSError):  # no home, a full disk: the graph is there all the same
             save(file, built, trust)
@@ -51,8 +56,12 @@ def graph_of(run: Run) -> tuple[Built, Trust]:
     return built, trust
 
 
-def make_graph(run: Run) -> tuple[Built, Trust]:
+def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
     """The same without the cache.
+
+    Args:
+        run: the run.
+        report: called with how much is done, and how much there is.
 
     Raises:
         Unanswerable: the run holds no spans.
@@ -61,7 +70,7 @@ def make_graph(run: Run) -> tuple[Built, Trust]:
     from dpro.replay.fidelity.accuracy import assess
     from dpro.replay.timeline import replay
 
-    built = build_graph(run)
+    built = build_graph(run, lambda done, total: report(done, total + 1))  # the last part is the replay
     return built, assess(built, replay(built.graph), run.manifest)
 
 

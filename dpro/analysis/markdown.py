@@ -80,7 +80,7 @@ def _gains(report: RunReport) -> Iterator[str]:
         yield f"- {_plain(each.what)}{edits}{fixed}: {_plain(each.how)}"
     if report.within_noise:
         within = [[each.what, each.speedup, each.interval] for each in report.within_noise]
-        title = f"{len(within)} more within the noise of the steps"
+        title = f"{len(within)} more of ×1.00, or within the noise of the steps"
         yield from _folded(ReportTable(title, ["if", "speed-up", "interval"], within))
 
 

@@ -67,8 +67,9 @@ def with_graph(analysis: Analysis) -> Analysis:
     Raises:
         Unanswerable: it holds no spans.
     """
-    from dpro.cli.output import stderr_console
+    from dpro.cli.output import progress
 
-    with stderr_console().status("Building the graph …"):
+    with progress("Building the graph") as report:
+        analysis.report_progress = report
         _ = analysis.graph_and_trust
     return analysis

@@ -33,12 +33,14 @@ from dpro.analysis.answers.whatif import (
     sensitivity_of,
     what_if,
 )
+from dpro.analysis.selected import select
 from dpro.documents import Document, Part
 from dpro.errors import UsageError
 from dpro.mcp_server.folders import readable, runs_in
 from dpro.opening import holds_traces, open_path
 from dpro.replay.whatif.listing import help_rows
 from dpro.replay.whatif.registry import parse_edit
+from dpro.selection import parse_selection
 from dpro.trial.calibrate import as_tried
 
 KEPT = 4  # analyses of the runs that were asked about last
@@ -65,9 +67,13 @@ class OfReport(OfRun, frozen=True, kw_only=True):
     Attributes:
         run: a run directory or traces.
         top: how many kernels to list.
+        steps: only these, as `3-8` or `3,5,7-9`; empty for all.
+        ranks: only these, as `0,2-3`; empty for all.
     """
 
     top: int = KERNELS
+    steps: str = ""
+    ranks: str = ""
 
 
 class OfReplay(OfRun, frozen=True, kw_only=True):
@@ -77,10 +83,12 @@ class OfReplay(OfRun, frozen=True, kw_only=True):
         run: a run directory or traces.
         step: only this step; null for all.
         window: only the steps of this deep window; null for all.
+        steps: only these, as `3-8` or `3,5,7-9`; empty for all.
     """
 
     step: int | None = None
     window: int | None = None
+    steps: str = ""
 
 
 class OfWhatIf(OfRun, frozen=True, kw_only=True):
@@ -90,10 +98,12 @@ class OfWhatIf(OfRun, frozen=True, kw_only=True):
         run: a run directory or traces.
         edits: predicted together, in order, such as `heal:rank=1`; empty to search for what would help.
         budget: how many predictions a search may make; null for the usual number.
+        steps: the steps whose mean is predicted, as `3-8` or `3,5,7-9`; empty for all.
     """
 
     edits: tuple[str, ...] = ()
     budget: int | None = None
+    steps: str = ""
 
 
 class OfTwoRuns(Part, frozen=True):
@@ -102,10 +112,14 @@ class OfTwoRuns(Part, frozen=True):
     Attributes:
         a: the first run, such as the one before a change.
         b: the second.
+        steps: the steps to compare, as `3-8` or `3,5,7-9`; empty for all.
+        ranks: the ranks whose work to compare, as `0,2-3`; empty for all.
     """
 
     a: str
     b: str
+    steps: str = ""
+    ranks: str = ""
 
 
 class RunsDocument(Document, frozen=True, kw_only=True):
@@ -207,21 +221,23 @@ def _info(asked: OfRun, folders: Sequence[Path]) -> InfoDocument:
 def _report(asked: OfReport, folders: Sequence[Path]) -> ReportDocument:
     if asked.top < 1:
         raise UsageError("report: top is at least 1")
-    analysis = _analysis(asked.run, folders)
-    return report_document(analysis, report_tables(analysis), asked.top)
+    selection = parse_selection(asked.steps, asked.ranks)
+    analysis = select(_analysis(asked.run, folders), selection)
+    return report_document(analysis, report_tables(analysis, selection), asked.top, selection)
 
 
 def _replay(asked: OfReplay, folders: Sequence[Path]) -> ReplayDocument:
     analysis = _analysis(asked.run, folders)
-    return replay_document(analysis, chosen_steps(analysis, asked.step, asked.window))
+    ranges = parse_selection(asked.steps).steps
+    return replay_document(analysis, chosen_steps(analysis, asked.step, asked.window, ranges))
 
 
 def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
     if asked.budget is not None and (asked.edits or asked.budget < 1):
         raise UsageError("whatif: a budget is at least 1, and for a search: give no edits with it")
-    edits = [parse_edit(text) for text in asked.edits]
+    edits, selection = [parse_edit(text) for text in asked.edits], parse_selection(asked.steps)
     analysis = _analysis(asked.run, folders)
-    return what_if(analysis, edits, asked.budget, calibrate=as_tried).document
+    return what_if(analysis, edits, asked.budget, calibrate=as_tried, selection=selection).document
 
 
 def _sensitivity(asked: OfRun, folders: Sequence[Path]) -> SensitivityDocument:
@@ -245,7 +261,8 @@ def _diagnose(asked: OfRun, folders: Sequence[Path]) -> DiagnosisDocument:
 
 
 def _diff(asked: OfTwoRuns, folders: Sequence[Path]) -> DifferenceDocument:
-    return difference_of(_analysis(asked.a, folders), _analysis(asked.b, folders))[0]
+    selection = parse_selection(asked.steps, asked.ranks)
+    return difference_of(_analysis(asked.a, folders), _analysis(asked.b, folders), selection)[0]
 
 
 TOOLS: dict[str, Tool] = {

@@ -9,5 +9,6 @@ gpu_streams        GPU streams: order, events (recorded or inferred), calls that
 data_dependencies  what execution traces and autograd say of which work needs which
 dependencies       dependencies between moments and work, and how they become edges
 phases             where in a step a rank stands, counted in its own collectives
+progress           how far the building has come
 lags               how long after its dependencies work begins, pooled over ranks
 """

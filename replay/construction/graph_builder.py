@@ -23,6 +23,7 @@ from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collecti
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
 from dpro.replay.construction.phases import positions_in_steps
+from dpro.replay.construction.progress import Progress, counted, ignore
 from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, RankGraph, build_rank_graph
 from dpro.replay.construction.rank_view import RankView, make_rank_view
 from dpro.replay.graph import (
@@ -82,8 +83,13 @@ class Built:
         return with_typical_delays(self.graph) if self.of_operations else self.graph
 
 
-def build_graph(run: Run) -> Built:
+def build_graph(run: Run, report: Progress = ignore) -> Built:
     """Build the global graph of a run.
+
+    Args:
+        run: the run.
+        report: called with how much is done, and how much there is: matching, aligning and joining count one
+            each, and each window of a rank two.
 
     Raises:
         Unanswerable: the run has no spans.
@@ -101,8 +107,10 @@ def build_graph(run: Run) -> Built:
     code = spans["name"].cast(pl.Enum(names)).to_physical()
     marks = names.str.contains(STEP_MARKS).gather(code)
     spans = spans.drop("name").with_columns(code=code.cast(pl.Int64), marks=marks)
-    matching = match_collectives(run.table(COLLECTIVES), spans)
     places = spans.select("rank", "window").unique().sort("rank", "window").rows()
+    done = counted(3 + 2 * len(places), report)
+    matching = match_collectives(run.table(COLLECTIVES), spans)
+    done()
     workers = run.table(WORKERS)
     alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES))
     spans, syncs, steps = map(alignment.aligned, (spans, run.table(SYNCS), run.table(STEPS)))
@@ -110,25 +118,23 @@ def build_graph(run: Run) -> Built:
 
     needs = recorded_dependencies(run, spans)
     spans_of, moved_of, steps_of, syncs_of, needs_of = map(_by_place, (spans, moved, steps, syncs, needs))
+    done()
     views: list[RankView] = []
     for rank, window in places:
         own_steps = steps_of(rank, window)
         if own_steps.is_empty() and window == 0:
             own_steps = steps_of(rank, -1)  # known, but not which window they were in
         views.append(make_rank_view(rank, window, spans_of(rank, window), moved_of(rank, window), own_steps))
+        done()
     positions = positions_in_steps(views)
-    rank_graphs = [
-        build_rank_graph(
-            view,
-            syncs_of(view.rank, view.window),
-            needs_of(view.rank, view.window),
-            names,
-            positions.get(view.rank, {}),
-        )
-        for view in views
-    ]
+    rank_graphs: list[RankGraph] = []
+    for view in views:
+        place, own = (view.rank, view.window), positions.get(view.rank, {})
+        rank_graphs.append(build_rank_graph(view, syncs_of(*place), needs_of(*place), names, own))
+        done()
     labels = (*names.to_list(), "(no span)", "(rendezvous)")
     graph = _join(rank_graphs, moved, labels)
+    done()
     graph = dataclasses.replace(graph, messages=messages, places=_places(workers), run=run)
     known = any(view.step_start.size for view in views)
     return Built(graph, matching, alignment, sum(each.background for each in rank_graphs), known)

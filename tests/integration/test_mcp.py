@@ -28,6 +28,21 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {  # tool -> the same question on
     "sensitivity": ("whatif RUN --sensitivity", {"run": SLOW}),
     "diff": ("diff OTHER RUN", {"a": HEALTHY, "b": SLOW}),
 }
+SELECTED: dict[str, tuple[str, dict[str, Any]]] = {  # tool -> the same of selected steps and ranks
+    "report": (
+        "report RUN --top 3 --steps 5-6 --ranks 1",
+        {"run": SLOW, "top": 3, "steps": "5-6", "ranks": "1"},
+    ),
+    "replay": ("replay RUN --steps 30-31", {"run": SLOW, "steps": "30-31"}),
+    "whatif": (
+        "whatif RUN -e heal:rank=1 --steps 5,30-31",
+        {"run": SLOW, "edits": ["heal:rank=1"], "steps": "5,30-31"},
+    ),
+    "diff": (
+        "diff OTHER RUN --steps 5-7 --ranks 1",
+        {"a": HEALTHY, "b": SLOW, "steps": "5-7", "ranks": "1"},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +57,11 @@ def served(tmp_path_factory):
 @pytest.fixture(scope="module")
 def answers(served, tmp_path_factory) -> dict[str, Any]:
     """The answers of one session with the server: the tools, and each call by its name."""
-    calls = {name: (name, arguments) for name, (_, arguments) in ASKED.items()} | {
+    calls = {name: (name, arguments) for name, (_, arguments) in ASKED.items()}
+    calls |= {f"selected {name}": (name, arguments) for name, (_, arguments) in SELECTED.items()}
+    calls |= {
+        "no such steps": ("report", {"run": SLOW, "steps": "900-901"}),
+        "no steps": ("whatif", {"run": SLOW, "steps": "x"}),
         "runs": ("runs", {}),
         "edits": ("edits", {}),
         "outside": ("info", {"run": str(ROOT / "sample_traces" / SLOW)}),
@@ -87,12 +106,12 @@ def test_tools_have_schemas_with_meanings_and_are_marked_as_reading(answers):
     assert finding["class"]["description"].startswith("such as `slow.host`")
 
 
-@pytest.mark.parametrize("tool", ASKED)
-def test_a_tool_answers_what_the_command_answers(answers, served, tool):
-    command, _ = ASKED[tool]
+@pytest.mark.parametrize("asked", [*ASKED, *(f"selected {tool}" for tool in SELECTED)])
+def test_a_tool_answers_what_the_command_answers(answers, served, asked):
+    command, _ = SELECTED[asked.removeprefix("selected ")] if asked.startswith("selected") else ASKED[asked]
     words = command.replace("RUN", str(served / SLOW)).replace("OTHER", str(served / HEALTHY)).split()
     printed = json.loads(dpro(*words, "--json").stdout)
-    answer = answers[tool]
+    answer = answers[asked]
     assert not answer.is_error
     assert answer.structured_content == printed
     assert json.loads(answer.content[0].text) == printed
@@ -112,6 +131,8 @@ def test_runs_and_edits_are_listed(answers, served):
         ("url", "is a URL"),
         ("no such run", "no such file or folder"),
         ("no memory", "--memory"),
+        ("no such steps", "selects nothing; steps recorded in depth: 5-7"),
+        ("no steps", "steps 'x' are not understood"),
         ("no such edit", "did you mean 'heal'?"),
         ("no run", "missing required field `run`"),
         ("unknown argument", "unknown field `ruin`"),

@@ -14,7 +14,9 @@ from dpro.cli.analysis import analyse
 from dpro.errors import InputError, MissingExtra, Unanswerable, UsageError
 from dpro.markup import table
 from dpro.notebook import OpenedRun
+from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import BUCKETS
+from dpro.selection import parse_selection
 from dpro.trial.calibrate import as_tried
 from tests.builders import cpu_job
 from tests.traces import write_rank
@@ -65,6 +67,21 @@ def test_predictions_are_those_of_the_command(run):
     healed = run.whatif("heal:rank=1").row(0, named=True)
     assert healed["predicted_ms"] == run.predict("heal:rank=1").predicted_ns / 1e6
     assert healed["speedup"] > 1
+
+
+def test_steps_and_ranks_are_selected_as_by_the_commands(run):
+    some = run.select(steps="1", ranks="0,2")
+    assert some.breakdown.select("step", "rank").rows() == [(1, 0), (1, 2)]
+    assert some.mean_step.steps == 2
+    healed = run.whatif("heal:rank=1", steps="1-2").row(0, named=True)
+    analysis, edits = analyse(str(run.run.path)), [parse_edit("heal:rank=1")]
+    found = what_if(analysis, edits, calibrate=as_tried, selection=parse_selection("1-2")).document
+    assert healed["predicted_ms"] == found.predictions[0].predicted_ms
+    assert run.whatif(steps="1").height == run.whatif().height
+    with pytest.raises(UsageError, match="selects nothing"):
+        run.select(steps="77")
+    with pytest.raises(UsageError, match="selects nothing"):
+        run.predict("heal:rank=1", steps="77")
 
 
 def test_a_folder_of_traces_opens_like_a_run(tmp_path):

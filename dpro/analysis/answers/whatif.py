@@ -150,7 +150,7 @@ def what_if(
         UsageError: no such steps were recorded in depth.
         Unanswerable: the run holds no whole step.
     """
-    trust, baseline = _of_steps(analysis, selection)
+    trust, baseline = of_steps(analysis, selection)
     found = _found(analysis, edits, BUDGET if budget is None else budget, progress, trust, baseline)
     predictions, widened = calibrate(found.predictions)
     document = WhatIfDocument(
@@ -173,8 +173,12 @@ def what_if(
     return WhatIf(document, predictions, found.refused)
 
 
-def _of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:
+def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:
     """What predictions of selected steps start from: how well these fit, and when all end.
+
+    Args:
+        analysis: of the run.
+        selection: the steps.
 
     Raises:
         UsageError: none were recorded in depth.

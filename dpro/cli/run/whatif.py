@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dpro.selection import Ranges
 
 ROWS = 12
-WORTH_SHOWING = 1.005  # of what was searched: less is nothing, and the JSON has it
 
 
 class _WithEdits(click.Command):
@@ -207,6 +206,8 @@ def _print(answer: WhatIf, searched: bool) -> None:
         answer: what was predicted.
         searched: whether edits were searched for: then those of small gain are left out.
     """
+    from dpro.analysis.gains import WORTH_SHOWING
+
     out, document = console(), answer.document
     _print_trust(document)
     base, measured = document.baseline_ms, document.measured_ms

@@ -47,6 +47,13 @@ def test_what_noise_hides_is_apart_and_what_does_not_help_is_left_out():
     assert [row.edits for row in helpful.within_noise] == [("heal:rank=1",), ("compile",)]
 
 
+def test_a_gain_that_rounds_to_nothing_is_apart_however_sure_it_is():
+    tiny = _prediction("cuda-graph", 99.8, 99.7, 99.9)
+    assert tiny.effect == "faster"
+    helpful = what_helps([], [tiny], BASE)
+    assert (helpful.rows, len(helpful.within_noise)) == ([], 1)
+
+
 def test_a_slow_input_pipeline_is_fixed_by_loading_ahead():
     ahead = _prediction("hide-input", 80, 75, 85)
     for finding in (

@@ -35,7 +35,7 @@ def starts(run: Run) -> list[int]:
 def never(monkeypatch):
     """From now on a graph that is built fails the test."""
 
-    def fail(_: Run) -> None:
+    def fail(_: Run, _report: object) -> None:
         raise AssertionError("the graph was built again")
 
     monkeypatch.setattr("dpro.replay.construction.graph_builder.build_graph", fail)
