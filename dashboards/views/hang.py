@@ -301,6 +301,8 @@ def _standing(loaded: Loaded, link: Link) -> Any:
 
 def _ranks(loaded: Loaded, link: Link) -> Any:
     ranks = link.chosen(_rank_table(loaded))
+    if ranks.is_empty():
+        return message("Of no rank of this selection is it known what it did.")
     header = ["rank", "host", "pid", "state", "waits in", "since"]
     rows = [
         [
