@@ -25,11 +25,11 @@ def format_duration(ns: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A size in binary units: `4.0 MiB`; a negative count is unknown."""
+    """A size in decimal units, as those of bandwidths are: `4.2 MB`; a negative count is unknown."""
     if count < 0:
         return "unknown"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+        count /= 1000
+    return f"{count:.1f} TB"

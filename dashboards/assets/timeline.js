@@ -155,7 +155,7 @@
       }
       const key = `${rank.side === "m" ? "" : "r"}${rank.rank}`;
       const open = unfolded(key, ranksOpen);
-      const note = T.link.order === "late" && rank.late !== null ? `+${rank.late.toPrecision(3)} ms` : "";
+      const note = T.link.order === "late" && rank.late !== null ? `+${T.duration(rank.late * 1e6)}` : "";
       const side = rank.side === "r" ? " (replayed)" : "";
       const words = `rank ${rank.rank}${side}`;
       add({ type: "rank", label: words, note, height: HEAD, from: open ? [] : summary(rank), key, open, rank: rank.rank });

@@ -20,11 +20,12 @@ from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, se
 from dpro.dashboards.theme import colour, series, styled, time_unit
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.link_costs import CollectiveKind, LinkCost
-from dpro.units import NS_PER_MS, NS_PER_US, format_bytes
+from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_duration
 
 NAME = "collectives"
 MAX_POINTS = 4000
 _LINE_POINTS = 40
+S_PER_US = 1e-6
 _NONE = "No collective of this selection was recorded in depth."
 
 
@@ -67,25 +68,25 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
         ink = series(number, theme)
         figure.add_scattergl(
             x=own["bytes"],
-            y=own["transfer_us"],
+            y=own["transfer_us"] * S_PER_US,
             mode="markers",
             marker={"size": 5, "color": ink, "opacity": 0.55},
             name=plain(f"{op} {group}"),
             customdata=np.stack([own["rank"], own["step"], own["payload_gbps"]], axis=1),
-            hovertemplate="%{x:.3s}B in %{y:.1f} us, %{customdata[2]:.3g} GB/s of payload<br>"
+            hovertemplate="%{x:.3s}B in %{y:.3s}s, %{customdata[2]:.3g} GB/s of payload<br>"
             "rank %{customdata[0]}, step %{customdata[1]}",
         )
         line = lines.get((str(op), str(group)))
         if line is not None:
             ends = own["bytes"].to_numpy().min(), own["bytes"].to_numpy().max()
             x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
-            y = line.time_ns(x) / NS_PER_US
-            fitted = f"fitted: {line.latency_ns / NS_PER_US:.0f} us + bytes / {line.gbps:.3g} GB/s"
+            y = line.time_ns(x) / NS_PER_S
+            fitted = f"fitted: {format_duration(line.latency_ns)} + bytes / {line.gbps:.3g} GB/s"
             figure.add_scatter(
                 x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, name=fitted, hoverinfo="skip"
             )
-    figure.update_xaxes(title_text="payload, bytes", type="log", exponentformat="SI")
-    figure.update_yaxes(title_text="transfer, us", type="log", exponentformat="none")
+    figure.update_xaxes(title_text="payload", type="log", exponentformat="SI", ticksuffix="B")
+    figure.update_yaxes(title_text="transfer", type="log", exponentformat="SI", ticksuffix="s")
     return styled(figure, theme, height=380)
 
 
@@ -178,14 +179,14 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
     sizes = loaded.sizes
     if sizes.is_empty():
         return message(_NONE)
-    header = ["op", "bytes", "hosts", "count", "total, ms", "wait, ms", "transfer, ms", "bus bandwidth, GB/s"]
+    header = ["op", "bytes", "hosts", "count", "total", "wait", "transfer", "bus bandwidth, GB/s"]
     rows = [
         [
             row["op"] or "?",
             format_bytes(row["bytes"]),
             "?" if row["hosts"] is None else str(row["hosts"]),
             f"{row['count']:,}",
-            *(_ms(row[name]) for name in ("total_ns", "wait_ns", "transfer_ns")),
+            *(_duration(row[name]) for name in ("total_ns", "wait_ns", "transfer_ns")),
             "?" if row["busbw_gbps"] is None else f"{row['busbw_gbps']:.3g}",
         ]
         for row in sizes.iter_rows(named=True)
@@ -193,8 +194,8 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
     return [table(header, rows), csv_link(NAME, "sizes", link)]
 
 
-def _ms(ns: int | None) -> str:
-    return "?" if ns is None else f"{ns / NS_PER_MS:.2f}"
+def _duration(ns: int | None) -> str:
+    return "?" if ns is None else format_duration(ns)
 
 
 def _layout() -> Component:

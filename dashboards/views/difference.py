@@ -19,7 +19,7 @@ from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, facts, graph, grid, panel, section, table
-from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.dashboards.whatif.waterfall import waterfall_figure
 from dpro.errors import UsageError
 from dpro.replay.difference import Difference
@@ -62,7 +62,7 @@ def difference_figure(contributions: pl.DataFrame, theme: str) -> go.Figure:
         contributions: as from `difference_info`.
         theme: light or dark.
     """
-    return waterfall_figure(contributions, "ms per step more than in the other run", theme)
+    return waterfall_figure(contributions, "{} per step more than in the other run", theme)
 
 
 def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
@@ -72,15 +72,17 @@ def rank_figure(by_rank: dict[int, float], theme: str) -> go.Figure:
         by_rank: ns per step, by rank.
         theme: light or dark.
     """
-    delta = np.array(list(by_rank.values())) / NS_PER_MS
+    delta_ms = np.array(list(by_rank.values())) / NS_PER_MS
+    scale, unit = time_unit(float(np.abs(delta_ms).max(initial=0.0)))
+    delta = delta_ms / scale
     ink = [colour("bad" if each > 0 else "good", theme) for each in delta]
     figure = go.Figure()
     figure.add_bar(
         x=list(map(str, by_rank)), y=delta, marker={"color": ink, "line": {"width": 0}},
-        hovertemplate="rank %{x}: %{y:+.4f} ms per step<extra></extra>",
+        hovertemplate=f"rank %{{x}}: %{{y:+.4~g}} {unit} per step<extra></extra>",
     )  # fmt: skip
     figure.update_xaxes(title_text="rank", type="category", showgrid=False)
-    figure.update_yaxes(title_text="ms per step", zeroline=True)
+    figure.update_yaxes(title_text=f"{unit} per step", zeroline=True)
     return styled(figure, theme, height=260).update_layout(bargap=max(0.15, 1 - 0.08 * delta.size))
 
 
@@ -127,12 +129,12 @@ def _waterfall(loaded: Loaded, link: Link) -> Any:
         [
             row["name"],
             row["kind"],
-            f"{row['delta_ms']:+.3f}",
+            f"{'+' * (row['delta_ms'] > 0)}{format_duration(row['delta_ms'] * NS_PER_MS)}",
             *(_ms(row[side]) for side in ("before_ms", "after_ms")),
         ]
         for row in found.iter_rows(named=True)
     ]
-    header = ["what", "kind", "contributes, ms", "in the other, ms", "in this run, ms"]
+    header = ["what", "kind", "contributes", "in the other", "in this run"]
     return [
         graph("difference-figure", difference_figure(found, link.theme)),
         html.Details([html.Summary("As a table"), table(header, rows, 2)]),
@@ -141,7 +143,7 @@ def _waterfall(loaded: Loaded, link: Link) -> Any:
 
 
 def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "" if value is None else format_duration(value * NS_PER_MS)
 
 
 def _ranks(loaded: Loaded, link: Link) -> Any:

@@ -21,7 +21,7 @@ from dpro.dashboards.runs import Runs
 from dpro.dashboards.timeline.search import exactly
 from dpro.dashboards.views.roofline import gpu_of, roofline_figure, roofline_info
 from dpro.replay.steps.breakdown import kernel_totals
-from dpro.units import NS_PER_MS, NS_PER_US
+from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
 NAME = "kernels"
 MAX_ROWS = 200
@@ -29,9 +29,10 @@ COLUMNS = {  # column -> header
     "name": "name",
     "class": "class",
     "count": "count",
-    "total_ms": "total, ms",
+    "total_ms": "total",
+    "per_step_ms": "per step and rank",
     "share": "share",
-    "mean_us": "mean, us",
+    "mean_us": "mean",
 }
 _ORDER = "-total_ms"
 
@@ -47,13 +48,15 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
             large to small).
 
     Returns:
-        The columns of `COLUMNS`; `share` is relative to the whole selection, before the filter.
+        The columns of `COLUMNS`; `per_step_ms` is the total divided by how many steps of ranks are selected,
+        null where none is; `share` is relative to the whole selection, before the filter.
     """
     totals = kernel_totals(_selected(spans, steps, link))
     total = pl.col("total_ns")
     named = totals.with_columns(
         **{"class": pl.col("name").map_elements(lambda name: classify(name).kind, return_dtype=pl.String)},
         total_ms=total / NS_PER_MS,
+        per_step_ms=total / NS_PER_MS / (_num_steps(steps, link) or None),
         share=total / total.sum(),
         mean_us=total / pl.col("count") / NS_PER_US,
     ).select(list(COLUMNS))
@@ -67,6 +70,11 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
     column = order.removeprefix("-")
     column = column if column in COLUMNS else "total_ms"
     return named.sort([column, "name"], descending=[order.startswith("-"), False])
+
+
+def _num_steps(steps: pl.DataFrame, link: Link) -> int:
+    """Count the selected steps in deep windows, each on each rank."""
+    return link.chosen(steps).filter(pl.col("window") >= 0).select("rank", "step").n_unique()
 
 
 def _selected(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFrame:
@@ -96,9 +104,10 @@ def _table(loaded: Loaded, link: Link) -> Any:
             [_bar(row["total_ms"] / largest), _named(row["name"], link)],
             row["class"],
             f"{row['count']:,}",
-            f"{row['total_ms']:.3f}",
+            format_duration(row["total_ms"] * NS_PER_MS),
+            "–" if row["per_step_ms"] is None else format_duration(row["per_step_ms"] * NS_PER_MS),
             f"{row['share']:.1%}",
-            f"{row['mean_us']:.1f}",
+            format_duration(row["mean_us"] * NS_PER_US),
         ]
         for row in rows.head(MAX_ROWS).iter_rows(named=True)
     ]

@@ -22,7 +22,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
-from dpro.dashboards.theme import colour, series, styled
+from dpro.dashboards.theme import colour, series, styled, time_unit
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
@@ -161,15 +161,18 @@ def square_figure(
     values = np.full((len(names), len(names)), np.nan, np.float32)
     for row, column, value in cells:
         values[place[row], place[column]] = np.nan if value is None else value
-    labels = plain_all(names)
+    labels, unit = plain_all(names), metric.unit
+    if unit == "ms":
+        scale, unit = time_unit(float(np.nanmax(values)))
+        values /= scale
     figure = go.Figure()
     figure.add_heatmap(
         x=np.arange(len(names)), y=np.arange(len(names)), z=values, colorscale=SCALE, xgap=1, ygap=1,
-        colorbar={"title": {"text": metric.unit}, "thickness": 10, "outlinewidth": 0}, hoverongaps=False,
+        colorbar={"title": {"text": unit}, "thickness": 10, "outlinewidth": 0}, hoverongaps=False,
         zmin=None if metric.least is None else min(metric.least, float(np.nanmin(values))),
         zmax=None if metric.most is None else max(metric.most, float(np.nanmax(values))),
         texttemplate="%{z:,.3~r}" if len(names) <= _FEW else "", customdata=np.array(_ways(labels), object),
-        hovertemplate="%{customdata}: %{z:,.4~r} " + metric.unit + f"<extra>{metric.title}</extra>",
+        hovertemplate="%{customdata}: %{z:,.4~r} " + unit + f"<extra>{metric.title}</extra>",
     )  # fmt: skip
     styled(figure, theme, height=int(np.clip(_CELL * len(names) + 110, MIN_PX, MAX_PX)))
     every = 1 + len(names) // _FEW
@@ -261,7 +264,7 @@ def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
                 x=line["bytes"], y=line["line_gbps"], mode="lines", line={"color": ink, "width": 1.5},
                 name="fitted", hoverinfo="skip",
             )  # fmt: skip
-    figure.update_xaxes(title_text="payload, bytes", type="log", exponentformat="SI")
+    figure.update_xaxes(title_text="payload", type="log", exponentformat="SI", ticksuffix="B")
     figure.update_yaxes(title_text="payload, GB/s", type="log", exponentformat="none")
     return styled(figure, theme, height=360)
 

@@ -20,7 +20,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, message, panel, section
-from dpro.dashboards.theme import series, styled
+from dpro.dashboards.theme import series, styled, time_unit
 from dpro.export.counters import sampled_counters
 from dpro.export.quantities import Quantity, readable_unit
 from dpro.units import NS_PER_MS
@@ -62,6 +62,8 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
     """
     names = values["counter"].unique(maintain_order=True).to_list()[:MAX_COUNTERS]
     figure = make_subplots(rows=len(names), shared_xaxes=True, vertical_spacing=0.25 / max(len(names), 1))
+    moments = values["time_ms"].to_numpy() if extent is None else np.array(extent)
+    per_unit, clock = time_unit(float(np.abs(moments).max(initial=0.0)))
     lines = values["series"].unique().sort().to_list()
     named: set[str] = set()
     titles = []
@@ -72,7 +74,7 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
         for (which,), own in rows.group_by("series", maintain_order=True):
             thin = _thinned(own)
             figure.add_scatter(
-                x=thin["time_ms"],
+                x=thin["time_ms"] / per_unit,
                 y=thin["value"] / scale,
                 mode="lines" if thin.height > 1 else "markers",
                 marker={"size": 5, "color": series(lines.index(which), theme)},
@@ -80,7 +82,11 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
                 name=plain(which),
                 legendgroup=plain(which),
                 showlegend=which not in named,
-                hovertemplate="%{x:.1f} ms: %{y:.4~g} " + plain(unit) + "<extra>%{fullData.name}</extra>",
+                hovertemplate="%{x:.4~f} "
+                + clock
+                + ": %{y:.4~g} "
+                + plain(unit)
+                + "<extra>%{fullData.name}</extra>",
                 row=row,
                 col=1,
             )
@@ -93,8 +99,8 @@ def telemetry_figure(values: pl.DataFrame, extent: tuple[float, float] | None, t
         corner |= {"yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
         figure.add_annotation(text=title, **corner)
     figure.update_layout(margin_t=_LEGEND, legend_y=1 + 0.4 * _LEGEND / (_ROW * len(names)))
-    figure.update_xaxes(range=None if extent is None else list(extent))
-    figure.update_xaxes(title_text="ms since the first span", row=len(names), col=1)
+    figure.update_xaxes(range=None if extent is None else [each / per_unit for each in extent])
+    figure.update_xaxes(title_text=f"{clock} since the first span", row=len(names), col=1)
     return figure
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from dpro.dashboards.theme import series, styled
+from dpro.dashboards.theme import series, styled, time_unit
 from dpro.replay.whatif.sensitivity import PART_WORDS, Curve
 from dpro.units import NS_PER_MS
 
@@ -38,11 +38,13 @@ def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
     """
     figure = go.Figure()
     shown = points.filter(pl.col("factor") <= FASTEST)
+    scale, unit = time_unit(float(shown["step_ms"].to_numpy().max(initial=0.0)))
+    shown = shown.with_columns(pl.col("step_ms") / scale)
     for number, ((part,), own) in enumerate(shown.group_by("part", maintain_order=True)):
         ink = series(number, theme)
         figure.add_scatter(
             x=own["factor"], y=own["step_ms"], mode="lines", line={"color": ink, "width": 2},
-            name=PART_WORDS[str(part)], hovertemplate="x%{x:g}: %{y:.3f} ms",
+            name=PART_WORDS[str(part)], hovertemplate=f"x%{{x:g}}: %{{y:.4g}} {unit}",
         )  # fmt: skip
         even = own["break_even"][0]
         if even is not None and even <= FASTEST:
@@ -55,7 +57,7 @@ def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
     figure.update_xaxes(
         title_text="times as fast", type="log", tickvals=ticks, ticktext=[f"x{each:g}" for each in ticks]
     )
-    figure.update_yaxes(title_text="mean step in deep windows, ms", rangemode="tozero")
+    figure.update_yaxes(title_text=f"mean step in deep windows, {unit}", rangemode="tozero")
     return styled(figure, theme, height=300)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
 from dpro.dashboards.names import plain
-from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.words import shortened
 
 _LONGEST = 44  # characters beside a bar
@@ -18,17 +19,20 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
 
     Args:
         parts: `name`, `kind` and `delta_ms`.
-        title: of the axis.
+        title: of the axis, with `{}` for the unit.
         theme: light or dark.
     """
     names = [f"{kind} {name}".strip() for name, kind in parts.select("name", "kind").iter_rows()]
     labels = [plain(shortened(name, _LONGEST)) for name in names]
     rows = list(range(len(labels) + 1))
+    deltas = parts["delta_ms"].to_numpy()
+    scale, unit = time_unit(float(np.abs(deltas).max(initial=0.0)))
+    deltas = deltas / scale
     figure = go.Figure()
     figure.add_waterfall(
         orientation="h",
         y=rows,
-        x=[*parts["delta_ms"], parts["delta_ms"].sum()],
+        x=[*deltas, deltas.sum()],
         measure=["relative"] * len(labels) + ["total"],
         increasing={"marker": {"color": colour("bad", theme)}},
         decreasing={"marker": {"color": colour("good", theme)}},
@@ -39,10 +43,10 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
         textfont={"size": 11},
         cliponaxis=False,
         customdata=[*map(plain, names), "in all"],
-        hovertemplate="%{customdata}: %{delta:+.4f} ms per step<extra></extra>",
+        hovertemplate=f"%{{customdata}}: %{{delta:+.4~g}} {unit} per step<extra></extra>",
     )
     styled(figure, theme, height=90 + _ROW * len(rows))
-    figure.update_xaxes(title_text=title, zeroline=True, nticks=12)
+    figure.update_xaxes(title_text=title.format(unit), zeroline=True, nticks=12)
     figure.update_yaxes(tickvals=rows, ticktext=[*labels, "in all"], autorange="reversed")
     figure.update_yaxes(showgrid=False, zeroline=False)
     return figure.update_layout(showlegend=False, margin_r=70)

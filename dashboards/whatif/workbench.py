@@ -31,7 +31,7 @@ from dpro.dashboards.page import (
     table,
 )
 from dpro.dashboards.runs import Runs
-from dpro.dashboards.theme import colour, styled
+from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.dashboards.whatif.limits import curve_figure, curve_info
 from dpro.dashboards.whatif.tries import ledger_info
 from dpro.dashboards.whatif.waterfall import waterfall_figure
@@ -42,7 +42,7 @@ from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.sensitivity import in_words
 from dpro.trial.ledger import read
-from dpro.units import NS_PER_MS, ms
+from dpro.units import NS_PER_MS, format_duration, ms
 
 NAME = "whatif"
 CHANGES = 10  # bars of the waterfall
@@ -117,20 +117,20 @@ def prediction_figure(base_ms: float, prediction: Prediction, theme: str) -> go.
         prediction: under the edits.
         theme: light or dark.
     """
-    predicted, low, high = (
-        ms(each) for each in (prediction.predicted_ns, prediction.low_ns, prediction.high_ns)
-    )
+    times = ms(prediction.predicted_ns), ms(prediction.low_ns), ms(prediction.high_ns)
+    scale, unit = time_unit(max(base_ms, *times))
+    now, predicted, low, high = (each / scale for each in (base_ms, *times))
     figure = go.Figure()
     error = {"type": "data", "array": [0, high - predicted], "arrayminus": [0, predicted - low]}
     figure.add_bar(
         y=["now", "with the edits"],
-        x=[base_ms, predicted],
+        x=[now, predicted],
         orientation="h",
         marker={"color": [colour("idle", theme), colour("compute", theme)], "line": {"width": 0}},
         error_x=error | {"color": colour("ink", theme), "thickness": 1.5},
-        hovertemplate="%{y}: %{x:.3f} ms<extra></extra>",
+        hovertemplate=f"%{{y}}: %{{x:.4g}} {unit}<extra></extra>",
     )
-    figure.update_xaxes(title_text="mean step in deep windows, ms", rangemode="tozero")
+    figure.update_xaxes(title_text=f"mean step in deep windows, {unit}", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return styled(figure, theme, height=170)
 
@@ -143,13 +143,15 @@ def path_figure(path: pl.DataFrame, theme: str) -> go.Figure:
         theme: light or dark.
     """
     figure = go.Figure()
+    values = path.select("before_ms", "after_ms").to_numpy()
+    scale, unit = time_unit(float(values.max(initial=0.0)))
     for column, title, what in (("before_ms", "now", "idle"), ("after_ms", "with the edits", "compute")):
         figure.add_bar(
-            y=path["kind"], x=path[column], orientation="h", name=title,
+            y=path["kind"], x=path[column] / scale, orientation="h", name=title,
             marker={"color": colour(what, theme), "line": {"width": 0}},
-            hovertemplate="%{y}: %{x:.3f} ms per step<extra>" + title + "</extra>",
+            hovertemplate=f"%{{y}}: %{{x:.4g}} {unit} per step<extra>{title}</extra>",
         )  # fmt: skip
-    figure.update_xaxes(title_text="on the critical path, ms per step")
+    figure.update_xaxes(title_text=f"on the critical path, {unit} per step")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return styled(figure, theme, height=110 + 34 * path.height).update_layout(barmode="group")
 
@@ -174,24 +176,24 @@ def _form(_loaded: Loaded, link: Link) -> Any:
 def _answer(loaded: Loaded, link: Link) -> Any:
     edits = edits_of(link)
     base_ms = float(durations_of(loaded.baseline)["duration_ns"].to_numpy().mean()) / NS_PER_MS
+    now = format_duration(base_ms * NS_PER_MS)
     if not edits:
         return message(
-            f"The mean step in deep windows takes {base_ms:.2f} ms (replayed). "
-            "Type an edit, or click one below."
+            f"The mean step in deep windows takes {now} (replayed). Type an edit, or click one below."
         )
     (prediction,), widened = loaded.as_tried([prediction_info(loaded, edits)])
     figures = facts(
         [
             ("speed-up", f"x{prediction.speedup:.3f}"),
-            ("step", f"{ms(prediction.predicted_ns):.2f} ms instead of {base_ms:.2f} ms"),
-            ("interval", f"{ms(prediction.low_ns):.2f} to {ms(prediction.high_ns):.2f} ms"),
+            ("step", f"{format_duration(prediction.predicted_ns)} instead of {now}"),
+            ("interval", f"{format_duration(prediction.low_ns)} to {format_duration(prediction.high_ns)}"),
             ("proof", BLOCKS[prediction.block]),
             *(("", line) for line in widened),
             ("how", prediction.how()),
         ]
     )
     changes = change_info(loaded, edits)
-    figure = waterfall_figure(changes, "on the critical path, ms per step more than now", link.theme)
+    figure = waterfall_figure(changes, "on the critical path, {} per step more than now", link.theme)
     drawn = (
         graph("changes-figure", figure)
         if changes.height
@@ -223,12 +225,12 @@ def _tries(_loaded: Loaded, link: Link) -> Any:
     entries, damaged = read()
     if not entries:
         return message("No change was tried on this machine yet: dpro try EDIT... -- COMMAND...")
-    header = ["tried", "on", "of, ms", "predicted, ms", "measured, ms", "off by", "inside its interval"]
+    header = ["tried", "on", "of", "predicted", "measured", "off by", "inside its interval"]
     rows = [
         [
             html.Code(row["edits"]),
             row["time"][:10],
-            f"{row['baseline_ms']:.2f}",
+            format_duration(row["baseline_ms"] * NS_PER_MS),
             _interval(row, "predicted"),
             _interval(row, "measured"),
             "" if row["off_by"] is None else f"{row['off_by']:+.1%}",
@@ -242,7 +244,10 @@ def _tries(_loaded: Loaded, link: Link) -> Any:
 
 def _interval(row: Mapping[str, Any], side: str) -> str:
     middle, low, high = (row[f"{side}{end}_ms"] for end in ("", "_low", "_high"))
-    return "not" if middle is None else f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    if middle is None:
+        return "not"
+    said = [format_duration(each * NS_PER_MS) for each in (middle, low, high)]
+    return f"{said[0]} ({said[1]} to {said[2]})"
 
 
 def _ranked(loaded: Loaded, link: Link) -> Any:
@@ -252,15 +257,15 @@ def _ranked(loaded: Loaded, link: Link) -> Any:
         [
             dcc.Link(row["what"], href=link.with_own(edit=row["edit"]), className="name"),
             f"x{row['speedup']:.3f}",
-            f"{row['predicted_ms']:.2f}",
-            f"{row['low_ms']:.2f} to {row['high_ms']:.2f}",
+            format_duration(row["predicted_ms"] * NS_PER_MS),
+            " to ".join(format_duration(row[end] * NS_PER_MS) for end in ("low_ms", "high_ms")),
             row["block"],
         ]
         for row in gain_info(predictions).iter_rows(named=True)
     ]
     refusals = [html.Li([html.Code(each.edit), ": ", each.reason]) for each in refused]
     return [
-        table(["if", "speed-up", "step, ms", "interval, ms", "proof"], rows),
+        table(["if", "speed-up", "step", "interval", "proof"], rows),
         html.Ul([html.Li(line) for line in widened], className="unknown"),
         html.Details([html.Summary(f"{len(refused)} not answered"), html.Ul(refusals, className="unknown")]),
         csv_link(NAME, "ranked", link),

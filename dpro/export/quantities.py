@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 LEVEL, RATE = "level", "rate"
 HELD, MOVED = "bytes", "B/s"  # units that have larger ones
-_BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_DECIMAL = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
+_LARGER = {  # unit -> it, and larger ones, each a thousand times as large as the one before
+    HELD: ("bytes", "kB", "MB", "GB", "TB"),
+    MOVED: ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"),
+}
 _GROWS = (
     "_s",
     "_bytes",
@@ -186,10 +188,9 @@ def readable_unit(largest: float, unit: str) -> tuple[float, str]:
     Returns:
         How many of `unit` the chosen one has, and its name.
     """
-    if unit not in (HELD, MOVED):
+    if unit not in _LARGER:
         return 1.0, unit
-    base, names = (1024.0, _BINARY) if unit == HELD else (1000.0, _DECIMAL)
-    power = 0
-    while power + 1 < len(names) and abs(largest) >= base ** (power + 1):
+    names, power = _LARGER[unit], 0
+    while power + 1 < len(names) and abs(largest) >= 1000.0 ** (power + 1):
         power += 1
-    return base**power, names[power]
+    return 1000.0**power, names[power]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.units import format_duration
+from dpro.units import format_bytes, format_duration
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ def test_a_duration_has_three_digits_and_the_unit_that_suits_it(ns, words):
 @given(st.floats(-1e18, 1e18))
 def test_no_duration_is_written_with_an_exponent(ns):
     assert "e" not in format_duration(ns)
+
+
+def test_sizes_are_decimal_as_bandwidths_are():
+    assert [format_bytes(each) for each in (-1, 999, 1000, 2.5e6, 80e9, 3e15)] == [
+        "unknown", "999 B", "1.0 kB", "2.5 MB", "80.0 GB", "3000.0 TB",
+    ]  # fmt: skip

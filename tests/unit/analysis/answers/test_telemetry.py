@@ -140,4 +140,4 @@ def test_peaks_of_memory_are_those_of_all_parts_and_are_reported_without_telemet
         {"rank": 1, "device": "gpu 0", "peak_bytes": 512},
     ]
     (line,) = in_words(summary)
-    assert line.endswith("at most 3.0 KiB (rank 0), at least 512 B (rank 1)")
+    assert line.endswith("at most 3.1 kB (rank 0), at least 512 B (rank 1)")

@@ -41,8 +41,10 @@ def test_contributions_add_up_to_the_difference(slower, before):
     assert found.b_ns > found.a_ns
     assert table["delta_ms"].sum() == pytest.approx((found.b_ns - found.a_ns) / 1e6)
     assert table["delta_ms"][0] > 0
-    bars = difference_figure(table, "light").data[0]
-    assert list(bars.x)[-1] == pytest.approx(table["delta_ms"].sum())
+    figure = difference_figure(table, "light")
+    bars = figure.data[0]
+    assert figure.layout.xaxis.title.text == "us per step more than in the other run"
+    assert list(bars.x)[-1] == pytest.approx(table["delta_ms"].sum() * 1000)
     assert bars.measure == ("relative",) * table.height + ("total",)
 
 

@@ -80,24 +80,24 @@ def test_a_row_per_counter_shares_one_axis_and_extremes_survive_thinning():
 
 def test_large_amounts_are_shown_in_the_unit_that_fits_the_largest():
     rows = [(-1, "a", "eth0", "tx_bytes", second * S, 2.5e9 * second**2) for second in range(3)]
-    rows += [(0, "a", "", "memory_bytes", second * S, (3 + second) * 2.0**30) for second in range(2)]
+    rows += [(0, "a", "", "memory_bytes", second * S, (3 + second) * 1e9) for second in range(2)]
     rows += [(0, "a", "", "cpu_user_s", second * S, 3.5 * second) for second in range(3)]
     rows += [(-1, "a", "mlx5_0:1", "rx_odd_errors", second * S, second) for second in range(3)]
     shown = telemetry_info(_counters(*rows), WORKERS.empty(), {}, 0, Link())
     figure = telemetry_figure(shown, None, "light")
     assert {note.text for note in figure.layout.annotations} == {
         "sent, GB/s",
-        "memory of the process, GiB",
+        "memory of the process, GB",
         "CPU, user code, cores busy",
         "rx_odd_errors/s",
     }
-    values = {unit: _values_in(figure, unit) for unit in ("GB/s", "GiB", "cores busy")}
-    assert values == {"GB/s": [2.5, 7.5], "GiB": [3.0, 4.0], "cores busy": [3.5, 3.5]}
+    values = {unit: _values_in(figure, unit) for unit in ("GB/s", "GB", "cores busy")}
+    assert values == {"GB/s": [2.5, 7.5], "GB": [3.0, 4.0], "cores busy": [3.5, 3.5]}
 
 
 def _values_in(figure, unit):
     """Values of the only series that is drawn in a unit."""
-    (values,) = (trace.y for trace in figure.data if unit in trace.hovertemplate)
+    (values,) = (trace.y for trace in figure.data if f" {unit}<extra>" in trace.hovertemplate)
     return [round(float(value), 6) for value in values]
 
 

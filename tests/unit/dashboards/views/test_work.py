@@ -115,6 +115,11 @@ def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
     one = kernel_info(loaded.spans, loaded.steps, parse_link("?steps=1&ranks=0"))
     assert one["count"].to_list() == [1] * 5
     assert one["share"].sum() == pytest.approx(1)
+    assert one["per_step_ms"].to_list() == one["total_ms"].to_list()
+    two = kernel_info(loaded.spans, loaded.steps, parse_link("?steps=1,2&ranks=0"))
+    assert (2 * two["per_step_ms"]).to_list() == pytest.approx(two["total_ms"].to_list())
+    without = kernel_info(loaded.spans, loaded.steps.clear(), Link())
+    assert without["per_step_ms"].null_count() == without.height > 0
 
 
 def test_edits_are_those_of_the_link_one_a_line():
@@ -153,7 +158,9 @@ def test_what_changes_on_the_critical_path_adds_up_to_what_is_predicted(request,
     assert path["after_ms"].sum() == pytest.approx(ms(prediction.predicted_ns), rel=1e-12)
     delta = ms(prediction.predicted_ns - now_ns)
     assert changes["delta_ms"].sum() == pytest.approx(delta, abs=1e-9)
-    assert waterfall_figure(changes, "ms", "dark").data[0].x[-1] == pytest.approx(delta, abs=1e-9)
+    figure = waterfall_figure(changes, "{}", "dark")
+    unit_ms = {"us": 1e-3, "ms": 1.0, "s": 1e3}[figure.layout.xaxis.title.text]
+    assert figure.data[0].x[-1] * unit_ms == pytest.approx(delta, abs=1e-9)
 
 
 def test_what_changes_most_on_the_critical_path_is_what_was_edited(loaded):
@@ -162,8 +169,8 @@ def test_what_changes_most_on_the_critical_path_is_what_was_edited(loaded):
     assert (changes["name"][0], changes["kind"][0]) == ("softmax", "kernel")
     assert changes["delta_ms"][0] < 0
     assert change_info(loaded, []).is_empty()
-    bars = waterfall_figure(changes, "ms", "dark").data[0]
-    assert bars.x[-1] == pytest.approx(changes["delta_ms"].sum())
+    bars = waterfall_figure(changes, "{}", "dark").data[0]
+    assert bars.x[-1] == pytest.approx(changes["delta_ms"].sum() * 1000)  # us
 
 
 def test_the_latest_edits_are_applied_once(loaded, monkeypatch):

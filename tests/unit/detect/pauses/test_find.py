@@ -142,10 +142,10 @@ def test_waiting_for_data_where_a_loader_restarts_is_distinguished_from_other_wa
 
 def test_size_and_speed_of_a_checkpoint_are_reported():
     job = counted(paused(QUIET, 0, EVERY_TENTH), step_checkpoint_ns=in_steps(QUIET, 0, EVERY_TENTH))
-    rows = [(0, "checkpoint_save_ns", 7, 2e8), (0, "checkpoint_save_bytes", 7, float(2**20))]
+    rows = [(0, "checkpoint_save_ns", 7, 2e8), (0, "checkpoint_save_bytes", 7, 2.5e6)]
     saved = pl.DataFrame(rows, schema=["rank", "counter", "time_ns", "value"], orient="row")
     (finding,) = lost(job, saved).findings
-    assert "files of 1.0 MiB, saved at 5.0 MiB/s" in finding.evidence
+    assert "files of 2.5 MB, saved at 12.5 MB/s" in finding.evidence
 
 
 def test_host_that_ran_ahead_of_its_gpu_loses_what_it_does_not_catch_up():

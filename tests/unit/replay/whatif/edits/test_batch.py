@@ -64,7 +64,7 @@ def test_a_batch_twice_as_large_takes_twice_the_work_and_as_long_to_reduce(tmp_p
     larger = parse_edit("batch:factor=2").apply(graph)
     # The call and the copies of results are operators, too; the optimizer is not of the batch.
     assert step_us(larger) == pytest.approx(16000 + 20 + LAYERS * 4096 + 100 + 100, abs=30)
-    assert parse_edit("batch:factor=2").notes(graph)[1] == "a step allocates 4.2 KiB now, 8.4 KiB then"
+    assert parse_edit("batch:factor=2").notes(graph)[1] == "a step allocates 4.3 kB now, 8.6 kB then"
 
 
 def test_on_gpus_kernels_grow_and_launches_do_not(tmp_path):
@@ -80,7 +80,7 @@ def test_a_batch_of_todays_size_changes_no_nanosecond(tmp_path):
 
 def test_a_batch_for_which_there_is_no_memory_is_refused(tmp_path):
     graph = built(remembered(ddp_job(), free=4000), tmp_path / "little").graph
-    with pytest.raises(Unanswerable, match=r"would allocate 4.2 KiB more, and 3.9 KiB are free"):
+    with pytest.raises(Unanswerable, match=r"would allocate 4.3 kB more, and 4.0 kB are free"):
         parse_edit("batch:factor=2").apply(graph)
     assert parse_edit("batch:factor=1.9").apply(graph)
     untold = built(remembered(ddp_job()), tmp_path / "untold").graph
