@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -32,12 +32,12 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema_version: int = SCHEMA_VERSION
 
 
-def plain(document: msgspec.Struct | Mapping[str, Any]) -> Any:
+def plain(document: Any) -> Any:
     """Dictionaries, lists, numbers and texts; numbers of numpy become those of Python."""
     return msgspec.to_builtins(document, enc_hook=_number)
 
 
-def encode(document: msgspec.Struct | Mapping[str, Any]) -> str:
+def encode(document: msgspec.Struct) -> str:
     """One object as ASCII on one line, `schema_version` first.
 
     Raises:
@@ -55,18 +55,28 @@ def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
         kind: its class.
     """
     (reference,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    inherited = {
-        name: text for each in reversed(kind.__mro__) for name, text in _meanings(each.__doc__).items()
-    }
-    for part in parts.values():
+    declared_as: dict[str, type[Any]] = {each.__name__: each for each in _subclasses(msgspec.Struct)}
+    for title, part in parts.items():
         text = part.pop("description", "")
-        meanings = inherited | _meanings(text)
+        meanings = _inherited_meanings(declared_as.get(title, object)) | _meanings(text)
         part["description"] = _joined(text.partition("Attributes:")[0])
         for name, declared in part.get("properties", {}).items():
             if name in meanings:
                 declared["description"] = meanings[name]
     own: dict[str, Any] = parts.pop(reference["$ref"].rpartition("/")[2])
     return own | ({"$defs": parts} if parts else {})
+
+
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    """A class and all that are derived from it."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _subclasses(each)
+
+
+def _inherited_meanings(kind: type) -> dict[str, str]:
+    """What the `Attributes` of a class and of its bases mean, by name."""
+    return {name: text for each in reversed(kind.__mro__) for name, text in _meanings(each.__doc__).items()}
 
 
 def _meanings(docstring: str | None) -> dict[str, str]:

@@ -7,7 +7,6 @@ parts. It does not know where frames come from or what they mean.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from dpro.documents import Part, plain
 from dpro.errors import InputError, first_line
 from dpro.folders import refuse_link, written_whole
 from dpro.limits import MAX_RANKS
@@ -27,6 +27,36 @@ from dpro.schema import TABLES, SchemaError, Table, conform
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+
+
+class ChangedPlace(Part, frozen=True, forbid_unknown_fields=False):
+    """Where in a job a change was made.
+
+    Attributes:
+        where: a place in the script, or what was changed.
+        instead_of: what the script had asked for there; empty where it had not.
+        times: how often.
+    """
+
+    where: str
+    instead_of: str
+    times: int
+
+
+class AppliedChange(Part, frozen=True, forbid_unknown_fields=False):
+    """What became of one change on one rank.
+
+    Attributes:
+        edit: the change, as the user wrote it.
+        rank: the rank.
+        applied: the places where it was made.
+        refused: the reasons why it was not.
+    """
+
+    edit: str
+    rank: int
+    applied: list[ChangedPlace]
+    refused: list[str]
 
 
 @dataclass(frozen=True)
@@ -40,8 +70,7 @@ class Manifest:
         error: the first exception that ended a process of the job, in a line; empty where none is known.
         unrecorded: why there is no step; empty where there is one.
         exit_status: of the command; minus the signal that killed it, None where unknown.
-        applied: what became of each change that was to be made to the job, on each rank: `edit`, `rank`,
-            `applied` (places: `where`, `instead_of`, `times`) and `refused` (reasons).
+        applied: what became of each change that was to be made to the job, on each rank.
     """
 
     world_size: int
@@ -61,7 +90,7 @@ class Manifest:
     warnings: list[str] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     windows: dict[str, float] = field(default_factory=dict)
-    applied: list[dict[str, Any]] = field(default_factory=list)
+    applied: list[AppliedChange] = field(default_factory=list)
     format_version: int = FORMAT_VERSION
 
     @property
@@ -226,7 +255,7 @@ def write_manifest(run: Path, manifest: Manifest) -> None:
         manifest: what to write.
     """
     run.mkdir(parents=True, exist_ok=True)
-    document = dataclasses.asdict(manifest) | {"missing_ranks": manifest.missing_ranks}
+    document = plain(manifest) | {"missing_ranks": manifest.missing_ranks}
     with written_whole(run.resolve(), MANIFEST) as file:
         file.write((json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
 

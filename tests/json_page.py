@@ -9,19 +9,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
+from dpro.analysis.answers.demo import DemoDocument
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
 from dpro.analysis.answers.difference import DifferenceDocument
 from dpro.analysis.answers.info import ContentsDocument, InfoDocument
 from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.report import ReportDocument, ReportFilesDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
+from dpro.collectors.answers import (
+    AttachDocument,
+    ProfileDocument,
+    StacksDocument,
+    SwitchDocument,
+    WindowDocument,
+)
 from dpro.collectors.readiness import ReadinessDocument
-from dpro.documents import Document, schema_of
+from dpro.detect.findings_log import WatchDocument
+from dpro.documents import schema_of
 from dpro.export.documents import ExportDocument
+from dpro.ingest.shards import ShardDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
 
-COMMANDS: dict[str, type[Document]] = {
+COMMANDS: dict[str, type[Struct]] = {
+    "dpro demo": DemoDocument,
     "dpro import SOURCE... -o RUN": ContentsDocument,
+    "dpro import SOURCE... -o RUN --shard I/N": ShardDocument,
     "dpro info RUN": InfoDocument,
     "dpro report RUN": ReportDocument,
     "dpro report RUN --html FILE": ReportFilesDocument,
@@ -34,12 +48,19 @@ COMMANDS: dict[str, type[Document]] = {
     "dpro export RUN --perfetto FILE": ExportDocument,
     "dpro try EDIT... -- COMMAND...": TryDocument,
     "dpro ledger": LedgerDocument,
+    "dpro watch RUN": WatchDocument,
+    "dpro attach RUN -o COPY": AttachDocument,
+    "dpro attach RUN --steps K": WindowDocument,
+    "dpro attach RUN --stacks": StacksDocument,
+    "dpro attach RUN --off": SwitchDocument,
+    "dpro attach --pid PID --steps K -o RUN": ProfileDocument,
     "dpro doctor": ReadinessDocument,
 }
 HEAD = """# What `--json` prints
 
-A command with `--json` prints one object on standard output. This page is generated from the documents of the
-commands (`make schema`); [`dpro mcp`](mcp.md) gives those about runs to agents, with their schemas.
+A command with `--json` prints one object on standard output; `dpro watch` prints one per line. This page is
+generated from the documents of the commands (`make schema`); [`dpro mcp`](mcp.md) gives those about runs to
+agents, with their schemas.
 New keys may come; those that are here keep their meaning as long as `schema_version` is the same. A key that
 is *optional* may be absent.
 """

@@ -11,13 +11,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from dpro.collectors.convert.recorded import RecordedProcess, processes
 from dpro.collectors.launch.recording import Launch
+from dpro.store import AppliedChange
 
 SILENT = "it ended before it could report whether that was done"
 
 
-def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[AppliedChange]:
     """Return what a process that has ended reported of each requested change.
 
     Args:
@@ -25,14 +29,13 @@ def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[dict[s
         options: what the recorder was asked for.
 
     Returns:
-        `edit`, `rank`, `applied` and `refused` for each; a change has either been applied or refused.
+        A record for each; a change has either been applied or refused.
     """
-    said = {change["edit"]: change for change in _said(process)}
+    said = {change.edit: change for change in _said(process)}
     found = []
     for change in options.get("apply", []):
-        mine = said.get(change["edit"], {"applied": [], "refused": []})
-        refused = mine["refused"] or ([] if mine["applied"] else [SILENT])
-        found.append({"edit": change["edit"], "rank": process.rank, **mine, "refused": refused})
+        mine = said.get(change["edit"], AppliedChange(change["edit"], process.rank, [], []))
+        found.append(mine if mine.applied or mine.refused else replace(mine, refused=[SILENT]))
     return found
 
 
@@ -40,13 +43,12 @@ def refused_so_far(launch: Launch) -> Iterator[str]:
     """Yield why changes could not be made so far in a running job: `rank 0: bucket:mb=1: …`."""
     for process in processes(launch):
         for change in _said(process):
-            for reason in change["refused"]:
-                yield f"rank {process.rank}: {change['edit']}: {reason}"
+            for reason in change.refused:
+                yield f"rank {process.rank}: {change.edit}: {reason}"
 
 
-def _said(process: RecordedProcess) -> list[dict[str, Any]]:
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        said: list[dict[str, Any]] = json.loads((process.folder / "applied.json").read_text(encoding="utf-8"))
-        if all(isinstance(each[name], list) for each in said for name in ("applied", "refused")):
-            return [each for each in said if isinstance(each["edit"], str)]
+def _said(process: RecordedProcess) -> list[AppliedChange]:
+    with suppress(OSError, ValueError, TypeError):
+        said = json.loads((process.folder / "applied.json").read_bytes())
+        return msgspec.convert([{**each, "rank": process.rank} for each in said], list[AppliedChange])
     return []

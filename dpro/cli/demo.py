@@ -10,10 +10,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,7 +24,6 @@ from dpro.units import ms
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
-    from dpro.analysis.answers.diagnosis import Diagnosis
     from dpro.replay.whatif.predict import Prediction
     from dpro.store import Run
 
@@ -73,7 +71,9 @@ def demo(output: Path | None, as_json: bool) -> None:
     found, predictions = diagnose_replay(analysis), _predictions(analysis)
     saved = _really_saved(analysis, healthy) if healthy else None
     if as_json:
-        print_json(_document(analysis, found, predictions, saved))
+        from dpro.analysis.answers.demo import demo_document
+
+        print_json(demo_document(analysis, found, predictions, saved))
         return
     _section("What was recorded")
     _print_recorded(analysis)
@@ -91,23 +91,6 @@ def demo(output: Path | None, as_json: bool) -> None:
     _section("Look further")
     for command, what in FURTHER.items():
         click.echo(f"  {_dpro()} {command} {faulty}  # {what}")
-
-
-def _document(
-    analysis: Analysis, found: Diagnosis, predictions: Sequence[Prediction], saved: float | None
-) -> dict[str, Any]:
-    """What was explained, in the documents of the commands; `saved` is what the fault really costs, ms."""
-    from dpro.analysis.answers.diagnosis import diagnosis_document
-    from dpro.analysis.answers.replay import replay_document
-    from dpro.replay.whatif.documents import prediction_document
-
-    return {
-        "run": analysis.run.label,
-        "replay": replay_document(analysis),
-        "diagnose": diagnosis_document(found),
-        "predictions": list(map(prediction_document, predictions)),
-        "really_saved_ms": saved,
-    }
 
 
 def sample_run(name: str) -> Path:

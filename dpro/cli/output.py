@@ -11,7 +11,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -116,7 +116,7 @@ def json_option(command: F) -> F:
     )
 
 
-def print_json(document: Struct | Mapping[str, Any]) -> None:
+def print_json(document: Struct) -> None:
     """Print one object on stdout, with `schema_version` first.
 
     Raises:

@@ -7,17 +7,21 @@ In: what detectors find at each look. Out: `Notice`s of what begins and ends, li
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from dpro.detect.findings import Finding
+import msgspec
+from msgspec import field
+from msgspec.structs import asdict, replace
+
+from dpro.detect.findings import ComponentDocument, Finding
+from dpro.documents import SCHEMA_VERSION, Part, encode
 from dpro.folders import lock
 from dpro.units import NS_PER_MS, ms
 
@@ -27,6 +31,72 @@ BEGINS, ENDS = "begins", "ends"
 JOB_ENDED = "the job has ended"
 
 Identity = tuple[str, str, str]
+
+
+class NoticedFinding(Part, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A finding of a job that was watched, and when it was noticed.
+
+    Attributes:
+        number: of the finding, from 1; the same when it begins and when it ends.
+        time_ns: when this was noticed.
+        step: the latest step then, -1 unknown.
+        class: such as `slow.host`, as docs/diagnosis.md lists them.
+        component: what is slow or broken.
+        ranks: ranks that it concerns.
+        severity: share of the step that it costs; null where that is not known.
+        confidence: 0 to 1; null where it is not known.
+        cost_ms_per_step: by how much the step would be shorter without it; null where steps have ended.
+        evidence: what was observed, one line each.
+        why: why it ended; empty while it holds.
+        cause: what within the component takes the time; empty where that is the component itself.
+        detector: which detector found it.
+    """
+
+    number: int
+    time_ns: int
+    step: int
+    class_: str = field(name="class")
+    component: ComponentDocument
+    ranks: list[int]
+    severity: float | None
+    confidence: float | None
+    cost_ms_per_step: float | None
+    evidence: list[str]
+    why: str
+    cause: str
+    detector: str
+
+
+class NoticeDocument(NoticedFinding, frozen=True, kw_only=True):
+    """A finding begins or ends: a line of the log.
+
+    Attributes:
+        event: `begins` or `ends`.
+    """
+
+    event: str
+
+
+class WatchDocument(NoticeDocument, frozen=True, kw_only=True):
+    """A finding begins or ends while the job runs; one line each, and what a webhook receives.
+
+    Attributes:
+        schema_version: of the documents; new keys do not change it.
+        run: the run directory.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run: str
+
+
+class LoggedFinding(NoticedFinding, frozen=True, kw_only=True):
+    """A finding of the log, with when it ended.
+
+    Attributes:
+        over_ns: when it ended, -1 while it holds.
+    """
+
+    over_ns: int
 
 
 @dataclass(frozen=True)
@@ -51,41 +121,50 @@ class Notice:
     why: str = ""
     source: str = ""
 
-    def document(self) -> dict[str, Any]:
-        """Return it as a line of JSON has it: the finding's own keys, and when."""
+    def document(self) -> NoticeDocument:
+        """Return it as a line of the log has it: the finding's own keys, and when."""
         found = self.finding
         hangs = found.class_.startswith(("hang", "dead"))
-        return {
-            "event": self.event,
-            "number": self.number,
-            "time_ns": self.time_ns,
-            "step": self.step,
-            "class": found.class_,
-            "component": {"kind": found.component_kind, "id": found.component_id},
-            "ranks": list(found.ranks),
-            "severity": _finite(found.severity),
-            "confidence": _finite(found.confidence),
-            "cost_ms_per_step": None if hangs else _finite(ms(found.cost_ns)),
-            "evidence": list(found.evidence),
-            "why": self.why,
-            "cause": found.cause,
-            "detector": self.source,
-        }
+        return NoticeDocument(
+            event=self.event,
+            number=self.number,
+            time_ns=self.time_ns,
+            step=self.step,
+            class_=found.class_,
+            component=ComponentDocument(found.component_kind, found.component_id),
+            ranks=list(found.ranks),
+            severity=_finite(found.severity),
+            confidence=_finite(found.confidence),
+            cost_ms_per_step=None if hangs else _finite(ms(found.cost_ns)),
+            evidence=list(found.evidence),
+            why=self.why,
+            cause=found.cause,
+            detector=self.source,
+        )
 
 
-def finding_of(notice: Mapping[str, Any]) -> Finding:
+def watch_document(run: Path, notice: Notice) -> WatchDocument:
+    """Return a notice for programs that follow the watch of a run.
+
+    Args:
+        run: the run directory.
+        notice: what begins or ends.
+    """
+    return WatchDocument(run=str(run), **asdict(notice.document()))
+
+
+def finding_of(noticed: NoticedFinding) -> Finding:
     """Return the finding of a notice that was read from the log."""
-    component, cost_ms = notice["component"], notice["cost_ms_per_step"] or 0.0
     return Finding(
-        notice["class"],
-        component["kind"],
-        component["id"],
-        tuple(notice["ranks"]),
-        notice["severity"] or 0.0,
-        notice["confidence"] or 0.0,
-        cost_ms * NS_PER_MS,
-        tuple(notice["evidence"]),
-        notice.get("cause", ""),
+        noticed.class_,
+        noticed.component.kind,
+        noticed.component.id,
+        tuple(noticed.ranks),
+        noticed.severity or 0.0,
+        noticed.confidence or 0.0,
+        (noticed.cost_ms_per_step or 0.0) * NS_PER_MS,
+        tuple(noticed.evidence),
+        noticed.cause,
     )
 
 
@@ -113,18 +192,18 @@ class OpenFindings:
         """The findings that hold now."""
         return [each.finding for each in self._open.values()]
 
-    def resume(self, notices: Iterable[Mapping[str, Any]]) -> None:
+    def resume(self, notices: Iterable[NoticeDocument]) -> None:
         """Continue where an earlier watcher of the run stopped: what it began and did not end still holds.
 
         Args:
             notices: of the log, in order.
         """
         for notice in notices:
-            self._next = max(self._next, int(notice["number"]) + 1)
+            self._next = max(self._next, notice.number + 1)
             finding = finding_of(notice)
-            key = str(notice.get("detector", "")), identity_of(finding)
-            if notice["event"] == BEGINS:
-                self._open[key] = _Open(int(notice["number"]), finding, int(notice["step"]))
+            key = notice.detector, identity_of(finding)
+            if notice.event == BEGINS:
+                self._open[key] = _Open(notice.number, finding, notice.step)
             else:
                 self._open.pop(key, None)
 
@@ -226,7 +305,7 @@ class FindingsLog:
         """
         if self._file is None:
             return
-        line = json.dumps(notice.document(), allow_nan=False).encode() + b"\n"
+        line = encode(notice.document()).encode() + b"\n"
         whole = b"\n" + line if self._is_cut else line
         self._is_cut = True
         written = self._file.write(whole)
@@ -235,49 +314,45 @@ class FindingsLog:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def read_log(run: Path) -> list[Mapping[str, Any]]:
+def read_log(run: Path) -> list[NoticeDocument]:
     """Return the notices of a run's log in order, without lines that were cut off; empty without a log."""
     path = run / FOLDER / FILE
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        with suppress(ValueError):
+            found.append(msgspec.json.decode(line, type=NoticeDocument))
     return found
 
 
-def logged_findings(run: Path) -> list[dict[str, Any]]:
-    """Return each finding of a run's log once.
-
-    Returns:
-        The keys of `Notice.document` of its begin without `event`; `over_ns`, -1 while it holds; and why it
-        ended.
-    """
-    found: dict[int, dict[str, Any]] = {}
+def logged_findings(run: Path) -> list[LoggedFinding]:
+    """Return each finding of a run's log once, with when and why it ended."""
+    found: dict[int, LoggedFinding] = {}
     for notice in read_log(run):
-        if notice["event"] == BEGINS:
-            found[notice["number"]] = {**notice, "over_ns": -1}
-        elif notice["number"] in found:
-            found[notice["number"]] |= {"over_ns": notice["time_ns"], "why": notice["why"]}
-    return [{key: each[key] for key in each if key != "event"} for each in found.values()]
+        if notice.event == BEGINS:
+            begun = asdict(notice)
+            del begun["event"]
+            found[notice.number] = LoggedFinding(**begun, over_ns=-1)
+        elif notice.number in found:
+            ended = replace(found[notice.number], over_ns=notice.time_ns, why=notice.why)
+            found[notice.number] = ended
+    return list(found.values())
 
 
-def describe_logged(found: Iterable[Mapping[str, Any]]) -> list[str]:
+def describe_logged(found: Iterable[LoggedFinding]) -> list[str]:
     """Return a line for each finding of `logged_findings`."""
     lines = []
     for each in found:
-        when = time_of_day(each["time_ns"])
-        until = f", {_end_in_words(each)}" if each["over_ns"] > 0 else ""
-        component = f"{each['component']['kind']} {each['component']['id']}"
-        lines.append(f"at {when}, step {each['step']}: {each['class']}: {component}{until}")
+        when = time_of_day(each.time_ns)
+        until = f", {_end_in_words(each)}" if each.over_ns > 0 else ""
+        component = f"{each.component.kind} {each.component.id}"
+        lines.append(f"at {when}, step {each.step}: {each.class_}: {component}{until}")
     return lines
 
 
-def _end_in_words(logged: Mapping[str, Any]) -> str:
-    when = time_of_day(logged["over_ns"])
-    held = logged["why"] == JOB_ENDED
-    return f"held until the job ended at {when}" if held else f"withdrawn at {when} because {logged['why']}"
+def _end_in_words(logged: LoggedFinding) -> str:
+    when = time_of_day(logged.over_ns)
+    held = logged.why == JOB_ENDED
+    return f"held until the job ended at {when}" if held else f"withdrawn at {when} because {logged.why}"
 
 
 def time_of_day(time_ns: int) -> str:

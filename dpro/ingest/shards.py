@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpro._version import __version__
+from dpro.documents import Document
 from dpro.errors import UsageError
 from dpro.folders import lock, written_whole
 from dpro.ingest.assembly.assemble import assemble
@@ -54,6 +55,20 @@ class Waiting:
 
     missing: list[int]
     staging: Path
+
+
+class ShardDocument(Document, frozen=True, kw_only=True):
+    """A shard of an import has ended, and others have not.
+
+    Attributes:
+        run: the run that is to be.
+        complete: false; the shard that ends last answers with what the run holds.
+        missing_shards: those that have not ended, counted from 0.
+    """
+
+    run: str
+    complete: bool
+    missing_shards: list[int]
 
 
 def parse_shard(text: str) -> Shard:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
-from typing import Any
 
 from dpro.documents import Document, Part
+from dpro.store import AppliedChange
 from dpro.trial.ledger import Entry, Ratio, ledger_path, usual_error
 from dpro.trial.measure import Measured
 
@@ -62,7 +62,7 @@ class TryDocument(Document, frozen=True, kw_only=True):
     """
 
     edits: list[str]
-    applied: list[dict[str, Any]]
+    applied: list[AppliedChange]
     baseline_ms: float
     predicted: TimesDocument | None
     not_predicted: str

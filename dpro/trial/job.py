@@ -164,9 +164,9 @@ def ensure_applied(path: Path, changes: Sequence[Change]) -> Run:
         what = f"nothing was recorded of rank {missing}" if manifest.ranks else "nothing was recorded"
         raise DproError("; ".join([f"{path}: {what}", *manifest.warnings[:1]]))
     for made in manifest.applied:
-        for reason in made["refused"]:
-            raise NotApplied(f"not applied: rank {made['rank']}: {made['edit']}: {reason}")
+        for reason in made.refused:
+            raise NotApplied(f"not applied: rank {made.rank}: {made.edit}: {reason}")
     wanted = {(rank, change.text) for rank in manifest.ranks for change in changes}
-    for rank, edit in sorted(wanted - {(made["rank"], made["edit"]) for made in manifest.applied}):
+    for rank, edit in sorted(wanted - {(made.rank, made.edit) for made in manifest.applied}):
         raise NotApplied(f"not applied: rank {rank}: {edit}: nothing shows that it was")
     return run

@@ -9,21 +9,21 @@ decides what comes next.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, chain
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
+
+import msgspec
 
 from dpro.collectors.attach import training
 from dpro.collectors.convert.calls import BACKENDS
@@ -31,6 +31,7 @@ from dpro.collectors.convert.readers import Readers
 from dpro.collectors.inside.names import SHOWN
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, launches
 from dpro.detect.findings import Finding
+from dpro.documents import Document
 from dpro.errors import Unanswerable
 from dpro.watch.tail import OPEN_NS, ProcessTail
 
@@ -41,6 +42,18 @@ SHARE = 0.05  # of the time that looks may take
 NICE = 19
 # Facts, records and calls of a process.
 _FILES = ("facts.json", "groups.json", "mesh.json", "checked", "records.bin", "flight-*.*")
+
+
+class WindowFindings(Document, frozen=True, kw_only=True):
+    """What the process that diagnoses windows answers to the watcher.
+
+    Attributes:
+        findings: costliest first.
+        error: why there are none; empty where the windows could be diagnosed.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    error: str = ""
 
 
 class DeepWatchPhase(Enum):
@@ -189,12 +202,11 @@ class DeepWatch:
         self.close()
         self.state = looked(self.state, now_s, took_s)
         try:
-            answer = json.loads(content)
+            answer = msgspec.json.decode(content, type=WindowFindings)
         except ValueError:
             return None  # it was killed
-        if "error" in answer:  # most likely files were removed while it read: there will be other windows
-            return None
-        return [_finding(each) for each in answer["findings"]]
+        # An error: most likely files were removed while it read. There will be other windows.
+        return None if answer.error else list(answer.findings)
 
 
 def saved_windows(tails: Iterable[ProcessTail]) -> set[int]:
@@ -265,12 +277,3 @@ def _size(tails: Iterable[ProcessTail], window: int) -> int:
         return sum((tail.process.folder / _name(window)).stat().st_size for tail in tails)
     except OSError:
         return 0
-
-
-def document(found: Sequence[Finding]) -> dict[str, Any]:
-    """Return findings as the JSON that the watcher reads."""
-    return {"findings": [dataclasses.asdict(each) for each in found]}
-
-
-def _finding(document: Mapping[str, Any]) -> Finding:
-    return Finding(**{**document, "ranks": tuple(document["ranks"]), "evidence": tuple(document["evidence"])})

@@ -7,7 +7,6 @@ the server is our own, since the library's bounds neither connections nor reques
 
 from __future__ import annotations
 
-import json
 import queue
 import re
 import socket
@@ -21,7 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from dpro.detect.findings import Finding
+from dpro.documents import encode
 from dpro.errors import needs_extra
 from dpro.units import NS_PER_S
 
@@ -55,11 +57,11 @@ class Webhook:
         self.lost = 0
         threading.Thread(target=self._work, name="webhook", daemon=True).start()
 
-    def post(self, document: Mapping[str, Any]) -> None:
+    def post(self, document: Struct) -> None:
         """Queue a document; it is dropped where too many wait, and where it has no form in JSON."""
         try:
-            self._waiting.put_nowait(json.dumps(document, allow_nan=False).encode())
-        except (queue.Full, TypeError, ValueError):
+            self._waiting.put_nowait(encode(document).encode())
+        except (queue.Full, ValueError):
             self.lost += 1
 
     def close(self) -> None:

@@ -5,9 +5,10 @@ import signal
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from dpro.store import open_run
+from dpro.store import AppliedChange, open_run
 from tests.jobs import TORCHRUN, complete, start, wait_for, wait_until
 
 pytest.importorskip("torch")
@@ -77,13 +78,13 @@ def test_buckets_of_an_unchanged_script_get_the_size_that_is_tried(bucket):
 def test_what_was_applied_where_is_in_the_manifest_of_every_rank(bucket):
     folder, _, document, _ = bucket
     manifest = open_run(folder / document["runs"]["changed"][0]).manifest
-    assert document["applied"] == manifest.applied
-    assert {(made["rank"], made["edit"]) for made in manifest.applied} == {
+    assert msgspec.convert(document["applied"], list[AppliedChange]) == manifest.applied
+    assert {(made.rank, made.edit) for made in manifest.applied} == {
         (rank, edit) for rank in (0, 1) for edit in document["edits"]
     }
     for made in manifest.applied:
-        [place] = made["applied"]
-        assert place["where"].startswith("DistributedDataParallel at job.py:")
+        [place] = made.applied
+        assert place.where.startswith("DistributedDataParallel at job.py:")
     assert open_run(folder / document["runs"]["baseline"][0]).manifest.applied == []
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import msgspec
 import numpy as np
 import pytest
 
 from dpro.analysis.answers.diagnosis import DiagnosisDocument
+from dpro.cli import cli
 from dpro.documents import Document, Part, encode, plain, schema_of
 from dpro.trial.documents import LedgerDocument
 from dpro.trial.ledger import Entry, Ratio, append
@@ -19,7 +21,12 @@ from tests.reference.hanging_dumps import dumps_of_a_stuck_host
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ("healthy", "slow_rank", "slow_input")
-READING = [command for command in COMMANDS if command.split()[2:3] == ["RUN"] and "FILE" not in command]
+WITH_A_JOB = ("attach", "watch")
+READING = [
+    command
+    for command in COMMANDS
+    if command.split()[2:3] == ["RUN"] and command.split()[1] not in WITH_A_JOB and "FILE" not in command
+]
 
 
 class Inner(Part, frozen=True):
@@ -44,6 +51,26 @@ class Outer(Document, frozen=True, kw_only=True):
     """
 
     parts: list[Inner]
+
+
+class Further(Inner, frozen=True):
+    """A part with more keys.
+
+    Attributes:
+        further: one more.
+    """
+
+    further: int
+
+
+class Around(Document, frozen=True, kw_only=True):
+    """A document of such a part.
+
+    Attributes:
+        part: the part.
+    """
+
+    part: Further
 
 
 def test_version_comes_first_and_numbers_of_numpy_are_plain():
@@ -71,6 +98,13 @@ def test_schemas_say_what_each_key_means():
     }  # fmt: skip
 
 
+def test_keys_that_a_part_inherits_mean_the_same():
+    keys = schema_of(Around)["$defs"]["Further"]["properties"]
+    assert [keys[name]["description"] for name in ("class", "low", "further")] == [
+        "a word of Python.", "two numbers, in ms.", "one more."
+    ]  # fmt: skip
+
+
 def test_every_key_of_every_command_has_a_meaning():
     for kind in COMMANDS.values():
         schema = schema_of(kind)
@@ -78,6 +112,21 @@ def test_every_key_of_every_command_has_a_meaning():
             assert part["description"], part["title"]
             for name, declared in part["properties"].items():
                 assert declared.get("description"), f"{part['title']}.{name}"
+
+
+def test_every_command_with_json_and_its_options_are_on_the_page():
+    context = click.Context(cli)
+    found = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    options = {
+        name: {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        for name, command in found.items()
+    }
+    assert {name for name, given in options.items() if "--json" in given} == {
+        command.split()[1] for command in COMMANDS
+    }
+    for command in COMMANDS:
+        _, name, *words = command.partition(" -- ")[0].split()
+        assert {word for word in words if word.startswith("-")} <= options[name], command
 
 
 def test_the_page_of_the_documents_is_generated_from_them():

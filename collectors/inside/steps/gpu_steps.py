@@ -14,8 +14,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -105,27 +105,29 @@ class GpuSteps:
         self._forget()
 
     def on_step(self, step: int) -> None:
-        """A step has ended."""
-        device = self._find(step)
-        if device is None:
-            return
-        with device.selected():
-            if captures.is_capturing_here():
-                self._is_gap = True
-                return
-            self._read(step - AGE, AT_ONCE)
-            self._mark(device, step, is_end=not self._is_gap)
+        """Mark the end of a step, and read the times of earlier ones."""
+        with self._asked(step) as device:
+            if device is not None:
+                self._read(step - AGE, AT_ONCE)
+                self._mark(device, step, is_end=not self._is_gap)
 
     def on_resume(self, step: int) -> None:
-        """Work of ours took long after a step; the next one begins now."""
+        """Mark the beginning of the next step, since work of the recorder took long after this one."""
+        with self._asked(step) as device:
+            if device is not None:
+                self._mark(device, step, is_end=False)
+
+    @contextmanager
+    def _asked(self, step: int) -> Iterator[DeviceApi | None]:
+        """Select the device of the job, if it may be asked: where a graph is being captured, a gap begins."""
         device = self._find(step)
         if device is None:
+            yield None
             return
         with device.selected():
-            if captures.is_capturing_here():
-                self._is_gap = True
-                return
-            self._mark(device, step, is_end=False)
+            is_capturing = captures.is_capturing_here()
+            self._is_gap |= is_capturing
+            yield None if is_capturing else device
 
     def on_end(self) -> None:
         """Read what has been answered; whatever has not stays unknown.

@@ -19,7 +19,7 @@ from dpro.analysis.end import UNKNOWN, End, EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import not_read
 from dpro.detect.findings import Finding, FindingDocument, finding_document
-from dpro.detect.findings_log import logged_findings
+from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.detect.hang.find import find_hangs
 from dpro.detect.hang.records import records_of
 from dpro.detect.pipeline_slowdown import Slowdown
@@ -57,7 +57,7 @@ class Diagnosis:
     workers: pl.DataFrame
     steps: pl.DataFrame
     notes: Sequence[str] = ()
-    while_it_ran: Sequence[dict[str, Any]] = ()
+    while_it_ran: Sequence[LoggedFinding] = ()
     answerable: bool = True
     slowdown: Slowdown | None = None
 
@@ -112,7 +112,7 @@ class DiagnosisDocument(Document, frozen=True, kw_only=True):
         answerable: whether the replay fits; true where the diagnosis does not rest on it.
         reasons: what the run cannot show.
         notes: what is worth a sentence though it is no finding; absent where the job hangs.
-        while_it_ran: what `dpro watch` found while the job ran, with when it was over (`over_ns`).
+        while_it_ran: what `dpro watch` found while the job ran.
         end: how the job ended.
         slowdown: ratios of step times, of traces of whole operations only.
     """
@@ -124,7 +124,7 @@ class DiagnosisDocument(Document, frozen=True, kw_only=True):
     answerable: bool
     reasons: list[str]
     notes: list[str] | UnsetType = UNSET
-    while_it_ran: list[dict[str, Any]]
+    while_it_ran: list[LoggedFinding]
     end: EndDocument
     slowdown: SlowdownDocument | UnsetType = UNSET
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from typing import Any
 
+import msgspec
 import polars as pl
+from msgspec import UNSET, UnsetType
 
 from dpro.analysis.after_window import AfterWindow, after_first_window
 from dpro.analysis.analysis import Analysis
@@ -18,10 +19,10 @@ from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.analysis.unanswered import why_no_window
 from dpro.classify import OTHER, classify, table_version
-from dpro.detect.findings_log import logged_findings
+from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.documents import Document, Part
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, WORKERS
-from dpro.store import Run
+from dpro.store import AppliedChange, Run
 from dpro.units import us
 
 _KERNELS_NAMED = 5
@@ -55,11 +56,10 @@ class KernelCoverage(Part, frozen=True):
     unclassified: Unclassified
 
 
-class InfoCoverage(Part, frozen=True):
+class InfoCoverage(KernelCoverage, frozen=True):
     """What dpro understands, as shares; null where there is nothing to take a share of.
 
     Attributes:
-        unclassified: kernels of no known class.
         collective_bytes_known: collectives whose bytes are known.
         collective_group_known: collectives whose process group is known.
         kernel_time_classified: GPU time in kernels of a known class.
@@ -67,7 +67,6 @@ class InfoCoverage(Part, frozen=True):
         steps_in_windows: steps in deep windows.
     """
 
-    unclassified: Unclassified
     collective_bytes_known: float | None
     collective_group_known: float | None
     kernel_time_classified: float | None
@@ -133,18 +132,24 @@ class RankEnd(Part, frozen=True):
     how: str
 
 
-class InfoDocument(Document, frozen=True, kw_only=True):
+class WindowCosts(Part, frozen=True, forbid_unknown_fields=False):
+    """What deep windows cost the rank that they slowed most; empty where they cannot be compared with steps.
+
+    Attributes:
+        count: windows.
+        cost_ms: median cost of one.
+        share: of the time of all steps that they cost.
+    """
+
+    count: float | UnsetType = UNSET
+    cost_ms: float | UnsetType = UNSET
+    share: float | UnsetType = UNSET
+
+
+class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
     """What a run holds and what it lacks.
 
     Attributes:
-        run: as it was named.
-        ranks: ranks that were recorded.
-        world_size: ranks of the job.
-        missing_ranks: ranks of the job that left no record.
-        rows: by table.
-        warnings: of the recorder or the importer.
-        skipped: what was left out: how many, by reason.
-        coverage: what dpro understands.
         cache: where traces were imported to; null for a run.
         steps: that were recorded.
         step_time: how long a step takes; null where none was timed.
@@ -157,18 +162,11 @@ class InfoDocument(Document, frozen=True, kw_only=True):
         applied: what became of each change that `dpro try` made, by rank.
         attempts: runs of the job before it was restarted.
         while_it_ran: what `dpro watch` found while the job ran.
-        windows: what deep windows cost: count, cost_ms and share of the time.
+        windows: what deep windows cost.
         after_first_window: how steps changed with the first deep window; null where they did not.
         end: how the job ended.
     """
 
-    run: str
-    ranks: list[int]
-    world_size: int
-    missing_ranks: list[int]
-    rows: dict[str, int]
-    warnings: list[str]
-    skipped: dict[str, int]
     coverage: InfoCoverage
     cache: str | None
     steps: int
@@ -180,10 +178,10 @@ class InfoDocument(Document, frozen=True, kw_only=True):
     no_window: str
     ended: list[RankEnd]
     exit_status: int | None
-    applied: list[dict[str, Any]]
+    applied: list[AppliedChange]
     attempts: list[str]
-    while_it_ran: list[dict[str, Any]]
-    windows: dict[str, float]
+    while_it_ran: list[LoggedFinding]
+    windows: WindowCosts
     after_first_window: AfterWindow | None
     end: EndDocument
 
@@ -229,7 +227,7 @@ def info_document(analysis: Analysis) -> InfoDocument:
         applied=manifest.applied,
         attempts=_earlier_attempts(run),
         while_it_ran=logged_findings(run.path),
-        windows=manifest.windows,
+        windows=msgspec.convert(manifest.windows, WindowCosts),
         after_first_window=after_first_window(steps, bool(manifest.gpus)),
         end=end_document(analysis.end),
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,8 +14,11 @@ from dpro.cli.output import console, json_option, print_json, stderr_console
 from dpro.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from dpro.collectors.answers import AttachDocument, RankStacks, RankWindow
     from dpro.collectors.attach import Answers
     from dpro.collectors.launch.recording import Launch
+
+P = TypeVar("P")
 
 STACKS_S = 3.0
 DUMPED_S = 3.0
@@ -56,8 +59,6 @@ def attach(
     The job has to be recorded by `dpro record`. A job that is not, but was started with KINETO_USE_DAEMON=1,
     can be profiled by `dpro attach --pid PID --steps K -o RUN`; PID may be its launcher.
     """
-    from dpro.collectors import attach as attaching
-
     if sum(map(bool, (steps, switch, stacks))) > 1 or not (steps or switch or stacks or copy):
         raise UsageError("one of --steps, --stacks, --off, --on and -o says what to do")
     if (run is None) == (pid is None):
@@ -66,23 +67,54 @@ def attach(
         _profile(pid, steps, copy, timeout_s, as_json)
         return
     folder = (run or _run_of(pid)).resolve()
-    document: dict[str, Any] = {"run": str(folder)}
-    if stacks:
-        document |= _answered(attaching.stacks(folder, STACKS_S))
-    elif switch:
-        answers = attaching.ask(folder, switch, timeout_s, lambda answers: bool(answers.given))
-        document |= {"from_step": first_window(answers)["from_step"]}
-    elif steps:
-        with stderr_console().status(f"waiting for {steps} steps"):
-            answers = attaching.ask(folder, "window", timeout_s, lambda _: False, steps=steps)
-        document |= _answered(answers) | {"window": first_window(answers)["window"]}
+    document = _asked(folder, steps, switch, stacks, timeout_s)
     if copy is not None:
+        from msgspec.structs import replace
+
         _copy(folder, copy)
-        document["copy"] = str(copy)
+        document = replace(document, copy=str(copy))
     if as_json:
         print_json(document)
     else:
         console().print("\n".join(in_words(document)))
+
+
+def _asked(
+    folder: Path, steps: int | None, switch: str | None, stacks: bool, timeout_s: float
+) -> AttachDocument:
+    """Ask the job for what was asked for; for nothing where only a copy was."""
+    from dpro.collectors import answers as documents
+    from dpro.collectors import attach as attaching
+
+    run = str(folder)
+    if stacks:
+        given = attaching.stacks(folder, STACKS_S)
+        ranks = _replies(given, documents.RankStacks)
+        return documents.StacksDocument(run=run, ranks=ranks, silent_ranks=given.silent)
+    if switch:
+        given = attaching.ask(folder, switch, timeout_s, lambda given: bool(given.given))
+        return documents.SwitchDocument(run=run, from_step=first_window(given)["from_step"])
+    if steps:
+        with stderr_console().status(f"waiting for {steps} steps"):
+            given = attaching.ask(folder, "window", timeout_s, lambda _: False, steps=steps)
+        window = first_window(given)["window"]
+        replies = _replies(given, documents.RankWindow)
+        return documents.WindowDocument(run=run, ranks=replies, silent_ranks=given.silent, window=window)
+    return documents.AttachDocument(run=run)
+
+
+def _replies(answers: Answers, kind: type[P]) -> list[P]:
+    """The replies by rank, as records of a kind.
+
+    Raises:
+        InputError: a reply is not of that kind: another version of dpro records the job.
+    """
+    import msgspec
+
+    try:
+        return msgspec.convert([answers.given[rank] for rank in sorted(answers.given)], list[kind])  # type: ignore[valid-type]
+    except msgspec.ValidationError as error:
+        raise InputError(f"a rank replied as another version of dpro would ({error})") from error
 
 
 def _run_of(pid: int | None) -> Path:
@@ -107,6 +139,7 @@ def _asks_daemon(pid: int) -> bool:
 
 def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -> None:
     """Profile a job that is not recorded, and import what comes."""
+    from dpro.collectors.answers import ProfileDocument
     from dpro.collectors.dynolog import profile
     from dpro.ingest.importer import import_sources
 
@@ -115,13 +148,9 @@ def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -
             traces = profile(pid, steps, Path(folder), timeout_s)
         manifest = import_sources(traces, run)
     if as_json:
-        print_json({"run": str(run), "ranks": manifest.ranks, "warnings": manifest.warnings})
+        print_json(ProfileDocument(run=str(run), ranks=manifest.ranks, warnings=manifest.warnings))
     else:
         console().print(f"ranks {', '.join(map(str, manifest.ranks))} are in {run}")
-
-
-def _answered(answers: Answers) -> dict[str, Any]:
-    return {"ranks": [answers.given[rank] for rank in sorted(answers.given)], "silent_ranks": answers.silent}
 
 
 def first_window(answers: Answers) -> Mapping[str, Any]:
@@ -154,29 +183,35 @@ def _copy(run: Path, to: Path) -> None:
     copy_run(run, to.resolve(), finish_copy)
 
 
-def in_words(document: Mapping[str, Any]) -> list[str]:
+def in_words(document: AttachDocument) -> list[str]:
     """The same for people."""
+    from dpro.collectors.answers import StacksDocument, SwitchDocument, WindowDocument
+
     lines = []
-    for answer in document.get("ranks", ()):
-        if "threads" in answer:
-            lines += _stacks_in_words(answer)
-        elif answer["why_not"]:
-            lines.append(f"rank {answer['rank']}: not recorded: {answer['why_not']}")
-        else:
-            first, end = answer["steps"]
-            lines.append(f"rank {answer['rank']}: steps {first} to {end - 1} are window {answer['window']}")
-    lines += [f"rank {rank}: did not answer" for rank in document.get("silent_ranks", ())]
-    if "from_step" in document:
-        lines.append(f"it counts from step {document['from_step']} on")
-    if "copy" in document:
-        lines.append(f"copied to {document['copy']}")
+    if isinstance(document, StacksDocument):
+        lines += [line for rank in document.ranks for line in _stacks_in_words(rank)]
+    if isinstance(document, WindowDocument):
+        lines += map(_window_in_words, document.ranks)
+    if isinstance(document, StacksDocument | WindowDocument):
+        lines += [f"rank {rank}: did not answer" for rank in document.silent_ranks]
+    if isinstance(document, SwitchDocument):
+        lines.append(f"it counts from step {document.from_step} on")
+    if document.copy:
+        lines.append(f"copied to {document.copy}")
     return lines
 
 
-def _stacks_in_words(answer: Mapping[str, Any]) -> list[str]:
-    how = " (its interpreter is held by a call in C)" if answer.get("by_signal") else ""
-    lines = [f"rank {answer['rank']}{how}"]
-    for thread in answer["threads"]:
-        lines.append(f"  {thread['name']}")
-        lines += [f"    {each['file']}:{each['line']} {each['function']}" for each in thread["frames"]]
+def _window_in_words(answer: RankWindow) -> str:
+    if answer.why_not or not answer.steps:
+        return f"rank {answer.rank}: not recorded: {answer.why_not}"
+    first, end = answer.steps
+    return f"rank {answer.rank}: steps {first} to {end - 1} are window {answer.window}"
+
+
+def _stacks_in_words(answer: RankStacks) -> list[str]:
+    how = " (its interpreter is held by a call in C)" if answer.by_signal else ""
+    lines = [f"rank {answer.rank}{how}"]
+    for thread in answer.threads:
+        lines.append(f"  {thread.name}")
+        lines += [f"    {each.file}:{each.line} {each.function}" for each in thread.frames]
     return lines

@@ -183,7 +183,7 @@ def _first_baseline(plan: TrialPlan) -> Run:
         return _record(plan, "baseline-1", ())
     run = open_quietly(plan.baseline)
     if run.manifest.applied:
-        raise InputError(f"{plan.baseline}: is of a job that was changed: {run.manifest.applied[0]['edit']}")
+        raise InputError(f"{plan.baseline}: is of a job that was changed: {run.manifest.applied[0].edit}")
     if run.manifest.command != masked_command(plan.command):
         warn(f"{plan.baseline} is of another command: {' '.join(run.manifest.command)}")
     return run

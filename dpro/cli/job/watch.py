@@ -116,13 +116,13 @@ def watch(
 def _look_at_windows(run: Path, windows: tuple[int, ...]) -> None:
     """Say what deep windows show, as JSON: this is a process that a watcher started."""
     from dpro.opening import readers
-    from dpro.watch.deep import diagnose_windows, document
+    from dpro.watch.deep import WindowFindings, diagnose_windows
 
     try:
-        said = document(diagnose_windows(run, windows, readers()))
+        answer = WindowFindings(findings=tuple(diagnose_windows(run, windows, readers())))
     except DproError as error:
-        said = {"error": str(error)}
-    print_json(said)
+        answer = WindowFindings(error=str(error))
+    print_json(answer)
 
 
 def _wait_for_recording(run: Path) -> None:
@@ -190,13 +190,14 @@ def _reporter(
     run: Path, log: FindingsLog, hook: Webhook | None, server: Metrics | None, as_json: bool
 ) -> Callable[[Notice], None]:
     """What is done with each notice."""
+    from dpro.detect.findings_log import watch_document
 
     def report(notice: Notice) -> None:
         try:
             log.write(notice)
         except OSError as error:
             warn(f"{log.folder}: {error.strerror or error}")
-        document = {"run": str(run), **notice.document()}
+        document = watch_document(run, notice)
         if as_json:
             print_json(document)
         else:

@@ -100,8 +100,10 @@ def _say_what_was_imported(run: Path, as_json: bool) -> None:
 
 
 def _say_what_is_missing(run: Path, waiting: Waiting, as_json: bool) -> None:
+    from dpro.ingest.shards import ShardDocument
+
     if as_json:
-        print_json({"run": str(run), "complete": False, "missing_shards": waiting.missing})
+        print_json(ShardDocument(run=str(run), complete=False, missing_shards=waiting.missing))
         return
     out = few(waiting.missing, 8)
     console().print(f"{run}: not whole yet; {len(waiting.missing)} shards are still out: {out}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +10,13 @@ from dpro.cli.output import console, json_option, print_end, print_json
 from dpro.words import few
 
 if TYPE_CHECKING:
-    from dpro.analysis.answers.info import ClocksDocument, ContentsDocument, InfoDocument, Unclassified
+    from dpro.analysis.answers.info import (
+        ClocksDocument,
+        ContentsDocument,
+        InfoDocument,
+        Unclassified,
+        WindowCosts,
+    )
 
 _RANKS_NAMED = 8
 
@@ -80,8 +85,7 @@ def in_words(document: InfoDocument) -> list[str]:
         f"rows       {rows_in_words(document)}",
         f"kernels    {unclassified_in_words(coverage.unclassified)}",
     ]
-    if document.windows:
-        lines.append(f"windows    {_windows_in_words(document.windows)}")
+    lines += [f"windows    {line}" for line in _windows_in_words(document.windows)]
     if document.after_first_window:
         lines.append(f"windows    {in_words_of_change(document.after_first_window)}")
     shares = {
@@ -121,12 +125,14 @@ def _ranks_of(ranks: list[int]) -> str:
     return f"rank {named}" if len(ranks) == 1 else f"{len(ranks)} ranks ({named})"
 
 
-def _windows_in_words(windows: Mapping[str, float]) -> str:
-    """What deep windows cost: `4 deep windows of 62 ms each cost 0.84% of the time`."""
-    return (
-        f"{windows['count']:.0f} deep windows of {windows['cost_ms']:.3g} ms each "
-        f"cost {windows['share']:.2%} of the time"
-    )
+def _windows_in_words(windows: WindowCosts) -> list[str]:
+    """What deep windows cost: `4 deep windows of 62 ms each cost 0.84% of the time`; nothing if unknown."""
+    from msgspec import UNSET
+
+    count, cost_ms, share = windows.count, windows.cost_ms, windows.share
+    if count is UNSET or cost_ms is UNSET or share is UNSET:
+        return []
+    return [f"{count:.0f} deep windows of {cost_ms:.3g} ms each cost {share:.2%} of the time"]
 
 
 def rows_in_words(document: InfoDocument | ContentsDocument) -> str:

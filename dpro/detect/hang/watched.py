@@ -8,7 +8,7 @@ not over before the job ended decides, unless the records are surer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,14 @@ from typing import Any
 import polars as pl
 
 from dpro.detect.findings import Finding
-from dpro.detect.findings_log import FOLDER, JOB_ENDED, finding_of, logged_findings, time_of_day
+from dpro.detect.findings_log import (
+    FOLDER,
+    JOB_ENDED,
+    LoggedFinding,
+    finding_of,
+    logged_findings,
+    time_of_day,
+)
 from dpro.units import NS_PER_S
 
 MAX_FRAMES = 3  # of a thread that are quoted
@@ -44,21 +51,21 @@ def merge_watched(found: Sequence[Finding], run: Path, steps: pl.DataFrame) -> l
     return [_confirmed(finding, notice, run) for notice, finding in watched]
 
 
-def _still_hung(run: Path, steps: pl.DataFrame) -> Iterator[tuple[Mapping[str, Any], Finding]]:
+def _still_hung(run: Path, steps: pl.DataFrame) -> Iterator[tuple[LoggedFinding, Finding]]:
     """Yield hangs that were seen and were not over before the job was."""
     last_ns = (steps["start_ns"] + steps["duration_ns"]).max() if steps.height else -1
     for notice in logged_findings(run):
-        over = notice["over_ns"] > 0 and notice["why"] != JOB_ENDED
-        moved = isinstance(last_ns, int) and last_ns > notice["time_ns"] + NS_PER_S
-        if notice["class"].startswith(("hang.", "dead.")) and not over and not moved:
+        over = notice.over_ns > 0 and notice.why != JOB_ENDED
+        moved = isinstance(last_ns, int) and last_ns > notice.time_ns + NS_PER_S
+        if notice.class_.startswith(("hang.", "dead.")) and not over and not moved:
             yield notice, finding_of(notice)
 
 
-def _confirmed(finding: Finding, notice: Mapping[str, Any], run: Path) -> Finding:
+def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
     """Return a finding with when it was seen, and where the threads of its ranks were then."""
-    kept = run / FOLDER / f"hang-{notice['number']}"
+    kept = run / FOLDER / f"hang-{notice.number}"
     where = f"; dumps and stacks of then are in {FOLDER}/{kept.name}" if kept.is_dir() else ""
-    lines = [f"`dpro watch` saw it at {time_of_day(notice['time_ns'])}, while the job hung{where}"]
+    lines = [f"`dpro watch` saw it at {time_of_day(notice.time_ns)}, while the job hung{where}"]
     known = "\n".join(finding.evidence)
     lines += [line for line in _threads(kept / "stacks.json", finding.ranks) if line not in known]
     return replace(finding, evidence=(*finding.evidence, *lines))

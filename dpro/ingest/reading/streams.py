@@ -42,18 +42,10 @@ def decompressed(file: BinaryIO, label: str, stored_bytes: int) -> BinaryIO:
     return io.BufferedReader(_Bounded(content, label, stored_bytes))
 
 
-class _Bounded(io.RawIOBase):
-    """Content of a file, up to a long stretch of nothing but blanks, which is damage.
+class _Stream(io.RawIOBase):
+    """Content that is made from a file; `read` makes it."""
 
-    Reading raises `InputError` where the content is more than such a file can hold.
-    """
-
-    def __init__(self, file: BinaryIO | io.RawIOBase, label: str, stored_bytes: int) -> None:
-        self._file = file
-        self._label = label
-        self._stored_bytes = stored_bytes
-        self._read_bytes = 0
-        self._blank_bytes = 0  # in a row, up to here
+    _file: BinaryIO | io.RawIOBase
 
     def readable(self) -> bool:
         return True
@@ -66,6 +58,20 @@ class _Bounded(io.RawIOBase):
         content = self.read(len(target))
         target[: len(content)] = content
         return len(content)
+
+
+class _Bounded(_Stream):
+    """Content of a file, up to a long stretch of nothing but blanks, which is damage.
+
+    Reading raises `InputError` where the content is more than such a file can hold.
+    """
+
+    def __init__(self, file: BinaryIO | io.RawIOBase, label: str, stored_bytes: int) -> None:
+        self._file = file
+        self._label = label
+        self._stored_bytes = stored_bytes
+        self._read_bytes = 0
+        self._blank_bytes = 0  # in a row, up to here
 
     def read(self, size: int = -1, /) -> bytes:
         """Read at most `size` bytes, without the copy that `readinto` makes."""
@@ -82,8 +88,10 @@ class _Bounded(io.RawIOBase):
         return content
 
 
-class _Gunzip(io.RawIOBase):
+class _Gunzip(_Stream):
     """Content of all members of a gzip file; zeros and foreign bytes after the last are passed over."""
+
+    _file: BinaryIO
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -91,18 +99,6 @@ class _Gunzip(io.RawIOBase):
         self._delivered = 0
         self._salvage: Iterator[bytes] | None = None
         self._kept = b""  # salvaged and not yet delivered
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def readinto(self, target: memoryview, /) -> int:  # type: ignore[override]
-        content = self.read(len(target))
-        target[: len(content)] = content
-        return len(content)
 
     def read(self, size: int = -1, /) -> bytes:
         """Read at most `size` bytes, without the copy that `readinto` makes."""
@@ -168,7 +164,7 @@ def _carefully(file: BinaryIO, delivered: int, what: str) -> Iterator[bytes]:
     raise EOFError(f"damaged gzip stream: {what}")
 
 
-class _Unzstd(io.RawIOBase):
+class _Unzstd(_Stream):
     """Content of a zstandard file, frame after frame."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -181,17 +177,11 @@ class _Unzstd(io.RawIOBase):
         reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
         self._reader = cast(BinaryIO, reader)
 
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def readinto(self, target: memoryview, /) -> int:  # type: ignore[override]
+    def read(self, size: int = -1, /) -> bytes:
+        """Read at most `size` bytes."""
+        if size < 0:
+            return self.readall()
         try:
-            content = self._reader.read(len(target))
+            return self._reader.read(size)
         except self._error as error:
             raise EOFError(f"damaged zstandard stream: {error}") from error
-        target[: len(content)] = content
-        return len(content)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.cli.output import console, print_json, progress, speak_plainly, stderr_console, warn
+from dpro.documents import Part
 from dpro.words import one_line, printable
 
 TITLE, CLIPBOARD, COLOUR = "\x1b]0;title\x07", "\x1b]52;c;cm0gLXJmIH4=\x1b\\", "\x1b[31m"
@@ -23,6 +24,12 @@ C1, OVERRIDE, HALF = "\x9b31m\x9d0;title\x9c", "\u202eexe.gpj\u2066", "\udcff"
 EVIL = f"a{TITLE}{CLIPBOARD}{COLOUR}{C1}\r\b\x00\x7f{OVERRIDE}{HALF}z"
 
 DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+
+
+class Named(Part, frozen=True):
+    """A document of one key."""
+
+    name: str
 
 
 class Terminal(io.StringIO):
@@ -103,7 +110,7 @@ def test_tables_and_progress_keep_their_own_colours_and_movements_and_nothing_of
 
 
 def test_json_is_exact_and_ascii(monkeypatch):
-    said, _ = said_by(lambda: print_json({"name": EVIL}), monkeypatch)
+    said, _ = said_by(lambda: print_json(Named(EVIL)), monkeypatch)
     assert said.isascii()
     assert harmful(said) == set()
     assert json.loads(said)["name"] == EVIL

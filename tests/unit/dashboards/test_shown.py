@@ -15,7 +15,7 @@ from dpro.dashboards.shown import Shown
 from dpro.dashboards.views.verdict import VIEW
 from dpro.dashboards.withdrawn import withdrawn_of
 from dpro.detect.findings import Finding
-from dpro.detect.findings_log import FILE, FOLDER, time_of_day
+from dpro.detect.findings_log import BEGINS, FindingsLog, Notice, time_of_day
 from dpro.errors import InputError
 from dpro.schema import STEPS
 from tests.builders import cpu_job
@@ -155,10 +155,8 @@ def test_the_graph_of_a_passing_state_gets_no_place_in_the_cache(run, tmp_path, 
 
 def test_the_first_view_lists_findings_reported_while_the_job_ran(tmp_path):
     run = cpu_job().write(tmp_path)
-    (tmp_path / FOLDER).mkdir()
-    finding = {"event": "begins", "number": 1, "time_ns": 10**18, "step": 7, "class": "slow.host"}
-    finding["component"] = {"kind": "rank", "id": "1"}
-    (tmp_path / FOLDER / FILE).write_text(json.dumps(finding) + "\n")
+    finding = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, 5e6, ("evidence",))
+    FindingsLog(tmp_path).write(Notice(BEGINS, 1, 10**18, 7, finding))
     section = str(VIEW.sections["verdict-findings"](load(run), Link()))
     assert "while it ran" in section
     assert "step 7: slow.host: rank 1" in section

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from dpro.cli.job.watch import in_words
@@ -17,11 +18,14 @@ from dpro.detect.findings_log import (
     JOB_ENDED,
     FindingsLog,
     Notice,
+    NoticeDocument,
     OpenFindings,
     describe_logged,
     logged_findings,
     read_log,
+    watch_document,
 )
+from dpro.documents import encode
 
 
 def slow(rank: int, class_: str = "slow.host") -> Finding:
@@ -65,8 +69,8 @@ def test_findings_are_kept_in_the_run_by_the_first_watcher_alone(tmp_path):
     for each in (first, second):
         each.write(begin)
     [line] = read_log(tmp_path)
-    assert (line["number"], line["event"], line["class"], line["ranks"]) == (7, BEGINS, "slow.host", [3])
-    assert line["cost_ms_per_step"] == 5.0
+    assert (line.number, line.event, line.class_, line.ranks) == (7, BEGINS, "slow.host", [3])
+    assert line.cost_ms_per_step == 5.0
 
 
 def test_a_watcher_that_takes_over_reports_nothing_twice_and_ends_what_another_began(tmp_path):
@@ -97,7 +101,7 @@ def test_a_line_that_the_disk_had_no_room_for_spoils_none_that_follows(tmp_path,
         kept.write(notices[1])
     kept._file = whole
     kept.write(notices[2])
-    assert [each["number"] for each in read_log(tmp_path)] == [1, 3]
+    assert [each.number for each in read_log(tmp_path)] == [1, 3]
 
 
 class Full:
@@ -111,21 +115,31 @@ class Full:
 
 
 def test_lines_that_were_cut_off_are_left_out(tmp_path):
-    FindingsLog(tmp_path)
-    (tmp_path / "findings" / FILE).write_text(json.dumps({"number": 1}) + '\n{"num')
-    assert read_log(tmp_path) == [{"number": 1}]
+    [begin] = OpenFindings().observe("late", [slow(1)], 10, 5, "")
+    FindingsLog(tmp_path).write(begin)
+    with (tmp_path / "findings" / FILE).open("ab") as file:
+        file.write(b'{"number": 1}\n{"num\xff')
+    assert read_log(tmp_path) == [begin.document()]
     assert read_log(tmp_path / "nowhere") == []
 
 
 def test_numbers_that_are_none_are_null_and_are_read_again():
     odd = Finding("slow.host", "rank", "1", (1,), math.inf, math.nan, math.nan, ())
     [begin] = OpenFindings().observe("late", [odd], 10, 5, "")
-    document = json.loads(json.dumps(begin.document(), allow_nan=False))
-    assert (document["severity"], document["confidence"], document["cost_ms_per_step"]) == (None, None, None)
+    document = msgspec.json.decode(encode(begin.document()), type=NoticeDocument)
+    assert (document.severity, document.confidence, document.cost_ms_per_step) == (None, None, None)
     findings = OpenFindings()
     findings.resume([document])
     assert findings.findings[0].ranks == (1,)
     assert in_words(begin)[0].endswith("slow.host: rank 1; confidence nan")
+
+
+def test_a_line_of_the_watch_is_that_of_the_log_with_its_run(tmp_path):
+    [begin] = OpenFindings().observe("late", [slow(1)], 10, 5, "")
+    line = json.loads(encode(watch_document(tmp_path, begin)))
+    assert line == {"run": str(tmp_path), **json.loads(encode(begin.document()))}
+    assert (line["class"], line["component"]) == ("slow.host", {"kind": "rank", "id": "1"})
+    assert (line["event"], line["detector"], line["cause"], line["why"]) == (BEGINS, "late", "", "")
 
 
 def test_how_a_finding_ended_is_said(tmp_path):

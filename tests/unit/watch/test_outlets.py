@@ -18,11 +18,18 @@ import pytest
 
 from dpro.cli.job.watch import check_outlets
 from dpro.detect.findings import Finding
+from dpro.documents import Part
 from dpro.errors import MissingExtra
 from dpro.watch import outlets
 from dpro.watch.outlets import Metrics, Webhook
 
 LATE = Finding("slow.host", "rank", "3", (3,), 0.2, 0.9, 5e6, ())
+
+
+class Number(Part, frozen=True):
+    """A document of one key."""
+
+    number: float
 
 
 @contextmanager
@@ -54,10 +61,10 @@ def test_findings_are_posted_in_order_and_again_where_the_other_side_fails(monke
     monkeypatch.setattr(outlets, "PAUSES_S", (0.01, 0.01, 0.01))
     with receiver(refusals=2) as (url, got):
         hook = Webhook(url)
-        hook.post({"number": 1})
-        hook.post({"number": 2})
+        hook.post(Number(1))
+        hook.post(Number(2))
         hook.close()
-        assert got == [{"number": 1}, {"number": 2}]
+        assert got == [{"schema_version": 1, "number": 1}, {"schema_version": 1, "number": 2}]
         assert hook.lost == 0
 
 
@@ -67,7 +74,7 @@ def test_a_webhook_that_cannot_be_reached_is_given_up_and_holds_nothing_up(monke
         pass  # no server listens there any more
     hook = Webhook(url)
     for number in range(3):
-        hook.post({"number": number})
+        hook.post(Number(number))
     hook.close()
     assert hook.lost == 3
 
@@ -76,10 +83,10 @@ def test_a_document_that_cannot_be_sent_is_dropped_and_the_next_one_is_posted(mo
     monkeypatch.setattr(outlets, "PAUSES_S", ())
     with receiver() as (url, got):
         hook = Webhook(url)
-        for document in ({"number": math.nan}, {"number": object()}, {"number": 3}):
-            hook.post(document)
+        for number in (math.nan, math.inf, 3):
+            hook.post(Number(number))
         hook.close()
-        assert got == [{"number": 3}]
+        assert got == [{"schema_version": 1, "number": 3}]
         assert hook.lost == 2
 
 
@@ -95,8 +102,8 @@ def test_an_answer_that_is_no_http_is_a_failure_like_any_other(monkeypatch):
 
         threading.Thread(target=answer, daemon=True).start()
         hook = Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/")
-        hook.post({"number": 1})
-        hook.post({"number": 2})
+        hook.post(Number(1))
+        hook.post(Number(2))
         hook.close()
     assert hook.lost == 2
 

@@ -17,7 +17,7 @@ from dpro.cli.run.info import in_words
 from dpro.collectors.convert.process import DROPPED, OCCUPIED, UNFINISHED
 from dpro.errors import InputError
 from dpro.schema import SPANS, STEPS, WORKERS
-from dpro.store import Manifest, Run, open_run, write_manifest, write_part
+from dpro.store import AppliedChange, ChangedPlace, Manifest, Run, open_run, write_manifest, write_part
 
 OPTIONS = {"skip": 5, "window_steps": 2, "every": 200}
 
@@ -131,9 +131,9 @@ def test_recording_that_was_copied_without_its_hidden_folders_is_recognised(tmp_
 
 
 def test_what_was_changed_in_the_job_is_said_with_the_ranks_that_have_it_in_common(tmp_path):
-    place = {"where": "DistributedDataParallel at train.py:3", "instead_of": "bucket_cap_mb=25", "times": 2}
-    made = [{"edit": "bucket:mb=1", "rank": rank, "applied": [place], "refused": []} for rank in (0, 1)]
-    lost = {"edit": "gc", "rank": 1, "applied": [], "refused": ["the job has no steps"]}
+    place = ChangedPlace("DistributedDataParallel at train.py:3", "bucket_cap_mb=25", 2)
+    made = [AppliedChange("bucket:mb=1", rank, [place], []) for rank in (0, 1)]
+    lost = AppliedChange("gc", 1, [], ["the job has no steps"])
     run = recorded(tmp_path, [(0, -1)] * 2, world_size=2)
     write_manifest(tmp_path, dataclasses.replace(run.manifest, applied=[*made, lost]))
     assert [

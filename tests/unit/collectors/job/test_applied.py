@@ -5,6 +5,7 @@ import json
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.job.applied import applied, refused_so_far
 from dpro.collectors.launch.recording import Launch
+from dpro.store import AppliedChange, ChangedPlace
 
 PLACE = {"where": "DDP of Model", "instead_of": "", "times": 1}
 OPTIONS = {"apply": [{"edit": "gc"}, {"edit": "bucket:mb=1"}]}
@@ -31,8 +32,8 @@ def test_each_requested_change_is_reported_with_its_rank(tmp_path):
     said = json.dumps([change("bucket:mb=1", [PLACE]), change("gc", reasons=["no"])])
     mine = process(Launch(tmp_path, "one"), 3, said)
     assert applied(mine, OPTIONS) == [
-        {"rank": 3, **change("gc", reasons=["no"])},
-        {"rank": 3, **change("bucket:mb=1", [PLACE])},
+        AppliedChange("gc", 3, [], ["no"]),
+        AppliedChange("bucket:mb=1", 3, [ChangedPlace(**PLACE)], []),
     ]
 
 
@@ -41,8 +42,8 @@ def test_a_process_that_says_nothing_of_a_change_has_not_made_it(tmp_path):
         (None, "[]", "{torn", *ODD, json.dumps([change("gc"), change("bucket:mb=1")]))
     ):
         for change_made in applied(process(Launch(tmp_path, "one"), rank, said), OPTIONS):
-            assert change_made["applied"] == []
-            assert "ended before it could report" in change_made["refused"][0]
+            assert change_made.applied == []
+            assert "ended before it could report" in change_made.refused[0]
 
 
 def test_without_changes_there_is_nothing_to_report(tmp_path):

@@ -23,7 +23,8 @@ def notice(event: str = BEGINS, **more: Any) -> dict[str, Any]:
     return {
         "event": event, "number": 1, "time_ns": SEEN_NS, "step": 8, "class": "hang.host",
         "component": {"kind": "rank", "id": "2"}, "ranks": [2], "severity": 1.0, "confidence": 0.98,
-        "cost_ms_per_step": None, "evidence": ["rank 2 never came"], "why": "", "cause": "", **more,
+        "cost_ms_per_step": None, "evidence": ["rank 2 never came"], "why": "", "cause": "",
+        "detector": "hangs", **more,
     }  # fmt: skip
 
 
