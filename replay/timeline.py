@@ -210,7 +210,7 @@ def critical_nodes(timeline: Timeline, window: int) -> Ints:
         window: which.
     """
     in_window = timeline.graph.nodes.window == window
-    return _chain_to(timeline, int(np.argmax(np.where(in_window, timeline.end, -1))))
+    return chain_to(timeline, int(np.argmax(np.where(in_window, timeline.end, -1))))
 
 
 def time_on_critical_path(timeline: Timeline) -> Ints:
@@ -223,8 +223,13 @@ def time_on_critical_path(timeline: Timeline) -> Ints:
     return spent
 
 
-def _chain_to(timeline: Timeline, node: int) -> Ints:
-    """What decides when a node ends, first to last."""
+def chain_to(timeline: Timeline, node: int) -> Ints:
+    """What decides when a node ends, first to last.
+
+    Args:
+        timeline: the replay.
+        node: which.
+    """
     path = [node]
     while timeline.binding[node] != NO_NODE:
         node = int(timeline.graph.edges.source[timeline.binding[node]])
@@ -273,7 +278,7 @@ def _path_of_step(timeline: Timeline, window: int, step: int, finish: int, begin
     last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish)
     last &= nodes.kind != NodeKind.RENDEZVOUS
     # A step that ends with the work before it has nothing of its own to wait for.
-    path = _chain_to(timeline, int(np.argmax(last))) if last.any() else np.empty(0, np.int64)
+    path = chain_to(timeline, int(np.argmax(last))) if last.any() else np.empty(0, np.int64)
     pieces = _pieces(timeline, path, begins)
     rest = finish - begins - int(pieces["duration_ns"].sum())
     rank = int(nodes.rank[path[0]]) if path.size else -1

@@ -30,6 +30,11 @@ _FIXES = {  # class of a finding -> what to do
     "imbalance.data": "distribute the input evenly over ranks, by its length",
     "pauses": "see which steps and what works in them (evidence above)",
 }
+_REMEDIES = {  # class of a finding -> edits that undo it
+    "imbalance.stage": ["balance:over=stages"],
+    "imbalance.data": ["balance:over=sequences"],
+    "pauses": ["gc:every=100"],
+}
 _INPUT_FIX = "DataLoader(num_workers=N, prefetch_factor=…, pin_memory=True), or less work per sample"
 
 
@@ -99,6 +104,7 @@ def _fix(finding: Finding, advice: Sequence[Prediction], base_ns: float) -> Impr
     how = _INPUT_FIX if from_input else _FIXES.get(finding.class_, "see the evidence above")
     wanted = [f"heal:rank={rank}" for rank in finding.ranks] if finding.component_kind == "rank" else []
     wanted += ["hide-input"] if from_input else []
+    wanted += _REMEDIES.get(finding.class_, [])
     for each in advice:
         if len(each.edits) == 1 and str(each.edits[0]) in wanted:
             row = _row(each)._replace(fixes=named)

@@ -55,7 +55,15 @@ def calibrated(prediction: Prediction, entries: Sequence[Entry]) -> tuple[Predic
     prediction = replace(prediction, proven=prediction.proven or held(entries, kind))
     if (low, high) == (prediction.low_ns, prediction.high_ns):
         return prediction, None
-    return replace(prediction, low_ns=low, high_ns=high), Calibration(kind, math.expm1(error), count)
+    after_ns = prediction.predicted_ns / prediction.samples
+    widest = replace(
+        prediction,
+        low_ns=low,
+        high_ns=high,
+        gain_low_ns=min(prediction.gain_low_ns, prediction.gain_ns - after_ns * math.expm1(error)),
+        gain_high_ns=max(prediction.gain_high_ns, prediction.gain_ns - after_ns * math.expm1(-error)),
+    )
+    return widest, Calibration(kind, math.expm1(error), count)
 
 
 def as_tried(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[str]]:

@@ -10,7 +10,7 @@ import math
 from dpro.documents import Part
 from dpro.replay.whatif.pareto import Point
 from dpro.replay.whatif.predict import Prediction, Refusal
-from dpro.replay.whatif.search import Interaction
+from dpro.replay.whatif.search import Interaction, Little
 from dpro.replay.whatif.sensitivity import Curve
 from dpro.units import ms
 
@@ -21,13 +21,23 @@ class PredictionDocument(Part, frozen=True):
     Attributes:
         edits: as `--edit` accepts them, in the order in which they apply.
         predicted_ms: mean step under the edits.
-        speedup: of throughput; null where nothing is left of the step.
+        speedup: of throughput, samples per second; null where nothing is left of the step.
         proven: whether recordings before and after such changes have confirmed such predictions.
         block: proven, unproven or bound.
-        effect: faster, slower, or unclear where the interval holds the step as it is.
+        effect: faster, slower, or unclear where the interval of the gain holds none.
         low, high: interval of the predicted time, ms.
         how: how to make the change to the job, and what is assumed.
         notes: what the edits found in the run, one line each.
+        samples: how many times as many samples a step works on.
+        speedup_low, speedup_high: interval of the speedup; null where nothing may be left of the step.
+        gain_ms: what is saved of the time for as many samples as a step works on now; null where nothing is
+            left of the step.
+        gain_low_ms, gain_high_ms: interval of that.
+        samples_per_s: elements of batches per second, all ranks; null where they were not counted.
+        effort: what it takes: flag, line (of code), code, money, or none where it cannot be done.
+        training: what changes in the training itself, one line each: what that does to how much a sample
+            teaches is not predicted.
+        best: whether nothing else that is advice gains as much for less effort.
     """
 
     edits: list[str]
@@ -40,6 +50,16 @@ class PredictionDocument(Part, frozen=True):
     high: float
     how: str
     notes: list[str]
+    samples: float
+    speedup_low: float | None
+    speedup_high: float | None
+    gain_ms: float | None
+    gain_low_ms: float | None
+    gain_high_ms: float | None
+    samples_per_s: float | None
+    effort: str
+    training: list[str]
+    best: bool
 
 
 class RefusalDocument(Part, frozen=True):
@@ -52,6 +72,18 @@ class RefusalDocument(Part, frozen=True):
 
     edit: str
     reason: str
+
+
+class LittleDocument(Part, frozen=True):
+    """An edit that gains next to nothing, or makes the job slower.
+
+    Attributes:
+        edit: as `--edit` accepts it.
+        at_most_ms: what it gains at most of the mean step, by a bound or by a replay.
+    """
+
+    edit: str
+    at_most_ms: float
 
 
 class InteractionDocument(Part, frozen=True):
@@ -94,6 +126,7 @@ class PointDocument(Part, frozen=True):
     Attributes:
         edits: what is changed; empty for the job as it is.
         ms_per_batch: mean time for a batch of the size that was recorded.
+        speedup: of throughput, samples per second, to the job as it is.
         within_step_bytes: the most that a step allocates beyond what it found.
         fits: whether there is so much memory; null where the run does not show it.
         best: whether no other point takes less of one and no more of the other.
@@ -101,17 +134,27 @@ class PointDocument(Part, frozen=True):
 
     edits: list[str]
     ms_per_batch: float
+    speedup: float | None
     within_step_bytes: int
     fits: bool | None
     best: bool
 
 
-def prediction_document(prediction: Prediction) -> PredictionDocument:
-    """A prediction for programs."""
+def prediction_document(
+    prediction: Prediction, best: bool = False, samples_per_s: float | None = None
+) -> PredictionDocument:
+    """A prediction for programs.
+
+    Args:
+        prediction: of edits.
+        best: whether nothing else gains as much for less effort.
+        samples_per_s: elements of batches per second as it is; None where not known.
+    """
+    speedup = _finite(prediction.speedup)
     return PredictionDocument(
         edits=[str(edit) for edit in prediction.edits],
         predicted_ms=ms(prediction.predicted_ns),
-        speedup=prediction.speedup if math.isfinite(prediction.speedup) else None,
+        speedup=speedup,
         proven=prediction.proven,
         block=prediction.block,
         effect=prediction.effect,
@@ -119,7 +162,26 @@ def prediction_document(prediction: Prediction) -> PredictionDocument:
         high=ms(prediction.high_ns),
         how=prediction.how(),
         notes=list(prediction.notes),
+        samples=prediction.samples,
+        speedup_low=_finite(prediction.speedup_at(prediction.gain_low_ns)),
+        speedup_high=_finite(prediction.speedup_at(prediction.gain_high_ns)),
+        gain_ms=_finite(ms(prediction.gain_ns)),
+        gain_low_ms=_finite(ms(prediction.gain_low_ns)),
+        gain_high_ms=_finite(ms(prediction.gain_high_ns)),
+        samples_per_s=samples_per_s * speedup if samples_per_s and speedup else None,
+        effort=prediction.effort,
+        training=list(prediction.training),
+        best=best,
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def little_document(little: Little) -> LittleDocument:
+    """An edit that gains next to nothing, for programs."""
+    return LittleDocument(str(little.edit), ms(little.at_most_ns))
 
 
 def refusal_document(refusal: Refusal) -> RefusalDocument:
@@ -149,6 +211,7 @@ def point_document(point: Point) -> PointDocument:
     return PointDocument(
         edits=[str(edit) for edit in point.edits],
         ms_per_batch=ms(point.ns_per_batch),
+        speedup=_finite(point.speedup),
         within_step_bytes=point.within_step_bytes,
         fits=point.fits,
         best=point.best,

@@ -14,14 +14,24 @@ import dataclasses
 import types
 import typing
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, ClassVar
 
 from dpro.errors import UsageError
 from dpro.replay.graph import Graph
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
 
+# What it takes to make a change, the least first, and what each is called.
+EFFORTS = {
+    "flag": "a setting",
+    "line": "a line of code",
+    "code": "new code",
+    "money": "other hardware",
+    "none": "cannot be done",
+}
 MAX_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
 
 
@@ -42,6 +52,9 @@ class Edit(ABC):
             machine is worth, or how much there is to gain at most.
         proof: which jobs were really changed so, and recorded before and after (docs/accuracy.md); empty
             where there are none: the edit is unproven.
+        effort: what it takes to make the change, one of `EFFORTS`.
+        training: what it changes in the training itself, so that a sample may teach more or less: that is
+            not predicted. Empty where nothing changes.
     """
 
     name: ClassVar[str]
@@ -53,6 +66,8 @@ class Edit(ABC):
     doubt: float
     is_advice: ClassVar[bool] = True
     proof: ClassVar[str] = ""
+    effort: ClassVar[str]
+    training: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         """Refuse values outside what the keys allow."""
@@ -70,6 +85,23 @@ class Edit(ABC):
         Raises:
             Unanswerable: the run lacks what the edit needs; the message says what.
         """
+
+    @classmethod
+    @abstractmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Those worth trying on a run, which its own ranks, modules, sizes and operations decide.
+
+        Raises:
+            Unanswerable: the run lacks what the edit needs; the message says what.
+        """
+
+    @abstractmethod
+    def bound(self, facts: RunFacts) -> float:
+        """The most that it can gain by a replay, ns of the mean step for a batch of the recorded size."""
+
+    def samples(self, graph: Graph) -> float:
+        """How many times as many samples a step of the changed job works on."""
+        return 1.0
 
     def is_proven(self) -> bool:
         """Whether a pair of recordings before and after such a change has shown what it does."""

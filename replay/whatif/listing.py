@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dpro.replay.whatif.edit import Edit, Key, keys_of, number
+from dpro.replay.whatif.edit import EFFORTS, Edit, Key, keys_of, number
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.registry import FAMILIES, parse_edit
 
@@ -17,8 +17,12 @@ BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"
 
 
 def help_rows() -> list[tuple[str, str]]:
-    """(example, what it does) of every edit, in the order of the families."""
-    return [(edit.example, edit.summary) for family in FAMILIES.values() for edit in family]
+    """(example, what it does, and whether it is unproven) of every edit, in the order of the families."""
+    return [(edit.example, _summary(edit)) for family in FAMILIES.values() for edit in family]
+
+
+def _summary(edit: type[Edit]) -> str:
+    return f"{edit.summary} (unproven)" if edit.is_advice and not edit.proof else edit.summary
 
 
 def list_text() -> str:
@@ -27,7 +31,7 @@ def list_text() -> str:
     for family, edits in FAMILIES.items():
         lines.append(family)
         for edit in edits:
-            lines += [f"  {edit.name}: {edit.summary}", f"      --edit '{edit.example}'"]
+            lines += [f"  {edit.name}: {_summary(edit)}", f"      --edit '{edit.example}'"]
             lines += [f"      {key.name}={_default(key)}  {key.help}" for key in own_keys(edit)]
             lines += ["      and a selection"] if _selects(edit) else []
         lines.append("")
@@ -47,7 +51,8 @@ def markdown() -> str:
             lines += ["- the keys of a selection, as below"] if _selects(edit) else []
             lines += [f"- needs {edit.needs}", f"- assumes that {edit.assumes}"]
             lines += [f"- source: {edit.source}", f"- {proof_of(edit)}"]
-            lines += [f"- for real: {parse_edit(edit.example).how()}", ""]
+            lines += [f"- in the training: {edit.training}"] if edit.training else []
+            lines += [f"- for real ({EFFORTS[edit.effort]}): {parse_edit(edit.example).how()}", ""]
     lines += ["### Selections", ""]
     lines += ["| key | selects |", "|---|---|"]
     lines += [f"| `{key.name}=` | {_help(key)} |" for key in keys_of(NodeSelection).values()]

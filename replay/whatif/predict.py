@@ -1,22 +1,29 @@
-"""Predictions: the step time under edits, with an interval.
+"""Predictions: throughput and step time under edits, each with an interval.
 
 In: a graph and edits. Out: `Prediction`s. The interval comes from how steps and gains vary, from how far the
 replay misses the unchanged steps, from how much of the gain rests on an edit's assumptions, from how well the
 slowdown of compute during communication is known, where an edit changes what overlaps, and
 from what may become of waiting for ranks that are missing.
+
+The step of a changed job is that of another recording, and recordings of one job differ. What an edit gains
+is a difference: what is common to the job before and after it cancels, and what is left is how the gain
+varies from step to step, and what the edit assumes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from dpro.arrays import Floats
 from dpro.errors import Unanswerable
 from dpro.markup import table
 from dpro.replay.fidelity.accuracy import Trust
@@ -25,7 +32,7 @@ from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, as_missing_ra
 from dpro.replay.fidelity.overlap import Contention, replays_with_new_overlap
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
-from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
@@ -45,10 +52,12 @@ class Prediction:
     Attributes:
         edits: in the order they are applied.
         predicted_ns: mean step time under the edits.
-        speedup: baseline / predicted.
+        speedup: of throughput: samples per second under the edits over those without.
         low_ns, high_ns: interval of the predicted time.
         notes: what the edits found in the run, a line each.
         proven: whether jobs were really changed by all of these edits, and recorded before and after.
+        samples: how many times as many samples a step works on.
+        gain_low_ns, gain_high_ns: interval of `gain_ns`.
     """
 
     edits: tuple[Edit, ...]
@@ -58,6 +67,38 @@ class Prediction:
     high_ns: float
     notes: tuple[str, ...] = ()
     proven: bool = False
+    samples: float = 1.0
+    gain_low_ns: float = float("-inf")
+    gain_high_ns: float = float("inf")
+
+    @property
+    def base_ns(self) -> float:
+        """The mean step without the edits; not known where nothing is left of it."""
+        return self.predicted_ns * self.speedup / self.samples if self.predicted_ns else np.inf
+
+    @property
+    def gain_ns(self) -> float:
+        """What is saved of the time for as many samples as a step works on now."""
+        return self.base_ns - self.predicted_ns / self.samples
+
+    def speedup_at(self, gain_ns: float) -> float:
+        """How many times the throughput is if so much is gained.
+
+        Args:
+            gain_ns: as `gain_ns`.
+        """
+        left_ns = self.base_ns - gain_ns
+        return self.base_ns / left_ns if left_ns > 0 else np.inf
+
+    @property
+    def effort(self) -> str:
+        """What it takes at most to make the changes, as `EFFORTS`."""
+        return max((edit.effort for edit in self.edits), key=list(EFFORTS).index, default=next(iter(EFFORTS)))
+
+    @property
+    def training(self) -> tuple[str, ...]:
+        """What the edits change in the training itself, a line each; what that does is not predicted."""
+        return tuple(f"{edit}: {edit.training}" for edit in self.edits if edit.training)
 
     @property
     def is_advice(self) -> bool:
@@ -66,11 +107,10 @@ class Prediction:
 
     @property
     def effect(self) -> str:
-        """`faster` or `slower` where the interval says so, else `unclear`: it holds the step as it is."""
-        base_ns = self.predicted_ns * self.speedup if self.predicted_ns else np.inf
-        if self.high_ns < base_ns:
+        """`faster` or `slower` where the interval of the gain says so, else `unclear`: it holds no gain."""
+        if self.gain_low_ns > 0:
             return "faster"
-        return "slower" if self.low_ns > base_ns else "unclear"
+        return "slower" if self.gain_high_ns < 0 else "unclear"
 
     @property
     def block(self) -> str:
@@ -82,7 +122,8 @@ class Prediction:
     def _repr_html_(self) -> str:
         """The predicted step, its interval, and how to get it, for notebooks."""
         rows = [
-            ("step", f"{format_duration(self.predicted_ns)} (x{self.speedup:.2f}, {self.effect})"),
+            ("throughput", f"x{self.speedup:.2f} ({self.effect})"),
+            ("step", format_duration(self.predicted_ns)),
             ("interval", f"{format_duration(self.low_ns)} to {format_duration(self.high_ns)}"),
             ("rests on", BLOCKS[self.block]),
             ("how", self.how()),
@@ -108,16 +149,38 @@ class Refusal:
 
 
 def ranked(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """What is proven first, then what is not, then what is no advice; of each the shortest step first."""
+    """What is faster beyond doubt, what may not be, and what is no advice, in this order.
+
+    Of each what is proven comes first, then what leaves the training as it is, then the largest gain.
+    """
     return sorted(
         predictions,
         key=lambda each: (
+            not each.is_advice,
+            each.effect != "faster",
             list(BLOCKS).index(each.block),
-            each.predicted_ns,
+            bool(each.training),
+            -each.speedup,
             len(each.edits),
             *map(str, each.edits),
         ),
     )
+
+
+def undominated(predictions: Sequence[Prediction]) -> list[bool]:
+    """[P] whether nothing else that is advice gains as much for less effort, or more for as much.
+
+    Args:
+        predictions: any.
+    """
+    effort = [list(EFFORTS).index(each.effort) for each in predictions]
+    advice = [at for at, each in enumerate(predictions) if each.is_advice and each.speedup > 1]
+
+    def beats(one: int, other: int) -> bool:
+        more, less = predictions[one].speedup - predictions[other].speedup, effort[other] - effort[one]
+        return more >= 0 and less >= 0 and (more > 0 or less > 0)
+
+    return [at in advice and not any(beats(one, at) for one in advice) for at in range(len(predictions))]
 
 
 def baseline_steps(
@@ -158,12 +221,15 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     return compare(graphs, baseline, edits, trust, notes)
 
 
-def apply_all(graph: Graph, edits: Sequence[Edit]) -> tuple[list[Graph], list[str]]:
+def apply_all(
+    graph: Graph, edits: Sequence[Edit], changed: Mapping[Edit, Graph] = MappingProxyType({})
+) -> tuple[list[Graph], list[str]]:
     """The graph, and as it is after each edit on top of those before; what is to be said of that.
 
     Args:
         graph: the graph.
         edits: in their order.
+        changed: graphs that single edits have made of the same graph, if at hand.
 
     Raises:
         Unanswerable: an edit needs what the run lacks.
@@ -172,7 +238,9 @@ def apply_all(graph: Graph, edits: Sequence[Edit]) -> tuple[list[Graph], list[st
     notes: list[str] = []
     for edit in edits:
         notes += edit.notes(graphs[-1])
-        graphs.append(with_shared_links(graphs[-1], edit.apply(graphs[-1])))
+        first = len(graphs) == 1
+        made = changed[edit] if first and edit in changed else edit.apply(graphs[-1])
+        graphs.append(with_shared_links(graphs[-1], made))
     return graphs, notes
 
 
@@ -195,6 +263,7 @@ def compare(
     timelines += _with_missing_ranks(changed, known.rendezvous if known else None)
     after_ns, *others_ns = (_steps_of(timeline, baseline) for timeline in timelines)
     base, predicted = float(before_ns.mean()), float(after_ns.mean())
+    samples = float(np.prod([edit.samples(at) for edit, at in zip(edits, graphs)]))
     gain = before_ns - after_ns
     between_runs = RUN_TO_RUN * _deviation(before_ns) / base * predicted if base else 0.0
     spread = STANDARD_ERRORS * float(np.hypot(_standard_error(gain, after_ns), between_runs))
@@ -204,18 +273,36 @@ def compare(
     doubt = _doubt(edits, [base, *between, predicted])
     open_ns = max((abs(float(other.mean()) - predicted) for other in others_ns), default=0.0)
     margin = spread + misfit + doubt + open_ns
+    saved = before_ns - after_ns / samples
     at_ends = _with_each(graphs, edits, lambda edit, at: edit.bounds(at))
     ends = [predicted, *_means_of(at_ends, baseline, graph, trust.overlap)]
     limits = _means_of(_with_each(graphs, edits, _limits_of), baseline, graph, trust.overlap)
+    least = min(max(limits, default=0.0), predicted)
+    unsure = _unsure(saved, misfit / max(predicted, 1.0)) + (doubt + open_ns) / samples
     return Prediction(
         tuple(edits),
         predicted,
-        base / predicted if predicted else float("inf"),
-        max(min(ends) - margin, min(max(limits, default=0.0), predicted), 0.0),
+        base / predicted * samples if predicted else float("inf"),
+        max(min(ends) - margin, least, 0.0),
         max(ends) + margin,
         tuple(notes),
         bool(edits) and all(edit.is_proven() for edit in edits),
+        samples,
+        base - max(ends) / samples - unsure,
+        min(base - min(ends) / samples + unsure, base - least / samples),
     )
+
+
+def _unsure(saved_ns: Floats, misfit: float) -> float:
+    """Half of the interval of a gain, but for what the edit assumes, ns.
+
+    Args:
+        saved_ns: [S] what each step gains.
+        misfit: by which share the replay misses the unchanged steps, and so the gain.
+    """
+    gain = float(saved_ns.mean())
+    deviation = float(saved_ns.std(ddof=1)) if saved_ns.size > 1 else 0.0
+    return STANDARD_ERRORS * deviation / math.sqrt(saved_ns.size) + misfit * abs(gain)
 
 
 def predicted_timeline(graphs: Sequence[Graph], trust: Trust) -> Timeline:

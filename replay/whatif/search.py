@@ -1,10 +1,14 @@
 """Which edits are worth trying on a run: each for itself, and those that can be done together.
 
-In: a graph. Out: predictions, and what the run cannot answer. What is proven comes first, then what no pair
-of recordings has shown, then bounds and suppositions; of each the largest gain. The search is greedy:
-what saves most is taken, then what saves most on top of it, each time by a replay of all that is taken so
-far, since two edits may save the same time, or make room for each other. Of the best, each two are tried
-together first. Nothing is random: the same run gives the same answer.
+In: a graph, and the ranks that findings name. Out: predictions, what the run cannot answer, and what cannot
+gain. Every edit there is names its candidates for this run. Those whose bound shows that they gain nothing
+are not replayed. The others are replayed, all that change durations alone in one pass, and those that gain
+are predicted with their intervals. What is proven comes first, then what no pair of recordings has shown,
+then bounds and suppositions; of each the largest gain of throughput.
+
+The search is greedy: what gains most is taken, then what gains most on top of it, each time by a replay of
+all that is taken so far, since two edits may save the same time, or make room for each other. Of the best,
+each two are tried together first. Nothing is random: the same run gives the same answer.
 """
 
 from __future__ import annotations
@@ -17,42 +21,25 @@ from itertools import combinations
 import numpy as np
 import polars as pl
 
+from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.graph import Graph, GraphError, NodeKind
-from dpro.replay.timeline import durations_of, replay, time_on_critical_path
+from dpro.replay.graph import Graph, GraphError
+from dpro.replay.timeline import changed_step_times, replay, replay_durations
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.gradients import Bucket
-from dpro.replay.whatif.edits.heal import Heal, RanksAt
-from dpro.replay.whatif.edits.selected_work import Scale
-from dpro.replay.whatif.graph_ops.bucket_candidates import sizes_worth_replaying
-from dpro.replay.whatif.graph_ops.reduction import reduced
-from dpro.replay.whatif.graph_ops.selected import NodeSelection
-from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, ranked
-from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.replay.whatif.edits.heal import Heal
+from dpro.replay.whatif.facts import RunFacts, facts_of
+from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, ranked
+from dpro.replay.whatif.registry import EDITS
 from dpro.units import format_duration
 
-# What can be done to a job without buying anything; several go together. Sizes of buckets come on top.
-ACTIONS = (
-    "hide-input",
-    "no-sync:within=aten::item",
-    "optimizer:impl=fused",
-    "compile",
-    "cuda-graph",
-    "precision:dtype=bf16",
-    "compress:to=bf16",
-    "prefetch:ahead=1",
-    "gc:every=100",
-)
-# What no change of the job alone can do: how much there is to gain.
-BOUNDS = ("no-launch", "free-host", "network:bandwidth=2", "no-comm")
-MAX_RANKS = 8  # that are healed one by one: those that decide most of the critical path
-LARGEST_OPS = 4  # how many kernels (on a CPU job: operators) are tried at half their time
+MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval
 MAX_TOGETHER = 4
-MAX_PAIRED = 5  # of the best edits each two are tried together
+MAX_PAIRED = 6  # of the best edits each two are tried together
 WORTH = 0.01  # of the step: what an edit has to save on top of those taken before
 INTERACT = 0.01  # of the step: by how much two together differ from their sum to be worth saying
-BUDGET = 100  # predictions
+BUDGET = 100  # replays
+SCENARIOS = 8  # that are replayed in one pass
 
 
 @dataclass(frozen=True)
@@ -61,12 +48,25 @@ class Interaction:
 
     Attributes:
         edits: the two.
-        together_ns, apart_ns: what they save per step together, and in sum.
+        together_ns, apart_ns: what they save together and in sum, of the time for a batch of today's size.
     """
 
     edits: tuple[Edit, Edit]
     together_ns: float
     apart_ns: float
+
+
+@dataclass(frozen=True)
+class Little:
+    """An edit that gains next to nothing, or makes the job slower.
+
+    Attributes:
+        edit: as `--edit` accepts it.
+        at_most_ns: what it gains at most of the mean step: its bound, or the replay's answer.
+    """
+
+    edit: Edit
+    at_most_ns: float
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,14 @@ class Found:
         refused: what the run cannot answer; of edits of one kind that are refused for one reason, the first.
         interactions: pairs of the best edits whose gains do not add up.
         untried: edits that the budget left no room for.
+        little: edits that gain next to nothing.
     """
 
     predictions: list[Prediction]
     refused: list[Refusal]
     interactions: list[Interaction]
     untried: list[Edit]
+    little: list[Little] = dataclasses.field(default_factory=list)
 
 
 def search(
@@ -108,114 +110,181 @@ def explore(
     suspects: Collection[int] = (),
     baseline: pl.DataFrame | None = None,
 ) -> Found:
-    """Predict every candidate, and the best of them together.
+    """Predict every candidate that may gain, and the best of them together.
 
     Args:
         graph: the unchanged graph.
         trust: how well its replay fits.
-        budget: how many predictions to make at most.
-        report: is called with how many predictions were made, and how many there will be at most.
+        budget: how many replays of changed graphs to make at most.
+        report: is called with how many were made, and how many there will be at most.
         suspects: ranks that findings name.
         baseline: `baseline_steps` of the graph, if it is at hand or not of all steps.
 
     Raises:
         Unanswerable: there is no whole step.
     """
-    tries = _Tries(graph, trust, budget, report, baseline_steps(graph) if baseline is None else baseline)
-    every = candidates(graph)
-    tries.expected = len(every) + MAX_PAIRED * (MAX_PAIRED - 1) // 2 + MAX_TOGETHER
-    predictions, refused = [], dict[tuple[str, str], Refusal]()
-    for edit in every[:budget]:
-        try:
-            predictions.append(tries.predict([edit]))
-        except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
-            refused.setdefault((edit.name, str(error)), Refusal(str(edit), str(error)))
-    predictions = [each for each in predictions if not _heals_the_healthy(each, suspects)]
-    usable = _usable(tries, ranked(predictions))
+    facts = facts_of(graph, baseline, suspects)
+    every, refused = candidates(facts)
+    bounds, refusals = bounds_of(facts, every)
+    refused += refusals
+    promising = sorted(
+        (edit for edit, bound in bounds.items() if bound > MIN_GAIN * facts.base_ns),
+        key=lambda edit: -bounds[edit],
+    )
+    tried = promising[:budget]
+    tries = _Tries(facts, trust, budget - len(tried), report)
+    gains, refusals = replayed_gains(facts, tried, tries.count, tries.changed)
+    refused += refusals
+    little = [Little(edit, bound) for edit, bound in bounds.items() if bound <= MIN_GAIN * facts.base_ns]
+    little += [Little(edit, gain) for edit, gain in gains.items() if gain <= MIN_GAIN * facts.base_ns]
+    worth = [edit for edit, gain in gains.items() if gain > MIN_GAIN * facts.base_ns]
+    predictions = [tries.answer([edit]) for edit in worth]
+    predictions = [each for each in predictions if not _heals_the_healthy(each, facts.suspects)]
+    usable = _usable(ranked(predictions), facts.base_ns)
     pairs, interactions = _pairs(tries, usable)
     predictions += _together(tries, usable, pairs)
-    return Found(ranked(predictions), list(refused.values()), interactions, every[budget:])
+    return Found(ranked(predictions), _once(refused), interactions, promising[budget:], little)
+
+
+def candidates(facts: RunFacts) -> tuple[list[Edit], list[Refusal]]:
+    """What each edit there is proposes for a run, in the order of the registry, and what has nothing to.
+
+    Args:
+        facts: what the run shows.
+    """
+    found: list[Edit] = []
+    refused = []
+    for kind in EDITS.values():
+        try:
+            found += kind.candidates(facts)
+        except (Unanswerable, GraphError) as error:
+            refused.append(Refusal(kind.name, str(error)))
+    return found, refused
+
+
+def bounds_of(facts: RunFacts, edits: Iterable[Edit]) -> tuple[dict[Edit, float], list[Refusal]]:
+    """The most that each edit can gain, ns of the mean step, and what the run cannot answer.
+
+    Args:
+        facts: what the run shows.
+        edits: any.
+    """
+    found, refused = dict[Edit, float](), []
+    for edit in edits:
+        try:
+            found[edit] = edit.bound(facts)
+        except (Unanswerable, GraphError) as error:
+            refused.append(Refusal(str(edit), str(error)))
+    return found, refused
+
+
+def replayed_gains(
+    facts: RunFacts,
+    edits: Sequence[Edit],
+    count: Callable[[], None] = lambda: None,
+    changed_by: dict[Edit, Graph] | None = None,
+) -> tuple[dict[Edit, float], list[Refusal]]:
+    """What each edit gains by a replay, ns of the time for a batch of today's size.
+
+    Graphs that differ from the unchanged one in durations alone are replayed together in one pass.
+
+    Args:
+        facts: what the run shows.
+        edits: any.
+        count: is called for each that was replayed or refused.
+        changed_by: is given the changed graphs of those that gain, if it is there.
+
+    Returns:
+        Gains, in the order of the edits, and what the run cannot answer.
+    """
+    graph, found, refused = facts.graph, dict[Edit, float](), []
+    waiting: list[tuple[Edit, Graph]] = []
+
+    def note(edit: Edit, changed: Graph, end: Ints) -> None:
+        found[edit] = _gain(facts, edit, changed, end)
+        if changed_by is not None and found[edit] > MIN_GAIN * facts.base_ns:
+            changed_by[edit] = changed
+
+    def flush() -> None:
+        columns = np.stack([changed.nodes.duration for _, changed in waiting], axis=1)
+        ends = replay_durations(graph, columns)
+        for column, (edit, changed) in enumerate(waiting):
+            note(edit, changed, ends[:, column])
+        waiting.clear()
+
+    for edit in edits:
+        count()
+        try:
+            changed = edit.apply(graph)
+        except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
+            refused.append(Refusal(str(edit), str(error)))
+            continue
+        if changed.edges is graph.edges and changed.nodes.earliest is graph.nodes.earliest:
+            waiting.append((edit, changed))
+        else:
+            note(edit, changed, replay(changed).end)
+        if len(waiting) == SCENARIOS:
+            flush()
+    if waiting:
+        flush()
+    return {edit: found[edit] for edit in edits if edit in found}, refused
+
+
+def _gain(facts: RunFacts, edit: Edit, changed: Graph, end: Ints) -> float:
+    """What is saved of the time for a batch of today's size, by the replay of a changed graph."""
+    steps = changed_step_times(facts.baseline, changed, end - changed.nodes.duration, end)
+    predicted = float(np.maximum(steps["duration_ns"].to_numpy(), 0).mean())
+    return facts.base_ns - predicted / edit.samples(facts.graph)
+
+
+def _once(refused: Iterable[Refusal]) -> list[Refusal]:
+    """Of edits of one kind that are refused for one reason the first."""
+    first: dict[tuple[str, str], Refusal] = {}
+    for refusal in refused:
+        first.setdefault((refusal.edit.partition(":")[0], refusal.reason), refusal)
+    return list(first.values())
 
 
 class _Tries:
-    """Predictions on one graph, counted.
+    """Predictions with intervals, and replays of several edits together, counted.
 
     Attributes:
         base_ns: the mean step as it is.
-        left: how many more there may be.
-        expected: how many there will be at most, to be reported.
+        left: how many more sets of several edits may be tried.
+        changed: graphs that single edits have made.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        trust: Trust,
-        budget: int,
-        report: Callable[[int, int], None],
-        baseline: pl.DataFrame,
-    ) -> None:
-        self._graph, self._trust, self._report = graph, trust, report
-        self._baseline = baseline
-        self.base_ns = float(durations_of(self._baseline)["duration_ns"].to_numpy().mean())
-        self.left, self._made, self.expected = budget, 0, budget
+    def __init__(self, facts: RunFacts, trust: Trust, left: int, report: Callable[[int, int], None]) -> None:
+        self._facts, self._trust, self._report = facts, trust, report
+        self.base_ns = facts.base_ns
+        self.left, self._made = left, 0
+        self.changed: dict[Edit, Graph] = {}
 
-    def predict(self, edits: Sequence[Edit]) -> Prediction:
-        """Predict these edits together, and count it."""
-        self.left -= 1
+    def count(self) -> None:
+        """Report one more."""
         self._made += 1
-        self._report(self._made, min(self.expected, self._made + self.left))
-        return predict(self._graph, self._baseline, edits, self._trust)
+        self._report(self._made, self._made + max(self.left, 0))
+
+    def answer(self, edits: Sequence[Edit]) -> Prediction:
+        """Predict these edits together."""
+        graphs, notes = apply_all(self._facts.graph, edits, self.changed)
+        return compare(graphs, self._facts.baseline, edits, self._trust, notes)
 
     def together(self, edits: Iterable[Edit]) -> Prediction | None:
         """One of several edits; None where one leaves nothing for another to change, or no budget is left."""
         if self.left <= 0:
             return None
+        self.left -= 1
+        self.count()
         try:
-            return self.predict(_in_order(edits))
+            return self.answer(_in_order(edits))
         except (Unanswerable, GraphError):
             return None
 
 
-def candidates(graph: Graph) -> list[Edit]:
-    """Edits worth trying on any run: what can be done, ranks healed, bounds, and the largest work."""
-    known = [parse_edit(text) for text in (*ACTIONS, *BOUNDS)]
-    heals = [Heal(RanksAt(rank)) for rank in _deciding_ranks(graph)]
-    return [*heals, *_buckets(graph), *known, *_largest_ops(graph)]
-
-
-def _buckets(graph: Graph) -> list[Edit]:
-    """Sizes of buckets that may be best; where nothing is known of them, one to be refused."""
-    try:
-        return [Bucket(size) for size in sizes_worth_replaying(reduced(graph))]
-    except Unanswerable:
-        return [Bucket(1.0)]
-
-
-def _deciding_ranks(graph: Graph) -> list[int]:
-    """The ranks that most of the critical path runs over, in order; none where there is only one."""
-    nodes = graph.nodes
-    ranks = np.unique(nodes.rank[nodes.rank >= 0])
-    if ranks.size < 2:
-        return []
-    mine = nodes.rank >= 0
-    share = np.bincount(nodes.rank[mine], time_on_critical_path(replay(graph))[mine])
-    most = sorted(ranks.tolist(), key=lambda rank: (-share[rank], rank))[:MAX_RANKS]
-    return sorted(most)
-
-
-def _largest_ops(graph: Graph) -> list[Edit]:
-    kind = NodeKind.KERNEL if (graph.nodes.kind == NodeKind.KERNEL).any() else NodeKind.CPU
-    word = "kernel" if kind == NodeKind.KERNEL else "cpu"
-    mine = graph.nodes.kind == kind
-    total = np.bincount(graph.nodes.name[mine], graph.nodes.duration[mine], minlength=len(graph.names))
-    largest = [int(i) for i in np.argsort(-total, kind="stable")[:LARGEST_OPS] if total[i] > 0]
-    return [Scale(NodeSelection(name=graph.names[i], kind=word), 0.5) for i in largest]
-
-
-def _usable(tries: _Tries, singles: list[Prediction]) -> list[Prediction]:
+def _usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
     """Those that can be done to a job, and save enough."""
-    most_ns = (1 - WORTH) * tries.base_ns
-    return [single for single in singles if single.is_advice and single.predicted_ns <= most_ns]
+    return [single for single in singles if single.is_advice and single.gain_ns >= WORTH * base_ns]
 
 
 def _heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:
@@ -229,7 +298,7 @@ def _pairs(
 ) -> tuple[dict[frozenset[Edit], Prediction], list[Interaction]]:
     """Each two of the best together, and those that do not save what they do in sum."""
     pairs, found = {}, []
-    for one, other in combinations(usable[:MAX_PAIRED], 2):
+    for one, other in combinations(_best_of_each(usable)[:MAX_PAIRED], 2):
         if not _goes_with(other.edits[0], [one]):
             continue
         edits = (one.edits[0], other.edits[0])
@@ -237,11 +306,19 @@ def _pairs(
         if both is None:
             continue
         pairs[frozenset(edits)] = both
-        together = tries.base_ns - both.predicted_ns
-        apart = 2 * tries.base_ns - one.predicted_ns - other.predicted_ns
-        if abs(together - apart) > INTERACT * tries.base_ns:
-            found.append(Interaction(edits, together, apart))
+        apart = one.gain_ns + other.gain_ns
+        if abs(both.gain_ns - apart) > INTERACT * tries.base_ns:
+            found.append(Interaction(edits, both.gain_ns, apart))
     return pairs, found
+
+
+def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
+    """Of several edits of one kind the best, but all ranks; then what gains most first."""
+    kept: list[Prediction] = []
+    for single in sorted(usable, key=lambda each: -each.speedup):
+        if _goes_with(single.edits[0], kept):
+            kept.append(single)
+    return kept
 
 
 def _together(
@@ -254,14 +331,14 @@ def _together(
     for single in ordered[1:]:
         if len(taken) == MAX_TOGETHER or not _goes_with(single.edits[0], taken):
             continue
-        so_far = found[-1].predicted_ns if found else taken[0].predicted_ns
+        so_far = found[-1] if found else taken[0]
         edits = [edit for each in (*taken, single) for edit in each.edits]
         both = pairs.get(frozenset(edits)) or tries.together(edits)
-        if both is not None and both.predicted_ns <= so_far - WORTH * base:
+        if both is not None and both.gain_ns >= so_far.gain_ns + WORTH * base:
             taken.append(single)
-            apart = sum(base - each.predicted_ns for each in taken)
+            apart = sum(each.gain_ns for each in taken)
             note = (
-                f"together they save {format_duration(base - both.predicted_ns)} per step; "
+                f"together they save {format_duration(both.gain_ns)} per step; "
                 f"apart, {format_duration(apart)} in sum"
             )
             found.append(dataclasses.replace(both, notes=(note, *both.notes)))
@@ -275,11 +352,9 @@ def _best_pair_first(usable: list[Prediction], pairs: dict[frozenset[Edit], Pred
     """
     if not pairs:
         return usable
-    best = min(
-        pairs, key=lambda pair: (not pairs[pair].proven, pairs[pair].predicted_ns, sorted(map(str, pair)))
-    )
+    best = min(pairs, key=lambda pair: (not pairs[pair].proven, -pairs[pair].speedup, sorted(map(str, pair))))
     first = usable[0]
-    if pairs[best].predicted_ns >= first.predicted_ns or first.proven > pairs[best].proven:
+    if pairs[best].speedup <= first.speedup or first.proven > pairs[best].proven:
         return usable
     return sorted(usable, key=lambda single: single.edits[0] not in best)
 

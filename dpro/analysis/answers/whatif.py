@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import polars as pl
@@ -16,25 +17,27 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import EndDocument, end_document
 from dpro.analysis.selected import replayed_steps
 from dpro.documents import Document
-from dpro.errors import Unanswerable
+from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust, TrustDocument, trust_document
 from dpro.replay.steps.typical import step_series
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.documents import (
     CurveDocument,
     InteractionDocument,
+    LittleDocument,
     PointDocument,
     PredictionDocument,
     RefusalDocument,
     curve_document,
     interaction_document,
+    little_document,
     point_document,
     prediction_document,
     refusal_document,
 )
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.pareto import Point, pareto
-from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict
+from dpro.replay.whatif.predict import Prediction, Refusal, baseline_steps, predict, undominated
 from dpro.replay.whatif.search import BUDGET, Found, explore
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
@@ -82,7 +85,7 @@ class ParetoDocument(TrustedDocument, frozen=True, kw_only=True):
 
 
 class WhatIfDocument(Document, frozen=True, kw_only=True):
-    """What edits would make of the mean step in deep windows.
+    """What edits would make of throughput, and of the mean step in deep windows.
 
     Attributes:
         run: as it was named.
@@ -98,6 +101,8 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
         interactions: pairs of the best edits whose gains do not add up.
         untried: edits that the budget left no room for.
         refused: edits that the run cannot answer.
+        little: edits that gain next to nothing, or make the job slower.
+        samples_per_s: elements of batches per second as it is, all ranks; null where they were not counted.
         end: how the job ended.
         selection: the steps whose mean is measured and predicted; absent where it is that of all.
     """
@@ -115,6 +120,8 @@ class WhatIfDocument(Document, frozen=True, kw_only=True):
     interactions: list[InteractionDocument]
     untried: list[str]
     refused: list[RefusalDocument]
+    little: list[LittleDocument]
+    samples_per_s: float | None
     end: EndDocument
     selection: SelectionDocument | UnsetType = UNSET
 
@@ -153,6 +160,7 @@ def what_if(
     trust, baseline = of_steps(analysis, selection)
     found = _found(analysis, edits, BUDGET if budget is None else budget, progress, trust, baseline)
     predictions, widened = calibrate(found.predictions)
+    samples_per_s = _samples_per_s(analysis)
     document = WhatIfDocument(
         run=analysis.run.label,
         baseline_ms=ms(float(durations_of(baseline)["duration_ns"].mean() or 0)),  # type: ignore[arg-type]
@@ -162,11 +170,16 @@ def what_if(
         trust=trust_document(analysis.trust),
         reasons=list(trust.reasons),
         assumed=list(trust.assumed),
-        predictions=list(map(prediction_document, predictions)),
+        predictions=[
+            prediction_document(each, best, samples_per_s)
+            for each, best in zip(predictions, undominated(predictions))
+        ],
         widened=widened,
         interactions=list(map(interaction_document, found.interactions)),
         untried=list(map(str, found.untried)),
         refused=list(map(refusal_document, found.refused)),
+        little=list(map(little_document, found.little)),
+        samples_per_s=samples_per_s,
         end=end_document(analysis.end),
         selection=selection_document(selection),
     )
@@ -208,6 +221,13 @@ def _found(
         return Found([predict(graph, baseline, edits, trust)], [], [], [])
     except Unanswerable as error:
         return Found([], [Refusal(" + ".join(map(str, edits)), str(error))], [], [])
+
+
+def _samples_per_s(analysis: Analysis) -> float | None:
+    """Elements of batches per second; None where they were not counted, or no step was recorded in depth."""
+    with suppress(DproError):
+        return analysis.mean_step.inputs_per_s
+    return None
 
 
 def _step_outside_windows_ms(analysis: Analysis) -> float | None:

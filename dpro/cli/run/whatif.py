@@ -69,7 +69,7 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
 @click.option(
     "--budget",
     type=click.IntRange(min=1),
-    help="How many predictions to make at most where no edit is given.  [default: 100]",
+    help="How many changed jobs to replay at most where no edit is given.  [default: 100]",
 )
 @steps_option
 @ranks_option
@@ -86,7 +86,7 @@ def whatif(
     ranks: Ranges,
     as_json: bool,
 ) -> None:
-    """Predict what a change would do to the mean step time, with an interval.
+    """Predict what a change would do to throughput and to the mean step, with intervals.
 
     \b
     dpro whatif RUN                             what would help, alone and together
@@ -174,14 +174,15 @@ def _pareto(run: str, as_json: bool) -> None:
         return
     out = console()
     _print_trust(document)
-    out.print("Time for a batch of today's size, and what a step allocates; * where nothing else beats both.")
+    out.print(
+        "Throughput, time for a batch of today's size, and memory of a step; * where nothing beats both."
+    )
     for point in points:
         what = " and ".join(edit.describe() for edit in point.edits) or "as it is"
         room = "" if point.fits is not False else ", for which there is no room"
         memory = format_bytes(point.within_step_bytes)
-        out.print(
-            f"{'*' if point.best else ' '} {ms(point.ns_per_batch):10.2f} ms {memory:>12}  {what}{room}"
-        )
+        time = f"x{point.speedup:.2f} {ms(point.ns_per_batch):10.2f} ms"
+        out.print(f"{'*' if point.best else ' '} {time} {memory:>12}  {what}{room}")
 
 
 def _print_trust(document: TrustedDocument | WhatIfDocument) -> None:
@@ -217,8 +218,8 @@ def _print(answer: WhatIf, searched: bool) -> None:
         out.print(f"Recording in depth slows steps down: the typical step outside takes {other:.2f} ms.")
     shown = [row for row in answer.predictions if not searched or row.speedup >= WORTH_SHOWING]
     _print_blocks(shown)
-    if len(shown) < len(answer.predictions):
-        left = len(answer.predictions) - len(shown)
+    left = len(answer.predictions) - len(shown) + len(document.little)
+    if left:
         out.print(f"{left} more would change little or nothing (--json has them)")
     _print_how(shown)
     for pair in document.interactions:
@@ -237,24 +238,28 @@ def _print_blocks(shown: Sequence[Prediction]) -> None:
     """Predictions under what they rest on; of each block the largest gains."""
     from itertools import groupby
 
+    from dpro.replay.whatif.edit import EFFORTS
     from dpro.replay.whatif.predict import BLOCKS
 
     out = console()
-    for block, rows in groupby(shown, lambda row: row.block):
-        out.print(f"{BLOCKS[block].capitalize()}:")
+    out.print("Throughput (samples per second) and the step:")
+    for (block, unclear), rows in groupby(shown, lambda row: (row.block, row.effect == "unclear")):
+        words = "may gain nothing; " if unclear and block != "bound" else ""
+        out.print(f"{(words + BLOCKS[block]).capitalize()}:")
         for row in list(rows)[:ROWS]:
-            interval = f"({ms(row.low_ns):.2f} to {ms(row.high_ns):.2f})"
-            unclear = "; the interval holds the step as it is" if row.effect == "unclear" else ""
-            out.print(
-                f"  x{row.speedup:.2f}  {ms(row.predicted_ns):.2f} ms {interval} if {row.what()}{unclear}"
+            low, high = map(row.speedup_at, (row.gain_low_ns, row.gain_high_ns))
+            step = f"{ms(row.predicted_ns):.2f} ms" + (
+                "" if row.samples == 1 else f" for x{row.samples:.3g} the samples"
             )
-            out.print("         " + " ".join(f"--edit '{edit}'" for edit in row.edits))
+            out.print(f"  x{row.speedup:.2f} ({low:.2f} to {high:.2f})  {step}, if {row.what()}")
+            edits = " ".join(f"--edit '{edit}'" for edit in row.edits)
+            out.print(f"         {edits}  ({EFFORTS[row.effort]})")
 
 
 def _print_how(shown: Sequence[Prediction]) -> None:
     """What was found for the first prediction, how to make it real, and how to try it."""
     out = console()
-    for note in shown[0].notes if shown else ():
+    for note in (*shown[0].notes, *shown[0].training) if shown else ():
         out.print(f"  - {note}")
     if shown:
         out.print(f"How, for the first: {shown[0].how()}")

@@ -8,6 +8,7 @@ cost.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,7 @@ from dpro.replay.models.link_costs import (
     unknown_latencies,
 )
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_fitting
 from dpro.schema import COLLECTIVES
 from dpro.units import NS_PER_US
@@ -57,7 +59,15 @@ class NoCommunication(Edit):
     assumes = "nothing else changes"
     source = "the graph without its rendezvous; no formula"
     is_advice = False
+    effort = "none"
     doubt: float = 0.0
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls()]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication)
 
     def apply(self, graph: Graph) -> Graph:
         """Make transfers free and take out the rendezvous: each rank runs by itself."""
@@ -87,9 +97,20 @@ class Network(Edit):
     )
     proof = "links of 200, 500 and 1000 Mbit/s, gloo"
     is_advice = False
+    effort = "money"
     bandwidth: float = key("multiple of the bandwidth", 2.0, least=1 / MAX_TIMES)
     latency: float = key("multiple of the latency", 1.0, least=0.0)
     doubt: float = 0.15
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls()]
+
+    def bound(self, facts: RunFacts) -> float:
+        if self.latency > 1:
+            return facts.idle(facts.communication)  # what overlaps may come to overlap more
+        kept = 1 / self.bandwidth if self.latency == 1 else 0.0
+        return facts.on_path(facts.graph.nodes.kind == NodeKind.TRANSFER) * max(1 - kept, 0.0)
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the two parts of each transfer, and the time by which transfers of one link may overlap."""
@@ -136,8 +157,17 @@ class Delay(Edit):
     source = "Hockney 1994: time = latency + bytes / bandwidth, with more latency"
     proof = "1 ms each way, gloo"
     is_advice = False
+    effort = "none"
     us: float = key("what a small transfer takes longer, microseconds", least=0.0)
     doubt: float = 0.5
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """What hosts of another building would cost."""
+        return [cls(100.0)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return 0.0
 
     def apply(self, graph: Graph) -> Graph:
         """Lengthen each transfer; transfers of one link overlap while they are delayed."""
@@ -195,12 +225,22 @@ class Algorithm(Edit):
         "Computing 2009; hierarchical: Cho et al., BlueConnect, MLSys 2019; with the run's own latency and "
         "bandwidth"
     )
+    effort = "flag"
     to: str = key("which", choices=(*FLAT, HIERARCHICAL))
     now: str = key("which one ran, where the run does not say; ring without", "", choices=FLAT)
     group: str = key("pattern for the process group; all without", "")
     inside_gbps: float | None = key("bandwidth within a host, 1e9 bytes per second", None, least=1e-6)
     inside_us: float | None = key("latency of a message within a host, microseconds", None, least=0.0)
     doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """All but the one that runs."""
+        ran = {recorded_algorithm(facts.graph, message.op) or RING for message in facts.graph.messages}
+        return [cls(to) for to in (*FLAT, HIERARCHICAL) if {to} != ran]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(facts.graph.nodes.kind == NodeKind.TRANSFER)
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the transfers of each operation and group that there is a formula for."""

@@ -8,6 +8,7 @@ say, so the prediction keeps it and its interval goes to where it is gone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -19,8 +20,9 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.host import free_host
+from dpro.replay.whatif.edits.host import free_host, require_launches
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.scope import LANE, ON_CPU, spans_of
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.units import format_duration
@@ -58,17 +60,26 @@ class CudaGraph(Edit):
         "ours: between two calls that cannot be captured (they synchronise, copy between host and device or "
         "load data) operators that launch GPU work take no CPU time from the first launch to the last"
     )
+    effort = "line"
     selection: NodeSelection
     doubt: float = 0.3
 
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        require_launches(facts.graph)
+        return [cls(NodeSelection())]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(facts.on_cpu)
+
     def apply(self, graph: Graph) -> Graph:
         """Make the CPU time of captured operators free, behind the first launch of each graph."""
-        found = captured(graph, self.selection.chosen(graph))
+        found = self._captured(graph)
         return graph.with_durations(np.where(found.taken, 0, graph.nodes.duration))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """Where launching a graph takes long, and where all host code between launches is captured."""
-        found = captured(graph, self.selection.chosen(graph))
+        found = self._captured(graph)
         duration = np.where(found.taken, 0, graph.nodes.duration)
         return (
             graph.with_durations(duration + found.launching),
@@ -81,7 +92,7 @@ class CudaGraph(Edit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """How much host time is captured, stays, and is neither known to be one nor the other."""
-        found = captured(graph, self.selection.chosen(graph))
+        found = self._captured(graph)
         nodes = graph.nodes
         inside = np.isin(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
         where = pl.DataFrame({name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")})
@@ -97,11 +108,20 @@ class CudaGraph(Edit):
             "interval has it both ways",
         )
 
+    def _captured(self, graph: Graph) -> CapturedHostTime:
+        """What graphs do away with; of one graph it is worked out once."""
+        if not _LAST or _LAST[0][0] is not graph or _LAST[0][1] != self:
+            _LAST[:] = [(graph, self, captured(graph, self.selection.chosen(graph)))]
+        return _LAST[0][2]
+
     def describe(self) -> str:
         return "operators are launched as CUDA graphs"
 
     def how(self) -> str:
         return "torch.compile(mode='reduce-overhead'), or torch.cuda.make_graphed_callables by hand"
+
+
+_LAST: list[tuple[Graph, CudaGraph, CapturedHostTime]] = []  # at most one: what was asked last
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ their measured cost: what links the other machine has is not known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from dpro.replay.models.gpus import GPUS, model_named
 from dpro.replay.models.roofline import MATMULS, product_of, stored_as
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.kernels import COMPUTES
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
 from dpro.selection import parse_ranges
@@ -43,9 +45,27 @@ class Device(Edit):
         "products: ten fitted numbers per device, times the root of measured over said here "
         "(docs/devices.md); others: ratio of the bandwidths or peaks that devices reach"
     )
+    is_advice = False
+    effort = "money"
     to: str = key("a GPU model, as its maker calls it: H200, B200, MI300X")
     ranks: str = key("which ranks move, as 0,2-3; all without", "")
     doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """The model of the same maker whose memory and arithmetic are the next faster ones."""
+        here = _device_of(facts.graph)
+        own, amd = GPUS[here], here.startswith("MI")
+        faster = [
+            (gpu.gbps, name)
+            for name, gpu in GPUS.items()
+            if gpu.gbps > own.gbps and name.startswith("MI") == amd
+            if max(gpu.tflops.values()) >= max(own.tflops.values())
+        ]
+        return [cls(name) for _, name in sorted(faster)[:1]]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(facts.graph.nodes.kind == NodeKind.KERNEL)
 
     def __post_init__(self) -> None:
         """Refuse GPU models that are not known, and ranks that are none."""

@@ -9,6 +9,7 @@ may be slow at sums in a format it does not know (fp16 on most CPUs) is not coun
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
@@ -21,9 +22,11 @@ from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.models.gradients import MB, first_uses
 from dpro.replay.models.link_costs import unknown_latencies
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.reduction import (
     Reduced,
     Reduction,
+    calling,
     next_of_rank,
     on_stream,
     reduced,
@@ -45,9 +48,20 @@ class Bucket(Edit):
         "et al., MLSys 2022); times from the run's own latency and bandwidth"
     )
     proof = "25 and 1 MB, gloo"
+    effort = "line"
     mb: float = key("size of a bucket, 2**20 bytes", least=0.0)
     first_mb: float | None = key("size of the first one; as the others if not given", None, least=0.0)
     doubt: float = 0.15
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Sizes that may be best, by what fusing or splitting their buckets would gain."""
+        from dpro.replay.whatif.graph_ops.bucket_candidates import sizes_worth_replaying  # it needs buckets
+
+        return [cls(size) for size in sizes_worth_replaying(reduced(facts.graph))]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication | calling(reduced(facts.graph)))
 
     def apply(self, graph: Graph) -> Graph:
         """Close buckets where DDP would, and reduce each once its last gradient is ready."""
@@ -119,8 +133,16 @@ class Priority(Edit):
         "ByteScheduler (Peng et al., SOSP 2019) and P3 (Jayarajan et al., MLSys 2019): priority by layer, no "
         "barrier between steps; gradients cut as in dPRO (Hu et al., MLSys 2022)"
     )
+    effort = "code"
     mb: float = key("size of a piece, 2**20 bytes", least=1 / MAX_TIMES)
     doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls(size) for size in (1.0, 4.0)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication | calling(reduced(facts.graph)))
 
     def apply(self, graph: Graph) -> Graph:
         """Order the pieces as a link would that always takes the one needed first of those that are ready."""
@@ -251,6 +273,8 @@ class Compress(Edit):
         "indices, gathered (Aji and Heafield, EMNLP 2017)"
     )
     proof = "fp16 and PowerSGD of rank 2, gloo"
+    effort = "line"
+    training = "less exact gradients: as many samples may teach less"
     to: str = key("half precision", "", choices=tuple(HALF))
     powersgd_rank: int | None = key("rank of PowerSGD's matrices", None, least=1)
     topk: float | None = key("share of gradients that is sent", None, least=0.0, most=1.0)
@@ -261,6 +285,14 @@ class Compress(Edit):
         super().__post_init__()
         if sum([bool(self.to), self.powersgd_rank is not None, self.topk is not None]) != 1:
             raise UsageError("compress needs one of to=fp16, to=bf16, powersgd_rank=2, topk=0.01")
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Half precision, PowerSGD, and the largest hundredth."""
+        return [cls("bf16"), cls(powersgd_rank=2), cls(topk=0.01)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication | calling(reduced(facts.graph)))
 
     def apply(self, graph: Graph) -> Graph:
         """Shrink what each bucket moves and add what compressing costs."""

@@ -17,6 +17,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import Graph
 from dpro.replay.peers import LABEL, PHASE, peers_by_rank, phase_work, work_keys
 from dpro.replay.whatif.edit import Edit, check, key
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import ranks_at
 
 
@@ -66,6 +67,7 @@ class Heal(Edit):
     assumes = "its peers do the same work (stages: that layers can be moved to make it so)"
     source = "ours: per phase between collectives the median over steps, against the median of the peers'"
     proof = "slow ranks of DDP, FSDP2 and tensor parallelism, gloo; a sleep, 4 V100"
+    effort = "code"
     at: RanksAt
     doubt: float = 0.1
 
@@ -73,6 +75,17 @@ class Heal(Edit):
         """Refuse none or several of rank, host and stage."""
         super().__post_init__()
         self.at.require_one(self.name)
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Ranks that findings name or that decide most of the path; of stages, `balance` moves the work."""
+        if not facts.deciding_ranks:
+            raise Unanswerable("the run has one rank, which has no peers")
+        return [cls(RanksAt(rank)) for rank in facts.deciding_ranks]
+
+    def bound(self, facts: RunFacts) -> float:
+        mine = np.isin(facts.graph.nodes.rank, self.at.ranks(facts.graph))
+        return facts.on_path(mine & ~facts.communication)
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the work, phase by phase, down to the peers' median; never up."""

@@ -5,18 +5,22 @@ Its input and its garbage are changed by `training_loop.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro.arrays import Bools
+from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.selected_work import scaled
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import descendants_of
+
+MAX_WAITS = 2  # calls that wait for the GPU which are looked at one by one
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,21 @@ class NoLaunch(Edit):
     assumes = "Python and the dispatch of operators stay as they are"
     source = "launching calls and launch latencies of 0"
     is_advice = False
+    effort = "none"
     doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        if not (facts.graph.nodes.kind == NodeKind.DELAY).any():
+            require_launches(facts.graph)
+        return [cls()]
+
+    def bound(self, facts: RunFacts) -> float:
+        nodes, launch = facts.graph.nodes, facts.graph.edges.kind == EdgeKind.LAUNCH
+        late = nodes.kind == NodeKind.DELAY
+        if late.any():
+            return facts.idle(late | facts.communication)
+        return facts.on_path(launching_calls(facts.graph, launch), launch)
 
     def apply(self, graph: Graph) -> Graph:
         """Make launching calls and launch latencies free; a latency that was negative stays.
@@ -43,8 +61,7 @@ class NoLaunch(Edit):
             return _without_delays(graph, late)
         launch = graph.edges.kind == EdgeKind.LAUNCH
         calls = launching_calls(graph, launch)
-        if not calls.any():
-            raise Unanswerable("the run holds no GPU launches")
+        require_launches(graph)
         duration = np.where(calls, 0, graph.nodes.duration)
         return graph.with_durations(duration).with_lags(
             np.where(launch, np.minimum(graph.edges.lag, 0), graph.edges.lag)
@@ -70,7 +87,17 @@ class FreeHost(Edit):
     assumes = "nothing else changes"
     source = "CPU durations, launching calls and launch latencies of 0"
     is_advice = False
+    effort = "none"
     doubt: float = 0.0
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        require_launches(facts.graph)
+        return [cls()]
+
+    def bound(self, facts: RunFacts) -> float:
+        launch = facts.graph.edges.kind == EdgeKind.LAUNCH
+        return facts.on_path(facts.on_cpu | launching_calls(facts.graph, launch), launch)
 
     def apply(self, graph: Graph) -> Graph:
         """Make all CPU work and all launches free."""
@@ -112,8 +139,17 @@ class Cpu(Edit):
     assumes = "all CPU work speeds up equally, and the GPU and the network do not"
     source = "CPU durations / factor"
     is_advice = False
+    effort = "money"
     factor: float = key("how many times as fast", 2.0, least=1 / MAX_TIMES)
     doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls()]
+
+    def bound(self, facts: RunFacts) -> float:
+        works = facts.on_cpu | (facts.graph.nodes.kind == NodeKind.DELAY)
+        return facts.on_path(works) * max(1 - 1 / self.factor, 0.0)
 
     def apply(self, graph: Graph) -> Graph:
         """Divide the durations of all CPU work."""
@@ -141,8 +177,27 @@ class NoSync(Edit):
     needs = "calls that wait for GPU work"
     assumes = "nothing on the host depends on what was waited for, or it is read some steps later"
     source = "the edges from GPU work to the CPU in those calls are gone"
+    effort = "code"
     within: str = key("pattern for the call that waits, or any operator or range around it; all without", "")
     doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """The calls in which the host waits longest for the GPU."""
+        graph = facts.graph
+        edges = np.flatnonzero(_waits_for_gpu(graph))
+        if not edges.size:
+            raise Unanswerable("the CPU waits for the GPU in no call of the run")
+        call = _waiting_calls(graph)[edges]
+        until, ready = graph.edges.target[edges], facts.timeline.end[graph.edges.source[edges]]
+        waited = np.maximum(ready - facts.timeline.end[np.maximum(call, 0)], 0)
+        known = (call >= 0) & (graph.nodes.step[until] >= 0)
+        total = np.bincount(graph.nodes.name[call[known]], waited[known], minlength=len(graph.names))
+        names = [graph.names[i] for i in np.argsort(-total, kind="stable")[:MAX_WAITS] if total[i] > 0]
+        return [cls(within=name) for name in names] or [cls()]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication)
 
     def apply(self, graph: Graph) -> Graph:
         """Take the waits away."""
@@ -175,6 +230,18 @@ def _waits_for_gpu(graph: Graph) -> Bools:
     return waits
 
 
+def _waiting_calls(graph: Graph) -> Ints:
+    """[E] the operator or call before the end of each edge on its thread; -1 where neither is one."""
+    nodes, edges = graph.nodes, graph.edges
+    before = np.full(graph.num_nodes, -1)
+    thread = edges.kind == EdgeKind.THREAD
+    before[edges.target[thread]] = edges.source[thread]
+    named = np.isin(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+    earlier = before[edges.target]
+    calls: Ints = np.where((earlier >= 0) & named[earlier], earlier, -1)
+    return calls
+
+
 def _waiting_in(graph: Graph, pattern: str) -> Bools:
     """[E] edges that end a wait in a span that fits, or in something inside one.
 
@@ -189,6 +256,12 @@ def _waiting_in(graph: Graph, pattern: str) -> Bools:
     earlier = (before >= 0) & inside[before] & (nodes.kind != NodeKind.RUNTIME)
     waiting: Bools = (inside | earlier)[edges.target]
     return waiting
+
+
+def require_launches(graph: Graph) -> None:
+    """Refuse a run whose host launches no GPU work."""
+    if not launching_calls(graph, graph.edges.kind == EdgeKind.LAUNCH).any():
+        raise Unanswerable("the run holds no GPU launches")
 
 
 def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:

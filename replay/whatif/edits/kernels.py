@@ -10,6 +10,7 @@ matmuls move fewer bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.models.gpus import Gpu, gpu_named
 from dpro.replay.models.roofline import BYTES, MATMULS, Matmul, matmul_of, stored_as
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.scope import (
     in_modules,
     launching_only,
@@ -55,8 +57,17 @@ class Optimizer(Edit):
         "tensors moved per parameter in torch's loops and by one pass: Adam 19 to 7, AdamW 21, SGD 8 to 5"
     )
     proof = "AdamW as a loop, foreach and fused, CPU"
+    effort = "flag"
     impl: str = key("which implementation", "fused", choices=("fused", "foreach"))
     doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls("fused"), cls("foreach")]
+
+    def bound(self, facts: RunFacts) -> float:
+        inside = in_modules(facts.graph, f"{OPTIMIZER}*")
+        return facts.on_path(inside, inside[facts.graph.edges.target])
 
     def apply(self, graph: Graph) -> Graph:
         """Shorten the work inside the optimizer's step as far as its present implementation lets it."""
@@ -137,15 +148,23 @@ class Compile(Edit):
         "ours: each kernel saves a third of its time for reading what the one before wrote, and a third for "
         "writing what the next reads (two tensors in, one out); no less than the longest is left"
     )
+    effort = "line"
     selection: NodeSelection
     doubt: float = 0.35
 
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        _require_kernels(facts.graph)
+        return [cls(NodeSelection())]
+
+    def bound(self, facts: RunFacts) -> float:
+        fits = np.array([is_pointwise(name) for name in facts.graph.names], np.bool_)
+        fused = fits[facts.graph.nodes.name] & (facts.graph.nodes.kind == NodeKind.KERNEL)
+        return facts.on_path(fused | facts.on_cpu, fused[facts.graph.edges.target])
+
     def apply(self, graph: Graph) -> Graph:
         """Give the first of each run the time of all, and take the others with what launched them."""
-        if not (graph.nodes.kind == NodeKind.KERNEL).any():
-            raise Unanswerable(
-                "the run holds no GPU kernels: what torch.compile fuses on CPUs is not modelled"
-            )
+        _require_kernels(graph)
         run = _pointwise_runs(graph, self.selection.chosen(graph))
         gone = run >= 0
         leads = _firsts(run)
@@ -163,6 +182,12 @@ class Compile(Edit):
 
     def how(self) -> str:
         return "torch.compile(model)"
+
+
+def _require_kernels(graph: Graph) -> None:
+    """Refuse a run without GPU kernels."""
+    if not (graph.nodes.kind == NodeKind.KERNEL).any():
+        raise Unanswerable("the run holds no GPU kernels: what torch.compile fuses on CPUs is not modelled")
 
 
 def _pointwise_runs(graph: Graph, chosen: Bools) -> Ints:
@@ -232,10 +257,19 @@ class Precision(Edit):
         "one its result, pointwise kernels on floats move half the bytes, and the rest stays in fp32"
     )
     source = "roofline (Williams et al., CACM 2009) with the makers' peaks; casts move old and new bytes"
+    effort = "line"
+    training = "fewer bits: the loss may change"
     selection: NodeSelection
     dtype: str = key("of matmuls", "bf16", choices=("bf16", "fp16", "fp8"))
     speedup: float | None = key("of matmuls, instead of a roofline", None, least=1 / MAX_TIMES)
     doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls(NodeSelection(), dtype) for dtype in ("bf16", "fp8")]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(self.selection.mask(facts.graph) & (facts.graph.nodes.kind == NodeKind.KERNEL))
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the kernels of matmuls by their roofline, and pointwise kernels by their bytes."""

@@ -7,6 +7,7 @@ These edits are about runs of whole operations, whose nodes are the forward and 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +19,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES
 from dpro.replay.whatif.edit import Edit, key
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.schedules import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, Order
 
@@ -99,8 +101,19 @@ class Balance(Edit):
     needs = "a trace of whole operations"
     assumes = "work can be moved in any amount, and a rank that is slow within its stage stays as slow"
     source = "Lin et al., OSDI 2025: uneven stages and uneven sequence lengths, replaced by their mean"
+    effort = "code"
     over: str = key("what is evened out", choices=("stages", "sequences"))
     doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        computes(facts.graph)
+        return [cls("stages"), cls("sequences")]
+
+    def bound(self, facts: RunFacts) -> float:
+        work = np.zeros(facts.graph.num_nodes, np.bool_)
+        work[computes(facts.graph)["node"].to_numpy()] = True
+        return facts.on_path(work)
 
     def apply(self, graph: Graph) -> Graph:
         """Give each operation the mean of those it is evened out with; the sum of all work stays.
@@ -156,10 +169,26 @@ class Pipeline(Edit):
         "each other's way, and memory suffices"
     )
     source = "the published orders: GPipe, 1F1B, interleaved (Megatron-LM), zero-bubble (ZB-H1), replayed"
+    effort = "line"
     schedule: str = key("in which order stages work", "1f1b", choices=tuple(SCHEDULES))
     micro_batches: int | None = key("how many there are; as recorded without", None, least=1)
     chunks: int | None = key("of the model per stage, for interleaved", None, least=1)
     doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Schedules with less of a bubble, and more micro-batches."""
+        rows = computes(facts.graph)
+        if int(rows["stage"].to_numpy().max()) < 1:
+            raise Unanswerable("the run has one stage: there is no pipeline")
+        recorded = _recorded_batches(rows)
+        more = [cls("1f1b", times * recorded) for times in (2, 4)]
+        return [cls("zero-bubble"), cls("interleaved", chunks=2), *more]
+
+    def bound(self, facts: RunFacts) -> float:
+        besides = np.ones(facts.graph.num_nodes, np.bool_)
+        besides[computes(facts.graph)["node"].to_numpy()] = False
+        return facts.idle(besides)
 
     def apply(self, graph: Graph) -> Graph:
         """Take the operations of the recorded schedule out, and put those of the wanted one in."""

@@ -7,6 +7,8 @@ have to be all in one group.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -26,8 +28,9 @@ from dpro.replay.whatif.edits.communication import recorded_algorithm, require_c
 from dpro.replay.whatif.edits.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.selected_work import scaled, without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.repeat import with_copies
-from dpro.replay.whatif.graph_ops.scope import blocks_of, in_modules
+from dpro.replay.whatif.graph_ops.scope import blocks_of, blocks_of_run, in_modules
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.units import format_bytes
 
@@ -45,9 +48,24 @@ class Accumulate(Edit):
     assumes = "each pass is like the recorded one, and all reductions of the group are of gradients"
     source = "the step, preceded by copies of itself without these reductions and without its optimizer"
     proof = "2 passes, gloo"
+    effort = "code"
+    training = "a larger batch for each update: as many samples may teach less"
     steps: int = key("passes per optimizer step; the step that is predicted has them all", 2, least=1)
     group: str = key("pattern for the process group that reduces gradients", "")
     doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Two passes; where several groups reduce, of the one that moves most."""
+        refuse_operations(facts.graph)
+        group = _group_of_gradients(facts.graph)
+        return [cls(2, group)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication | optimizing(facts.graph))
+
+    def samples(self, graph: Graph) -> float:
+        return self.steps
 
     def apply(self, graph: Graph) -> Graph:
         """Put the further passes before each step."""
@@ -100,6 +118,15 @@ def _gradient_reductions(graph: Graph, group: str) -> Bools:
     return found
 
 
+def _group_of_gradients(graph: Graph) -> str:
+    """The group whose reductions move most; empty where one reduces, or none."""
+    moved = Counter[str]()
+    for number, message in enumerate(graph.messages):
+        if message.op in REDUCTIONS:
+            moved[message.group] += int(graph.nodes.bytes[graph.nodes.message == number].clip(0).sum())
+    return max(moved, key=lambda group: (moved[group], group)) if len(moved) > 1 else ""
+
+
 def optimizing(graph: Graph) -> Bools:
     """[N] what the optimizer does; nothing where its range was not recorded."""
     try:
@@ -120,8 +147,19 @@ class Recompute(Edit):
     source = (
         "Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016: one more forward pass per block"
     )
+    effort = "code"
     module: str = key("pattern for the modules, of which the outermost that fit are the blocks")
     doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        patterns = sorted(blocks_of_run(facts.graph.run))
+        if not patterns:
+            raise Unanswerable("no modules in the run: `dpro record --modules` names them")
+        return [cls(pattern) for pattern in patterns]
+
+    def bound(self, facts: RunFacts) -> float:
+        return 0.0
 
     def apply(self, graph: Graph) -> Graph:
         """Make the first backward work of each block longer by its forward work, on CPU and GPU."""
@@ -172,9 +210,27 @@ class Batch(Edit):
         "ours: duration * factor of GPU work outside the optimizer (on CPUs of operators), an upper bound, "
         "since larger kernels use a GPU better"
     )
+    effort = "flag"
+    training = "a larger batch: as many samples may teach less"
     factor: float = key("multiple of the batch", 2.0, least=1.0)
     memory_gb: float | None = key("free memory, 1e9 bytes, where the run does not say", None, least=0.0)
     doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Two and four times as much, as far as there is memory for it."""
+        footprint = footprint_of(facts.graph.run)
+        if footprint.free_bytes is None:
+            raise Unanswerable("the run does not say how much memory there is: give what is free, memory_gb=")
+        within = max(footprint.within_step_bytes, 1)
+        fits = [factor for factor in (2.0, 4.0) if (factor - 1) * within <= footprint.free_bytes]
+        return [cls(factor) for factor in fits or (2.0,)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.base_ns * max(1 - 1 / self.factor, 0.0)
+
+    def samples(self, graph: Graph) -> float:
+        return self.factor
 
     def apply(self, graph: Graph) -> Graph:
         """Scale work that depends on the batch, once memory is known to suffice."""
@@ -239,9 +295,25 @@ class DataParallelSize(Edit):
         "slowest: the expected largest of n normal deviates (Blom, 1958) times the noise of work between "
         "collectives"
     )
+    is_advice = False
+    effort = "money"
+    training = "a batch that grows with the ranks: as many samples may teach less"
     ranks: int = key("how many data-parallel ranks", least=2)
     now: str = key("which algorithm runs; ring without", "", choices=FLAT)
     doubt: float = 0.3
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """Twice as many ranks, and half of them."""
+        recorded = _one_group(facts.graph)
+        return [cls(ranks) for ranks in (2 * recorded, recorded // 2) if ranks >= 2]
+
+    def bound(self, facts: RunFacts) -> float:
+        least_ns = facts.base_ns - facts.idle(facts.communication)
+        return max(facts.base_ns - least_ns / self.samples(facts.graph), 0.0)
+
+    def samples(self, graph: Graph) -> float:
+        return self.ranks / _one_group(graph)
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the transfers, and let each begin later by what the slowest of so many is later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,9 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.edits.heal import RanksAt
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.scope import calls_of, with_descendants
-from dpro.replay.whatif.graph_ops.selected import NodeSelection, ranks_at
+from dpro.replay.whatif.graph_ops.selected import NodeSelection, ranks_at, selection_of
 from dpro.replay.whatif.graph_ops.shards import why_needed
 from dpro.units import NS_PER_MS, NS_PER_US
 
@@ -32,9 +34,18 @@ class Scale(Edit):
     source = "duration * factor"
     proof = "layers twice as fast, gloo; a sleep, 4 V100"
     is_advice = False
+    effort = "code"
     selection: NodeSelection
     factor: float = key("multiple of the time that it takes", 0.5, least=0)
     doubt: float = 0.05
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """The operations that most of the critical path is, at half their time."""
+        return [cls(selection_of(name, kind)) for name, kind in facts.largest_ops]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(self.selection.mask(facts.graph)) * max(1 - self.factor, 0.0)
 
     def apply(self, graph: Graph) -> Graph:
         """Scale durations, rounded to whole nanoseconds."""
@@ -63,8 +74,23 @@ class Remove(Edit):
     assumes = "nothing else needs its result"
     source = "duration 0 of the work and of calls that launch nothing else; no rendezvous"
     is_advice = False
+    effort = "code"
     selection: NodeSelection
     doubt: float = 0.05
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """The host code in no operator that most of the critical path is."""
+        return [cls(selection_of(name, NodeKind.HOST)) for name in facts.largest_host_code]
+
+    def bound(self, facts: RunFacts) -> float:
+        mask = self.selection.mask(facts.graph)
+        if not self.selection.kind:
+            mask = with_descendants(facts.graph, mask)
+        if (mask & facts.communication).any():
+            return facts.idle(mask | facts.communication | calls_of(facts.graph, mask))
+        gone = mask | calls_of(facts.graph, mask)
+        return facts.on_path(gone, gone[facts.graph.edges.target])
 
     def apply(self, graph: Graph) -> Graph:
         """The graph without it; nodes stay, so that what came after it still comes after what came before."""
@@ -89,9 +115,23 @@ class Replace(Edit):
     assumes = "the replacement was measured on the same hardware, and nothing else changes"
     source = "a given duration"
     is_advice = False
+    effort = "code"
     selection: NodeSelection
     us: float = key("how long each span takes by itself, microseconds", least=0, most=MAX_TIMES * MAX_TIMES)
     doubt: float = 0.05
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """The operation that most of the critical path is, each time as long as it usually takes."""
+        found = []
+        for name, kind in facts.largest_ops[:1]:
+            selection = selection_of(name, kind)
+            usual = np.median(facts.graph.nodes.duration[selection.mask(facts.graph)])
+            found.append(cls(selection, us=float(usual) / NS_PER_US))
+        return found
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(self.selection.mask(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
         """Stretch the nodes of each span so that they last as long together."""
@@ -185,6 +225,7 @@ class Slow(Edit):
     source = "duration * factor of CPU and GPU work; ms at the beginning of each step"
     proof = "a rank that sleeps, 4 V100"
     is_advice = False
+    effort = "none"
     at: RanksAt
     factor: float | None = key("multiple of the time of its CPU and GPU work", None, least=0)
     ms: float | None = key("what it loses at the beginning of each step, ms", None, least=0)
@@ -196,6 +237,15 @@ class Slow(Edit):
         self.at.require_one(self.name)
         if self.factor is None and self.ms is None:
             raise UsageError(f"slow needs factor= or ms=, as in {self.example}")
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """The rank that most of the critical path runs over, a tenth slower."""
+        return [cls(RanksAt(rank), factor=1.1) for rank in facts.deciding_ranks[:1]]
+
+    def bound(self, facts: RunFacts) -> float:
+        faster = max(1 - (1.0 if self.factor is None else self.factor), 0.0)
+        return facts.on_path(np.isin(facts.graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))) * faster
 
     def apply(self, graph: Graph) -> Graph:
         """Scale the ranks' work, and make the first work of each step longer."""
@@ -242,7 +292,8 @@ class Drop(Edit):
     needs = "other ranks, and no shard of the model on those that go (tensor parallelism, FSDP, experts)"
     assumes = "the others' work and transfers stay as they are: the batch shrinks by what the rank had"
     source = "the rank's work is 0, and its edges to the others' rendezvous are gone"
-    is_advice = False
+    effort = "flag"
+    training = "a smaller batch: the learning rate may have to follow"
     rank: int | None = key("which rank", None, least=0)
     dp: int | None = key("which data-parallel replica, with all its stages", None, least=0)
     doubt: float = 0.1
@@ -252,6 +303,31 @@ class Drop(Edit):
         super().__post_init__()
         if (self.rank is None) == (self.dp is None):
             raise UsageError(f"drop needs one of rank= and dp=, as in {self.example}")
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """The ranks that findings name, else the one that decides most; of a pipeline the whole replica."""
+        ranks = list(facts.suspects) or facts.deciding_ranks[:1]
+        if not ranks:
+            raise Unanswerable("no other rank is in the run")
+        if facts.graph.places:
+            return [cls(dp=dp) for dp in sorted({facts.graph.places[rank].dp for rank in ranks})]
+        return [cls(rank) for rank in ranks]
+
+    def bound(self, facts: RunFacts) -> float:
+        gone = np.isin(facts.graph.nodes.rank, ranks_at(facts.graph, self.rank, dp=self.dp))
+        left_ns = facts.base_ns - facts.idle(gone | facts.communication)
+        return max(facts.base_ns - left_ns / self.samples(facts.graph), 0.0)
+
+    def samples(self, graph: Graph) -> float:
+        """What is left of the batch: the other replicas have theirs."""
+        replicas = {rank: place.dp for rank, place in graph.places.items()} or {
+            int(rank): int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0
+        }
+        ranks = max([len(replicas), *(message.num_ranks for message in graph.messages)])
+        total = len(set(replicas.values())) if graph.places else ranks
+        gone = {replicas[rank] for rank in ranks_at(graph, self.rank, dp=self.dp) if rank in replicas}
+        return max(total - len(gone), 0) / max(total, 1) or 1.0
 
     def apply(self, graph: Graph) -> Graph:
         """Take the ranks' time and their edges to others away."""

@@ -7,6 +7,7 @@ is copied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -19,11 +20,13 @@ from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.models.gradients import Launches
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.gradients import buckets
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reduction import (
     STEP,
     Reduced,
     Reduction,
+    calling,
     next_of_rank,
     reduced,
     with_reductions,
@@ -52,9 +55,17 @@ class Prefetch(Edit):
         "copies; collectives of a group move in the order in which they are called"
     )
     proof = "1 and 2 layers ahead, FSDP2 on gloo"
+    effort = "line"
     ahead: int = key("how many all-gathers earlier than now each is issued", 1, least=0)
     only: str = key("in which pass; both without", "", choices=("forward", "backward"))
     doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls(1), cls(2)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication)
 
     def apply(self, graph: Graph) -> Graph:
         """Issue each all-gather where an earlier one of its pass is; workers take them as they are called."""
@@ -232,8 +243,17 @@ class LocalUpdates(Edit):
         "averaging in each step, which is right for the mean step"
     )
     proof = "every 4 steps, gloo"
+    effort = "code"
+    training = "ranks that drift apart between averages: as many samples may teach less"
     every: int = key("steps from one averaging to the next", 4, least=1)
     doubt: float = 0.15
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls(4), cls(16)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication | calling(reduced(facts.graph)))
 
     def apply(self, graph: Graph) -> Graph:
         """Take the reductions out of backward, and put 1/k of one of all parameters at each step's end."""
@@ -281,8 +301,17 @@ class Overlap(Edit):
     needs = "a DDP job recorded by dpro: parameters of its buckets, autograd spans, bytes reduced"
     assumes = "with full overlap, that the update may use the gradients of the step before"
     source = "ours; full overlap with gradients one step old as in Pipe-SGD (Li et al., NeurIPS 2018)"
+    effort = "code"
+    training = "gradients that are one step old: as many samples may teach less"
     mode: str = key("off: none, full: a step later", choices=("off", "full"))
     doubt: float = 0.15
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        return [cls("full"), cls("off")]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.idle(facts.communication | calling(reduced(facts.graph)))
 
     def apply(self, graph: Graph) -> Graph:
         """Call all reductions behind the last gradient, or wait for them one pass later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +17,15 @@ from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.selected_work import Scale, first_work, scaled
+from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.schema import COUNTERS, SPANS
 from dpro.units import NS_PER_MS, format_duration
 
 DATA_LOADING = "enumerate(DataLoader)*"
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
+NO_PAUSES = "no garbage collection of 1 ms or more fell into a deep window"
+MAX_WORKERS = 16  # of each rank that are worth trying
 MIN_WAIT = 0.05  # of a step: a loop that waits less does not show that its workers cannot keep up
 
 
@@ -36,7 +40,16 @@ class HideInput(Edit):
     assumes = "there are free cores for the workers and a source that can keep up"
     source = "time inside the DataLoader's `__next__` of 0"
     proof = "slower input, gloo"
+    effort = "line"
     doubt: float = 0.1
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        NodeSelection(within=DATA_LOADING).chosen(facts.graph)
+        return [cls()]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(NodeSelection(within=DATA_LOADING).mask(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
         """Make the time inside the DataLoader's `__next__` free."""
@@ -65,8 +78,24 @@ class Workers(Edit):
         "wait per step = max(0, time of a batch / workers - step with its input ready): workers are a queue"
     )
     proof = "0 to 1, 2 and 4 workers, CPU"
+    effort = "flag"
     count: int = key("how many workers each rank has", least=0)
     doubt: float = 0.25
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """One, and as few as hide a batch behind the step."""
+        graph = facts.graph
+        loading = NodeSelection(within=DATA_LOADING).chosen(graph) & (graph.nodes.step >= 0)
+        if not loading.any():
+            raise Unanswerable("no whole step in the run: record at least two steps")
+        ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
+        batch, rest = _batch_and_rest(graph, loading, _per_step(graph, loading, ranks, steps.size))
+        enough = int(np.ceil(batch / np.maximum(rest, 1.0)).max())
+        return [cls(count) for count in sorted({1, min(max(enough, 1), MAX_WORKERS)})]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(NodeSelection(within=DATA_LOADING).mask(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
         """Scale each rank's time in `__next__` to what it would wait."""
@@ -144,16 +173,24 @@ class Garbage(Edit):
     needs = "pauses of 1 ms or more in deep windows, as `dpro record` notes, or operations named gc"
     assumes = "a planned collection takes what the longest took, and memory does not run out in between"
     source = "planned garbage collection, as in Lin et al., OSDI 2025"
+    effort = "line"
     every: int = key("collect before every so many steps; 0 is never", 0, least=0)
     doubt: float = 0.2
+
+    @classmethod
+    def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        if not paused_ns(facts.graph).any():
+            raise Unanswerable(NO_PAUSES + _outside(facts.graph))
+        return [cls(100)]
+
+    def bound(self, facts: RunFacts) -> float:
+        return facts.on_path(paused_ns(facts.graph).astype(np.float64))
 
     def apply(self, graph: Graph) -> Graph:
         """Take the pauses out of the CPU work they fell into, and put the planned ones in evenly."""
         paused = paused_ns(graph)
         if not paused.any():
-            raise Unanswerable(
-                f"no garbage collection of 1 ms or more fell into a deep window{_outside(graph)}"
-            )
+            raise Unanswerable(NO_PAUSES + _outside(graph))
         duration = graph.nodes.duration - paused
         if self.every:
             ranks = sorted({int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0})

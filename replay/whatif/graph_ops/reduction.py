@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro.arrays import Floats, Ints
+from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
 from dpro.replay.intervals import union
@@ -125,6 +125,17 @@ def reduced(graph: Graph) -> Reduced:
         float(sizes.sum()) / (len(passes) * float(parameters.num_bytes.sum())),
         _copying(graph, parameters, passes),
     )
+
+
+def calling(known: Reduced) -> Bools:
+    """[N] the calls of reductions, whose time changes with them.
+
+    Args:
+        known: how a graph reduces.
+    """
+    calls = np.zeros(known.graph.num_nodes, np.bool_)
+    calls[np.concatenate([pieces for each in known.passes for pieces in each.calls])] = True
+    return calls
 
 
 def _copying(graph: Graph, parameters: Parameters, passes: list[Pass]) -> float:

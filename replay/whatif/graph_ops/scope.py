@@ -6,6 +6,7 @@ part of and nothing of those around that; the run's tables do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
@@ -22,6 +23,7 @@ from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
 
 RANGES = ("annotation", "python")
+NUMBERED = re.compile(r"(?:.*\.)?\d+")
 ON_CPU = ("cpu_op", "runtime", "annotation", "python")
 COLUMNS = [
     *("span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "tid"),
@@ -82,6 +84,19 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     members = pl.concat(parts)
     nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
     return nodes.join(members, on=["rank", "span_id"]).select("node", "block", "backward").sort("node")
+
+
+def blocks_of_run(run: Run | None) -> dict[str, list[str]]:
+    """Patterns for modules that are numbered side by side (`layers.*`), each with the names of its blocks."""
+    if run is None:
+        return {}
+    names = run.table(SPANS, ["name"])["name"].unique()
+    modules = names.filter(names.str.starts_with(MODULE)).str.strip_prefix(MODULE).sort().to_list()
+    found: dict[str, list[str]] = {}
+    for name in modules:
+        if NUMBERED.fullmatch(name):
+            found.setdefault(re.sub(r"\d+$", "*", name), []).append(name)
+    return {pattern: names for pattern, names in found.items() if len(names) > 1}
 
 
 def _outermost(spans: pl.DataFrame) -> pl.DataFrame:

@@ -113,6 +113,16 @@ class NodeSelection:
         return mask
 
 
+def selection_of(name: str, kind: NodeKind) -> NodeSelection:
+    """The work of a name and a kind.
+
+    Args:
+        name: of spans.
+        kind: of nodes.
+    """
+    return NodeSelection(name=name, kind=next(word for word, kinds in KINDS.items() if kind in kinds))
+
+
 def fitting(names: Iterable[str], pattern: str) -> Bools:
     """Which names fit a shell pattern, or are it.
 

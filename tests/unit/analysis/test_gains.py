@@ -18,7 +18,8 @@ BASE = 100.0 * MS
 
 def _prediction(edit: str, predicted: float, low: float, high: float) -> Prediction:
     ns = predicted * MS
-    return Prediction((parse_edit(edit),), ns, BASE / ns, low * MS, high * MS)
+    gain = {"gain_low_ns": BASE - high * MS, "gain_high_ns": BASE - low * MS}
+    return Prediction((parse_edit(edit),), ns, BASE / ns, low * MS, high * MS, **gain)
 
 
 def _finding(class_: str, kind: str, name: str, cost: float, cause: str = "") -> Finding:

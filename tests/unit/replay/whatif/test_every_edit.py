@@ -18,7 +18,10 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay
+from dpro.replay.whatif.edit import EFFORTS, Edit
+from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.replay.whatif.search import bounds_of, candidates, replayed_gains
 from tests.builders import cpu_job, gpu_job
 from tests.ddp import ddp_job
 from tests.pipelines import Job, written
@@ -124,6 +127,7 @@ TABLES = {
     "direction": [*LESS, *MORE],
     "order": [text for pair in APART for text in pair],
 }
+UNSOUGHT = {"recompute"}  # jobs here have no modules that are numbered side by side
 EXCUSED = {"nothing": NEITHER, "direction": NEITHER_WAY, "order": NOT_APART}
 
 
@@ -255,6 +259,55 @@ def test_on_a_real_trace_edits_of_different_things_may_come_in_either_order(real
     one, other = _applied(real, *pair), _applied(real, *reversed(pair))
     assert (one is None) == (other is None)
     assert one is None or other is None or _same_job(one, other)
+
+
+def _bounded(graph: Graph, edits: list[Edit]) -> None:
+    """A replay gains no more than the bound, to a nanosecond per node that is rounded."""
+    facts = facts_of(graph)
+    bounds, _ = bounds_of(facts, edits)
+    gains, _ = replayed_gains(facts, list(bounds))
+    rounding = graph.num_nodes / facts.baseline.height
+    assert all(gain <= bounds[edit] + rounding for edit, gain in gains.items()), gains
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_candidate_gains_more_than_its_bound(job, name):
+    _bounded(job(name), candidates(facts_of(job(name)))[0])
+
+
+@given(names, st.sampled_from(sorted({text for texts in TABLES.values() for text in texts})))
+def test_no_edit_gains_more_than_its_bound(job, name, text):
+    _bounded(job(name), [parse_edit(text)])
+
+
+def test_on_a_real_trace_no_candidate_gains_more_than_its_bound(real):
+    _bounded(real, candidates(facts_of(real))[0])
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_every_edit_declares_candidates_a_bound_and_its_effort(edit):
+    assert EDITS[edit].effort in EFFORTS
+    assert {"candidates", "bound", "effort"} <= vars(EDITS[edit]).keys()
+
+
+def test_every_edit_has_a_candidate_on_some_job(job):
+    found = {edit.name for name in NAMES for edit in candidates(facts_of(job(name)))[0]}
+    assert found | UNSOUGHT == EDITS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "samples"),
+    [
+        ("ddp", "accumulate:steps=3", 3.0),
+        ("ddp", "batch:factor=2", 2.0),
+        ("ddp", "drop:rank=1", 0.5),
+        ("rings", "data-parallel:ranks=16", 4.0),
+        ("pipeline", "drop:dp=0", 0.5),
+        ("ddp", "bucket:mb=1", 1.0),
+    ],
+)
+def test_an_edit_says_how_many_times_the_samples_of_a_step_are(job, name, text, samples):
+    assert parse_edit(text).samples(job(name)) == samples
 
 
 def test_on_a_real_trace_every_edit_is_answered_or_refused(real):

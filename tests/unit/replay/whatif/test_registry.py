@@ -46,7 +46,9 @@ def test_the_page_about_edits_is_the_one_their_declarations_make():
 @edits
 def test_help_and_list_name_every_edit(edit):
     assert edit.example in dict(help_rows())
-    assert f"  {edit.name}: {edit.summary}" in list_text().splitlines()
+    unproven = " (unproven)" if edit.is_advice and not edit.proof else ""
+    assert f"  {edit.name}: {edit.summary}{unproven}" in list_text().splitlines()
+    assert dict(help_rows())[edit.example] == f"{edit.summary}{unproven}"
 
 
 def test_the_commands_help_shows_the_example_of_every_edit():

@@ -11,7 +11,8 @@ from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.models.memory import ALLOCATED, footprint_of, freed_by_recomputing
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.pareto import blocks_of_run, pareto
+from dpro.replay.whatif.graph_ops.scope import blocks_of_run
+from dpro.replay.whatif.pareto import pareto
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun
 from tests.ddp import ddp_job, gpu_ddp_job
