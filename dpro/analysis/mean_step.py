@@ -16,7 +16,9 @@ import polars as pl
 from dpro.documents import Part
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.models.gpus import model_named
+from dpro.replay.models.inputs import find_inputs
 from dpro.replay.models.mfu import Mfu, find_mfu
+from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
 from dpro.replay.steps.typical import step_series
 from dpro.units import NS_PER_S, format_duration, ms
@@ -65,10 +67,15 @@ _BINDS = {  # part -> what binds the step, and what to do
     ),
     "idle_ns": (
         "GPUs have no work, for a reason that was not recorded",
-        "record launches and all ranks; where it is the bubble of a pipeline, use more micro-batches, or "
-        "another schedule",
+        "record launches and all ranks",
     ),
 }
+_BINDS_PIPELINE = (
+    "GPUs have no work: they wait for other stages of the pipeline (its bubble), or for what was not "
+    "recorded",
+    "use more micro-batches or an interleaved schedule, and distribute layers evenly: "
+    "`dpro whatif RUN --edit balance`; `dpro report RUN` has the bubble of each stage",
+)
 _BINDS_CPU = (
     "the main thread runs no operator: Python, the input pipeline, or the optimizer's own code",
     "`dpro diagnose RUN` names a slow input pipeline; `dpro record --stacks` shows the code",
@@ -84,6 +91,13 @@ class StepShare(NamedTuple):
     share: float
 
 
+class Rate(NamedTuple):
+    """Samples and tokens per second; no tokens of images."""
+
+    samples: float
+    tokens: float
+
+
 @dataclass(frozen=True)
 class MeanStep:
     """The mean step of a rank in deep windows.
@@ -96,6 +110,8 @@ class MeanStep:
         mfu: what its matmuls reach of the GPUs' peak; None where that is not known.
         no_mfu: why it is not known; empty where it is.
         inputs_per_s: elements of the batches of DataLoaders per second, all ranks; None where not counted.
+        rate: samples and tokens per second, all recorded ranks; None where not known.
+        no_rate: why they are not known; empty where they are.
         binds: what binds the step where that is not compute; else empty.
         advice: what would help against that.
     """
@@ -107,6 +123,8 @@ class MeanStep:
     mfu: Mfu | None
     no_mfu: str
     inputs_per_s: float | None
+    rate: Rate | None
+    no_rate: str
     binds: str
     advice: str
 
@@ -145,6 +163,9 @@ class MeanStepDocument(Part, frozen=True):
         mfu: utilisation of the GPUs by matmuls; null where not known.
         mfu_unknown: why not; empty where it is known.
         inputs_per_s: elements of batches per second, all ranks; null where they were not counted.
+        samples_per_s: samples per second, all recorded ranks; null where not known.
+        tokens_per_s: tokens per second, all recorded ranks; null where not known, or where inputs are images.
+        rate_unknown: why samples are not known; empty where they are.
         binds: what binds the step where that is not compute; else empty.
     """
 
@@ -159,6 +180,9 @@ class MeanStepDocument(Part, frozen=True):
     mfu: MfuDocument | None
     mfu_unknown: str
     inputs_per_s: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    rate_unknown: str
     binds: str
 
 
@@ -209,7 +233,8 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     on_gpu = not analysis.spans.filter(IS_GPU).is_empty()
     of = {share.name: share.share for share in shares}
     mfu, no_mfu = _mfu(analysis, on_gpu)
-    binds, advice = _binding(of, on_gpu)
+    rate, no_rate = _rate(analysis)
+    binds, advice = _binding(of, on_gpu, consists_of_operations(analysis.spans))
     busy = 1 - of.get("host_bound_ns", 0.0) - of.get("idle_ns", 0.0)
     return MeanStep(
         duration_ns=whole,
@@ -219,6 +244,8 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
         mfu=mfu,
         no_mfu=no_mfu,
         inputs_per_s=_inputs_per_s(analysis),
+        rate=rate,
+        no_rate=no_rate,
         binds=binds,
         advice=advice,
     )
@@ -242,30 +269,65 @@ def _mfu(analysis: Analysis, on_gpu: bool) -> tuple[Mfu | None, str]:
         return None, str(error)
 
 
-def _inputs_per_s(analysis: Analysis) -> float | None:
-    """Elements of batches per second: those of a step over the typical step.
+def _rate(analysis: Analysis) -> tuple[Rate | None, str]:
+    """Samples and tokens per second, or why they are not known: those of a step over the typical step."""
+    timed = analysis.spans.filter(pl.col("duration_ns") >= 0)
+    try:
+        of_rank = find_inputs(timed, recorded_steps(timed, analysis.steps))
+    except DproError as error:
+        return None, str(error)
+    series = step_series(analysis.steps)
+    if series is None or not series.typical_ns:
+        return None, "no step was timed"
+    if not _replicas_known(analysis):
+        return None, "which ranks work on the same batch was not recorded"
+    return Rate(
+        *(_of_replicas(analysis, of_rank, name) / series.typical_ns * NS_PER_S for name in Rate._fields)
+    ), ""
 
-    Ranks of one replica (the axes tp, pp and cp) load the same batch: of each `dp` the largest counts.
-    """
+
+def _replicas_known(analysis: Analysis) -> bool:
+    """Whether ranks are on a data-parallel axis, or all collectives are of the whole job."""
+    workers, world = analysis.workers, analysis.run.manifest.world_size
+    if world == 1 or (not workers.is_empty() and bool((workers["dp"] >= 0).all())):
+        return True
+    members = analysis.collectives["group_ranks"].list.len()
+    return members.len() > 0 and bool((members == world).all())
+
+
+def _inputs_per_s(analysis: Analysis) -> float | None:
+    """Elements of batches per second: those of a step over the typical step."""
     from dpro.detect.imbalance.load_model import WORKLOAD
 
     counted = analysis.counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))
     series = step_series(analysis.steps)
     if counted.is_empty() or series is None or not series.typical_ns:
         return None
-    replica = analysis.workers.select("rank", replica=pl.when(pl.col("dp") >= 0).then("dp").otherwise("rank"))
-    of_rank = counted.group_by("rank").agg(pl.col("value").mean()).join(replica, on="rank", how="left")
-    of_replica = of_rank.group_by(pl.col("replica").fill_null(pl.col("rank"))).agg(pl.col("value").max())
-    return float(of_replica["value"].sum()) / series.typical_ns * NS_PER_S
+    of_rank = counted.group_by("rank").agg(pl.col("value").mean())
+    return _of_replicas(analysis, of_rank, "value") / series.typical_ns * NS_PER_S
 
 
-def _binding(of: dict[str, float], on_gpu: bool) -> tuple[str, str]:
+def _of_replicas(analysis: Analysis, of_rank: pl.DataFrame, column: str) -> float:
+    """The sum over replicas.
+
+    Ranks of one (the axes tp, pp and cp) work on the same batch: the largest of theirs counts.
+    """
+    place = pl.when(pl.col("dp") >= 0).then("dp").otherwise("rank").cast(pl.Int64)
+    replica = analysis.workers.select(pl.col("rank").cast(pl.Int64), replica=place)
+    placed = of_rank.with_columns(pl.col("rank").cast(pl.Int64)).join(replica, on="rank", how="left")
+    largest = placed.group_by(pl.col("replica").fill_null(pl.col("rank"))).agg(pl.col(column).max())
+    return float(largest[column].sum())
+
+
+def _binding(of: dict[str, float], on_gpu: bool, of_operations: bool) -> tuple[str, str]:
     """What binds the step where compute does not, and what would help."""
     compute = of.pop("compute_ns", 0.0)
     part, share = max(of.items(), key=lambda item: item[1], default=("", 0.0))
     if compute >= MAX_COMPUTE or share < MIN_BINDING:
         return "", ""
     why, advice = _BINDS_CPU if part == "host_bound_ns" and not on_gpu else _BINDS[part]
+    if part == "idle_ns" and of_operations:
+        why, advice = _BINDS_PIPELINE
     who = "GPUs compute" if on_gpu else "The ranks compute"
     return f"{who} {compute:.0%} of the step; for {share:.0%} of it {why}", advice
 
@@ -300,8 +362,15 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
         rows.append(("MFU", f"{mean.mfu.share:.1%} of {peak}; matmuls as executed"))
     elif mean.gpu_busy is not None:
         rows.append(("MFU", f"not known: {mean.no_mfu}"))
-    if mean.inputs_per_s is not None:
-        rows.append(("input", f"{mean.inputs_per_s:,.0f} elements of batches per second, all ranks"))
+    if mean.rate is not None:
+        samples = f"{mean.rate.samples:,.4g} samples"
+        tokens = f"{mean.rate.tokens:,.0f} tokens ({samples})" if mean.rate.tokens else samples
+        rows.append(("throughput", f"{tokens} per second, all recorded ranks"))
+    elif mean.inputs_per_s is not None:
+        elements = f"{mean.inputs_per_s:,.0f} elements of batches per second, all ranks"
+        rows.append(("input", f"{elements}; samples and tokens are not known: {mean.no_rate}"))
+    else:
+        rows.append(("throughput", f"not known: {mean.no_rate}"))
     if mean.binds:
         rows += [("what binds it", mean.binds), ("would help", mean.advice)]
     return rows
@@ -333,5 +402,8 @@ def mean_step_document(analysis: Analysis) -> MeanStepDocument | None:
         mfu=mfu,
         mfu_unknown=mean.no_mfu,
         inputs_per_s=mean.inputs_per_s,
+        samples_per_s=mean.rate.samples if mean.rate else None,
+        tokens_per_s=mean.rate.tokens if mean.rate and mean.rate.tokens else None,
+        rate_unknown=mean.no_rate,
         binds=mean.binds,
     )

@@ -7,5 +7,6 @@ network_costs           what a collective takes by such a table, or a stand-in, 
 collective_algorithms   cost of a collective by the algorithm that runs it
 gradients               when gradients are ready, in which bucket they go, where they are needed next
 memory                  how much memory a step takes
-gpus, roofline          peaks of GPU models; what matmuls ask of them
+gpus, roofline, mfu     peaks of GPU models; what matmuls ask of them, and what share of the peak that is
+inputs                  how many samples and tokens a step works on
 """

@@ -1,0 +1,88 @@
+"""Samples and tokens of a step, from shapes."""
+
+from __future__ import annotations
+
+import json
+
+import polars as pl
+import pytest
+
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.mean_step import facts_of, mean_step_document, mean_step_of
+from dpro.errors import Unanswerable
+from dpro.opening import open_path
+from dpro.replay.models.inputs import find_inputs
+from dpro.store import open_run
+
+STRETCHES = pl.DataFrame(
+    {"rank": [0, 0], "window": [0, 0], "step": [3, 4], "start_ns": [100, 200], "end_ns": [200, 300]}
+)
+
+
+def _spans(*calls: tuple[str, object, int]) -> pl.DataFrame:
+    rows = [
+        (0, 0, "cpu_op", name, "" if shapes is None else json.dumps(shapes), at) for name, shapes, at in calls
+    ]
+    names = ["rank", "window", "kind", "name", "shapes", "start_ns"]
+    return pl.DataFrame(rows, schema=names, orient="row")
+
+
+TEXT = ("aten::embedding", [[50304, 768], [4, 1024], [], [], []])
+POSITION = ("aten::embedding", [[1024, 768], [1, 1024], [], [], []])
+
+
+def test_indices_of_the_largest_embedding_are_tokens_whatever_the_number_of_micro_batches():
+    spans = _spans(*((*each, at) for at in (110, 150, 210, 250) for each in (TEXT, POSITION)))
+    assert find_inputs(spans, STRETCHES).rows() == [(0, 8.0, 8192.0)]
+
+
+def test_what_begins_outside_of_steps_does_not_count():
+    assert find_inputs(_spans((*TEXT, 50), (*TEXT, 110), (*TEXT, 210)), STRETCHES).rows() == [
+        (0, 4.0, 4096.0)
+    ]
+
+
+def test_images_are_samples_and_no_tokens():
+    stem = ("aten::convolution", [[32, 3, 224, 224], [64, 3, 7, 7], [], [], []])
+    later = ("aten::convolution", [[32, 64, 56, 56], [64, 64, 3, 3], [], [], []])
+    spans = _spans((*stem, 110), (*later, 120), (*stem, 210), (*later, 220))
+    assert find_inputs(spans, STRETCHES).rows() == [(0, 32.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        ([("aten::mm", None, 110)], "no shapes"),
+        ([("aten::mm", [[8, 8], [8, 8]], 110)], "neither an embedding"),
+        ([("aten::embedding", [[50304, 768], [16384], []], 110)], "neither an embedding"),  # flattened
+        ([("aten::embedding", "torn", 110)], "neither an embedding"),
+        (
+            [
+                ("aten::convolution", [[8, 3, 9, 9], [4, 3, 3, 3]], 110),
+                ("aten::convolution", [[8, 3, 9, 9], [4, 3, 5, 5]], 110),
+            ],
+            "several convolutions",
+        ),
+    ],
+)
+def test_what_shapes_do_not_say_is_refused(calls, why):
+    with pytest.raises(Unanswerable, match=why):
+        find_inputs(_spans(*calls), STRETCHES)
+
+
+def test_the_sample_without_shapes_has_elements_of_batches_and_says_why_no_more(repository):
+    mean = mean_step_of(Analysis(open_run(repository / "sample_traces" / "slow_rank")))
+    assert mean.rate is None
+    assert "samples and tokens are not known: no shapes" in dict(facts_of(mean))["input"]
+
+
+def test_a_pipeline_that_stands_still_is_bound_by_its_bubble(traces):
+    mean = mean_step_of(Analysis(open_path(traces / "pp_timeline" / "megatronapp_pp4")))
+    assert "other stages of the pipeline" in mean.binds
+    assert "micro-batches" in mean.advice
+
+
+def test_a_real_model_of_language_has_tokens_per_second(traces):
+    document = mean_step_document(Analysis(open_path(traces / "single" / "h100_bert_pystack.json.gz")))
+    assert document.rate_unknown == ""
+    assert document.tokens_per_s == pytest.approx(141 * document.samples_per_s)  # sequences of 141
