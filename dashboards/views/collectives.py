@@ -26,6 +26,7 @@ NAME = "collectives"
 MAX_POINTS = 4000
 _LINE_POINTS = 40
 S_PER_US = 1e-6
+_SI = {"exponentformat": "SI", "minexponent": 0}  # 10 ms, not 0.01 s
 _NONE = "No collective of this selection was recorded in depth."
 
 
@@ -85,8 +86,8 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
             figure.add_scatter(
                 x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, name=fitted, hoverinfo="skip"
             )
-    figure.update_xaxes(title_text="payload", type="log", exponentformat="SI", ticksuffix="B")
-    figure.update_yaxes(title_text="transfer", type="log", exponentformat="SI", ticksuffix="s")
+    figure.update_xaxes(title_text="payload", type="log", ticksuffix="B", **_SI)
+    figure.update_yaxes(title_text="transfer", type="log", ticksuffix="s", **_SI)
     return styled(figure, theme, height=380)
 
 

@@ -264,7 +264,7 @@ def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
                 x=line["bytes"], y=line["line_gbps"], mode="lines", line={"color": ink, "width": 1.5},
                 name="fitted", hoverinfo="skip",
             )  # fmt: skip
-    figure.update_xaxes(title_text="payload", type="log", exponentformat="SI", ticksuffix="B")
+    figure.update_xaxes(title_text="payload", type="log", exponentformat="SI", minexponent=0, ticksuffix="B")
     figure.update_yaxes(title_text="payload, GB/s", type="log", exponentformat="none")
     return styled(figure, theme, height=360)
 

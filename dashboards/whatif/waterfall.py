@@ -12,6 +12,7 @@ from dpro.words import shortened
 
 _LONGEST = 44  # characters beside a bar
 _ROW = 24  # pixels
+_ROOM = 0.3  # of the width of the bars: beside them, for their values
 
 
 def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
@@ -28,6 +29,9 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
     deltas = parts["delta_ms"].to_numpy()
     scale, unit = time_unit(float(np.abs(deltas).max(initial=0.0)))
     deltas = deltas / scale
+    reached = np.append(np.cumsum(deltas), 0.0)
+    room = _ROOM * float(np.ptp(reached))
+    low, high = (float(reached.min()) - room * bool((deltas < 0).any()), float(reached.max()) + room)
     figure = go.Figure()
     figure.add_waterfall(
         orientation="h",
@@ -46,7 +50,8 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str) -> go.Figure:
         hovertemplate=f"%{{customdata}}: %{{delta:+.4~g}} {unit} per step<extra></extra>",
     )
     styled(figure, theme, height=90 + _ROW * len(rows))
-    figure.update_xaxes(title_text=title.format(unit), zeroline=True, nticks=12)
+    figure.update_xaxes(title_text=title.format(unit), zeroline=True, nticks=6)
+    figure.update_xaxes(range=[low, high] if room else None)
     figure.update_yaxes(tickvals=rows, ticktext=[*labels, "in all"], autorange="reversed")
     figure.update_yaxes(showgrid=False, zeroline=False)
     return figure.update_layout(showlegend=False, margin_r=70)
