@@ -39,8 +39,6 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
         return changed
     before = replay(graph)
     demand = _demand(graph, before)
-    if not demand.any():
-        return changed
     alone = _alone(graph, before, demand)
     known = {_identity(graph, node): node for node in np.flatnonzero(demand > 0).tolist()}
     asked, work = np.zeros(changed.num_nodes), changed.nodes.duration.astype(np.float64)
@@ -80,9 +78,7 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats) ->
 def _links(graph: Graph) -> list[Ints]:
     """The transfers of each link on which several can run at a time: of one rank, window and set of ranks."""
     nodes = graph.nodes
-    moving = (
-        (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0) & (nodes.message >= 0)
-    )
+    moving = (nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0) & (nodes.message >= 0)
     at = np.flatnonzero(moving & ~_queued(graph))
     if at.size == 0:
         return []
@@ -123,9 +119,12 @@ def _identity(graph: Graph, node: int) -> tuple[int, int, int]:
 
 
 def _demand(graph: Graph, timeline: Timeline) -> Floats:
-    """[N] the share of its time for which a transfer needs its link: what it takes apart from its latency."""
+    """[N] the share of its time for which a transfer needs its link: what it takes apart from its latency.
+
+    Where no curve shows that, it is all of its time.
+    """
     nodes = graph.nodes
-    demand = np.zeros(graph.num_nodes)
+    demand = ((nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)).astype(np.float64)
     curves = fit_costs(graph, timeline)
     for kind, messages in messages_by_kind(graph).items():
         if kind in curves:
