@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import polars as pl
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import DproError
@@ -152,6 +153,7 @@ class Graph:
         places: of ranks, where the run says.
         run: what the graph was made from: edits ask its tables for what nodes do not hold (shapes, buckets).
             None where it was made by hand.
+        network: what communication takes by a measured table, as `network_tables.read_frame` has it.
     """
 
     nodes: Nodes
@@ -163,6 +165,7 @@ class Graph:
     messages: tuple[Message, ...] = ()
     places: Mapping[int, MeshPosition] = field(default_factory=dict)
     run: Run | None = None
+    network: pl.DataFrame | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -184,6 +187,12 @@ class Graph:
     def with_lags(self, lag: Ints) -> Graph:
         """The same graph with other lags, [E] ns."""
         return dataclasses.replace(self, edges=dataclasses.replace(self.edges, lag=_frozen(lag)))
+
+    def of_same_job(self, graph: Graph) -> Graph:
+        """The same graph with what is known of the job that another graph is of."""
+        return dataclasses.replace(
+            self, messages=graph.messages, places=graph.places, run=graph.run, network=graph.network
+        )
 
     def without_edges(self, drop: Bools) -> Graph:
         """The same graph without the edges marked in `drop` [E]; the order stays valid."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -39,10 +40,15 @@ Verdict = tuple[list["Finding"], list[str]]  # findings, and what the run cannot
 class Analysis(Cached):
     """A run and what has been computed of it so far."""
 
-    def __init__(self, run: Run) -> None:
-        """Nothing is read yet."""
+    def __init__(self, run: Run, network: pl.DataFrame | None = None) -> None:
+        """Nothing is read yet.
+
+        Args:
+            run: the run.
+            network: a measured network table, for what predictions say of communication.
+        """
         super().__init__()
-        self.run = run
+        self.run, self._network = run, network
         self.report_progress: Progress = ignore  # of building the graph
 
     @cached
@@ -108,7 +114,8 @@ class Analysis(Cached):
         from dpro.analysis.unanswered import why_unanswerable
 
         with why_unanswerable(self.run, lambda: self.end):
-            return graph_of(self.run, self.report_progress)
+            built, trust = graph_of(self.run, self.report_progress)
+        return replace(built, graph=replace(built.graph, network=self._network)), trust
 
     @property
     def built(self) -> Built:

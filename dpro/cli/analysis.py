@@ -10,6 +10,8 @@ from dpro.cli.completion import ranges as complete_ranges
 from dpro.errors import UsageError
 
 if TYPE_CHECKING:
+    from polars import DataFrame
+
     from dpro.analysis.analysis import Analysis
     from dpro.selection import Ranges
 
@@ -48,17 +50,28 @@ ranks_option = click.option(
 )
 
 
-def analyse(path: str) -> Analysis:
+def analyse(path: str, network_table: str | None = None) -> Analysis:
     """Open RUN (importing it if it is not a run directory yet) and build its graph, or find it in the cache.
 
+    Args:
+        path: as the user gave it.
+        network_table: a file of what communication takes, if the user gave one.
+
     Raises:
-        InputError: RUN cannot be read.
+        InputError: RUN or the table cannot be read.
         Unanswerable: it holds no spans.
     """
     from dpro.analysis.analysis import Analysis
     from dpro.cli.runs import open_or_import
 
-    return with_graph(Analysis(open_or_import(path)))
+    network = _network(network_table) if network_table else None
+    return with_graph(Analysis(open_or_import(path), network))
+
+
+def _network(path: str) -> DataFrame:
+    from dpro.replay.models.network_tables import read_frame
+
+    return read_frame(path)
 
 
 def with_graph(analysis: Analysis) -> Analysis:

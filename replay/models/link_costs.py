@@ -2,8 +2,9 @@
 
 In: a replayed graph. Out: one `LinkCost` per operation and process group: time = latency + bytes / bandwidth
 (Hockney, Parallel Computing 20 (1994); collectives: Thakur et al., IJHPCA 19 (2005)), corrected at the sizes
-that were seen often (`curves.py`). Groups of one shape have one curve. A curve describes what was seen, on
-the job's own network. What an algorithm would cost that did not run is not predicted here.
+that were seen often (`curves.py`). Groups of one shape have one curve. Where the graph has a measured network
+table, that of its curves which fits best is moved to the run's own times instead. A curve describes what was
+seen, on the job's own network. What an algorithm would cost that did not run is not predicted here.
 
 Transfers of one group that run side by side on a rank share its link: what a transfer had to wait for is all
 the bytes that moved while it ran, its own and others'.
@@ -17,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
-from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
 from dpro.replay.models.curves import Between, medians, through
 from dpro.replay.timeline import Timeline, replay
 
@@ -107,7 +108,8 @@ def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Collective
         messages = [message for kind in kinds for message in by_kind[kind]]
         mine = usable[np.isin(graph.nodes.message[usable], messages)]
         if mine.size >= ENOUGH:
-            costs |= dict.fromkeys(kinds, _cost(graph, timeline, mine))
+            tables = _tables(graph, graph.messages[messages[0]])
+            costs |= dict.fromkeys(kinds, _cost(graph, timeline, mine, tables))
     return {kind: costs[kind] for kind in by_kind if kind in costs}
 
 
@@ -125,19 +127,62 @@ def _shape(graph: Graph, kind: CollectiveKind, messages: list[int]) -> tuple[obj
     return kind[0], size, int(apart[0])
 
 
-def _cost(graph: Graph, timeline: Timeline, transfers: Ints) -> LinkCost:
-    """The curve of transfers of one shape: the line through all, and the sizes that moved alone."""
+def _tables(graph: Graph, message: Message) -> list[LinkCost]:
+    """Curves that the graph's network table has of an operation among so many ranks."""
+    if graph.network is None:
+        return []
+    rows = graph.network.filter(op=message.op, num_ranks=message.num_ranks)
+    software = ["device", "library", "version", "hosts"]
+    parts = rows.sort(*software, "bytes").partition_by(software, maintain_order=True)
+    measured = [medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy()) for part in parts]
+    return [fit_curve(sizes, times) for sizes, times in measured if sizes.size >= MIN_SIZES]
+
+
+def _cost(graph: Graph, timeline: Timeline, transfers: Ints, tables: list[LinkCost]) -> LinkCost:
+    """The curve of transfers of one shape: the line through all, and the sizes that moved alone.
+
+    Args:
+        graph: the graph.
+        timeline: its replay.
+        transfers: of the shape.
+        tables: curves that were measured elsewhere: the one that fits best is corrected instead of the line.
+    """
     moved = _moved_meanwhile(graph, timeline, transfers)
     took = graph.nodes.duration[transfers].astype(np.float64)
     line = fit_line(moved, took)
     own = graph.nodes.bytes[transfers].astype(np.float64)
     alone = moved <= ALONE * own
     sizes, times = medians(own[alone], took[alone], ENOUGH)
+    if tables:
+        seen = (sizes, times) if sizes.size else medians(moved, took)
+        return corrected(min(tables, key=lambda table: _misfit(table, *seen)), *seen)
     return line if sizes.size < MIN_SIZES else _with_knots(line, sizes, times)
 
 
 def _with_knots(line: LinkCost, sizes: Floats, times: Floats) -> LinkCost:
     return replace(line, sizes=tuple(sizes.tolist()), times=tuple(times.tolist()))
+
+
+def _misfit(curve: LinkCost, sizes: Floats, times: Floats) -> float:
+    """How far times are from a curve, in logarithm, in the middle."""
+    return float(np.median(np.abs(np.log(times / curve.time_ns(sizes)))))
+
+
+def corrected(curve: LinkCost, sizes: Floats, times: Floats) -> LinkCost:
+    """A measured curve, moved to where the run's own times are.
+
+    At the run's sizes it has the run's times; between two of them its distance from the measured curve, in
+    logarithm, changes evenly, and beyond them it stays.
+
+    Args:
+        curve: as measured elsewhere.
+        sizes: [K] bytes, ascending, each once.
+        times: [K] ns of the run.
+    """
+    off = np.log(times / curve.time_ns(sizes))
+    every = np.union1d(curve.knots[0], sizes)
+    moved = curve.time_ns(every) * np.exp(np.interp(np.log(every), np.log(sizes), off))
+    return replace(fit_curve(every, moved), num_samples=sizes.size)
 
 
 def fit_curve(sizes: Floats, times: Floats) -> LinkCost:

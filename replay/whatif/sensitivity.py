@@ -20,6 +20,7 @@ from dpro.replay.whatif.edits.host import Cpu
 from dpro.replay.whatif.edits.selected_work import Scale
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
+from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.predict import baseline_steps
 
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 30.0, 1000.0)
@@ -62,7 +63,7 @@ def sensitivity(graph: Graph) -> list[Curve]:
     curves = []
     for part in PARTS:
         try:
-            changed = [edit_of(part, factor).apply(graph) for factor in FACTORS]
+            changed = [with_shared_links(graph, edit_of(part, factor).apply(graph)) for factor in FACTORS]
         except Unanswerable:
             continue
         steps = [_mean_step(each, baseline) for each in changed]

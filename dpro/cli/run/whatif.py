@@ -14,6 +14,7 @@ from dpro.errors import UsageError
 from dpro.units import format_bytes, ms
 
 if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.whatif import TrustedDocument, WhatIf, WhatIfDocument
     from dpro.replay.whatif.predict import Prediction
     from dpro.selection import Ranges
@@ -71,6 +72,12 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     type=click.IntRange(min=1),
     help="How many changed jobs to replay at most where no edit is given.  [default: 100]",
 )
+@click.option(
+    "--network-table",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="What communication takes where it was measured (Parquet, CSV; docs/curves.md has the columns).",
+)
 @steps_option
 @ranks_option
 @json_option
@@ -82,6 +89,7 @@ def whatif(
     with_curves: bool,
     with_memory: bool,
     budget: int | None,
+    network_table: str | None,
     steps: Ranges,
     ranks: Ranges,
     as_json: bool,
@@ -122,19 +130,19 @@ def whatif(
             raise UsageError("--sensitivity looks at the run as it is: give no --edit with it")
         if budget is not None:
             raise UsageError("--budget is for the search, which --sensitivity does not make")
-        _sensitivity(run, as_json)
+        _sensitivity(analyse(run, network_table), as_json)
         return
     if with_memory:
         if parsed or budget is not None:
             raise UsageError("--pareto has edits of its own: give no --edit and no --budget with it")
-        _pareto(run, as_json)
+        _pareto(analyse(run, network_table), as_json)
         return
     if parsed and budget is not None:
         raise UsageError("--budget is for the search: give no --edit with it")
     from dpro.analysis.answers.whatif import what_if
     from dpro.trial.calibrate import as_tried
 
-    analysis = analyse(run)
+    analysis = analyse(run, network_table)
     with progress("Trying edits") as report:
         answer = what_if(analysis, parsed, budget, calibrate=as_tried, progress=report, selection=selection)
     if as_json:
@@ -147,11 +155,11 @@ def whatif(
         ctx.exit(1)
 
 
-def _sensitivity(run: str, as_json: bool) -> None:
+def _sensitivity(analysis: Analysis, as_json: bool) -> None:
     from dpro.analysis.answers.whatif import sensitivity_of
     from dpro.replay.whatif.sensitivity import in_words
 
-    document, curves = sensitivity_of(analyse(run))
+    document, curves = sensitivity_of(analysis)
     if as_json:
         print_json(document)
         return
@@ -165,10 +173,10 @@ def _sensitivity(run: str, as_json: bool) -> None:
         out.print("  " + "  ".join(f"x{factor:g} {ms(step):.2f} ms" for factor, step in steps))
 
 
-def _pareto(run: str, as_json: bool) -> None:
+def _pareto(analysis: Analysis, as_json: bool) -> None:
     from dpro.analysis.answers.whatif import pareto_of
 
-    document, points = pareto_of(analyse(run))
+    document, points = pareto_of(analysis)
     if as_json:
         print_json(document)
         return

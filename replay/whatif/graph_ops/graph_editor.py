@@ -108,7 +108,7 @@ class GraphEditor:
             inferred=inferred,
         )
         made = make_graph(self._nodes(kept), joined, graph.names, graph.lanes, graph.origin_ns)
-        return dataclasses.replace(made, messages=graph.messages, places=graph.places, run=graph.run)
+        return made.of_same_job(graph)
 
     def _thread_through(self) -> None:
         """Make what was inserted part of the program: between its node and the one that followed."""

@@ -42,7 +42,7 @@ def with_copies(graph: Graph, copied: Graph, times: int) -> Graph:
         **{f.name: np.concatenate([getattr(e, f.name) for e in edges]) for f in dataclasses.fields(Edges)}
     )
     made = make_graph(_nodes(copied, graph, picked, times), joined, graph.names, graph.lanes, graph.origin_ns)
-    return dataclasses.replace(made, messages=graph.messages, places=graph.places, run=graph.run)
+    return made.of_same_job(graph)
 
 
 def _steps(graph: Graph) -> Ints:

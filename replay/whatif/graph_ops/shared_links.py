@@ -124,7 +124,7 @@ def _demand(graph: Graph, timeline: Timeline) -> Floats:
     Where no curve shows that, it is all of its time.
     """
     nodes = graph.nodes
-    demand = ((nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)).astype(np.float64)
+    demand: Floats = ((nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)).astype(np.float64)
     curves = fit_costs(graph, timeline)
     for kind, messages in messages_by_kind(graph).items():
         if kind in curves:

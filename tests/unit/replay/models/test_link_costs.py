@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,3 +89,81 @@ def test_sizes_that_are_unknown_show_nothing(tmp_path):
         for step in range(5):
             run.gloo((100 * step, 100 * step + 5), (100 * step + 10, 100 * step + 60), rank, sequence=step)
     assert fit_costs(run.build(tmp_path / "r").graph) == {}
+
+
+def _sizes_job(gap_us: float = 5000) -> TinyRun:
+    """Two ranks reduce 1, 2 and 4 MB in turn, which take 1, 1.5 and 4 ms, four times each."""
+    run = TinyRun()
+    for rank in (0, 1):
+        run.op("train", 0, 12 * gap_us + 5000, rank)
+        for number in range(12):
+            at, (size, lasts) = (
+                gap_us * number,
+                ((10**6, 1000), (2 * 10**6, 1500), (4 * 10**6, 4000))[number % 3],
+            )
+            run.gloo(
+                (at + 10, at + 20),
+                (at + 30, at + 30 + lasts),
+                rank,
+                sequence=number,
+                bytes_in=size,
+                bytes_out=size,
+                group_ranks=[0, 1],
+            )
+    return run
+
+
+def test_sizes_that_are_often_seen_have_the_time_they_had(tmp_path):
+    (curve,) = fit_costs(_sizes_job().build(tmp_path / "r").graph).values()
+    assert curve.sizes == (1e6, 2e6, 4e6)
+    assert curve.time_ns(np.array([1e6, 2e6, 4e6])) == pytest.approx([1e6, 1.5e6, 4e6], rel=1e-3)
+    assert (
+        abs(float(curve.line_ns(2e6)) / 1.5e6 - 1) > 0.05 or curve.misfit > 0.05
+    )  # no line goes through all
+
+
+def test_a_measured_table_is_moved_to_where_the_run_is(tmp_path):
+    from dataclasses import replace
+
+    sizes = 2.0 ** np.arange(16, 28)
+    table = pl.DataFrame(
+        {
+            "op": "all_reduce",
+            "num_ranks": 2,
+            "hosts": 1,
+            "device": "",
+            "library": "",
+            "version": "",
+            "bytes": sizes,
+            "time_ns": 20_000 + sizes / 2,
+        }
+    )  # twice as fast as the run
+    graph = replace(_sizes_job().build(tmp_path / "r").graph, network=table)
+    (curve,) = fit_costs(graph).values()
+    assert curve.time_ns(np.array([1e6, 2e6, 4e6])) == pytest.approx([1e6, 1.5e6, 4e6], rel=1e-3)
+    off = 1e6 / (20_000 + 1e6 / 2)  # at the smallest size of the run, and of all below
+    assert float(curve.time_ns(2.0**17)) == pytest.approx(off * (20_000 + 2**16), rel=0.01)
+
+
+def test_groups_of_one_axis_have_one_curve(tmp_path):
+    run = TinyRun()
+    for rank in range(4):
+        run.op("train", 0, 40_000, rank)
+        group = [0, 1] if rank < 2 else [2, 3]
+        for number in range(2):
+            at, size = 10_000 * number, 10**6 * (number + 1)
+            run.gloo(
+                (at + 10, at + 20),
+                (at + 30, at + 30 + size / 1000),
+                rank,
+                sequence=number,
+                group=f"tp{rank // 2}",
+                group_ranks=group,
+                bytes_in=size,
+                bytes_out=size,
+            )
+    costs = fit_costs(run.build(tmp_path / "r").graph)
+    assert len(costs) == 2
+    one, other = costs.values()
+    assert one is other
+    assert one.num_samples == 8
