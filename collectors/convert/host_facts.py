@@ -4,12 +4,13 @@ In: records of one process, and its step boundaries. Out: rows of `counters`; ti
 
 Counters that begin with `step_` are about one whole step, the one of that rank that starts at `time_ns`.
 `data_wait_ns`, `gc_pause_ns` and `checkpoint_save_ns` are single intervals of a millisecond or more that
-start at `time_ns`, `loader_start_ns` is one of any length. What was not measured at both ends of a step has
-no row.
+start at `time_ns`, `loader_start_ns` is one of any length; `loss` is a number whose gradients were asked for.
+What was not measured at both ends of a step has no row.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ from dpro.collectors.inside import records
 from dpro.collectors.inside.steps.stepping import Boundary
 from dpro.schema import COUNTERS
 
+LOSS = "loss"
+FLOAT, INTEGER = struct.Struct("<d"), struct.Struct("<q")
 _TOTALS = {  # kind of record -> what its values after the time are
     records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
     records.WORK: ("step_backward_calls", "step_gc_ns", "step_data_wait_ns"),
@@ -88,6 +91,8 @@ def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
     if record.kind == records.BEGUN:
         persist = "persistent " if record.d else ""
         return [(f"{record.c} {persist}workers", "loader_start_ns", start, duration)]
+    if record.kind == records.LOSS:
+        return [("", LOSS, start, FLOAT.unpack(INTEGER.pack(record.b))[0])]
     if record.kind == records.SAVED:
         size = [("", "checkpoint_save_bytes", start, float(record.c))] if record.c >= 0 else []
         return [("", "checkpoint_save_ns", start, duration), *size]

@@ -357,18 +357,22 @@ def compiler_callbacks() -> Any:
     return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
 
-def compile_call(module: Any, mode: str) -> None:
+def compile_call(module: Any, **how: str) -> None:
     """Compile the calls of a module in place, as `torch.compile` of a module does.
 
     `Module.compile`, the fallback, passes over modules of `torch.nn`.
+
+    Args:
+        module: the module.
+        how: arguments of `torch.compile`.
     """
     from torch._dynamo import external_utils
 
     wrap = getattr(external_utils, "wrap_inline", None)
     if wrap is None or not hasattr(module, COMPILED_CALL):
-        module.compile(mode=mode)
+        module.compile(**how)
         return
-    setattr(module, COMPILED_CALL, torch.compile(wrap(module._call_impl), mode=mode))
+    setattr(module, COMPILED_CALL, torch.compile(wrap(module._call_impl), **how))
 
 
 def has_compiled() -> bool:

@@ -8,7 +8,7 @@ edit has the same meaning, the text is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpro.collectors.inside.process.environment import kept
@@ -27,16 +27,22 @@ class Change:
         kind: its name and what is not a number in it: changes of one kind share one prediction error.
         family: the file that makes it.
         arguments: what that takes.
-        edit: the what-if edit that predicts it; empty where there is none.
+        edits: the what-if edits that predict it; none where nothing does.
         uneven: whether it changes only some steps, which the mean of steps shows and their median does not.
+        samples: how many times as many samples a step has.
+        passes: how many times as many samples a forward pass has.
+        keeps_loss: whether the job should learn what it did.
     """
 
     text: str
     kind: str
     family: str
     arguments: Values
-    edit: str = ""
+    edits: tuple[str, ...] = ()
     uneven: bool = False
+    samples: float = 1.0
+    passes: float = 1.0
+    keeps_loss: bool = True
 
     def document(self) -> dict[str, Any]:
         """Return it as the recorder reads it."""
@@ -53,9 +59,10 @@ class Row:
         keys: what the user may give, and how each value is read.
         example: as the user writes it.
         arguments: the family's arguments for what was given.
-        alone: whether no key need be given.
-        edit: the what-if edit that predicts what was given, where that has another text.
-        uneven: as `Change`.
+        alone: whether no key need be given, as where each has a default.
+        defaults: what is taken for keys that are not given.
+        edits: the what-if edits that predict what was given, where they have another text.
+        uneven, samples, passes, keeps_loss: as `Change`, the numbers from what was given.
     """
 
     summary: str
@@ -64,8 +71,12 @@ class Row:
     example: str
     arguments: Callable[[Values], Values] = dict
     alone: bool = False
-    edit: Callable[[Values], str] | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    edits: Callable[[Values], tuple[str, ...]] | None = None
     uneven: bool = False
+    samples: Callable[[Values], float] = lambda _: 1.0
+    passes: Callable[[Values], float] = lambda _: 1.0
+    keeps_loss: bool = True
 
 
 def _flag(text: str) -> bool:
@@ -112,24 +123,56 @@ def _share(text: str) -> float:
     return share
 
 
+def _factor(text: str) -> float:
+    factor = float(text)
+    if not 1 < factor <= 1024:
+        raise ValueError("must be a number above 1, at most 1024")
+    return factor
+
+
+def _milliseconds(text: str) -> float:
+    ms = float(text)
+    if not 0 < ms <= 60_000:
+        raise ValueError("must be a number above 0, at most 60000")
+    return ms
+
+
 def _compression(values: Values) -> Values:
-    if len(values) > 1:
+    ways = [key for key in ("to", "powersgd_rank", "topk") if key in values]
+    if len(ways) > 1:
         raise UsageError("compress: to, powersgd_rank and topk exclude each other")
+    if "module" in values and ways != ["to"]:
+        raise UsageError("compress: module needs to=, as in compress:to=bf16,module=layers.*")
     if "topk" in values:
         return {"share": values["topk"], "to": "topk"}
-    return {"rank": values["powersgd_rank"], "to": "powersgd"} if "powersgd_rank" in values else values
+    return (
+        {"rank": values["powersgd_rank"], "to": "powersgd"}
+        if "powersgd_rank" in values
+        else {{"module": "layers"}.get(key, key): value for key, value in values.items()}
+    )
 
 
-def _workers(values: Values) -> str:
-    return f"workers:count={values['workers']}" if "workers" in values else ""
+def _workers(values: Values) -> tuple[str, ...]:
+    return (f"workers:count={values['workers']}",) if "workers" in values else ()
 
 
-def _compiled(values: Values) -> str:
-    return "" if values.get("mode", "default") != "default" else "compile"
+def _compiled(values: Values) -> tuple[str, ...]:
+    known = {"default": ("compile",), "reduce-overhead": ("compile", "cuda-graph")}
+    return known.get(values.get("mode", "default"), ())
 
 
-def _precision(values: Values) -> str:
-    return f"precision:dtype={values['dtype']}"
+def _precision(values: Values) -> tuple[str, ...]:
+    return (f"precision:dtype={values['dtype']}",)
+
+
+def _late(values: Values) -> Values:
+    if len(values) < 2:
+        raise UsageError("slow needs rank and ms, as in slow:rank=1,ms=20: a factor cannot be made to a job")
+    return values
+
+
+def _algorithm(values: Values) -> Values:
+    return {"name": "NCCL_ALGO", "value": values["to"].capitalize(), "backend": "nccl"}
 
 
 CHANGES: dict[str, Row] = {
@@ -144,7 +187,8 @@ CHANGES: dict[str, Row] = {
     ),
     "compress": Row(
         "gradients are compressed before they are reduced",
-        "reduction", {"to": _one_of("fp16", "bf16"), "powersgd_rank": _count(1), "topk": _share},
+        "reduction",
+        {"to": _one_of("fp16", "bf16"), "powersgd_rank": _count(1), "topk": _share, "module": str},
         "compress:to=bf16", _compression,
     ),
     "local-updates": Row(
@@ -153,16 +197,59 @@ CHANGES: dict[str, Row] = {
     ),
     "precision": Row(
         "the model's forward pass runs under autocast",
-        "precision", {"dtype": _one_of("bf16", "fp16")}, "precision:dtype=bf16",
+        "modules.precision", {"dtype": _one_of("bf16", "fp16")}, "precision:dtype=bf16",
     ),
     "autocast": Row(
         "the same",
-        "precision", {"dtype": _one_of("bf16", "fp16")}, "autocast:dtype=bf16", edit=_precision,
+        "modules.precision", {"dtype": _one_of("bf16", "fp16")}, "autocast:dtype=bf16", edits=_precision,
     ),
     "compile": Row(
         "the model is compiled",
-        "compiling", {"mode": _one_of("default", "reduce-overhead", "max-autotune")},
-        "compile", lambda values: {"mode": "default"} | values, alone=True, edit=_compiled,
+        "modules.compiling", {"mode": _one_of("default", "reduce-overhead", "max-autotune")},
+        "compile", lambda values: {"mode": "default"} | values, alone=True, edits=_compiled,
+    ),
+    "cuda-graph": Row(
+        "what the model launches is captured as CUDA graphs, on GPUs",
+        "modules.compiling", {}, "cuda-graph", lambda _: {"backend": "cudagraphs"}, alone=True,
+    ),
+    "recompute": Row(
+        "modules keep their inputs only, and backward computes the rest again",
+        "modules.recompute", {"module": str}, "recompute:module=layers.*",
+    ),
+    "prefetch": Row(
+        "FSDP2 gathers parameters some modules earlier",
+        "modules.sharded", {"ahead": _count(1), "only": _one_of("forward", "backward")}, "prefetch:ahead=1",
+        defaults={"ahead": 1},
+    ),
+    "accumulate": Row(
+        "several passes of the loop become one optimizer step, gradients are reduced in the last",
+        "accumulate", {"steps": _count(2)}, "accumulate:steps=2", defaults={"steps": 2},
+        samples=lambda values: values["steps"],
+    ),
+    "batch": Row(
+        "DataLoaders make larger batches",
+        "data", {"factor": _factor}, "batch:factor=2", defaults={"factor": 2.0},
+        samples=lambda values: values["factor"], passes=lambda values: values["factor"],
+    ),
+    "hide-input": Row(
+        "the batch before is returned again, so that none is waited for",
+        "repeat", {}, "hide-input", alone=True, keeps_loss=False,
+    ),
+    "no-sync": Row(
+        "item() returns what it did a step before, without waiting for the GPU",
+        "waits", {}, "no-sync", alone=True,
+    ),
+    "no-comm": Row(
+        "DDP leaves gradients on each rank as they are",
+        "reduction", {}, "no-comm", lambda _: {"to": "nothing"}, alone=True, keeps_loss=False,
+    ),
+    "algorithm": Row(
+        "NCCL runs its collectives by this algorithm (NCCL_ALGO)",
+        "environment", {"to": _one_of("ring", "tree")}, "algorithm:to=tree", _algorithm,
+    ),
+    "slow": Row(
+        "a rank sleeps at the beginning of each step",
+        "host", {"rank": _count(0), "ms": _milliseconds}, "slow:rank=1,ms=20", _late,
     ),
     "workers": Row(
         "batches are loaded by that many worker processes",
@@ -173,7 +260,7 @@ CHANGES: dict[str, Row] = {
         "data",
         {"workers": _count(0), "prefetch_factor": _count(1)}
         | dict.fromkeys(("pin_memory", "persistent_workers"), _flag),
-        "dataloader:workers=2", _renamed(workers="num_workers"), edit=_workers,
+        "dataloader:workers=2", _renamed(workers="num_workers"), edits=_workers,
     ),
     "optimizer": Row(
         "another implementation of the optimizer",
@@ -206,20 +293,24 @@ def parse_change(text: str) -> Change:
         raise UsageError(_unknown(name))
     row = CHANGES[name]
     values = _values(name, row, rest)
-    edit = text.strip() if row.edit is None else row.edit(values)
+    text = text.strip()
+    edits = (text,) if row.edits is None else row.edits(values)
     return Change(
-        text.strip(),
-        _kind(name, values) if edit in ("", text.strip()) else parse_change(edit).kind,
+        text,
+        parse_change(edits[0]).kind if len(edits) == 1 and edits[0] != text else _kind(name, values),
         row.family,
         row.arguments(values),
-        edit,
+        edits,
         row.uneven,
+        row.samples(values),
+        row.passes(values),
+        row.keeps_loss,
     )
 
 
 def _kind(name: str, values: Values) -> str:
     words = [
-        f"{key}={str(value).lower()}" if isinstance(value, str | bool) else key
+        f"{key}={str(value).lower()}" if isinstance(value, str | bool) and key != "module" else key
         for key, value in values.items()
     ]
     return f"{name}:{','.join(words)}" if words else name
@@ -240,7 +331,11 @@ def ensure_compatible(changes: Sequence[Change], environment: Mapping[str, str])
         if names.count(name) > 1 and name != VARIABLE:
             raise UsageError(f"{name} is given twice: give its keys together, as in {name}:a=…,b=…")
     if sum(change.family == "reduction" for change in changes) > 1:
-        raise UsageError("compress and local-updates exclude each other: DDP takes one communication hook")
+        raise UsageError(
+            "compress, local-updates and no-comm exclude each other: DDP takes one communication hook"
+        )
+    if "accumulate" in names and {"local-updates", "no-comm"} & {*names}:
+        raise UsageError("accumulate has nothing to add to local-updates and no-comm, which reduce nothing")
     for change in changes:
         if change.family == "environment":
             name, value = change.arguments["name"], change.arguments["value"]
@@ -263,9 +358,9 @@ def _values(name: str, row: Row, rest: str) -> Values:
             values[key] = row.keys[key](value)
         except ValueError as error:
             raise UsageError(f"{name}: {key} {error}, not {value!r}, as in {row.example}") from error
-    if not (values or row.alone):
+    if not (values or row.alone or row.defaults):
         raise UsageError(f"{name} needs {' or '.join(row.keys)}, as in {row.example}")
-    return values
+    return {**row.defaults, **values}
 
 
 def _variable(text: str, rest: str) -> Change:

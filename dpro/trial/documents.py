@@ -11,6 +11,7 @@ from dpro.documents import Document, Part
 from dpro.store import AppliedChange
 from dpro.trial.ledger import Entry, Ratio, ledger_path, usual_error
 from dpro.trial.measure import Measured
+from dpro.trial.training import Training
 
 
 class TimesDocument(Part, frozen=True):
@@ -19,13 +20,32 @@ class TimesDocument(Part, frozen=True):
     Attributes:
         ms: mean step.
         low_ms, high_ms: its interval.
-        speedup: the unchanged step over it.
+        speedup: of the throughput: samples per second changed over unchanged.
     """
 
     ms: float
     low_ms: float
     high_ms: float
     speedup: float
+
+
+class TrainingDocument(Part, frozen=True):
+    """What the changed job learnt, beside the job as it is, over the same samples.
+
+    Attributes:
+        differs: whether its losses are further off than the tolerance.
+        base, changed: mean loss in the second half; null where it is not finite.
+        spread: the most by which two recordings of the job as it is differ in it; null of a single one.
+        tolerance: what recordings of one job differ by, or 2% of the loss or of its fall.
+        passes: passes of the job as it is that were compared.
+    """
+
+    differs: bool
+    base: float | None
+    changed: float | None
+    spread: float | None
+    tolerance: float | None
+    passes: int
 
 
 class RunsOfTry(Part, frozen=True):
@@ -54,7 +74,12 @@ class TryDocument(Document, frozen=True, kw_only=True):
         noise: typical difference of two recordings of the job as it is, as a share; null with one pair.
         pairs: of recordings.
         steps: of each recording, at least.
-        verdict: faster, slower or unclear, in words.
+        samples: samples of a step of the changed job over those of one as it is.
+        verdict: faster, slower or unclear per sample, in words.
+        stopped: why no more pairs were made, with --pairs; else empty.
+        pairs_needed: pairs that would decide it, by what is known; null without --pairs.
+        training: the losses of both; null where they cannot be compared.
+        not_compared: why they cannot; empty where they can.
         inside_interval: whether the measured time is in the predicted interval; null without a prediction.
         clock: device or host.
         runs: where the recordings are.
@@ -71,7 +96,12 @@ class TryDocument(Document, frozen=True, kw_only=True):
     noise: float | None
     pairs: int
     steps: int
+    samples: float
     verdict: str
+    stopped: str
+    pairs_needed: int | None
+    training: TrainingDocument | None
+    not_compared: str
     inside_interval: bool | None
     clock: str
     runs: RunsOfTry
@@ -153,15 +183,36 @@ class LedgerDocument(Document, frozen=True, kw_only=True):
     entries: list[EntryDocument]
 
 
-def times_document(ratio: Ratio | Measured, base_ms: float) -> TimesDocument:
+def times_document(ratio: Ratio | Measured, base_ms: float, samples: float) -> TimesDocument:
     """A ratio of step times as times.
 
     Args:
         ratio: changed over unchanged.
         base_ms: the unchanged step.
+        samples: samples of a changed step over those of an unchanged one.
     """
     return TimesDocument(
-        ratio.ratio * base_ms, ratio.low * base_ms, ratio.high * base_ms, speedup=1 / ratio.ratio
+        ratio.ratio * base_ms, ratio.low * base_ms, ratio.high * base_ms, speedup=samples / ratio.ratio
+    )
+
+
+def training_document(training: Training) -> TrainingDocument:
+    """What was learnt, with null for what is not finite.
+
+    Args:
+        training: the comparison.
+    """
+
+    def known(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    return TrainingDocument(
+        training.differs,
+        known(training.base),
+        known(training.changed),
+        known(training.spread),
+        known(training.tolerance),
+        training.passes,
     )
 
 

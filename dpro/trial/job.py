@@ -54,7 +54,7 @@ def record_job(
     """
     apply = json.dumps([change.document() for change in changes])
     words = [sys.executable, "-m", "dpro", "record", "-o", str(run), *options]
-    words += ["--apply", apply, "--", *command]
+    words += ["--losses", "--apply", apply, "--", *command]
     log = run.with_name(f"{run.name}.log")
     with log.open("wb") as file, _ends_job_on_sigterm():
         output = sys.stderr if show else file
@@ -165,8 +165,15 @@ def ensure_applied(path: Path, changes: Sequence[Change]) -> Run:
         raise DproError("; ".join([f"{path}: {what}", *manifest.warnings[:1]]))
     for made in manifest.applied:
         for reason in made.refused:
-            raise NotApplied(f"not applied: rank {made.rank}: {made.edit}: {reason}")
+            raise NotApplied(f"{_how_far(run, made.edit)}: rank {made.rank}: {made.edit}: {reason}")
     wanted = {(rank, change.text) for rank in manifest.ranks for change in changes}
     for rank, edit in sorted(wanted - {(made.rank, made.edit) for made in manifest.applied}):
-        raise NotApplied(f"not applied: rank {rank}: {edit}: nothing shows that it was")
+        raise NotApplied(f"{_how_far(run, edit)}: rank {rank}: {edit}: nothing shows that it was")
     return run
+
+
+def _how_far(run: Run, edit: str) -> str:
+    """`not applied`, or to how many ranks it was."""
+    manifest = run.manifest
+    done = sum(made.edit == edit and not made.refused for made in manifest.applied)
+    return f"applied to {done} of {len(manifest.ranks)} ranks" if done else "not applied"

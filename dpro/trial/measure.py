@@ -23,15 +23,12 @@ from dpro.errors import Unanswerable
 from dpro.replay.steps.durations import host_steps_of, steps_of
 from dpro.replay.steps.typical import job_steps, undisturbed
 from dpro.store import Run
+from dpro.trial.sequential import CONFIDENCE, half_width
 
 Typical = Callable[[Floats], float]
 
 MIN_STEPS = 10
 BLOCK_STEPS, RESAMPLES, SEED = 5, 1000, 0
-CONFIDENCE = 0.95
-# Student's t for that, two-sided, by degrees of freedom from 1; beyond, expanded around the normal quantile.
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-Z_975 = 1.96
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,13 @@ class Measured:
 
     Attributes:
         ratio: step time changed / unchanged; below 1 is faster.
-        low, high: 95% interval of it.
+        low, high: interval of it, of 95% in all.
         noise: by how much one recording of the unchanged job typically differs from the next, as a share;
             None for one alone.
         baseline_ns, changed_ns: typical steps, median over recordings.
         num_pairs: pairs of recordings.
         num_steps: steps that the shortest recording is judged by.
+        samples: samples of a step of the changed job over those of one as it is.
     """
 
     ratio: float
@@ -56,12 +54,15 @@ class Measured:
     changed_ns: float
     num_pairs: int
     num_steps: int
+    samples: float = 1.0
 
     @property
     def verdict(self) -> str:
-        """`faster`, `slower`, or that the difference is not distinguished from noise."""
-        is_clear = not self.low <= 1 <= self.high and abs(math.log(self.ratio)) > math.log1p(self.noise or 0)
-        return ("faster" if self.ratio < 1 else "slower") if is_clear else "no effect beyond noise"
+        """`faster`, `slower` per sample, or that the difference is not distinguished from noise."""
+        per_sample = self.ratio / self.samples
+        differs = not self.low <= self.samples <= self.high
+        is_clear = differs and abs(math.log(per_sample)) > math.log1p(self.noise or 0)
+        return ("faster" if per_sample < 1 else "slower") if is_clear else "no effect beyond noise"
 
 
 def step_times(run: Run, skip: int) -> Floats:
@@ -107,13 +108,31 @@ def _measured(run: Run, steps: pl.DataFrame, skip: int) -> Floats:
     return times["duration_ns"].to_numpy()
 
 
-def compare(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool) -> Measured:
+def ratios(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool) -> Floats:
+    """The ratio of step times, changed over unchanged, of each pair.
+
+    Args:
+        baseline, changed, uneven: as of `compare`.
+    """
+    typical = _mean if uneven else _median
+    return np.array([typical(after) / typical(before) for before, after in zip(baseline, changed)])
+
+
+def compare(
+    baseline: Sequence[Floats],
+    changed: Sequence[Floats],
+    uneven: bool,
+    samples: float = 1.0,
+    confidence: float = CONFIDENCE,
+) -> Measured:
     """Compare pairs of recordings by the ratio of their step times.
 
     Args:
         baseline: step times of the unchanged job, ns, by recording.
         changed: those of the changed job, as many recordings, each made next to its partner.
         uneven: whether steps differ by what they do, so that only their mean shows the change.
+        samples: samples of a step of the changed job over those of one as it is.
+        confidence: of the interval; more where one may stop after any pair.
 
     Returns:
         The median ratio over pairs, with Student's interval of the logarithms' mean around it; of a single
@@ -122,10 +141,10 @@ def compare(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool)
     typical = _mean if uneven else _median
     before = np.array([typical(times) for times in baseline])
     after = np.array([typical(times) for times in changed])
-    logs = np.log(after / before)
+    logs = np.log(ratios(baseline, changed, uneven))
     middle = float(np.median(logs))
     if logs.size > 1:
-        half = _t(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
+        half = half_width(float(logs.std(ddof=1)), logs.size, confidence)
         centre = float(logs.mean())
         low, high = min(centre - half, middle), max(centre + half, middle)
     else:
@@ -140,6 +159,7 @@ def compare(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool)
         float(np.median(after)),
         logs.size,
         min(times.size for times in (*baseline, *changed)),
+        samples,
     )
 
 
@@ -149,12 +169,6 @@ def _median(times: Floats) -> float:
 
 def _mean(times: Floats) -> float:
     return float(times.mean())
-
-
-def _t(freedom: int) -> float:
-    if freedom <= len(T_975):
-        return T_975[freedom - 1]
-    return Z_975 + (Z_975**3 + Z_975) / (4 * freedom)
 
 
 def _bootstrap(before: Floats, after: Floats, typical: Typical) -> tuple[float, float]:

@@ -28,7 +28,7 @@ def set_arguments(
     Args:
         report: receives where that was, and what the script had asked for.
         classes: their `__init__` is replaced; one may call that of another.
-        settings: arguments by name.
+        settings: arguments by name; where there are none, `also` gives all that change.
         also: from the script's arguments, returns what has to change with the settings; it raises
             `ValueError` where the settings do not fit.
     """
@@ -82,7 +82,7 @@ def _changed(
         report.refuse(f"{place()}: {error}")
         return None
     given = {name: bound.arguments[name] for name in wanted if name in bound.arguments}
-    if all(name in given and given[name] == value for name, value in settings.items()):
+    if settings and all(name in given and given[name] == value for name, value in settings.items()):
         report.missing = f"the script sets {_listed(given)} itself ({place()}): nothing to change"
         return None
     after = {**bound.arguments, **wanted}

@@ -1,7 +1,8 @@
 """Variables of the environment, which the launcher has set.
 
-In: `name` and `value`. Out: nothing is done; it is made sure that the process has them when it begins to
-train, since a launcher or the script may have put its own in their place.
+In: `name` and `value`, and the `backend` that the variable is for, if it must be there. Out: nothing is done;
+it is made sure that the process has them when it begins to train, since a launcher or the script may have put
+its own in their place.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from typing import Any
 
 from ..recorder import Recorder
+from ..torch_internals import backend_configs
 from .report import Report
 
 
@@ -18,6 +20,12 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
 
     def on_open() -> None:
         found = os.environ.get(arguments["name"])
+        wanted, backends = arguments.get("backend", ""), backend_configs()
+        if wanted and not any(wanted in each for each in backends):
+            used = ", ".join(backends) or "no process group"
+            line = f"{arguments['name']}={arguments['value']}"
+            report.refuse(f"the job has {used}: with {wanted}, set {line} in its environment")
+            return
         if found == arguments["value"]:
             report.applied("environment")
         else:

@@ -1,8 +1,8 @@
-"""What the host does: garbage collection, threads of operators.
+"""What the host does: garbage collection, threads of operators, and a rank that is late on purpose.
 
-In: `every` (steps from one collection to the next, 0 for none at all), or `num_threads`. Out: a process in
-which Python collects garbage only then, within a step; and in which PyTorch uses that many threads,
-whatever the script says.
+In: `every` (steps from one collection to the next, 0 for none at all), or `num_threads`, or a `rank` and
+`ms`. Out: a process in which Python collects garbage only then, within a step; in which PyTorch uses that
+many threads, whatever the script says; or which, where it has that rank, sleeps as each step begins.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..recorder import Recorder
+from ..recorder import Recorder, identity
 from .report import Report, place
 
 OF_WORKERS = "torch.utils.data._utils.worker"  # a DataLoader's worker uses one thread, in every job
@@ -25,6 +26,8 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
     """Change how the host works."""
     if "num_threads" in arguments:
         _use_threads(report, **arguments)
+    elif "rank" in arguments:
+        _delay(report, recorder, **arguments)
     else:
         _collect(report, recorder, **arguments)
 
@@ -49,6 +52,28 @@ def _collect(report: Report, recorder: Recorder, every: int) -> None:
         if due[0]:
             due[0] = False
             gc.collect()
+
+    recorder.listen("step", on_step)
+    recorder.listen("work", on_work)
+
+
+def _delay(report: Report, recorder: Recorder, rank: int, ms: float) -> None:
+    report.missing = "the job has no steps"
+    due, known = [False], [False]
+
+    def on_step(step: int) -> None:
+        mine, num_ranks = identity()
+        if not known[0]:
+            known[0] = True
+            if rank >= num_ranks:
+                report.refuse(f"the job has {num_ranks} ranks: there is no rank {rank}")
+            report.applied("each step" if mine == rank else "nothing: it is another rank's")
+        due[0] = mine == rank
+
+    def on_work() -> None:  # in the step, as `_collect` has it
+        if due[0]:
+            due[0] = False
+            time.sleep(ms / 1e3)
 
     recorder.listen("step", on_step)
     recorder.listen("work", on_work)

@@ -1,8 +1,9 @@
-"""How DDP reduces gradients: compressed, or only every few steps.
+"""How DDP reduces gradients: compressed, only every few steps, or not at all.
 
-In: `to` (fp16, bf16, powersgd with its `rank`, or topk with a `share`), or `every` for local updates. Out:
-communication hooks on all DDP modules. They are registered when gradients are first asked for: by then the
-script has registered its own, if it has any, which wins; the change is refused then.
+In: `to` (fp16, bf16, powersgd with its `rank`, topk with a `share`, or nothing), and the `layers` whose
+gradients that is for, or `every` for local updates. Out: communication hooks on all DDP modules. They are
+registered when gradients are first asked for: by then the script has registered its own, if it has any, which
+wins; the change is refused then.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -18,13 +20,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..patching import patch
 from ..recorder import Recorder
-from ..torch_internals import assign_buckets, ddp_facts, first_bucket_bytes
+from ..torch_internals import assign_buckets, ddp_facts, first_bucket_bytes, fsdp_states
 from .report import Report
 
 # Steps with plain all-reduce first: DDP rebuilds its buckets after the first, and what remembers gradients
 # between steps must not see that.
 PLAIN_STEPS = 3
 NO_HOOK = ("", "None")
+Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
 
 
 def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
@@ -41,8 +44,15 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
             for module in filter(None, modules):
                 report.attempt(_register, report, module, functools.partial(register, **arguments))
 
+    if arguments.get("to") == "nothing":
+        recorder.listen("step", lambda step: report.attempt(_refuse_sharded, report, step))
     patch(DistributedDataParallel, "__init__", after=lambda module: waiting.append(weakref.ref(module)))
     recorder.listen("work", on_work)
+
+
+def _refuse_sharded(report: Report, step: int) -> None:
+    if step == PLAIN_STEPS and fsdp_states():
+        report.refuse("FSDP2 gathers parameters, which have to be there: only DDP can be left to itself")
 
 
 def _register(report: Report, module: Any, register: Callable[[Report, Any], None]) -> None:
@@ -54,16 +64,56 @@ def _register(report: Report, module: Any, register: Callable[[Report, Any], Non
     report.applied(f"DDP of {type(module.module).__name__}")
 
 
-def _compression(report: Report, module: Any, to: str, rank: int = 1, share: float = 1.0) -> None:
+def _compression(report: Report, module: Any, to: str, **more: Any) -> None:
+    pattern = more.pop("layers", "")
+    if to == "nothing":
+        module.broadcast_buffers = False
+        module.register_comm_hook(None, _keep)
+    elif to == "powersgd":
+        _power_sgd(module, **more)
+    elif to == "topk":
+        module.register_comm_hook(None, top_k(module.process_group, **more))
+    elif pattern:
+        module.register_comm_hook(module.process_group, _of_layers(report, module, _half(to), pattern))
+    else:
+        module.register_comm_hook(module.process_group, _half(to))
+
+
+def _half(to: str) -> Hook:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    if to == "powersgd":
-        _power_sgd(module, rank)
-    elif to == "topk":
-        module.register_comm_hook(None, top_k(module.process_group, share))
-    else:
-        hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}[to]
-        module.register_comm_hook(module.process_group, hook)
+    hooks: dict[str, Hook] = {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}
+    return hooks[to]
+
+
+def _keep(_state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """As PyTorch's `noop_hook`: gradients stay what they are on this rank."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+_keep.__annotations__ = {}
+
+
+def _of_layers(report: Report, module: Any, hook: Hook, pattern: str) -> Hook:
+    """A hook for the buckets of which every parameter fits; the others are reduced as they are."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    names = {id(parameter): name for name, parameter in module.module.named_parameters()}
+    num_steps, num_compressed = 0, 0
+
+    def chosen(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        nonlocal num_steps, num_compressed
+        fits = all(fnmatchcase(names.get(id(each), ""), pattern) for each in bucket.parameters())
+        num_compressed += fits
+        num_steps += bucket.is_last()
+        if bucket.is_last() and num_steps == PLAIN_STEPS and not num_compressed:
+            report.refuse(f"no bucket holds gradients of {pattern} only: add smaller ones, as bucket:mb=1")
+        return hook(group, bucket) if fits else default_hooks.allreduce_hook(group, bucket)
+
+    chosen.__annotations__ = {}
+    return chosen
 
 
 def _bf16(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -20,7 +20,10 @@ from ..recorder import Recorder
 
 SETTLED_AT_STEP = 5  # every change that can be made has been made by then
 # In this order changes are made to one and the same thing: what is compiled can be run under autocast.
-FAMILIES = ("environment", "host", "data", "optimizers", "ddp", "reduction", "compiling", "precision")
+FAMILIES = (
+    *("environment", "host", "data", "repeat", "waits", "optimizers", "accumulate", "ddp", "reduction"),
+    *("modules.sharded", "modules.recompute", "modules.compiling", "modules.precision"),
+)
 
 _OURS = __name__.rpartition(".apply.")[0]
 

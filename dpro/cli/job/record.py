@@ -109,6 +109,7 @@ def _changes(_context: click.Context, _option: click.Parameter, value: str) -> t
     "shows without deep windows. With CUDA_DEVICE_MAX_CONNECTIONS=1 it breaks the overlap of communication "
     "and compute.",
 )  # fmt: skip
+@click.option("--losses", is_flag=True, hidden=True)  # from `dpro try`
 @click.option("--apply", callback=_changes, default="[]", hidden=True)  # JSON, from `dpro try`
 @click.option("--watch", is_flag=True, help="Say on stderr what hangs or slows the job down, while it does.")
 @webhook_option

@@ -6,6 +6,7 @@ as it is and as it is changed, recorded in turns; an entry in the ledger.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -20,13 +21,15 @@ from dpro.cli.output import console, json_option, print_json, stderr_console, wa
 from dpro.errors import DproError, InputError, UsageError
 
 if TYPE_CHECKING:
+    from dpro.arrays import Floats
     from dpro.replay.whatif.predict import Prediction
     from dpro.store import Run
     from dpro.trial.calibrate import Calibration
     from dpro.trial.changes import Change
-    from dpro.trial.documents import TimesDocument, TryDocument
+    from dpro.trial.documents import TryDocument
     from dpro.trial.ledger import Entry, Ratio
     from dpro.trial.measure import Measured
+    from dpro.trial.sequential import Decision
 
 
 class _WithJob(click.Command):
@@ -60,7 +63,8 @@ class TrialPlan:
         command: the job.
         folder: for the runs.
         options: of `dpro record`, the same for all of them.
-        repeats: pairs of recordings.
+        repeats: pairs of recordings; with `until_decided` the most there may be.
+        until_decided: whether to stop once it is decided, or known that more would be needed.
         skip: steps at the beginning of each that are not measured.
         baseline: a run of the unchanged job, recorded before, that stands for the first of its recordings.
         show: whether the job's output is shown.
@@ -71,9 +75,20 @@ class TrialPlan:
     folder: Path
     options: tuple[str, ...]
     repeats: int
+    until_decided: bool
     skip: int
     baseline: Path | None
     show: bool
+
+    @property
+    def uneven(self) -> bool:
+        """Whether only some steps are changed."""
+        return any(change.uneven for change in self.changes)
+
+    @property
+    def samples(self) -> float:
+        """Samples of a step of the changed job over those of one as it is."""
+        return math.prod(change.samples for change in self.changes)
 
 
 @click.command("try", cls=_WithJob)
@@ -85,6 +100,11 @@ class TrialPlan:
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
     help="Recordings of the job as it is, and as many of the changed job, in turns.",
+)  # fmt: skip
+@click.option(
+    "--pairs", type=click.IntRange(min=2), metavar="N",
+    help="Instead: at most so many of both, until it is decided whether the change helps, or known that more "
+    "would be needed.",
 )  # fmt: skip
 @click.option(
     "--baseline", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUN",
@@ -106,7 +126,7 @@ class TrialPlan:
 @click.pass_context
 def try_(
     ctx: click.Context, /, edits: tuple[str, ...], folder: Path | None, window_steps: int, every: int | None,
-    as_json: bool, **rest: Any,
+    as_json: bool, repeats: int, pairs: int | None, **rest: Any,
 ) -> None:  # fmt: skip
     """Predict a change, make it to the real job, measure, and say how far off that was.
 
@@ -114,13 +134,14 @@ def try_(
     dpro try bucket:mb=1 -- torchrun --nproc-per-node 2 train.py
     dpro try compress:to=bf16 --repeats 5 -- torchrun --nproc-per-node 8 train.py
     dpro try dataloader:workers=2,persistent_workers=true -- python train.py
+    dpro try accumulate:steps=2 --pairs 10 -- torchrun --nproc-per-node 2 train.py
 
     The script stays as it is: changes are made by what records it. Several EDITs are made together. Where
     one cannot be made on some rank, the try fails and says why. The job runs twice per repeat, so let it be
     a short one: a hundred steps, say. Its output goes into files beside the runs.
 
     The result is added to the ledger (`dpro ledger`), by which later intervals of the same kind of change
-    are widened.
+    are widened. The loss of the changed job is compared with that of the job as it is.
     """
     from dpro.trial.changes import ensure_compatible, parse_change
 
@@ -132,6 +153,8 @@ def try_(
     folder = folder or Path(time.strftime("dpro-try-%Y%m%d-%H%M%S"))
     options = ["--window-steps", str(window_steps), "--skip", str(rest["skip"])]
     options += ["--every", str(every)] if every else []
+    options += ["--modules"] * any(change.family == "modules.recompute" for change in changes)
+    rest |= {"repeats": pairs or repeats, "until_decided": pairs is not None}
     plan = TrialPlan(changes, command, _made(folder), tuple(options), **rest)
     document = _tried(plan, quiet=as_json)
     if as_json:
@@ -154,24 +177,32 @@ def _made(folder: Path) -> Path:
 
 def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
     """Try the changes, print how that goes, and remember it."""
+    from dpro.cli.job.try_output import print_result
     from dpro.trial.documents import RunsOfTry
     from dpro.trial.ledger import append
-    from dpro.trial.measure import compare, step_times, times_by_one_clock
+    from dpro.trial.measure import compare, step_times
+    from dpro.trial.sequential import CONFIDENCE, confidence_of
 
     first = _first_baseline(plan)
     step_times(first, plan.skip)  # where there are too few, the other runs would be for nothing
     guess = _guess(plan.changes, first)
     if not quiet:
         _print_guess(plan, guess)
-    baselines, changed = _recorded(plan, first)
-    clock, times = times_by_one_clock([*baselines, *changed], plan.skip)
-    before, after = times[: len(baselines)], times[len(baselines) :]
-    measured = compare(before, after, any(change.uneven for change in plan.changes))
+    begun = time.monotonic()
+    baselines, changed, decision = _recorded(plan, first)
+    clock, before, after = _times(plan, baselines, changed)
+    confidence = confidence_of(plan.repeats) if plan.until_decided else CONFIDENCE
+    measured = compare(before, after, plan.uneven, plan.samples, confidence)
     ledger = append(_entry(plan, guess, measured, changed[0]))
-    runs = RunsOfTry(*([str(run.path) for run in side] for side in (baselines, changed)))
-    document = _document(plan, guess, measured, changed[0], clock=clock, runs=runs, ledger=str(ledger))
+    document = _document(
+        plan, guess, measured, changed[0], clock=clock, ledger=str(ledger),
+        runs=RunsOfTry(*([str(run.path) for run in side] for side in (baselines, changed))),
+        stopped=_why_stopped(decision, len(changed), plan.repeats, time.monotonic() - begun),
+        pairs_needed=decision.needed if decision else None,
+        **_learnt(plan, baselines, changed),
+    )  # fmt: skip
     if not quiet:
-        _print_result(document, measured)
+        print_result(document)
     return document
 
 
@@ -189,9 +220,16 @@ def _first_baseline(plan: TrialPlan) -> Run:
     return run
 
 
-def _recorded(plan: TrialPlan, first: Run) -> tuple[list[Run], list[Run]]:
-    """The runs of both sides, in turns that change places: drift affects both equally."""
-    baselines, changed = [first], []
+def _recorded(plan: TrialPlan, first: Run) -> tuple[list[Run], list[Run], Decision | None]:
+    """The runs of both sides, in turns that change places: drift affects both equally.
+
+    Returns:
+        Those of the job as it is, those of the changed job, and what was decided where that was asked for.
+    """
+    from dpro.trial.measure import ratios
+    from dpro.trial.sequential import decide
+
+    baselines, changed, decision = [first], [], None
     for number in range(1, plan.repeats + 1):
         ahead = number % 2 == 0  # the changed one goes first
         for side in ("changed", "baseline") if ahead else ("baseline", "changed"):
@@ -199,7 +237,51 @@ def _recorded(plan: TrialPlan, first: Run) -> tuple[list[Run], list[Run]]:
                 changed.append(_record(plan, f"changed-{number}", plan.changes))
             elif number > 1:
                 baselines.append(_record(plan, f"baseline-{number}", ()))
-    return baselines, changed
+        if plan.until_decided:
+            _, before, after = _times(plan, baselines, changed)
+            decision = decide((ratios(before, after, plan.uneven) / plan.samples).tolist(), plan.repeats)
+            if decision.stop:
+                break
+    return baselines, changed, decision
+
+
+def _times(
+    plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run]
+) -> tuple[str, list[Floats], list[Floats]]:
+    """The clock, and the step times of each run of both sides."""
+    from dpro.trial.measure import times_by_one_clock
+
+    clock, times = times_by_one_clock([*baselines, *changed], plan.skip)
+    return clock, times[: len(baselines)], times[len(baselines) :]
+
+
+def _why_stopped(decision: Decision | None, pairs: int, most: int, seconds: float) -> str:
+    """Why no more pairs were made, and how long it would take where that is not decided."""
+    if decision is None:
+        return ""
+    if decision.decided:
+        return f"decided after {pairs} of at most {most} pairs"
+    minutes = decision.needed * seconds / pairs / 60
+    return f"not decided after {pairs} pairs: about {decision.needed} would be needed, {minutes:.0f} minutes"
+
+
+def _learnt(plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run]) -> dict[str, Any]:
+    """`training`, the losses of both sides, or why they are `not_compared`."""
+    from dpro.trial.documents import training_document
+    from dpro.trial.training import NOT_SEEN, compare_losses, losses_of
+
+    for change in plan.changes:
+        if not change.keeps_loss:
+            return {"training": None, "not_compared": f"{change.text} changes what the job learns"}
+    passes = math.prod(change.passes for change in plan.changes)
+    sides = ([losses for losses in map(losses_of, side) if losses.size] for side in (baselines, changed))
+    before, after = sides
+    if not before or len(after) < len(changed):
+        return {"training": None, "not_compared": NOT_SEEN}
+    compared = compare_losses(before, after, passes)
+    if compared is None:
+        return {"training": None, "not_compared": "too few passes"}
+    return {"training": training_document(compared), "not_compared": ""}
 
 
 def _record(plan: TrialPlan, name: str, changes: tuple[Change, ...]) -> Run:
@@ -242,7 +324,9 @@ def _guess(changes: Sequence[Change], run: Run) -> Guess:
     from dpro.trial.ledger import read
 
     try:
-        edits = [parse_edit(change.edit) for change in changes]
+        edits = [parse_edit(edit) for change in changes for edit in change.edits]
+        if not all(change.edits for change in changes):
+            raise UsageError("no what-if edit predicts this")
     except UsageError:
         return Guess(reason="no what-if edit predicts this")
     try:
@@ -294,17 +378,19 @@ def _document(plan: TrialPlan, guess: Guess, measured: Measured, changed: Run, *
 
     base_ms = ms(measured.baseline_ns)
     predicted = _ratio(guess.shown, guess.baseline_ns)
+    samples = plan.samples
     return TryDocument(
         edits=[change.text for change in plan.changes],
         applied=changed.manifest.applied,
         baseline_ms=base_ms,
-        predicted=times_document(predicted, base_ms) if predicted else None,
+        predicted=times_document(predicted, base_ms, samples) if predicted else None,
         not_predicted=guess.reason,
         calibration=str(guess.calibration or ""),
-        measured=times_document(measured, base_ms),
+        measured=times_document(measured, base_ms, samples),
         noise=measured.noise,
         pairs=measured.num_pairs,
         steps=measured.num_steps,
+        samples=samples,
         verdict=measured.verdict,
         inside_interval=predicted.low <= measured.ratio <= predicted.high if predicted else None,
         **places,
@@ -320,40 +406,11 @@ def _print_guess(plan: TrialPlan, guess: Guess) -> None:
         out.print(f"  not predicted: {guess.reason}")
     else:
         low, high = ms(guess.shown.low_ns), ms(guess.shown.high_ns)
+        speedup = plan.samples * guess.baseline_ns / guess.shown.predicted_ns
         out.print(
-            f"  predicted  x{guess.shown.speedup:.2f}, of steps recorded in depth: "
+            f"  predicted  x{speedup:.2f}, of steps recorded in depth: "
             f"{ms(guess.shown.predicted_ns):.2f} ms ({low:.2f} to {high:.2f}) instead of "
             f"{ms(guess.baseline_ns):.2f} ms"
         )
     if guess.calibration:
         out.print(f"             interval {guess.calibration}")
-
-
-def _print_result(document: TryDocument, measured: Measured) -> None:
-    from dpro.trial.places import in_words
-
-    out = console()
-    times, predicted = document.measured, document.predicted
-    for line in in_words(document.applied):
-        out.print(f"  applied    {line}")
-    if predicted:
-        out.print(f"  predicted  {_line(predicted)}")
-    out.print(f"  measured   {_line(times)} instead of {document.baseline_ms:.2f} ms: {measured.verdict}")
-    pairs = f"{measured.num_pairs} pair{'s' * (measured.num_pairs > 1)}"
-    timed = ", timed by the device" if document.clock == "device" else ""
-    out.print(f"             {pairs} of recordings, {measured.num_steps} steps each at least{timed}")
-    if measured.noise is not None:
-        out.print(
-            f"             noise: one recording of the job as it is is {measured.noise:.1%} from the next"
-        )
-    if measured.num_pairs == 1:
-        out.print("             a single pair: the interval does not know how much jobs differ by themselves")
-    if predicted:
-        off = predicted.ms / times.ms - 1
-        inside = "inside" if document.inside_interval else "outside"
-        out.print(f"  the prediction is off by {off:+.1%}; what was measured is {inside} its interval")
-
-
-def _line(times: TimesDocument) -> str:
-    interval = f"{times.low_ms:.2f} to {times.high_ms:.2f}"
-    return f"x{times.speedup:.2f}  {times.ms:.2f} ms per step ({interval})"

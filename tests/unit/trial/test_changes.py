@@ -30,7 +30,7 @@ def test_each_example_is_a_change_that_a_file_of_its_family_makes(example):
 def test_where_an_edit_has_the_name_of_a_change_it_takes_the_same_text(example):
     change = parse_change(example)
     if example.partition(":")[0] in EDITS:
-        assert change.edit == example
+        assert change.edits == (example,)
         assert str(parse_edit(example)).startswith(example.partition(":")[0])
 
 
@@ -49,6 +49,13 @@ def test_where_an_edit_has_the_name_of_a_change_it_takes_the_same_text(example):
         ("compress:topk=0.1,to=bf16", "exclude each other"),
         ("ddp:static_graph=yes", "true or false"),
         ("local-updates:every=1", "whole number from 2"),
+        ("accumulate:steps=1", "whole number from 2"),
+        ("batch:factor=1", "above 1"),
+        ("recompute", "recompute needs module"),
+        ("algorithm:to=halving", "one of ring, tree"),
+        ("slow:rank=1", "slow needs rank and ms"),
+        ("slow:rank=1,factor=2", "no key 'factor'"),
+        ("compress:module=layers.*", "module needs to="),
         ("optimizer:impl=fuse", "did you mean 'fused'"),
         ("heal:rank=1", "can be predicted (dpro whatif), but not made to a job"),
         ("env:NCCL_ALGO", "needs a variable and its value"),
@@ -85,14 +92,14 @@ def test_workers_are_one_kind_of_change_however_they_are_asked_for():
         parse_change("workers:count=3"),
         parse_change("dataloader:workers=3,pin_memory=true"),
     )
-    assert plain.edit == among_others.edit == "workers:count=3"
+    assert plain.edits == among_others.edits == ("workers:count=3",)
     assert plain.kind == among_others.kind == kind_of_edit("workers:count=8")
-    assert parse_change("dataloader:pin_memory=true").edit == ""
+    assert parse_change("dataloader:pin_memory=true").edits == ()
 
 
 def test_autocast_is_another_word_for_precision():
     first, second = parse_change("autocast:dtype=bf16"), parse_change("precision:dtype=bf16")
-    assert (first.edit, first.kind, first.arguments) == (second.edit, second.kind, second.arguments)
+    assert (first.edits, first.kind, first.arguments) == (second.edits, second.kind, second.arguments)
 
 
 def test_quotes_are_read_as_in_what_if_edits():
@@ -108,6 +115,27 @@ def test_no_collection_at_all_may_be_asked_for_without_a_number():
     assert parse_change("gc").arguments == parse_change("gc:every=0").arguments == {"every": 0}
 
 
+def test_half_of_all_edits_can_be_tried():
+    assert 2 * len(CHANGES.keys() & EDITS.keys()) >= len(EDITS)
+
+
+@pytest.mark.parametrize("text", ["accumulate", "batch", "prefetch"])
+def test_what_has_a_default_is_of_one_kind_with_and_without_it(text):
+    given = {"accumulate": "steps=4", "batch": "factor=4", "prefetch": "ahead=2"}[text]
+    assert parse_change(text).kind == parse_change(f"{text}:{given}").kind
+
+
+def test_a_change_knows_how_many_more_samples_its_steps_and_passes_have():
+    assert (parse_change("accumulate:steps=4").samples, parse_change("accumulate:steps=4").passes) == (4, 1)
+    assert (parse_change("batch:factor=1.5").samples, parse_change("batch:factor=1.5").passes) == (1.5, 1.5)
+    assert parse_change("bucket:mb=1").samples == 1
+
+
+def test_modes_of_the_compiler_are_the_edits_that_they_are():
+    assert parse_change("compile:mode=reduce-overhead").edits == ("compile", "cuda-graph")
+    assert parse_change("compile:mode=max-autotune").edits == ()
+
+
 def test_an_edit_that_cannot_be_tried_has_no_kind():
     assert kind_of_edit("heal:rank=1") == ""
 
@@ -117,6 +145,7 @@ def test_an_edit_that_cannot_be_tried_has_no_kind():
     [
         (["bucket:mb=1", "bucket:mb=2"], "bucket is given twice"),
         (["compress:to=fp16", "local-updates:every=4"], "exclude each other"),
+        (["accumulate:steps=2", "no-comm"], "nothing to add"),
         (["env:NCCL_ALGO=Tree"], "NCCL_ALGO is Tree here already"),
     ],
 )

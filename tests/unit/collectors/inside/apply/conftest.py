@@ -13,6 +13,7 @@ from torch.optim import optimizer  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from dpro.collectors.inside.apply.report import SETTLED_AT_STEP, install  # noqa: E402
+from dpro.collectors.inside.torch_internals import loader_iterator  # noqa: E402
 from dpro.trial.changes import parse_change  # noqa: E402
 
 
@@ -68,6 +69,19 @@ def job(tmp_path, monkeypatch):
         monkeypatch.setattr(cls, "__init__", cls.__init__)
     monkeypatch.setattr(torch.nn.Module, "__call__", torch.nn.Module.__call__)
     monkeypatch.setattr(torch.amp.GradScaler, "step", torch.amp.GradScaler.step)
+    monkeypatch.setattr(DistributedDataParallel, "no_sync", DistributedDataParallel.no_sync)
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    monkeypatch.setattr(torch.Tensor, "item", torch.Tensor.item)
+    monkeypatch.setattr(loader_iterator(), "__next__", loader_iterator().__next__)
+    for cls in (torch.nn.Module, torch.optim.Optimizer):
+        monkeypatch.setattr(cls, "zero_grad", cls.zero_grad)
+    made = torch.optim.Optimizer.profile_hook_step
+    monkeypatch.setattr(torch.optim.Optimizer, "profile_hook_step", staticmethod(made))
+    for cls in optimizers:  # `step` is made for a class when its first object is
+        if "step" in vars(cls):
+            monkeypatch.setattr(
+                cls, "step", cls.step.__wrapped__ if hasattr(cls.step, "hooked") else cls.step
+            )
     monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)
     hooks = optimizer._global_optimizer_post_hooks
     before = dict(hooks)

@@ -1,17 +1,21 @@
 """`torch.compile` for the model.
 
-In: the compiler's `mode`. Out: the modules that the training loop calls, compiled in place. Compilation
-happens in the step after; where nothing was compiled, the change is refused.
+In: the compiler's `mode`, or a `backend` other than the usual one: `cudagraphs`, which captures what the
+model launches and fuses nothing. Out: the modules that the training loop calls, compiled in place.
+Compilation happens in the step after; where nothing was compiled, the change is refused.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..recorder import Recorder
-from ..torch_internals import compile_call, has_compiled
+from ...recorder import Recorder
+from ...torch_internals import compile_call, has_compiled
+from ..report import Report
 from .outermost import KNOWN_AT_STEP, change_outermost
-from .report import Report
+
+CUDA_GRAPHS = "cudagraphs"
+CODE = f'model = torch.compile(model, backend="{CUDA_GRAPHS}")'
 
 
 def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
@@ -22,7 +26,11 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
         # Within DDP's own forward pass, which the compiler does not understand: it knows there, too, that
         # gradients are to be reduced as they come.
         inner = module.module if isinstance(module, DistributedDataParallel) else module
-        compile_call(inner, arguments["mode"])
+        device = next(inner.parameters()).device.type
+        if arguments.get("backend") == CUDA_GRAPHS and device != "cuda":
+            report.refuse(f"CUDA graphs need a GPU, the model is on the {device}: there, {CODE}")
+            return
+        compile_call(inner, **arguments)
         report.applied(type(inner).__name__)
 
     checked = [False]

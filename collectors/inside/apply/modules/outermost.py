@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..recorder import Recorder
-from .report import Report
+from ...recorder import Recorder
+from ..report import Report
 
 KNOWN_AT_STEP = 2
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from ..recorder import Recorder
-from ..torch_internals import COMPILED_CALL
+from ...recorder import Recorder
+from ...torch_internals import COMPILED_CALL
+from ..report import Report
 from .outermost import change_outermost
-from .report import Report
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

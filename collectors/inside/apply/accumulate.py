@@ -1,0 +1,166 @@
+"""Gradient accumulation: several passes of the script's loop become one optimizer step.
+
+In: `steps`, passes per optimizer step. Out: an optimizer updates, and gradients are cleared, in every so
+many-th pass only; in the others DDP and FSDP2 leave gradients where they are. Each loss counts as its share
+of all passes, so that a step has the mean of their gradients. Nothing is changed in the first steps, in
+which DDP learns the order of gradients. What the script does beside it in each pass (a learning rate
+schedule, clipping) it does in each pass still.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ..patching import patch
+from ..recorder import Recorder
+from ..torch_internals import fsdp_states, is_fsdp_root, is_within_backward
+from .report import Report, place
+
+BEGINS_AT_STEP = 2
+CODE = "with model.no_sync(): in all passes but the last, and optimizer.step() behind that"
+
+
+class _Accumulation:
+    """Where in an optimizer step the loop is."""
+
+    def __init__(self, report: Report, passes: int) -> None:
+        self.report, self.passes = report, passes
+        self.begun = False
+        self.done = 0  # passes of the present step that are behind us
+        self._modules: list[weakref.ref[Any]] = []
+        self._optimizer: weakref.ref[Any] | None = None
+        self._stepping = False
+
+    def wrapped(self, module: Any) -> None:
+        self._modules.append(weakref.ref(module))
+
+    def begin(self) -> None:
+        """From the next pass on."""
+        sharded = any(map(is_fsdp_root, fsdp_states().values()))
+        alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
+        if not (self._ddp() or sharded or alone):
+            self.report.refuse(f"gradients are reduced by neither DDP nor FSDP2: in the script, {CODE}")
+            return
+        self.begun = True
+        self._exchange(False)
+
+    def _ddp(self) -> list[Any]:
+        return [module for module in (each() for each in self._modules) if module is not None]
+
+    def _exchange(self, wanted: bool) -> None:
+        """Whether gradients of the next pass are reduced."""
+        for module in self._ddp():
+            module.require_backward_grad_sync = wanted
+        for module, state in fsdp_states().items():
+            if is_fsdp_root(state):
+                module.set_requires_gradient_sync(wanted)
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return self.begun and self.done > 0
+
+    def updating(self, optimizer: Any, has_closure: bool) -> bool:
+        """Note that an optimizer is asked to update. Returns whether it shall."""
+        if not self.begun or self._stepping:
+            return True
+        try:
+            return self._counted(optimizer, has_closure)
+        except Exception as error:  # the job goes on as it is
+            self.begun = False
+            self.report.refuse(f"{type(error).__name__}: {error}")
+            return True
+
+    def _counted(self, optimizer: Any, has_closure: bool) -> bool:
+        if has_closure:
+            self.report.refuse(f"an optimizer is given a closure at {place()}: in the script, {CODE}")
+            return True
+        known = self._optimizer() if self._optimizer is not None else None
+        if known is not None and known is not optimizer:
+            self.report.refuse(f"several optimizers update ({place()}): in the script, {CODE}")
+            return True
+        if known is None:
+            self._optimizer = weakref.ref(optimizer)
+            self.report.applied(f"{type(optimizer).__name__} at {place()}")
+        self.done = (self.done + 1) % self.passes
+        self._exchange(self.done == self.passes - 1)
+        return self.done == 0
+
+
+def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> None:
+    """Have the loop's passes accumulate their gradients."""
+    report.missing = "no optimizer of PyTorch updates"
+    own = _Accumulation(report, arguments["steps"])
+    begun: list[int] = []
+
+    def on_step(step: int) -> None:
+        if step >= BEGINS_AT_STEP and not begun:
+            begun.append(step)
+            report.attempt(own.begin)
+
+    def refuse_no_sync(_module: Any) -> None:
+        report.refuse(f"the script accumulates gradients itself, with no_sync() at {place()}")
+
+    def refuse_scaler(scaler: Any) -> None:
+        if scaler.is_enabled():
+            report.refuse(f"a GradScaler would scale gradients again in each pass: in the script, {CODE}")
+
+    patch(DistributedDataParallel, "__init__", after=own.wrapped)
+    patch(DistributedDataParallel, "no_sync", before=refuse_no_sync)
+    patch(torch.amp.GradScaler, "step", before=refuse_scaler)
+    _patch_updates(own)
+    for cls in (torch.optim.Optimizer, torch.nn.Module):
+        _patch_clearing(own, cls)
+    _patch_backward(own)
+    recorder.listen("step", on_step)
+
+
+def _patch_updates(own: _Accumulation) -> None:
+    """`step` of each class is made by this function when its first object is."""
+    original = torch.optim.Optimizer.profile_hook_step
+
+    def made(function: Callable[..., Any]) -> Callable[..., Any]:
+        hooked = original(function)
+
+        @functools.wraps(hooked)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            closure = args[0] if args else kwargs.get("closure")
+            if not own.updating(optimizer, closure is not None):
+                return None
+            outermost, own._stepping = not own._stepping, True
+            try:
+                return hooked(optimizer, *args, **kwargs)
+            finally:
+                own._stepping = own._stepping and not outermost
+
+        return step
+
+    torch.optim.Optimizer.profile_hook_step = staticmethod(made)
+
+
+def _patch_clearing(own: _Accumulation, cls: Any) -> None:
+    original = cls.zero_grad
+
+    @functools.wraps(original)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if own.keeps_gradients else original(self, *args, **kwargs)
+
+    cls.zero_grad = zero_grad
+
+
+def _patch_backward(own: _Accumulation) -> None:
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        is_loss = isinstance(tensors, torch.Tensor) and tensors.numel() == 1 and grad_tensors is None
+        if own.begun and is_loss and not is_within_backward():
+            grad_tensors = torch.full_like(tensors, 1 / own.passes)
+        return original(tensors, grad_tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward

@@ -1,0 +1,1 @@
+"""Changes to the modules that the training loop calls: compiled, under autocast, recomputed, prefetched."""
