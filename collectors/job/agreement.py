@@ -1,4 +1,4 @@
-"""Whether the ranks of a job end their steps at the same pace.
+"""Whether the ranks of a job end their steps equally fast.
 
 In: the steps of a run. Out: a warning where one rank ends many more than another in the same time. Ranks
 count without talking, each from its own optimizers: one that has an optimizer more may count otherwise.

@@ -247,17 +247,35 @@ def _regression(context: Context, _: Found) -> list[Finding]:
 
 
 def not_explained_by_uneven_data(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that cost less than what the load model may be wrong about."""
+    """Without ranks that cost less than what the load model may be wrong about.
+
+    Args:
+        context: of the run.
+        _: findings so far, by detector; not used.
+        new: findings of the detector that has this rule.
+    """
     return context.balanced.leaves(new)
 
 
 def doubted_for_uneven_stages(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that are a stage of its own with more work; with doubt where they may be."""
+    """Without ranks that are a stage of its own with more work; with doubt where they may be.
+
+    Args:
+        _: of the run, not used.
+        found: findings so far, by detector.
+        new: findings of the detector that has this rule.
+    """
     return with_doubt(new, found["uneven stages"])
 
 
 def not_found_in_windows(_: Context, found: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that deep windows name, and without classes they report of the whole job."""
+    """Without ranks that deep windows name, and without classes they report of the whole job.
+
+    Args:
+        _: of the run, not used.
+        found: findings so far, by detector.
+        new: findings of the detector that has this rule.
+    """
     known = _findings_of(found, IN_WINDOWS)
     ranks, classes = _ranks_named(known), {each.class_ for each in known if each.component_kind == "job"}
     return [
@@ -271,6 +289,11 @@ def not_late_by_messages(context: Context, found: Found, new: list[Finding]) -> 
     """Without ranks that may be late because of messages from slow ranks, or over a slow network.
 
     Calls of collectives do not show messages.
+
+    Args:
+        context: of the run.
+        found: findings so far, by detector.
+        new: findings of the detector that has this rule.
     """
     known = _findings_of(found, IN_WINDOWS)
     if (_ranks_named(known) or _is_network_slow(known)) and context.messages_unseen:
@@ -279,7 +302,13 @@ def not_late_by_messages(context: Context, found: Found, new: list[Finding]) -> 
 
 
 def not_late_by_calls(context: Context, _: Found, new: list[Finding]) -> list[Finding]:
-    """Without ranks that are late by the times of their calls already."""
+    """Without ranks that are late by the times of their calls already.
+
+    Args:
+        context: of the run.
+        _: findings so far, by detector; not used.
+        new: findings of the detector that has this rule.
+    """
     late = {rank for finding in context.late_by_calls for rank in finding.ranks}
     return [each for each in new if not late & {*each.ranks}]
 
@@ -308,7 +337,12 @@ def windows_name_ranks(_: Context, found: Found) -> bool:
 
 
 def others_wait_for_ranks(context: Context, found: Found) -> bool:
-    """Whether ranks are late, may be late by messages, or compute where their hosts do not show it."""
+    """Whether ranks are late, may be late by messages, or compute where their hosts do not show it.
+
+    Args:
+        context: of the run.
+        found: findings so far, by detector.
+    """
     return bool(found.get("late GPUs") or context.late_by_calls or context.messages_unseen or context.on_gpus)
 
 

@@ -109,7 +109,7 @@ class Flight:
             self._levels = {ring.name: start for ring in self._rings}
 
     def on_step(self, _step: int) -> None:
-        """A step has ended, perhaps the first since a process group was made anew."""
+        """Begin to watch the rings, if this is the first step since a process group was made."""
         if self._thread is None:
             self.on_open()
 

@@ -43,7 +43,7 @@ class Peers:
         self._seconds = 0.0
 
     def on_step(self, _step: int) -> None:
-        """A step has ended: the job is under way."""
+        """Note that the job is under way."""
         self._stepped = True
 
     def on_second(self) -> None:

@@ -79,7 +79,7 @@ class Aside:
         return self._recorder.training_thread == threading.get_ident()
 
     def on_step(self, _step: int) -> None:
-        """A step has ended."""
+        """Record the time of saving, evaluating and compiling up to the end of this step."""
         self.look()
         if self._recorder.records is not None:
             now_ns = time.time_ns()

@@ -60,7 +60,7 @@ class Host:
         self.on_step(step)
 
     def on_step(self, step: int) -> None:
-        """A step has ended."""
+        """Record what the host did in the step that ends now."""
         own = self._recorder.records
         if own is None:
             return

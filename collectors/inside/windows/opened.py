@@ -64,7 +64,7 @@ class OpenWindow:
         return self._ended_ns > 0
 
     def end_step(self, step: int) -> bool:
-        """So many steps have ended. Returns whether nothing more has to be recorded."""
+        """Note how many steps have ended. Returns whether nothing more has to be recorded."""
         if not self.has_begun and step >= self.window.step:
             self._started_ns = time.time_ns()
         self.has_whole_step = self.has_whole_step or step > self.window.step

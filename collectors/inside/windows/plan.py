@@ -161,7 +161,7 @@ class Budget:
         self._after = -1
 
     def step(self, duration_ns: int) -> None:
-        """A step has ended, and took so long."""
+        """Count the duration of a step as one inside, after or outside a window."""
         if self._after is None or self._after < 0:
             self._inside.append(duration_ns)
             self._after = 0 if self._after == -1 else None

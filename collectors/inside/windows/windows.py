@@ -76,7 +76,7 @@ class Windows:
     # In the training thread.
 
     def on_step(self, step: int) -> None:
-        """A step has ended: a window may, too, and another may begin."""
+        """End or begin a deep window, where one is due after this step."""
         now_ns = time.monotonic_ns()
         if self._resumed_ns:
             self._budget.step(now_ns - self._resumed_ns)

@@ -54,3 +54,8 @@ def test_the_latest_half_and_quarter_are_looked_at_while_four_steps_are_left() -
     assert first_of_latest(np.arange(100, 115)) == [100, 108]
     assert first_of_latest(np.arange(100, 108)) == [100, 104]
     assert first_of_latest(np.arange(100, 107)) == [100]
+
+
+def test_confidence_is_at_most_the_share_of_steps_that_gain() -> None:
+    # Of a mean below zero the standard error is, too: it must not count for more than certainty.
+    assert confidence(np.array([10.0, 10.0, -50.0]), BASE[:3]) == pytest.approx(2 / 3, abs=1e-3)

@@ -355,3 +355,93 @@ def test_clocks_that_cannot_be_reconciled_forbid_predictions(tmp_path):
     trust = assess(built, replay(built.graph), opened.manifest)
     assert not trust.answerable
     assert any("the clock of rank 1 cannot be reconciled" in reason for reason in trust.reasons)
+
+
+def together(job: Job, ranks: list[int], count: int, window: int = 0, **late_us: int) -> Job:
+    """Collectives of a microsecond, 10 ms apart; `r1=60` has rank 1 end that much later each time."""
+    for _ in range(count):
+        at = TODAY + job._instances * 10 * MS
+        left = {rank: at + (1 + late_us.get(f"r{rank}", 0)) * US for rank in ranks}
+        job.meet("all_reduce", {rank: (at, left[rank]) for rank in ranks}, window)
+    return job
+
+
+def test_two_collectives_are_too_few_for_an_offset_and_bound_it():
+    clock = together(Job({0: (0, 0), 1: (5 * MS, 0)}), [0, 1], 2).align().of(1)
+    assert clock.source == "too few collectives in common"
+    assert (clock.line.offset_ns, clock.line.uncertainty_ns) == (0, 5 * MS)
+
+
+@pytest.mark.parametrize(("count", "offset_ns"), [(7, 0), (8, 5 * MS)])
+def test_eight_collectives_of_a_window_are_enough_for_its_own_clock(count, offset_ns):
+    job = together(Job({0: (0, 0), 1: (0, 0)}), [0, 1], 200)
+    job._ahead[1] = ClockLine(TODAY, 5 * MS, 0)
+    clock = together(job, [0, 1], count, window=1).align().clocks[1, 1]
+    assert clock.line.offset_ns == offset_ns
+
+
+def test_of_two_ranks_of_a_clock_the_end_of_the_first_counts():
+    job = together(Job({0: (0, 0), 1: (300 * US, 0), 2: (300 * US, 0)}), [0, 1, 2], 20, r2=60)
+    for rank in range(3):
+        job.host(rank, f"host {min(rank, 1)}", f"boot-{min(rank, 1)}")
+    assert job.align().of(1).line.offset_ns == 300 * US
+
+
+def test_collectives_left_30_us_early_on_both_sides_are_no_conflict():
+    job = Job({0: (0, 0), 1: (0, 0)})
+    for number in range(20):
+        at = TODAY + number * 10 * MS
+        early, late = (at, at + 100 * US), (at + 130 * US, at + 131 * US)
+        job.meet("all_reduce", {number % 2: early, 1 - number % 2: late})
+    alignment = job.align()
+    assert alignment.of(1).line.offset_ns == 0
+    assert alignment.conflicts == ()
+
+
+def test_a_conflict_names_every_clock_and_how_early_a_collective_was_left():
+    job = together(Job({0: (0, 0), 1: (0, 0), 2: (0, 0)}), [0, 1, 2], 20)
+    at = TODAY + 100 * S
+    job.meet("all_reduce", {0: (at, at + US), 1: (at, at + US), 2: (at + 401 * US, at + 402 * US)})
+    conflicts = job.align().conflicts
+    assert [line.partition(" cannot")[0] for line in conflicts] == [
+        f"window 0: the clock of rank {rank}" for rank in range(3)
+    ]
+    assert all("left 400 us before all have come" in line for line in conflicts)
+
+
+def _buffered(backwards_ms: int) -> Job:
+    """Two sends that are received after 4 ms for each one back that is received after some time."""
+    job = Job({0: (0, 0), 1: (40 * MS, 0)})
+    for number in range(30):
+        begin, sender = TODAY + number * 50 * MS, number % 3 // 2
+        takes = backwards_ms * MS if sender else 4 * MS
+        job.meet("send", {sender: (begin, begin), 1 - sender: (begin, begin + takes)})
+        job.rows[-1]["op"] = "recv"
+    return job
+
+
+def test_the_middle_of_what_causality_allows_is_the_offset():
+    # What rank 1 is ahead lies between 40 - 1 and 40 + 4 ms; two in three ends say 44.
+    clock = _buffered(backwards_ms=1).align().of(1)
+    assert clock.source == "causality of sends"
+    assert (clock.line.offset_ns, clock.line.uncertainty_ns) == (41.5 * MS, 2.5 * MS)
+
+
+def test_sends_that_contradict_each_other_bound_nothing():
+    job = _buffered(backwards_ms=1)
+    late = job.rows[1]  # one is received 20 ms before it is sent
+    late["start_ns"], late["duration_ns"] = late["start_ns"] - 30 * MS, 10 * MS
+    alignment = job.align()
+    assert alignment.of(1).source == "collective ends"
+    assert alignment.of(1).line.offset_ns == 44 * MS
+    assert alignment.conflicts
+
+
+@pytest.mark.parametrize(("off_us", "is_said"), [(1016, False), (1021, True)])
+def test_comparisons_may_lie_a_millisecond_off_the_line_beside_their_round_trips(off_us, is_said):
+    job = together(Job({0: (0, 0), 1: (0, 0)}), [0, 1], 20)
+    for number in range(8):  # half of the comparisons say ahead, the others behind, each to 20 us
+        for sign in (1, -1):
+            time = {"rank": 1, "time_ns": TODAY + number * MS, "monotonic_ns": -1, "peer_rank": 0}
+            job.samples.append(time | {"offset_ns": sign * off_us * US, "round_trip_ns": 40 * US})
+    assert any("off any line" in line for line in job.align().conflicts) == is_said

@@ -152,3 +152,82 @@ def test_sizes_have_to_agree_where_the_operation_asks_for_it(op, num_bytes, memb
 def test_a_call_that_lasts_no_time_counts_and_one_of_unknown_length_does_not(duration_ns, counts):
     matched = match_collectives(_calls("all_reduce", duration_ns=duration_ns), SPANS.empty()).rows
     assert matched.height == 39 + counts
+
+
+def _gathered(*rows: tuple[int, int, int], **same: object) -> pl.DataFrame:
+    """All-gathers of a microsecond: rank, sequence number, and when each ends, ms."""
+    base = {"window": 0, "op": "all_gather", "group": "world", "group_ranks": [0, 1], "bytes_in": 400} | same
+    return conform(
+        COLLECTIVES,
+        pl.DataFrame(
+            [
+                base
+                | {
+                    "rank": rank,
+                    "collective_id": number,
+                    "sequence": sequence,
+                    "span_id": number,
+                    "start_ns": end * MS - US,
+                    "duration_ns": US,
+                }
+                for number, (rank, sequence, end) in enumerate(rows)
+            ]
+        ),
+    )
+
+
+def test_a_shift_pairs_entries_by_adding_it():
+    # Two operations in turn: entry j of b is entry j + 1 of a.
+    a, b = _ends(0, 12), _ends(1, 11, late_ms=1)
+    assert best_shift(a, b, lambda i, j: i % 2 == (j + 1) % 2) == (1, True)
+
+
+def test_sequence_numbers_decide_whatever_they_begin_with():
+    # By their order, 7 of rank 1 would be 7 of rank 0, and 5 would be 6.
+    rows = match_collectives(
+        _gathered((0, 5, 10), (0, 6, 20), (0, 7, 30), (1, 5, 11), (1, 7, 31)), SPANS.empty()
+    )
+    members = rows.rows.sort("collective_id")["members"].to_list()
+    assert members == [2, 1, 2, 2, 2]
+
+
+def test_calls_after_a_ranks_last_one_ran_outside_its_window():
+    calls = [(0, number, 10 * number) for number in range(4)] + [
+        (1, number, 10 * number + 1) for number in (0, 1)
+    ]
+    rows = match_collectives(_gathered(*calls), SPANS.empty()).rows.sort("collective_id")
+    assert rows["covering"].to_list() == [2, 2, 1, 1, 2, 2]
+
+
+def test_a_rank_whose_order_cannot_be_matched_may_have_recorded_anything():
+    # Calls at equal distances: by their ends rank 1 may hold any of them.
+    calls = [(rank, -1, 10 * number) for rank in (0, 1) for number in range(12)]
+    matching = match_collectives(_gathered(*calls), SPANS.empty())
+    assert len(matching.refused) == 1
+    assert matching.rows["covering"].to_list() == [2] * 24
+
+
+def test_groups_of_one_rank_are_never_one_collective_though_they_share_a_name():
+    calls = _gathered((0, 3, 10), (1, 3, 10)).with_columns(
+        group_ranks=pl.Series([[0], [1]], dtype=COLLECTIVES.dtypes["group_ranks"])
+    )
+    assert match_collectives(calls, SPANS.empty()).rows["members"].to_list() == [1, 1]
+
+
+def test_a_kernel_without_a_group_belongs_to_that_of_its_stream():
+    # The second call of rank 1 does not name its group, the first on the same stream does.
+    calls = _gathered((0, 1, 10), (0, 2, 20), (1, 1, 10), (1, 2, 20))
+    unnamed = pl.col("collective_id") == 3
+    calls = calls.with_columns(
+        group=pl.when(unnamed).then(pl.lit("")).otherwise("group"),
+        group_ranks=pl.when(unnamed).then(pl.col("group_ranks").list.head(0)).otherwise("group_ranks"),
+    )
+    spans = [{"rank": number // 2, "span_id": number, "device": 0, "stream": 20} for number in range(4)]
+    rows = match_collectives(calls, _on_streams(spans)).rows.sort("collective_id")
+    assert rows["members"].to_list() == [2, 2, 2, 2]
+
+
+def _on_streams(rows: list[dict[str, int]]) -> pl.DataFrame:
+    """Table `spans` with kernels on some streams."""
+    rest = {"window": 0, "kind": "kernel", "name": "ncclDevKernel", "start_ns": 0, "duration_ns": 1}
+    return conform(SPANS, pl.DataFrame([row | rest for row in rows]))

@@ -229,7 +229,7 @@ def test_host_that_is_further_ahead_than_events_are_kept_still_has_most_steps_ti
     job = Job(device)
     for step in range(4000):
         device.enqueue(MS, 2 * MS)
-        if step > 2 * MAX_WAITING:  # the queue is full: the host goes on at the pace of the device
+        if step > 2 * MAX_WAITING:  # the queue is full: the host goes on as fast as the device
             device.now += MS
         job.end_step()
     device.synchronize()
