@@ -23,10 +23,11 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it runs as a script
 
-from benchmarks.device_checks import operators, shipped  # noqa: E402
+from benchmarks.device_checks import models, operators, shipped  # noqa: E402
 from dpro.replay.devices.tables import Table, read_tables, unknown_devices  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
+TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
 MAX_ROWS = 9000  # of one table: the run ends in minutes
 
 Checks = dict[str, dict[str, Any]]
@@ -36,21 +37,27 @@ def checks(train: Path, data: Path) -> Iterator[tuple[str, Callable[[], Checks]]
     """What is checked, by name."""
     same = train.resolve() == data.resolve()
 
-    def tables(kind: str, dtype: str) -> tuple[list[Table], list[Table]]:
-        mine = [each for each in read_tables(train, [kind], MAX_ROWS) if each.dtype == dtype]
+    def tables(kind: str, dtype: str, most: int = MAX_ROWS) -> tuple[list[Table], list[Table]]:
+        mine = [each for each in read_tables(train, [kind], most) if each.dtype == dtype]
         return mine, mine if same else [
-            each for each in read_tables(data, [kind], MAX_ROWS) if each.dtype == dtype
+            each for each in read_tables(data, [kind], most) if each.dtype == dtype
         ]
 
-    yield "matmul", lambda: operators.unseen_shapes(*tables("matmul", "bf16"), same, (4, 14))
+    def attention() -> tuple[list[Table], list[Table]]:
+        both = [tables(kind, "bf16", MAX_ROWS // 2) for kind in ("prefill", "decode")]
+        return [each for pair in both for each in pair[0]], [each for pair in both for each in pair[1]]
+
+    yield "matmul", lambda: operators.unseen_shapes(*tables("matmul", "bf16"), same, (4, 14), "matmul")
     yield "other device", lambda: operators.other_device(*tables("matmul", "bf16"))
     yield (
         "new device",
         lambda: operators.never_measured(*tables("matmul", "bf16"), same, "bf16", ((12, 30), (6.5, 20))),
     )
     yield "fp8", lambda: operators.never_measured(*tables("matmul", "fp8"), same, "fp8", (None, None))
-    yield "prefill", lambda: operators.unseen_shapes(*tables("prefill", "bf16"), same, (4, 17))
-    yield "decode", lambda: operators.unseen_shapes(*tables("decode", "bf16"), same, (4, 17))
+    yield "attention", lambda: operators.unseen_shapes(*attention(), same, (4, 17), "attention")
+    yield "models", lambda: models.whole_models(train, data)
+    yield "jobs", lambda: models.small_jobs(train, data)
+    yield "traces", lambda: models.traced_model(TRACES)
 
 
 def main() -> int:
@@ -89,7 +96,7 @@ def main() -> int:
 
 
 def _line(check: str, figures: dict[str, Any]) -> str:
-    held = f"  held {figures['held_pct']}%" if figures.get("held_pct") is not None else ""
+    held = "".join(f"  {key[:-4]} {figures[key]}%" for key in ("held_pct", "right_pct") if figures.get(key))
     verdict = {True: "holds", False: "MISSED", None: ""}[figures["holds"]]
     return (
         f"{check:58} n {figures['n']:>7}  median {figures['median_pct']}  p90 {figures['p90_pct']}"

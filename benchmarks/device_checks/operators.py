@@ -39,7 +39,7 @@ SUMMED = 8  # operations of a sum
 
 
 def unseen_shapes(
-    train: Sequence[Table], data: Sequence[Table], same: bool, bar: tuple[float, float]
+    train: Sequence[Table], data: Sequence[Table], same: bool, bar: tuple[float, float], name: str
 ) -> dict[str, Any]:
     """Shapes that a known device's table lacks, with the intervals of single operations and of sums."""
     said, low, high, measured, of = [], [], [], [], []
@@ -56,7 +56,6 @@ def unseen_shapes(
             (*sum_of(*(column[rows] for column in columns)), float(tried.us[rows].sum()))
             for rows in order[: order.size // SUMMED * SUMMED].reshape(-1, SUMMED)[:100]
         ]
-    name = f"{train[0].kind if train else 'none'}"
     one = [np.concatenate([*each, np.ones(0)]) for each in (said, low, high, measured)]
     total = np.array(sums).T if sums else np.ones((4, 0))
     return {

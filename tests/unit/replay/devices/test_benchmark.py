@@ -1,0 +1,57 @@
+"""The benchmark runs as it is documented, on tables as small as they may be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpro.replay.devices.operations import matmuls
+from dpro.replay.devices.tables import device_named
+from dpro.replay.devices.tiles import PRIOR, formula_us, sizes_of
+from dpro.replay.models.gpus import GPUS
+
+KEYS = {"n", "median_pct", "p90_pct", "bar", "holds"}
+
+
+def _table(device: str, backend: str, columns: range, factor: float) -> pl.DataFrame:
+    grid = np.meshgrid(2 ** np.arange(5, 13), 1024 * np.array(columns), [2048, 8192])
+    m, n, k = (each.ravel() for each in grid)
+    us = formula_us(PRIOR, sizes_of(matmuls("bf16", m, n, k)), GPUS[device_named(device)], "bf16")
+    us = us * factor * np.exp(np.random.default_rng(m.size).normal(0, 0.02, m.size))
+    return pl.DataFrame({"m": m, "n": n, "k": k, "latency_us": us}).with_columns(
+        device=pl.lit(device), backend=pl.lit(backend), kernel=pl.lit("any"), dtype=pl.lit("bfloat16")
+    )
+
+
+@pytest.mark.slow
+def test_the_benchmark_learns_from_one_folder_and_tries_the_shapes_and_devices_of_another(
+    tmp_path, repository
+):
+    known = ("a100_sxm", "h100_sxm", "l40s")
+    for folder, columns, devices in (
+        ("train", range(1, 9), known),
+        ("data", range(9, 13), (*known, "b200_sxm")),
+    ):
+        (tmp_path / folder).mkdir()
+        tables = [
+            _table(device, backend, columns, factor)
+            for device in devices
+            for backend, factor in (("one", 1.0), ("other", 1.1))
+        ]
+        pl.concat(tables).write_parquet(tmp_path / folder / "gemm.parquet")
+    command = [sys.executable, "benchmarks/devices.py", "--json"]
+    folders = ["--train", str(tmp_path / "train"), "--data", str(tmp_path / "data")]
+    done = subprocess.run([*command, *folders], cwd=repository, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert all(found[check].keys() >= KEYS for check in found), done.stderr
+    assert found["matmul unseen shape"]["n"] == 6 * 8 * 4 * 2
+    for check in ("matmul unseen shape", "measured on another device, with tables"):
+        assert found[check]["holds"], (check, found[check])
+    sheet = found["bf16 never measured, sheet"]
+    assert sheet["median_pct"] < 10, sheet
+    assert {name.partition(" ")[0] for name in sheet["by"]} == {"B200"}
