@@ -219,11 +219,14 @@ def edits_of(pair: Pair) -> list[str]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was predicted of a run, in ms."""
+    """What was predicted of a run, in ms; the gain is of as many samples as a step had before."""
 
     predicted: float
     low: float
     high: float
+    gain_low: float
+    gain_high: float
+    samples: float
 
 
 def typical(steps_ns: list[int], cycle: int = 1) -> float:
@@ -248,7 +251,14 @@ def answer(folder: Path, edits: list[str]) -> Answer:
     )
     middle = typical(steps["duration_ns"].to_list())
     scale = middle / predicted.predicted_ns
-    return Answer(middle, float(scale * predicted.low_ns), float(scale * predicted.high_ns))
+    return Answer(
+        middle,
+        float(scale * predicted.low_ns),
+        float(scale * predicted.high_ns),
+        predicted.gain_low_ns / MS,
+        predicted.gain_high_ns / MS,
+        predicted.samples,
+    )
 
 
 def measured(folder: Path, cycle: int = 1) -> float:
@@ -271,6 +281,8 @@ def compare(runs: Path, pair: Pair, rounds: int) -> dict[str, object]:
     truth = statistics.median(became)
     predicted = statistics.median(each.predicted for each in answers)
     base = statistics.median(was)
+    gained = base - truth / answers[0].samples
+    widths = [(each.gain_high - each.gain_low, (each.high - each.low) / each.samples) for each in answers]
     return {
         "pair": pair.name,
         "controlled": pair.controlled,
@@ -281,6 +293,9 @@ def compare(runs: Path, pair: Pair, rounds: int) -> dict[str, object]:
         "error_pct": 100 * (predicted / truth - 1),
         "same_job_pct": max(spread_pct(was), spread_pct(became)),
         "held": sum(bool(each.low <= truth <= each.high) for each in answers) / rounds,
+        "gained_ms": gained,
+        "gain_held": sum(bool(each.gain_low <= gained <= each.gain_high) for each in answers) / rounds,
+        "gain_width": statistics.median(gain / step for gain, step in widths),
         "interval_pct": 100
         * statistics.median((each.high - each.low) / 2 / each.predicted for each in answers),
         "sign_right": bool((predicted - base) * (truth - base) > 0 or abs(truth / base - 1) < EFFECT / 100),
@@ -315,7 +330,8 @@ def rows(results: list[dict[str, object]]) -> Iterator[str]:
         yield (
             f"{class_}: median error {figures['median_error_pct']:.1f}% (bar {bar['median_error_pct']:g}%), "
             f"worst {figures['worst_error_pct']:.1f}%; held by {figures['held']:.0%} of the intervals "
-            f"(bar {HELD:.0%}); sign right in {figures['signs_right']} of {check['n']}"
+            f"(bar {HELD:.0%}); sign right in {figures['signs_right']} of {check['n']}; of the gain: held by "
+            f"{figures['gain_held']:.0%}, {figures['gain_width']:.2f} times as wide"
         )
 
 
@@ -332,6 +348,8 @@ def checks(results: list[dict[str, object]]) -> dict[str, dict[str, Any]]:
             "worst_error_pct": max(errors),
             "held": statistics.fmean(float(str(row["held"])) for row in mine),
             "signs_right": sum(bool(row["sign_right"]) for row in mine),
+            "gain_held": statistics.fmean(float(str(row["gain_held"])) for row in mine),
+            "gain_width": statistics.median(float(str(row["gain_width"])) for row in mine),
         }
         bar = {"median_error_pct": CONTROLLED_MEDIAN if controlled else NOISY_MEDIAN, "held": HELD}
         bar |= {"worst_error_pct": CONTROLLED_WORST} if controlled else {}

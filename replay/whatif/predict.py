@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dpro.arrays import Floats
+from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.errors import Unanswerable
 from dpro.markup import table
 from dpro.replay.fidelity.accuracy import Trust
@@ -36,6 +36,11 @@ from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
+
+NINETY = 1.645  # standard deviations on each side of a normal value that hold 90%
+# Of the doubt of an edit, what counts for its gain where pairs of recordings have shown it: with so much 85%
+# of the intervals held what 18 pairs gained (docs/accuracy.md). Of an unproven edit all of it counts.
+PROVEN_DOUBT = 0.7
 
 # The order in which predictions are given, and what each block of them is called.
 BLOCKS = {
@@ -278,7 +283,9 @@ def compare(
     ends = [predicted, *_means_of(at_ends, baseline, graph, trust.overlap)]
     limits = _means_of(_with_each(graphs, edits, _limits_of), baseline, graph, trust.overlap)
     least = min(max(limits, default=0.0), predicted)
-    unsure = _unsure(saved, misfit / max(predicted, 1.0)) + (doubt + open_ns) / samples
+    doubted = _doubt(edits, [base, *between, predicted], PROVEN_DOUBT) / samples
+    unsure = _unsure(before_ns, saved, doubted) + open_ns / samples
+    unsure += misfit / max(predicted, 1.0) * abs(float(saved.mean()))
     return Prediction(
         tuple(edits),
         predicted,
@@ -293,16 +300,20 @@ def compare(
     )
 
 
-def _unsure(saved_ns: Floats, misfit: float) -> float:
-    """Half of the interval of a gain, but for what the edit assumes, ns.
+def _unsure(before_ns: Floats, saved_ns: Floats, doubted_ns: float) -> float:
+    """Half of the 90% interval of a gain, but for what misfit and overlap leave open, ns.
+
+    What is independent adds up in squares: how gains vary from step to step, by how much recordings of one
+    job differ, and what the edit assumes. Single slow steps, which are slow before and after, do not count.
 
     Args:
-        saved_ns: [S] what each step gains.
-        misfit: by which share the replay misses the unchanged steps, and so the gain.
+        before_ns: [S] how long each step takes.
+        saved_ns: [S] what it gains.
+        doubted_ns: how much of the gain rests on what the edits assume.
     """
-    gain = float(saved_ns.mean())
     deviation = float(saved_ns.std(ddof=1)) if saved_ns.size > 1 else 0.0
-    return STANDARD_ERRORS * deviation / math.sqrt(saved_ns.size) + misfit * abs(gain)
+    lasting = RUN_TO_RUN * MAD_TO_SIGMA * float(np.median(np.abs(before_ns - np.median(before_ns))))
+    return math.hypot(NINETY * deviation / math.sqrt(saved_ns.size), lasting, doubted_ns)
 
 
 def predicted_timeline(graphs: Sequence[Graph], trust: Trust) -> Timeline:
@@ -321,14 +332,18 @@ def _still_known(graph: Graph, changed: Graph, trust: Trust) -> Trust | None:
     return trust if changed.nodes.measured_start is graph.nodes.measured_start else None
 
 
-def _doubt(edits: Sequence[Edit], steps: Sequence[float]) -> float:
+def _doubt(edits: Sequence[Edit], steps: Sequence[float], proven: float = 1.0) -> float:
     """How much of the gain rests on what the edits assume: each one's share of what it alone changed.
 
     Args:
         edits: in order.
         steps: step time before the first and after each.
+        proven: how much of its doubt counts for an edit that is proven.
     """
-    return sum(edit.doubt * abs(after - before) for edit, (before, after) in zip(edits, pairwise(steps)))
+    return sum(
+        edit.doubt * (proven if edit.is_proven() else 1.0) * abs(after - before)
+        for edit, (before, after) in zip(edits, pairwise(steps))
+    )
 
 
 def _deviation(steps_ns: NDArray[np.int64]) -> float:

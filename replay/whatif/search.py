@@ -277,7 +277,7 @@ class _Tries:
         self.left -= 1
         self.count()
         try:
-            return self.answer(_in_order(edits))
+            return self.answer(in_order(edits))
         except (Unanswerable, GraphError):
             return None
 
@@ -299,7 +299,7 @@ def _pairs(
     """Each two of the best together, and those that do not save what they do in sum."""
     pairs, found = {}, []
     for one, other in combinations(_best_of_each(usable)[:MAX_PAIRED], 2):
-        if not _goes_with(other.edits[0], [one]):
+        if not goes_with(other.edits[0], one.edits):
             continue
         edits = (one.edits[0], other.edits[0])
         both = tries.together(edits)
@@ -316,7 +316,7 @@ def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
     """Of several edits of one kind the best, but all ranks; then what gains most first."""
     kept: list[Prediction] = []
     for single in sorted(usable, key=lambda each: -each.speedup):
-        if _goes_with(single.edits[0], kept):
+        if goes_with(single.edits[0], [each.edits[0] for each in kept]):
             kept.append(single)
     return kept
 
@@ -329,7 +329,7 @@ def _together(
     ordered = _best_pair_first(usable, pairs)
     taken = ordered[:1]
     for single in ordered[1:]:
-        if len(taken) == MAX_TOGETHER or not _goes_with(single.edits[0], taken):
+        if len(taken) == MAX_TOGETHER or not goes_with(single.edits[0], [each.edits[0] for each in taken]):
             continue
         so_far = found[-1] if found else taken[0]
         edits = [edit for each in (*taken, single) for edit in each.edits]
@@ -359,12 +359,17 @@ def _best_pair_first(usable: list[Prediction], pairs: dict[frozenset[Edit], Pred
     return sorted(usable, key=lambda single: single.edits[0] not in best)
 
 
-def _goes_with(edit: Edit, taken: Iterable[Prediction]) -> bool:
-    """Whether an edit can be combined with others: not twice the same kind, but for ranks."""
-    return isinstance(edit, Heal) or all(type(edit) is not type(each.edits[0]) for each in taken)
+def goes_with(edit: Edit, taken: Iterable[Edit]) -> bool:
+    """Whether an edit can be combined with others: not twice the same kind, but for ranks.
+
+    Args:
+        edit: one.
+        taken: the others.
+    """
+    return isinstance(edit, Heal) or all(type(edit) is not type(each) for each in taken)
 
 
-def _in_order(edits: Iterable[Edit]) -> list[Edit]:
+def in_order(edits: Iterable[Edit]) -> list[Edit]:
     """In the order of the registry, so that a set of edits has one text."""
     order = {kind: number for number, kind in enumerate(EDITS.values())}
     return sorted(edits, key=lambda edit: (order[type(edit)], str(edit)))

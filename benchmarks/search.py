@@ -1,0 +1,142 @@
+"""Whether the search of `dpro whatif` finds the best two changes there are, and how long it takes.
+
+python -m benchmarks.search [RUN …] [--data FOLDER] [--json]
+
+Of each run every two candidates that go together are replayed, and the best of these is compared with the
+best that the search found, both by a plain replay. Without a RUN those that the folder of real traces has.
+Times are of this machine as busy as it is: the median of three searches after a first one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpro.cli.analysis import analyse
+from dpro.errors import Unanswerable
+from dpro.replay.graph import GraphError
+from dpro.replay.timeline import changed_step_times, replay
+from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.facts import RunFacts, facts_of
+from dpro.replay.whatif.predict import Prediction
+from dpro.replay.whatif.search import bounds_of, candidates, explore, goes_with, in_order
+
+FOLDER = Path(__file__).resolve().parents[2] / "shared" / "traces"
+RUNS = (
+    "multirank/torchrec_v100_2r_kjt",
+    "multirank/torchrec_v100_4r_a2a_ar",
+    "multirank/param_dlrm_v100_8r",
+    "nccl_meta/mi300x_ddp_rank0of8.json.gz",
+    "straggler_parquet/trace-ST.parquet",
+)
+WITHIN_PCT, SECONDS, NODES = 0.5, 2.0, 248_000  # bars: of the best, and of a search of so many nodes
+ROUNDS = 3
+
+
+def speedup(facts: RunFacts, edits: Sequence[Edit]) -> float:
+    """Of throughput, by a plain replay; 0 where one leaves nothing for another to change.
+
+    Args:
+        facts: what the run shows.
+        edits: in order.
+    """
+    changed, samples = facts.graph, 1.0
+    try:
+        for edit in edits:
+            samples *= edit.samples(changed)
+            changed = edit.apply(changed)
+    except (Unanswerable, GraphError):
+        return 0.0
+    timeline = replay(changed)
+    steps = changed_step_times(facts.baseline, changed, timeline.start, timeline.end)
+    mean = float(np.maximum(steps["duration_ns"].to_numpy(), 0).mean())
+    return facts.base_ns / mean * samples if mean else float("inf")
+
+
+def measure(source: Path) -> dict[str, Any]:
+    """What the search finds of a run, what there is, and how long it takes."""
+    analysis = analyse(str(source))
+    graph, trust, suspects = analysis.built.predictive, analysis.trust, analysis.suspects
+    facts = facts_of(graph, analysis.baseline, suspects)
+    bounds, _ = bounds_of(facts, candidates(facts)[0])
+    advice = [edit for edit in bounds if edit.is_advice]
+    pairs = [(one,) for one in advice] + [
+        tuple(in_order(pair)) for pair in combinations(advice, 2) if goes_with(pair[1], [pair[0]])
+    ]
+    best = max(((speedup(facts, pair), pair) for pair in pairs), key=lambda each: each[0])
+    spent, found = [], list[Prediction]()
+    for _ in range(1 + ROUNDS):
+        begun = time.perf_counter()
+        found = explore(graph, trust, suspects=suspects, baseline=analysis.baseline).predictions
+        spent.append(time.perf_counter() - begun)
+    mine = max((speedup(facts, each.edits) for each in found if each.is_advice), default=1.0)
+    return {
+        "run": source.name,
+        "nodes": graph.num_nodes,
+        "sets": len(pairs),
+        "best": [str(edit) for edit in best[1]],
+        "best_speedup": best[0],
+        "found_speedup": mine,
+        "short_pct": max(100 * (best[0] / mine - 1), 0.0),
+        "seconds": statistics.median(spent[1:]),
+    }
+
+
+def checks(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The bars, and whether they hold: {n, figures, bar, holds}."""
+    short = max(row["short_pct"] for row in results)
+    scaled = max(row["seconds"] * NODES / max(row["nodes"], NODES) for row in results)
+    return {
+        "best of all pairs": {
+            "n": len(results),
+            "figures": {"short_pct": short, "runs": results},
+            "bar": {"short_pct": WITHIN_PCT},
+            "holds": bool(short <= WITHIN_PCT),
+        },
+        "seconds": {
+            "n": len(results),
+            "figures": {"seconds": scaled},
+            "bar": {"seconds": SECONDS},
+            "holds": bool(scaled <= SECONDS),
+        },
+    }
+
+
+def main() -> int:
+    """Measure runs, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("DPRO_TRACES", FOLDER)))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    sources = options.runs or [options.data / name for name in RUNS if (options.data / name).exists()]
+    if not sources:
+        parser.error(f"no runs given, and none in {options.data}")
+    results = []
+    for source in sources:
+        results.append(measure(source))
+        row = results[-1]
+        print(
+            f"{row['run']}: found x{row['found_speedup']:.3f}, best of {row['sets']} "
+            f"x{row['best_speedup']:.3f} ({' + '.join(row['best'])}); {row['nodes']:,} nodes, "
+            f"{row['seconds']:.2f} s",
+            file=sys.stderr,
+        )
+    found = checks(results)
+    if options.json:
+        print(json.dumps(found))
+    return int(not all(check["holds"] for check in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
