@@ -13,6 +13,9 @@ TORCH_FROM = $$($(BIN)/python -c '$(PROBE)' 2>/dev/null && echo --extra-index-ur
   echo "$(TORCH_INDEX) cannot be reached: taking torch from where pip is configured to look" >&2)
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(TORCH_FROM)
 
+# Else each of the many processes that tests start compiles the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-torch gpu gpu-wheels lint typecheck imports build docs schema screenshots gallery samples mutation clean
 

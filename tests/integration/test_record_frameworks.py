@@ -31,6 +31,13 @@ EVERY, WINDOW_STEPS, SKIP = 6, 2, 3
 
 # One rank each; `step()` trains once.
 ALONE = {
+    "compiled": """
+        compiled = torch.compile(model, backend="eager")
+        update = torch.compile(update, backend="eager")
+        for _ in range(12):
+            compiled(data).sum().backward()
+            update()
+    """,
     "accumulation": """
         for _ in range(12):
             for _ in range(4):
@@ -113,13 +120,6 @@ ALONE = {
             optimizer = None
             gc.collect(0)
             optimizer = SGD(model.parameters(), lr=0.1)
-    """,
-    "compiled": """
-        compiled = torch.compile(model, backend="eager")
-        update = torch.compile(update, backend="eager")
-        for _ in range(12):
-            compiled(data).sum().backward()
-            update()
     """,
     "zero_redundancy": """
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -337,6 +337,7 @@ children, codes = {}, {}
 for name in BODIES:
     for rank in range(2 if name in TOGETHER else 1):
         children[fork(name, rank)] = name
+    importlib.import_module("torch._dynamo")  # as optimizers do: once for all further jobs
     while len(children) > 3 or (children and name == list(BODIES)[-1]):  # some at a time: they mostly wait
         child, status = os.wait()
         codes.setdefault(children.pop(child), []).append(os.waitstatus_to_exitcode(status))

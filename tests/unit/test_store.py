@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import InputError
@@ -39,7 +39,19 @@ def _column(dtype: pl.DataType) -> st.SearchStrategy[object]:
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 @given(data=st.data())
+@settings(max_examples=25)
 def test_what_is_written_is_read_back(table, data):
+    _write_and_read(table, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+@given(data=st.data())
+def test_whatever_is_written_is_read_back(table, data):
+    _write_and_read(table, data)
+
+
+def _write_and_read(table, data):
     row = st.fixed_dictionaries({name: _column(dtype) for name, dtype in table.dtypes.items()})
     frame = pl.DataFrame(data.draw(st.lists(row, min_size=1, max_size=5)), schema=table.dtypes)
     with tempfile.TemporaryDirectory() as folder:

@@ -210,19 +210,32 @@ def test_a_slower_stage_lengthens_the_step_of_a_real_pipeline_timeline(traces, t
     assert np.median(np.array(slower) - base) == pytest.approx(450, rel=0.1)
 
 
-@given(
-    num_stages=st.integers(1, 4),
-    num_dp=st.integers(1, 3),
-    num_batches=st.integers(1, 5),
+ANY_PIPELINE = st.builds(
+    Job,
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    num_steps=st.just(2),
     late=st.sampled_from([0.0, 0.3]),
     noise=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 99),
 )
+
+
+@given(ANY_PIPELINE)
+@settings(max_examples=12)
+def test_a_pipeline_replays_as_the_slow_twin_and_as_measured(tmp_path_factory, job):
+    _replay_as_the_twin(tmp_path_factory, job)
+
+
+@pytest.mark.slow
+@given(ANY_PIPELINE)
 @settings(max_examples=40)
-def test_any_pipeline_replays_as_the_slow_twin_and_as_measured(
-    tmp_path_factory, num_stages, num_dp, num_batches, late, noise, seed
-):
-    job = Job(num_stages, num_dp, num_batches, num_steps=2, late=late, noise=noise, seed=seed)
+def test_any_pipeline_replays_as_the_slow_twin_and_as_measured(tmp_path_factory, job):
+    _replay_as_the_twin(tmp_path_factory, job)
+
+
+def _replay_as_the_twin(tmp_path_factory, job):
     graph = built(job.run(), tmp_path_factory.mktemp("job")).graph
     nodes, edges = graph.nodes, graph.edges
     timeline = replay(graph)

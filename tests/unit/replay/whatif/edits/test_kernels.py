@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
@@ -84,8 +84,22 @@ def test_the_operators_of_fused_kernels_go_with_their_launches(tmp_path):
     assert before - after == pytest.approx([60] * 2, abs=3)
 
 
-@given(st.lists(st.tuples(st.sampled_from([ADD, GEMM]), st.integers(1, 60)), min_size=2, max_size=8))
+SOME_KERNELS = st.lists(st.tuples(st.sampled_from([ADD, GEMM]), st.integers(1, 60)), min_size=2, max_size=8)
+
+
+@given(SOME_KERNELS)
+@settings(max_examples=25)
 def test_fusing_never_lengthens_the_job_nor_shortens_it_below_its_longest_kernel(tmp_path_factory, kernels):
+    _fuse(tmp_path_factory, kernels)
+
+
+@pytest.mark.slow
+@given(SOME_KERNELS)
+def test_fusing_any_kernels_keeps_to_its_bounds(tmp_path_factory, kernels):
+    _fuse(tmp_path_factory, kernels)
+
+
+def _fuse(tmp_path_factory, kernels):
     graph = pointwise(kernels, 1).build(tmp_path_factory.mktemp("fused") / "r").graph
     names = [name for name, _ in kernels]
     if not any(pair == (ADD, ADD) for pair in pairwise(names)):
