@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+from weakref import ref
 
 import pytest
 
-from dpro.cli.run import offered
+from dpro.cli.run import live, offered
 from dpro.cli.run.dashboard import load, offer
 from dpro.cli.run.offered import latest_in, names_of, runs_in
 from dpro.dashboards import runs as module
@@ -17,6 +19,7 @@ from dpro.dashboards.shown import Shown
 from dpro.errors import DproError, InputError, Unanswerable, UsageError
 from tests.builders import cpu_job
 from tests.unit.dashboards.test_app import HOST, ask, navigate
+from tests.unit.dashboards.test_shown import refreshed
 
 
 def options(page, name: str) -> list[dict]:
@@ -173,3 +176,51 @@ def test_a_run_that_is_being_recorded_is_offered_as_such_and_the_page_then_polls
     layout = app.server.test_client().get("/_dash-layout", headers=HOST).text
     assert '"n_intervals"' not in layout
     assert '"disabled":true' in layout.replace(" ", "")  # nothing of what is shown is being recorded
+
+
+def test_a_closed_run_is_let_go(tmp_path):
+    run = cpu_job().write(tmp_path / "run")
+    offers = [Offer(name, "") for name in "abcd"]
+    runs = Runs(Shown(load(run)), "a", lambda: offers, lambda _each: Shown(load(run)))
+    closed = runs.loaded("b")
+    assert not closed.breakdown.is_empty()
+    runs.loaded("a").difference_from(closed)
+    known = ref(closed)
+    del closed
+    for name in "cdc":
+        runs.loaded(name)
+    gc.collect()
+    assert known() is None
+
+
+def test_a_chosen_run_that_is_being_recorded_shows_its_latest_copy(tmp_path, monkeypatch):
+    folder = tmp_path / "runs"
+    done, first = cpu_job().write(folder / "done"), cpu_job(num_steps=2).write(tmp_path / "first")
+    last = cpu_job(num_steps=3).write(tmp_path / "last")
+    (folder / "live" / ".recording").mkdir(parents=True)
+    (folder / "live" / "manifest.json").write_text("{")
+    go_on = threading.Event()
+
+    def copies(_path):
+        yield first
+        go_on.wait(60)
+        yield last
+
+    monkeypatch.setattr(live, "copies", copies)
+    for each in (live, offered):
+        monkeypatch.setattr(each, "is_live", lambda path: path.name == "live")
+    runs = offer([str(done.path)])
+    app = make_app(runs)
+    assert [(each.name, each.lives, each.why) for each in runs.offers()] == [
+        ("done", False, ""), ("live", True, ""),
+    ]  # fmt: skip
+    assert runs.loaded("live").steps["step"].n_unique() == 2
+    assert refreshed(app, 0, "?run=live") == (None, "recording", False)
+    assert refreshed(app, 0, "?against=live") == (None, "", False)
+    go_on.set()
+    shown = runs.shown("live")
+    while shown.lives:
+        threading.Event().wait(0.01)
+    assert runs.loaded("live").steps["step"].n_unique() == 3
+    assert refreshed(app, 0, "?run=live") == (1, "recorded", True)
+    assert refreshed(app, 1, "") == (0, "", True)

@@ -28,7 +28,7 @@ def run(tmp_path_factory):
     return cpu_job().write(tmp_path_factory.mktemp("run"))
 
 
-def refreshed(app, known):
+def refreshed(app, known, search=""):
     body = {
         "output": "..version.data...live.children...tick.disabled..",
         "outputs": [
@@ -38,7 +38,7 @@ def refreshed(app, known):
         ],
         "inputs": [
             {"id": "tick", "property": "n_intervals", "value": 3},
-            {"id": "url", "property": "search", "value": ""},
+            {"id": "url", "property": "search", "value": search},
         ],
         "state": [{"id": "version", "property": "data", "value": known}],
         "changedPropIds": ["tick.n_intervals"],
