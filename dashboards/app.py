@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
+from dash.exceptions import PreventUpdate
 from flask import Response, abort, request
 
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import in_cell
 from dpro.dashboards.page import Filler, View, answer, changes, empty, in_browser, message
-from dpro.dashboards.runs import Offer, Runs, runs_of
+from dpro.dashboards.runs import Offer, Runs, StillOpening, runs_of
 from dpro.dashboards.server.bodies import check_bodies
 from dpro.dashboards.server.guard import LOOPBACK, guard, harden, hash_of
 from dpro.dashboards.shown import Shown
@@ -60,6 +61,7 @@ VIEWS: tuple[View, ...] = (
 )
 
 TICK_MS = 1000  # polling interval of a run that is being recorded
+_UNOPENED = -1  # version of a run that is still being opened
 MAX_LISTED = 8  # ranges of steps or ranks in a message
 _LONGEST_WHY = 60  # characters of why a run cannot be chosen
 _VIEW_KEYS = "1234567890-="  # the top row of a keyboard
@@ -210,10 +212,13 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
         Output("run", "children"),
         Output("run", "title"),
         Output("runs", "children"),
-        Input("url", "search"),
+        *changes(runs),
         State("shown", "data"),
     )
-    def navigate(search: str | None, shown: str | None) -> tuple[Any, ...]:
+    def navigate(search: str | None, *more: Any) -> tuple[Any, ...]:
+        shown = more[-1]
+        if shown and ctx.triggered_id == "version":
+            raise PreventUpdate  # sections fill themselves; what is being typed stays
         try:
             link = parse_link(search or "")
             view, run = view_of(link), runs.shown(link.run)
@@ -349,6 +354,8 @@ def _register_refresh(app: Dash, runs: Runs) -> None:
         try:
             link = parse_link(search or "")
             both = [runs.shown(name) for name in dict.fromkeys([link.run, *filter(None, [link.against])])]
+        except StillOpening:
+            return no_update if known == _UNOPENED else _UNOPENED, "", False
         except DproError:  # the content says it
             return no_update, "", True
         lives = [each.lives for each in both]  # before the versions: the last version is not missed

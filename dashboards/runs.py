@@ -20,7 +20,11 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.selection import quoted
 
 KEPT = 2  # runs that stay open besides the first: one that is shown, and one to compare it with
-PATIENCE_S = 30.0  # how long a request waits for a run to open
+PATIENCE_S = 2.0  # how long a request waits for a run to open; the page asks again
+
+
+class StillOpening(Unanswerable):
+    """A run takes long to open, which goes on."""
 
 
 class Offer(NamedTuple):
@@ -99,7 +103,7 @@ class Runs:
 
         Raises:
             UsageError: no such run is offered, or it cannot be opened.
-            Unanswerable: opening it takes long; it goes on.
+            StillOpening: opening it takes long.
             DproError: opening it failed.
         """
         if name in ("", self.name):
@@ -113,7 +117,7 @@ class Runs:
         try:
             return future.result(PATIENCE_S)
         except TimeoutError as error:
-            raise Unanswerable(f"{name} is still being opened: look again in a moment") from error
+            raise StillOpening(f"{name} is still being opened: this page shows it when it is") from error
         except Exception:
             with self._lock:
                 if self._open.get(name) is future:  # it is tried again when it is chosen again

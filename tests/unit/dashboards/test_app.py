@@ -93,7 +93,7 @@ def navigate(app, query: str, shown: str | None = None) -> dict[str, Any]:
     body = {
         "output": output,
         "outputs": names,
-        "inputs": [{"id": "url", "property": "search", "value": query}],
+        "inputs": [each | {"value": query} for each in app.callback_map[output]["inputs"]],
         "state": [{"id": "shown", "property": "data", "value": shown}],
         "changedPropIds": ["url.search"],
     }

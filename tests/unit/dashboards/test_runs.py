@@ -121,9 +121,15 @@ def test_a_run_that_takes_long_to_open_is_answered_and_goes_on_opening(tmp_path,
     runs = Runs(Shown(load(run)), "a", lambda: [Offer("a", ""), Offer("b", "")], show)
     with pytest.raises(Unanswerable, match="still being opened"):
         runs.loaded("b")
+    app = make_app(runs)
+    assert "still being opened" in json.dumps(navigate(app, "?run=b")["content"])
+    assert refreshed(app, 0, "?run=b") == (-1, "", False)
+    assert refreshed(app, -1, "?run=b") == (None, "", False)
     go_on.set()
     monkeypatch.setattr(module, "PATIENCE_S", 60)
     assert runs.loaded("b").run == run
+    assert refreshed(app, -1, "?run=b") == (0, "", True)
+    assert "still being opened" not in json.dumps(navigate(app, "?run=b")["content"])
 
 
 def test_a_run_that_could_not_be_opened_is_tried_again(tmp_path):
