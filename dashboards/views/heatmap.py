@@ -140,7 +140,7 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
         title_text="rank", showgrid=False, autorange="reversed", **_ticks([str(each) for each in ranks])
     )
     height = int(np.clip(_ROW * ranks.size + 100, _MIN_HEIGHT, _MAX_HEIGHT))
-    styled(figure, link.theme, height=height)
+    styled(figure, link.theme, height=height + 20).update_layout(margin_t=48)
     return figure.update_layout(
         dragmode="select",
         meta={"firsts": firsts.tolist(), "lasts": lasts.tolist(), "ranks": ranks.tolist()},
@@ -152,8 +152,8 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
 def _bar(title: str, theme: str) -> dict[str, Any]:
     """Return a scale of colours above the cells: beside few rows its numbers would overlap."""
     return {
-        "title": {"text": title, "font": {"color": colour("soft", theme)}, "side": "right"},
-        **{"orientation": "h", "thickness": 8, "len": 260, "lenmode": "pixels", "nticks": 4},
+        "title": {"text": title, "font": {"color": colour("soft", theme)}, "side": "top"},
+        **{"orientation": "h", "thickness": 8, "len": 200, "lenmode": "pixels", "nticks": 4},
         **{"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "outlinewidth": 0},
     }
 
