@@ -15,9 +15,10 @@ import polars as pl
 import pytest
 
 from dpro.analysis.answers.whatif import what_if
+from dpro.analysis.gains import WORTH_SHOWING
 from dpro.cli import main
 from dpro.cli.analysis import analyse
-from dpro.cli.run.whatif import ROWS, WORTH_SHOWING
+from dpro.cli.run.whatif import ROWS
 from dpro.replay.whatif.predict import BLOCKS
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
