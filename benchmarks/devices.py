@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it runs as a script
 
 from benchmarks.device_checks import models, operators, shipped  # noqa: E402
-from dpro.replay.devices.tables import Table, read_tables, unknown_devices  # noqa: E402
+from dpro.replay.devices.tables import DeviceTable, read_tables, unknown_devices  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
 TRACES = Path(os.environ.get("DPRO_TRACES", REPOSITORY.parent / "shared" / "traces"))
@@ -37,13 +37,13 @@ def checks(train: Path, data: Path) -> Iterator[tuple[str, Callable[[], Checks]]
     """What is checked, by name."""
     same = train.resolve() == data.resolve()
 
-    def tables(kind: str, dtype: str, most: int = MAX_ROWS) -> tuple[list[Table], list[Table]]:
+    def tables(kind: str, dtype: str, most: int = MAX_ROWS) -> tuple[list[DeviceTable], list[DeviceTable]]:
         mine = [each for each in read_tables(train, [kind], most) if each.dtype == dtype]
         return mine, mine if same else [
             each for each in read_tables(data, [kind], most) if each.dtype == dtype
         ]
 
-    def attention() -> tuple[list[Table], list[Table]]:
+    def attention() -> tuple[list[DeviceTable], list[DeviceTable]]:
         both = [tables(kind, "bf16", MAX_ROWS // 2) for kind in ("prefill", "decode")]
         return [each for pair in both for each in pair[0]], [each for pair in both for each in pair[1]]
 

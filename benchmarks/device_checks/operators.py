@@ -19,7 +19,7 @@ from dpro.replay.devices.coefficients import Known, known_of_any
 from dpro.replay.devices.estimate import HOLDS_80, Given, Sources, estimate
 from dpro.replay.devices.fitting import Sample
 from dpro.replay.devices.learned import kept_out, learn
-from dpro.replay.devices.tables import Table
+from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
 from dpro.replay.models.gpus import GPUS
 
@@ -39,7 +39,7 @@ SUMMED = 8  # operations of a sum
 
 
 def unseen_shapes(
-    train: Sequence[Table], data: Sequence[Table], same: bool, bar: tuple[float, float], name: str
+    train: Sequence[DeviceTable], data: Sequence[DeviceTable], same: bool, bar: tuple[float, float], name: str
 ) -> dict[str, Any]:
     """Shapes that a known device's table lacks, with the intervals of single operations and of sums."""
     said, low, high, measured, of = [], [], [], [], []
@@ -66,7 +66,9 @@ def unseen_shapes(
     }
 
 
-def _known_pairs(train: Sequence[Table], data: Sequence[Table], same: bool) -> Iterator[tuple[Table, Table]]:
+def _known_pairs(
+    train: Sequence[DeviceTable], data: Sequence[DeviceTable], same: bool
+) -> Iterator[tuple[DeviceTable, DeviceTable]]:
     """What is learned from and what is tried, of each software of each known device."""
     if same:
         for table in train:
@@ -90,7 +92,7 @@ def _known_pairs(train: Sequence[Table], data: Sequence[Table], same: bool) -> I
             yield known, _some(table.rows(new))
 
 
-def other_device(train: Sequence[Table], data: Sequence[Table]) -> dict[str, Any]:
+def other_device(train: Sequence[DeviceTable], data: Sequence[DeviceTable]) -> dict[str, Any]:
     """Measured on one device, said for another of which there is a table of another software."""
     merged = {(each.device, each.software): each for each in (*train, *data)}  # of one name, what is tried
     said, measured, of = [np.ones(0)], [np.ones(0)], []
@@ -122,7 +124,7 @@ def other_device(train: Sequence[Table], data: Sequence[Table]) -> dict[str, Any
 
 
 def never_measured(
-    train: Sequence[Table], data: Sequence[Table], same: bool, label: str, bars: tuple[Any, Any]
+    train: Sequence[DeviceTable], data: Sequence[DeviceTable], same: bool, label: str, bars: tuple[Any, Any]
 ) -> dict[str, Any]:
     """A device of which nothing is known but its sheet, and then with a few operations of its own."""
     from_sheet: list[tuple[np.ndarray, ...]] = []
@@ -155,8 +157,8 @@ def never_measured(
 
 
 def _left_out(
-    train: Sequence[Table], data: Sequence[Table], same: bool
-) -> Iterator[tuple[list[Table], list[Table]]]:
+    train: Sequence[DeviceTable], data: Sequence[DeviceTable], same: bool
+) -> Iterator[tuple[list[DeviceTable], list[DeviceTable]]]:
     """Devices to learn from, and those to try; by generation where both are of one folder."""
     known = {table.device for table in train}
     new = [table for table in data if table.device not in known]
@@ -172,18 +174,18 @@ def _left_out(
             yield others, mine
 
 
-def _said(known: Known, table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _said(known: Known, table: DeviceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     us = formula_us(known.fit.numbers, sizes_of(table.operations), GPUS[table.device], table.dtype)
     return us, *known.bands.interval(us, HOLDS_80 * known.bias)
 
 
-def _drawn(table: Table, turn: int) -> Sample:
+def _drawn(table: DeviceTable, turn: int) -> Sample:
     """Operations as a trace would have them: some tens, that take more than a moment."""
     long = np.flatnonzero(table.us > SHORT_US)
     return table.rows(np.sort(np.random.default_rng(turn).permutation(long)[:OWN])).sample()
 
 
-def _some(table: Table, most: int = MAX_TRIED, seed: int = 0) -> Table:
+def _some(table: DeviceTable, most: int = MAX_TRIED, seed: int = 0) -> DeviceTable:
     rows = np.random.default_rng(seed).permutation(table.us.size)[:most]
     return table.rows(np.sort(rows))
 

@@ -15,14 +15,14 @@ import numpy as np
 from dpro.replay.devices.bands import Bands, bands_of
 from dpro.replay.devices.coefficients import ANY, Key, Known, encoded, known_of, known_of_any
 from dpro.replay.devices.estimate import HALF
-from dpro.replay.devices.tables import Table
+from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
 from dpro.replay.models.gpus import GPUS
 
 SOURCE = "fitted to the operation tables of ai-dynamo/aiconfigurator (Apache-2.0)"
 
 
-def fitted(tables: Sequence[Table]) -> dict[Key, Known]:
+def fitted(tables: Sequence[DeviceTable]) -> dict[Key, Known]:
     """The numbers of every device, and of all, by kind and precision."""
     found: dict[Key, Known] = {}
     for kind, dtype in sorted({(table.kind, table.dtype) for table in tables}):
@@ -33,7 +33,9 @@ def fitted(tables: Sequence[Table]) -> dict[Key, Known]:
     return found
 
 
-def half_pairs(tables: Sequence[Table]) -> Iterator[tuple[Table, Table, Table, Table]]:
+def half_pairs(
+    tables: Sequence[DeviceTable],
+) -> Iterator[tuple[DeviceTable, DeviceTable, DeviceTable, DeviceTable]]:
     """Measured on one device and on another with one software, and tables of both with another software."""
     place = {(table.device, table.library, table.kind, table.dtype): table for table in tables}
     for (device, library, kind, dtype), source in place.items():
@@ -46,7 +48,7 @@ def half_pairs(tables: Sequence[Table]) -> Iterator[tuple[Table, Table, Table, T
                     yield source, target, table, there
 
 
-def joined(tables: Sequence[Table]) -> list[np.ndarray]:
+def joined(tables: Sequence[DeviceTable]) -> list[np.ndarray]:
     """[N] rows of each table that are of the same operation in all."""
     names = tables[0].shapes.columns
     frame = tables[0].shapes.with_row_index("row0")
@@ -56,7 +58,7 @@ def joined(tables: Sequence[Table]) -> list[np.ndarray]:
     return [frame[f"row{number}"].to_numpy().astype(np.int64) for number in range(len(tables))]
 
 
-def half_by_tables(tables: Sequence[Table]) -> tuple[np.ndarray, np.ndarray]:
+def half_by_tables(tables: Sequence[DeviceTable]) -> tuple[np.ndarray, np.ndarray]:
     """Said and measured, of every operation of every pair."""
     said, measured = [np.ones(0)], [np.ones(0)]
     for four in half_pairs(tables):
@@ -67,7 +69,7 @@ def half_by_tables(tables: Sequence[Table]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def half_by_formula(
-    tables: Sequence[Table], known: Mapping[Key, Known], shared: bool
+    tables: Sequence[DeviceTable], known: Mapping[Key, Known], shared: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same by the ten numbers of either device, or by those that all share."""
     said, measured = [np.ones(0)], [np.ones(0)]
@@ -87,7 +89,7 @@ def half_by_formula(
     return np.concatenate(said), np.concatenate(measured)
 
 
-def halves(tables: Sequence[Table], known: Mapping[Key, Known]) -> dict[str, list[list[float]]]:
+def halves(tables: Sequence[DeviceTable], known: Mapping[Key, Known]) -> dict[str, list[list[float]]]:
     """The bands of half credit by each method, of tables of one kind and precision."""
     return {
         "tables": _rounded(bands_of(*half_by_tables(tables))),
@@ -96,7 +98,7 @@ def halves(tables: Sequence[Table], known: Mapping[Key, Known]) -> dict[str, lis
     }
 
 
-def write(path: Path, tables: Sequence[Table]) -> None:
+def write(path: Path, tables: Sequence[DeviceTable]) -> None:
     """Write the file that ships."""
     known = fitted(tables)
     document: dict = {"source": SOURCE, "known": {}, "half": {}}

@@ -19,7 +19,7 @@ import numpy as np
 from dpro.arrays import Floats
 from dpro.replay.devices.bands import Bands, bands_of
 from dpro.replay.devices.fitting import ASSUMED, Fit, Sample, fit
-from dpro.replay.devices.tables import Table
+from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
 
 FILE = Path(__file__).with_name("coefficients.json")
@@ -72,7 +72,7 @@ def half_bands(kind: str, dtype: str, method: str) -> Bands:
     return Bands(np.array(by_dtype.get(dtype, by_dtype["bf16"])[method], np.float64))
 
 
-def known_of(tables: Sequence[Table]) -> Known:
+def known_of(tables: Sequence[DeviceTable]) -> Known:
     """Fit one device's numbers at one precision, to all its tables.
 
     Args:
@@ -83,7 +83,7 @@ def known_of(tables: Sequence[Table]) -> Known:
     return Known(found, bands_of(said, measured), 0.0, _largest(tables))
 
 
-def known_of_any(tables: Sequence[Table]) -> Known:
+def known_of_any(tables: Sequence[DeviceTable]) -> Known:
     """Fit numbers that all devices share, and how far each device is from what the others say of it.
 
     Args:
@@ -127,13 +127,13 @@ def _decoded(entry: dict[str, Any]) -> Known:
     return Known(Fit(numbers, widths), Bands(bands), entry["bias"], (float(largest[0]), float(largest[1])))
 
 
-def _said(found: Fit, tables: Sequence[Table]) -> tuple[Floats, Floats]:
+def _said(found: Fit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
     samples: list[Sample] = [table.sample() for table in tables]
     said = [formula_us(found.numbers, sizes_of(each.operations), each.gpu, each.dtype) for each in samples]
     return np.concatenate(said), np.concatenate([each.us for each in samples])
 
 
-def _largest(tables: Sequence[Table]) -> tuple[float, float]:
+def _largest(tables: Sequence[DeviceTable]) -> tuple[float, float]:
     frames = [table.operations for table in tables]
     return (
         max(float(frame["operations"].max() or 0) for frame in frames),  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.devices.bands import UNKNOWN_BANDS, Bands
 from dpro.replay.devices.coefficients import ANY, Key, Known, half_bands, shipped
 from dpro.replay.devices.learned import Learned, covers, said_us
-from dpro.replay.devices.tables import Table
+from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
 from dpro.replay.models.gpus import GPUS, Gpu
 
@@ -55,7 +55,7 @@ class Sources:
         sheets: data sheets by device.
     """
 
-    tables: Sequence[Table] = ()
+    tables: Sequence[DeviceTable] = ()
     learned: Sequence[Learned] = ()
     known: Mapping[Key, Known] = field(default_factory=shipped)
     sheets: Mapping[str, Gpu] = field(default_factory=lambda: GPUS)
@@ -216,7 +216,7 @@ def _by_tables(
 ) -> Iterator[_Said]:
     """What tables of the device have, then what was learned from them; of one software, if it is named."""
 
-    def fits(each: Table | Learned) -> bool:
+    def fits(each: DeviceTable | Learned) -> bool:
         place = (each.kind, each.dtype, each.device) == (kind, dtype, device)
         return place and software in ("", each.software)
 
@@ -229,7 +229,7 @@ def _by_tables(
         yield _Said(us, known.bands, 0.0, "trees")
 
 
-def _looked_up(table: Table, operations: pl.DataFrame) -> Floats:
+def _looked_up(table: DeviceTable, operations: pl.DataFrame) -> Floats:
     rows = table.operations.select(SAME_OPERATION).with_columns(us=pl.Series(table.us))
     found = (
         operations.select(SAME_OPERATION)

@@ -1,9 +1,9 @@
 """What a measured table says of shapes that are not in it: regression trees on what the ten numbers miss.
 
-In: a `Table` of one device, software and precision. Out: `Learned`, which says microseconds of other shapes,
-with the bands of its misses on shapes that it was not fitted to. The trees are scikit-learn's histogram
-gradient boosting (after Ke et al., "LightGBM", NeurIPS 2017) on log(measured ÷ formula); they say nothing
-beyond the sizes of their table, where the formula alone goes on.
+In: a `DeviceTable` of one device, software and precision. Out: `Learned`, which says microseconds of other
+shapes, with the bands of its misses on shapes that it was not fitted to. The trees are scikit-learn's
+histogram gradient boosting (after Ke et al., "LightGBM", NeurIPS 2017) on log(measured ÷ formula); they say
+nothing beyond the sizes of their table, where the formula alone goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpro.arrays import Bools, Floats
 from dpro.errors import DproError
 from dpro.replay.devices.bands import Bands, bands_of
 from dpro.replay.devices.fitting import ASSUMED, Fit, fit
-from dpro.replay.devices.tables import Table
+from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import TILES, USUAL_L2_MB, USUAL_SMS, formula_us, sizes_of
 from dpro.replay.models.gpus import GPUS, Gpu
 
@@ -61,7 +61,7 @@ class Learned:
     bands: Bands
 
 
-def learn(table: Table, start: Fit = ASSUMED) -> Learned:
+def learn(table: DeviceTable, start: Fit = ASSUMED) -> Learned:
     """Fit formula and trees to a table, and measure both on shapes that are kept out.
 
     Args:
@@ -156,7 +156,7 @@ def _log2(values: Floats) -> Floats:
     return np.log2(np.maximum(values, 1.0))
 
 
-def kept_out(table: Table, part: int = 0, parts: int = KEPT_OUT) -> Bools:
+def kept_out(table: DeviceTable, part: int = 0, parts: int = KEPT_OUT) -> Bools:
     """[N] the operations of one part of a table's shapes; operations of one group are in one part.
 
     Args:

@@ -1,4 +1,4 @@
-"""Measured tables of operations that a user has: one `Table` per device, software, kind and precision.
+"""Measured tables of operations that a user has: one `DeviceTable` per device, software, kind and precision.
 
 In: a folder with `gemm.parquet`, `context_attention.parquet` or `generation_attention.parquet`, with the
 columns of ai-dynamo/aiconfigurator's tables: device, backend, kernel, dtype, sizes, latency_us. Out: tables
@@ -42,7 +42,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Table:
+class DeviceTable:
     """Operations that were measured on one device, with one software.
 
     Attributes:
@@ -73,14 +73,14 @@ class Table:
         """Its operations, to fit."""
         return Sample(self.operations, self.us, GPUS[self.device], self.dtype)
 
-    def rows(self, mask: Bools | Ints) -> Table:
+    def rows(self, mask: Bools | Ints) -> DeviceTable:
         """Some of its rows.
 
         Args:
             mask: [N] which; or their numbers.
         """
         at = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask
-        return Table(
+        return DeviceTable(
             *(self.device, self.software, self.kind, self.dtype),
             *(self.shapes[at], self.operations[at], self.us[at]),
         )
@@ -94,7 +94,7 @@ def device_named(name: str) -> str:
 
 def read_tables(
     folder: Path, kinds: Collection[str] = tuple(FILES.values()), most: int = 20_000
-) -> list[Table]:
+) -> list[DeviceTable]:
     """All tables in a folder, sorted by device, software, kind and precision.
 
     Args:
@@ -123,7 +123,7 @@ def unknown_devices(folder: Path) -> list[str]:
     return sorted(name for name in names if not device_named(name))
 
 
-def _read(path: Path, file: str, most: int) -> Iterator[Table]:
+def _read(path: Path, file: str, most: int) -> Iterator[DeviceTable]:
     needed = ["device", "backend", "kernel", "dtype", *SIZES[file], "latency_us"]
     schema = pl.read_parquet_schema(path)
     missing = [name for name in needed if name not in schema]
@@ -143,7 +143,7 @@ def _read(path: Path, file: str, most: int) -> Iterator[Table]:
         shapes = ordered.select(SIZES[file])
         operations = _operations(file, dtype, shapes, str(key[4]) if cache else "")
         us = ordered["latency_us"].to_numpy().astype(np.float64)
-        yield Table(device, software, FILES[file], dtype, shapes, operations, us)
+        yield DeviceTable(device, software, FILES[file], dtype, shapes, operations, us)
 
 
 def _operations(file: str, dtype: str, shapes: pl.DataFrame, cache: str) -> pl.DataFrame:

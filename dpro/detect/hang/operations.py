@@ -22,7 +22,7 @@ MAX_CLOCK_SKEW_NS = NS_PER_S  # between hosts
 
 
 @dataclass(frozen=True)
-class Call:
+class OperationCall:
     """One rank's call: its place among the calls of that rank, what it moves, its state."""
 
     rank: int
@@ -57,7 +57,7 @@ class Operation:
     sequence: int
     op: str
     members: tuple[int, ...]
-    unfinished: dict[int, Call]
+    unfinished: dict[int, OperationCall]
     finished: frozenset[int] = frozenset()
     absent: frozenset[int] = frozenset()
     came: frozenset[int] = frozenset()
@@ -261,9 +261,11 @@ def _saved_ns(records: Records) -> dict[int, int]:
     return dict(records.ranks.select("rank", "saved_ns").iter_rows())
 
 
-def _call(row: dict[str, Any]) -> Call:
+def _call(row: dict[str, Any]) -> OperationCall:
     sent = row["bytes_out"] if row["op"] == "recv" else row["bytes_in"]
-    return Call(row["rank"], row["order"], row["op"], sent, row["dtype"], row["enqueued_ns"], row["state"])
+    return OperationCall(
+        row["rank"], row["order"], row["op"], sent, row["dtype"], row["enqueued_ns"], row["state"]
+    )
 
 
 def _grouped(rows: pl.DataFrame) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
