@@ -4,9 +4,9 @@ python benchmarks/curves.py [--train FOLDER] [--data FOLDER] [--json]
 
 A folder holds `collectives.parquet`, `vidur_network.parquet`, `ultrascale_network.csv`, `deepep_*.parquet`,
 or some of them; without an option, the folder that DPRO_REALITY names. With both options the curves are made
-from one and tried on the other. With one, parts of it are left out and said from the rest: sizes, groups,
-numbers of hosts. `--json` prints one object: check → {n, median_pct, p90_pct, bar, holds}; of intervals
-{n, inside_pct, bar, holds}.
+from one and tried on the other. With one, parts of it are left out and predicted from the rest: sizes,
+groups, numbers of hosts. `--json` prints one object: check → {n, median_pct, p90_pct, bar, holds}; of
+intervals {n, inside_pct, bar, holds}.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ COLUMNS = [*Group._fields, "link", "bytes", "time_ns"]
 
 @dataclass
 class Tried:
-    """Errors of what was said, whether intervals held, and how much was refused."""
+    """Errors of what was predicted, whether intervals held, and how much was refused."""
 
     errors: list[float] = field(default_factory=list)
     inside: list[bool] = field(default_factory=list)
     refused: int = 0
 
-    def add(self, said: Estimate, measured: np.ndarray) -> None:
-        """Compare what was said with what was measured."""
-        if said.time_ns is not None:
-            self.errors += np.abs(said.time_ns / measured - 1).tolist()
-        self.inside += ((said.low_ns <= measured) & (measured <= said.high_ns)).tolist()
+    def add(self, predicted: Estimate, measured: np.ndarray) -> None:
+        """Compare what was predicted with what was measured."""
+        if predicted.time_ns is not None:
+            self.errors += np.abs(predicted.time_ns / measured - 1).tolist()
+        self.inside += ((predicted.low_ns <= measured) & (measured <= predicted.high_ns)).tolist()
 
     def ask(self, table: NetworkTable, group: Group, rows: pl.DataFrame) -> None:
         """Say the times of rows of one group, and compare."""
@@ -105,7 +105,7 @@ def sizes_within(train: pl.DataFrame, data: pl.DataFrame) -> Tried:
 
 
 def sizes_left_out(frame: pl.DataFrame) -> Tried:
-    """Every `FOLDS`-th size between the ends of each curve, said from the others."""
+    """Every `FOLDS`-th size between the ends of each curve, predicted from the others."""
     tried = Tried()
     place, last = pl.int_range(pl.len()).over(Group._fields), pl.len().over(Group._fields) - 1
     for fold in range(FOLDS):
@@ -127,7 +127,7 @@ def unseen(train: pl.DataFrame, data: pl.DataFrame) -> tuple[Tried, Tried]:
 
 
 def groups_left_out(frame: pl.DataFrame) -> tuple[Tried, Tried]:
-    """Each operation and number of ranks of each device and library, said from the rest."""
+    """Each operation and number of ranks of each device and library, predicted from the rest."""
     switched, others = Tried(), Tried()
     keys = [name for name in Group._fields if name != "version"]
     for _, rows in frame.filter(pl.col("hosts") == 1).group_by(keys, maintain_order=True):
@@ -151,7 +151,7 @@ def more_hosts(train: pl.DataFrame, data: pl.DataFrame) -> Tried:
 
 
 def hosts_left_out(frame: pl.DataFrame) -> Tried:
-    """All numbers of hosts above each one, said from those up to it."""
+    """All numbers of hosts above each one, predicted from those up to it."""
     tried = Tried()
     for most in sorted(set(frame["hosts"].to_list()) - {1}):
         fewer, more = frame.filter(pl.col("hosts") <= most), frame.filter(pl.col("hosts") > most)
@@ -185,8 +185,8 @@ def tokens_said(train: pl.DataFrame, data: pl.DataFrame) -> list[float]:
             pl.col("tokens").is_between(sizes[0], sizes[-1]) & ~pl.col("tokens").is_in(sizes.tolist())
         )
         if sizes.size >= 3 and wanted.height:
-            said = fit_curve(sizes, times).time_ns(wanted["tokens"].to_numpy())
-            errors += np.abs(said / wanted["time_ns"].to_numpy() - 1).tolist()
+            predicted = fit_curve(sizes, times).time_ns(wanted["tokens"].to_numpy())
+            errors += np.abs(predicted / wanted["time_ns"].to_numpy() - 1).tolist()
     return errors
 
 
@@ -202,7 +202,7 @@ def _pairs(
 
 
 def tokens_left_out(frame: pl.DataFrame) -> list[float]:
-    """Every `FOLDS`-th token count, said from the others."""
+    """Every `FOLDS`-th token count, predicted from the others."""
     ranks = pl.col("tokens").rank("dense") - 1
     errors = []
     for fold in range(FOLDS):

@@ -1,6 +1,6 @@
 """Checks of `dpro.replay.devices` on measured tables; `python benchmarks/devices.py` runs them.
 
-figures     errors and coverage of what was said beside what was measured
+figures     errors and coverage of what was predicted beside what was measured
 shipped     fits the numbers that ship, from tables that a user has fetched
 operators   matmul and attention: unseen shapes, other devices, devices that were never measured
 models      whole models and small jobs on another device

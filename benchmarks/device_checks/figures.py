@@ -1,4 +1,4 @@
-"""Errors and coverage of what was said beside what was measured."""
+"""Errors and coverage of what was predicted beside what was measured."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ EMPTY: dict[str, Any] = {"n": 0, "median_pct": None, "p90_pct": None, "holds": N
 HELD = (75.0, 90.0)  # per cent that intervals of 80 may hold
 
 
-def compared(said, measured, bar: tuple[float, float | None] | None, note: str = "") -> dict[str, Any]:
-    """One check: how far what was said is from what was measured, in per cent.
+def compared(predicted, measured, bar: tuple[float, float | None] | None, note: str = "") -> dict[str, Any]:
+    """One check: how far what was predicted is from what was measured, in per cent.
 
     Args:
-        said, measured: [N] of any unit.
+        predicted, measured: [N] of any unit.
         bar: median and 90th percentile that hold; None where the figure is only reported.
         note: what a reader must know of it.
     """
-    said, measured = np.asarray(said, float), np.asarray(measured, float)
-    if not said.size:
+    predicted, measured = np.asarray(predicted, float), np.asarray(measured, float)
+    if not predicted.size:
         return {
             "n": 0,
             "median_pct": None,
@@ -29,11 +29,11 @@ def compared(said, measured, bar: tuple[float, float | None] | None, note: str =
             "holds": None,
             "note": "no data",
         }
-    wrong = 100 * np.abs(said / measured - 1)
+    wrong = 100 * np.abs(predicted / measured - 1)
     median, p90 = float(np.median(wrong)), float(np.quantile(wrong, 0.9))
     holds = None if bar is None else median <= bar[0] and (bar[1] is None or p90 <= bar[1])
     found = {
-        "n": int(said.size),
+        "n": int(predicted.size),
         "median_pct": round(median, 2),
         "p90_pct": round(p90, 2),
         "bar": _text(bar),

@@ -47,21 +47,21 @@ def whole_models(train: Path, data: Path) -> dict[str, Any]:
     tried, known = _pairs(data), _pairs(train)
     names = sorted({*tried["device"], *tried["device_to"], *known["device"], *known["device_to"]})
     sheet = _sheets(names, train, data)
-    said = np.zeros((2, tried.height))
+    predicted = np.zeros((2, tried.height))
     for model in tried["model"].unique():
         mine = (tried["model"] == model).to_numpy()
         others = known.filter(pl.col("model") != model)
         numbers = _learned(others, names, sheet) if others.height else sheet
         for turn, each in enumerate((sheet, numbers)):
-            said[turn, mine] = (
+            predicted[turn, mine] = (
                 np.exp(_logs(each, tried.filter(mine), names)) * tried.filter(mine)["e2e_ms"].to_numpy()
             )
     real = tried["e2e_ms_to"].to_numpy()
     note = "learned from other models on both devices"
     return {
-        "whole models, other models measured there": compared(said[1], real, (7, 25), note),
+        "whole models, other models measured there": compared(predicted[1], real, (7, 25), note),
         "whole models, from the sheet": compared(
-            said[0], real, (15, None), "sustained shares: device_checks/models.py"
+            predicted[0], real, (15, None), "sustained shares: device_checks/models.py"
         ),
     }
 
@@ -145,22 +145,24 @@ def small_jobs(train: Path, data: Path) -> dict[str, Any]:
         }
         missed = np.log((known["step_ms_to"] / known["step_ms"]).to_numpy() / list(others.values()))
         least, most = np.exp(np.quantile(missed, (0.1, 0.9)))
-        first, said = tried["step_ms"].to_numpy(), tried["step_ms"].to_numpy() * list(mine.values())
+        first, predicted = tried["step_ms"].to_numpy(), tried["step_ms"].to_numpy() * list(mine.values())
         waits = _flop_share(tried, SOURCES[device]) < LAUNCH_BOUND
         parts.append(
-            np.array([first, said, said * least, said * most, tried["step_ms_to"].to_numpy(), waits])
+            np.array(
+                [first, predicted, predicted * least, predicted * most, tried["step_ms_to"].to_numpy(), waits]
+            )
         )
     return _figures(*np.concatenate(parts, 1))
 
 
-def _figures(first, said, least, most, measured, waits) -> dict[str, Any]:
+def _figures(first, predicted, least, most, measured, waits) -> dict[str, Any]:
     clear = np.abs(measured / first - 1) > CHANGED
-    right = 100 * float(np.mean(((said < first) == (measured < first))[clear])) if clear.any() else None
+    right = 100 * float(np.mean(((predicted < first) == (measured < first))[clear])) if clear.any() else None
     nothing = {"median_pct": None, "p90_pct": None}
     bound = 100 * float(waits.mean()) if waits.size else 0.0
     note = "learned from other jobs on both machines"
     return {
-        "small jobs, A100 -> H100 -> GB200": compared(said, measured, (15, 50), note),
+        "small jobs, A100 -> H100 -> GB200": compared(predicted, measured, (15, 50), note),
         "small jobs, which machine is faster": {
             **{"n": int(clear.sum()), **nothing, "right_pct": right and round(right, 1)},
             **{"bar": "90% right", "holds": right and right >= 90},

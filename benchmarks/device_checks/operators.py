@@ -42,21 +42,21 @@ def unseen_shapes(
     train: Sequence[DeviceTable], data: Sequence[DeviceTable], same: bool, bar: tuple[float, float], name: str
 ) -> dict[str, Any]:
     """Shapes that a known device's table lacks, with the intervals of single operations and of sums."""
-    said, low, high, measured, of = [], [], [], [], []
+    predicted, low, high, measured, of = [], [], [], [], []
     sums: list[tuple[float, float, float, float]] = []
     for mine, tried in _known_pairs(train, data, same):
         known = learn(mine)
         sources = Sources(learned=[known])
         answer = estimate(tried.operations, tried.device, sources)
         columns = [answer[name].to_numpy() for name in ("us", "low_us", "high_us")]
-        said.append(columns[0]), low.append(columns[1]), high.append(columns[2])
+        predicted.append(columns[0]), low.append(columns[1]), high.append(columns[2])
         measured.append(tried.us), of.extend([f"{tried.device} {tried.software}"] * tried.us.size)
         order = np.random.default_rng(3).permutation(tried.us.size)
         sums += [
             (*sum_of(*(column[rows] for column in columns)), float(tried.us[rows].sum()))
             for rows in order[: order.size // SUMMED * SUMMED].reshape(-1, SUMMED)[:100]
         ]
-    one = [np.concatenate([*each, np.ones(0)]) for each in (said, low, high, measured)]
+    one = [np.concatenate([*each, np.ones(0)]) for each in (predicted, low, high, measured)]
     total = np.array(sums).T if sums else np.ones((4, 0))
     return {
         f"{name} unseen shape": compared(one[0], one[3], bar),
@@ -93,9 +93,9 @@ def _known_pairs(
 
 
 def other_device(train: Sequence[DeviceTable], data: Sequence[DeviceTable]) -> dict[str, Any]:
-    """Measured on one device, said for another of which there is a table of another software."""
+    """Measured on one device, predicted for another of which there is a table of another software."""
     merged = {(each.device, each.software): each for each in (*train, *data)}  # of one name, what is tried
-    said, measured, of = [np.ones(0)], [np.ones(0)], []
+    predicted, measured, of = [np.ones(0)], [np.ones(0)], []
     tried = {(each.device, each.software) for each in data}
     for source, target, source_table, target_table in half_pairs(list(merged.values())):
         if (target.device, target.software) not in tried:
@@ -106,10 +106,10 @@ def other_device(train: Sequence[DeviceTable], data: Sequence[DeviceTable]) -> d
         four = [each.rows(at[long]) for each, at in zip((source, target, source_table, target_table), rows)]
         ours = Sources(tables=four[2:])
         given = Given(source.device, four[0].operations, four[0].us)
-        said.append(estimate(four[1].operations, target.device, ours, given)["us"].to_numpy())
+        predicted.append(estimate(four[1].operations, target.device, ours, given)["us"].to_numpy())
         measured.append(four[1].us)
         of += [f"{source.device} {source.library} -> {target.device}"] * long.size
-    us, real, names = np.concatenate(said), np.concatenate(measured), np.array(of)
+    us, real, names = np.concatenate(predicted), np.concatenate(measured), np.array(of)
     low, high = us.copy(), us.copy()
     for name in np.unique(names):  # bands of all other pairs
         mine = names == name
@@ -136,12 +136,12 @@ def never_measured(
             long = _some(target.rows(target.us > LONG_US))
             if not long.us.size:
                 continue
-            from_sheet.append((*_said(known, long), long.us))
+            from_sheet.append((*_predicted(known, long), long.us))
             of += [f"{target.device} {target.software}"] * long.us.size
             for turn in range(TURNS):
                 own = _drawn(target, turn)
                 rest = _some(target.rows(target.us > LONG_US), MAX_TRIED // TURNS, turn)
-                with_own.append((*_said(calibrated(known, own), rest), rest.us))
+                with_own.append((*_predicted(calibrated(known, own), rest), rest.us))
                 own_of += [target.device] * rest.us.size
     sheet, own_ = (
         [np.concatenate([part[i] for part in parts] or [np.ones(0)]) for i in range(4)]
@@ -174,7 +174,7 @@ def _left_out(
             yield others, mine
 
 
-def _said(known: Known, table: DeviceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _predicted(known: Known, table: DeviceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     us = formula_us(known.fit.numbers, sizes_of(table.operations), GPUS[table.device], table.dtype)
     return us, *known.bands.interval(us, HOLDS_80 * known.bias)
 

@@ -60,19 +60,19 @@ def joined(tables: Sequence[DeviceTable]) -> list[np.ndarray]:
 
 def half_by_tables(tables: Sequence[DeviceTable]) -> tuple[np.ndarray, np.ndarray]:
     """Said and measured, of every operation of every pair."""
-    said, measured = [np.ones(0)], [np.ones(0)]
+    predicted, measured = [np.ones(0)], [np.ones(0)]
     for four in half_pairs(tables):
         source, target, source_table, target_table = (each.us[at] for each, at in zip(four, joined(four)))
-        said.append(target_table * (source / source_table) ** HALF)
+        predicted.append(target_table * (source / source_table) ** HALF)
         measured.append(target)
-    return np.concatenate(said), np.concatenate(measured)
+    return np.concatenate(predicted), np.concatenate(measured)
 
 
 def half_by_formula(
     tables: Sequence[DeviceTable], known: Mapping[Key, Known], shared: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same by the ten numbers of either device, or by those that all share."""
-    said, measured = [np.ones(0)], [np.ones(0)]
+    predicted, measured = [np.ones(0)], [np.ones(0)]
     for source in tables:
         for target in tables:
             same = (source.library, source.kind, source.dtype) == (target.library, target.kind, target.dtype)
@@ -83,10 +83,10 @@ def half_by_formula(
                 fit = known[table.kind, table.dtype, ANY if shared else table.device].fit
                 rows = sizes_of(table.operations[at])
                 us.append((table.us[at], formula_us(fit.numbers, rows, GPUS[table.device], table.dtype)))
-            (there, there_said), (here, here_said) = us
-            said.append(here_said * (there / there_said) ** HALF)
+            (there, there_predicted), (here, here_predicted) = us
+            predicted.append(here_predicted * (there / there_predicted) ** HALF)
             measured.append(here)
-    return np.concatenate(said), np.concatenate(measured)
+    return np.concatenate(predicted), np.concatenate(measured)
 
 
 def halves(tables: Sequence[DeviceTable], known: Mapping[Key, Known]) -> dict[str, list[list[float]]]:

@@ -1,8 +1,8 @@
-"""Intervals from what was missed before: quantiles of log(measured ÷ said), by how long an operation takes.
+"""Intervals from earlier errors: quantiles of log(measured ÷ predicted), by how long an operation takes.
 
-In: microseconds said and measured of operations that the method had not seen. Out: `Bands`, and from those
-the low and high ends of new statements. Short operations are missed by more. Of a sum of operations a share
-of the misses is common; of a device that was never measured, its own bias is common to all.
+In: microseconds predicted and measured, of operations that the method had not seen. Out: `Bands`, and from
+those the low and high ends of new predictions. Short operations have larger errors. Of a sum of operations a
+share of the errors is common; of a device that was never measured, its own bias is common to all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNKNOWN = (-0.7, 0.7)  # where nothing was ever measured: a factor of two either
 
 @dataclass(frozen=True)
 class Bands:
-    """Quantiles of log(measured ÷ said), [3, 2]: a band a row, low and high."""
+    """Quantiles of log(measured ÷ predicted), [3, 2]: a band a row, low and high."""
 
     quantiles: Floats
 

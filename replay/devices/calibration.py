@@ -32,9 +32,9 @@ def calibrated(known: Known, own: Sample) -> Known:
     if own.us.size < MIN_OPERATIONS:
         raise Unanswerable(f"{own.us.size} measured operations: {MIN_OPERATIONS} are needed to fit a device")
     found = fit([own], known.fit, WEIGHT)
-    said = formula_us(found.numbers, sizes_of(own.operations), own.gpu, own.dtype)
-    missed = float(np.std(np.log(own.us / said)))
-    bands = bands_of(said, own.us) if own.us.size >= ENOUGH else known.bands
+    predicted = formula_us(found.numbers, sizes_of(own.operations), own.gpu, own.dtype)
+    missed = float(np.std(np.log(own.us / predicted)))
+    bands = bands_of(predicted, own.us) if own.us.size >= ENOUGH else known.bands
     # What is left of the device's bias is known as well as a mean of so many misses.
     bias = min(known.bias or np.inf, missed) / np.sqrt(own.us.size)
     return Known(found, bands, float(bias), known.largest)

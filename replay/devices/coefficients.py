@@ -2,7 +2,7 @@
 
 In: the file that `python benchmarks/devices.py --fit` writes, from tables that a user has fetched. Out:
 `Known` per kind, precision and device. The entry without a device is fitted to all devices together: it is
-what is said of one that was never measured, with a bias that says by how much such devices differed.
+what is predicted of one that was never measured, with a bias that says by how much such devices differed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def half_bands(kind: str, dtype: str, method: str) -> Bands:
 
     Args:
         kind, dtype: of the operations; matmuls in bf16 stand in for what was not measured.
-        method: by which the other half is said: tables, fitted or sheet.
+        method: by which the other half is predicted: tables, fitted or sheet.
     """
     half = json.loads(FILE.read_text(encoding="utf-8"))["half"]
     by_dtype = half.get(kind, half["matmul"])
@@ -79,8 +79,8 @@ def known_of(tables: Sequence[DeviceTable]) -> Known:
         tables: of one device, kind and dtype.
     """
     found = fit([table.sample() for table in tables])
-    said, measured = _said(found, tables)
-    return Known(found, bands_of(said, measured), 0.0, _largest(tables))
+    predicted, measured = _predicted(found, tables)
+    return Known(found, bands_of(predicted, measured), 0.0, _largest(tables))
 
 
 def known_of_any(tables: Sequence[DeviceTable]) -> Known:
@@ -91,17 +91,17 @@ def known_of_any(tables: Sequence[DeviceTable]) -> Known:
     """
     long = [table.rows(table.us > LONG_US) for table in tables if (table.us > LONG_US).any()]
     devices = sorted({table.device for table in long})
-    said, measured, biases = [], [], []
+    predicted, measured, biases = [], [], []
     for device in devices if len(devices) > 1 else []:
         others = fit([table.sample() for table in long if table.device != device])
-        one, real = _said(others, [table for table in tables if table.device == device])
+        one, real = _predicted(others, [table for table in tables if table.device == device])
         biases.append(float(np.median(np.log(real / one)[real > LONG_US])))
-        said.append(one * np.exp(biases[-1]))
+        predicted.append(one * np.exp(biases[-1]))
         measured.append(real)
     found = fit([table.sample() for table in long])
     widths = np.maximum(found.widths, SAME * ASSUMED.widths)
     apart = float(np.sqrt(np.mean(np.square(biases)))) if biases else 0.5
-    bands = bands_of(np.concatenate([*said, np.ones(0)]), np.concatenate([*measured, np.ones(0)]))
+    bands = bands_of(np.concatenate([*predicted, np.ones(0)]), np.concatenate([*measured, np.ones(0)]))
     return Known(Fit(found.numbers, widths), bands, apart, _largest(tables))
 
 
@@ -127,10 +127,12 @@ def _decoded(entry: dict[str, Any]) -> Known:
     return Known(Fit(numbers, widths), Bands(bands), entry["bias"], (float(largest[0]), float(largest[1])))
 
 
-def _said(found: Fit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
+def _predicted(found: Fit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
     samples: list[Sample] = [table.sample() for table in tables]
-    said = [formula_us(found.numbers, sizes_of(each.operations), each.gpu, each.dtype) for each in samples]
-    return np.concatenate(said), np.concatenate([each.us for each in samples])
+    predicted = [
+        formula_us(found.numbers, sizes_of(each.operations), each.gpu, each.dtype) for each in samples
+    ]
+    return np.concatenate(predicted), np.concatenate([each.us for each in samples])
 
 
 def _largest(tables: Sequence[DeviceTable]) -> tuple[float, float]:

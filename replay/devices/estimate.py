@@ -3,7 +3,7 @@
 In: operations, a device, and what is known (`Sources`): tables of the user's, the ten numbers of devices,
 perhaps the same operations as they were measured on another device or at another precision (`Given`). Out: a
 row per operation: microseconds, an interval that is meant to hold 80%, by which method, or why nothing is
-said. The first method that can answer, does:
+predicted. The first method that can answer, does:
 
     table     the user's table has this very shape on this device
     trees     the user's table has this device; formula and trees say shapes that it lacks
@@ -128,12 +128,12 @@ def _of_one_kind(
         return _refused(operations.height, f"{device} does not multiply in {dtype}")
     us, low, high = (np.full(operations.height, np.nan) for _ in range(3))
     method = np.full(operations.height, "", dtype=object)
-    for said in _scaled(operations, kind, dtype, device, sources, given):
-        new = np.isnan(us) & np.isfinite(said.us)
+    for predicted in _scaled(operations, kind, dtype, device, sources, given):
+        new = np.isnan(us) & np.isfinite(predicted.us)
         if new.any():
-            us[new] = said.us[new]
-            low[new], high[new] = said.bands.interval(said.us[new], HOLDS_80 * said.bias)
-            method[new] = said.method
+            us[new] = predicted.us[new]
+            low[new], high[new] = predicted.bands.interval(predicted.us[new], HOLDS_80 * predicted.bias)
+            method[new] = predicted.method
         if not np.isnan(us).any():
             break
     frame = pl.DataFrame({"us": us, "low_us": low, "high_us": high, "method": method.tolist()})
@@ -177,7 +177,7 @@ def _scaled(
 
 
 def _half(one: _Said, other_us: Floats, measured_us: Floats, bands: Bands) -> _Said:
-    """What is said of one device, with half of the miss on the other."""
+    """What is predicted of one device, with half of the miss on the other."""
     return _Said(one.us * (measured_us / other_us) ** HALF, bands, one.bias, f"measured x {one.method}")
 
 

@@ -71,11 +71,11 @@ def fit(samples: Sequence[Sample], start: Fit = ASSUMED, weight: float = WEIGHT)
     logs = [np.log(each.us) for each in drawn]
 
     def residuals(numbers: Floats) -> Floats:
-        said = [
+        predicted = [
             np.log(formula_us(numbers, size, each.gpu, each.dtype)) - log
             for each, size, log in zip(drawn, sizes, logs)
         ]
-        return np.concatenate([*said, weight * (numbers - start.numbers) / start.widths])
+        return np.concatenate([*predicted, weight * (numbers - start.numbers) / start.widths])
 
     found = least_squares(residuals, start.numbers, loss="soft_l1", f_scale=OUTLIER, max_nfev=STEPS)
     variance = np.mean(np.minimum(found.fun[: -len(PRIOR)] ** 2, 1.0))

@@ -17,7 +17,7 @@ from dpro.replay.devices.bands import sum_of
 from dpro.replay.devices.estimate import HOLDS_80, TIMES, Given, Sources, estimate, numbers_of
 from dpro.replay.devices.operations import matmuls, moves
 
-BY_CLASS = 0.2  # standard deviation, in log, of a kernel that is said by its class
+BY_CLASS = 0.2  # standard deviation, in log, of a kernel that is predicted by its class
 SHORT_US = 3.0  # a kernel that does next to nothing takes that long on any device
 LARGE = 8192  # m, n and k of a product that reaches what a device can
 STEPS_PER_E = 50  # equal kernels whose times are within 2% of each other are one operation
@@ -49,9 +49,9 @@ def on_another_device(kernels: pl.DataFrame, device: str, to: str, sources: Sour
         _SAY[str(kind)](rows, device, to, sources).with_columns(number=rows["number"])
         for (kind,), rows in unique.partition_by("kind", as_dict=True).items()
     ]
-    said = pl.concat(parts).sort("number")[number]
+    predicted = pl.concat(parts).sort("number")[number]
     exact = kernels["us"] / rounded["us"]
-    return said.select(*(pl.col(name) * exact for name in TIMES), "method", "reason")
+    return predicted.select(*(pl.col(name) * exact for name in TIMES), "method", "reason")
 
 
 def _products(rows: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.DataFrame:
@@ -102,14 +102,14 @@ def _by_class(us: Floats, typical: pl.DataFrame, device: str, to: str, sources: 
     return pl.DataFrame(columns).with_columns(method=pl.lit("class"), reason=pl.lit(None, pl.String))
 
 
-def summed(said: pl.DataFrame) -> tuple[float, float, float]:
-    """The sum of all, with its interval: what is said by class or data sheet may all be off the same way.
+def summed(predicted: pl.DataFrame) -> tuple[float, float, float]:
+    """The sum of all, with its interval: predictions by class or data sheet may all be off the same way.
 
     Args:
-        said: as `on_another_device` returns it.
+        predicted: as `on_another_device` returns it.
     """
-    apart = said["method"].str.ends_with("fitted").to_numpy()
-    us, low, high = (said[name].to_numpy() for name in TIMES)
+    apart = predicted["method"].str.ends_with("fitted").to_numpy()
+    us, low, high = (predicted[name].to_numpy() for name in TIMES)
     one = sum_of(us[apart], low[apart], high[apart])
     return (
         one[0] + float(us[~apart].sum()),

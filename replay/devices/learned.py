@@ -78,9 +78,9 @@ def learn(table: DeviceTable, start: Fit = ASSUMED) -> Learned:
     mine = table.rows(inside)
     numbers = fit([mine.sample()], start)
     gpu = GPUS[table.device]
-    said = formula_us(numbers.numbers, sizes_of(mine.operations), gpu, table.dtype)
-    columns = features(mine.operations, gpu, said)
-    trees = _grown(columns, np.log(mine.us / said))
+    predicted = formula_us(numbers.numbers, sizes_of(mine.operations), gpu, table.dtype)
+    columns = features(mine.operations, gpu, predicted)
+    trees = _grown(columns, np.log(mine.us / predicted))
     known = Learned(
         *(table.device, table.software, table.kind, table.dtype, numbers, trees),
         *(columns[:, :RANGED].min(0), columns[:, :RANGED].max(0), bands_of(np.ones(0), np.ones(0))),
@@ -98,12 +98,12 @@ def said_us(known: Learned, operations: pl.DataFrame) -> Floats:
         operations: as `operations.COLUMNS` has them.
     """
     gpu = GPUS[known.device]
-    said = formula_us(known.numbers.numbers, sizes_of(operations), gpu, known.dtype)
-    if not said.size:
-        return said
-    columns = features(operations, gpu, said)
+    predicted = formula_us(known.numbers.numbers, sizes_of(operations), gpu, known.dtype)
+    if not predicted.size:
+        return predicted
+    columns = features(operations, gpu, predicted)
     missed = np.where(_inside(known, columns), _evaluated(known.trees, columns), 0.0)
-    return said * np.exp(missed)
+    return predicted * np.exp(missed)
 
 
 def covers(known: Learned, operations: pl.DataFrame) -> Bools:
@@ -186,5 +186,5 @@ def _evaluated(trees: Any, columns: Floats) -> Floats:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
-        said: Floats = trees.predict(columns)
-    return said
+        predicted: Floats = trees.predict(columns)
+    return predicted

@@ -79,8 +79,8 @@ def left_out(sizes: Floats, times: Floats, line: Floats) -> Floats:
         out = np.zeros(sizes.size, np.bool_)
         out[first:-1:2] = True
         if out.any():
-            said = through(sizes[~out], times[~out], line[~out])(sizes[out], line[out])
-            missed[out] = np.abs(np.log(said / times[out]))
+            predicted = through(sizes[~out], times[~out], line[~out])(sizes[out], line[out])
+            missed[out] = np.abs(np.log(predicted / times[out]))
     return missed
 
 

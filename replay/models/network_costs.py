@@ -4,7 +4,7 @@ In: a `NetworkTable`, a group and payloads. Out: an `Estimate`. Where the table 
 nearest that it has stands in, in this order: another version of the library; another GPU whose curves equal
 this one's wherever both were measured; the other half of an all-reduce (an all-gather for a reduce-scatter);
 another number of ranks, times the ratio that other operations or GPUs show between the two numbers. How wrong
-each kind of stand-in is, is measured on the table itself: groups that it has are said from the others.
+each kind of stand-in is, is measured on the table itself: groups that it has are predicted from the others.
 
 Stand-ins are for groups within a host whose GPUs a switch joins. Behind PCIe, pairs of GPUs differ in their
 paths and the rule does not hold: refused. On more hosts than were measured only an interval is given.
@@ -40,7 +40,7 @@ class Estimate:
     Attributes:
         time_ns: [T] ns; None where only the interval is known.
         low_ns, high_ns: [T] interval that 80% of measurements should be in.
-        how: from what it was said.
+        how: from what it was predicted.
     """
 
     time_ns: Floats | None
@@ -75,9 +75,9 @@ def estimate(table: NetworkTable, group: Group, num_bytes: Floats) -> Estimate:
             spread = _spread(table, kind, group.library)
             if spread > LOOSE:
                 continue
-            said = _estimated(table, curve, num_bytes, kind)
+            predicted = _estimated(table, curve, num_bytes, kind)
             time_ns = curve.time_ns(num_bytes)
-            off = np.exp(np.hypot(np.log(said.high_ns / time_ns), spread))
+            off = np.exp(np.hypot(np.log(predicted.high_ns / time_ns), spread))
             return Estimate(time_ns, time_ns / off, time_ns * off, kind)
     raise Unanswerable(
         f"nothing like {group.op} of {group.num_ranks} ranks on {group.device or 'this device'} was measured"
@@ -92,10 +92,10 @@ def _estimated(table: NetworkTable, curve: LinkCost, num_bytes: Floats, how: str
             f"only {sizes[0]:.0f} to {sizes[-1]:.0f} bytes were measured, and {num_bytes.min():.0f} to "
             f"{num_bytes.max():.0f} are asked for"
         )
-    said = curve.time_ns(num_bytes)
+    predicted = curve.time_ns(num_bytes)
     rate = growth(sizes, left_out(sizes, times, curve.line_ns(sizes)))
     off = np.exp(table.times_scale * scale(sizes, np.nan_to_num(rate, nan=UNTRIED), num_bytes))
-    return Estimate(said, said / off, said * off, how)
+    return Estimate(predicted, predicted / off, predicted * off, how)
 
 
 # Stand-ins.
@@ -236,10 +236,10 @@ def _spread(table: NetworkTable, kind: str, library: str) -> float:
     for group, curve in table.curves.items():
         if group.hosts > 1 or group.library != library or table.links.get(group.device) != NVLINK:
             continue
-        said = STAND_INS[kind](table, group)
-        if said is not None:
+        predicted = STAND_INS[kind](table, group)
+        if predicted is not None:
             sizes, times = curve.knots
-            missed.append(np.abs(np.log(said.time_ns(sizes) / times)))
+            missed.append(np.abs(np.log(predicted.time_ns(sizes) / times)))
     if not missed:
         return UNTRIED
     return float(np.quantile(np.concatenate(missed), min(SHARE * (1 + 1 / len(missed)), 1.0)))
@@ -265,11 +265,11 @@ def _on_more_hosts(table: NetworkTable, group: Group, num_bytes: Floats) -> Esti
     if not fewer:
         raise Unanswerable(f"{group.op} between hosts was not measured")
     most = fewer[-1][1]
-    said = _estimated(table, table.curves[most], num_bytes, "")
+    predicted = _estimated(table, table.curves[most], num_bytes, "")
     doublings = np.log2(group.hosts / most.hosts)
     grew = [MIN_GROWTH]
     for (hosts, one), (more, other) in pairwise(fewer):
         ratio = table.curves[other].time_ns(num_bytes) / table.curves[one].time_ns(num_bytes)
         grew.append(float(ratio.max()) ** (1 / np.log2(more / hosts)))
     how = f"from {most.hosts} hosts: no less, and at most x{max(grew):.1f} for each doubling"
-    return Estimate(None, said.low_ns, said.high_ns * max(grew) ** doublings, how)
+    return Estimate(None, predicted.low_ns, predicted.high_ns * max(grew) ** doublings, how)

@@ -1,7 +1,7 @@
 """The same job on another GPU model: every kernel as long as it takes there, and the host as it was.
 
-Products with shapes are said by `dpro.replay.devices`, from what was measured here; other kernels by what
-their class is bound by. CPU time stays, so a job that waits for its host gains nothing. Collectives keep
+Products with shapes are predicted by `dpro.replay.devices`, from what was measured here; other kernels by
+what their class is bound by. CPU time stays, so a job that waits for its host gains nothing. Collectives keep
 their measured cost: what links the other machine has is not known.
 """
 
@@ -42,7 +42,7 @@ class Device(Edit):
         "host cost what they did, and the job fits into the other GPU's memory"
     )
     source = (
-        "products: ten fitted numbers per device, times the root of measured over said here "
+        "products: ten fitted numbers per device, times the root of measured over predicted here "
         "(docs/devices.md); others: ratio of the bandwidths or peaks that devices reach"
     )
     is_advice = False
@@ -76,21 +76,21 @@ class Device(Edit):
             parse_ranges(self.ranks, "device: ranks")
 
     def apply(self, graph: Graph) -> Graph:
-        nodes, said = self._said(graph)
-        return _with(graph, nodes, said["us"].to_numpy())
+        nodes, predicted = self._predicted(graph)
+        return _with(graph, nodes, predicted["us"].to_numpy())
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        nodes, said = self._said(graph)
+        nodes, predicted = self._predicted(graph)
         if not nodes.size:
             return (f"the GPUs are of that model already: {self._model()}",)
         was = graph.nodes.duration[nodes]
         total = max(int(was.sum()), 1)
-        shares = said.with_columns(was=pl.Series(was)).group_by("method").agg(pl.col("was").sum())
+        shares = predicted.with_columns(was=pl.Series(was)).group_by("method").agg(pl.col("was").sum())
         lines = [
-            f"{share / total:.0%} of kernel time is said by {_METHODS.get(method, method)}"
+            f"{share / total:.0%} of kernel time is predicted by {_METHODS.get(method, method)}"
             for method, share in shares.sort("was", "method", descending=[True, False]).iter_rows()
         ]
-        us, low, high = summed(said)
+        us, low, high = summed(predicted)
         least, now, most = (f"{each * 1e3 / total:.2f}" for each in (low, us, high))
         lines.append(f"kernels take {now} of their time there ({least} to {most})")
         if (graph.nodes.kind == NodeKind.TRANSFER).any():
@@ -98,11 +98,11 @@ class Device(Edit):
         return tuple(lines)
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        nodes, said = self._said(graph)
+        nodes, predicted = self._predicted(graph)
         if not nodes.size:
             return ()
-        us, low, high = summed(said)
-        times = said["us"].to_numpy()
+        us, low, high = summed(predicted)
+        times = predicted["us"].to_numpy()
         return tuple(_with(graph, nodes, times * end / max(us, 1e-9)) for end in (low, high))
 
     def describe(self) -> str:
@@ -114,8 +114,8 @@ class Device(Edit):
     def _model(self) -> str:
         return self.to if self.to in GPUS else model_named(self.to)
 
-    def _said(self, graph: Graph) -> tuple[Ints, pl.DataFrame]:
-        """Nodes of the kernels that change, and what is said of each; none where the model is the same.
+    def _predicted(self, graph: Graph) -> tuple[Ints, pl.DataFrame]:
+        """Nodes of the kernels that change, and what is predicted of each; none where the model is the same.
 
         Raises:
             Unanswerable: no kernels, their GPU is not known, or the other cannot run one of them.
@@ -129,11 +129,11 @@ class Device(Edit):
         if device == self._model():
             return np.zeros(0, np.int64), pl.DataFrame({"us": np.zeros(0)})
         nodes, frame = _frame(graph, kernels)
-        said = on_another_device(frame, device, self._model(), Sources())
-        refused = said.filter(pl.col("us").is_null())
+        predicted = on_another_device(frame, device, self._model(), Sources())
+        refused = predicted.filter(pl.col("us").is_null())
         if refused.height:
-            raise Unanswerable(f"{refused.height} kernels cannot be said: {refused['reason'][0]}")
-        return nodes, said
+            raise Unanswerable(f"{refused.height} kernels cannot be predicted: {refused['reason'][0]}")
+        return nodes, predicted
 
 
 _METHODS = {
@@ -164,8 +164,10 @@ def _device_of(graph: Graph) -> str:
     names = graph.run.manifest.gpus if graph.run is not None else []
     models = {model_named(name) for name in names}
     if len(models) != 1 or models == {""}:
-        said = ", ".join(sorted(set(names))) or "no GPU"
-        raise Unanswerable(f"which GPU the kernels ran on is not known ({said}): its data sheet is needed")
+        predicted = ", ".join(sorted(set(names))) or "no GPU"
+        raise Unanswerable(
+            f"which GPU the kernels ran on is not known ({predicted}): its data sheet is needed"
+        )
     return models.pop()
 
 

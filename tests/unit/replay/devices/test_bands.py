@@ -10,9 +10,9 @@ from dpro.replay.devices.bands import COMMON, UNKNOWN, bands_of, sum_of
 
 def test_bands_hold_the_share_of_what_was_missed_in_each_band():
     chance = np.random.default_rng(4)
-    said = np.repeat([10.0, 50.0, 500.0], 4000)
-    measured = said * np.exp(chance.normal(0, np.repeat([0.2, 0.1, 0.02], 4000)))
-    low, high = bands_of(said, measured).interval(said)
+    predicted = np.repeat([10.0, 50.0, 500.0], 4000)
+    measured = predicted * np.exp(chance.normal(0, np.repeat([0.2, 0.1, 0.02], 4000)))
+    low, high = bands_of(predicted, measured).interval(predicted)
     inside = (low <= measured) & (measured <= high)
     for band in np.split(inside, 3):
         assert band.mean() == pytest.approx(0.8, abs=0.01)

@@ -82,8 +82,8 @@ def test_a_table_says_its_own_shapes_and_its_trees_those_between(tables):
     assert exact["method"].unique().to_list() == ["table"]
     assert exact["us"].to_numpy() == pytest.approx(table.us)
     between = matmuls("bf16", 512, 1024 * np.array([2.5, 5.5, 7.5]), 4096)
-    said = estimate(between, "H100", sources)
-    assert said["method"].to_list() == ["trees"] * 3
+    predicted = estimate(between, "H100", sources)
+    assert predicted["method"].to_list() == ["trees"] * 3
     beyond = estimate(matmuls("bf16", 64, 1 << 17, 4096), "H100", sources)
     assert beyond["method"].to_list() == ["fitted"]
 
@@ -93,9 +93,9 @@ def test_trees_know_of_shapes_that_were_kept_out_what_the_formula_does_not(table
     out = kept_out(table, 1)
     known = learn(table.rows(~out))
     rest = table.rows(out)
-    said = estimate(rest.operations, "H100", Sources(learned=[known]))["us"].to_numpy()
+    predicted = estimate(rest.operations, "H100", Sources(learned=[known]))["us"].to_numpy()
     formula = formula_us(known.numbers.numbers, sizes_of(rest.operations), GPUS["H100"], "bf16")
-    assert np.median(abs(said / rest.us - 1)) < 0.5 * np.median(abs(formula / rest.us - 1))
+    assert np.median(abs(predicted / rest.us - 1)) < 0.5 * np.median(abs(formula / rest.us - 1))
 
 
 def test_half_of_what_a_method_misses_elsewhere_goes_along():
@@ -110,9 +110,9 @@ def test_tables_of_both_devices_come_before_the_formula(tmp_path):
     operations, h100 = _table_file(tmp_path)
     _, a100 = _table_file(tmp_path, "a100_sxm", factor=1.5)
     given = Given("H100", operations, 1.21 * h100)
-    said = estimate(operations, "A100-SXM4-80GB", Sources(read_tables(tmp_path)), given)
-    assert said["method"].unique().to_list() == ["measured x table"]
-    assert said["us"].to_numpy() == pytest.approx(1.1 * a100)
+    predicted = estimate(operations, "A100-SXM4-80GB", Sources(read_tables(tmp_path)), given)
+    assert predicted["method"].unique().to_list() == ["measured x table"]
+    assert predicted["us"].to_numpy() == pytest.approx(1.1 * a100)
 
 
 def test_a_product_in_fp8_is_said_from_the_same_one_in_bf16():

@@ -53,9 +53,9 @@ def test_between_two_sizes_a_curve_stays_within_their_times(measured, share):
     powers = np.array(sorted(measured), np.float64)
     times = np.array([measured[at] for at in sorted(measured)])
     between = 2 ** (powers[:-1] + share * np.diff(powers))
-    said = fit_curve(2**powers, times).time_ns(between)
-    assert (said >= np.minimum(times[:-1], times[1:]) * (1 - 1e-9)).all()
-    assert (said <= np.maximum(times[:-1], times[1:]) * (1 + 1e-9)).all()
+    predicted = fit_curve(2**powers, times).time_ns(between)
+    assert (predicted >= np.minimum(times[:-1], times[1:]) * (1 - 1e-9)).all()
+    assert (predicted <= np.maximum(times[:-1], times[1:]) * (1 + 1e-9)).all()
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**9), st.floats(1, 1e9)), min_size=3, max_size=30), st.randoms())

@@ -48,10 +48,10 @@ def _table(tmp_path, *parts):
 
 def test_what_was_measured_is_said_with_an_interval_around_it(tmp_path):
     table = _table(tmp_path, _rows("h100_sxm", "alltoall", 4))
-    said = estimate(table, Group("all_to_all", 4, 1, "h100_sxm", "nccl", "2.27"), AT)
-    assert said.time_ns == pytest.approx(10_000 + AT / 100, rel=0.01)
-    assert (said.low_ns < said.time_ns).all()
-    assert (said.time_ns < said.high_ns).all()
+    predicted = estimate(table, Group("all_to_all", 4, 1, "h100_sxm", "nccl", "2.27"), AT)
+    assert predicted.time_ns == pytest.approx(10_000 + AT / 100, rel=0.01)
+    assert (predicted.low_ns < predicted.time_ns).all()
+    assert (predicted.time_ns < predicted.high_ns).all()
 
 
 def test_csv_with_bandwidths_and_hosts_is_read(tmp_path):
@@ -84,9 +84,9 @@ def test_a_gpu_whose_other_curves_are_equal_stands_in(tmp_path):
     ]
     both = [_rows(device, *each) for each in others for device in ("h100_sxm", "h200_sxm")]
     table = _table(tmp_path, *both, _rows("h200_sxm", "all_reduce", 8, 5.0))
-    said = estimate(table, Group("all_reduce", 8, 1, "h100_sxm", "nccl", "2.27"), AT)
-    assert said.how == "a GPU with the same link"
-    assert said.time_ns == pytest.approx(5 * (10_000 + AT / 100), rel=0.01)
+    predicted = estimate(table, Group("all_reduce", 8, 1, "h100_sxm", "nccl", "2.27"), AT)
+    assert predicted.how == "a GPU with the same link"
+    assert predicted.time_ns == pytest.approx(5 * (10_000 + AT / 100), rel=0.01)
 
 
 def test_a_gpu_with_another_link_does_not_stand_in(tmp_path):
@@ -112,10 +112,10 @@ def test_more_hosts_have_an_interval_and_no_point(tmp_path):
     table = _table(
         tmp_path, _rows("h100_sxm", "all_reduce", 16, 1, 2), _rows("h100_sxm", "all_reduce", 32, 3.0, 4)
     )
-    said = estimate(table, Group("all_reduce", 64, 8, "h100_sxm", "nccl", "2.27"), AT)
-    assert said.time_ns is None
-    assert (said.low_ns <= 3 * (10_000 + AT / 100)).all()
-    assert (said.high_ns >= 9 * (10_000 + AT / 100)).all()
+    predicted = estimate(table, Group("all_reduce", 64, 8, "h100_sxm", "nccl", "2.27"), AT)
+    assert predicted.time_ns is None
+    assert (predicted.low_ns <= 3 * (10_000 + AT / 100)).all()
+    assert (predicted.high_ns >= 9 * (10_000 + AT / 100)).all()
     with pytest.raises(Unanswerable, match="between hosts"):
         estimate(table, Group("all_gather", 64, 8, "h100_sxm", "nccl", "2.27"), AT)
 

@@ -32,9 +32,9 @@ def moved(graph, edit: str) -> list[float]:
 def test_a_product_takes_what_the_interface_says_from_what_was_measured_here(tmp_path):
     graph = graph_of(matmuls(JOB[:1]), tmp_path / "r")
     one = products("bf16", 4096, 4096, 4096)
-    said = estimate(one, "A100-SXM4-80GB", given=Given("H100", one, np.array([200.0])))["us"][0]
-    assert moved(graph, "device:to=A100-SXM4-80GB") == pytest.approx([said], rel=0.02)
-    assert said > 300
+    predicted = estimate(one, "A100-SXM4-80GB", given=Given("H100", one, np.array([200.0])))["us"][0]
+    assert moved(graph, "device:to=A100-SXM4-80GB") == pytest.approx([predicted], rel=0.02)
+    assert predicted > 300
 
 
 def test_a_pointwise_kernel_gains_the_ratio_of_the_bandwidths_that_both_reach(tmp_path):
@@ -64,9 +64,9 @@ def test_the_host_takes_what_it_took_and_the_interval_surrounds_what_is_said(tmp
 def test_shares_of_kernel_time_are_reported_by_method(tmp_path):
     graph = graph_of(matmuls(JOB), tmp_path / "r")
     notes = parse_edit("device:to=B200").notes(graph)
-    assert notes[0] == "78% of kernel time is said by the class of the kernel, without shapes"
+    assert notes[0] == "78% of kernel time is predicted by the class of the kernel, without shapes"
     assert notes[1].startswith(
-        "22% of kernel time is said by what was measured here and the data sheet of a GPU"
+        "22% of kernel time is predicted by what was measured here and the data sheet of a GPU"
     )
 
 
