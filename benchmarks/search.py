@@ -31,7 +31,7 @@ from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.search import bounds_of, candidates, explore, goes_with, in_order
 
-FOLDER = Path(__file__).resolve().parents[2] / "shared" / "traces"
+TRACES = Path(os.environ.get("DPRO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))
 RUNS = (
     "multirank/torchrec_v100_2r_kjt",
     "multirank/torchrec_v100_4r_a2a_ar",
@@ -116,7 +116,7 @@ def main() -> int:
     """Measure runs, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", nargs="*", type=Path)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("DPRO_TRACES", FOLDER)))
+    parser.add_argument("--data", type=Path, default=TRACES)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     sources = options.runs or [options.data / name for name in RUNS if (options.data / name).exists()]

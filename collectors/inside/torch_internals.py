@@ -212,6 +212,23 @@ def is_fsdp_root(state: Any) -> bool:
     return bool(getattr(state, "_is_root", False))
 
 
+def fsdp_prefetches(state: Any) -> bool:
+    """Return whether the script chose what FSDP2 gathers early; False where that is not known."""
+    names = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
+    return any(getattr(state, name, None) for name in names)
+
+
+def gather_asynchronously(module: Any) -> None:
+    """Have FSDP2 gather without waiting; where it cannot be asked to, it goes on waiting.
+
+    Args:
+        module: an outermost module that FSDP2 has sharded.
+    """
+    gather = getattr(module, "_set_unshard_async_op", None)
+    if gather is not None:
+        gather(True)
+
+
 def fsdp_groups(state: Any) -> list[Any] | None:
     """Return the parameter groups of a state; None where it is not one of FSDP2."""
     groups = getattr(state, "_fsdp_param_groups", None)  # a list since PyTorch 2.12 or so

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 
+import polars as pl
 import pytest
 
 from benchmarks.speed.engine import training_graph
@@ -25,6 +26,7 @@ SAMPLE = str(ROOT / "sample_traces" / "slow_rank")
 TINY = {
     "accuracy.edges": [SAMPLE, "--json"],
     "accuracy.twins": ["--only", "straggler", "--rounds", "1", "--json"],
+    "curves": ["--data", ".", "--json"],
     "diagnosis": ["matrix", "--cases", "1", "--output", "out.json"],
     "diagnosis.dumps": ["--ranks", "16", "--entries", "20", "--rounds", "1", "--json"],
     "diagnosis.hangs": ["--cases", "1", "--ranks", "16", "--ring", "20", "--json"],
@@ -55,12 +57,18 @@ PARTS = (
     "diagnosis.matrix",
     "diagnosis.report",
     "diagnosis.rules",
+    "device_checks.figures",
+    "device_checks.models",
+    "device_checks.operators",
+    "device_checks.shipped",
 )
 UNTRIED = {
     "accuracy.whatif": "real jobs over limited links, which need root",
     "dashboard": "needs a browser",
+    "devices": "tests/unit/replay/devices/test_benchmark.py runs it on tables made there",
     "timeline": "needs a browser; test_timeline.py measures a tiny run with its parts",
     "diagnosis.hang_jobs": "seventeen real jobs; tests/integration/test_hang_jobs.py runs them",
+    "search": "minutes; tests/unit/replay/whatif/test_search.py compares with all pairs of a tiny job",
     "limited_link": "needs root and TUN devices",
     "watch.latency": "real jobs of minutes; tests/integration/test_watch_jobs.py runs them",
 }
@@ -97,6 +105,17 @@ def program(name: str) -> list[str]:
     return [sys.executable, str(file)] if file.is_file() else [sys.executable, "-m", f"benchmarks.{name}"]
 
 
+def collectives() -> pl.DataFrame:
+    """A measured table: all-reduces of a GPU with NVLink, on straight lines."""
+    rows = [(ranks, 1 << power) for ranks in (2, 4, 8) for power in range(10, 28)]
+    return pl.DataFrame(rows, ("gpus", "message_bytes"), orient="row").with_columns(
+        op=pl.lit("all_reduce"),
+        device=pl.lit("h100_sxm"),
+        library=pl.lit("nccl"),
+        latency_us=10 * pl.col("gpus").log(2) + pl.col("message_bytes") / 1e5,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_a_benchmark_runs(name, tmp_path):
@@ -106,6 +125,7 @@ def test_a_benchmark_runs(name, tmp_path):
         for at in range(100)
     ]
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    collectives().write_parquet(tmp_path / "collectives.parquet")
     done = subprocess.run(
         [*program(name), *TINY[name]],
         cwd=tmp_path,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...recorder import Recorder
-from ...torch_internals import fsdp_states, is_fsdp_root
+from ...torch_internals import fsdp_prefetches, fsdp_states, gather_asynchronously, is_fsdp_root
 from ..report import Report
 
 CODE = "fully_shard(layer), then layer.set_modules_to_forward_prefetch([next, …])"
@@ -37,7 +37,7 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
         inner = [module for module in order if not is_fsdp_root(states[module])]
         if len(inner) < 2:
             report.refuse(f"the job has no two modules that FSDP2 shards: in the script, {CODE}")
-        elif any(_is_set(states[module]) for module in inner):
+        elif any(fsdp_prefetches(states[module]) for module in inner):
             report.refuse("the script sets what FSDP2 prefetches itself")
         else:
             _prefetch(inner, states, **arguments)
@@ -52,15 +52,11 @@ def install(report: Report, recorder: Recorder, arguments: dict[str, Any]) -> No
     recorder.listen("step", on_step)
 
 
-def _is_set(state: Any) -> bool:
-    return bool(state._states_to_forward_prefetch or state._states_to_backward_prefetch)
-
-
 def _prefetch(modules: list[Any], states: dict[Any, Any], ahead: int, only: str = "") -> None:
     """Forward nothing is gathered early by default, backward one module is."""
     for module, state in states.items():
         if is_fsdp_root(state) and next(module.parameters()).device.type == "cpu":
-            module._set_unshard_async_op(True)
+            gather_asynchronously(module)
     for at, module in enumerate(modules):
         if only != "backward":
             module.set_modules_to_forward_prefetch(modules[at + 1 : at + 1 + ahead])

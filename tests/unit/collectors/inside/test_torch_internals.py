@@ -215,8 +215,18 @@ def test_first_bucket_has_the_size_that_pytorch_has():
 
 def test_module_without_a_name_of_its_compiled_call_is_compiled_by_its_own_method():
     compiled: list[str] = []
-    torch_internals.compile_call(SimpleNamespace(compile=lambda mode: compiled.append(mode)), "default")
+    torch_internals.compile_call(SimpleNamespace(compile=lambda mode: compiled.append(mode)), mode="default")
     assert compiled == ["default"]
+
+
+def test_fsdp_without_what_it_prefetches_is_not_known_to_prefetch_and_goes_on_waiting():
+    assert not torch_internals.fsdp_prefetches(SimpleNamespace())
+    assert not torch_internals.fsdp_prefetches(SimpleNamespace(_states_to_forward_prefetch=[]))
+    assert torch_internals.fsdp_prefetches(SimpleNamespace(_states_to_backward_prefetch=[1]))
+    torch_internals.gather_asynchronously(SimpleNamespace())
+    asked: list[bool] = []
+    torch_internals.gather_asynchronously(SimpleNamespace(_set_unshard_async_op=asked.append))
+    assert asked == [True]
 
 
 def test_no_other_module_reads_a_private_attribute_of_pytorch():

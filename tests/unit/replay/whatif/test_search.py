@@ -3,10 +3,11 @@ counts."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 
+from benchmarks.search import WITHIN_PCT, speedup
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
@@ -17,7 +18,7 @@ from dpro.replay.whatif.edits.training_loop import HideInput
 from dpro.replay.whatif.facts import MAX_RANKS, facts_of
 from dpro.replay.whatif.predict import BLOCKS, Prediction, Refusal, undominated
 from dpro.replay.whatif.registry import EDITS, parse_edit
-from dpro.replay.whatif.search import MIN_GAIN, bounds_of, candidates, explore, search
+from dpro.replay.whatif.search import MIN_GAIN, bounds_of, candidates, explore, goes_with, in_order, search
 from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
 from dpro.store import open_run
 from tests.builders import TinyRun
@@ -43,6 +44,18 @@ def test_edits_that_help_apart_are_tried_together_and_say_what_they_share(job):
     alone = {str(each.edits[0]): each.predicted_ns for each in predictions if len(each.edits) == 1}
     assert together[0].predicted_ns < min(alone["heal:rank=1"], alone["hide-input"])
     assert together[0].notes[0].startswith("together they save ")
+
+
+def test_search_finds_the_best_of_all_pairs_of_candidates(job):
+    graph, trust = job
+    facts = facts_of(graph)
+    bounds, _ = bounds_of(facts, candidates(facts)[0])
+    advice = [edit for edit in bounds if edit.is_advice]
+    pairs = [in_order(pair) for pair in combinations(advice, 2) if goes_with(pair[1], [pair[0]])]
+    best = max(speedup(facts, pair) for pair in [*pairs, *([edit] for edit in advice)])
+    found = max(speedup(facts, each.edits) for each in search(graph, trust)[0] if each.is_advice)
+    assert found >= best / (1 + WITHIN_PCT / 100)
+    assert best > 1.2
 
 
 def test_search_is_the_same_each_time(job):
