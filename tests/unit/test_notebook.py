@@ -77,7 +77,10 @@ def test_steps_and_ranks_are_selected_as_by_the_commands(run):
     analysis, edits = analyse(str(run.run.path)), [parse_edit("heal:rank=1")]
     found = what_if(analysis, edits, calibrate=as_tried, selection=parse_selection("1-2")).document
     assert healed["predicted_ms"] == found.predictions[0].predicted_ms
-    assert run.whatif(steps="1").height == run.whatif().height
+    searched = what_if(analysis, calibrate=as_tried, selection=parse_selection("1")).document
+    assert run.whatif(steps="1")["predicted_ms"].to_list() == [
+        each.predicted_ms for each in searched.predictions
+    ]
     with pytest.raises(UsageError, match="selects nothing"):
         run.select(steps="77")
     with pytest.raises(UsageError, match="selects nothing"):
