@@ -27,6 +27,8 @@ MAX_BOXES = 60
 _LISTED = 3  # operations of a box that are listed one by one
 _LABEL, _FACT = 24, 300  # characters of ranks in a label, and in facts
 _COLUMN_CHARACTERS = 150  # of a label, in all columns together
+_LONGEST_LINE = 32  # characters of a label
+_CHARACTER, _BETWEEN, _SIDES = 6.4, 14, 72  # pixels: of a character, between columns, of both margins
 _LONGEST_LABEL = 400  # characters: a group of a thousand ranks may be named by all of them
 _ROW, _LINE = 62, 14  # pixels of a box, of each further line of its label
 
@@ -172,7 +174,7 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
     """
     figure = go.Figure()
     columns = {box.x for box in chains.boxes}
-    room = max(_COLUMN_CHARACTERS // max(len(columns), 1), 12)
+    room = min(max(_COLUMN_CHARACTERS // max(len(columns), 1), 12), _LONGEST_LINE)
     labels = {box: wrapped_label(box.label, room) for box in chains.boxes}
     lines = max((label.count("<br>") + 1 for label in labels.values()), default=1)
     looks = (  # kind, at fault, what the legend says, symbol, colour
@@ -202,7 +204,9 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
     sides = (min(columns, default=0) - 0.6, max(columns, default=0) + 0.6)
     figure.update_xaxes(visible=False, range=list(sides))
     figure.update_yaxes(visible=False, range=[-tallest / 2 - 0.3, tallest / 2 + 0.3])
-    return figure.update_layout(hovermode="closest")
+    longest = max((len(line) for label in labels.values() for line in label.split("<br>")), default=0)
+    least = round((sides[1] - sides[0]) * (_CHARACTER * longest + _BETWEEN)) + _SIDES
+    return figure.update_layout(hovermode="closest", meta={"least_width": least})
 
 
 def wrapped_label(text: str, width: int) -> str:

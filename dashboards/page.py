@@ -20,6 +20,7 @@ from dash.exceptions import PreventUpdate
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
+from dpro.dashboards.theme import least_width
 from dpro.errors import DproError
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> Component:
         "plotlyServerURL": "",
         "toImageButtonOptions": {"format": "png", "scale": 2, "filename": f"dpro-{name}"},
     }
-    style = {"height": f"{figure.layout.height}px"}
+    style = {"height": f"{figure.layout.height}px", "minWidth": f"{least_width(figure)}px"}
     drawn = dcc.Graph(id=name, figure=figure, config=config, responsive=True, style=style)
     room = {} if zooms else {"minHeight": style["height"]}  # reserved while the browser loads Plotly
     return html.Div(drawn, style=room)

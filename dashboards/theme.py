@@ -12,6 +12,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from dpro.units import NS_PER_MS, NS_PER_US, duration_unit
+
 LIGHT, DARK = "light", "dark"
 THEMES = (LIGHT, DARK)
 FEW_TICKS = 20
@@ -88,12 +90,15 @@ def time_unit(largest_ms: float) -> tuple[float, str]:
         largest_ms: the largest value on it, ms.
 
     Returns:
-        How many ms the unit has, and its name: us, ms, s or min.
+        How many ms the unit has, and its name, us to h: the unit in which its largest value is written.
     """
-    for scale, name in ((120_000.0, "min"), (2_000.0, "s"), (0.5, "ms")):
-        if largest_ms >= scale:
-            return {"min": 60_000.0, "s": 1_000.0, "ms": 1.0}[name], name
-    return 0.001, "us"
+    name, ns = duration_unit(max(largest_ms * NS_PER_MS, NS_PER_US))
+    return ns / NS_PER_MS, name
+
+
+def least_width(figure: go.Figure) -> int:
+    """Return below how many pixels a figure scrolls instead of shrinking: its meta says, else 0."""
+    return int((figure.layout.meta or {}).get("least_width", 0))
 
 
 def dark_counterparts() -> dict[str, str]:

@@ -3,6 +3,17 @@
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
+NS_PER_MIN = 60 * NS_PER_S
+NS_PER_H = 60 * NS_PER_MIN
+
+# From how many ns on a duration is in this unit, its name, and how many ns it has; the largest first.
+_UNITS = (
+    (2 * NS_PER_H, "h", NS_PER_H),
+    (2 * NS_PER_MIN, "min", NS_PER_MIN),
+    (NS_PER_S, "s", NS_PER_S),
+    (NS_PER_MS, "ms", NS_PER_MS),
+    (NS_PER_US, "us", NS_PER_US),
+)
 
 
 def ms(ns: float) -> float:
@@ -15,13 +26,17 @@ def us(ns: float) -> float:
     return float(ns) / NS_PER_US
 
 
+def duration_unit(ns: float) -> tuple[str, int]:
+    """Return the unit that suits a duration, `ns` to `h`, and how many nanoseconds it has."""
+    rounded = abs(float(f"{ns:.3g}"))
+    return next(((name, scale) for least, name, scale in _UNITS if rounded >= least), ("ns", 1))
+
+
 def format_duration(ns: float) -> str:
-    """A duration with three significant digits in the unit that suits it: `12.3 ms`, `410 us`, `3,120 s`."""
-    rounded = float(f"{ns:.3g}")
-    for unit, scale in (("s", NS_PER_S), ("ms", NS_PER_MS), ("us", NS_PER_US)):
-        if abs(rounded) >= scale:
-            return f"{rounded / scale:,.10g} {unit}"
-    return f"{rounded:.0f} ns"
+    """A duration with three significant digits in the unit that suits it: `12.3 ms`, `410 us`, `52 min`."""
+    unit, scale = duration_unit(ns)
+    value = float(f"{ns / scale:.3g}")
+    return f"{value:.0f} ns" if scale == 1 else f"{value:,.10g} {unit}"
 
 
 def format_bytes(count: float) -> str:

@@ -75,7 +75,7 @@
 
   // A click on a bar selects its rank or step.
   function bar(click, figure) {
-    if (!click || !click.points.length) return;
+    if (!click || !click.points.length || !/^\d+$/.test(click.points[0].x)) return;
     go({ [`${figure.layout.meta.by}s`]: click.points[0].x, time: null });
   }
 

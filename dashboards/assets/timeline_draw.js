@@ -83,7 +83,7 @@
 
   T.duration = (ns) => {
     const size = Math.abs(ns);
-    const [unit, per] = size >= 60e9 ? ["min", 60e9] : size >= 1e9 ? ["s", 1e9] : size >= 1e6 ? ["ms", 1e6]
+    const [unit, per] = size >= 120e9 ? ["min", 60e9] : size >= 1e9 ? ["s", 1e9] : size >= 1e6 ? ["ms", 1e6]
       : size >= 1e3 ? ["us", 1e3] : ["ns", 1];
     return `${per === 1 ? Math.round(ns) : (ns / per).toPrecision(4)} ${unit}`;
   };

@@ -25,7 +25,7 @@ from dpro.analysis.report import RunReport
 from dpro.dashboards.figures import Figures
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.server.guard import hash_of
-from dpro.dashboards.theme import css_name, css_variables, dark_counterparts
+from dpro.dashboards.theme import css_name, css_variables, dark_counterparts, least_width
 from dpro.errors import DproError
 from dpro.units import format_bytes, format_duration
 from dpro.words import printable
@@ -42,6 +42,7 @@ class Drawn(NamedTuple):
     title: str
     data: Markup
     height: int
+    least_width: int = 0
     said: str = ""
 
 
@@ -133,10 +134,10 @@ def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]])
         text = _json(figure)
         if len(text) > budget:
             size = format_bytes(len(text))
-            yield Drawn(title, Markup(), 0, f"left out: it takes {size}; `dpro dashboard` shows it")
+            yield Drawn(title, Markup(), 0, said=f"left out: it takes {size}; `dpro dashboard` shows it")
             continue
         budget -= len(text)
-        yield Drawn(title, text, int(figure.layout.height))
+        yield Drawn(title, text, int(figure.layout.height), least_width(figure))
 
 
 def _json(figure: go.Figure) -> Markup:

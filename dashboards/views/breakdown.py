@@ -25,9 +25,12 @@ from dpro.units import NS_PER_MS, format_duration
 
 NAME = "breakdown"
 _NONE = "No step of this selection was recorded in depth."
+UNMARKED = "no steps marked: all of the window"
 FEW_BARS = 16  # more bars than these have no room for their values
 MIN_NAMED = 4  # percent of a bar: smaller parts have no room for a label
-_HEADROOM = 1.1  # of the axis, above the longest step
+FEW_LEVEL = 5  # on a phone, more bars than these have room for the whole only if it is written upright
+_HEADROOM, _UPRIGHT = 1.1, 1.35  # of the axis, above the longest step
+_TOP = 52  # pixels, for the legend below the buttons of the figure
 _GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
@@ -69,8 +72,8 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
     figure = go.Figure()
     longest_ms = max(longest_ms, float(parts["duration_ms"].to_numpy().max()))
     scale, unit = time_unit(longest_ms)
-    places = parts[by].cast(pl.String)
-    few = parts.height <= FEW_BARS
+    places = parts[by].cast(pl.String).replace("-1", UNMARKED)
+    few, narrow = parts.height <= FEW_BARS, parts.height > FEW_LEVEL
     for column, title in PARTS.items():
         if not (parts[column] > 0).any():
             continue
@@ -95,14 +98,16 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
         )
     for place, whole in enumerate(parts["duration_ms"]) if few else ():  # a category is given by its place
         text = format_duration(whole * NS_PER_MS)
-        figure.add_annotation(x=place, y=whole / scale, text=text, yshift=8, showarrow=False)
+        upright: Any = {"textangle": -90, "yanchor": "bottom", "yshift": 2} if narrow else {"yshift": 8}
+        figure.add_annotation(x=place, y=whole / scale, text=text, showarrow=False, **upright)
     figure.update_xaxes(title_text=by, type="category", showgrid=False)
     figure.update_yaxes(
-        title_text=f"mean step in deep windows, {unit}", range=[0, _HEADROOM * longest_ms / scale]
+        title_text=f"mean step in deep windows, {unit}",
+        range=[0, (_UPRIGHT if few and narrow else _HEADROOM) * longest_ms / scale],
     )
     styled(figure, theme, height=340)
     gap = max(_GAP, 1 - _WIDEST * parts.height)
-    figure.update_layout(legend_traceorder="normal", meta={"by": by}, hovermode="closest")
+    figure.update_layout(legend_traceorder="normal", meta={"by": by}, hovermode="closest", margin_t=_TOP)
     figure.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
     return figure.update_layout(barmode="stack", bargap=gap)
 

@@ -263,7 +263,7 @@ def _verdict(loaded: Loaded, _link: Link) -> Any:
 def _finding(finding: Finding, workers: pl.DataFrame) -> list[Component]:
     said = f"{finding.class_}: {verdict_in_words(finding)}"
     return [
-        html.P([said, html.Span(f" confidence {finding.confidence:.2f}")], className="health bad"),
+        html.P([said, html.Span(f"; confidence {finding.confidence:.2f}")], className="health bad"),
         html.Ul([html.Li(line) for line in finding.evidence]),
         html.P(f"Do: {advice_in_words(finding, workers)}", className="note"),
     ]

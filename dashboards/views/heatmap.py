@@ -95,7 +95,7 @@ def heat_info(loaded: Loaded, metric: str = "step") -> pl.DataFrame:
 def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
     """Draw a heatmap of recorded steps; of many steps each column is a stretch and shows its largest value.
 
-    Where several ranks recorded a step, the colour is the deviation from their median, else the value.
+    Where ranks differ in a step, the colour is the deviation from their median, else the value.
 
     Args:
         values: as from `heat_info`.
@@ -111,8 +111,9 @@ def heat_figure(values: pl.DataFrame, title: str, link: Link) -> go.Figure:
     cells = np.full((ranks.size, firsts.size), -np.inf)
     np.maximum.at(cells, (row, place // every), values["value_ms"].to_numpy() / scale)
     cells[np.isinf(cells)] = np.nan
-    compared = ranks.size > 1
-    colours = cells - np.nanmedian(cells, axis=0) if compared else cells
+    beside = cells - np.nanmedian(cells, axis=0)
+    compared = ranks.size > 1 and float(np.nanmax(np.abs(beside), initial=0.0)) > 0
+    colours = beside if compared else cells
     names = [str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts)]
     finer, fine = (
         time_unit(float(np.nanmax(np.abs(colours), initial=0.0)) * scale) if compared else (scale, unit)

@@ -309,9 +309,9 @@ def _too_many(ranks: int) -> str:
 def _hosts(loaded: Loaded, link: Link) -> Shown:
     between = _between(loaded, link)
     names = pl.concat([between["source_host"], between["target_host"]]).unique().sort().to_list()
-    if between.is_empty():
-        return _NO_PAIRS
     if len(names) < 2:
+        if _pairs_of(loaded, link).is_empty():
+            return _NO_PAIRS
         return "The pairs of this selection are on one host, or their hosts are not known."
     metric = _metric(link, [name for name in ("ratio", "time") if between[METRICS[name].column].count()])
     cells = between.select("source_host", "target_host", METRICS[metric].column).rows()

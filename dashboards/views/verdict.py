@@ -192,6 +192,8 @@ def _gains(loaded: Loaded, link: Link) -> Any:
     ]
     folded = [html.Summary(f"{len(within)} more of ×1.00, or within the noise of the steps"), html.Ul(within)]
     note = f"The mean step in deep windows takes {format_duration(loaded.baseline_ns)} (replayed)."
+    if any(row.speedup > 1 and row.predicted_ns > loaded.baseline_ns for row in helpful.rows[:BEST]):
+        note += " A speed-up is of samples per second: a longer step may work on more of them."
     doubtful = [message(loaded.trust.verdict)] if loaded.trust.grade == "poor" else []
     more = [html.Details(folded)] if within else []
     return [*doubtful, *drawn, *more, html.P(note, className="note"), csv_link(NAME, "gains", link)]

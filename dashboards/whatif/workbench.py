@@ -14,6 +14,7 @@ import polars as pl
 from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
+from dpro.analysis.gains import stands_out
 from dpro.analysis.summary import gain_info
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
@@ -253,6 +254,21 @@ def _interval(row: Mapping[str, Any], side: str) -> str:
 def _ranked(loaded: Loaded, link: Link) -> Any:
     predictions, widened = loaded.as_tried(loaded.search[0])
     refused = loaded.search[1]
+    clear = [each for each in predictions if stands_out(each)]
+    within = [each for each in predictions if not stands_out(each)]
+    refusals = [html.Li([html.Code(each.edit), ": ", each.reason]) for each in refused]
+    summary = html.Summary(f"{len(within)} more of ×1.00, or within the noise of the steps")
+    return [
+        _edits(clear, link) if clear else message("Nothing that was tried beats the noise of the steps."),
+        *([html.Details([summary, _edits(within, link)])] if within else []),
+        html.Ul([html.Li(line) for line in widened], className="unknown"),
+        html.Details([html.Summary(f"{len(refused)} not answered"), html.Ul(refusals, className="unknown")]),
+        csv_link(NAME, "ranked", link),
+    ]
+
+
+def _edits(predictions: Sequence[Prediction], link: Link) -> Component:
+    """Return a table of predictions whose links choose their edits."""
     rows = [
         [
             dcc.Link(row["what"], href=link.with_own(edit=row["edit"]), className="name"),
@@ -263,13 +279,7 @@ def _ranked(loaded: Loaded, link: Link) -> Any:
         ]
         for row in gain_info(predictions).iter_rows(named=True)
     ]
-    refusals = [html.Li([html.Code(each.edit), ": ", each.reason]) for each in refused]
-    return [
-        table(["if", "speed-up", "step", "interval", "proof"], rows),
-        html.Ul([html.Li(line) for line in widened], className="unknown"),
-        html.Details([html.Summary(f"{len(refused)} not answered"), html.Ul(refusals, className="unknown")]),
-        csv_link(NAME, "ranked", link),
-    ]
+    return table(["if", "speed-up", "step", "interval", "proof"], rows)
 
 
 def _layout() -> Component:

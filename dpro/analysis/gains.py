@@ -86,11 +86,16 @@ def what_helps(findings: Sequence[Finding], predictions: Sequence[Prediction], b
     fixes = [_fix(finding, advice, base_ns) for finding in findings if _has_cost(finding)]
     used = {row.edits for row in fixes if row.edits}
     others = [each for each in advice if tuple(map(str, each.edits)) not in used]
-    clear = [each.effect == "faster" and each.speedup >= WORTH_SHOWING for each in others]
+    clear = [stands_out(each) for each in others]
     shown, folded = (
         [_row(each) for each, is_clear in zip(others, clear) if is_clear is want] for want in (True, False)
     )
     return Gains([*fixes, *shown], folded)
+
+
+def stands_out(prediction: Prediction) -> bool:
+    """Whether an edit shortens the step by more than its noise, and by more than ×1.00."""
+    return prediction.effect == "faster" and prediction.speedup >= WORTH_SHOWING
 
 
 def _has_cost(finding: Finding) -> bool:

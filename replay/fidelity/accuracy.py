@@ -27,7 +27,7 @@ from dpro.replay.steps.durations import steps_of
 from dpro.replay.timeline import Timeline, extents_of, measured_step_times, replay, step_times
 from dpro.schema import STEPS
 from dpro.store import Manifest
-from dpro.units import NS_PER_MS, ms, us
+from dpro.units import NS_PER_MS, format_duration, ms
 
 # Beyond these a replay does not describe the job well enough to predict from.
 WORST_STEP_ERROR_PCT = 5.0
@@ -251,7 +251,7 @@ def _doubts(
     for percent, good, which in ((50, GOOD_START_MEDIAN, "half"), (95, GOOD_START_P95, "one in twenty")):
         if starts.get(percent, 0.0) > good * step_ns > 0:
             doubts.append(
-                f"{which} of the starts are off by {us(starts[percent]):,.0f} us or more, "
+                f"{which} of the starts are off by {format_duration(starts[percent])} or more, "
                 f"{starts[percent] / step_ns:.1%} of a step: where in a step time goes is known less well "
                 "than how long it takes"
             )

@@ -16,6 +16,7 @@ from dpro.cli.analysis import analyse
 from dpro.documents import plain
 from dpro.replay.alignment.match import Matching, match_collectives
 from dpro.schema import COLLECTIVES, SPANS
+from dpro.units import NS_PER_US, format_duration
 
 ROOT = Path(__file__).parents[2]
 TRACES = Path(os.environ.get("DPRO_TRACES", ROOT.parent / "shared" / "traces")) / "multirank"
@@ -48,9 +49,9 @@ def _missed(document: dict[str, Any]) -> list[str]:
     if document["error_pct"] > 1:
         missed.append(f"off by {document['error_pct']:.1f}%")
     if starts["p50"] > 0.002 * mean_step_us:
-        missed.append(f"half of the starts are off by {starts['p50']:,.0f} us")
+        missed.append(f"half of the starts are off by {format_duration(starts['p50'] * NS_PER_US)}")
     if starts["p95"] > 0.02 * mean_step_us:
-        missed.append(f"one in twenty of the starts are off by {starts['p95']:,.0f} us")
+        missed.append(f"one in twenty of the starts are off by {format_duration(starts['p95'] * NS_PER_US)}")
     if unexplained > 0.01:
         missed.append(f"explains {unexplained:.1%} of the time")
     return missed

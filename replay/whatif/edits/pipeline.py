@@ -205,7 +205,8 @@ class Pipeline(Edit):
 
     def describe(self) -> str:
         batches = f" with {self.micro_batches} micro-batches" if self.micro_batches else ""
-        return f"a {self.schedule} pipeline{batches}"
+        article = "an" if self.schedule == "interleaved" else "a"
+        return f"{article} {self.schedule} pipeline{batches}"
 
     def how(self) -> str:
         names = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe", "interleaved": "ScheduleInterleaved1F1B"}

@@ -19,7 +19,7 @@ from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.scope import calls_of, with_descendants
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, ranks_at, selection_of
 from dpro.replay.whatif.graph_ops.shards import why_needed
-from dpro.units import NS_PER_MS, NS_PER_US
+from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Replace(Edit):
         return graph.with_durations(lasting(graph, mask, self.us * NS_PER_US))
 
     def describe(self) -> str:
-        return f"{self.selection.describe()} takes {self.us:g} us each time"
+        return f"{self.selection.describe()} takes {format_duration(self.us * NS_PER_US)} each time"
 
     def how(self) -> str:
         return "put the other implementation in, whose time was measured by itself"

@@ -10,6 +10,7 @@ import pytest
 
 from dpro.analysis.summary import finding_info, health_info
 from dpro.dashboards.chains import MAX_BOXES, chain_figure, chain_info
+from dpro.dashboards.theme import least_width
 from dpro.dashboards.views.hang import rank_info, stack_info, standing_figure, standing_info
 from dpro.detect.hang.find import find_causes
 from dpro.schema import WORKERS, conform
@@ -89,7 +90,9 @@ def test_labels_are_whole_on_as_many_lines_as_they_take(stuck):
     name = "all_reduce #1, " + "tensor_model_parallel_group_" * 8
     boxes = tuple(replace(box, label=name) if box.kind == "operation" else box for box in chains.boxes)
     drawn = chain_figure(replace(chains, boxes=boxes), "light")
-    assert drawn.layout.height > chain_figure(chains, "light").layout.height
+    short = chain_figure(chains, "light")
+    assert drawn.layout.height > short.layout.height
+    assert least_width(drawn) > least_width(short) > 200  # a narrow page scrolls: labels do not overlap
     assert name.replace(" ", "") in _text(drawn.data[2].text)
     standing = standing_info(stuck.case()).with_columns(group=pl.lit(name) + pl.col("group"))
     figure = standing_figure(standing, "light")

@@ -9,7 +9,7 @@ import pytest
 from dpro.cli.run.dashboard import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.theme import time_unit
-from dpro.dashboards.views.breakdown import PARTS, part_figure, part_info
+from dpro.dashboards.views.breakdown import PARTS, UNMARKED, part_figure, part_info
 from dpro.dashboards.views.heatmap import COLUMNS, heat_figure, heat_info, metrics_of
 from tests.builders import gpu_job
 
@@ -53,6 +53,31 @@ def test_a_bar_is_labelled_with_a_plain_number():
     assert [each.text for each in figure.layout.annotations] == ["2 s"]
 
 
+def _bars(names, by):
+    parts = {"compute_ms": 20.0, "duration_ms": 20.0}
+    columns = {name: [parts.get(name, 0.0)] * len(names) for name in (*PARTS, "duration_ms")}
+    return part_figure(pl.DataFrame({by: names, **columns}), by, "light")
+
+
+def test_a_window_without_marked_steps_is_named_so():
+    assert list(_bars([-1], "step").data[0].x) == [UNMARKED]
+    assert list(_bars([7], "step").data[0].x) == ["7"]
+
+
+def test_the_lengths_of_many_bars_are_upright_so_that_they_do_not_overlap_on_a_phone():
+    level, upright = (_bars(list(range(count)), "rank") for count in (5, 8))
+    assert {each.textangle for each in level.layout.annotations} == {None}
+    assert {each.textangle for each in upright.layout.annotations} == {-90}
+    assert upright.layout.yaxis.range[1] > level.layout.yaxis.range[1]  # room for them above the bars
+
+
+def test_steps_that_all_ranks_take_as_long_are_coloured_by_their_length():
+    values = pl.DataFrame({"rank": [0, 1, 0, 1], "step": [5, 5, 6, 6], "value_ms": [20.0, 20.0, 30.0, 30.0]})
+    (heat,) = heat_figure(values, "step time", Link()).data
+    assert np.asarray(heat.z).tolist() == [[20, 30], [20, 30]]
+    assert heat.colorbar.title.text == "ms"
+
+
 def test_steps_that_were_not_recorded_take_no_room_and_one_slow_step_of_many_shows():
     steps = [*range(0, 5000), *range(9000, 12_000)]
     values = pl.DataFrame({"rank": 0, "step": steps, "value_ms": [1.0] * len(steps)})
@@ -84,11 +109,13 @@ def test_the_parts_are_of_what_is_selected(loaded):
 @pytest.mark.parametrize(
     ("largest_ms", "unit"),
     [
+        (0, (0.001, "us")),
         (0.4, (0.001, "us")),
-        (0.5, (1, "ms")),
-        (1999, (1, "ms")),
-        (2000, (1000, "s")),
+        (1, (1, "ms")),
+        (999, (1, "ms")),
+        (1340, (1000, "s")),
         (120_000, (60_000, "min")),
+        (7_200_000, (3_600_000, "h")),
     ],
 )
 def test_an_axis_of_times_has_the_unit_that_suits_its_largest(largest_ms, unit):

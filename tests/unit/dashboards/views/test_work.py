@@ -8,6 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dpro.analysis import gains
+from dpro.analysis.gains import stands_out
 from dpro.cli.run.dashboard import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
@@ -31,7 +33,7 @@ from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.trial.calibrate import as_tried
 from dpro.trial.ledger import Entry, Ratio, append
-from dpro.units import ms
+from dpro.units import ms, us
 from tests.builders import TinyRun, gpu_job
 from tests.pipelines import Job, written
 
@@ -132,10 +134,24 @@ def test_edits_are_those_of_the_link_one_a_line():
 def test_a_prediction_is_drawn_with_its_interval(loaded):
     prediction = prediction_info(loaded, [parse_edit("heal:rank=1")])
     base = ms(float(durations_of(loaded.baseline)["duration_ns"].mean()))
-    (bars,) = prediction_figure(base, prediction, "dark").data
-    assert bars.x[1] < bars.x[0] == base
-    assert bars.x[1] + bars.error_x.array[1] == pytest.approx(ms(prediction.high_ns))
-    assert bars.x[1] - bars.error_x.arrayminus[1] == pytest.approx(ms(prediction.low_ns))
+    (bars,) = prediction_figure(base, prediction, "dark").data  # in microseconds
+    assert bars.x[1] < bars.x[0] == 1000 * base
+    assert bars.x[1] + bars.error_x.array[1] == pytest.approx(us(prediction.high_ns))
+    assert bars.x[1] - bars.error_x.arrayminus[1] == pytest.approx(us(prediction.low_ns))
+
+
+def test_edits_that_do_not_stand_out_are_folded(loaded, monkeypatch):
+    predictions = loaded.as_tried(loaded.search[0])[0]
+    monkeypatch.setattr(gains, "WORTH_SHOWING", float(np.median([each.speedup for each in predictions])))
+    clear = [each.what() for each in predictions if stands_out(each)]
+    hidden = [each.what() for each in predictions if not stands_out(each)]
+    assert clear
+    assert hidden
+    shown, folded, *_ = VIEW.sections["whatif-ranked"](loaded, Link())
+    assert [row.children[0].children.children for row in shown.children[1].children] == clear
+    summary, rest = folded.children
+    assert summary.children.startswith(f"{len(hidden)} more of ×1.00")
+    assert [row.children[0].children.children for row in rest.children[1].children] == hidden
 
 
 def test_what_an_edit_takes_off_the_critical_path_shows(loaded):
