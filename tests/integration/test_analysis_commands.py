@@ -263,6 +263,16 @@ def test_replay_and_whatif_speak_of_the_same_steps(source, num_steps, request):
     assert whatif["baseline_ms"] == pytest.approx(total / num_steps, rel=1e-6)
 
 
+def test_each_heading_of_predictions_is_there_once(request):
+    # Recorded on the CPU, with bounds that gain for certain and bounds that may gain nothing.
+    printed = dpro("whatif", request.getfixturevalue("recorded")).stdout.splitlines()
+    headings = [
+        line for line in printed if line.lower().endswith(tuple(f"{each}:" for each in BLOCKS.values()))
+    ]
+    assert headings
+    assert len(headings) == len(set(headings))
+
+
 @pytest.mark.parametrize("source", ["imported", "recorded"])
 def test_predictions_come_proven_first_and_fastest_first_with_the_interval_around_them(source, request):
     predictions = one_object(answer("whatif", request.getfixturevalue(source)))["predictions"]

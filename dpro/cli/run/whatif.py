@@ -251,8 +251,12 @@ def _print_blocks(shown: Sequence[Prediction]) -> None:
 
     out = console()
     out.print("Throughput (samples per second) and the step:")
-    for (block, unclear), rows in groupby(shown, lambda row: (row.block, row.effect == "unclear")):
-        words = "may gain nothing; " if unclear and block != "bound" else ""
+
+    def heading(row: Prediction) -> tuple[str, bool]:
+        return row.block, row.effect == "unclear" and row.block != "bound"
+
+    for (block, unclear), rows in groupby(shown, heading):
+        words = "may gain nothing; " if unclear else ""
         out.print(f"{(words + BLOCKS[block]).capitalize()}:")
         for row in list(rows)[:ROWS]:
             low, high = map(row.speedup_at, (row.gain_low_ns, row.gain_high_ns))
