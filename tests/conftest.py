@@ -20,10 +20,15 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests try and keep, and processes that they start, goes into places of theirs, not the user's."""
+    """What tests try and keep, and processes that they start, goes into places of theirs, not the user's.
+
+    All workers share one cache: a real trace is imported once, and its graph built once.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("DPRO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("DPRO_CACHE", str(shared / "cache"))
         yield
 
 

@@ -18,7 +18,7 @@ from dpro.cli.run.dashboard import load, offer
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.server.serve import listen, new_token, way_in
 from dpro.dashboards.shown import Shown
-from dpro.ingest.importer import import_sources
+from dpro.opening import open_path
 from dpro.store import open_run
 from tests.browser import EVIL, complaints, evil_run, served, settle, wait
 
@@ -97,10 +97,8 @@ def test_a_rectangle_over_steps_and_ranks_is_what_all_views_show(browser, sample
 
 
 @pytest.mark.slow
-def test_every_view_fills_on_a_real_job_of_eight_gpus(browser, traces, tmp_path):
-    run = tmp_path / "run"
-    import_sources([traces / "multirank" / "nanogpt_h100_8r_rs_ag"], run)
-    with served(load(open_run(run))) as address:
+def test_every_view_fills_on_a_real_job_of_eight_gpus(browser, traces):
+    with served(load(open_path(traces / "multirank" / "nanogpt_h100_8r_rs_ag"))) as address:
         for view in VIEWS:
             browser.get(f"{address}?view={view.name}&theme=dark")
             settle(browser)
@@ -109,10 +107,8 @@ def test_every_view_fills_on_a_real_job_of_eight_gpus(browser, traces, tmp_path)
 
 
 @pytest.mark.slow
-def test_every_view_fills_on_dumps_of_a_job_that_hangs_and_the_chain_is_drawn(browser, traces, tmp_path):
-    run = tmp_path / "run"
-    import_sources([traces / "flight_recorder" / "lock_gil_1st"], run)
-    with served(load(open_run(run))) as address:
+def test_every_view_fills_on_dumps_of_a_job_that_hangs_and_the_chain_is_drawn(browser, traces):
+    with served(load(open_path(traces / "flight_recorder" / "lock_gil_1st"))) as address:
         for view in VIEWS:
             browser.get(f"{address}?view={view.name}")
             settle(browser)

@@ -21,6 +21,7 @@ from dpro.ingest.derived.steps import find_steps
 from dpro.ingest.importer import import_sources
 from dpro.ingest.kineto import read_trace
 from dpro.ingest.reading.files import Source
+from dpro.opening import open_path
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import open_run
 from tests.commands import dpro, in_own_process
@@ -60,11 +61,11 @@ def _plain_reading(path: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("folder", MULTIRANK)
-def test_tables_agree_with_a_plain_reading_of_the_files(folder, traces, tmp_path):
+def test_tables_agree_with_a_plain_reading_of_the_files(folder, traces):
     source = traces / "multirank" / folder
     ranks, world_size, steps = MULTIRANK[folder]
-    manifest = import_sources([source], tmp_path / "run")
-    run = open_run(tmp_path / "run")
+    run = open_path(source)
+    manifest = run.manifest
     spans, collectives = run.table(SPANS), run.table(COLLECTIVES)
     assert (manifest.ranks, manifest.world_size) == (list(range(ranks)), world_size)
     assert run.table(STEPS)["step"].n_unique() == steps
@@ -247,15 +248,15 @@ def test_an_interrupted_import_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def _info(path: Path, cache: Path) -> dict[str, Any]:
+def _info(path: Path, cache: Path | None = None) -> dict[str, Any]:
     done = dpro("info", path, "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 
-def test_info_says_what_a_run_holds_and_lacks(traces, tmp_path):
-    document = _info(traces / "multirank" / "param_dlrm_v100_8r", tmp_path)
+def test_info_says_what_a_run_holds_and_lacks(traces):
+    document = _info(traces / "multirank" / "param_dlrm_v100_8r")
     assert document["steps"] == 1
     assert document["gpus"] == ["Tesla V100-SXM2-32GB"]
     coverage = document["coverage"]

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dpro.ingest.importer import import_sources
+from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import changed_step_times, replay, step_ends
 from dpro.replay.whatif.registry import parse_edit
-from dpro.store import open_run
 
 TEN_TIMES, HALF = "scale:kind=kernel,factor=0.1", "scale:kind=kernel,factor=0.5"
 NO_HOST = ["no-launch", *(f"scale:kind={kind},factor=0" for kind in ("cpu", "host", "runtime"))]
@@ -20,16 +19,14 @@ GPU_BOUND = "nccl_meta/nanogpt_h100_current_rank0of8.json.gz"
 
 
 @pytest.fixture(scope="module")
-def graph_of(traces, tmp_path_factory):
+def graph_of(traces):
     built: dict[str, Graph] = {}
 
     def graph(name: str) -> Graph:
         if not (traces / name).exists():
             pytest.skip(f"no {name} among the real traces")
         if name not in built:
-            run = tmp_path_factory.mktemp("run") / "run"
-            import_sources([traces / name], run)
-            built[name] = build_graph(open_run(run)).graph
+            built[name] = build_graph(open_path(traces / name)).graph
         return built[name]
 
     return graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from functools import cached_property
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.ingest.importer import import_sources
+from dpro.opening import open_path
 from dpro.replay.alignment.align import align
 from dpro.replay.alignment.clocks import ClockLine
 from dpro.replay.alignment.match import Matching, match_collectives
@@ -69,22 +70,21 @@ class Job:
 class Jobs:
     """Real jobs by the name of their folder."""
 
-    def __init__(self, traces: Path, imports: Path) -> None:
-        self.traces, self.imports = traces / "multirank", imports
+    def __init__(self, traces: Path) -> None:
+        self.traces = traces / "multirank"
         self._jobs: dict[str, Job] = {}
 
     def __getitem__(self, name: str) -> Job:
         if name not in self._jobs:
             if not (self.traces / name).is_dir():
                 pytest.skip(f"no {name} among the real traces in {self.traces}")
-            import_sources([self.traces / name], self.imports / name)
-            self._jobs[name] = Job(open_run(self.imports / name))
+            self._jobs[name] = Job(open_path(self.traces / name))
         return self._jobs[name]
 
 
 @pytest.fixture(scope="session")
-def jobs(traces, tmp_path_factory) -> Jobs:
-    return Jobs(traces, tmp_path_factory.mktemp("imports"))
+def jobs(traces) -> Jobs:
+    return Jobs(traces)
 
 
 def _steps_ms(graph: Graph) -> np.ndarray:
@@ -501,7 +501,7 @@ def test_a_slower_rank_slows_all_others_through_the_rendezvous(jobs):
 
 
 def test_a_replay_whose_starts_were_mostly_taken_from_the_trace_is_not_believed(traces, tmp_path):
-    import_sources([traces / "pp_timeline" / "primus_pp8"], tmp_path / "run")
+    shutil.copytree(open_path(traces / "pp_timeline" / "primus_pp8").path, tmp_path / "run")
     for part in (tmp_path / "run" / SPANS.name).glob("*.parquet"):  # kernels that do not say what they are
         pl.read_parquet(part).with_columns(name=pl.lit("kernel")).write_parquet(part)
     run = open_run(tmp_path / "run")
@@ -513,9 +513,8 @@ def test_a_replay_whose_starts_were_mostly_taken_from_the_trace_is_not_believed(
     assert any("taken from the trace" in reason for reason in trust.reasons)
 
 
-def test_one_stage_of_a_pipeline_alone_is_not_believed(traces, tmp_path):
-    import_sources([traces / "pp_timeline" / "primus_pp8" / "pp_rank_5.json.gz"], tmp_path / "run")
-    run = open_run(tmp_path / "run")
+def test_one_stage_of_a_pipeline_alone_is_not_believed(traces):
+    run = open_path(traces / "pp_timeline" / "primus_pp8" / "pp_rank_5.json.gz")
     built = build_graph(run)
     trust = assess(built, replay(built.graph), run.manifest)
     assert not trust.answerable

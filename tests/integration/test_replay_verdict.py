@@ -30,10 +30,8 @@ def _folders() -> list[Path]:
 
 
 @pytest.fixture(scope="module", params=_folders(), ids=lambda folder: folder.name)
-def analysis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPRO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return analyse(str(request.param))
+def analysis(request: pytest.FixtureRequest) -> Analysis:
+    return analyse(str(request.param))
 
 
 def test_there_are_folders_to_look_at():

@@ -20,11 +20,11 @@ from tests.pipelines import Job, written
 MS = 1_000_000
 
 
-def _report(*arguments: str | Path, cache: Path) -> subprocess.CompletedProcess[str]:
+def _report(*arguments: str | Path, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
     return dpro("report", *arguments, cache=cache)
 
 
-def _report_json(*arguments: str | Path, cache: Path) -> dict[str, Any]:
+def _report_json(*arguments: str | Path, cache: Path | None = None) -> dict[str, Any]:
     done = _report(*arguments, "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -166,8 +166,8 @@ def test_compute_and_communication_agree_with_a_plain_reading_of_the_file(job, t
         assert found["duration_ms"] == pytest.approx(mark["dur"] / 1000, rel=1e-3)
 
 
-def test_the_rank_that_slept_is_host_bound_and_the_others_wait_for_it(traces, tmp_path):
-    steps = _report_json(traces / "multirank" / "torchrec_v100_4r_sleep1s_rank2", cache=tmp_path)["steps"]
+def test_the_rank_that_slept_is_host_bound_and_the_others_wait_for_it(traces):
+    steps = _report_json(traces / "multirank" / "torchrec_v100_4r_sleep1s_rank2")["steps"]
     frame = pl.DataFrame(steps).group_by("rank").mean().sort("rank")
     slept, others = frame.filter(pl.col("rank") == 2), frame.filter(pl.col("rank") != 2)
     assert slept["host_bound_ms"].item() > 10 * others["host_bound_ms"].max()

@@ -20,12 +20,11 @@ from dpro.detect.pipeline_slowdown import (
     typical_durations,
     without_launches,
 )
-from dpro.ingest.importer import import_sources
+from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import measured_step_times, replay, step_times
 from dpro.replay.whatif.registry import parse_edit
-from dpro.store import open_run
 from tests.pipelines import MS, Job, written
 
 NS_PER_S = 1e9
@@ -105,10 +104,9 @@ def test_ratios_of_a_small_job_are_those_worked_out_by_hand(tmp_path):
 class Published:
     """One of the published analyses, and dpro's of the same trace."""
 
-    def __init__(self, traces: Path, name: str, folder: Path) -> None:
+    def __init__(self, traces: Path, name: str) -> None:
         self.folder, self.name = traces / "straggler_parquet", name
-        import_sources([self.folder / f"trace-{name}.parquet"], folder / name)
-        self.graph = build_graph(open_run(folder / name)).graph
+        self.graph = build_graph(open_path(self.folder / f"trace-{name}.parquet")).graph
         self.slowdown: Slowdown = analyse_slowdown(self.graph)
         self.free = without_launches(self.graph)
         self.oracle: dict[str, Any] = json.loads((self.folder / "oracle.json").read_text())[name]
@@ -133,8 +131,8 @@ class Published:
 
 
 @pytest.fixture(scope="module", params=["AR", "ST"])
-def published(request, traces, tmp_path_factory) -> Published:
-    return Published(traces, request.param, tmp_path_factory.mktemp("published"))
+def published(request, traces) -> Published:
+    return Published(traces, request.param)
 
 
 def test_with_launch_delays_the_replay_is_what_was_measured(published):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -10,12 +11,12 @@ import pytest
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.notes import note_waiting
-from dpro.ingest.importer import import_sources
+from dpro.opening import open_path
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.timeline import replay
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS
-from dpro.store import open_run
+from dpro.store import Run, open_run
 from tests.unit.detect.jobs import found_in_graph
 
 MS = 1_000_000
@@ -23,13 +24,12 @@ SLEEPER = "torchrec_v100_4r_sleep1s_rank2"
 SHORT_SLEEPER = "torchrec_v100_4r_a2a_ar"
 
 
-def imported(traces: Path, job: str, folder: Path) -> Path:
-    import_sources([traces / "multirank" / job], folder / "run")
-    return folder / "run"
+def imported(traces: Path, job: str) -> Run:
+    return open_path(traces / "multirank" / job)
 
 
-def diagnosed(run: Path) -> list[Finding]:
-    return found_in_graph(build_graph(open_run(run)).graph)
+def diagnosed(run: Run) -> list[Finding]:
+    return found_in_graph(build_graph(run).graph)
 
 
 def shift_clock(run: Path, rank: int, by_ns: int) -> None:
@@ -47,32 +47,32 @@ def shift_clock(run: Path, rank: int, by_ns: int) -> None:
             pl.read_parquet(part).with_columns(moved).write_parquet(part)
 
 
-def test_the_rank_that_slept_is_the_only_one_named(traces, tmp_path):
-    (finding,) = diagnosed(imported(traces, SLEEPER, tmp_path))
+def test_the_rank_that_slept_is_the_only_one_named(traces):
+    (finding,) = diagnosed(imported(traces, SLEEPER))
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
     # It slept for about a second per step, around its all-to-alls.
     assert 0.8e9 < finding.cost_ns < 1.1e9
 
 
-def test_the_rank_whose_short_sleep_is_mostly_hidden_is_the_only_one_named(traces, tmp_path):
+def test_the_rank_whose_short_sleep_is_mostly_hidden_is_the_only_one_named(traces):
     # It sleeps 20 ms in the forward and 20 ms in the backward pass of each step. By the starts of the kernels
     # that follow, its GPU goes on 8.6 and 10.3 ms later than those of its peers in the last two steps.
-    (finding,) = diagnosed(imported(traces, SHORT_SLEEPER, tmp_path))
+    (finding,) = diagnosed(imported(traces, SHORT_SLEEPER))
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
     assert 4 * MS < finding.cost_ns < 11 * MS
     assert "_AlltoAllSingleBackward" in finding.evidence[0]
 
 
-def test_the_rank_that_is_always_last_is_named_though_the_backlog_hides_most_of_it(traces, tmp_path):
+def test_the_rank_that_is_always_last_is_named_though_the_backlog_hides_most_of_it(traces):
     # Its host sleeps some 20 ms in three places of each step. Healing it gains about 2.5% of the step.
-    (finding,) = diagnosed(imported(traces, "torchrec_v100_4r_opt4", tmp_path))
+    (finding,) = diagnosed(imported(traces, "torchrec_v100_4r_opt4"))
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
     assert 0.02 < finding.severity < 0.04
     assert "came last to 12 of 27 collectives" in finding.evidence[1]
 
 
-def test_which_rank_others_of_a_healthy_job_wait_for_is_a_note_with_the_reason(traces, tmp_path):
-    graph = build_graph(open_run(imported(traces, "nanogpt_h100_8r_rs_ag", tmp_path))).graph
+def test_which_rank_others_of_a_healthy_job_wait_for_is_a_note_with_the_reason(traces):
+    graph = build_graph(imported(traces, "nanogpt_h100_8r_rs_ag")).graph
     (note,) = note_waiting(Baseline(graph), [])
     assert "of it for rank 1; it comes last to 17 of 56" in note
     assert "they would then wait" in note
@@ -80,10 +80,12 @@ def test_which_rank_others_of_a_healthy_job_wait_for_is_a_note_with_the_reason(t
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_a_clock_five_milliseconds_ahead_changes_no_finding(rank, traces, tmp_path):
-    run = imported(traces, SLEEPER, tmp_path)
+    run = imported(traces, SLEEPER)
     (before,) = diagnosed(run)
-    shift_clock(run, rank, 5 * MS)
-    (after,) = diagnosed(run)
+    moved = tmp_path / "run"
+    shutil.copytree(run.path, moved)
+    shift_clock(moved, rank, 5 * MS)
+    (after,) = diagnosed(open_run(moved))
     assert (after.class_, after.component_id) == (before.class_, before.component_id)
     assert after.cost_ns == pytest.approx(before.cost_ns, rel=0.02)
 
@@ -97,12 +99,12 @@ def test_a_clock_five_milliseconds_ahead_changes_no_finding(rank, traces, tmp_pa
         "lightllm_h200_8r_deepep_cudagraph",
     ],
 )
-def test_jobs_without_a_known_fault_raise_nothing(job, traces, tmp_path):
-    assert diagnosed(imported(traces, job, tmp_path)) == []
+def test_jobs_without_a_known_fault_raise_nothing(job, traces):
+    assert diagnosed(imported(traces, job)) == []
 
 
-def test_two_ranks_of_many_cannot_be_diagnosed_and_the_reasons_say_why(traces, tmp_path):
-    run = open_run(imported(traces, "hta_a100_sampled_0_1_of_128", tmp_path))
+def test_two_ranks_of_many_cannot_be_diagnosed_and_the_reasons_say_why(traces):
+    run = imported(traces, "hta_a100_sampled_0_1_of_128")
     built = build_graph(run)
     trust = assess(built, replay(built.graph), run.manifest)
     assert not trust.answerable

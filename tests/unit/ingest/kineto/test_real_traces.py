@@ -12,6 +12,7 @@ import pytest
 
 from dpro.ingest.derived.repetition import repetitions
 from dpro.ingest.kineto import read_trace
+from dpro.ingest.trace import RankTrace
 
 
 def _large(name: str) -> Any:
@@ -55,19 +56,24 @@ def _events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def _plain(path: Path) -> list[dict[str, Any]]:
+def _plain(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Complete events with a time."""
-    return [event for event in _events(path) if event.get("ph") == "X" and "ts" in event and "dur" in event]
+    return [event for event in events if event.get("ph") == "X" and "ts" in event and "dur" in event]
 
 
 def _of(events: list[dict[str, Any]], *categories: str) -> list[dict[str, Any]]:
     return [event for event in events if str(event.get("cat")).lower() in categories]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_plain_reading_finds_the_same_work(name, traces):
-    trace = read_trace(traces / name, rank=0)
-    spans, events = trace.frames["spans"], _plain(traces / name)
+@pytest.fixture(scope="module", params=FILES)
+def read(request, traces) -> tuple[RankTrace, list[dict[str, Any]]]:
+    """What dpro reads of a file, and what a plain reading does."""
+    return read_trace(traces / request.param, rank=0), _events(traces / request.param)
+
+
+def test_a_plain_reading_finds_the_same_work(read):
+    trace, everything = read
+    spans, events = trace.frames["spans"], _plain(everything)
     for kind, categories in {
         "kernel": ("kernel",),
         "memcpy": ("gpu_memcpy", "memcpy"),
@@ -81,15 +87,14 @@ def test_a_plain_reading_finds_the_same_work(name, traces):
         total_us = sum(float(event["dur"]) for event in plain)
         assert mine["duration_ns"].sum() / 1000 == pytest.approx(total_us, abs=CLOSE_US * max(1, len(plain)))
         assert sorted(mine["name"]) == sorted(event["name"] for event in plain)
-    memory = [event["args"] for event in _events(traces / name) if event.get("name") == "[memory]"]
+    memory = [event["args"] for event in everything if event.get("name") == "[memory]"]
     untold = sum("Total Allocated" not in args for args in memory)
     assert trace.skipped == ({"memory events without totals": untold} if untold else {})
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_plain_reading_finds_the_same_communication_and_steps(name, traces):
-    trace = read_trace(traces / name, rank=0)
-    events = _plain(traces / name)
+def test_a_plain_reading_finds_the_same_communication_and_steps(read):
+    trace, everything = read
+    events = _plain(everything)
     communication = [event for event in _of(events, "kernel") if "nccl" in event["name"].lower()]
     ranges = [event for event in _of(events, "user_annotation") if event["name"].startswith("gloo:")]
     assert trace.frames["collectives"].height == len(communication) + len(ranges)

@@ -165,12 +165,11 @@ def test_what_one_rank_of_a_real_job_predicts_holds_what_all_of_them_do_within_i
     traces, tmp_path, name
 ):
     # The one rank that waits for all others takes their work for slow communication: its interval is wide.
-    from dpro.ingest.importer import import_sources
+    from dpro.opening import open_path
 
     if not (traces / "multirank" / name).is_dir():
         pytest.skip(f"no {name} among the real traces")
-    import_sources([traces / "multirank" / name], tmp_path / "run")
-    run = open_run(tmp_path / "run")
+    run = open_path(traces / "multirank" / name)
     of_all = [prediction.speedup for prediction in _predicted(run)]
     for rank in run.manifest.ranks:
         for step, alone in zip(of_all, _predicted(only(run, [rank], tmp_path / f"rank{rank}"))):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.ingest.importer import import_sources
+from dpro.opening import open_path
 from dpro.replay.pipeline.bubbles import pipeline_bubbles
 from dpro.schema import STEPS
 from dpro.selection import Selection
-from dpro.store import open_run
 from tests.builders import gpu_job
 from tests.pipelines import Job, written
 
@@ -48,9 +47,8 @@ def test_a_job_without_a_pipeline_has_no_bubble(tmp_path):
     assert pipeline_bubbles(gpu_job().write(tmp_path / "kernels")).is_empty()
 
 
-def test_the_last_stage_of_a_real_job_with_more_work_there_stands_still_least(traces, tmp_path):
-    import_sources([traces / "straggler_parquet" / "trace-ST.parquet"], tmp_path / "run")
-    found = pipeline_bubbles(open_run(tmp_path / "run"))
+def test_the_last_stage_of_a_real_job_with_more_work_there_stands_still_least(traces):
+    found = pipeline_bubbles(open_path(traces / "straggler_parquet" / "trace-ST.parquet"))
     shares = found["bubble_share"].to_list()
     assert len(shares) == 4
     assert min(shares) == shares[-1] > 0

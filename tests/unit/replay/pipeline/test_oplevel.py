@@ -194,12 +194,10 @@ def test_a_pipeline_timeline_hands_micro_batches_from_stage_to_stage(tmp_path):
     assert changed(graph, "scale:name=forward-compute,stage=0,factor=2") == [102] * 3
 
 
-def test_a_slower_stage_lengthens_the_step_of_a_real_pipeline_timeline(traces, tmp_path):
-    from dpro.ingest.importer import import_sources
-    from dpro.store import open_run
+def test_a_slower_stage_lengthens_the_step_of_a_real_pipeline_timeline(traces):
+    from dpro.opening import open_path
 
-    import_sources([traces / "pp_timeline" / "primus_pp8"], tmp_path / "run")
-    run = open_run(tmp_path / "run")
+    run = open_path(traces / "pp_timeline" / "primus_pp8")
     made = build_graph(run)
     trust = assess(made, replay(made.graph), run.manifest)
     assert trust.answerable
