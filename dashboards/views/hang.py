@@ -136,7 +136,7 @@ def standing_figure(standing: pl.DataFrame, theme: str) -> go.Figure:
         x=np.arange(len(ranks)), y=np.arange(len(rows)), z=np.minimum(behind, 1), zmin=0, zmax=1,
         showscale=False, colorscale=[[0, f"{calm}55"], [1, f"{worse}aa"]], xgap=1, ygap=1, customdata=facts,
         text=np.where(behind > 0, np.char.mod("%.0f", np.nan_to_num(behind)), ""),
-        texttemplate="%{text}" if len(ranks) <= FEW else "",
+        texttemplate="%{text}" if len(ranks) <= FEW else "", textfont={"color": colour("ink", theme)},
         hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
     )  # fmt: skip
     marks = (("waits_in", "waits here", "circle", "ink"), ("absent", "others wait for it here", "x", "bad"))

@@ -10,7 +10,7 @@ import pytest
 
 from dpro.analysis.summary import finding_info, health_info
 from dpro.dashboards.chains import MAX_BOXES, chain_figure, chain_info
-from dpro.dashboards.theme import least_width
+from dpro.dashboards.theme import colour, least_width
 from dpro.dashboards.views.hang import rank_info, stack_info, standing_figure, standing_info
 from dpro.detect.hang.find import find_causes
 from dpro.schema import WORKERS, conform
@@ -119,6 +119,7 @@ def test_who_is_behind_and_who_waits_where(stuck):
     assert rows["0-1-2", 0]["waits_in"].startswith("all_reduce #2")
     assert rows["2-3", 3]["absent"]
     heat, waiting, absent = standing_figure(standing, "dark").data
+    assert heat.textfont.color == colour("ink", "dark")
     assert heat.z.shape == (2, 4)
     assert len(waiting.x) == 3
     assert len(absent.x) == 2
