@@ -176,7 +176,7 @@ def token_curves(
             yield (column, *key), part.select("tokens", "time_ns")
 
 
-def tokens_said(train: pl.DataFrame, data: pl.DataFrame) -> list[float]:
+def tokens_predicted(train: pl.DataFrame, data: pl.DataFrame) -> list[float]:
     """Errors of token counts between those of the training curve of the same configuration."""
     errors: list[float] = []
     for (_, known), new in _pairs(train, data):
@@ -207,7 +207,7 @@ def tokens_left_out(frame: pl.DataFrame) -> list[float]:
     errors = []
     for fold in range(FOLDS):
         out = ranks % FOLDS == fold
-        errors += tokens_said(frame.filter(~out), frame.filter(out))
+        errors += tokens_predicted(frame.filter(~out), frame.filter(out))
     return errors
 
 
@@ -281,7 +281,7 @@ def checks(train: Path | None, data: Path) -> dict[str, dict[str, object]]:
             errors = (
                 tokens_left_out(own_rows)
                 if train is None
-                else tokens_said(pl.read_parquet(train / file), own_rows)
+                else tokens_predicted(pl.read_parquet(train / file), own_rows)
             )
             results[f"tokens_{name}"] = errors_result(errors, SIZES)
     return results

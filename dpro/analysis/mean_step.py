@@ -15,7 +15,7 @@ import polars as pl
 
 from dpro.documents import Part
 from dpro.errors import DproError, Unanswerable
-from dpro.replay.models.gpus import model_named
+from dpro.replay.models.gpus import common_model
 from dpro.replay.models.inputs import find_inputs
 from dpro.replay.models.mfu import Mfu, find_mfu
 from dpro.replay.pipeline.operations import consists_of_operations
@@ -256,8 +256,7 @@ def _mfu(analysis: Analysis, on_gpu: bool) -> tuple[Mfu | None, str]:
     gpus = analysis.run.manifest.gpus
     if not on_gpu:
         return None, "no GPU work"
-    models = {model_named(name) for name in gpus}
-    if len(models) != 1 or "" in models:
+    if not common_model(gpus):
         return (
             None,
             f"the peak of its GPUs is not known ({', '.join(sorted(set(gpus))) or 'model not recorded'})",

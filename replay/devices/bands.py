@@ -26,15 +26,15 @@ class Bands:
 
     quantiles: Floats
 
-    def interval(self, said_us: Floats, bias: float = 0.0) -> tuple[Floats, Floats]:
+    def interval(self, predicted_us: Floats, bias: float = 0.0) -> tuple[Floats, Floats]:
         """The ends of the interval of each statement.
 
         Args:
-            said_us: [N] microseconds.
+            predicted_us: [N] microseconds.
             bias: by how much a device as a whole may be off, in log, one way.
         """
-        low, high = self.quantiles[band_of(said_us)].T
-        return said_us * np.exp(low - bias), said_us * np.exp(high + bias)
+        low, high = self.quantiles[band_of(predicted_us)].T
+        return predicted_us * np.exp(low - bias), predicted_us * np.exp(high + bias)
 
 
 def band_of(us: Floats) -> Ints:
@@ -42,15 +42,15 @@ def band_of(us: Floats) -> Ints:
     return np.digitize(us, EDGES_US).astype(np.int64)
 
 
-def bands_of(said_us: Floats, measured_us: Floats, share: float = SHARE) -> Bands:
+def bands_of(predicted_us: Floats, measured_us: Floats, share: float = SHARE) -> Bands:
     """The bands of a method, from operations that it had not seen.
 
     Args:
-        said_us, measured_us: [N] microseconds.
+        predicted_us, measured_us: [N] microseconds.
         share: of what happens, that the intervals are meant to hold.
     """
-    misses = np.log(measured_us / said_us)
-    bands, tails = band_of(said_us), ((1 - share) / 2, (1 + share) / 2)
+    misses = np.log(measured_us / predicted_us)
+    bands, tails = band_of(predicted_us), ((1 - share) / 2, (1 + share) / 2)
     whole = np.quantile(misses, tails) if misses.size >= MIN_ROWS else np.array(UNKNOWN)
     own = [misses[bands == band] for band in range(len(EDGES_US) + 1)]
     return Bands(np.array([np.quantile(each, tails) if each.size >= MIN_ROWS else whole for each in own]))

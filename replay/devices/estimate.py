@@ -28,7 +28,7 @@ from dpro.arrays import Bools, Floats
 from dpro.errors import Unanswerable
 from dpro.replay.devices.bands import UNKNOWN_BANDS, Bands
 from dpro.replay.devices.coefficients import ANY, Key, Known, half_bands, shipped
-from dpro.replay.devices.learned import Learned, covers, said_us
+from dpro.replay.devices.learned import Learned, covers, predicted_us
 from dpro.replay.devices.tables import DeviceTable
 from dpro.replay.devices.tiles import formula_us, sizes_of
 from dpro.replay.models.gpus import GPUS, Gpu
@@ -75,7 +75,7 @@ class Given(NamedTuple):
     us: Floats
 
 
-class _Said(NamedTuple):
+class _Answer(NamedTuple):
     """[N] microseconds, NaN where a method does not answer; its bands, and the device's bias in log."""
 
     us: Floats
@@ -156,7 +156,7 @@ def _refused(height: int, reason: str) -> pl.DataFrame:
 
 def _scaled(
     operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources, given: Given | None
-) -> Iterator[_Said]:
+) -> Iterator[_Answer]:
     """What each method says, the best first; scaled by half of what it misses of the given."""
     if given is None:
         yield from _by_tables(operations, kind, dtype, device, sources)
@@ -176,9 +176,9 @@ def _scaled(
     yield _by_formula(operations, kind, dtype, device, sources)
 
 
-def _half(one: _Said, other_us: Floats, measured_us: Floats, bands: Bands) -> _Said:
+def _half(one: _Answer, other_us: Floats, measured_us: Floats, bands: Bands) -> _Answer:
     """What is predicted of one device, with half of the miss on the other."""
-    return _Said(one.us * (measured_us / other_us) ** HALF, bands, one.bias, f"measured x {one.method}")
+    return _Answer(one.us * (measured_us / other_us) ** HALF, bands, one.bias, f"measured x {one.method}")
 
 
 def _first(answers: Sequence[Floats]) -> Floats:
@@ -213,7 +213,7 @@ def _by_tables(
     device: str,
     sources: Sources,
     software: str = "",
-) -> Iterator[_Said]:
+) -> Iterator[_Answer]:
     """What tables of the device have, then what was learned from them; of one software, if it is named."""
 
     def fits(each: DeviceTable | Learned) -> bool:
@@ -223,10 +223,10 @@ def _by_tables(
     learned = {each.software: each for each in sources.learned if fits(each)}
     for table in filter(fits, sources.tables):
         known = learned.get(table.software)
-        yield _Said(_looked_up(table, operations), known.bands if known else UNKNOWN_BANDS, 0.0, "table")
+        yield _Answer(_looked_up(table, operations), known.bands if known else UNKNOWN_BANDS, 0.0, "table")
     for known in learned.values():
-        us = np.where(covers(known, operations), said_us(known, operations), np.nan)
-        yield _Said(us, known.bands, 0.0, "trees")
+        us = np.where(covers(known, operations), predicted_us(known, operations), np.nan)
+        yield _Answer(us, known.bands, 0.0, "trees")
 
 
 def _looked_up(table: DeviceTable, operations: pl.DataFrame) -> Floats:
@@ -240,7 +240,7 @@ def _looked_up(table: DeviceTable, operations: pl.DataFrame) -> Floats:
     return us
 
 
-def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources) -> _Said:
+def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources) -> _Answer:
     """What the ten numbers of the device say; else those of all devices; else those of another precision."""
     gpu = sources.sheets[device]
     known, method, extra = numbers_of(kind, dtype, device, sources.known)
@@ -248,7 +248,7 @@ def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, so
     moved = operations["read_bytes"] + operations["written_bytes"]
     most, most_moved = known.largest
     beyond: Bools = ((operations["operations"] > BEYOND * most) | (moved > BEYOND * most_moved)).to_numpy()
-    return _Said(np.where(beyond, np.nan, us), known.bands, float(np.hypot(known.bias, extra)), method)
+    return _Answer(np.where(beyond, np.nan, us), known.bands, float(np.hypot(known.bias, extra)), method)
 
 
 def numbers_of(kind: str, dtype: str, device: str, known: Mapping[Key, Known]) -> tuple[Known, str, float]:

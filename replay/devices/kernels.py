@@ -46,7 +46,7 @@ def on_another_device(kernels: pl.DataFrame, device: str, to: str, sources: Sour
     unique = rounded.select(by).unique(maintain_order=True).with_row_index("number")
     number = rounded.join(unique, on=by, how="left", maintain_order="left")["number"]
     parts = [
-        _SAY[str(kind)](rows, device, to, sources).with_columns(number=rows["number"])
+        _PREDICT[str(kind)](rows, device, to, sources).with_columns(number=rows["number"])
         for (kind,), rows in unique.partition_by("kind", as_dict=True).items()
     ]
     predicted = pl.concat(parts).sort("number")[number]
@@ -78,7 +78,7 @@ def _computes(rows: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.
     return pl.concat(parts).with_columns(row=pl.concat(order)).sort("row").drop("row")
 
 
-_SAY = {"product": _products, "moves": _moves, "computes": _computes}
+_PREDICT = {"product": _products, "moves": _moves, "computes": _computes}
 
 
 def _by_class(us: Floats, typical: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.DataFrame:

@@ -86,11 +86,11 @@ def learn(table: DeviceTable, start: Fit = ASSUMED) -> Learned:
         *(columns[:, :RANGED].min(0), columns[:, :RANGED].max(0), bands_of(np.ones(0), np.ones(0))),
     )
     others = table.rows(out)
-    bands = bands_of(said_us(known, others.operations), others.us)
+    bands = bands_of(predicted_us(known, others.operations), others.us)
     return Learned(**{**known.__dict__, "bands": bands})
 
 
-def said_us(known: Learned, operations: pl.DataFrame) -> Floats:
+def predicted_us(known: Learned, operations: pl.DataFrame) -> Floats:
     """[N] microseconds.
 
     Args:

@@ -161,14 +161,22 @@ def model_named(name: str) -> str:
     return max(found, key=len, default="")
 
 
+def common_model(names: Sequence[str]) -> str:
+    """The key of `GPUS` that all device names have; empty where one is not known, or they differ."""
+    models = {model_named(name) for name in names}
+    return models.pop() if len(models) == 1 else ""
+
+
 def gpu_named(names: Sequence[str]) -> Gpu:
     """The model of a run's GPUs, which must be one.
 
     Raises:
         Unanswerable: it is not known, or there are several.
     """
-    models = {model_named(name) for name in names}
-    if len(models) != 1 or models == {""}:
-        said = ", ".join(sorted(set(names))) or "no GPU"
-        raise Unanswerable(f"what the run's GPUs can do is not known ({said}): give speedup= of its matmuls")
-    return GPUS[models.pop()]
+    model = common_model(names)
+    if not model:
+        listed = ", ".join(sorted(set(names))) or "no GPU"
+        raise Unanswerable(
+            f"what the run's GPUs can do is not known ({listed}): give speedup= of its matmuls"
+        )
+    return GPUS[model]

@@ -19,7 +19,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.devices.estimate import Sources
 from dpro.replay.devices.kernels import SCHEMA, on_another_device, summed
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.models.gpus import GPUS, model_named
+from dpro.replay.models.gpus import GPUS, common_model, model_named
 from dpro.replay.models.roofline import MATMULS, product_of, stored_as
 from dpro.replay.whatif.edit import Edit, key
 from dpro.replay.whatif.edits.kernels import COMPUTES
@@ -162,13 +162,11 @@ def _on_ranks(graph: Graph, ranks: str) -> Bools:
 
 def _device_of(graph: Graph) -> str:
     names = graph.run.manifest.gpus if graph.run is not None else []
-    models = {model_named(name) for name in names}
-    if len(models) != 1 or models == {""}:
-        predicted = ", ".join(sorted(set(names))) or "no GPU"
-        raise Unanswerable(
-            f"which GPU the kernels ran on is not known ({predicted}): its data sheet is needed"
-        )
-    return models.pop()
+    model = common_model(names)
+    if not model:
+        listed = ", ".join(sorted(set(names))) or "no GPU"
+        raise Unanswerable(f"which GPU the kernels ran on is not known ({listed}): its data sheet is needed")
+    return model
 
 
 def _frame(graph: Graph, kernels: Bools) -> tuple[Ints, pl.DataFrame]:
