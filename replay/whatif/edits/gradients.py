@@ -1,9 +1,8 @@
 """Gradients of DDP: buckets of another size, in the order of the next forward pass, or compressed.
 
 With priorities gradients are cut into pieces, moved in the order in which the next forward pass uses them,
-and awaited by the layer that does, instead of by the whole next step. What compressing costs is counted in
-passes over the gradients, each of which takes what it took to copy them into their buckets. That a processor
-may be slow at sums in a format it does not know (fp16 on most CPUs) is not counted.
+and awaited by the layer that does, instead of by the whole next step. What compressing makes of a bucket says
+`choices/codecs.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.models.gradients import MB, first_uses
 from dpro.replay.models.link_costs import unknown_latencies
+from dpro.replay.whatif.choices.codecs import HALF, Codec, compressed
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.reduction import (
@@ -243,19 +243,6 @@ def by_priority(ready: Ints, urgency: Ints, takes: NDArray[np.float64]) -> list[
     return order
 
 
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-HALF = {"fp16": "float16", "bf16": "bfloat16"}
-INDEX_BYTES = 4
-MIN_COMPRESSION_RATE = 2  # PowerSGDState: a matrix is compressed if that saves so much
-
-# Passes over the gradients, one being 4 bytes read and 4 written per element: before and after the reduction.
-HALF_PASSES = (10 / 8, 6 / 8)  # read 4, write 2, divide 2 in place; read 2, write 4
-# Add the error, copy, orthogonalise, multiply; orthogonalise, multiply twice, subtract. A product with a
-# matrix of a few columns takes what 3 passes do, as measured on a CPU.
-POWERSGD_PASSES = (6.0, 8.0)
-TOPK_PASSES = (10.0, 2.0)  # select; scatter
-
-
 @dataclass(frozen=True)
 class Compress(Edit):
     """Gradients are compressed, bucket by bucket, before they are reduced."""
@@ -300,37 +287,9 @@ class Compress(Edit):
         if known.ratio < 1:
             raise Unanswerable("gradients are compressed already")
         plain = [buckets(known, each.closes) for each in known.passes]
-        wanted = [[self._compressed(known, bucket) for bucket in own] for own in plain]
+        codec = Codec(self.to, self.powersgd_rank, self.topk)
+        wanted = [[compressed(known, bucket, codec) for bucket in own] for own in plain]
         return with_reductions(known, wanted)
-
-    def _compressed(self, known: Reduced, plain: Reduction) -> Reduction:
-        dtype = known.message.dtype
-        item = ITEM_BYTES.get(dtype)
-        if item is None:
-            raise Unanswerable(f"gradients of type {dtype or 'unknown'} are not known to be compressed")
-        messages, passes = 1, HALF_PASSES
-        if self.to:
-            if item <= 2:
-                raise Unanswerable(f"gradients are {dtype} already")
-            size = plain.num_bytes * 2 // item
-        elif self.powersgd_rank is not None:
-            size = item * _low_rank(known.parameters.shapes[plain.first : plain.last + 1], self.powersgd_rank)
-            messages, passes = 3, POWERSGD_PASSES
-        else:
-            kept = plain.num_bytes / item * float(self.topk or 0.0)
-            # A rank gets k from each of n - 1 others; of a reduction of b bytes it gets 2 b (n - 1) / n.
-            size = round(kept * (item + INDEX_BYTES) * known.message.num_ranks / 2)
-            passes = TOPK_PASSES
-        copying = known.copy_ns_per_byte * plain.num_bytes
-        return Reduction(
-            plain.first,
-            plain.last,
-            max(size, 1),
-            float(known.line.moving_ns(size)),
-            messages * known.line.latency_ns + passes[1] * copying,
-            plain.call_ns + passes[0] * copying,
-            plain.called_after,
-        )
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """Operations and groups whose latency the run does not show."""
@@ -354,18 +313,3 @@ class Compress(Edit):
             return "a hook that gathers the largest gradients and keeps the others, as `dpro try` makes it"
         state = f"PowerSGDState(None, matrix_approximation_rank={self.powersgd_rank})"
         return f"model.register_comm_hook({state}, powerSGD_hook); look after accuracy"
-
-
-def _low_rank(shapes: tuple[tuple[int, ...], ...], rank: int) -> int:
-    """Elements that PowerSGD exchanges of tensors, seen as matrices; others go as they are."""
-    total = 0
-    for shape in shapes:
-        rows = shape[0] if shape else 1
-        columns = 1
-        for size in shape[1:]:
-            columns *= size
-        used = min(rows, columns, rank)
-        shrunk = (rows + columns) * used
-        small = shrunk * MIN_COMPRESSION_RATE < rows * columns
-        total += shrunk if small else rows * columns
-    return total

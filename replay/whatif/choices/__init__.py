@@ -1,0 +1,4 @@
+"""What is chosen bucket by bucket or module by module, within a budget of errors that the job itself showed.
+
+codecs      what a codec makes of a reduction of gradients, and what it costs
+"""
