@@ -258,6 +258,27 @@ BUCKETS = Table(
     ("rank", "module", "bucket"),
 )
 
+MODEL_CALLS = Table(
+    "model_calls",
+    "One of a few calls of a model in training that were met: the outermost module, and what it was given. "
+    "Elements are those before FSDP shards them, of the rank's part in tp.",
+    {
+        "rank": _RANK,
+        "time_ns": Column(pl.Int64, "When the rank was in it."),
+        "model": Column(pl.Int32, "Which model of the process, in the order in which they were met.", 0),
+        "name": Column(pl.String, "Its class.", ""),
+        "parameters": Column(pl.Int64, "Elements of its parameters; -1 unknown."),
+        "matrices": Column(pl.Int64, "Elements of weights with two dimensions, but for embeddings."),
+        "trained_matrices": Column(pl.Int64, "Those of them that get gradients."),
+        "tensors": Column(pl.Int64, "Elements of weights with more dimensions, as of convolutions."),
+        "experts": Column(pl.Boolean, "Whether modules of it are called experts.", False),
+        "shapes": Column(pl.List(pl.List(pl.Int64)), "Shapes of the tensors that it was given.", None),
+        "dtypes": Column(pl.List(pl.String), "Their element types.", None),
+        "source": Column(pl.String, "What the row was read from.", ""),
+    },
+    ("rank", "time_ns", "model"),
+)
+
 COUNTERS = Table(
     "counters",
     "One telemetry value: of a step or an interval that begins then, or sampled. A sampled value is a row if "
@@ -340,22 +361,11 @@ WORKERS = Table(
     ("rank",),
 )
 
-TABLES: Mapping[str, Table] = {
-    table.name: table
-    for table in (
-        SPANS,
-        COLLECTIVES,
-        SENDS,
-        PROCESS_GROUPS,
-        SYNCS,
-        DEPENDENCIES,
-        STEPS,
-        BUCKETS,
-        COUNTERS,
-        CLOCK_SAMPLES,
-        WORKERS,
-    )
-}
+_ALL = (
+    SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, BUCKETS, MODEL_CALLS, COUNTERS,
+    CLOCK_SAMPLES, WORKERS,
+)  # fmt: skip
+TABLES: Mapping[str, Table] = {table.name: table for table in _ALL}
 
 
 def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:

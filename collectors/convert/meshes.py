@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpro.collectors.inside.names import TENSOR_AXES
+
 AXES: Mapping[str, Sequence[str]] = {
     "dp": ("dp", "ddp", "fsdp", "data", "data_parallel", "dp_replicate", "dp_shard", "replicate", "shard"),
-    "tp": ("tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp"),
+    "tp": TENSOR_AXES,
     "pp": ("pp", "pipe", "pipeline", "pipeline_parallel", "stage"),
     "cp": ("cp", "context", "context_parallel", "sp", "seq", "sequence", "sequence_parallel", "ulysses"),
     "ep": ("ep", "expert", "expert_parallel"),

@@ -17,7 +17,7 @@ from dpro.collectors.convert import calls
 from dpro.collectors.convert.readers import Readers
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import NEVER_NS, message_rows, process_groups
-from dpro.collectors.convert.tables import RECORD_TABLES, buckets, frames_of
+from dpro.collectors.convert.tables import RECORD_TABLES, buckets, frames_of, model_calls
 from dpro.collectors.convert.windows.batches import convert_windows, first_window_ns
 from dpro.collectors.convert.windows.cost import window_costs
 from dpro.collectors.convert.windows.lost import sentences
@@ -25,6 +25,7 @@ from dpro.collectors.inside import records
 from dpro.schema import (
     BUCKETS,
     COLLECTIVES,
+    MODEL_CALLS,
     PROCESS_GROUPS,
     STEPS,
     TABLES,
@@ -71,6 +72,7 @@ def convert_process(
     for table in RECORD_TABLES:
         write_part(run, table, process.part, frames[table.name])
     write_part(run, BUCKETS, process.part, buckets(process))
+    write_part(run, MODEL_CALLS, process.part, model_calls(process))
     _keep_dumps(process, readers)
     convert_windows(run, process, readers, None)
     _convert_calls(run, process, frames)

@@ -1,6 +1,7 @@
 """From the records of a process to its rows of steps, counters, clock samples and workers.
 
-In: the records of a process and its facts. Out: frames of the tables `RECORD_TABLES`, and its buckets.
+In: the records of a process and its facts. Out: frames of the tables `RECORD_TABLES`, its buckets, and the
+calls of models that it met.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dpro.schema import (
     BUCKETS,
     CLOCK_SAMPLES,
     COUNTERS,
+    MODEL_CALLS,
     STEPS,
     WORKERS,
     conform,
@@ -110,6 +112,18 @@ def buckets(process: RecordedProcess) -> pl.DataFrame:
         for bucket, each in enumerate(module["buckets"])
     ]
     return pl.DataFrame(rows, schema={name: BUCKETS.dtypes[name] for name in BUCKETS.columns})
+
+
+def model_calls(process: RecordedProcess) -> pl.DataFrame:
+    """The calls of models that a process met, as rows of `model_calls`."""
+    path = process.folder / "model.json"
+    met = json.loads(path.read_text()) if path.is_file() else {"models": [], "calls": []}
+    rows = [
+        {"rank": process.rank, "source": SOURCE} | model | call
+        for call in met["calls"]
+        if (model := met["models"][call["model"]]) is not None
+    ]
+    return pl.DataFrame(rows, schema={name: MODEL_CALLS.dtypes[name] for name in MODEL_CALLS.columns})
 
 
 def _worker(process: RecordedProcess, recorded: Sequence[records.Record], status: int | None) -> pl.DataFrame:

@@ -23,7 +23,7 @@ from .names import IMPORTED
 from .patching import keep_compiler_out, patch, uncompiled
 from .process import exits, preemption, requests, stacks
 from .recorder import Recorder
-from .steps import aside, data, gpu_steps, host, inference, losses, naming
+from .steps import aside, data, gpu_steps, host, inference, losses, model_calls, naming
 from .windows import windows
 
 
@@ -47,8 +47,8 @@ def install(launch: str) -> None:
     # They are called in this order: what a step took is noted before what we do at its end, and
     # what a window found is saved before what ends with it.
     for probe in (
-        coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, inference, mesh, windows,
-        stalls, flight, buckets, wall, peers, exits, preemption, stacks,
+        coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, inference, model_calls,
+        mesh, windows, stalls, flight, buckets, wall, peers, exits, preemption, stacks,
     ):  # fmt: skip
         recorder.call(probe.install, recorder)
     _install_backward(recorder)

@@ -1,4 +1,4 @@
-"""Names of files that both the job and observers outside it use."""
+"""Names that both the job and observers outside it use: of files, and of axes of device meshes."""
 
 WANTED = "wanted.json"  # beside the folders of the launches: changes when an observer wants the latest calls
 IMPORTED = "imported"  # in the folder of a launch: some process of the job has imported torch
@@ -10,3 +10,4 @@ RAISED = "raised.json"  # the exception that ended a process
 FAILED = (
     "raised-"  # how names begin of the same, in the folder of the launch, of a process that had not trained
 )
+TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp")  # of meshes of devices

@@ -16,7 +16,7 @@ import polars as pl
 from dpro.analysis.cached import Cached, cached
 from dpro.errors import DproError
 from dpro.replay.construction.progress import Progress, ignore
-from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
+from dpro.schema import COLLECTIVES, COUNTERS, MODEL_CALLS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.units import NS_PER_MS
 
@@ -72,6 +72,11 @@ class Analysis(Cached):
     def counters(self) -> pl.DataFrame:
         """Table `counters`."""
         return self.run.table(COUNTERS)
+
+    @cached
+    def model_calls(self) -> pl.DataFrame:
+        """Table `model_calls`."""
+        return self.run.table(MODEL_CALLS)
 
     @cached
     def workers(self) -> pl.DataFrame:

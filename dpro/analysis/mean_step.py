@@ -16,8 +16,8 @@ import polars as pl
 from dpro.documents import Part
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.models.gpus import common_model
-from dpro.replay.models.inputs import find_inputs
-from dpro.replay.models.mfu import Mfu, find_mfu
+from dpro.replay.models.inputs import find_inputs, inputs_of_calls
+from dpro.replay.models.mfu import PARAMETERS, SHAPES, Mfu, find_mfu, operations_of_calls
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.steps.breakdown import IS_GPU, recorded_steps
 from dpro.replay.steps.typical import step_series
@@ -37,6 +37,11 @@ PARTS: Mapping[str, str] = {
 }
 MAX_COMPUTE = 0.5  # of the step: where compute is less, something else binds it
 MIN_BINDING = 0.25  # of the step that a part takes which binds it
+COUNTED = {  # what operations of matmuls are counted by -> what that means
+    SHAPES: "matmuls as executed",
+    PARAMETERS: "estimated: per weight and token 2 operations forward and 4 backward; attention and "
+    "recomputation are not counted",
+}
 GLYPHS = {  # part -> how a bar in text shows it
     "compute_ns": "█",
     "exposed_transfer_ns": "▓",
@@ -138,6 +143,8 @@ class MfuDocument(Part, frozen=True):
         dtype: precision of the peak: the one that matmuls spend most time in.
         peak_tflops: of one GPU, dense, 1e12 operations per second.
         tflop_per_step: 1e12 operations of matmuls of one rank in one step.
+        basis: what they are counted by: `shapes` of operators, as executed, or `parameters` of the model, six
+            per weight and token.
     """
 
     share: float
@@ -145,6 +152,7 @@ class MfuDocument(Part, frozen=True):
     dtype: str
     peak_tflops: float
     tflop_per_step: float
+    basis: str
 
 
 class MeanStepDocument(Part, frozen=True):
@@ -262,17 +270,21 @@ def _mfu(analysis: Analysis, on_gpu: bool) -> tuple[Mfu | None, str]:
             f"the peak of its GPUs is not known ({', '.join(sorted(set(gpus))) or 'model not recorded'})",
         )
     timed = analysis.spans.filter(pl.col("duration_ns") >= 0)
+    by_parameters, no_parameters = 0.0, ""
     try:
-        return find_mfu(timed, recorded_steps(timed, analysis.steps), gpus), ""
+        by_parameters = operations_of_calls(analysis.model_calls, analysis.counters)
+    except Unanswerable as error:
+        no_parameters = f"; by the model's parameters: {error}" * (not analysis.model_calls.is_empty())
+    try:
+        return find_mfu(timed, recorded_steps(timed, analysis.steps), gpus, by_parameters), ""
     except DproError as error:
-        return None, str(error)
+        return None, f"{error}{no_parameters}"
 
 
 def _rate(analysis: Analysis) -> tuple[Rate | None, str]:
     """Samples and tokens per second, or why they are not known: those of a step over the typical step."""
-    timed = analysis.spans.filter(pl.col("duration_ns") >= 0)
     try:
-        of_rank = find_inputs(timed, recorded_steps(timed, analysis.steps))
+        of_rank = _inputs(analysis)
     except DproError as error:
         return None, str(error)
     series = step_series(analysis.steps)
@@ -283,6 +295,21 @@ def _rate(analysis: Analysis) -> tuple[Rate | None, str]:
     return Rate(
         *(_of_replicas(analysis, of_rank, name) / series.typical_ns * NS_PER_S for name in Rate._fields)
     ), ""
+
+
+def _inputs(analysis: Analysis) -> pl.DataFrame:
+    """Samples and tokens per step of each rank, by shapes of operators; else by calls of the model.
+
+    Raises:
+        Unanswerable: neither says it.
+    """
+    timed = analysis.spans.filter(pl.col("duration_ns") >= 0)
+    try:
+        return find_inputs(timed, recorded_steps(timed, analysis.steps))
+    except Unanswerable:
+        if analysis.model_calls.is_empty():
+            raise
+        return inputs_of_calls(analysis.model_calls, analysis.counters)
 
 
 def _replicas_known(analysis: Analysis) -> bool:
@@ -358,7 +385,7 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
     )
     if mean.mfu is not None:
         peak = f"{mean.mfu.peak_tflops:,.0f} TFLOP/s dense {mean.mfu.dtype}, {mean.mfu.gpu}"
-        rows.append(("MFU", f"{mean.mfu.share:.1%} of {peak}; matmuls as executed"))
+        rows.append(("MFU", f"{mean.mfu.share:.1%} of {peak}; {COUNTED[mean.mfu.basis]}"))
     elif mean.gpu_busy is not None:
         rows.append(("MFU", f"not known: {mean.no_mfu}"))
     if mean.rate is not None:
@@ -388,6 +415,7 @@ def mean_step_document(analysis: Analysis) -> MeanStepDocument | None:
         dtype=mean.mfu.dtype,
         peak_tflops=mean.mfu.peak_tflops,
         tflop_per_step=mean.mfu.operations / 1e12,
+        basis=mean.mfu.basis,
     )
     return MeanStepDocument(
         duration_ms=round(ms(mean.duration_ns), 6),

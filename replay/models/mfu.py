@@ -1,9 +1,10 @@
 """Model FLOPs utilisation: operations of matmuls per second, as a share of what the GPUs can do.
 
-In: spans whose operators have shapes, and the time of their steps. Out: the share, with the precision and the
-peak that it is of; or why it is not known. Operations are those of matmuls and convolutions as executed
-(`roofline.matmul_of`): recomputed ones count, fused attention does not. The measure is that of Chowdhery et
-al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B, but for that.
+In: spans, and the time of their steps; calls of the model where operators have no shapes. Out: the share,
+with the precision and the peak that it is of; or why it is not known. By shapes, operations are those of
+matmuls and convolutions as executed (`roofline.matmul_of`): recomputed ones count, fused attention does not.
+By parameters they are six per weight and token: neither recomputation nor attention counts. The measure is
+that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B, but for that.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import polars as pl
 
 from dpro.errors import Unanswerable
 from dpro.replay.models.gpus import gpu_named, model_named
+from dpro.replay.models.inputs import inputs_of_calls
 from dpro.replay.models.roofline import MATMULS, matmul_of, stored_as
 
+SHAPES, PARAMETERS = "shapes", "parameters"  # what operations are counted by
+MAX_CONVOLUTIONS = 0.01  # of the weights: each of theirs works on many places of an image
 _MATMUL_KERNELS = r"(?i)gemm|nvjet|cutlass|Cijk|xmma|wgrad|dgrad|conv|matmul"
 
 
@@ -29,6 +33,7 @@ class Mfu(NamedTuple):
         dtype: element type in which most of the time of matmuls is spent.
         peak_tflops: of one GPU at that precision, dense, 1e12 operations per second.
         gpu: the model.
+        basis: what the operations are counted by: `shapes` of operators, or `parameters` of the model.
     """
 
     share: float
@@ -36,27 +41,64 @@ class Mfu(NamedTuple):
     dtype: str
     peak_tflops: float
     gpu: str
+    basis: str = SHAPES
 
 
-def find_mfu(spans: pl.DataFrame, stretches: pl.DataFrame, gpus: Sequence[str]) -> Mfu:
+def find_mfu(
+    spans: pl.DataFrame, stretches: pl.DataFrame, gpus: Sequence[str], by_parameters: float = 0.0
+) -> Mfu:
     """Compute the utilisation over the steps of deep windows.
 
     Args:
         spans: table `spans`.
         stretches: the steps in deep windows, as from `dpro.replay.steps.breakdown.recorded_steps`.
         gpus: names of the run's GPUs.
+        by_parameters: operations of one rank in one step as from `operations_of_calls`, 0 where not known:
+            taken where no matmul has shapes.
 
     Raises:
-        Unanswerable: no matmul has shapes, or the GPUs or the precision are not known.
+        Unanswerable: operations are not known, or the GPUs or the precision are not known.
     """
     gpu = gpu_named(gpus)
     dtype = _precision(spans, gpu.tflops)
-    operations = _operations(spans, stretches)
+    operations, basis = _operations(spans, stretches) / max(stretches.height, 1), SHAPES
+    if operations <= 0:
+        operations, basis = by_parameters, PARAMETERS
     if operations <= 0:
         raise Unanswerable("no shapes: record operators with their shapes (record_shapes=True)")
-    total_ns = float((stretches["end_ns"] - stretches["start_ns"]).sum())
-    share = operations / (total_ns * gpu.tflops[dtype] * 1e3)  # 1e12 operations per second are 1e3 per ns
-    return Mfu(share, operations / stretches.height, dtype, gpu.tflops[dtype], model_named(gpus[0]))
+    mean_ns = float((stretches["end_ns"] - stretches["start_ns"]).sum()) / stretches.height
+    share = operations / (mean_ns * gpu.tflops[dtype] * 1e3)  # 1e12 operations per second are 1e3 per ns
+    return Mfu(share, operations, dtype, gpu.tflops[dtype], model_named(gpus[0]), basis)
+
+
+def operations_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> float:
+    """Estimate the operations of one rank in one step by the parameters of its model; the mean of ranks.
+
+    Each weight is multiplied with each token, or sample where there are no tokens: 2 operations forward, 2
+    for the gradient of the input, and 2 for that of a weight that is trained (Kaplan et al., "Scaling Laws
+    for Neural Language Models", 2020, section 2.1). Embeddings, attention scores and recomputation are left
+    out.
+
+    Args:
+        calls: table `model_calls`.
+        counters: table `counters`.
+
+    Raises:
+        Unanswerable: the input is not known, or not each weight is multiplied with each token.
+    """
+    inputs = inputs_of_calls(calls, counters)
+    models = (
+        calls.filter(pl.col("parameters") != 0).unique("rank").with_columns(pl.col("rank").cast(pl.Int64))
+    )
+    if models["experts"].any():
+        raise Unanswerable("its modules are experts: how many tokens go through each is not known")
+    if (models["tensors"] > MAX_CONVOLUTIONS * models["matrices"]).any():
+        raise Unanswerable("it has convolutions, or weights of more than two dimensions")
+    if (models["parameters"] < 0).any() or (models["matrices"] <= 0).any():
+        raise Unanswerable("the sizes of its weights are not known")
+    rows = pl.when(pl.col("tokens") > 0).then("tokens").otherwise("samples")
+    per_row = 4 * pl.col("matrices") + 2 * pl.col("trained_matrices")
+    return float(models.join(inputs, on="rank").select((per_row * rows).mean()).item())
 
 
 def _operations(spans: pl.DataFrame, stretches: pl.DataFrame) -> float:

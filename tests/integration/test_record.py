@@ -10,9 +10,13 @@ import time
 import polars as pl
 import pytest
 
+from dpro.analysis.analysis import Analysis
+from dpro.analysis.mean_step import mean_step_of
 from dpro.collectors.launch.recording import wait_until_finished
 from dpro.errors import InputError
-from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
+from dpro.replay.models.inputs import inputs_of_calls
+from dpro.replay.models.mfu import operations_of_calls
+from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, MODEL_CALLS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from tests.commands import dpro
 from tests.jobs import (
@@ -664,3 +668,31 @@ def test_job_without_a_step_is_said_to_be_one_by_every_command(tmp_path, body, w
         done = dpro(*ask, run.path)
         said = (done.stdout + done.stderr).replace("\\_", "_")  # as Markdown has it
         assert words in " ".join(said.split()), ask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", ["net", "torch.compile(net, backend='eager')"])
+def test_what_model_is_trained_and_on_how_many_tokens_is_seen_from_outside(tmp_path, wrapped):
+    body = f"""
+    import time
+    from torch import nn
+    net = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 256), nn.Linear(256, 50))
+    model, update = {wrapped}, torch.optim.SGD(net.parameters(), lr=0.1)
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        for _ in range(2):  # micro-batches
+            tokens = torch.randint(50, (4, 512))
+            nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        update.step()
+    """
+    run, done = record(tmp_path, script(tmp_path, body))
+    assert done.returncode == 0, done.stderr
+    calls = run.table(MODEL_CALLS).filter(pl.col("parameters") > 0)
+    weights = 64 * 256 + 256 * 50
+    assert set(calls["matrices"]) == set(calls["trained_matrices"]) == {weights}
+    assert set(calls["parameters"]) == {50 * 64 + 64 * 256 + 256 + 256 * 50 + 50}
+    assert inputs_of_calls(calls, run.table(COUNTERS)).rows() == [(0, 8.0, 4096.0)]
+    assert operations_of_calls(calls, run.table(COUNTERS)) == 6 * weights * 4096
+    mean = mean_step_of(Analysis(run))
+    assert (mean.mfu, mean.no_mfu) == (None, "no GPU work")  # no peak is known of a CPU
+    assert mean.rate.tokens == pytest.approx(512 * mean.rate.samples)

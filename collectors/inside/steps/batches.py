@@ -15,25 +15,34 @@ _PLAIN = (str, bytes, int, float)
 
 
 def count_elements(batch: Any) -> int:
-    """How many elements the tensors of a batch have; 0 where it has none, or too many parts to look at.
-
-    Lists, tuples, dicts and the attributes of objects (batches of tokenizers and of graphs) are looked into.
-    """
-    total, parts, met = 0, [batch], {id(None)}
+    """How many elements the tensors of a batch have; 0 where it has none, or too many parts to look at."""
     try:
-        while parts:
-            part = parts.pop()
-            if isinstance(part, torch.Tensor):
-                total += int(part.numel())
-            elif id(part) not in met:
-                met.add(id(part))
-                held = _held(part)
-                if len(met) + len(parts) + len(held) > MAX_PARTS:
-                    return 0
-                parts.extend(held)
+        return sum(int(tensor.numel()) for tensor in tensors_in(batch))
     except Exception:  # whatever a class of the job's makes of being asked
         return 0
-    return total
+
+
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    """The tensors that a batch consists of, in order; none where it has too many parts to look at.
+
+    Lists, tuples, dicts and the attributes of objects (batches of tokenizers and of graphs) are looked into.
+
+    Raises:
+        Exception: whatever a class of the job's makes of being asked.
+    """
+    found: list[torch.Tensor] = []
+    parts, met = [batch], {id(None)}
+    while parts:
+        part = parts.pop()
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif id(part) not in met:
+            met.add(id(part))
+            held = _held(part)
+            if len(met) + len(parts) + len(held) > MAX_PARTS:
+                return []
+            parts.extend(reversed([*held]))
+    return found
 
 
 def _held(part: Any) -> Any:

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import weakref
-from types import FrameType
 from typing import Any
 
 from torch.nn import Module
@@ -25,6 +24,7 @@ from torch.nn import Module
 from ..patching import patch
 from ..recorder import Recorder
 from ..torch_internals import COMPILED_CALL, call_of, module_calls, sequence_number
+from .model_calls import outermost_call
 from .stepping import MODEL_CALL
 
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
@@ -123,12 +123,7 @@ def outermost_module() -> Any:
     """The model that some thread is in, the outermost of those within each other; None if there is none."""
     calls = module_calls()
     for frame in sys._current_frames().values():
-        found: FrameType | None = None
-        each: FrameType | None = frame
-        while each is not None:
-            if each.f_code in calls:
-                found = each
-            each = each.f_back
+        found = outermost_call(frame, calls)
         if found is not None:
             return found.f_locals.get("self")
     return None

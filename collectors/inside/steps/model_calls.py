@@ -1,0 +1,201 @@
+"""What model the job trains, and what its calls are given, seen without touching it.
+
+In: where the thread that trains stands, looked at from a thread of ours twenty times a second until a dozen
+calls of a model were met. Out: `model.json`: the models that were met (how many elements their weights have),
+and the shapes of the tensors that each call was given. Hooks on modules would have compiled models compiled
+anew; nothing is set here, and no element of a tensor is read.
+
+Only calls of models in training mode count, the outermost of those within each other, and none that a
+backward makes to compute activations again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+import time
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from ..names import TENSOR_AXES
+from ..recorder import Recorder
+from ..torch_internals import fsdp_states, module_calls
+from .batches import tensors_in
+
+KNOWN_AT_STEP = 2  # the first step compiles and allocates
+LOOK_S, JOIN_S = 0.05, 5.0
+MAX_LOOKS = 400
+MAX_CALLS = 12
+MAX_TENSORS = 16  # of one call
+INTERNALS_OF_BACKWARD = torch.autograd.__file__
+_WRAPPED = ("module", "_orig_mod")  # attributes of DDP and of compiled modules
+
+
+class TrainedModels:
+    """The models that one process trains."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """None is known yet."""
+        self._recorder = recorder
+        self.on_fork()
+
+    def on_fork(self) -> None:
+        """This is a forked child: the thread that looks stayed behind."""
+        self._searcher: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._models: list[weakref.ref[Any]] = []
+        self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # by model and backward calls before it
+        self._saved = False
+
+    def on_step(self, step: int) -> None:
+        """Steps take their usual course now."""
+        if step >= KNOWN_AT_STEP and self._searcher is None and self._recorder.training_thread:
+            run, action = self._recorder.call, (self._search,)
+            self._searcher = threading.Thread(target=run, args=action, name="dpro-model", daemon=True)
+            self._searcher.start()
+
+    def on_end(self) -> None:
+        """Save what was met so far, where the job ends before that was enough."""
+        self._ended.set()
+        if self._searcher is not None and threading.current_thread() is not self._searcher:
+            self._searcher.join(JOIN_S)
+        self.save()
+
+    def _search(self) -> None:
+        codes = module_calls()
+        for _ in range(MAX_LOOKS if codes else 0):
+            if self._ended.wait(LOOK_S) or len(self._calls) >= MAX_CALLS:
+                break
+            frame = sys._current_frames().get(self._recorder.training_thread)
+            call = outermost_call(frame, codes)
+            if call is not None:
+                self._meet(call.f_locals)
+            del frame, call  # what the job holds goes when the job lets it go
+        if not self._ended.is_set():
+            self.save()
+
+    def _meet(self, names: Any) -> None:
+        """Note a call, by the names of its frame."""
+        module = names.get("self")
+        if not isinstance(module, Module) or not module.training:
+            return
+        number = next((at for at, each in enumerate(self._models) if each() is module), len(self._models))
+        key = number, self._recorder.num_backward
+        if key in self._calls:
+            return
+        tensors = tensors_in((names.get("args"), names.get("kwargs")))[:MAX_TENSORS]
+        if number == len(self._models):
+            self._models.append(weakref.ref(module))
+        self._calls[key] = {
+            "model": number,
+            "time_ns": time.time_ns(),
+            "shapes": [list(each.shape) for each in tensors],
+            "dtypes": [str(each.dtype).removeprefix("torch.") for each in tensors],
+        }
+
+    def save(self) -> None:
+        """Save the models and their calls, once."""
+        if self._saved or not self._calls or self._recorder.folder is None:
+            return
+        self._saved = True
+        models = [describe(model) if (model := each()) is not None else None for each in self._models]
+        saved = {"models": models, "calls": list(self._calls.values())}
+        self._recorder.write_file("model.json", json.dumps(saved).encode())
+
+
+def install(recorder: Recorder) -> None:
+    """Record what model is trained, and what it is given."""
+    models = TrainedModels(recorder)
+    recorder.listen("step", models.on_step)
+    recorder.listen("end", models.on_end)
+    recorder.listen("fork", models.on_fork)
+
+
+def outermost_call(frame: FrameType | None, codes: tuple[Any, ...]) -> FrameType | None:
+    """The outermost call of a module that a frame is in, outside of a backward; None if there is none.
+
+    Args:
+        frame: the innermost frame of a thread.
+        codes: the code that calls of modules run, as from `module_calls`.
+    """
+    found: FrameType | None = None
+    while frame is not None:
+        if frame.f_code in codes:
+            found = frame
+        elif frame.f_code.co_filename == INTERNALS_OF_BACKWARD:
+            found = None
+        frame = frame.f_back
+    return found
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """Count the elements of a model's weights, as one rank computes with them.
+
+    Args:
+        model: the outermost module.
+
+    Returns:
+        `name`; `parameters`, all elements, -1 where they are not known; `matrices`, those of weights with two
+        dimensions that are no embeddings (once for each module that uses them), and `trained_matrices`, those
+        of them that get gradients; `tensors`, those of weights with more dimensions; `experts`, whether
+        modules are called so.
+    """
+    kinds = {path: type(module).__name__ for path, module in model.named_modules()}
+    every: dict[int, int] = {}
+    matrices = trained = tensors = 0
+    is_sharded = bool(fsdp_states())
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # of DeepSpeed, before it was shared out
+        elements = math.prod(shape) // _tensor_parallel(parameter, is_sharded)
+        every[id(parameter)] = elements
+        owner, _, name = path.rpartition(".")
+        if "weight" not in name or "embedding" in kinds.get(owner, "").lower():
+            continue
+        if len(shape) == 2:
+            matrices += elements
+            trained += elements * bool(parameter.requires_grad)
+        elif len(shape) > 2:
+            tensors += elements
+    is_known = "FullyShardedDataParallel" not in kinds.values()  # its parameters are flat, and shared out
+    return {
+        "name": type(_unwrapped(model)).__name__,
+        "parameters": sum(every.values()) if is_known else -1,
+        "matrices": matrices,
+        "trained_matrices": trained,
+        "tensors": tensors,
+        "experts": any("expert" in path.lower() for path in kinds),
+    }
+
+
+def _tensor_parallel(parameter: Any, is_sharded: bool) -> int:
+    """How many ranks each compute with a part of a parameter.
+
+    Args:
+        parameter: the parameter.
+        is_sharded: whether FSDP2 shards the model: an axis without a name is then its.
+    """
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return 1
+    names = mesh.mesh_dim_names or ("" if is_sharded else TENSOR_AXES[0],) * mesh.ndim
+    shards = [
+        mesh.size(axis)
+        for axis, (name, placement) in enumerate(zip(names, parameter.placements))
+        if placement.is_shard() and name.lower() in TENSOR_AXES
+    ]
+    return math.prod(shards)
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model within DDP and what the compiler makes of a module."""
+    while True:
+        inner = next((each for name, each in model.named_children() if name in _WRAPPED), None)
+        if inner is None or len(list(model.children())) != 1:
+            return model
+        model = inner
