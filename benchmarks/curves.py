@@ -5,8 +5,8 @@ python benchmarks/curves.py [--train FOLDER] [--data FOLDER] [--json]
 A folder holds `collectives.parquet`, `vidur_network.parquet`, `ultrascale_network.csv`, `deepep_*.parquet`,
 or some of them; without an option, the folder that DPRO_REALITY names. With both options the curves are made
 from one and tried on the other. With one, parts of it are left out and predicted from the rest: sizes,
-groups, numbers of hosts. `--json` prints one object: check → {n, median_pct, p90_pct, bar, holds}; of
-intervals {n, inside_pct, bar, holds}.
+groups, numbers of hosts. A check without data has n 0, holds null, and a note that says why. `--json` prints
+one object: check → {n, median_pct, p90_pct, bar, holds}; of intervals {n, inside_pct, bar, holds}.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from dpro.errors import Unanswerable
+from dpro.errors import InputError, Unanswerable
 from dpro.replay.models.curves import medians
 from dpro.replay.models.link_costs import fit_curve
 from dpro.replay.models.network_costs import Estimate, estimate
@@ -217,7 +218,8 @@ def tokens_left_out(frame: pl.DataFrame) -> list[float]:
 def errors_result(errors: list[float], bar: tuple[float, float], **more: object) -> dict[str, object]:
     """Median and 90th percentile beside their bars."""
     if not errors:
-        return {"n": 0, "median_pct": None, "p90_pct": None, "bar": list(bar), "holds": None, **more}
+        nothing = {"n": 0, "median_pct": None, "p90_pct": None, "bar": list(bar), "holds": None}
+        return {**nothing, "note": _reason(more), **more}
     median, most = 100 * float(np.median(errors)), 100 * float(np.quantile(errors, 0.9))
     return {
         "n": len(errors),
@@ -237,8 +239,16 @@ def inside_result(inside: list[bool], **more: object) -> dict[str, object]:
         "inside_pct": None if share is None else round(share, 1),
         "bar": INSIDE,
         "holds": None if share is None else share >= INSIDE,
+        **({} if inside else {"note": _reason(more)}),
         **more,
     }
+
+
+def _reason(more: Mapping[str, object]) -> str:
+    """Why there is nothing to check."""
+    if more.get("groups_refused"):
+        return "all groups are refused"
+    return "the folders lack the table, or it holds nothing of this that is unseen"
 
 
 def of_table(name: str, train: pl.DataFrame | None, data: pl.DataFrame) -> dict[str, dict[str, object]]:
@@ -249,57 +259,55 @@ def of_table(name: str, train: pl.DataFrame | None, data: pl.DataFrame) -> dict[
         f"sizes_{name}": errors_result(sizes.errors, SIZES),
         f"sizes_{name}_interval": inside_result(sizes.inside),
         f"groups_{name}": errors_result(switched.errors, GROUPS, groups_refused=switched.refused),
-        f"groups_{name}_interval": inside_result(switched.inside),
+        f"groups_{name}_interval": inside_result(switched.inside, groups_refused=switched.refused),
         f"groups_{name}_without_switch": {
             "n": others.refused + len(others.errors),
             "groups_refused": others.refused,
             "bar": "refused",
-            "holds": not others.errors,
+            "holds": not others.errors if others.errors or others.refused else None,
         },
     }
 
 
 def checks(train: Path | None, data: Path) -> dict[str, dict[str, object]]:
-    """All checks that the files of the folders allow."""
+    """All checks; one whose files are missing, or hold nothing that is unseen, has n 0 and says so."""
     results: dict[str, dict[str, object]] = {}
     for name, file in TABLES.items():
         own, known = _points(data / file), None if train is None else _points(train / file)
-        if own is None or (train is not None and known is None):
-            continue
         if name == "hosts":
             hosts = hosts_left_out(own) if known is None else more_hosts(known, own)
             results["more_hosts_interval"] = inside_result(hosts.inside, groups_refused=hosts.refused)
             continue
-        for library, part in _libraries(name, own):
-            same = None if known is None else dict(_libraries(name, known)).get(library)
-            if known is None or same is not None:
-                results |= of_table(library, same, part)
+        learned = {} if known is None else _libraries(name, known)
+        for library, part in _libraries(name, own).items():
+            results |= of_table(library, learned.get(library), part)
     for name in DEEPEP:
-        file = f"{name}.parquet"
-        if (data / file).exists() and (train is None or (train / file).exists()):
-            own_rows = pl.read_parquet(data / file)
-            errors = (
-                tokens_left_out(own_rows)
-                if train is None
-                else tokens_predicted(pl.read_parquet(train / file), own_rows)
-            )
-            results[f"tokens_{name}"] = errors_result(errors, SIZES)
+        files = [folder / f"{name}.parquet" for folder in (train or data, data)]
+        errors: list[float] = []
+        if all(file.exists() for file in files):
+            known_rows, own_rows = (pl.read_parquet(file) for file in files)
+            errors = tokens_left_out(own_rows) if train is None else tokens_predicted(known_rows, own_rows)
+        results[f"tokens_{name}"] = errors_result(errors, SIZES)
     return results
 
 
-def _libraries(name: str, frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
+def _libraries(name: str, frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """NCCL and the others apart; tables of one library whole."""
     if name != "collectives":
-        yield name, frame
-        return
+        return {name: frame}
     nccl = pl.col("library") == "nccl"
-    for library, part in (("nccl", frame.filter(nccl)), ("custom_all_reduce", frame.filter(~nccl))):
-        if part.height:
-            yield library, part
+    return {"nccl": frame.filter(nccl), "custom_all_reduce": frame.filter(~nccl)}
 
 
-def _points(file: Path) -> pl.DataFrame | None:
-    return points(read_frame(file)) if file.exists() else None
+def _points(file: Path) -> pl.DataFrame:
+    """The points of a file; none where there is no such file, or it has no row."""
+    try:
+        if file.exists():
+            return points(read_frame(file))
+    except InputError as error:
+        print(f"left out: {error}", file=sys.stderr)
+    types = dict.fromkeys(("num_ranks", "hosts"), pl.Int64) | dict.fromkeys(("bytes", "time_ns"), pl.Float64)
+    return pl.DataFrame(schema={name: types.get(name, pl.String) for name in COLUMNS})
 
 
 def main() -> None:

@@ -5,8 +5,9 @@
 
 `--train` is the folder of measured tables that may be learned from, `--data` that of those tried; without one
 of them, the other; without both, `DPRO_REALITY`. With one folder, shapes and devices are left out inside it.
-Tables that are absent skip their checks. Prints, and with `--json` returns, check -> {n, median_pct,
-p90_pct, bar, holds}. `--fit` writes the numbers that ship instead (`replay/devices/coefficients.json`).
+A check without data has n 0, holds null, and a note that says why. Prints, and with `--json` returns,
+check -> {n, median_pct, p90_pct, bar, holds}. `--fit` writes the numbers that ship instead
+(`replay/devices/coefficients.json`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it runs as a script
 
-from benchmarks.device_checks import models, operators, shipped  # noqa: E402
+from benchmarks.device_checks import jobs, models, operators, shipped  # noqa: E402
 from dpro.replay.devices.tables import DeviceTable, read_tables, unknown_devices  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
@@ -56,7 +57,7 @@ def checks(train: Path, data: Path) -> Iterator[tuple[str, Callable[[], Checks]]
     yield "fp8", lambda: operators.never_measured(*tables("matmul", "fp8"), same, "fp8", (None, None))
     yield "attention", lambda: operators.unseen_shapes(*attention(), same, (4, 17), "attention")
     yield "models", lambda: models.whole_models(train, data)
-    yield "jobs", lambda: models.small_jobs(train, data)
+    yield "jobs", lambda: jobs.small_jobs(train, data)
     yield "traces", lambda: models.traced_model(TRACES)
 
 

@@ -3,5 +3,6 @@
 figures     errors and coverage of what was predicted beside what was measured
 shipped     fits the numbers that ship, from tables that a user has fetched
 operators   matmul and attention: unseen shapes, other devices, devices that were never measured
-models      whole models and small jobs on another device
+models      whole models on another device
+jobs        small jobs, which wait for their hosts, on another machine
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-EMPTY: dict[str, Any] = {"n": 0, "median_pct": None, "p90_pct": None, "holds": None, "note": "no data"}
+NO_DATA = "no data: the folders lack tables of this, or hold nothing that is unseen"
 HELD = (75.0, 90.0)  # per cent that intervals of 80 may hold
 
 
@@ -21,14 +21,7 @@ def compared(predicted, measured, bar: tuple[float, float | None] | None, note: 
     """
     predicted, measured = np.asarray(predicted, float), np.asarray(measured, float)
     if not predicted.size:
-        return {
-            "n": 0,
-            "median_pct": None,
-            "p90_pct": None,
-            "bar": _text(bar),
-            "holds": None,
-            "note": "no data",
-        }
+        return nothing(bar_text(bar), note or NO_DATA)
     wrong = 100 * np.abs(predicted / measured - 1)
     median, p90 = float(np.median(wrong)), float(np.quantile(wrong, 0.9))
     holds = None if bar is None else median <= bar[0] and (bar[1] is None or p90 <= bar[1])
@@ -36,23 +29,36 @@ def compared(predicted, measured, bar: tuple[float, float | None] | None, note: 
         "n": int(predicted.size),
         "median_pct": round(median, 2),
         "p90_pct": round(p90, 2),
-        "bar": _text(bar),
+        "bar": bar_text(bar),
         "holds": holds,
     }
     return found | ({"note": note} if note else {})
 
 
-def covered(low, high, measured, groups: Sequence[Any] | None = None) -> dict[str, Any]:
+def nothing(bar: str, reason: str) -> dict[str, Any]:
+    """A check that could not be made.
+
+    Args:
+        bar: as it is printed.
+        reason: why.
+    """
+    return {"n": 0, "median_pct": None, "p90_pct": None, "bar": bar, "holds": None, "note": reason}
+
+
+def covered(
+    low, high, measured, groups: Sequence[Any] | None = None, reason: str = NO_DATA
+) -> dict[str, Any]:
     """One check: what share of what was measured the intervals hold, in per cent.
 
     Args:
         low, high, measured: [N] of one unit.
         groups: [N] what each belongs to; the least and the largest share of a group is reported, too.
+        reason: why there are none, where there are none.
     """
     low, high, measured = (np.asarray(each, float) for each in (low, high, measured))
     bar = f"{HELD[0]:.0f}..{HELD[1]:.0f}% held"
     if not measured.size:
-        return {"n": 0, "held_pct": None, "median_pct": None, "p90_pct": None, "bar": bar, "holds": None}
+        return nothing(bar, reason) | {"held_pct": None}
     inside = (low <= measured) & (measured <= high)
     held = 100 * float(inside.mean())
     width = 100 * (high / low - 1) / 2
@@ -72,7 +78,8 @@ def covered(low, high, measured, groups: Sequence[Any] | None = None) -> dict[st
     return found
 
 
-def _text(bar: tuple[float, float | None] | None) -> str:
+def bar_text(bar: tuple[float, float | None] | None) -> str:
+    """How a bar of median and 90th percentile is printed."""
     if bar is None:
         return "reported"
     return f"{bar[0]:g}" if bar[1] is None else f"{bar[0]:g} / {bar[1]:g}"

@@ -76,9 +76,9 @@ def _known_pairs(
             if out.any() and not out.all():
                 yield table.rows(~out), _some(table.rows(out))
         return
-    mine = {(table.device, table.software): table for table in train}
+    mine = {(table.kind, table.device, table.software): table for table in train}
     for table in data:
-        known = mine.get((table.device, table.software))
+        known = mine.get((table.kind, table.device, table.software))
         if known is None:
             continue
         names = table.shapes.columns
@@ -163,15 +163,18 @@ def _left_out(
     known = {table.device for table in train}
     new = [table for table in data if table.device not in known]
     if not same and new:
-        yield list(train), new
+        if train:
+            yield list(train), new
         return
-    for generation in sorted(
-        {GENERATIONS[table.device[0]] for table in data if table.device[0] in GENERATIONS}
-    ):
-        mine = [table for table in data if GENERATIONS.get(table.device[0]) == generation]
-        others = [table for table in train if GENERATIONS.get(table.device[0]) != generation]
+    for generation in sorted({_generation(table) for table in data}):
+        mine = [table for table in data if _generation(table) == generation]
+        others = [table for table in train if _generation(table) != generation]
         if others:
             yield others, mine
+
+
+def _generation(table: DeviceTable) -> str:
+    return GENERATIONS.get(table.device[0], table.device)
 
 
 def _predicted(known: Known, table: DeviceTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -58,6 +58,7 @@ PARTS = (
     "diagnosis.report",
     "diagnosis.rules",
     "device_checks.figures",
+    "device_checks.jobs",
     "device_checks.models",
     "device_checks.operators",
     "device_checks.shipped",

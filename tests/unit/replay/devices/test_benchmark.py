@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,8 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.replay.devices.operations import matmuls
-from dpro.replay.devices.tables import device_named
+from dpro.replay.devices.operations import attention, matmuls
+from dpro.replay.devices.tables import DeviceTable, device_named
 from dpro.replay.devices.tiles import PRIOR, formula_us, sizes_of
 from dpro.replay.models.gpus import GPUS
 
@@ -55,3 +56,48 @@ def test_the_benchmark_learns_from_one_folder_and_tries_the_shapes_and_devices_o
     sheet = found["bf16 never measured, sheet"]
     assert sheet["median_pct"] < 10, sheet
     assert {name.partition(" ")[0] for name in sheet["by"]} == {"B200"}
+
+
+def test_shapes_are_learned_from_tables_of_their_own_kind(repository):
+    """Prefill and decode of one library have one name."""
+    from benchmarks.device_checks.operators import _known_pairs
+
+    prefill, decode = (
+        DeviceTable(
+            "H100",
+            "one",
+            kind,
+            "bf16",
+            pl.DataFrame({"batch_size": sizes}),
+            attention("bf16", sizes, 64, 0, 8, 8, 64),
+            np.ones(3),
+        )
+        for kind, sizes in (("prefill", [1, 2, 3]), ("decode", [4, 5, 6]))
+    )
+    new = dataclasses.replace(prefill, shapes=pl.DataFrame({"batch_size": [3, 4, 5]}))
+    ((known, tried),) = _known_pairs([prefill, decode], [new], same=False)
+    assert known.kind == "prefill"
+    assert tried.shapes["batch_size"].to_list() == [4, 5]
+
+
+GOLDEN = "job,configuration,platform,device,step_ms,experts,etp\n"
+
+
+@pytest.mark.parametrize("made", [{}, {"megatron_golden.csv": GOLDEN}])
+def test_folders_without_tables_leave_every_check_undecided_and_say_why(made, tmp_path, repository):
+    from benchmarks.device_checks import jobs, models, operators
+
+    for name, text in made.items():
+        (tmp_path / name).write_text(text)
+    found = {
+        **models.whole_models(tmp_path, tmp_path),
+        **jobs.small_jobs(tmp_path, tmp_path),
+        **models.traced_model(tmp_path),
+        **operators.unseen_shapes([], [], False, (4, 14), "matmul"),
+        **operators.other_device([], []),
+        **operators.never_measured([], [], False, "bf16", ((12, 30), (6.5, 20))),
+    }
+    assert len(found) == 4 + 2 + 1 + 4 + 2 + 4
+    for check, figures in found.items():
+        assert (figures["n"], figures["holds"]) == (0, None), check
+        assert figures["note"], check

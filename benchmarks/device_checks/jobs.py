@@ -1,0 +1,245 @@
+"""Checks of small jobs on another machine: Megatron-LM's regression tests, which wait for their hosts.
+
+Two ways, averaged in log. The first counts what a host has to do: per layer and micro-batch some work, more
+with tensor, context or expert parallelism, with the pipeline's bubble; arithmetic by the sheet's peak is
+added smoothly. Its few numbers are fitted to all jobs of a machine, and what a job misses them by on the one
+machine is, by a learned share, what it misses them by on the other. The second is trees on the same counts
+and on how far the job is from what is usual on the first machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from benchmarks.device_checks.figures import compared, covered, nothing
+from dpro.replay.models.gpus import GPUS
+
+MIN_JOBS = 8  # on both machines, to learn a pair from
+LAUNCH_BOUND = 0.1  # of its peak: a job below that waits for its host
+CHANGED = 0.05  # a difference that is more than noise
+CHAIN = (("A100", "H100"), ("H100", "GB200"))
+SOURCES = {"A100": "A100-SXM4-80GB", "H100": "H100", "GB200": "GB200"}
+FILE = "megatron_golden.csv"
+# Jobs of another number of GPUs, and whole recipes, whose hosts do other work.
+OTHER_WORK = "1node|release|grpo"
+# ms per layer and micro-batch, and what parallelism adds, where nothing is known; then the share of the peak.
+ASSUMED = np.log([1.0, 1.0, 0.5, 0.3, 1.0, 0.5, 1.0, 0.35])
+FIXED_LAYERS = 20.0  # data, optimizer and logging of a step, in layers
+WEIGHT = 0.3  # of what is assumed of a number
+SPREAD = 0.2  # of misses, in log
+TREES: dict[str, Any] = {"n_estimators": 300, "min_samples_leaf": 3, "random_state": 0}
+
+
+class _Tried(NamedTuple):
+    """[N] jobs: ms on the first machine; on the second predicted, with interval, and measured; who waits."""
+
+    first: np.ndarray
+    predicted: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
+    measured: np.ndarray
+    waits: np.ndarray
+
+
+def small_jobs(train: Path, data: Path) -> dict[str, Any]:
+    """Each job of `data` from one machine to the next; learned from other configurations of `train`."""
+    if not all((folder / FILE).is_file() for folder in (train, data)):
+        return _figures([], f"no {FILE} in both folders")
+    known, tried = (_jobs(folder) for folder in (train, data))
+    parts = [_pair(known, tried, *pair, train.resolve() == data.resolve()) for pair in CHAIN]
+    return _figures([part for part in parts if part is not None], "no job on two machines of the chain")
+
+
+def _jobs(folder: Path) -> pl.DataFrame:
+    jobs = pl.read_csv(folder / FILE, schema_overrides={"experts": pl.String, "etp": pl.String})
+    return jobs.filter(
+        pl.col("platform").cast(pl.String).str.starts_with("dev_dgx_"), pl.col("step_ms").is_not_null()
+    )
+
+
+def _pair(known: pl.DataFrame, tried: pl.DataFrame, device: str, to: str, same: bool) -> _Tried | None:
+    """Jobs from one machine to the next; None where there are none, or nothing to learn from."""
+    pairs, wanted = (
+        _both(known, known, device, to),
+        _both(pl.concat([known, tried], how="diagonal_relaxed"), tried, device, to),
+    )
+    logs, jobs = [], []
+    for left_out, mine in _parts(wanted, same):
+        rest, others = (frame.filter(~left_out) for frame in (pairs, known))
+        if rest.height >= MIN_JOBS:
+            logs.append(_log_ratio(others, rest, mine, device, to))
+            jobs.append(mine)
+    if not jobs:
+        return None
+    frame, ratios = pl.concat(jobs), np.exp(np.concatenate(logs))
+    first, measured = frame["step_ms"].to_numpy(), frame["step_ms_to"].to_numpy()
+    missed = np.log(measured / first / ratios) if same else _missed(known, pairs, device, to)
+    least, most = np.exp(np.quantile(missed, (0.1, 0.9)))
+    predicted = first * ratios
+    waits = _flop_share(frame, SOURCES[device]) < LAUNCH_BOUND
+    return _Tried(first, predicted, predicted * least, predicted * most, measured, waits)
+
+
+def _both(first: pl.DataFrame, second: pl.DataFrame, device: str, to: str) -> pl.DataFrame:
+    there = second.filter(pl.col("device") == to).select("job", step_ms_to="step_ms").unique("job")
+    return first.filter(pl.col("device") == device).unique("job").join(there, on="job").sort("job")
+
+
+def _parts(jobs: pl.DataFrame, same: bool) -> Iterator[tuple[pl.Expr, pl.DataFrame]]:
+    """Jobs to predict, with what not to learn from: their configuration; of another folder, themselves."""
+    if jobs.is_empty():
+        return
+    if not same:
+        yield pl.col("job").is_in(jobs["job"].to_list()), jobs
+        return
+    for (configuration,), mine in jobs.group_by("configuration", maintain_order=True):
+        yield pl.col("configuration") == configuration, mine
+
+
+def _missed(known: pl.DataFrame, pairs: pl.DataFrame, device: str, to: str) -> np.ndarray:
+    """[N] log of measured over predicted of known jobs, each from other configurations."""
+    missed = [np.zeros(0)]
+    for left_out, mine in _parts(pairs, True):
+        rest, others = (frame.filter(~left_out) for frame in (pairs, known))
+        if rest.height >= MIN_JOBS:
+            real = np.log((mine["step_ms_to"] / mine["step_ms"]).to_numpy())
+            missed.append(real - _log_ratio(others, rest, mine, device, to))
+    found = np.concatenate(missed)
+    return found if found.size else np.array([-0.7, 0.7])
+
+
+def _log_ratio(
+    known: pl.DataFrame, pairs: pl.DataFrame, jobs: pl.DataFrame, device: str, to: str
+) -> np.ndarray:
+    """[N] log of the step on the second machine over that on the first.
+
+    Args:
+        known: jobs on either machine.
+        pairs: jobs on both.
+        jobs: whose steps on the first are known.
+        device, to: the machines.
+    """
+    from scipy.optimize import least_squares
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    usual = {name: _usual(known, name) for name in (device, to)}
+    here, there = ((usual[name](pairs), usual[name](jobs)) for name in (device, to))
+    took, takes = (np.log(frame["step_ms"].to_numpy()) for frame in (pairs, jobs))
+    real = np.log(pairs["step_ms_to"].to_numpy())
+
+    def residuals(line: np.ndarray) -> np.ndarray:
+        return np.append(real - there[0] - line[0] - line[1] * (took - here[0]), line[1] - 0.5)
+
+    offset, share = least_squares(residuals, [0.0, 0.5], loss="soft_l1", f_scale=SPREAD).x
+    by_counts = there[1] + offset + share * (takes - here[1]) - takes
+    trees = ExtraTreesRegressor(**TREES).fit(_features(pairs, here[0]), real - took)
+    return (by_counts + trees.predict(_features(jobs, here[1]))) / 2
+
+
+def _usual(known: pl.DataFrame, device: str):
+    """A function from jobs to the log of the milliseconds that such jobs take on a machine."""
+    from scipy.optimize import least_squares
+
+    mine = known.filter(pl.col("device") == device, ~pl.col("job").str.contains(OTHER_WORK))
+    peak = GPUS[SOURCES[device]].tflops["bf16"] * 1e9
+    work, flops, took = _host_work(mine), _flops(mine), np.log(mine["step_ms"].to_numpy())
+
+    def log_ms(numbers: np.ndarray, work: np.ndarray, flops: np.ndarray) -> np.ndarray:
+        return np.logaddexp(np.log(work @ np.exp(numbers[:-1])), np.log(flops / peak) - numbers[-1])
+
+    found = least_squares(
+        lambda numbers: np.append(log_ms(numbers, work, flops) - took, WEIGHT * (numbers - ASSUMED)),
+        ASSUMED,
+        loss="soft_l1",
+        f_scale=SPREAD,
+    ).x
+    return lambda jobs: log_ms(found, _host_work(jobs), _flops(jobs))
+
+
+def _column(jobs: pl.DataFrame, name: str, usual: float) -> np.ndarray:
+    return jobs[name].cast(pl.Float64, strict=False).fill_null(usual).to_numpy()
+
+
+def _micro_batches(jobs: pl.DataFrame) -> np.ndarray:
+    tp, pp, cp = (_column(jobs, name, 1) for name in ("tp", "pp", "cp"))
+    replicas = np.maximum(_column(jobs, "gpus_from_recipe", 8) / (tp * pp * cp), 1)
+    return np.maximum(_column(jobs, "global_batch", 32) / replicas / _column(jobs, "micro_batch", 4), 1)
+
+
+def _layers(jobs: pl.DataFrame) -> np.ndarray:
+    """[N] layers a rank runs in a step: those of its stage per micro-batch, a third more to recompute."""
+    again = (jobs["recompute"].cast(pl.String).fill_null("") == "full").to_numpy() / 3
+    return _micro_batches(jobs) * _column(jobs, "layers", 12) / _column(jobs, "pp", 1) * (1 + again)
+
+
+def _host_work(jobs: pl.DataFrame) -> np.ndarray:
+    """[N, 7] what a host does in a step, in layers: fixed, all, and those with a kind of parallelism."""
+    pp, micro = _column(jobs, "pp", 1), _micro_batches(jobs)
+    layers = _layers(jobs) * (1 + (pp - 1) / micro)  # with the bubble
+    t5 = (jobs["job"].str.split("/").list.first() == "t5").to_numpy()  # an encoder and a decoder
+    parallel = (
+        *(_column(jobs, "tp", 1) > 1, _column(jobs, "cp", 1) - 1),
+        *(_column(jobs, "experts", 0) > 0, t5),
+    )
+    fixed = np.full(jobs.height, FIXED_LAYERS)
+    return np.stack([fixed, layers, *(layers * each for each in parallel), micro * (pp > 1)], 1)
+
+
+def _features(jobs: pl.DataFrame, usual: np.ndarray) -> np.ndarray:
+    took = np.log(jobs["step_ms"].to_numpy())
+    columns = [took - usual, np.log(_layers(jobs)), np.log(_flops(jobs)) - took]
+    columns += [_column(jobs, name, 1) > 1 for name in ("tp", "pp", "cp")]
+    columns.append(_column(jobs, "deterministic", 0))
+    columns.append(np.log((jobs["step_ms_p90"] / jobs["step_ms"]).fill_null(1).to_numpy()))
+    return np.stack(columns, 1)
+
+
+def _flops(jobs: pl.DataFrame) -> np.ndarray:
+    """[N] operations of a GPU: 72 layers tokens hidden² (Narayanan et al., SC21, without attention)."""
+    layers, hidden, length, batch, gpus = (
+        _column(jobs, name, usual)
+        for name, usual in (
+            *(("layers", 12), ("hidden", 512), ("seq_len", 1024)),
+            *(("global_batch", 32), ("gpus_from_recipe", 8)),
+        )
+    )
+    return 72 * layers * length * batch * hidden**2 / gpus
+
+
+def _flop_share(jobs: pl.DataFrame, device: str) -> np.ndarray:
+    return _flops(jobs) / (jobs["step_ms"].to_numpy() * GPUS[device].tflops["bf16"] * 1e9)
+
+
+def _figures(parts: list[_Tried], reason: str) -> dict[str, Any]:
+    empty = _Tried(*np.ones((6, 0)))
+    tried = _Tried(*(np.concatenate(each) for each in zip(*parts))) if parts else empty
+    clear = np.abs(tried.measured / tried.first - 1) > CHANGED
+    right = (tried.predicted < tried.first) == (tried.measured < tried.first)
+    note = "learned from jobs of other configurations" if parts else reason
+    return {
+        "small jobs, A100 -> H100 -> GB200": compared(tried.predicted, tried.measured, (15, 50), note),
+        "small jobs, which machine is faster": _share(
+            right[clear], "90% right", 90, f"where the steps differ by more than {CHANGED:.0%}", reason
+        ),
+        "small jobs, interval": covered(tried.least, tried.most, tried.measured, reason=reason),
+        "small jobs, recognised as launch-bound": _share(
+            tried.waits > 0,
+            "reported",
+            None,
+            f"share whose operations take less than {LAUNCH_BOUND:.0%} of the peak",
+            reason,
+        ),
+    }
+
+
+def _share(right: np.ndarray, bar: str, least: float | None, note: str, reason: str) -> dict[str, Any]:
+    if not right.size:
+        return nothing(bar, reason) | {"right_pct": None}
+    share = 100 * float(right.mean())
+    figures = {"n": int(right.size), "median_pct": None, "p90_pct": None, "right_pct": round(share, 1)}
+    return figures | {"bar": bar, "holds": None if least is None else share >= least, "note": note}
