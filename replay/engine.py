@@ -76,6 +76,30 @@ def longest_path(duration: Ints, earliest: Ints, indptr: Ints, source: Ints, lag
 
 
 @compiled
+def _chain(binding: Any, source: Any, node: int, chain: Any) -> int:
+    length = 0
+    while True:
+        chain[length] = node
+        length += 1
+        edge = binding[node]
+        if edge == NO_NODE:
+            return length
+        node = source[edge]
+
+
+def chain_of(binding: Ints, source: Ints, node: int) -> Ints:
+    """What decides when a node starts, first to last, and the node itself.
+
+    Args:
+        binding: [N] as `longest_path` returns it.
+        source: [E].
+        node: which.
+    """
+    chain = np.empty(node + 1, np.int64)  # numbers fall along it
+    return chain[: _chain(binding, source, node, chain)][::-1].copy()
+
+
+@compiled
 def _latest_ends(duration: Any, indptr: Any, source: Any, lag: Any, latest: Any) -> None:
     for node in range(duration.size - 1, -1, -1):
         begins = latest[node] - duration[node]

@@ -7,10 +7,10 @@ order. Replaying it is done in `dpro.replay.timeline`; changing it, in `dpro.rep
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
@@ -123,6 +123,11 @@ class Nodes:
     measured_start: Ints
     measured_end: Ints
 
+    @property
+    def columns(self) -> tuple[Ints | Bools, ...]:
+        """All of them, in this order."""
+        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+
 
 @dataclass(frozen=True)
 class Edges:
@@ -136,6 +141,7 @@ class Edges:
 
 
 Columns = TypeVar("Columns", Nodes, Edges)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,7 @@ class Graph:
         run: what the graph was made from: edits ask its tables for what nodes do not hold (shapes, buckets).
             None where it was made by hand.
         network: what communication takes by a measured table, as `network_tables.read_frame` has it.
+        known: what `once` keeps; graphs that differ in some columns alone share it.
     """
 
     nodes: Nodes
@@ -166,6 +173,9 @@ class Graph:
     places: Mapping[int, MeshPosition] = field(default_factory=dict)
     run: Run | None = None
     network: pl.DataFrame | None = None
+    known: dict[Hashable, tuple[Sequence[object], Any]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def num_nodes(self) -> int:
@@ -199,6 +209,30 @@ class Graph:
         edges = Edges(**{f.name: getattr(self.edges, f.name)[~drop] for f in dataclasses.fields(Edges)})
         indptr = np.searchsorted(edges.target, np.arange(self.num_nodes + 1))
         return dataclasses.replace(self, edges=_freeze(edges), indptr=_frozen(indptr.astype(np.int64)))
+
+
+def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Callable[[], Value]) -> Value:
+    """What follows from some columns, computed for the first graph that asks and kept for all with the same.
+
+    Edits ask the same things of one graph again and again, and of graphs that differ from it in durations
+    alone. Only one value of each name is kept, so that what is kept does not grow with the changed graphs. It
+    must not hold a graph, which would then be freed late, as one of a cycle. Arrays become read-only.
+
+    Args:
+        graph: the graph.
+        name: what is asked, with all that it is asked for.
+        columns: the arrays, tables and tuples of the graph from which the value follows, and nothing else.
+        compute: gives the value.
+    """
+    kept = graph.known.get(name)
+    if kept is not None and all(one is other for one, other in zip(kept[0], columns, strict=True)):
+        value: Value = kept[1]
+        return value
+    value = compute()
+    if isinstance(value, np.ndarray):
+        value.setflags(write=False)
+    graph.known.setdefault(name, (columns, value))
+    return value
 
 
 def make_graph(

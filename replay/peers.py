@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, once
 
 ON_CPU, ON_GPU = 0, 1  # resources
 PHASE = ["position", "resource"]
@@ -23,6 +23,12 @@ LABEL = [*PHASE, "name", "around"]
 
 def work_keys(graph: Graph) -> pl.DataFrame:
     """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step."""
+    nodes = graph.nodes
+    columns = (nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around)
+    return once(graph, "work keys", columns, lambda: _work_keys(graph))
+
+
+def _work_keys(graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
     on_cpu = np.isin(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
     on_gpu = np.isin(nodes.kind, GPU_KINDS)
@@ -54,6 +60,12 @@ def phase_work(graph: Graph) -> pl.DataFrame:
         `rank`, `step`, `position` (of the phase in its step), `resource` (CPU 0, GPU 1), `name`, `around`
         (codes of names without numbers), `work_ns`, `calls` (a code of what the rank calls in a step).
     """
+    nodes = graph.nodes
+    columns = (nodes.duration, nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around)
+    return once(graph, "phase work", columns, lambda: _phase_work(graph))
+
+
+def _phase_work(graph: Graph) -> pl.DataFrame:
     keys = work_keys(graph)
     return (
         keys.with_columns(work_ns=pl.Series(graph.nodes.duration[keys["node"].to_numpy()]))

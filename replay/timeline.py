@@ -14,8 +14,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
-from dpro.replay.engine import NO_NODE, latest_ends, longest_path, longest_path_batch
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
+from dpro.replay.graph import Graph, NodeKind, once
 
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
@@ -97,15 +97,41 @@ def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFr
     Returns:
         The columns, `start` (the first) and `end` (the last), in no order.
     """
-    columns = {name: getattr(graph.nodes, name) for name in by}
-    columns["real"] = graph.nodes.kind != NodeKind.RENDEZVOUS
-    # Nodes that follow each other are mostly equal in them: a row for each run of such has all that is
-    # needed.
-    first = np.flatnonzero(_differs_from_last(*columns.values()))
-    runs = pl.DataFrame({name: column[first] for name, column in columns.items()}).with_columns(
-        start=np.minimum.reduceat(start, first), end=np.maximum.reduceat(end, first)
-    )
-    return runs.filter("real").group_by(by).agg(pl.col("start").min(), pl.col("end").max())
+    rows, begins, ends = _extents(graph, tuple(by), start, end)
+    return rows.with_columns(start=begins, end=ends)
+
+
+def _extents(graph: Graph, by: tuple[str, ...], start: Ints, end: Ints) -> tuple[pl.DataFrame, Ints, Ints]:
+    """The rows of `extents_of`, in order, and from when to when each lasts."""
+    rows, runs, order, groups = _extents_at(graph, by)
+    if groups.size == 0:
+        return rows, np.empty(0, np.int64), np.empty(0, np.int64)
+    begins, ends = np.minimum.reduceat(start, runs)[order], np.maximum.reduceat(end, runs)[order]
+    return rows, np.minimum.reduceat(begins, groups), np.maximum.reduceat(ends, groups)
+
+
+def _extents_at(graph: Graph, by: tuple[str, ...]) -> tuple[pl.DataFrame, Ints, Ints, Ints]:
+    """Where the nodes are that are equal in some columns.
+
+    Nodes that follow each other are mostly equal in them, and make up a run.
+
+    Returns:
+        The columns, a row for each group that is equal in them; where each run begins; the runs that count,
+        group by group; where each group begins among these.
+    """
+    keys, kind = [getattr(graph.nodes, name) for name in by], graph.nodes.kind
+
+    def compute() -> tuple[pl.DataFrame, Ints, Ints, Ints]:
+        real = kind != NodeKind.RENDEZVOUS
+        runs = np.flatnonzero(_differs_from_last(*keys, real))
+        counts = np.flatnonzero(real[runs])
+        order = counts[np.lexsort([key[runs[counts]] for key in reversed(keys)])]
+        first = runs[order]
+        groups = np.flatnonzero(_differs_from_last(*(key[first] for key in keys)))
+        rows = pl.DataFrame({name: key[first[groups]] for name, key in zip(by, keys)})
+        return rows, runs, order, groups
+
+    return once(graph, ("extents", by), (*keys, kind), compute)
 
 
 def _differs_from_last(*columns: NDArray[Any]) -> NDArray[np.bool_]:
@@ -170,6 +196,36 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, start: Ints, end: I
     return durations_of(step_ends(graph, start, end).drop("begin_ns").join(begins, on=["window", "step"]))
 
 
+def changed_durations(baseline: pl.DataFrame, graph: Graph, start: Ints, end: Ints) -> Ints:
+    """[S] ns of `changed_step_times`, and 0 of a step all of which has moved before the first one.
+
+    A search asks for nothing else of hundreds of replays, for which frames take longer than the replay.
+
+    Args:
+        baseline: `step_ends` of the unchanged graph, with or without `counted`.
+        graph: the changed graph.
+        start, end: [N] ns of its nodes.
+    """
+    rows, _, finish = _extents(graph, ("window", "step"), start, end)
+    window, step = rows["window"].to_numpy(), rows["step"].to_numpy()
+    counts = step != AFTER_STEPS
+    window, step, finish = window[counts], step[counts], finish[counts]
+    opens = np.flatnonzero(_differs_from_last(window))
+    for first, last in zip(opens, [*opens[1:], window.size]):
+        np.maximum.accumulate(finish[first:last], out=finish[first:last])
+    places = {place: at for at, place in enumerate(zip(window.tolist(), step.tolist()))}
+    wanted = [places.get(place, -1) for place in baseline.select("window", "step").iter_rows()]
+    at = np.array(wanted, np.int64)
+    kept, at = at >= 0, at[at >= 0]
+    begins, counted = baseline["begin_ns"].to_numpy()[kept], np.ones(at.size, np.bool_)
+    if "counted" in baseline.columns:
+        counted = baseline["counted"].to_numpy()[kept]
+    ends = finish[at]
+    before = np.where(_differs_from_last(window[at]), begins, np.append(0, ends)[: at.size])
+    lasts: Ints = np.maximum(ends - before, 0)[counted]
+    return lasts
+
+
 def steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
     """[S] ns, how long each step takes in a graph, and [S] ns in a changed one.
 
@@ -230,11 +286,7 @@ def chain_to(timeline: Timeline, node: int) -> Ints:
         timeline: the replay.
         node: which.
     """
-    path = [node]
-    while timeline.binding[node] != NO_NODE:
-        node = int(timeline.graph.edges.source[timeline.binding[node]])
-        path.append(node)
-    return np.array(path[::-1], np.int64)
+    return chain_of(timeline.binding, timeline.graph.edges.source, node)
 
 
 def critical_path(timeline: Timeline) -> pl.DataFrame:

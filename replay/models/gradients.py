@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
-from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.schema import BUCKETS, SPANS
 from dpro.store import Run
 
@@ -102,6 +102,13 @@ def passes_of(graph: Graph, num_parameters: int) -> list[Pass]:
     Raises:
         Unanswerable: there are none, or what was seen does not fit what was recorded of the buckets.
     """
+    nodes, edges = graph.nodes, graph.edges
+    places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind)
+    columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
+    return once(graph, ("passes", num_parameters), columns, lambda: _passes_of(graph, num_parameters))
+
+
+def _passes_of(graph: Graph, num_parameters: int) -> list[Pass]:
     if graph.run is None or ACCUMULATE not in graph.names:
         raise Unanswerable("the run does not show when gradients are ready: it holds no autograd spans")
     spans = graph.run.table(SPANS, ["span_id", "rank", "window", "name", "start_ns", "duration_ns", "tid"])

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
-from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.models.curves import Between, medians, through
 from dpro.replay.timeline import Timeline, replay
 
@@ -97,7 +97,14 @@ def fit_costs(graph: Graph, timeline: Timeline | None = None) -> dict[Collective
         graph: the graph.
         timeline: its replay, if it is at hand.
     """
-    timeline = timeline or replay(graph)
+    if timeline is not None:
+        return _fit_costs(graph, timeline)
+    nodes, edges = graph.nodes, graph.edges
+    columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
+    return once(graph, "fitted costs", columns, lambda: _fit_costs(graph, replay(graph)))
+
+
+def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCost]:
     usable = _usable(graph)
     pools: dict[tuple[object, ...], list[CollectiveKind]] = {}
     by_kind = messages_by_kind(graph)

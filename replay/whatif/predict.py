@@ -31,8 +31,9 @@ from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, as_missing_ranks_may_come
 from dpro.replay.fidelity.overlap import Contention, replays_with_new_overlap
 from dpro.replay.graph import Graph
-from dpro.replay.timeline import Timeline, changed_step_times, durations_of, replay, step_ends
+from dpro.replay.timeline import Timeline, changed_durations, durations_of, replay, step_ends
 from dpro.replay.whatif.edit import EFFORTS, Edit
+from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
@@ -222,7 +223,7 @@ def predict(graph: Graph, baseline: pl.DataFrame, edits: Sequence[Edit], trust: 
     Raises:
         Unanswerable: an edit needs what the run lacks.
     """
-    graphs, notes = apply_all(graph, edits)
+    graphs, notes = apply_all(with_kept_tables(graph), edits)
     return compare(graphs, baseline, edits, trust, notes)
 
 
@@ -396,8 +397,11 @@ def _means_of(
     """The mean step of each changed graph, ns, with what overlap costs where its nodes are still the same."""
     means = []
     for each in changed:
-        same = overlap if each.nodes.measured_start is graph.nodes.measured_start else None
-        means.append(float(_steps_of(_replays(each, same)[0], baseline).mean()))
+        if overlap is None or each.nodes.measured_start is not graph.nodes.measured_start:
+            timeline = replay(each)
+        else:
+            timeline = replays_with_new_overlap(each, overlap.overlapped, (overlap.slowdown,))[0]
+        means.append(float(_steps_of(timeline, baseline).mean()))
     return means
 
 
@@ -408,7 +412,4 @@ def _with_missing_ranks(changed: Graph, rendezvous: RendezvousRegistry | None) -
 
 def _steps_of(timeline: Timeline, baseline: pl.DataFrame) -> NDArray[np.int64]:
     """[S] ns, how long each step of a changed graph takes; 0 where all of it moved before the first step."""
-    steps = changed_step_times(baseline, timeline.graph, timeline.start, timeline.end)
-    both = durations_of(baseline).join(steps, on=["window", "step"], suffix="_after")
-    lasts: NDArray[np.int64] = np.maximum(both["duration_ns_after"].to_numpy(), 0)
-    return lasts
+    return changed_durations(baseline, timeline.graph, timeline.start, timeline.end)

@@ -25,10 +25,11 @@ from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.graph import Graph, GraphError
-from dpro.replay.timeline import changed_step_times, replay, replay_durations
+from dpro.replay.timeline import changed_durations, replay, replay_durations
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.facts import RunFacts, facts_of
+from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
 from dpro.replay.whatif.predict import Prediction, Refusal, apply_all, compare, ranked
 from dpro.replay.whatif.registry import EDITS
 from dpro.units import format_duration
@@ -123,7 +124,7 @@ def explore(
     Raises:
         Unanswerable: there is no whole step.
     """
-    facts = facts_of(graph, baseline, suspects)
+    facts = facts_of(with_kept_tables(graph), baseline, suspects)
     every, refused = candidates(facts)
     bounds, refusals = bounds_of(facts, every)
     refused += refusals
@@ -232,8 +233,8 @@ def replayed_gains(
 
 def _gain(facts: RunFacts, edit: Edit, changed: Graph, end: Ints) -> float:
     """What is saved of the time for a batch of today's size, by the replay of a changed graph."""
-    steps = changed_step_times(facts.baseline, changed, end - changed.nodes.duration, end)
-    predicted = float(np.maximum(steps["duration_ns"].to_numpy(), 0).mean())
+    steps = changed_durations(facts.baseline, changed, end - changed.nodes.duration, end)
+    predicted = float(steps.mean())
     return facts.base_ns - predicted / edit.samples(facts.graph)
 
 

@@ -18,7 +18,7 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.construction.cpu_threads import merge_intervals
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.host import free_host, require_launches
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
@@ -110,18 +110,14 @@ class CudaGraph(Edit):
 
     def _captured(self, graph: Graph) -> CapturedHostTime:
         """What graphs do away with; of one graph it is worked out once."""
-        if not _LAST or _LAST[0][0] is not graph or _LAST[0][1] != self:
-            _LAST[:] = [(graph, self, captured(graph, self.selection.chosen(graph)))]
-        return _LAST[0][2]
+        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.target, graph.edges.kind)
+        return once(graph, self, columns, lambda: captured(graph, self.selection.chosen(graph)))
 
     def describe(self) -> str:
         return "operators are launched as CUDA graphs"
 
     def how(self) -> str:
         return "torch.compile(mode='reduce-overhead'), or torch.cuda.make_graphed_callables by hand"
-
-
-_LAST: list[tuple[Graph, CudaGraph, CapturedHostTime]] = []  # at most one: what was asked last
 
 
 @dataclass(frozen=True)

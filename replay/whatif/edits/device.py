@@ -18,7 +18,7 @@ from dpro.classify import classify
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.devices.estimate import Sources
 from dpro.replay.devices.kernels import SCHEMA, on_another_device, summed
-from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.models.gpus import GPUS, common_model, model_named
 from dpro.replay.models.roofline import MATMULS, product_of, stored_as
 from dpro.replay.whatif.edit import Edit, key
@@ -120,6 +120,11 @@ class Device(Edit):
         Raises:
             Unanswerable: no kernels, their GPU is not known, or the other cannot run one of them.
         """
+        nodes = graph.nodes
+        columns = (nodes.kind, nodes.rank, nodes.name, nodes.span, nodes.duration)
+        return once(graph, self, columns, lambda: self._predict(graph))
+
+    def _predict(self, graph: Graph) -> tuple[Ints, pl.DataFrame]:
         kernels = (graph.nodes.kind == NodeKind.KERNEL) & _on_ranks(graph, self.ranks)
         if not kernels.any():
             raise Unanswerable(

@@ -198,7 +198,6 @@ def cut(known: Reduced, size: int) -> list[Reduction]:
 
 def _orders(known: Reduced, pieces: list[Reduction], uses: list[Ints]) -> list[list[int]]:
     """For each pass its pieces in the order in which they move, the same on all ranks of a pass."""
-    timeline = known.timeline
     start = known.graph.nodes.measured_start
     last = np.array([each.last for each in pieces])
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -210,7 +209,7 @@ def _orders(known: Reduced, pieces: list[Reduction], uses: list[Ints]) -> list[l
     orders: list[list[int]] = [[]] * len(known.passes)
     takes = np.array([each.moving_ns + each.fixed_ns for each in pieces])
     for members in together.values():
-        ready = np.max([timeline.end[known.passes[which].ready][last] for which in members], axis=0)
+        ready = np.max([known.end[known.passes[which].ready][last] for which in members], axis=0)
         used = start[uses[members[0]]]
         urgency = np.array([used[each.first : each.last + 1].min() for each in pieces])
         order = by_priority(ready, urgency, takes)

@@ -73,7 +73,7 @@ def sizes_worth_replaying(known: Reduced) -> list[float]:
 
 def gradients_of(known: Reduced) -> Gradients:
     """What the theorem asks of a graph's gradients."""
-    end = known.timeline.end
+    end = known.end
     lowest = [int(end[each.ready].min()) for each in known.passes]
     ready = np.array([end[each.ready] - begin for each, begin in zip(known.passes, lowest)])
     return Gradients(

@@ -114,11 +114,12 @@ class GraphEditor:
         """Make what was inserted part of the program: between its node and the one that followed."""
         edges = self.graph.edges
         on_thread = np.flatnonzero(edges.kind == EdgeKind.THREAD)
-        follows = dict(zip(edges.source[on_thread].tolist(), on_thread.tolist()))
+        follows = np.full(self.graph.num_nodes, -1)
+        follows[edges.source[on_thread]] = on_thread
         for after, nodes in self._inserted.items():
             chain = [after, *nodes]
-            if after in follows:
-                edge = follows[after]
+            edge = int(follows[after])
+            if edge >= 0:
                 self.cut[edge] = True
                 self.link(nodes[-1], int(edges.target[edge]), EdgeKind.THREAD, int(edges.lag[edge]))
             for one, next_one in pairwise(chain):
@@ -126,12 +127,14 @@ class GraphEditor:
 
     def _nodes(self, kept: Bools) -> Nodes:
         templates = np.array(self._templates, np.int64)
+        changes: dict[str, dict[int, Any]] = defaultdict(dict)
+        for row, changed in enumerate(self._changed):
+            for name, value in changed.items():
+                changes[name][row] = value
         columns = {}
         for f in dataclasses.fields(Nodes):
             own = self.duration if f.name == "duration" else getattr(self.graph.nodes, f.name)
             new = own[templates]
-            for row, changed in enumerate(self._changed):
-                if f.name in changed:
-                    new[row] = changed[f.name]
+            new[list(changes[f.name])] = list(changes[f.name].values())
             columns[f.name] = np.append(own, new)[kept]
         return Nodes(**columns)

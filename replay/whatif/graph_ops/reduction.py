@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
 from dpro.replay.intervals import union
 from dpro.replay.models.gradients import MAIN_THREAD, Parameters, Pass, parameters_of, passes_of
 from dpro.replay.models.link_costs import LinkCost, fit_costs
@@ -62,7 +62,7 @@ class Reduced:
 
     Attributes:
         graph: the graph.
-        timeline: its replay.
+        end: [N] ns of the replay.
         parameters: what is reduced.
         passes: backward passes of all ranks.
         message: which kind of communication a reduction is.
@@ -74,7 +74,7 @@ class Reduced:
     """
 
     graph: Graph
-    timeline: Timeline
+    end: Ints
     parameters: Parameters
     passes: list[Pass]
     message: Message
@@ -99,6 +99,12 @@ def reduced(graph: Graph) -> Reduced:
     Raises:
         Unanswerable: the run lacks something; the message says what is missing.
     """
+    edges = graph.edges
+    columns = (*graph.nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
+    return once(graph, "reduced gradients", columns, lambda: _reduced(graph))
+
+
+def _reduced(graph: Graph) -> Reduced:
     parameters = parameters_of(graph.run)
     if parameters.hook:
         raise Unanswerable(f"gradients already go through a communication hook ({parameters.hook})")
@@ -114,8 +120,8 @@ def reduced(graph: Graph) -> Reduced:
         raise Unanswerable("too few reductions with all their ranks are in the run to fit what one costs")
     calls = [float(graph.nodes.duration[pieces].sum()) for each in passes for pieces in each.calls]
     return Reduced(
-        graph,
-        timeline,
+        dataclasses.replace(graph, known={}),  # what a graph keeps must not hold it
+        timeline.end,
         parameters,
         passes,
         message,

@@ -7,13 +7,14 @@ other on every thread and stream. What a copy leaves out is decided by the edits
 from __future__ import annotations
 
 import dataclasses
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro.arrays import Ints
+from dpro.arrays import Bools, Ints
 from dpro.replay.engine import longest_path
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Edges, Graph, NodeKind, Nodes, make_graph, once
 from dpro.replay.timeline import AFTER_STEPS
 
 
@@ -30,6 +31,30 @@ def with_copies(graph: Graph, copied: Graph, times: int) -> Graph:
     """
     if times == 0:
         return graph
+    # How nodes are ordered depends on no duration and no lag: edits that change these alone share it.
+    left = b"".join(column.tobytes() for column in (copied.edges.source, copied.edges.target))
+    name = ("copies", times, blake2b(left).digest())
+    columns = (*_lasting(graph), *_lasting(copied), graph.edges.source, graph.edges.kind)
+    made = once(graph, name, columns, lambda: _numbered_with_copies(graph, copied, times))
+    duration = np.concatenate([graph.nodes.duration, copied.nodes.duration])[made.nodes.duration]
+    lag = np.concatenate([graph.edges.lag, copied.edges.lag, [0]])[made.edges.lag]
+    return made.with_durations(duration).with_lags(lag).of_same_job(graph)
+
+
+def _lasting(graph: Graph) -> list[Ints | Bools]:
+    """All columns of the nodes but their durations."""
+    return [column for column in graph.nodes.columns if column is not graph.nodes.duration]
+
+
+def _numbered_with_copies(graph: Graph, copied: Graph, times: int) -> Graph:
+    """As `with_copies`, with numbers for durations and lags: of those of both graphs, one after the other.
+
+    Edges that are in neither graph have -1.
+    """
+    size, num_edges = graph.num_nodes, graph.edges.lag.size
+    graph = graph.with_durations(np.arange(size)).with_lags(np.arange(num_edges))
+    copied = copied.with_durations(size + np.arange(size))
+    copied = copied.with_lags(num_edges + np.arange(copied.edges.lag.size))
     step = _steps(graph)
     picked = np.flatnonzero(step >= 0)
     position = np.full(graph.num_nodes, -1)
@@ -41,8 +66,7 @@ def with_copies(graph: Graph, copied: Graph, times: int) -> Graph:
     joined = Edges(
         **{f.name: np.concatenate([getattr(e, f.name) for e in edges]) for f in dataclasses.fields(Edges)}
     )
-    made = make_graph(_nodes(copied, graph, picked, times), joined, graph.names, graph.lanes, graph.origin_ns)
-    return made.of_same_job(graph)
+    return make_graph(_nodes(copied, graph, picked, times), joined, graph.names, graph.lanes, graph.origin_ns)
 
 
 def _steps(graph: Graph) -> Ints:
@@ -111,7 +135,7 @@ def _behind(graph: Graph, step: Ints, position: Ints, first: Ints) -> list[Edges
     begin, end = order[opens], order[np.append(opens[1:], True)[: order.size]]
     kind = np.where(np.isin(nodes.kind[begin], CPU_KINDS), EdgeKind.THREAD, EdgeKind.STREAM)
     size = begin.size
-    none, sure = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    none, sure = np.full(size, -1), np.zeros(size, np.bool_)
     found = []
     for copy, shift in enumerate(first):
         after = position[begin] + first[copy + 1] if copy + 1 < first.size else begin

@@ -16,7 +16,7 @@ import polars as pl
 from dpro.arrays import Bools
 from dpro.errors import Unanswerable
 from dpro.replay.construction.cpu_threads import merge_intervals
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.memory import MODULE
 from dpro.replay.whatif.grammar import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
@@ -42,6 +42,11 @@ def in_modules(graph: Graph, pattern: str) -> Bools:
     Raises:
         Unanswerable: there is no such range.
     """
+    columns = (graph.nodes.rank, graph.nodes.span)
+    return once(graph, ("in modules", pattern), columns, lambda: _in_modules(graph, pattern))
+
+
+def _in_modules(graph: Graph, pattern: str) -> Bools:
     spans = spans_of(_run_of(graph))
     ranges = spans.filter(pl.col("kind").is_in(RANGES)).with_columns(pl.col("name").str.strip_prefix(MODULE))
     chosen = ranges.filter(_fits(ranges, pattern))
@@ -231,9 +236,14 @@ def descendants_of(graph: Graph, pattern: str) -> Bools:
         graph: the graph, with its run.
         pattern: a shell pattern for names of spans.
     """
-    spans = spans_of(_run_of(graph))
-    on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
-    return _nodes_of(graph, _closure(spans, on_cpu.filter(_fits(on_cpu, pattern))))
+    run = _run_of(graph)
+
+    def compute() -> Bools:
+        spans = spans_of(run)
+        on_cpu = spans.filter(pl.col("kind").is_in(ON_CPU))
+        return _nodes_of(graph, _closure(spans, on_cpu.filter(_fits(on_cpu, pattern))))
+
+    return once(graph, ("descendants", pattern), (graph.nodes.rank, graph.nodes.span), compute)
 
 
 def with_descendants(graph: Graph, mask: Bools) -> Bools:

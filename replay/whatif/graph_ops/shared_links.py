@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpro.arrays import Bools, Floats, Ints
-from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.arrays import Floats, Ints
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.replay.models.link_costs import fit_costs, messages_by_kind
 from dpro.replay.timeline import Timeline, replay
 
@@ -37,10 +37,7 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
     links = _links(changed)
     if not links:
         return changed
-    before = replay(graph)
-    demand = _demand(graph, before)
-    alone = _alone(graph, before, demand)
-    known = {_identity(graph, node): node for node in np.flatnonzero(demand > 0).tolist()}
+    demand, alone, known = _recorded(graph)
     asked, work = np.zeros(changed.num_nodes), changed.nodes.duration.astype(np.float64)
     for node in np.concatenate(links).tolist():
         recorded = known.get(_identity(changed, node))
@@ -48,6 +45,20 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
             asked[node] = demand[recorded]
             work[node] *= alone[recorded] / graph.nodes.duration[recorded]
     return _settled(changed, links, asked, work)
+
+
+def _recorded(graph: Graph) -> tuple[Floats, Floats, dict[tuple[int, int, int], int]]:
+    """What the transfers of a graph ask of their links and take alone, and their nodes by their identity."""
+    nodes, edges = graph.nodes, graph.edges
+
+    def compute() -> tuple[Floats, Floats, dict[tuple[int, int, int], int]]:
+        timeline = replay(graph)
+        demand = _demand(graph, timeline)
+        known = {_identity(graph, node): node for node in np.flatnonzero(demand > 0).tolist()}
+        return demand, _alone(graph, timeline, demand), known
+
+    columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
+    return once(graph, "links as recorded", columns, compute)
 
 
 def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats) -> Graph:
@@ -78,11 +89,13 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats) ->
 def _links(graph: Graph) -> list[Ints]:
     """The transfers of each link on which several can run at a time: of one rank, window and set of ranks."""
     nodes = graph.nodes
-    moving = (nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0) & (nodes.message >= 0)
-    at = np.flatnonzero(moving & ~_queued(graph))
+    at = _unqueued(graph)
+    at = at[nodes.duration[at] > 0]
     if at.size == 0:
         return []
-    place = np.stack([nodes.rank[at], nodes.window[at], _groups(graph)[nodes.message[at]]])
+    columns = (nodes.rank, nodes.message, graph.messages)
+    groups = once(graph, "groups of messages", columns, lambda: _groups(graph))
+    place = np.stack([nodes.rank[at], nodes.window[at], groups[nodes.message[at]]])
     link = np.unique(place, axis=1, return_inverse=True)[1].ravel()
     lanes = np.unique(np.stack([link, nodes.lane[at]]), axis=1)[0]
     several = np.flatnonzero(np.bincount(lanes) > 1)
@@ -102,14 +115,20 @@ def _groups(graph: Graph) -> Ints:
     return np.array([numbers.get(members.get(each, ()), each) for each in group.tolist()], np.int64)
 
 
-def _queued(graph: Graph) -> Bools:
-    """[N] transfers that wait for another one on their link, or are waited for, as edits put them."""
+def _unqueued(graph: Graph) -> Ints:
+    """Transfers that wait for no other one on their link, and are not waited for, as edits queue them."""
     nodes, edges = graph.nodes, graph.edges
-    transfer = nodes.kind == NodeKind.TRANSFER
-    queue = (edges.kind == EdgeKind.STREAM) & transfer[edges.source] & transfer[edges.target]
-    found = np.zeros(graph.num_nodes, np.bool_)
-    found[edges.source[queue]] = found[edges.target[queue]] = True
-    return found
+
+    def compute() -> Ints:
+        transfer = nodes.kind == NodeKind.TRANSFER
+        queue = np.flatnonzero(edges.kind == EdgeKind.STREAM)
+        queue = queue[transfer[edges.source[queue]] & transfer[edges.target[queue]]]
+        free = transfer & (nodes.message >= 0)
+        free[edges.source[queue]] = free[edges.target[queue]] = False
+        return np.flatnonzero(free)
+
+    columns = (nodes.kind, nodes.message, edges.kind, edges.source, edges.target)
+    return once(graph, "transfers on links", columns, compute)
 
 
 def _identity(graph: Graph, node: int) -> tuple[int, int, int]:

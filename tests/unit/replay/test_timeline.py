@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dpro.replay.timeline import step_ends, step_times
+from dpro.replay.graph import NodeKind, once
+from dpro.replay.timeline import changed_durations, changed_step_times, extents_of, step_ends, step_times
 from tests.builders import tiny_graph
 
 
@@ -14,3 +18,57 @@ def test_a_step_ends_no_sooner_than_the_one_before_it():
     start, end = np.array([0, 50, 80]), np.array([100, 80, 120])
     assert step_ends(graph, start, end)["finish_ns"].to_list() == [100, 100, 120]
     assert step_times(graph, start, end)["duration_ns"].to_list() == [100, 0, 20]
+
+
+@st.composite
+def graphs_with_steps(draw):
+    """A graph of nodes in windows and steps, when each begins, and the ends of steps of the unchanged one."""
+    size = draw(st.integers(3, 40))
+    whole = st.lists(st.integers(0, 100), min_size=size, max_size=size)
+    steps = draw(st.lists(st.integers(-2, 3), min_size=size, max_size=size))
+    windows = draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
+    kinds = draw(st.lists(st.sampled_from([NodeKind.CPU, NodeKind.RENDEZVOUS]), min_size=size, max_size=size))
+    durations = draw(whole)
+    graph = tiny_graph(durations, [], step=steps, window=windows, kind=kinds)
+    starts = [np.array(draw(whole)) for _ in range(2)]
+    return graph, *((start, start + graph.nodes.duration) for start in starts)
+
+
+@given(graphs_with_steps(), st.booleans())
+def test_durations_without_a_frame_are_those_of_the_frame(case, counted):
+    graph, before, after = case
+    baseline = step_ends(graph, *before)
+    if counted:
+        baseline = baseline.with_columns(counted=pl.col("step") > 1)
+    expected = changed_step_times(baseline, graph, *after)["duration_ns"].clip(lower_bound=0)
+    assert changed_durations(baseline, graph, *after).tolist() == expected.to_list()
+
+
+@given(graphs_with_steps())
+def test_extents_are_from_the_first_start_to_the_last_end_of_each_group(case):
+    graph, (start, end), _ = case
+    nodes = graph.nodes
+    expected = dict[tuple[int, int], tuple[int, int]]()
+    for node in np.flatnonzero(nodes.kind != NodeKind.RENDEZVOUS).tolist():
+        place = (int(nodes.window[node]), int(nodes.step[node]))
+        first, last = expected.get(place, (int(start[node]), int(end[node])))
+        expected[place] = min(first, int(start[node])), max(last, int(end[node]))
+    found = extents_of(graph, ["window", "step"], start, end)
+    assert {row[:2]: row[2:] for row in found.iter_rows()} == expected
+
+
+def test_what_was_computed_counts_for_the_same_columns_only():
+    graph = tiny_graph([1, 2], [(0, 1, 0)])
+    asked = []
+
+    def total(of):
+        def compute():
+            asked.append(of)
+            return int(of.nodes.duration.sum())
+
+        return once(of, "total", (of.nodes.duration,), compute)
+
+    longer = graph.with_durations(np.array([5, 5]))
+    later = graph.with_lags(np.array([7]))
+    assert [total(each) for each in (graph, longer, later, longer, graph)] == [3, 10, 3, 10, 3]
+    assert len(asked) == 3  # the longer one twice: what is kept is of the first that asked

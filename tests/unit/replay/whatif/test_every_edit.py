@@ -7,6 +7,7 @@ the tables hold must be answered by some job.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -282,6 +283,23 @@ def test_no_edit_gains_more_than_its_bound(job, name, text):
 
 def test_on_a_real_trace_no_candidate_gains_more_than_its_bound(real):
     _bounded(real, candidates(facts_of(real))[0])
+
+
+def _forgetful(graph: Graph) -> Graph:
+    return dataclasses.replace(graph, known={})
+
+
+@given(names, st.lists(st.sampled_from(sorted(set(LESS + MORE))), min_size=2, max_size=3))
+def test_what_is_kept_of_a_graph_changes_no_edit_of_it_and_of_what_edits_made_of_it(job, name, edits):
+    kept, fresh = _applied(job(name), *edits), job(name)
+    try:
+        for edit in edits:
+            fresh = parse_edit(edit).apply(_forgetful(fresh))
+    except (Unanswerable, UsageError):
+        assert kept is None
+    else:
+        assert kept is not None
+        assert _same_job(kept, fresh)
 
 
 @pytest.mark.parametrize("edit", EDITS)

@@ -1,0 +1,57 @@
+"""A run whose tables are read once: edits ask the same tables for what nodes do not hold, one after another.
+
+In: a graph. Out: the same graph of a run that keeps what was read of it, for as long as the new graph lives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from dpro.replay.graph import Graph
+from dpro.schema import Table
+from dpro.store import Run
+
+
+@dataclass(frozen=True)
+class KeptRun(Run):
+    """A run that keeps the tables that were read of it.
+
+    Attributes:
+        kept: frames by table and columns.
+    """
+
+    kept: dict[tuple[str, tuple[str, ...] | None], pl.DataFrame] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """As `Run.table`, read once.
+
+        Args:
+            table: which table.
+            columns: those to read, where not all are needed.
+
+        Raises:
+            InputError: a part cannot be read.
+        """
+        name = (table.name, None if columns is None else tuple(columns))
+        if name not in self.kept:
+            self.kept[name] = super().table(table, columns)
+        return self.kept[name]
+
+
+def with_kept_tables(graph: Graph) -> Graph:
+    """The graph, of a run that keeps its tables; what is computed of it is kept by it alone, too.
+
+    Args:
+        graph: of any run, or none.
+    """
+    run = graph.run
+    if run is None or isinstance(run, KeptRun):
+        return graph
+    kept = KeptRun(run.path, run.manifest, run.source)
+    return dataclasses.replace(graph, run=kept, known=dict(graph.known))
