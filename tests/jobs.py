@@ -19,19 +19,50 @@ from dpro.store import Run, open_run
 ROOT = Path(__file__).parents[1]
 TRAIN = ROOT / "sample_traces" / "train.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TWO_RANKS = [sys.executable, str(ROOT / "tests" / "ranks.py"), "2"]  # where it need not be torchrun
 RECORD = [sys.executable, "-m", "dpro", "record"]
 
-# A model so small that a step takes about a millisecond.
-TINY = """
-import sys, torch
+# A model so small that a step takes about a millisecond. The optimizers of torch import the compiler,
+# which takes longer than all the rest.
+MODEL = """
+class Descent(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def add_param_group(self, group):
+        self.param_groups.append(group)
+
+    def zero_grad(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= 0.1 * parameter.grad
+
 model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = Descent(model.parameters())
 
 def train_step():
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 """
+
+
+def imports(*modules: str) -> str:
+    """The head of a job. The collector skips what torch makes: the job starts and ends a second sooner.
+
+    Args:
+        modules: what else to import so; for DDP `COMPILER`, which it imports late.
+    """
+    names = ", ".join(["sys", "torch", *modules])
+    return f"import gc\ngc.disable()\nimport {names}\ngc.freeze()\ngc.enable()\n"
+
+
+COMPILER = "torch._dynamo"
+TINY = imports() + MODEL
 
 
 def environment(**extra: object) -> dict[str, str]:
@@ -55,9 +86,10 @@ def complete(command: list[str], cwd: Path, **extra: object) -> subprocess.Compl
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def script(folder: Path, body: str) -> list[str]:
+def script(folder: Path, body: str, *modules: str) -> list[str]:
+    """A job with a tiny model, in a file; `modules` are imported as `imports` does."""
     path = folder / "job.py"
-    path.write_text(TINY + textwrap.dedent(body))
+    path.write_text(imports(*modules) + MODEL + textwrap.dedent(body))
     return [sys.executable, str(path)]
 
 

@@ -15,7 +15,7 @@ import pytest
 from dpro.cli.run.live import copies, is_live
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
-from tests.jobs import RECORD, TORCHRUN, complete, opened, script, start, wait_for
+from tests.jobs import RECORD, TORCHRUN, TWO_RANKS, complete, opened, script, start, wait_for
 
 pytest.importorskip("torch")
 
@@ -45,7 +45,7 @@ dist.destroy_process_group()
 def job(tmp_path_factory):
     """A job of two ranks that runs for as long as the tests need it."""
     folder = tmp_path_factory.mktemp("attach")
-    process = start([*RECORD, "-o", "run", "--", *TORCHRUN, script(folder, JOB)[1]], folder)
+    process = start([*RECORD, "-o", "run", "--", *TWO_RANKS, script(folder, JOB)[1]], folder)
     wait_for(folder / "running0")
     yield folder
     (folder / "stop").touch()

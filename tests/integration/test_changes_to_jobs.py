@@ -6,12 +6,15 @@ import pytest
 
 from dpro.schema import COLLECTIVES
 from dpro.trial.changes import parse_change
-from tests.jobs import TORCHRUN, record
+from tests.jobs import COMPILER, TWO_RANKS, imports, record
 
 pytest.importorskip("torch")
 
-JOB = """
-import json, sys, time, torch, torch.distributed as dist
+JOB = (
+    imports(COMPILER)
+    + """
+import json, time
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -78,6 +81,7 @@ if rank == 0:
     open("seen.json", "w").write(json.dumps(seen))
 dist.destroy_process_group()
 """
+)
 STEPS = 12
 
 
@@ -85,7 +89,7 @@ def changed(folder, edit, kind="ddp"):
     """Record the job with one change; what it saw of itself, its run, and the reasons against the change."""
     (folder / "job.py").write_text(JOB)
     apply = json.dumps([parse_change(edit).document()])
-    run, done = record(folder, [*TORCHRUN, "job.py", kind, str(STEPS)], "--no-windows", "--apply", apply)
+    run, done = record(folder, [*TWO_RANKS, "job.py", kind, str(STEPS)], "--no-windows", "--apply", apply)
     assert done.returncode == 0, done.stderr.decode()
     refused = {reason for made in run.manifest.applied for reason in made.refused}
     assert {made.rank for made in run.manifest.applied if made.applied or made.refused} == {0, 1}

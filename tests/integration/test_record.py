@@ -20,10 +20,12 @@ from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, MODEL_CAL
 from dpro.store import Run
 from tests.commands import dpro
 from tests.jobs import (
+    COMPILER,
     RECORD,
     ROOT,
     TORCHRUN,
     TRAIN,
+    TWO_RANKS,
     complete,
     opened,
     record,
@@ -55,7 +57,7 @@ def run(ddp) -> Run:
 
 def test_output_of_the_job_is_the_same_byte_for_byte(ddp, tmp_path):
     _, recorded = ddp
-    plain = complete([*TORCHRUN, str(TRAIN), "--steps", str(STEPS_RUN)], tmp_path)
+    plain = complete([*TWO_RANKS, str(TRAIN), "--steps", str(STEPS_RUN)], tmp_path)
     assert plain.returncode == 0
     assert b"loss" in plain.stdout
     assert (recorded.returncode, recorded.stdout, recorded.stderr) == (0, plain.stdout, plain.stderr)
@@ -529,9 +531,10 @@ import torch.distributed as dist
 def tick():
     pass
 
+sys.path.insert(0, PACKAGES)
+hooks = importlib.import_module("inside.hooks")
+
 def sabotaged(name, launch):
-    sys.path.insert(0, PACKAGES)
-    hooks = importlib.import_module("inside.hooks")
     def broken(*_, **__):
         raise ValueError("sabotage")
     module, _, path = name.partition(":")
@@ -581,8 +584,8 @@ for name in METHODS:
 @pytest.fixture(scope="module")
 def sabotage(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sabotage")
-    packages = str(ROOT / "collectors")
-    job = start(script(folder, f"PACKAGES, METHODS = {packages!r}, {METHODS!r}\n{SABOTAGE}"), folder)
+    body = f"PACKAGES, METHODS = {str(ROOT / 'collectors')!r}, {METHODS!r}\n{SABOTAGE}"
+    job = start(script(folder, body, COMPILER), folder)
     try:
         stdout, _ = job.communicate(timeout=300)
     finally:

@@ -5,7 +5,7 @@ import pytest
 
 from dpro.collectors.convert.calls import LOST
 from dpro.schema import COLLECTIVES
-from tests.jobs import TORCHRUN, record, script
+from tests.jobs import TWO_RANKS, record, script
 
 pytest.importorskip("torch")
 
@@ -31,7 +31,7 @@ dist.destroy_process_group()
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calls")
     options = ["--every", "60"]
-    return record(folder, [*TORCHRUN, script(folder, JOB)[1]], *options, TORCH_FR_BUFFER_SIZE=RING)[0]
+    return record(folder, [*TWO_RANKS, script(folder, JOB)[1]], *options, TORCH_FR_BUFFER_SIZE=RING)[0]
 
 
 def test_every_call_is_one_row_with_its_facts(run):

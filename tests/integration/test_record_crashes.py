@@ -21,9 +21,11 @@ from dpro.collectors.launch.start import RecordOptions
 from dpro.schema import SPANS, STEPS, TABLES, WORKERS
 from dpro.store import Run
 from tests.jobs import (
+    COMPILER,
     RECORD,
     ROOT,
     TORCHRUN,
+    TWO_RANKS,
     children,
     complete,
     kill,
@@ -63,16 +65,19 @@ ENDS = {
 ENDED_FROM_WITHIN = """
 import importlib, json, os, pathlib, signal, threading, time
 
+sys.path.insert(0, PACKAGES)
+hooks = importlib.import_module("inside.hooks")
+
 def ended(number, how):
-    sys.path.insert(0, PACKAGES)
     launch = pathlib.Path(str(number)).resolve()
     launch.mkdir()
     (launch / "config.json").write_text(json.dumps(CONFIG))
-    importlib.import_module("inside.hooks").install(str(launch))
+    hooks.install(str(launch))
     train_step()
     train_step()
     exec(how, globals())
 
+gc.freeze()  # children that leave it alone are quick
 for number, how in enumerate(ENDS):
     if os.fork() == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -199,7 +204,7 @@ def victims(random: Random, run: Path, launcher: int) -> list[int]:
 def killed_at_random(folder: Path, seed: int) -> Run:
     """Return the run of a job of which some processes were killed at a random moment, and the rest later."""
     random = Random(seed)
-    command = [*TORCHRUN, script(folder, TRAINS_UNTIL_KILLED)[1]]
+    command = [*TWO_RANKS, script(folder, TRAINS_UNTIL_KILLED, COMPILER)[1]]
     job = start([*RECORD, "-o", "run", "--every", "20", "--", *command], folder)
     run = folder / "run"
     wait_until(lambda: list(run.glob(".recording/*.json")), "no recording")

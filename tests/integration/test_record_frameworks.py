@@ -23,6 +23,7 @@ from dpro.collectors.launch.start import RecordOptions
 from dpro.opening import ensure_finished
 from dpro.schema import BUCKETS, COLLECTIVES, COUNTERS, SPANS, STEPS, WORKERS
 from dpro.store import Run, open_run
+from tests.jobs import imports
 
 pytest.importorskip("torch")
 
@@ -282,13 +283,13 @@ TOGETHER = {
 NAMED = ("range", "range_beside", "function")
 
 JOBS = """
-import contextlib, gc, importlib, json, math, os, pathlib, signal, sys, warnings
-import torch
+import contextlib, importlib, json, math, os, pathlib, signal, warnings
 import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD
 
 sys.path.insert(0, PACKAGES)
+hooks = importlib.import_module("inside.hooks")
 torch.set_num_threads(1)
 
 def iteration(model):
@@ -296,7 +297,7 @@ def iteration(model):
 
 def begin(run, rank, body):
     inference = importlib.import_module("inside.steps.inference")
-    importlib.import_module("inside.hooks").install(str(run / ".raw" / "job"))
+    hooks.install(str(run / ".raw" / "job"))
     if body in TOGETHER:
         os.environ.update(RANK=str(rank), WORLD_SIZE="2")
         dist.init_process_group("gloo", init_method=f"file://{run.absolute()}.store", rank=rank, world_size=2)
@@ -337,7 +338,11 @@ children, codes = {}, {}
 for name in BODIES:
     for rank in range(2 if name in TOGETHER else 1):
         children[fork(name, rank)] = name
-    importlib.import_module("torch._dynamo")  # as optimizers do: once for all further jobs
+    if "torch._dynamo" not in sys.modules:
+        gc.disable()
+        importlib.import_module("torch._dynamo")  # as optimizers do: once for all further jobs
+        gc.freeze()
+        gc.enable()
     while len(children) > 3 or (children and name == list(BODIES)[-1]):  # some at a time: they mostly wait
         child, status = os.wait()
         codes.setdefault(children.pop(child), []).append(os.waitstatus_to_exitcode(status))
@@ -359,7 +364,7 @@ def jobs(tmp_path_factory):
         (folder / name / MARKERS / "job.json").write_text(json.dumps(facts))
     bodies = {name: textwrap.dedent(body) for name, body in (ALONE | TOGETHER).items()}
     head = f"PACKAGES, BODIES, TOGETHER = {str(ROOT / 'collectors')!r}, {bodies!r}, {list(TOGETHER)!r}\n"
-    (folder / "jobs.py").write_text(head + JOBS)
+    (folder / "jobs.py").write_text(imports() + head + JOBS)
     done = subprocess.run(
         [sys.executable, "jobs.py"], cwd=folder, env=environment(), capture_output=True, timeout=300
     )

@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 from dpro.collectors.inside import records
 from dpro.collectors.inside.torch_internals import INTERNALS, internal
-from tests.jobs import ROOT, complete, script
+from tests.jobs import COMPILER, ROOT, complete, script
 
 LACKING = ["", *(each.path for each in INTERNALS if internal(each.path) is not None)]
 STEPS_RUN = 12
@@ -15,12 +15,14 @@ JOB = """
 import atexit, importlib, json, os, pathlib
 import torch.distributed as dist
 
+sys.path.insert(0, PACKAGES)
+hooks = importlib.import_module("inside.hooks")
+internals = importlib.import_module("inside.torch_internals")
+
 def trained(lacking, launch):
-    sys.path.insert(0, PACKAGES)
-    internals = importlib.import_module("inside.torch_internals")
     find = internals.internal
     internals.internal = lambda path: None if path == lacking else find(path)
-    importlib.import_module("inside.hooks").install(str(launch))
+    hooks.install(str(launch))
     dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     for batch in torch.utils.data.DataLoader(torch.ones(2 * STEPS, 4), batch_size=2):
@@ -31,6 +33,7 @@ def trained(lacking, launch):
         ddp(batch)
     dist.destroy_process_group()
 
+gc.freeze()  # children that leave it alone are quick
 children = {}
 for number, name in enumerate(LACKING):
     launch = pathlib.Path(str(number)).resolve()
@@ -55,7 +58,7 @@ for number, name in enumerate(LACKING):
 def jobs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lacking")
     names = f"PACKAGES, LACKING, STEPS = {str(ROOT / 'collectors')!r}, {LACKING!r}, {STEPS_RUN}"
-    done = complete(script(folder, f"{names}\n{JOB}"), folder)
+    done = complete(script(folder, f"{names}\n{JOB}", COMPILER), folder)
     return folder, dict(line.split() for line in done.stdout.decode().splitlines())
 
 

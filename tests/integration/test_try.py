@@ -9,13 +9,15 @@ import msgspec
 import pytest
 
 from dpro.store import AppliedChange, open_run
-from tests.jobs import TORCHRUN, complete, start, wait_for, wait_until
+from tests.jobs import COMPILER, TINY, TORCHRUN, TWO_RANKS, complete, imports, start, wait_for, wait_until
 
 pytest.importorskip("torch")
 
 TRY = [sys.executable, "-m", "dpro", "try"]
-DDP = """
-import torch, torch.distributed as dist
+DDP = (
+    imports(COMPILER)
+    + """
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 STEPS, WIDTH = 30, 128
@@ -35,9 +37,10 @@ def main(model=lambda: torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _
     print("trained to the end")
     dist.destroy_process_group()
 """
+)
 
 
-def tried(folder, edits, script, *options, launcher=TORCHRUN, **extra):
+def tried(folder, edits, script, *options, launcher=TWO_RANKS, **extra):
     """`dpro try` of a script; its exit code, its JSON and what it said on stderr."""
     (folder / "job.py").write_text(script)
     command = [*TRY, *edits, "-o", "runs", "--json", *options, "--", *launcher, "job.py"]
@@ -125,8 +128,10 @@ def test_a_baseline_that_was_recorded_before_is_taken(bucket):
 
 # A clear gain, predicted and measured.
 
-SLEEPING = """
-import time, torch
+SLEEPING = (
+    TINY
+    + """
+import time
 from torch.utils.data import DataLoader
 
 class Disk(torch.utils.data.Dataset):
@@ -134,14 +139,13 @@ class Disk(torch.utils.data.Dataset):
         return 40
     def __getitem__(self, index):
         time.sleep(0.03)
-        return torch.ones(8)
+        return torch.ones(4)
 
-model = torch.nn.Linear(8, 8)
-optimizer = torch.optim.AdamW(model.parameters())
 for batch in DataLoader(Disk()):
     model(batch).sum().backward()
     optimizer.step()
 """
+)
 
 
 @pytest.mark.slow
@@ -201,7 +205,7 @@ def check(step, ddp):
 
 main(check=check)
 """
-    code, document, stderr = tried(tmp_path, ["gc"], DDP + fails)
+    code, document, stderr = tried(tmp_path, ["gc"], DDP + fails, launcher=TORCHRUN)
     assert (code, document) == (1, {})
     assert "the job ended with exit code 1: ValueError: out of cheese (job.py:" in stderr
     assert "baseline-1.log" in stderr

@@ -1,0 +1,41 @@
+"""Starts the ranks of a job as a batch system does: `python ranks.py NUM SCRIPT ARGUMENT…`.
+
+Torchrun imports torch first, which takes longer than most jobs of tests. Like torchrun, this ends the other
+ranks when one fails, and exits with 1 then.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+
+def main() -> int:
+    num_ranks, *command = sys.argv[1:]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": num_ranks}
+    ranks = {}
+    for rank in range(int(num_ranks)):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": num_ranks}
+        process = subprocess.Popen([sys.executable, *command], env=os.environ | store | place)
+        ranks[process.pid] = process
+    failed = False
+    while ranks:
+        pid, status = os.wait()
+        ended = ranks.pop(pid)
+        ended.returncode = os.waitstatus_to_exitcode(status)
+        if ended.returncode and not failed:
+            failed = True
+            for process in ranks.values():
+                with suppress(ProcessLookupError):
+                    process.terminate()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
