@@ -279,6 +279,44 @@ MODEL_CALLS = Table(
     ("rank", "time_ns", "model"),
 )
 
+CODECS = Table(
+    "codecs",
+    "What one codec made of the gradients of one bucket in one step, on a copy of them: `compress:probe`.",
+    {
+        "rank": _RANK,
+        "step": Column(pl.Int64, "Number of the step."),
+        "module": Column(pl.Int32, "Which wrapped module, as in `buckets`.", 0),
+        "bucket": Column(pl.Int32, "Which bucket of it, as in `buckets`."),
+        "names": Column(pl.List(pl.String), "Parameters of the bucket.", None),
+        "codec": Column(pl.String, "As the edit `compress` has it: to=bf16, powersgd_rank=4, topk=0.01.", ""),
+        "elements": Column(pl.Int64, "Gradients in the bucket."),
+        "square_norm": Column(pl.Float64, "Sum of the squares of the rank's own gradients."),
+        "square_error": Column(pl.Float64, "Sum of the squares of what the codec loses of them."),
+        "encode_ns": Column(pl.Int64, "Time to compress them, the device's work included."),
+        "decode_ns": Column(pl.Int64, "Time to make gradients of it again."),
+    },
+    ("rank", "step", "module", "bucket", "codec"),
+)
+
+SENSITIVITIES = Table(
+    "sensitivities",
+    "What one module loses at one precision, and what that may cost in loss: `precision:probe`.",
+    {
+        "rank": _RANK,
+        "module": Column(pl.String, "Name of the module, as `--modules` records it.", ""),
+        "precision": Column(pl.String, "bf16, fp16, fp8 or int8.", ""),
+        "elements": Column(pl.Int64, "Elements of its weight."),
+        "square_norm": Column(pl.Float64, "Sum of the squares of the weight."),
+        "square_error": Column(pl.Float64, "Sum of the squares of what rounding to the precision changes."),
+        "trace": Column(pl.Float64, "Trace of the Hessian of the loss over the weight, estimated."),
+        "trace_error": Column(pl.Float64, "Standard error of that; -1 where it is not known.", -1.0),
+        "method": Column(pl.String, "hutchinson, or fisher where gradients cannot be derived again.", ""),
+        "batches": Column(pl.Int32, "Batches that were looked at."),
+        "loss": Column(pl.Float64, "Mean loss of these batches."),
+    },
+    ("rank", "module", "precision"),
+)
+
 COUNTERS = Table(
     "counters",
     "One telemetry value: of a step or an interval that begins then, or sampled. A sampled value is a row if "
@@ -362,8 +400,8 @@ WORKERS = Table(
 )
 
 _ALL = (
-    SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, BUCKETS, MODEL_CALLS, COUNTERS,
-    CLOCK_SAMPLES, WORKERS,
+    SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, BUCKETS, MODEL_CALLS, CODECS,
+    SENSITIVITIES, COUNTERS, CLOCK_SAMPLES, WORKERS,
 )  # fmt: skip
 TABLES: Mapping[str, Table] = {table.name: table for table in _ALL}
 

@@ -31,6 +31,7 @@ from dpro.documents import schema_of
 from dpro.export.documents import ExportDocument
 from dpro.ingest.shards import ShardDocument
 from dpro.trial.documents import LedgerDocument, TryDocument
+from dpro.trial.probe_documents import ProbeDocument
 
 COMMANDS: dict[str, type[Struct]] = {
     "dpro demo": DemoDocument,
@@ -47,6 +48,7 @@ COMMANDS: dict[str, type[Struct]] = {
     "dpro diff A B": DifferenceDocument,
     "dpro export RUN --perfetto FILE": ExportDocument,
     "dpro try EDIT... -- COMMAND...": TryDocument,
+    "dpro try EDIT:probe -- COMMAND...": ProbeDocument,
     "dpro ledger": LedgerDocument,
     "dpro watch RUN": WatchDocument,
     "dpro attach RUN -o COPY": AttachDocument,

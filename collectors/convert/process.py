@@ -17,16 +17,18 @@ from dpro.collectors.convert import calls
 from dpro.collectors.convert.readers import Readers
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.stall import NEVER_NS, message_rows, process_groups
-from dpro.collectors.convert.tables import RECORD_TABLES, buckets, frames_of, model_calls
+from dpro.collectors.convert.tables import RECORD_TABLES, buckets, frames_of, measured, model_calls
 from dpro.collectors.convert.windows.batches import convert_windows, first_window_ns
 from dpro.collectors.convert.windows.cost import window_costs
 from dpro.collectors.convert.windows.lost import sentences
 from dpro.collectors.inside import records
 from dpro.schema import (
     BUCKETS,
+    CODECS,
     COLLECTIVES,
     MODEL_CALLS,
     PROCESS_GROUPS,
+    SENSITIVITIES,
     STEPS,
     TABLES,
     WORKERS,
@@ -73,6 +75,9 @@ def convert_process(
         write_part(run, table, process.part, frames[table.name])
     write_part(run, BUCKETS, process.part, buckets(process))
     write_part(run, MODEL_CALLS, process.part, model_calls(process))
+    for table in (CODECS, SENSITIVITIES):
+        if (rows := measured(process, table)).height:
+            write_part(run, table, process.part, rows)
     _keep_dumps(process, readers)
     convert_windows(run, process, readers, None)
     _convert_calls(run, process, frames)

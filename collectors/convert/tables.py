@@ -27,6 +27,7 @@ from dpro.schema import (
     MODEL_CALLS,
     STEPS,
     WORKERS,
+    Table,
     conform,
 )
 
@@ -124,6 +125,19 @@ def model_calls(process: RecordedProcess) -> pl.DataFrame:
         if (model := met["models"][call["model"]]) is not None
     ]
     return pl.DataFrame(rows, schema={name: MODEL_CALLS.dtypes[name] for name in MODEL_CALLS.columns})
+
+
+def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
+    """What a probe of `dpro try` measured in a process, as rows of its table.
+
+    Args:
+        process: the process.
+        table: `codecs` or `sensitivities`.
+    """
+    path = process.folder / f"{table.name}.json"
+    rows = json.loads(path.read_text()) if path.is_file() else []
+    whole = [{"rank": process.rank, **row} for row in rows]
+    return pl.DataFrame(whole, schema=table.dtypes).sort(table.sort_by)
 
 
 def _worker(process: RecordedProcess, recorded: Sequence[records.Record], status: int | None) -> pl.DataFrame:

@@ -39,6 +39,8 @@ SOURCES = {
     "collectives": "Kineto in deep windows, PyTorch's flight recorder otherwise; NCCL's Inspector if asked",
     "steps": "optimizer hooks",
     "buckets": "DDP logging data",
+    "codecs": "compress:probe",
+    "sensitivities": "precision:probe",
     "clock_samples": "recorder",
     "counters": "recorder; NVML, AMD SMI, /sys/class/infiniband, /sys/class/net, /proc and cgroups",
     "workers": "recorder, and the kernel for how processes ended",

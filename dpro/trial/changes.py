@@ -16,6 +16,8 @@ from dpro.errors import UsageError
 from dpro.replay.whatif.grammar import nearest, split_edit, values_of
 
 Values = dict[str, Any]
+PROBE, PROBES = "probe", "probes."
+BUDGET = "budget"  # what is chosen within it depends on what a probe measured
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Change:
         samples: how many times as many samples a step has.
         passes: how many times as many samples a forward pass has.
         keeps_loss: whether the job should learn what it did.
+        probe: what has to be measured of the job before it is known what to change, such as `compress:probe`.
     """
 
     text: str
@@ -43,6 +46,12 @@ class Change:
     samples: float = 1.0
     passes: float = 1.0
     keeps_loss: bool = True
+    probe: str = ""
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it measures the job and changes nothing."""
+        return self.family.startswith(PROBES)
 
     def document(self) -> dict[str, Any]:
         """Return it as the recorder reads it."""
@@ -138,9 +147,9 @@ def _milliseconds(text: str) -> float:
 
 
 def _compression(values: Values) -> Values:
-    ways = [key for key in ("to", "powersgd_rank", "topk") if key in values]
+    ways = [key for key in ("to", "powersgd_rank", "topk", BUDGET) if key in values]
     if len(ways) > 1:
-        raise UsageError("compress: to, powersgd_rank and topk exclude each other")
+        raise UsageError("compress: to, powersgd_rank, topk and budget exclude each other")
     if "module" in values and ways != ["to"]:
         raise UsageError("compress: module needs to=, as in compress:to=bf16,module=layers.*")
     if "topk" in values:
@@ -188,7 +197,10 @@ CHANGES: dict[str, Row] = {
     "compress": Row(
         "gradients are compressed before they are reduced",
         "reduction",
-        {"to": _one_of("fp16", "bf16"), "powersgd_rank": _count(1), "topk": _share, "module": str},
+        {
+            "to": _one_of("fp16", "bf16"), "powersgd_rank": _count(1), "topk": _share, BUDGET: _share,
+            "module": str,
+        },
         "compress:to=bf16", _compression,
     ),
     "local-updates": Row(
@@ -276,6 +288,9 @@ CHANGES: dict[str, Row] = {
         "host", {"n": _count(1)}, "threads:n=1", _renamed(n="num_threads"),
     ),
 }  # fmt: skip
+PROBE_SUMMARIES = {
+    f"compress:{PROBE}": "what each codec loses of the job's gradients, and takes; nothing is changed",
+}
 VARIABLE, VARIABLE_EXAMPLE = "env", "env:NCCL_ALGO=Tree"
 VARIABLE_SUMMARY = "a variable of the environment, of those that a recording keeps"
 
@@ -291,9 +306,10 @@ def parse_change(text: str) -> Change:
         return _variable(text.strip(), rest)
     if name not in CHANGES:
         raise UsageError(_unknown(name))
-    row = CHANGES[name]
+    row, text = CHANGES[name], text.strip()
+    if rest.strip() == PROBE and f"{name}:{PROBE}" in PROBE_SUMMARIES:
+        return Change(text, text, f"{PROBES}{name}", {})
     values = _values(name, row, rest)
-    text = text.strip()
     edits = (text,) if row.edits is None else row.edits(values)
     return Change(
         text,
@@ -305,6 +321,7 @@ def parse_change(text: str) -> Change:
         row.samples(values),
         row.passes(values),
         row.keeps_loss,
+        f"{name}:{PROBE}" if BUDGET in values else "",
     )
 
 

@@ -1,10 +1,11 @@
 """Each change that can be made to a job, made to a real one of two ranks: what the job itself shows of it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from dpro.schema import COLLECTIVES
+from dpro.schema import CODECS, COLLECTIVES
 from dpro.trial.changes import parse_change
 from tests.jobs import COMPILER, TWO_RANKS, imports, record
 
@@ -73,6 +74,7 @@ first = getattr(first, "to_local", lambda: first)()
 everywhere = [torch.empty_like(first) for _ in range(2)]
 dist.all_gather(everywhere, first)
 seen["same"] = torch.equal(*everywhere)
+seen["sum"] = float(first.double().sum())
 if KIND == "fsdp":
     states = [layer._get_fsdp_state() for layer in net.layers]
     prefetched = lambda s: [len(s._states_to_forward_prefetch), len(s._states_to_backward_prefetch)]
@@ -88,7 +90,8 @@ STEPS = 12
 def changed(folder, edit, kind="ddp"):
     """Record the job with one change; what it saw of itself, its run, and the reasons against the change."""
     (folder / "job.py").write_text(JOB)
-    apply = json.dumps([parse_change(edit).document()])
+    change = parse_change(edit) if isinstance(edit, str) else edit
+    apply = json.dumps([change.document()])
     run, done = record(folder, [*TWO_RANKS, "job.py", kind, str(STEPS)], "--no-windows", "--apply", apply)
     assert done.returncode == 0, done.stderr.decode()
     refused = {reason for made in run.manifest.applied for reason in made.refused}
@@ -173,6 +176,30 @@ def test_only_the_gradients_of_some_layers_are_compressed(tmp_path):
     sizes = run.table(COLLECTIVES, ["rank", "op", "dtype"]).filter(rank=0, op="all_reduce")
     assert reductions(run) > 0
     assert sizes["dtype"].n_unique() == 2 or sizes["dtype"].unique().to_list() == [""]
+
+
+@pytest.mark.slow
+def test_codecs_are_measured_and_the_one_chosen_for_each_bucket_is_used(tmp_path):
+    for name in ("probe", "as it is", "chosen"):
+        (tmp_path / name).mkdir()
+    plain, _, _ = changed(tmp_path / "as it is", "threads:n=1", "small")
+    seen, probed, refused = changed(tmp_path / "probe", "compress:probe", "small")
+    assert not refused
+    assert seen["sum"] == plain["sum"]  # to the last bit
+    measured = probed.table(CODECS).filter(rank=0, codec="to=bf16").sort("bucket")
+    buckets = dict(zip(measured["bucket"], measured["names"].to_list()))
+    assert len(buckets) > 1
+    assert measured["step"].n_unique() == 3
+    ways = [{"names": names, "to": "bf16" if bucket == 0 else ""} for bucket, names in buckets.items()]
+    change = replace(parse_change("compress:budget=0.1"), arguments={"buckets": ways})
+    seen, run, refused = changed(tmp_path / "chosen", change, "small")
+    assert not refused
+    assert seen["same"]
+    assert seen["sum"] != plain["sum"]
+    assert reductions(run) == reductions(probed)
+    bytes_in = run.table(COLLECTIVES, ["rank", "op", "bytes_in"]).filter(rank=0, op="all_reduce")["bytes_in"]
+    before = probed.table(COLLECTIVES, ["rank", "op", "bytes_in"]).filter(rank=0, op="all_reduce")["bytes_in"]
+    assert bytes_in.sum() < before.sum()
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """How DDP reduces gradients: compressed, only every few steps, or not at all.
 
 In: `to` (fp16, bf16, powersgd with its `rank`, topk with a `share`, or nothing), and the `layers` whose
-gradients that is for, or `every` for local updates. Out: communication hooks on all DDP modules. They are
-registered when gradients are first asked for: by then the script has registered its own, if it has any, which
-wins; the change is refused then.
+gradients that is for; or `buckets`, each with its own; or `every` for local updates. Out: communication hooks
+on all DDP modules. They are registered when gradients are first asked for: by then the script has registered
+its own, if it has any, which wins; the change is refused then.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ def _register(report: Report, module: Any, register: Callable[[Report, Any], Non
     report.applied(f"DDP of {type(module.module).__name__}")
 
 
-def _compression(report: Report, module: Any, to: str, **more: Any) -> None:
+def _compression(report: Report, module: Any, to: str = "", **more: Any) -> None:
     pattern = more.pop("layers", "")
-    if to == "nothing":
+    if "buckets" in more:
+        module.register_comm_hook(module.process_group, _by_bucket(report, module, **more))
+    elif to == "nothing":
         module.broadcast_buffers = False
         module.register_comm_hook(None, _keep)
     elif to == "powersgd":
@@ -77,6 +79,57 @@ def _compression(report: Report, module: Any, to: str, **more: Any) -> None:
         module.register_comm_hook(module.process_group, _of_layers(report, module, _half(to), pattern))
     else:
         module.register_comm_hook(module.process_group, _half(to))
+
+
+def _by_bucket(report: Report, module: Any, buckets: list[dict[str, Any]]) -> Hook:
+    """A hook that takes for each bucket, known by the names of its parameters, the codec chosen for it."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    names = {id(parameter): name for name, parameter in module.module.named_parameters()}
+    group = module.process_group
+    hooks: dict[frozenset[str], Hook] = {}
+    states: dict[frozenset[str], Any] = {}  # of PowerSGD
+    for each in buckets:
+        to, key = each["to"], frozenset(each["names"])
+        if to == "powersgd":
+            states[key] = powerSGD_hook.PowerSGDState(group, each["rank"], start_powerSGD_iter=2)
+            hooks[key] = functools.partial(_with_state, powerSGD_hook.powerSGD_hook, states[key])
+        elif to == "topk":
+            hooks[key] = _largest(group, each["share"])
+        else:
+            hooks[key] = _half(to) if to else default_hooks.allreduce_hook
+        report.applied(f"{to or 'as they are'}: gradients of {each['names'][0]} to {each['names'][-1]}")
+
+    def chosen(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        key = frozenset(names.get(id(each), "") for each in bucket.parameters())
+        if key not in hooks:
+            report.refuse("DDP's buckets are not those that codecs were measured for: probe this job again")
+        for other, state in states.items():
+            if other != key:
+                state.maybe_increase_iter(bucket)  # it counts steps by the last bucket
+        return hooks.get(key, default_hooks.allreduce_hook)(group, bucket)
+
+    return _after_plain_steps(group, chosen)
+
+
+def _with_state(hook: Hook, state: Any, _group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    return hook(state, bucket)
+
+
+def _after_plain_steps(group: Any, hook: Hook) -> Hook:
+    """A hook that is not asked in the first steps."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    num_steps = 0
+
+    def later(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        nonlocal num_steps
+        plain = num_steps < PLAIN_STEPS
+        num_steps += bucket.is_last()
+        return default_hooks.allreduce_hook(group, bucket) if plain else hook(state, bucket)
+
+    later.__annotations__ = {}  # DDP takes none for right, and annotations that are text for wrong
+    return later
 
 
 def _half(to: str) -> Hook:
@@ -123,25 +176,22 @@ def _bf16(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Ten
     return default_hooks.bf16_compress_hook(group, bucket)
 
 
-_bf16.__annotations__ = {}  # DDP takes none for right, and annotations that are text for wrong
+_bf16.__annotations__ = {}  # as above
 
 
-def top_k(group: Any, share: float) -> Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]:
+def top_k(group: Any, share: float) -> Hook:
     """A hook that exchanges the largest gradients of each bucket and keeps the others for the next step.
 
     As Aji and Heafield have it (EMNLP 2017), on the bucket as a whole.
     """
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    return _after_plain_steps(group, _largest(group, share))
 
+
+def _largest(group: Any, share: float) -> Hook:
     left: dict[int, torch.Tensor] = {}
-    num_ranks, num_steps = dist.get_world_size(group), 0
+    num_ranks = dist.get_world_size(group)
 
     def hook(_state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        nonlocal num_steps
-        plain = num_steps < PLAIN_STEPS
-        num_steps += bucket.is_last()
-        if plain:
-            return default_hooks.allreduce_hook(group, bucket)
         gradients = bucket.buffer()
         if bucket.index() in left:
             gradients.add_(left[bucket.index()])
@@ -150,7 +200,6 @@ def top_k(group: Any, share: float) -> Callable[[Any, dist.GradBucket], torch.fu
         left[bucket.index()] = gradients.index_fill(0, at, 0.0)
         return _gathered(group, num_ranks, at.to(torch.int32), values, gradients)
 
-    hook.__annotations__ = {}
     return hook
 
 

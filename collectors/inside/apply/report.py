@@ -21,6 +21,7 @@ from ..recorder import Recorder
 SETTLED_AT_STEP = 5  # every change that can be made has been made by then
 # In this order changes are made to one and the same thing: what is compiled can be run under autocast.
 FAMILIES = (
+    *("probes.compress", "probes.precision"),
     *("environment", "host", "data", "repeat", "waits", "optimizers", "accumulate", "ddp", "reduction"),
     *("modules.sharded", "modules.recompute", "modules.compiling", "modules.precision"),
 )

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from dpro.errors import DproError, InputError, UsageError
 
 if TYPE_CHECKING:
     from dpro.arrays import Floats
+    from dpro.documents import Document
     from dpro.replay.whatif.predict import Prediction
     from dpro.store import Run
     from dpro.trial.calibrate import Calibration
@@ -47,9 +48,9 @@ class _WithJob(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the changes there are."""
-        from dpro.trial.changes import CHANGES, VARIABLE_EXAMPLE, VARIABLE_SUMMARY
+        from dpro.trial.changes import CHANGES, PROBE_SUMMARIES, VARIABLE_EXAMPLE, VARIABLE_SUMMARY
 
-        rows = [(row.example, row.summary) for row in CHANGES.values()]
+        rows = [(row.example, row.summary) for row in CHANGES.values()] + [*PROBE_SUMMARIES.items()]
         with formatter.section("Changes, by example"):
             formatter.write_dl([*rows, (VARIABLE_EXAMPLE, VARIABLE_SUMMARY)], col_max=40)
 
@@ -135,6 +136,7 @@ def try_(
     dpro try compress:to=bf16 --repeats 5 -- torchrun --nproc-per-node 8 train.py
     dpro try dataloader:workers=2,persistent_workers=true -- python train.py
     dpro try accumulate:steps=2 --pairs 10 -- torchrun --nproc-per-node 2 train.py
+    dpro try compress:probe -- torchrun --nproc-per-node 2 train.py
 
     The script stays as it is: changes are made by what records it. Several EDITs are made together. Where
     one cannot be made on some rank, the try fails and says why. The job runs twice per repeat, so let it be
@@ -142,21 +144,30 @@ def try_(
 
     The result is added to the ledger (`dpro ledger`), by which later intervals of the same kind of change
     are widened. The loss of the changed job is compared with that of the job as it is.
+
+    A probe changes nothing: it records the job once, and measures what a change would lose. By that a codec
+    for each bucket of gradients (compress:budget=0.05) is chosen, which needs no probe of its own before.
     """
+    from dpro.cli.job.try_probe import probe
     from dpro.trial.changes import ensure_compatible, parse_change
+    from dpro.trial.probes import ensure_probes_alone
 
     command = tuple(ctx.meta["job"])
     if not command:
         raise UsageError("no job to try it on: dpro try EDIT... -- COMMAND...")
     changes = tuple(map(parse_change, edits))
     ensure_compatible(changes, os.environ)
+    ensure_probes_alone(changes, rest["skip"])
     folder = folder or Path(time.strftime("dpro-try-%Y%m%d-%H%M%S"))
     options = ["--window-steps", str(window_steps), "--skip", str(rest["skip"])]
     options += ["--every", str(every)] if every else []
     options += ["--modules"] * any(change.family == "modules.recompute" for change in changes)
     rest |= {"repeats": pairs or repeats, "until_decided": pairs is not None}
     plan = TrialPlan(changes, command, _made(folder), tuple(options), **rest)
-    document = _tried(plan, quiet=as_json)
+    if changes[0].is_probe:
+        document: Document = probe(_record(plan, "probe", changes), changes, quiet=as_json)
+    else:
+        document = _tried(plan, quiet=as_json)
     if as_json:
         print_json(document)
 
@@ -178,6 +189,7 @@ def _made(folder: Path) -> Path:
 def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
     """Try the changes, print how that goes, and remember it."""
     from dpro.cli.job.try_output import print_result
+    from dpro.cli.job.try_probe import with_choices
     from dpro.trial.documents import RunsOfTry
     from dpro.trial.ledger import append
     from dpro.trial.measure import compare, step_times
@@ -185,6 +197,7 @@ def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
 
     first = _first_baseline(plan)
     step_times(first, plan.skip)  # where there are too few, the other runs would be for nothing
+    plan = replace(plan, changes=with_choices(plan.changes, first))
     guess = _guess(plan.changes, first)
     if not quiet:
         _print_guess(plan, guess)
@@ -209,12 +222,14 @@ def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
 def _first_baseline(plan: TrialPlan) -> Run:
     from dpro.cli.runs import open_quietly
     from dpro.collectors.inside.process.environment import masked_command
+    from dpro.trial.probes import changes_nothing, probes_of
 
     if plan.baseline is None:
-        return _record(plan, "baseline-1", ())
+        return _record(plan, "baseline-1", probes_of(plan.changes))
     run = open_quietly(plan.baseline)
-    if run.manifest.applied:
-        raise InputError(f"{plan.baseline}: is of a job that was changed: {run.manifest.applied[0].edit}")
+    for made in run.manifest.applied:
+        if not changes_nothing(made.edit):
+            raise InputError(f"{plan.baseline}: is of a job that was changed: {made.edit}")
     if run.manifest.command != masked_command(plan.command):
         warn(f"{plan.baseline} is of another command: {' '.join(run.manifest.command)}")
     return run
@@ -289,7 +304,8 @@ def _record(plan: TrialPlan, name: str, changes: tuple[Change, ...]) -> Run:
     from dpro.trial.job import ensure_applied, record_job
 
     path = plan.folder / name
-    with stderr_console().status(f"{name} of {plan.repeats} …"):
+    times = "" if name == "probe" else f" of {plan.repeats}"
+    with stderr_console().status(f"{name}{times} …"):
         record_job(path, plan.command, changes, plan.options, plan.show)
         ensure_finished(path)
     return ensure_applied(path, changes)

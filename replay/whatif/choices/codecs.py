@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dpro.errors import Unanswerable
+from dpro.errors import Unanswerable, UsageError
 from dpro.replay.whatif.graph_ops.reduction import Reduced, Reduction
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -39,6 +39,43 @@ class Codec:
     to: str = ""
     powersgd_rank: int | None = None
     topk: float | None = None
+
+    def __str__(self) -> str:
+        """As the edit `compress` takes it."""
+        if self.to:
+            return f"to={self.to}"
+        return f"topk={self.topk:g}" if self.topk is not None else f"powersgd_rank={self.powersgd_rank}"
+
+
+def codec_of(text: str) -> Codec:
+    """A codec from what the edit `compress` takes.
+
+    Args:
+        text: such as `to=bf16`, `powersgd_rank=4` or `topk=0.01`.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    name, _, value = text.partition("=")
+    if name == "to":
+        return Codec(to=value)
+    if name == "powersgd_rank":
+        return Codec(powersgd_rank=int(value))
+    if name == "topk":
+        return Codec(topk=float(value))
+    raise UsageError(f"no codec {text!r}")
+
+
+def plain_reduction(known: Reduced, first: int, last: int) -> Reduction:
+    """The reduction of a bucket as it is, called once its last gradient is there.
+
+    Args:
+        known: how the graph reduces.
+        first, last: its parameters, by the order in which they are ready.
+    """
+    size = known.bytes_of(first, last)
+    moving = float(known.line.moving_ns(size))
+    return Reduction(first, last, size, moving, known.line.latency_ns, known.call_ns, last)
 
 
 def compressed(known: Reduced, plain: Reduction, codec: Codec) -> Reduction:

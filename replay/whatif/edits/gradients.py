@@ -20,7 +20,8 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.models.gradients import MB, first_uses
 from dpro.replay.models.link_costs import unknown_latencies
-from dpro.replay.whatif.choices.codecs import HALF, Codec, compressed
+from dpro.replay.whatif.choices.by_bucket import choose, in_words, reduction_of
+from dpro.replay.whatif.choices.codecs import HALF, Codec, compressed, plain_reduction
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.reduction import (
@@ -32,6 +33,7 @@ from dpro.replay.whatif.graph_ops.reduction import (
     reduced,
     with_reductions,
 )
+from dpro.schema import CODECS
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,8 @@ def buckets(known: Reduced, closes: Ints) -> list[Reduction]:
         known: how the graph reduces.
         closes: [B] the last parameter of each bucket.
     """
-    found = []
-    for first, last in zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()):
-        size = known.bytes_of(first, last)
-        moving = float(known.line.moving_ns(size))
-        found.append(Reduction(first, last, size, moving, known.line.latency_ns, known.call_ns, last))
-    return found
+    ranges = zip([0, *(closes[:-1] + 1).tolist()], closes.tolist())
+    return [plain_reduction(known, first, last) for first, last in ranges]
 
 
 @dataclass(frozen=True)
@@ -256,7 +254,8 @@ class Compress(Edit):
     )
     source = (
         "PyTorch's fp16, bf16 and PowerSGD hooks (Vogels et al., NeurIPS 2019); the largest: k values and "
-        "indices, gathered (Aji and Heafield, EMNLP 2017)"
+        "indices, gathered (Aji and Heafield, EMNLP 2017); by bucket: an integer program over what "
+        "`dpro try compress:probe` measured (Espresso, EuroSys 2023; L-GreCo, MLSys 2024)"
     )
     proof = "fp16 and PowerSGD of rank 2, gloo"
     effort = "line"
@@ -264,18 +263,25 @@ class Compress(Edit):
     to: str = key("half precision", "", choices=tuple(HALF))
     powersgd_rank: int | None = key("rank of PowerSGD's matrices", None, least=1)
     topk: float | None = key("share of gradients that is sent", None, least=0.0, most=1.0)
+    budget: float | None = key("a codec for each bucket: what all may lose", None, least=0.0, most=1.0)
     doubt: float = 0.3
 
     def __post_init__(self) -> None:
         """Refuse none or several of the ways."""
         super().__post_init__()
-        if sum([bool(self.to), self.powersgd_rank is not None, self.topk is not None]) != 1:
-            raise UsageError("compress needs one of to=fp16, to=bf16, powersgd_rank=2, topk=0.01")
+        ways = (self.powersgd_rank, self.topk, self.budget)
+        if bool(self.to) + sum(way is not None for way in ways) != 1:
+            raise UsageError(
+                "compress needs one of to=fp16, to=bf16, powersgd_rank=2, topk=0.01, budget=0.05"
+            )
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Half precision, PowerSGD, and the largest hundredth."""
-        return [cls("bf16"), cls(powersgd_rank=2), cls(topk=0.01)]
+        """Half precision, PowerSGD, the largest hundredth; a codec for each bucket where measured."""
+        run = facts.graph.run
+        measured = run is not None and run.table(CODECS).height > 0
+        chosen = [cls(budget=share) for share in (0.01, 0.1)] if measured else []
+        return [cls("bf16"), cls(powersgd_rank=2), cls(topk=0.01), *chosen]
 
     def bound(self, facts: RunFacts) -> float:
         return facts.idle(facts.communication | calling(reduced(facts.graph)))
@@ -286,19 +292,33 @@ class Compress(Edit):
         if known.ratio < 1:
             raise Unanswerable("gradients are compressed already")
         plain = [buckets(known, each.closes) for each in known.passes]
+        if self.budget is not None:
+            return self._by_bucket(known, plain)
         codec = Codec(self.to, self.powersgd_rank, self.topk)
         wanted = [[compressed(known, bucket, codec) for bucket in own] for own in plain]
         return with_reductions(known, wanted)
 
+    def _by_bucket(self, known: Reduced, plain: list[list[Reduction]]) -> Graph:
+        chosen = choose(known, float(self.budget or 0.0))
+        if all(each.measured.codec is None for each in chosen):
+            return known.graph
+        wanted = [
+            [reduction_of(known, bucket, each.measured) for bucket, each in zip(own, chosen)] for own in plain
+        ]
+        return with_reductions(known, wanted)
+
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Operations and groups whose latency the run does not show."""
-        return unknown_latencies(graph)
+        """What was chosen; operations and groups whose latency the run does not show."""
+        chosen = [] if self.budget is None else in_words(choose(reduced(graph), self.budget))
+        return (*chosen, *unknown_latencies(graph))
 
     def is_proven(self) -> bool:
-        """Sending only the largest was not measured."""
-        return self.topk is None
+        """Neither sending only the largest nor choosing by bucket was measured."""
+        return self.topk is None and self.budget is None
 
     def describe(self) -> str:
+        if self.budget is not None:
+            return f"gradients compressed bucket by bucket, {self.budget:.2%} of them lost"
         if self.to:
             return f"gradients reduced in {HALF[self.to]}"
         if self.topk is not None:
@@ -310,5 +330,7 @@ class Compress(Edit):
             return f"model.register_comm_hook(None, default_hooks.{self.to}_compress_hook)"
         if self.topk is not None:
             return "a hook that gathers the largest gradients and keeps the others, as `dpro try` makes it"
+        if self.budget is not None:
+            return f"a hook that takes the codec chosen for each bucket: dpro try {self} makes it"
         state = f"PowerSGDState(None, matrix_approximation_rank={self.powersgd_rank})"
         return f"model.register_comm_hook({state}, powerSGD_hook); look after accuracy"

@@ -14,6 +14,7 @@ from dpro.trial.changes import (
     kind_of_edit,
     parse_change,
 )
+from dpro.trial.probes import changes_nothing, ensure_probes_alone, probes_of
 
 EXAMPLES = [row.example for row in CHANGES.values()] + [VARIABLE_EXAMPLE]
 
@@ -156,3 +157,27 @@ def test_what_cannot_be_changed_together_or_is_so_already_is_refused(texts, mess
 
 def test_several_variables_may_be_set():
     ensure_compatible([parse_change("env:NCCL_ALGO=Ring"), parse_change("env:NCCL_PROTO=LL")], {})
+
+
+def test_a_probe_changes_nothing_and_is_given_alone():
+    probe = parse_change("compress:probe")
+    assert (probe.is_probe, probe.family, probe.edits) == (True, "probes.compress", ())
+    ensure_probes_alone([probe], 10)
+    with pytest.raises(UsageError, match="without other changes"):
+        ensure_probes_alone([probe, parse_change("bucket:mb=1")], 10)
+    with pytest.raises(UsageError, match="--skip-steps 8"):
+        ensure_probes_alone([probe], 5)
+    with pytest.raises(UsageError, match="no key 'probe'"):
+        parse_change("bucket:probe")
+
+
+def test_a_budget_asks_for_a_probe_first():
+    chosen, plain = parse_change("compress:budget=0.05"), parse_change("compress:to=bf16")
+    assert [each.text for each in probes_of([chosen, plain, chosen])] == ["compress:probe"]
+    assert chosen.edits == ("compress:budget=0.05",)
+    assert chosen.kind == "compress:budget"
+    assert changes_nothing("compress:probe")
+    assert not changes_nothing("compress:to=bf16")
+    assert not changes_nothing("what?")
+    with pytest.raises(UsageError, match="exclude each other"):
+        parse_change("compress:to=bf16,budget=0.1")

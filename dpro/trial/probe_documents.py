@@ -1,0 +1,85 @@
+"""What a probe measured, for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import polars as pl
+
+from dpro.documents import Document, Part
+from dpro.errors import Unanswerable
+from dpro.schema import CODECS
+from dpro.store import Run
+from dpro.units import ms
+
+
+class CodecDocument(Part, frozen=True):
+    """A codec on the gradients of one bucket, mean over ranks and steps.
+
+    Attributes:
+        module, bucket: which, as in the run's table `buckets`.
+        names: its parameters.
+        elements: its gradients.
+        codec: as the edit `compress` has it.
+        lost: norm of what it loses over the norm of the gradients.
+        ms: to compress and back.
+    """
+
+    module: int
+    bucket: int
+    names: list[str]
+    elements: int
+    codec: str
+    lost: float
+    ms: float
+
+
+class ProbeDocument(Document, frozen=True, kw_only=True):
+    """What probes measured of a job as it is.
+
+    Attributes:
+        probes: as the user wrote them.
+        run: where it is.
+        codecs: what codecs lose of gradients, by bucket.
+    """
+
+    probes: list[str]
+    run: str
+    codecs: list[CodecDocument]
+
+
+def probe_document(run: Run, probes: Sequence[str]) -> ProbeDocument:
+    """What was measured in a run.
+
+    Args:
+        run: of the job.
+        probes: as the user wrote them.
+
+    Raises:
+        Unanswerable: nothing was: the job was too short.
+    """
+    codecs = _codecs(run)
+    if not codecs:
+        raise Unanswerable(f"{run.path}: nothing was measured: let the job run for ten steps or more")
+    return ProbeDocument(probes=list(probes), run=str(run.path), codecs=codecs)
+
+
+def _codecs(run: Run) -> list[CodecDocument]:
+    by = ["module", "bucket", "codec"]
+    means = ("square_norm", "square_error", "encode_ns", "decode_ns")
+    rows = run.table(CODECS).group_by(by).agg(
+        pl.col("names", "elements").first(), *(pl.col(name).mean() for name in means)
+    )  # fmt: skip
+    return [
+        CodecDocument(
+            row["module"],
+            row["bucket"],
+            row["names"],
+            row["elements"],
+            row["codec"],
+            math.sqrt(row["square_error"] / row["square_norm"]) if row["square_norm"] else 0.0,
+            ms(row["encode_ns"] + row["decode_ns"]),
+        )
+        for row in rows.sort(by).iter_rows(named=True)
+    ]

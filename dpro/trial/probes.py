@@ -1,0 +1,88 @@
+"""What a probe measured of a job, and what is chosen by it.
+
+In: changes that say how much may be lost (`compress:budget=0.05`), and a run of the job with a probe's
+measurements. Out: the same changes with what they do bucket by bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dpro.errors import Unanswerable, UsageError
+from dpro.replay.graph import Graph
+from dpro.replay.whatif.choices.by_bucket import Chosen, choose
+from dpro.replay.whatif.graph_ops.reduction import reduced
+from dpro.trial.changes import BUDGET, Change, parse_change
+
+LAST_STEP = 8  # that probes look at
+
+
+def probes_of(changes: Sequence[Change]) -> tuple[Change, ...]:
+    """The probes that changes need, in the order of the changes."""
+    return tuple(parse_change(text) for text in dict.fromkeys(each.probe for each in changes if each.probe))
+
+
+def ensure_probes_alone(changes: Sequence[Change], skip: int) -> None:
+    """Refuse probes among changes, and probes within the steps that are measured.
+
+    Args:
+        changes: all that are to be made.
+        skip: steps at the beginning that are not measured.
+
+    Raises:
+        UsageError: saying which.
+    """
+    probing = [each for each in changes if each.is_probe]
+    if probing and len(probing) < len(changes):
+        raise UsageError(f"{probing[0].text} measures the job as it is: give it without other changes")
+    if (probing or probes_of(changes)) and skip < LAST_STEP:
+        raise UsageError(f"a probe looks at steps up to {LAST_STEP}: give --skip-steps {LAST_STEP} or more")
+
+
+def changes_nothing(text: str) -> bool:
+    """Whether what was applied to a job, as a run says it, is a probe."""
+    try:
+        return parse_change(text).is_probe
+    except UsageError:
+        return False
+
+
+def resolved(changes: Sequence[Change], graph: Graph) -> tuple[Change, ...]:
+    """Choose within budgets.
+
+    Args:
+        changes: all that are made together.
+        graph: of a run of the job with what a probe measured.
+
+    Returns:
+        The changes, those with a budget with what was chosen.
+
+    Raises:
+        Unanswerable: there are no measurements, or nothing is worth choosing.
+    """
+    return tuple(
+        replace(each, arguments=_CHOSEN[each.probe](graph, each)) if each.probe else each for each in changes
+    )
+
+
+def _by_bucket(graph: Graph, change: Change) -> dict[str, Any]:
+    chosen = choose(reduced(graph), change.arguments[BUDGET])
+    if all(each.measured.codec is None for each in chosen):
+        raise Unanswerable(
+            f"{change.text}: no codec that loses so little makes the step shorter: nothing to change"
+        )
+    return {"buckets": [{"names": list(each.names), **_hook(each)} for each in chosen]}
+
+
+def _hook(chosen: Chosen) -> dict[str, Any]:
+    codec = chosen.measured.codec
+    if codec is None or codec.to:
+        return {"to": codec.to if codec else ""}
+    if codec.powersgd_rank is not None:
+        return {"to": "powersgd", "rank": codec.powersgd_rank}
+    return {"to": "topk", "share": codec.topk}
+
+
+_CHOSEN = {"compress:probe": _by_bucket}

@@ -1,0 +1,194 @@
+"""A codec for each bucket of gradients, so that the last one is reduced first within a budget of errors.
+
+In: how a graph reduces its gradients, and what a probe measured of each codec on the job's own (table
+`codecs` of the run). Out: a codec for each bucket, or none. The error is what codecs lose of all gradients of
+a step, relative to them; the choice is an integer program over when gradients are ready, what compressing
+takes as measured, and what the link takes for what is left (Espresso, Wang et al., EuroSys 2023; L-GreCo,
+Markov et al., MLSys 2024). Codecs that keep what they lose for later steps lose less in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import Unanswerable
+from dpro.replay.whatif.choices.codecs import Codec, codec_of, compressed, plain_reduction
+from dpro.replay.whatif.choices.programs import Buckets, assign_in_pipeline
+from dpro.replay.whatif.graph_ops.reduction import Reduced, Reduction, on_stream, workers_of
+from dpro.schema import CODECS
+from dpro.store import Run
+
+HOW = "dpro try compress:probe -- COMMAND records a run that has them"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A codec on the gradients of one bucket, mean over ranks and steps.
+
+    Attributes:
+        codec: which; None: gradients as they are.
+        error: sum of squares of what it loses.
+        encode_ns, decode_ns: what it takes.
+    """
+
+    codec: Codec | None
+    error: float = 0.0
+    encode_ns: float = 0.0
+    decode_ns: float = 0.0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is done to one bucket.
+
+    Attributes:
+        names: its parameters.
+        measured: the codec, and what it loses and takes.
+        share: the error of the bucket, relative to the bucket.
+    """
+
+    names: tuple[str, ...]
+    measured: Measured
+    share: float
+
+
+def choose(known: Reduced, budget: float) -> list[Chosen]:
+    """Choose a codec for each bucket.
+
+    Args:
+        known: how the graph reduces.
+        budget: what may be lost: the norm of the error of all gradients over their norm.
+
+    Returns:
+        What is done to each bucket, in the order of their reductions.
+
+    Raises:
+        Unanswerable: the run has no measurements of codecs, or they are of other buckets.
+    """
+    closes = known.passes[0].closes
+    if any(not np.array_equal(each.closes, closes) for each in known.passes):
+        raise Unanswerable("buckets change from step to step: a codec for each cannot be chosen")
+    names, norms, options = _options(known, closes)
+    every = sorted({each.codec for own in options for each in own if each.codec is not None}, key=str)
+    codecs = [None, *every]
+    by_codec = [{each.codec: each for each in own} for own in options]
+    errors = np.array([[own[c].error if c in own else np.inf for c in codecs] for own in by_codec])
+    plain = [plain_reduction(known, first, last) for first, last in _ranges(closes)]
+    made = [
+        [reduction_of(known, bucket, own[c]) if c in own else bucket for c in codecs]
+        for bucket, own in zip(plain, by_codec)
+    ]
+    total = sum(norms)
+    chosen = assign_in_pipeline(_pipeline(known, plain, made), errors, budget**2 * total)
+    return [
+        Chosen(tuple(names[b]), own, (own.error / norms[b]) ** 0.5 if norms[b] else 0.0)
+        for b, own in enumerate(by_codec[b][codecs[option]] for b, option in enumerate(chosen.tolist()))
+    ]
+
+
+def reduction_of(known: Reduced, plain: Reduction, measured: Measured) -> Reduction:
+    """A reduction with what a codec really took: on a GPU it delays the result, not the thread.
+
+    Args:
+        known: how the graph reduces.
+        plain: the reduction as it is.
+        measured: the codec, and what it took.
+    """
+    if measured.codec is None:
+        return plain
+    made = compressed(replace(known, copy_ns_per_byte=0.0), plain, measured.codec)
+    on_thread, later = (0.0, measured.encode_ns) if on_stream(known) else (measured.encode_ns, 0.0)
+    return replace(
+        made, call_ns=made.call_ns + on_thread, fixed_ns=made.fixed_ns + later + measured.decode_ns
+    )
+
+
+def _ranges(closes: Ints) -> list[tuple[int, int]]:
+    """The first and the last parameter of each bucket."""
+    return list(zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()))
+
+
+def _pipeline(known: Reduced, plain: Sequence[Reduction], made: Sequence[Sequence[Reduction]]) -> Buckets:
+    """The usual pass: when each bucket is ready on the last rank, and what each option takes."""
+    end, start = known.timeline.end, known.timeline.start
+    ready = np.array([end[each.ready[each.closes]] - start[each.ready[0]] for each in known.passes])
+
+    def of(what: str) -> Floats:
+        return np.array([[float(getattr(each, what)) for each in own] for own in made])
+
+    before = np.array([each.call_ns for each in plain])[:, None]
+    return Buckets(
+        np.median(ready, axis=0),
+        of("call_ns") - before,
+        of("fixed_ns"),
+        of("moving_ns"),
+        min(workers_of(known.graph).values()),
+    )
+
+
+def _options(known: Reduced, closes: Ints) -> tuple[list[list[str]], list[float], list[list[Measured]]]:
+    """Of each bucket its parameters, the square of its norm, and what can be done to it."""
+    table = measurements(known.graph.run)
+    sizes = [int(known.parameters.num_bytes[first : last + 1].sum()) for first, last in _ranges(closes)]
+    own = table.group_by("module", "bucket", "codec").agg(
+        pl.col("names").first(), pl.col("elements").first(),
+        *(pl.col(name).mean() for name in ("square_norm", "square_error", "encode_ns", "decode_ns")),
+    )  # fmt: skip
+    buckets = own.sort("module", "bucket", "codec").partition_by("module", "bucket", maintain_order=True)
+    elements = [int(each["elements"][0]) for each in buckets]
+    ratios = {size / max(count, 1) for size, count in zip(sizes, elements)}
+    if len(elements) != len(sizes) or len(ratios) > 1:
+        raise Unanswerable(
+            f"the probe saw {len(elements)} buckets, of other sizes than the {len(sizes)} of the run: {HOW}"
+        )
+    crashes = not on_stream(known) and len(buckets) > 1  # as `dpro try` refuses it
+    options = [
+        [Measured(None)]
+        + [
+            Measured(codec, row["square_error"], row["encode_ns"], row["decode_ns"])
+            for row in each.iter_rows(named=True)
+            if not ((codec := codec_of(row["codec"])).powersgd_rank is not None and crashes)
+        ]
+        for each in buckets
+    ]
+    return (
+        [each["names"][0].to_list() for each in buckets],
+        [each["square_norm"][0] for each in buckets],
+        options,
+    )
+
+
+def measurements(run: Run | None) -> pl.DataFrame:
+    """What a probe measured of codecs on a run's gradients.
+
+    Raises:
+        Unanswerable: there was no probe.
+    """
+    table = run.table(CODECS) if run is not None else CODECS.empty()
+    if table.is_empty():
+        raise Unanswerable(f"what each codec loses of the job's gradients was not measured: {HOW}")
+    return table
+
+
+def in_words(chosen: Sequence[Chosen]) -> list[str]:
+    """A line per codec: for which buckets it is, and what is lost of them."""
+    lines = []
+    for codec in dict.fromkeys(each.measured.codec for each in chosen):
+        mine = [each for each in chosen if each.measured.codec == codec]
+        what = f"{len(mine)} of {len(chosen)} buckets"
+        if codec is None:
+            lines.append(f"{what} as they are ({_named(mine)})")
+        else:
+            worst = max(each.share for each in mine)
+            lines.append(f"{what} by {codec} ({_named(mine)}), which loses at most {worst:.2g} of each")
+    return lines
+
+
+def _named(chosen: Sequence[Chosen]) -> str:
+    names = [name for each in chosen for name in each.names]
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

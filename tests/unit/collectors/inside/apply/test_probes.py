@@ -1,0 +1,79 @@
+"""What probes measure of gradients, and that the job does not see it."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from dpro.collectors.inside.apply.probes.compress import CODECS, _Bucket  # noqa: E402
+from dpro.collectors.inside.apply.probes.measuring import BEGINS_AT_STEP, STEPS  # noqa: E402
+
+
+def lost(codec, *gradients):
+    """The share of gradients of one bucket that a codec loses."""
+    bucket = _Bucket(0, 0, list(gradients), ["weight"] * len(gradients))
+    bucket.copies = dict(enumerate(gradients))
+    flat = torch.cat([each.reshape(-1) for each in gradients])
+    encode, decode = CODECS[codec]
+    for _ in range(4):
+        made = decode(encode(bucket, flat), flat)
+    return float((made - flat).norm() / flat.norm())
+
+
+def test_a_codec_loses_what_it_should():
+    one_direction = torch.outer(torch.arange(1.0, 17), torch.arange(1.0, 33))
+    assert lost("powersgd_rank=1", one_direction) < 1e-5
+    assert lost("powersgd_rank=1", torch.eye(16)) == pytest.approx((15 / 16) ** 0.5, rel=1e-3)
+    assert lost("powersgd_rank=1", torch.ones(5)) == 0  # no matrix: it goes as it is
+    assert lost("topk=0.1", torch.tensor([3.0, 4.0] + [0.0] * 18)) == 0
+    assert lost("topk=0.1", torch.ones(100)) == pytest.approx(0.9**0.5)
+    assert lost("to=bf16", torch.tensor([1.0, 1 + 2**-9])) == pytest.approx(2**-9 / 2**0.5, rel=1e-2)
+    assert lost("to=fp16", torch.tensor([1.0, 1 + 2**-9])) == 0
+
+
+def trained(job, group, probe):
+    """Parameters after some steps, and how many numbers were drawn."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 16, bias=False) for _ in range(3)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.0005)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1, BEGINS_AT_STEP + STEPS + 3):
+        optimizer.zero_grad()
+        job.backward(model(torch.randn(4, 16)).square().mean())
+        optimizer.step()
+        job.notify("step", step)
+    job.notify("end")
+    return [each.detach().clone() for each in model.parameters()], torch.rand(3)
+
+
+def test_gradients_of_every_bucket_are_measured_and_training_is_the_same(job, group):
+    before, drawn = trained(job, group, probe=False)
+    job.change("compress:probe")
+    after, drawn_with_probe = trained(job, group, probe=True)
+    assert all(torch.equal(*each) for each in zip(before, after))
+    assert torch.equal(drawn, drawn_with_probe)
+    assert "3 buckets" in job.places()[0]["where"]
+    rows = json.loads((job.folder / "codecs.json").read_text())
+    assert len(rows) == 3 * STEPS * len(CODECS)
+    assert {each["bucket"] for each in rows} == {0, 1, 2}
+    assert all(0 <= each["square_error"] <= each["square_norm"] for each in rows)
+    assert all(each["elements"] == 256 and each["encode_ns"] > 0 for each in rows)
+
+
+def test_without_ddp_there_is_nothing_to_measure(job):
+    job.change("compress:probe")
+    job.steps(*range(1, 9))
+    assert "no module with DistributedDataParallel" in job.refused()
+
+
+def test_a_codec_that_fails_ends_the_probe_and_not_the_job(job, group, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(CODECS, "to=bf16", CODECS["to=bf16"]._replace(encode=fails))
+    job.change("compress:probe")
+    trained(job, group, probe=True)
+    assert "out of memory" in job.refused()
