@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpro.schema import COLLECTIVES, SPANS, STEPS, Table, conform
+from dpro.schema import COLLECTIVES, SPANS, STEPS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
+from dpro.table import Table
 from tests.browser import start_browser, wait
 
 BARS = {"first_lanes_s": 3.0, "wheel_p95_ms": 150.0, "server_mb": 1500.0}

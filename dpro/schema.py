@@ -10,11 +10,10 @@ are never rewritten; ids are int64 and -1 means none; intervals are half open; u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import polars as pl
 
-from dpro.errors import InternalError, first_line
+from dpro.table import Column, SchemaError, Table, complete
 
 SPAN_KINDS = (
     "cpu_op",  # an operator on a CPU thread
@@ -32,38 +31,6 @@ SYNC_KINDS = ("event_record", "stream_wait_event", "event_sync", "stream_sync", 
 
 SpanKind = pl.Enum(SPAN_KINDS)
 SyncKind = pl.Enum(SYNC_KINDS)
-
-
-class SchemaError(InternalError):
-    """A frame does not fit its declaration, which is a defect of dpro; names columns or bad rows."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column: its polars type, one sentence, the value where a source lacks it (None: an empty list)."""
-
-    dtype: pl.DataType | type[pl.DataType]
-    doc: str
-    default: object = -1
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table: the name of its folder, what a row is, its columns in order, and what rows are sorted by."""
-
-    name: str
-    doc: str
-    columns: Mapping[str, Column]
-    sort_by: tuple[str, ...]
-
-    @property
-    def dtypes(self) -> dict[str, pl.DataType | type[pl.DataType]]:
-        """The declared types by column, in order."""
-        return {name: column.dtype for name, column in self.columns.items()}
-
-    def empty(self) -> pl.DataFrame:
-        """Return the table without rows."""
-        return pl.DataFrame(schema=self.dtypes)
 
 
 _RANK = Column(pl.Int32, "Global rank of the process, -1 where a row belongs to no rank.")
@@ -426,50 +393,6 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     if _is_sorted(conformed, table.sort_by):
         return conformed  # sorting copies the whole table
     return conformed.sort(table.sort_by, maintain_order=True)
-
-
-def complete(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame with all declared columns in their types; those that it lacks have their default.
-
-    Args:
-        table: the declaration.
-        frame: some of its columns; a frame without any has no rows.
-
-    Raises:
-        SchemaError: as for `typed`.
-    """
-    if not frame.width:
-        return table.empty()
-    have = typed(table, frame)
-    lacking = {name: column for name, column in table.columns.items() if name not in have.columns}
-    return have.with_columns(
-        pl.lit([] if column.default is None else column.default, dtype=column.dtype).alias(name)
-        for name, column in lacking.items()
-    ).select(*table.columns)
-
-
-def typed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame with its columns in their declared types.
-
-    Args:
-        table: the declaration.
-        frame: some of its columns.
-
-    Raises:
-        SchemaError: a column that is not declared, since it would be lost, or a value that does not fit.
-    """
-    unknown = [name for name in frame.columns if name not in table.columns]
-    if unknown:
-        raise SchemaError(f"table {table.name}: undeclared columns {', '.join(unknown)}")
-    other = [name for name, dtype in frame.schema.items() if dtype != table.columns[name].dtype]
-    try:
-        cast = frame.with_columns(pl.col(name).cast(table.columns[name].dtype) for name in other)
-    except pl.exceptions.PolarsError as error:
-        raise SchemaError(f"table {table.name}: {first_line(error)}") from error
-    for name in other:
-        if cast.schema[name] != table.columns[name].dtype:  # of a struct, polars casts what is in it
-            raise SchemaError(f"table {table.name}: {name} is {frame.schema[name]}")
-    return cast
 
 
 def _is_sorted(frame: pl.DataFrame, by: tuple[str, ...]) -> bool:

@@ -23,7 +23,8 @@ from dpro.errors import InputError, first_line
 from dpro.folders import refuse_link, written_whole
 from dpro.limits import MAX_RANKS
 from dpro.panics import panics_as
-from dpro.schema import TABLES, SchemaError, Table, conform
+from dpro.schema import TABLES, conform
+from dpro.table import SchemaError, Table
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

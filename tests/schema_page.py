@@ -10,7 +10,8 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.schema import TABLES, Column, Table
+from dpro.schema import TABLES
+from dpro.table import Column, Table
 
 HEAD = """# Tables of a run
 

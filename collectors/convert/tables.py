@@ -20,16 +20,8 @@ from dpro.collectors.convert.stall import NEVER_NS, stack_of
 from dpro.collectors.inside import records
 from dpro.collectors.inside.steps.stepping import SOURCES, Boundary, number_steps
 from dpro.collectors.sidecar import GONE
-from dpro.schema import (
-    BUCKETS,
-    CLOCK_SAMPLES,
-    COUNTERS,
-    MODEL_CALLS,
-    STEPS,
-    WORKERS,
-    Table,
-    conform,
-)
+from dpro.schema import BUCKETS, CLOCK_SAMPLES, COUNTERS, MODEL_CALLS, STEPS, WORKERS, conform
+from dpro.table import Table
 
 SOURCE = "dpro recorder"
 RECORD_TABLES = (STEPS, COUNTERS, CLOCK_SAMPLES, WORKERS)

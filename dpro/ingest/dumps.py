@@ -22,8 +22,9 @@ from dpro.ingest.assembly.staging import ImportTask, read_task
 from dpro.ingest.flight_recorder.repeated import in_words, newest
 from dpro.ingest.formats import FLIGHT_RECORDER, NCCL_RAS, Format, Importer, registry
 from dpro.ingest.importer import find_traces, spread_over
-from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, Table, complete, conform
+from dpro.schema import COLLECTIVES, COUNTERS, PROCESS_GROUPS, TABLES, WORKERS, conform
 from dpro.store import Manifest
+from dpro.table import Table, complete
 
 _AT_A_TIME = 32  # dumps that a process reads before it returns their rows
 _TABLES = (COLLECTIVES, PROCESS_GROUPS, WORKERS, COUNTERS)

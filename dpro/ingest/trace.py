@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from dpro.schema import TABLES, SchemaError, Table, typed
+from dpro.schema import TABLES
+from dpro.table import SchemaError, Table, typed
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def resolved(changes: Sequence[Change], graph: Graph) -> tuple[Change, ...]:
 
 def _by_bucket(graph: Graph, change: Change) -> dict[str, Any]:
     chosen = choose(reduced(graph), change.arguments[BUDGET])
-    if all(each.measured.codec is None for each in chosen):
+    if all(each.option.codec is None for each in chosen):
         raise Unanswerable(
             f"{change.text}: no codec that loses so little makes the step shorter: nothing to change"
         )
@@ -77,7 +77,7 @@ def _by_bucket(graph: Graph, change: Change) -> dict[str, Any]:
 
 
 def _hook(chosen: Chosen) -> dict[str, Any]:
-    codec = chosen.measured.codec
+    codec = chosen.option.codec
     if codec is None or codec.to:
         return {"to": codec.to if codec else ""}
     if codec.powersgd_rank is not None:

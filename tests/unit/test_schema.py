@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.schema import SPANS, STEPS, TABLES, SchemaError, conform
+from dpro.schema import SPANS, STEPS, TABLES, conform
+from dpro.table import SchemaError
 from tests.conftest import REPOSITORY
 from tests.schema_page import page
 

@@ -27,8 +27,9 @@ from dpro.ingest.reading.files import Source, blocks
 from dpro.ingest.trace import RankTrace
 from dpro.limits import MAX_RANKS
 from dpro.panics import is_panic
-from dpro.schema import COLLECTIVES, TABLES, SchemaError
+from dpro.schema import COLLECTIVES, TABLES
 from dpro.store import write_part
+from dpro.table import SchemaError
 
 _FILES = "files"
 _NOTE = "note.json"

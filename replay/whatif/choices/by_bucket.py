@@ -18,7 +18,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.whatif.choices.codecs import Codec, codec_of, compressed, plain_reduction
-from dpro.replay.whatif.choices.programs import Buckets, assign_in_pipeline
+from dpro.replay.whatif.choices.programs import ReductionPipeline, assign_in_pipeline
 from dpro.replay.whatif.graph_ops.reduction import Reduced, Reduction, on_stream, workers_of
 from dpro.schema import CODECS
 from dpro.store import Run
@@ -27,7 +27,7 @@ HOW = "dpro try compress:probe -- COMMAND records a run that has them"
 
 
 @dataclass(frozen=True)
-class Measured:
+class CodecOption:
     """A codec on the gradients of one bucket, mean over ranks and steps.
 
     Attributes:
@@ -48,12 +48,12 @@ class Chosen:
 
     Attributes:
         names: its parameters.
-        measured: the codec, and what it loses and takes.
+        option: the codec, and what it loses and takes.
         share: the error of the bucket, relative to the bucket.
     """
 
     names: tuple[str, ...]
-    measured: Measured
+    option: CodecOption
     share: float
 
 
@@ -91,21 +91,30 @@ def choose(known: Reduced, budget: float) -> list[Chosen]:
     ]
 
 
-def reduction_of(known: Reduced, plain: Reduction, measured: Measured) -> Reduction:
+def reduction_of(known: Reduced, plain: Reduction, option: CodecOption) -> Reduction:
     """A reduction with what a codec really took: on a GPU it delays the result, not the thread.
 
     Args:
         known: how the graph reduces.
         plain: the reduction as it is.
-        measured: the codec, and what it took.
+        option: the codec, and what it took.
     """
-    if measured.codec is None:
+    if option.codec is None:
         return plain
-    made = compressed(replace(known, copy_ns_per_byte=0.0), plain, measured.codec)
-    on_thread, later = (0.0, measured.encode_ns) if on_stream(known) else (measured.encode_ns, 0.0)
-    return replace(
-        made, call_ns=made.call_ns + on_thread, fixed_ns=made.fixed_ns + later + measured.decode_ns
-    )
+    made = compressed(replace(known, copy_ns_per_byte=0.0), plain, option.codec)
+    on_thread, later = (0.0, option.encode_ns) if on_stream(known) else (option.encode_ns, 0.0)
+    return replace(made, call_ns=made.call_ns + on_thread, fixed_ns=made.fixed_ns + later + option.decode_ns)
+
+
+def by_choice(known: Reduced, plain: Sequence[Reduction], chosen: Sequence[Chosen]) -> list[Reduction]:
+    """The reductions of a pass, each by the codec that was chosen for its bucket.
+
+    Args:
+        known: how the graph reduces.
+        plain: the reductions as they are.
+        chosen: what is done to each.
+    """
+    return [reduction_of(known, bucket, each.option) for bucket, each in zip(plain, chosen)]
 
 
 def _ranges(closes: Ints) -> list[tuple[int, int]]:
@@ -113,16 +122,18 @@ def _ranges(closes: Ints) -> list[tuple[int, int]]:
     return list(zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()))
 
 
-def _pipeline(known: Reduced, plain: Sequence[Reduction], made: Sequence[Sequence[Reduction]]) -> Buckets:
-    """The usual pass: when each bucket is ready on the last rank, and what each option takes."""
-    end, start = known.timeline.end, known.timeline.start
-    ready = np.array([end[each.ready[each.closes]] - start[each.ready[0]] for each in known.passes])
+def _pipeline(
+    known: Reduced, plain: Sequence[Reduction], made: Sequence[Sequence[Reduction]]
+) -> ReductionPipeline:
+    """The usual pass: when each bucket is ready after the first gradient, and what each option takes."""
+    end = known.end
+    ready = np.array([end[each.ready[each.closes]] - end[each.ready[0]] for each in known.passes])
 
     def of(what: str) -> Floats:
         return np.array([[float(getattr(each, what)) for each in own] for own in made])
 
     before = np.array([each.call_ns for each in plain])[:, None]
-    return Buckets(
+    return ReductionPipeline(
         np.median(ready, axis=0),
         of("call_ns") - before,
         of("fixed_ns"),
@@ -131,7 +142,7 @@ def _pipeline(known: Reduced, plain: Sequence[Reduction], made: Sequence[Sequenc
     )
 
 
-def _options(known: Reduced, closes: Ints) -> tuple[list[list[str]], list[float], list[list[Measured]]]:
+def _options(known: Reduced, closes: Ints) -> tuple[list[list[str]], list[float], list[list[CodecOption]]]:
     """Of each bucket its parameters, the square of its norm, and what can be done to it."""
     table = measurements(known.graph.run)
     sizes = [int(known.parameters.num_bytes[first : last + 1].sum()) for first, last in _ranges(closes)]
@@ -148,9 +159,9 @@ def _options(known: Reduced, closes: Ints) -> tuple[list[list[str]], list[float]
         )
     crashes = not on_stream(known) and len(buckets) > 1  # as `dpro try` refuses it
     options = [
-        [Measured(None)]
+        [CodecOption(None)]
         + [
-            Measured(codec, row["square_error"], row["encode_ns"], row["decode_ns"])
+            CodecOption(codec, row["square_error"], row["encode_ns"], row["decode_ns"])
             for row in each.iter_rows(named=True)
             if not ((codec := codec_of(row["codec"])).powersgd_rank is not None and crashes)
         ]
@@ -178,8 +189,8 @@ def measurements(run: Run | None) -> pl.DataFrame:
 def in_words(chosen: Sequence[Chosen]) -> list[str]:
     """A line per codec: for which buckets it is, and what is lost of them."""
     lines = []
-    for codec in dict.fromkeys(each.measured.codec for each in chosen):
-        mine = [each for each in chosen if each.measured.codec == codec]
+    for codec in dict.fromkeys(each.option.codec for each in chosen):
+        mine = [each for each in chosen if each.option.codec == codec]
         what = f"{len(mine)} of {len(chosen)} buckets"
         if codec is None:
             lines.append(f"{what} as they are ({_named(mine)})")

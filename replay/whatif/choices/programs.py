@@ -43,7 +43,7 @@ def assign(costs: Floats, errors: Floats, budget: float) -> Ints:
 
 
 @dataclass(frozen=True)
-class Buckets:
+class ReductionPipeline:
     """Buckets of gradients in the order of their reductions, ns.
 
     Attributes:
@@ -61,7 +61,7 @@ class Buckets:
     workers: int
 
 
-def assign_in_pipeline(buckets: Buckets, errors: Floats, budget: float) -> Ints:
+def assign_in_pipeline(buckets: ReductionPipeline, errors: Floats, budget: float) -> Ints:
     """Choose an option for each bucket so that the last reduction ends first.
 
     With `t` the thread's extra time so far and `f` the end of a reduction, for each bucket `b`:

@@ -20,7 +20,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.models.gradients import MB, first_uses
 from dpro.replay.models.link_costs import unknown_latencies
-from dpro.replay.whatif.choices.by_bucket import choose, in_words, reduction_of
+from dpro.replay.whatif.choices.by_bucket import by_choice, choose, in_words
 from dpro.replay.whatif.choices.codecs import HALF, Codec, compressed, plain_reduction
 from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
@@ -293,18 +293,12 @@ class Compress(Edit):
             raise Unanswerable("gradients are compressed already")
         plain = [buckets(known, each.closes) for each in known.passes]
         if self.budget is not None:
-            return self._by_bucket(known, plain)
+            chosen = choose(known, self.budget)
+            if all(each.option.codec is None for each in chosen):
+                return graph
+            return with_reductions(known, [by_choice(known, own, chosen) for own in plain])
         codec = Codec(self.to, self.powersgd_rank, self.topk)
         wanted = [[compressed(known, bucket, codec) for bucket in own] for own in plain]
-        return with_reductions(known, wanted)
-
-    def _by_bucket(self, known: Reduced, plain: list[list[Reduction]]) -> Graph:
-        chosen = choose(known, float(self.budget or 0.0))
-        if all(each.measured.codec is None for each in chosen):
-            return known.graph
-        wanted = [
-            [reduction_of(known, bucket, each.measured) for bucket, each in zip(own, chosen)] for own in plain
-        ]
         return with_reductions(known, wanted)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from dpro.replay.graph import Graph
-from dpro.schema import Table
 from dpro.store import Run
+from dpro.table import Table
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import COMPLETED, ENDED, FAILED, RUNNING, UNKNOWN, End
 from dpro.analysis.summary import health_info
 from dpro.cli import cli
-from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, Table, conform
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
+from dpro.table import Table
 from dpro.units import NS_PER_S
 
 START_NS = 1_000 * NS_PER_S

@@ -11,7 +11,8 @@ from dpro.detect.findings import Finding
 from dpro.detect.hang.case import Case, examine
 from dpro.detect.hang.find import find_causes
 from dpro.detect.hang.records import make_records
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, Table, conform
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, conform
+from dpro.table import Table
 from dpro.units import NS_PER_S
 
 DONE, OPEN, RUNNING = "completed", "scheduled", "started"

@@ -6,7 +6,8 @@ import polars as pl
 import pytest
 
 from dpro.ingest.trace import RankTrace
-from dpro.schema import SPANS, SchemaError
+from dpro.schema import SPANS
+from dpro.table import SchemaError
 
 
 def test_columns_get_their_declared_types():

@@ -25,7 +25,7 @@ MIN_COMPRESSION_RATE = 2  # as of PyTorch's PowerSGDState
 POWERSGD_RANKS, SHARES = (1, 4), (0.01, 0.1)
 
 
-class Codec(NamedTuple):
+class _Coding(NamedTuple):
     """How gradients of one bucket become fewer bytes, and gradients again."""
 
     encode: Callable[[_Bucket, torch.Tensor], Any]
@@ -134,11 +134,13 @@ def _square(values: torch.Tensor) -> float:
     return float(values.double().square().sum())
 
 
-def _half(dtype: torch.dtype) -> Codec:
-    return Codec(lambda _, flat: flat.to(dtype), lambda encoded, flat: torch.empty_like(flat).copy_(encoded))
+def _half(dtype: torch.dtype) -> _Coding:
+    return _Coding(
+        lambda _, flat: flat.to(dtype), lambda encoded, flat: torch.empty_like(flat).copy_(encoded)
+    )
 
 
-def _low_rank(rank: int) -> Codec:
+def _low_rank(rank: int) -> _Coding:
     """PowerSGD (Vogels et al., 2019): one of its iterations at each call, from where the last one ended."""
 
     def encode(bucket: _Bucket, _flat: torch.Tensor) -> list[Any]:
@@ -160,7 +162,7 @@ def _low_rank(rank: int) -> Codec:
         made = [each if isinstance(each, torch.Tensor) else each[0] @ each[1].T for each in encoded]
         return torch.cat([each.reshape(-1) for each in made])
 
-    return Codec(encode, decode)
+    return _Coding(encode, decode)
 
 
 def _start(matrix: torch.Tensor, rank: int) -> torch.Tensor:
@@ -171,11 +173,12 @@ def _start(matrix: torch.Tensor, rank: int) -> torch.Tensor:
 def _is_worth(part: torch.Tensor, rank: int) -> bool:
     if part.dim() < 2:
         return False
-    rows, columns = int(part.shape[0]), part.numel() // max(part.shape[0], 1)
+    rows = int(part.shape[0])
+    columns = int(part.numel()) // max(rows, 1)
     return (rows + columns) * min(rows, columns, rank) * MIN_COMPRESSION_RATE < rows * columns
 
 
-def _largest(share: float) -> Codec:
+def _largest(share: float) -> _Coding:
     """The largest gradients of a bucket, as `reduction.top_k` sends them."""
 
     def encode(_bucket: _Bucket, flat: torch.Tensor) -> Any:
@@ -186,7 +189,7 @@ def _largest(share: float) -> Codec:
         at, values, _ = encoded
         return torch.zeros_like(flat).index_add_(0, at, values)
 
-    return Codec(encode, decode)
+    return _Coding(encode, decode)
 
 
 CODECS = {

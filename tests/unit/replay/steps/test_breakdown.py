@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.replay.steps.breakdown import collective_totals, kernel_totals, step_breakdown
-from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS, Table, conform
+from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS, conform
+from dpro.table import Table
 
 MAIN, WORKER = 1, 2
 PARTS = ["compute_ns", "exposed_comm_ns", "overlapped_comm_ns", "host_bound_ns", "idle_ns"]

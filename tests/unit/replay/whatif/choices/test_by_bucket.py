@@ -38,7 +38,7 @@ def graph_of(folder, measured, sizes=SIZES):
 
 
 def codecs(graph, budget):
-    return [each.measured.codec for each in choose(reduced(graph), budget)]
+    return [each.option.codec for each in choose(reduced(graph), budget)]
 
 
 def test_only_the_bucket_that_the_step_waits_for_is_compressed(tmp_path):

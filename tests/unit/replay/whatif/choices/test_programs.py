@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.whatif.choices.programs import Buckets, assign, assign_in_pipeline
+from dpro.replay.whatif.choices.programs import ReductionPipeline, assign, assign_in_pipeline
 
 
 def test_the_budget_goes_where_it_saves_most():
@@ -39,7 +39,7 @@ def of_three(ready, thread=0.0):
     """Three buckets that take the link 10 each, or 4 compressed."""
     options = np.tile([10.0, 4.0], (3, 1))
     busy = np.tile([0.0, thread], (3, 1))
-    return Buckets(np.array(ready, float), busy, np.zeros((3, 2)), options, workers=2)
+    return ReductionPipeline(np.array(ready, float), busy, np.zeros((3, 2)), options, workers=2)
 
 
 def test_only_what_is_not_hidden_is_compressed():
@@ -64,7 +64,7 @@ def test_what_compressing_costs_the_thread_is_weighed_against_the_link():
     assert assign_in_pipeline(of_three([0, 100, 200], thread=5), errors, 1.0).tolist() == [0, 0, 1]
 
 
-def end_of(buckets: Buckets, chosen) -> float:
+def end_of(buckets: ReductionPipeline, chosen) -> float:
     """When the last reduction ends, step by step."""
     busy, ends = 0.0, []
     for b, option in enumerate(chosen):
@@ -83,7 +83,7 @@ def end_of(buckets: Buckets, chosen) -> float:
 def test_no_other_choice_ends_earlier_within_the_budget(seed, workers):
     random = np.random.default_rng(seed)
     shape = (4, 3)
-    buckets = Buckets(
+    buckets = ReductionPipeline(
         np.sort(random.uniform(0, 30, 4)),
         *(random.uniform(0, scale, shape) for scale in (2, 2, 10)),
         workers=workers,
