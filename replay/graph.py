@@ -161,6 +161,8 @@ class Graph:
             None where it was made by hand.
         network: what communication takes by a measured table, as `network_tables.read_frame` has it.
         known: what `once` keeps; graphs that differ in some columns alone share it.
+        products: what matrix products take on devices where a user measured them, as
+            `devices.sources.PRODUCTS` has them.
     """
 
     nodes: Nodes
@@ -176,6 +178,7 @@ class Graph:
     known: dict[Hashable, tuple[Sequence[object], Any]] = field(
         default_factory=dict, repr=False, compare=False
     )
+    products: pl.DataFrame | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -200,9 +203,8 @@ class Graph:
 
     def of_same_job(self, graph: Graph) -> Graph:
         """The same graph with what is known of the job that another graph is of."""
-        return dataclasses.replace(
-            self, messages=graph.messages, places=graph.places, run=graph.run, network=graph.network
-        )
+        names = ("messages", "places", "run", "network", "products")
+        return dataclasses.replace(self, **{name: getattr(graph, name) for name in names})
 
     def without_edges(self, drop: Bools) -> Graph:
         """The same graph without the edges marked in `drop` [E]; the order stays valid."""

@@ -40,15 +40,18 @@ Verdict = tuple[list["Finding"], list[str]]  # findings, and what the run cannot
 class Analysis(Cached):
     """A run and what has been computed of it so far."""
 
-    def __init__(self, run: Run, network: pl.DataFrame | None = None) -> None:
+    def __init__(
+        self, run: Run, network: pl.DataFrame | None = None, products: pl.DataFrame | None = None
+    ) -> None:
         """Nothing is read yet.
 
         Args:
             run: the run.
             network: a measured network table, for what predictions say of communication.
+            products: measured matrix products, for what predictions say of other devices.
         """
         super().__init__()
-        self.run, self._network = run, network
+        self.run, self._network, self._products = run, network, products
         self.report_progress: Progress = ignore  # of building the graph
 
     @cached
@@ -120,7 +123,9 @@ class Analysis(Cached):
 
         with why_unanswerable(self.run, lambda: self.end):
             built, trust = graph_of(self.run, self.report_progress)
-        return replace(built, graph=replace(built.graph, network=self._network)), trust
+        return replace(
+            built, graph=replace(built.graph, network=self._network, products=self._products)
+        ), trust
 
     @property
     def built(self) -> Built:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -50,28 +51,47 @@ ranks_option = click.option(
 )
 
 
-def analyse(path: str, network_table: str | None = None) -> Analysis:
+def analyse(path: str, network_table: str | None = None, device_tables: Sequence[str] = ()) -> Analysis:
     """Open RUN (importing it if it is not a run directory yet) and build its graph, or find it in the cache.
 
     Args:
         path: as the user gave it.
         network_table: a file of what communication takes, if the user gave one.
+        device_tables: files of what products take on devices, or runs on those devices.
 
     Raises:
-        InputError: RUN or the table cannot be read.
+        InputError: RUN or a table cannot be read.
         Unanswerable: it holds no spans.
     """
     from dpro.analysis.analysis import Analysis
     from dpro.cli.runs import open_or_import
 
     network = _network(network_table) if network_table else None
-    return with_graph(Analysis(open_or_import(path), network))
+    products = _products(device_tables) if device_tables else None
+    return with_graph(Analysis(open_or_import(path), network, products))
 
 
 def _network(path: str) -> DataFrame:
     from dpro.replay.models.network_tables import read_frame
 
     return read_frame(path)
+
+
+def _products(paths: Sequence[str]) -> DataFrame:
+    """Measured products of files, of folders of tables, and of runs."""
+    import polars
+
+    from dpro.analysis.analysis import Analysis
+    from dpro.cli.runs import open_or_import
+    from dpro.replay.devices.sources import is_table, read_products
+    from dpro.replay.whatif.edits.device import products_of
+
+    return polars.concat(
+        read_products(path)
+        if is_table(path)
+        else products_of(with_graph(Analysis(open_or_import(path))).built.graph)
+        for path in paths
+    )
 
 
 def with_graph(analysis: Analysis) -> Analysis:

@@ -170,8 +170,10 @@ def _scaled(
             other = np.fmax(np.full(operations.height, np.nan), _first([each.us for each in there]))
             yield _half(one, other, given.us, half_bands(kind, dtype, "tables"))
     if given.device in sources.sheets and ran in sources.sheets[given.device].tflops:
-        one = _by_formula(operations, kind, dtype, device, sources)
         other = _by_formula(given.operations, kind, ran, given.device, sources)
+        for one in _by_tables(operations, kind, dtype, device, sources):
+            yield _half(one, other.us, given.us, half_bands(kind, dtype, "fitted"))
+        one = _by_formula(operations, kind, dtype, device, sources)
         yield _half(one, other.us, given.us, half_bands(kind, dtype, one.method))
     yield _by_formula(operations, kind, dtype, device, sources)
 

@@ -66,8 +66,8 @@ class DeviceTable:
     @property
     def library(self) -> str:
         """Whose kernels, at which precision: what tables of two devices have in common."""
-        whose, _, *precisions = self.software.split("/")
-        return "/".join((whose, *precisions))
+        whose, *rest = self.software.split("/")
+        return "/".join((whose, *rest[1:]))
 
     def sample(self) -> Sample:
         """Its operations, to fit."""

@@ -78,6 +78,14 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     type=click.Path(dir_okay=False),
     help="What communication takes where it was measured (Parquet, CSV; docs/curves.md has the columns).",
 )
+@click.option(
+    "--device-table",
+    "device_tables",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(),
+    help="What products take on a device: a table (docs/devices.md), or a run there recorded with --shapes.",
+)
 @steps_option
 @ranks_option
 @json_option
@@ -90,6 +98,7 @@ def whatif(
     with_memory: bool,
     budget: int | None,
     network_table: str | None,
+    device_tables: tuple[str, ...],
     steps: Ranges,
     ranks: Ranges,
     as_json: bool,
@@ -130,19 +139,19 @@ def whatif(
             raise UsageError("--sensitivity looks at the run as it is: give no --edit with it")
         if budget is not None:
             raise UsageError("--budget is for the search, which --sensitivity does not make")
-        _sensitivity(analyse(run, network_table), as_json)
+        _sensitivity(analyse(run, network_table, device_tables), as_json)
         return
     if with_memory:
         if parsed or budget is not None:
             raise UsageError("--pareto has edits of its own: give no --edit and no --budget with it")
-        _pareto(analyse(run, network_table), as_json)
+        _pareto(analyse(run, network_table, device_tables), as_json)
         return
     if parsed and budget is not None:
         raise UsageError("--budget is for the search: give no --edit with it")
     from dpro.analysis.answers.whatif import what_if
     from dpro.trial.calibrate import as_tried
 
-    analysis = analyse(run, network_table)
+    analysis = analyse(run, network_table, device_tables)
     with progress("Trying edits") as report:
         answer = what_if(analysis, parsed, budget, calibrate=as_tried, progress=report, selection=selection)
     if as_json:

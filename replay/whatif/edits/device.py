@@ -18,6 +18,7 @@ from dpro.classify import classify
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.devices.estimate import Sources
 from dpro.replay.devices.kernels import SCHEMA, on_another_device, summed
+from dpro.replay.devices.sources import PRODUCTS, sources_of
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.models.gpus import GPUS, common_model, model_named
 from dpro.replay.models.roofline import MATMULS, product_of, stored_as
@@ -26,6 +27,7 @@ from dpro.replay.whatif.edits.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.scope import operators_of_kernels
+from dpro.schema import WORKERS
 from dpro.selection import parse_ranges
 
 
@@ -54,7 +56,7 @@ class Device(Edit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """The model of the same maker whose memory and arithmetic are the next faster ones."""
-        here = _device_of(facts.graph)
+        here = min(_devices_of(facts.graph).values(), key=lambda name: GPUS[name].gbps)
         own, amd = GPUS[here], here.startswith("MI")
         faster = [
             (gpu.gbps, name)
@@ -118,10 +120,10 @@ class Device(Edit):
         """Nodes of the kernels that change, and what is predicted of each; none where the model is the same.
 
         Raises:
-            Unanswerable: no kernels, their GPU is not known, or the other cannot run one of them.
+            Unanswerable: no kernels, their GPUs are not known, or the other cannot run one of them.
         """
         nodes = graph.nodes
-        columns = (nodes.kind, nodes.rank, nodes.name, nodes.span, nodes.duration)
+        columns = (nodes.kind, nodes.rank, nodes.name, nodes.span, nodes.duration, graph.products, graph.run)
         return once(graph, self, columns, lambda: self._predict(graph))
 
     def _predict(self, graph: Graph) -> tuple[Ints, pl.DataFrame]:
@@ -130,18 +132,40 @@ class Device(Edit):
             raise Unanswerable(
                 "no such GPU kernels in the run: how long CPU work takes on a GPU is not known"
             )
-        device = _device_of(graph)
-        if device == self._model():
+        devices, to = _devices_of(graph), self._model()
+        parts = []
+        for device in sorted(set(devices.values()) - {to}):
+            ranks = [rank for rank, model in devices.items() if model == device]
+            mine = kernels & np.isin(graph.nodes.rank, ranks)
+            if mine.any():
+                nodes, frame = _frame(graph, mine)
+                sources = _sources(graph.products, device, to)
+                predicted = on_another_device(frame, device, to, sources)
+                parts.append(predicted.with_columns(node=pl.Series(nodes)))
+        if not parts:
             return np.zeros(0, np.int64), pl.DataFrame({"us": np.zeros(0)})
-        nodes, frame = _frame(graph, kernels)
-        predicted = on_another_device(frame, device, self._model(), Sources())
-        refused = predicted.filter(pl.col("us").is_null())
+        found = pl.concat(parts).sort("node")
+        refused = found.filter(pl.col("us").is_null())
         if refused.height:
             raise Unanswerable(f"{refused.height} kernels cannot be predicted: {refused['reason'][0]}")
-        return nodes, predicted
+        return found["node"].to_numpy(), found.drop("node")
+
+
+_LAST: list[tuple[pl.DataFrame | None, tuple[str, ...], Sources]] = []  # at most one: what was asked last
+
+
+def _sources(products: pl.DataFrame | None, *devices: str) -> Sources:
+    """What is known of two devices; of one table it is learned once."""
+    if not _LAST or _LAST[0][0] is not products or _LAST[0][1] != devices:
+        _LAST[:] = [(products, devices, sources_of(products, *devices))]
+    return _LAST[0][2]
 
 
 _METHODS = {
+    "measured x table": "what was measured here and on that GPU",
+    "measured x trees": "what was measured here and what was learned of tables of that GPU",
+    "table": "what was measured on that GPU",
+    "trees": "what was learned of tables of that GPU",
     "measured x fitted": "what was measured here and numbers fitted to both GPUs",
     "measured x sheet": "what was measured here and the data sheet of a GPU that was never measured",
     "class": "the class of the kernel, without shapes",
@@ -165,13 +189,42 @@ def _on_ranks(graph: Graph, ranks: str) -> Bools:
     return chosen
 
 
-def _device_of(graph: Graph) -> str:
+def _devices_of(graph: Graph) -> dict[int, str]:
+    """The GPU model of each rank.
+
+    Raises:
+        Unanswerable: the run does not say of all.
+    """
+    ranks = np.unique(graph.nodes.rank[graph.nodes.rank >= 0]).tolist()
     names = graph.run.manifest.gpus if graph.run is not None else []
-    model = common_model(names)
-    if not model:
+    if model := common_model(names):
+        return dict.fromkeys(ranks, model)
+    workers = [] if graph.run is None else graph.run.table(WORKERS, ["rank", "gpu_name"]).rows()
+    own = {rank: model_named(name) for rank, name in workers}
+    if not all(own.get(rank) for rank in ranks):
         listed = ", ".join(sorted(set(names))) or "no GPU"
         raise Unanswerable(f"which GPU the kernels ran on is not known ({listed}): its data sheet is needed")
-    return model
+    return {rank: own[rank] for rank in ranks}
+
+
+def products_of(graph: Graph) -> pl.DataFrame:
+    """What matrix products took in a run, as `devices.sources.PRODUCTS` has them.
+
+    Args:
+        graph: of a run with GPU kernels and shapes.
+
+    Raises:
+        Unanswerable: its GPUs are not known, or it has no products with shapes.
+    """
+    devices = _devices_of(graph)
+    nodes, frame = _frame(graph, graph.nodes.kind == NodeKind.KERNEL)
+    own = [devices[rank] for rank in graph.nodes.rank[nodes].tolist()]
+    found = frame.with_columns(device=pl.Series(own, dtype=pl.String), software=pl.lit("trace")).filter(
+        pl.col("kind") == "product"
+    )
+    if found.is_empty():
+        raise Unanswerable("no matrix product with shapes in the run: record with --shapes")
+    return found.select(list(PRODUCTS))
 
 
 def _frame(graph: Graph, kernels: Bools) -> tuple[Ints, pl.DataFrame]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
@@ -13,8 +16,10 @@ from dpro.replay.devices.operations import matmuls as products
 from dpro.replay.graph import NodeKind
 from dpro.replay.models.gpus import GPUS
 from dpro.replay.timeline import replay, step_times
+from dpro.replay.whatif.edits.device import products_of
 from dpro.replay.whatif.registry import parse_edit
-from tests.builders import cpu_job
+from dpro.schema import WORKERS
+from tests.builders import TinyRun, cpu_job
 from tests.unit.replay.whatif.edits.test_precision import ADD, BIG, graph_of, kernel_us, matmuls
 
 MM = "nvjet_tst_192x192_64x3_2x1_v_bz_coopB_NNN"
@@ -96,6 +101,41 @@ def test_a_run_on_the_cpu_or_on_a_gpu_that_is_not_known_is_refused(tmp_path):
     unknown = graph_of(matmuls(JOB), tmp_path / "r", "NVIDIA H900")
     with pytest.raises(Unanswerable, match="H900"):
         parse_edit("device:to=H200").apply(unknown)
+
+
+def test_ranks_of_a_mixed_cluster_move_each_from_its_own_model(tmp_path):
+    run, models = TinyRun(), ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
+    for rank, name in enumerate(models):
+        run.rows[WORKERS.name].append({"rank": rank, "host": "a", "gpu_name": name})
+        run.op("aten::mm", 0, 20, rank, shapes=json.dumps(BIG))
+        run.call(5, 10, rank, rank=rank)
+        run.kernel(MM, 10, 210, rank, rank=rank)
+        run.step(0, 0, 220, rank)
+    graph = graph_of(run, tmp_path / "r")
+    opened = graph.run
+    manifest = dataclasses.replace(opened.manifest, gpus=models)
+    graph = dataclasses.replace(graph, run=dataclasses.replace(opened, manifest=manifest))
+    assert sorted(moved(graph, "device:to=H200")) == sorted(
+        [200.0, *moved(graph_of(matmuls(JOB[:1]), tmp_path / "one"), "device:to=H200")]
+    )
+
+
+def test_a_trace_on_the_other_device_says_what_products_take_there(tmp_path):
+    graph = graph_of(matmuls(JOB), tmp_path / "r")
+    sizes = [[[4096, 64 * size], [64 * size, 4096]] for size in range(35, 65)]
+    there = graph_of(
+        matmuls([("aten::mm", size, MM, 100.0 + at) for at, size in enumerate(sizes)]), tmp_path / "t"
+    )
+    manifest = dataclasses.replace(there.run.manifest, gpus=["NVIDIA B200"])
+    found = products_of(dataclasses.replace(there, run=dataclasses.replace(there.run, manifest=manifest)))
+    assert found.height == 30
+    assert set(found["device"]) == {"B200"}
+    informed = dataclasses.replace(graph, products=found)
+    notes = parse_edit("device:to=B200").notes(informed)
+    assert any("what was measured here and on that GPU" in note for note in notes), notes
+    assert moved(informed, "device:to=B200") != moved(graph, "device:to=B200")
+    with pytest.raises(Unanswerable, match="--shapes"):
+        products_of(graph_of(matmuls(JOB, shaped=False), tmp_path / "u"))
 
 
 def test_on_traces_of_one_model_on_two_gpus_the_step_is_within_15_percent(traces):

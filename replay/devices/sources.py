@@ -1,0 +1,141 @@
+"""What is known of devices once a user's own measured products are read: `Sources` for `estimate`.
+
+In: measured matrix products, of a table or of a trace on that device. Out: `Sources`. Of many products of a
+device ten numbers are fitted, and trees where scikit-learn is installed; a few move the numbers that are
+known without them (`calibration.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import polars as pl
+
+from dpro.errors import InputError, Unanswerable
+from dpro.replay.devices.calibration import ENOUGH, MIN_OPERATIONS, calibrated
+from dpro.replay.devices.coefficients import Key, Known, known_of, shipped
+from dpro.replay.devices.estimate import Sources, numbers_of
+from dpro.replay.devices.fitting import Sample
+from dpro.replay.devices.learned import KEPT_OUT, Learned, learn
+from dpro.replay.devices.operations import matmuls
+from dpro.replay.devices.tables import DTYPES, DeviceTable, device_named
+from dpro.replay.models.gpus import GPUS
+
+# Products as a user has them measured; `device` is a key of `gpus.GPUS`.
+PRODUCTS = {
+    **{"device": pl.String, "software": pl.String, "dtype": pl.String},
+    **dict.fromkeys(("batch", "m", "n", "k", "us"), pl.Float64),
+}
+FILE = "gemm.parquet"
+NEEDED = ("device", "dtype", "m", "n", "k")
+TIMES = {"us": 1.0, "latency_us": 1.0, "time_us": 1.0, "latency_ms": 1e3, "time_ms": 1e3}
+SOFTWARE = ("backend", "kernel", "software")
+FOR_TREES = 500  # products of a device and software
+MAX_ROWS = 20_000  # of one device, software and precision; of more some are drawn, the same each time
+
+
+def is_table(path: Path | str) -> bool:
+    """Whether a path is that of a table of products, by its name, rather than of a run."""
+    path = Path(path)
+    return path.suffix in (".csv", ".parquet") or (path / FILE).is_file()
+
+
+def read_products(path: Path | str) -> pl.DataFrame:
+    """The products of a Parquet or CSV file, or of `gemm.parquet` in a folder, as `PRODUCTS` has them.
+
+    Raises:
+        InputError: it cannot be read, lacks a column, or has no product of a device that is known.
+    """
+    path = Path(path)
+    file = path / FILE if path.is_dir() else path
+    try:
+        frame = pl.read_csv(file) if file.suffix == ".csv" else pl.read_parquet(file, glob=False)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        why = str(error).splitlines()[0]
+        raise InputError(f"{file}: is no readable Parquet or CSV table ({why})") from error
+    time = next((name for name in TIMES if name in frame.columns), "")
+    missing = [name for name in NEEDED if name not in frame.columns] + ([] if time else ["latency_us"])
+    if missing:
+        raise InputError(f"{file}: no column {', '.join(missing)}; docs/devices.md lists those of a table")
+    named = {name: device_named(name) for name in frame["device"].cast(pl.String).unique().drop_nulls()}
+    types = {**DTYPES, **{dtype: dtype for dtype in GPUS["H100"].tflops}}
+    words = [pl.col(name).cast(pl.String) for name in SOFTWARE if name in frame.columns]
+    rows = frame.select(
+        device=pl.col("device").cast(pl.String).replace_strict(named, default=""),
+        software=pl.concat_str(words, separator="/", ignore_nulls=True) if words else pl.lit(""),
+        dtype=pl.col("dtype").cast(pl.String).replace_strict(types, default=""),
+        batch=pl.col("batch") if "batch" in frame.columns else pl.lit(1.0),
+        **{name: pl.col(name) for name in ("m", "n", "k")},
+        us=pl.col(time) * TIMES[time],
+    ).cast(PRODUCTS)  # type: ignore[arg-type]
+    sizes = pl.all_horizontal(
+        (pl.col(name) > 0) & pl.col(name).is_finite() for name in (*"mnk", "batch", "us")
+    )
+    rows = rows.filter(sizes & (pl.col("device") != "") & (pl.col("dtype") != ""))
+    if rows.is_empty():
+        devices = ", ".join(sorted(named)) or "none"
+        raise InputError(f"{file}: holds no product of a device that dpro has a data sheet of ({devices})")
+    return rows
+
+
+def sources_of(products: pl.DataFrame | None, *devices: str) -> Sources:
+    """What ships, and what a user's products say of some devices.
+
+    Args:
+        products: as `read_products` returns them; None where there are none.
+        devices: that are asked for: nothing is learned of others.
+    """
+    if products is None:
+        return Sources()
+    tables = list(_tables(products.filter(pl.col("device").is_in(devices))))
+    known: dict[Key, Known] = dict(shipped())
+    for device, dtype in dict.fromkeys((table.device, table.dtype) for table in tables):
+        mine = [table for table in tables if (table.device, table.dtype) == (device, dtype)]
+        if (found := _numbers(mine, device, dtype, known)) is not None:
+            known["matmul", dtype, device] = found
+    return Sources(tables, list(_learned(tables)), known)
+
+
+def _tables(products: pl.DataFrame) -> Iterator[DeviceTable]:
+    by = ["device", "software", "dtype"]
+    for key, group in sorted(products.partition_by(by, as_dict=True).items()):
+        device, software, dtype = map(str, key)
+        if dtype not in GPUS[device].tflops:
+            continue
+        sizes = ["m", "n", "k", "batch"]
+        rows = group.group_by(sizes).agg(pl.col("us").median()).sort(sizes)
+        if rows.height > MAX_ROWS:
+            rows = rows.sample(MAX_ROWS, seed=0).sort(sizes)
+        made = matmuls(dtype, *(rows[name] for name in sizes))
+        us = rows["us"].to_numpy()
+        yield DeviceTable(device, software, "matmul", dtype, rows.select(sizes), made, us)
+
+
+def _numbers(tables: list[DeviceTable], device: str, dtype: str, known: Mapping[Key, Known]) -> Known | None:
+    """Ten numbers of a device: fitted to many products, or moved to a few; None where these are too few."""
+    count = sum(table.us.size for table in tables)
+    if count >= ENOUGH:
+        return known_of(tables)
+    if count < MIN_OPERATIONS:
+        return None
+    sample = Sample(
+        pl.concat([table.operations for table in tables]),
+        pl.concat([pl.Series(table.us) for table in tables]).to_numpy(),
+        GPUS[device],
+        dtype,
+    )
+    try:
+        return calibrated(numbers_of("matmul", dtype, device, known)[0], sample)
+    except Unanswerable:
+        return None
+
+
+def _learned(tables: list[DeviceTable]) -> Iterator[Learned]:
+    """Trees of each large table; none where scikit-learn is not installed."""
+    if find_spec("sklearn") is None:
+        return
+    for table in tables:
+        if table.us.size >= FOR_TREES and table.shapes.select("n", "k").n_unique() >= 2 * KEPT_OUT:
+            yield learn(table)
