@@ -19,8 +19,9 @@ import numpy as np
 
 from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
-from dpro.replay.models.curves import Between, medians, through
+from dpro.replay.models.curves import FAR, Between, medians, through
 from dpro.replay.timeline import Timeline, replay
+from dpro.units import format_bytes
 
 CollectiveKind = tuple[str, str]  # operation and group
 
@@ -29,6 +30,7 @@ MIN_SIZES = 3  # with fewer there is only the line
 ALONE = 1.05  # of its own bytes: a transfer during which more moved on its link was not alone
 SIZES_VARY = 2.0  # largest over smallest size from which latency can be separated from bandwidth
 MAX_SAMPLES = 4000
+BEYOND = 1.1  # times a size that was seen: larger ones, and smaller ones, are said
 ROUNDS = 25
 STANDARD_ERRORS = 2.0
 MIN_RESIDUAL = 1e-4  # of the time, in weights: smaller residuals count as this
@@ -115,7 +117,8 @@ def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCos
         messages = [message for kind in kinds for message in by_kind[kind]]
         mine = usable[np.isin(graph.nodes.message[usable], messages)]
         if mine.size >= ENOUGH:
-            tables = _tables(graph, graph.messages[messages[0]])
+            message = graph.messages[messages[0]]
+            tables = list(_tables(graph, message.op, message.num_ranks).values())
             costs |= dict.fromkeys(kinds, _cost(graph, timeline, mine, tables))
     return {kind: costs[kind] for kind in by_kind if kind in costs}
 
@@ -134,15 +137,100 @@ def _shape(graph: Graph, kind: CollectiveKind, messages: list[int]) -> tuple[obj
     return kind[0], size, int(apart[0])
 
 
-def _tables(graph: Graph, message: Message) -> list[LinkCost]:
-    """Curves that the graph's network table has of an operation among so many ranks."""
+def _tables(graph: Graph, op: str, num_ranks: int) -> dict[tuple[object, ...], LinkCost]:
+    """Curves that the graph's network table has of an operation among so many ranks.
+
+    By device, library, version and hosts.
+    """
     if graph.network is None:
-        return []
-    rows = graph.network.filter(op=message.op, num_ranks=message.num_ranks)
+        return {}
+    rows = graph.network.filter(op=op, num_ranks=num_ranks)
     software = ["device", "library", "version", "hosts"]
-    parts = rows.sort(*software, "bytes").partition_by(software, maintain_order=True)
-    measured = [medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy()) for part in parts]
-    return [fit_curve(sizes, times) for sizes, times in measured if sizes.size >= MIN_SIZES]
+    curves = {}
+    for key, part in rows.sort(*software, "bytes").partition_by(software, as_dict=True).items():
+        sizes, times = medians(part["bytes"].to_numpy(), part["time_ns"].to_numpy())
+        if sizes.size >= MIN_SIZES:
+            curves[key] = fit_curve(sizes, times)
+    return curves
+
+
+def ratio_by_table(
+    graph: Graph, message: Message, num_ranks: int, num_bytes: Floats, time_ns: Floats
+) -> Floats | None:
+    """[T] how many times as long collectives take among another number of ranks, by the network table.
+
+    Of the table's software and devices with curves of both numbers, the one counts that is nearest to the
+    run's own times; of its numbers of hosts the fewest.
+
+    Args:
+        graph: with its table.
+        message: what is communicated.
+        num_ranks: among how many instead.
+        num_bytes: [T] payloads above 0.
+        time_ns: [T] what they took.
+
+    Returns:
+        None where the table lacks one of both numbers of ranks, or sizes that are near enough.
+    """
+    now, then = (_tables(graph, message.op, ranks) for ranks in (message.num_ranks, num_ranks))
+    seen = medians(num_bytes, time_ns)
+    pairs = [
+        (_misfit(curve, *seen), hosts, curve, other)
+        for (*software, _), curve in now.items()
+        for (*same, hosts), other in then.items()
+        if same == software and _near(curve, seen[0]) and _near(other, seen[0])
+    ]
+    if not pairs:
+        return None
+    _, _, curve, other = min(pairs, key=lambda pair: pair[:2])
+    return other.time_ns(num_bytes) / curve.time_ns(num_bytes)
+
+
+def _near(curve: LinkCost, num_bytes: Floats) -> bool:
+    """Whether payloads are within the sizes of a curve, or not far outside."""
+    sizes, _ = curve.knots
+    return bool(num_bytes.min() >= sizes[0] / FAR and num_bytes.max() <= sizes[-1] * FAR)
+
+
+def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
+    """A line for each operation whose payloads an edit makes larger or smaller than any that the run shows.
+
+    Args:
+        graph: as it was before the edit.
+        changed: what the edit made of it.
+    """
+    one, other = graph.nodes, changed.nodes
+    if one.bytes is other.bytes and one.message is other.message:
+        return ()
+    before, after = (_sizes(each) for each in (graph, changed))
+    lines = []
+    for (op, ranks), (least, most) in after.items():
+        seen = before.get((op, ranks))
+        if seen is None or _tables(graph, op, ranks):
+            continue
+        if least < seen[0] / BEYOND or most > seen[1] * BEYOND:
+            lines.append(
+                f"{op} of {format_bytes(least)} to {format_bytes(most)}: the run has {format_bytes(seen[0])} "
+                f"to {format_bytes(seen[1])}, beyond which latency and bandwidth are taken to stay"
+            )
+    return tuple(lines)
+
+
+def _sizes(graph: Graph) -> dict[tuple[str, int], tuple[int, int]]:
+    """The smallest and the largest payload of each operation and number of ranks."""
+    nodes = graph.nodes
+    moving = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.message >= 0)
+    of, num_bytes = nodes.message[moving], nodes.bytes[moving]
+    order = np.lexsort((num_bytes, of))
+    first = np.flatnonzero(np.append(True, np.diff(of[order]) != 0)[: order.size])
+    last = np.append(first[1:], order.size) - 1
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    ends = np.stack([of[order[first]], num_bytes[order[first]], num_bytes[order[last]]], 1)
+    for number, smallest, largest in ends.tolist():
+        message = graph.messages[number]
+        least, most = found.get((message.op, message.num_ranks), (smallest, largest))
+        found[message.op, message.num_ranks] = min(least, smallest), max(most, largest)
+    return found
 
 
 def _cost(graph: Graph, timeline: Timeline, transfers: Ints, tables: list[LinkCost]) -> LinkCost:

@@ -31,6 +31,7 @@ from dpro.replay.fidelity.grade import RUN_TO_RUN, STANDARD_ERRORS
 from dpro.replay.fidelity.missing_ranks import RendezvousRegistry, as_missing_ranks_may_come
 from dpro.replay.fidelity.overlap import Contention, replays_with_new_overlap
 from dpro.replay.graph import Graph
+from dpro.replay.models.link_costs import beyond_sizes
 from dpro.replay.timeline import Timeline, changed_durations, durations_of, replay, step_ends
 from dpro.replay.whatif.edit import EFFORTS, Edit
 from dpro.replay.whatif.graph_ops.kept_tables import with_kept_tables
@@ -246,6 +247,7 @@ def apply_all(
         notes += edit.notes(graphs[-1])
         first = len(graphs) == 1
         made = changed[edit] if first and edit in changed else edit.apply(graphs[-1])
+        notes += beyond_sizes(graphs[-1], made)
         graphs.append(with_shared_links(graphs[-1], made))
     return graphs, notes
 

@@ -20,7 +20,12 @@ from dpro.arrays import MAD_TO_SIGMA, Bools, Floats
 from dpro.errors import Unanswerable
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind
 from dpro.replay.models.collective_algorithms import FLAT, RING, cost, link_of, time_ns
-from dpro.replay.models.link_costs import fit_costs, messages_by_kind, unknown_latencies
+from dpro.replay.models.link_costs import (
+    fit_costs,
+    messages_by_kind,
+    ratio_by_table,
+    unknown_latencies,
+)
 from dpro.replay.models.memory import footprint_of
 from dpro.replay.peers import ON_GPU, phase_work
 from dpro.replay.whatif.edit import Edit, key
@@ -291,9 +296,9 @@ class DataParallelSize(Edit):
         "normal, and the batch of each rank stays: that of the job grows with it"
     )
     source = (
-        "costs of ring, tree or halving for so many ranks (Thakur et al., IJHPCA 2005); waiting for the "
-        "slowest: the expected largest of n normal deviates (Blom, 1958) times the noise of work between "
-        "collectives"
+        "a measured network table; else costs of ring, tree or halving (Thakur et al., IJHPCA 2005); waiting "
+        "for the slowest: the expected largest of n normal deviates (Blom, 1958) times the noise of work "
+        "between collectives"
     )
     is_advice = False
     effort = "money"
@@ -340,7 +345,11 @@ class DataParallelSize(Edit):
         for kind, messages in messages_by_kind(graph).items():
             if kind not in lines:
                 raise Unanswerable(f"too few transfers of known size to fit what {kind[0]} costs")
-            mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0))
+            mine = np.flatnonzero(np.isin(nodes.message, messages) & (nodes.bytes > 0) & (duration > 0))
+            ratio = self._by_table(graph, messages[0], mine)
+            if ratio is not None:
+                duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
+                continue
             algorithm = recorded_algorithm(graph, kind[0]) or self.now or RING
             spent = cost(kind[0], algorithm, recorded)
             num_bytes = nodes.bytes[mine].astype(np.float64)
@@ -350,9 +359,30 @@ class DataParallelSize(Edit):
             duration[mine] = np.rint(duration[mine] * ratio).astype(np.int64)
         return duration
 
+    def _by_table(self, graph: Graph, message: int, mine: NDArray[np.int64]) -> Floats | None:
+        """[T] ratio of times by the measured network table; None without one of both numbers of ranks."""
+        if graph.network is None or not mine.size:
+            return None
+        num_bytes, took = (
+            column[mine].astype(np.float64) for column in (graph.nodes.bytes, graph.nodes.duration)
+        )
+        return ratio_by_table(graph, graph.messages[message], self.ranks, num_bytes, took)
+
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Operations and groups whose latency the run does not show."""
-        return unknown_latencies(graph)
+        """Which operations the network table says, and whose latency the run does not show."""
+        if graph.network is None:
+            return unknown_latencies(graph)
+        lines = {False: list[str](), True: list[str]()}
+        for (op, _), messages in messages_by_kind(graph).items():
+            mine = np.flatnonzero(
+                np.isin(graph.nodes.message, messages) & (graph.nodes.bytes > 0) & (graph.nodes.duration > 0)
+            )
+            lines[self._by_table(graph, messages[0], mine) is not None].append(op)
+        measured, others = (", ".join(sorted(set(lines[by]))) for by in (True, False))
+        notes = [f"{measured} among {self.ranks} ranks: by the network table"] if measured else []
+        if others:
+            notes.append(f"{others} among {self.ranks} ranks: by a formula, the network table lacks it")
+        return (*notes, *unknown_latencies(graph))
 
     def describe(self) -> str:
         return f"{self.ranks} data-parallel ranks"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.replay.models.link_costs import fit_costs, fit_line
+from dpro.replay.models.link_costs import beyond_sizes, fit_costs, fit_line
 from tests.builders import US, TinyRun
+from tests.unit.replay.whatif.edits.test_communication import four_ranks
 
 LATENCY, PER_BYTE = 50_000.0, 8.0
 
@@ -167,3 +170,14 @@ def test_groups_of_one_axis_have_one_curve(tmp_path):
     one, other = costs.values()
     assert one is other
     assert one.num_samples == 8
+
+
+def test_sizes_that_an_edit_makes_larger_than_any_in_the_run_are_said(tmp_path):
+    graph = four_ranks(tmp_path)
+    nodes = graph.nodes
+    larger = dataclasses.replace(graph, nodes=dataclasses.replace(nodes, bytes=nodes.bytes * 8))
+    (line,) = beyond_sizes(graph, larger)
+    assert line.startswith("all_reduce of 8.0 kB to 8.0 MB: the run has 1.0 kB to 1.0 MB")
+    assert beyond_sizes(graph, graph) == ()
+    same = dataclasses.replace(graph, nodes=dataclasses.replace(nodes, bytes=nodes.bytes.copy()))
+    assert beyond_sizes(graph, same) == ()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
+import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable
@@ -119,3 +121,35 @@ def test_ranks_in_several_groups_are_refused(tmp_path):
 def test_that_latency_is_not_known_is_said(tmp_path):
     (line,) = parse_edit("data-parallel:ranks=8").notes(ddp_job().build(tmp_path / "run").graph)
     assert "too similar to show latency" in line
+
+
+def _table(**ranks_per_us: float) -> pl.DataFrame:
+    """A network table of all-reduces that take so many times their bytes, and 10 us, by number of ranks."""
+    rows = [
+        (int(name[1:]), 2.0**power, 1e4 + 1e3 * factor * 2**power)
+        for name, factor in ranks_per_us.items()
+        for power in range(9, 22)
+    ]
+    frame = pl.DataFrame(rows, schema=["num_ranks", "bytes", "time_ns"], orient="row")
+    words = {"op": "all_reduce", "device": "", "library": "", "version": "", "link": ""}
+    return frame.with_columns(hosts=pl.lit(1), **{name: pl.lit(text) for name, text in words.items()})
+
+
+def test_a_table_that_has_both_numbers_of_ranks_counts_more_than_the_formula(tmp_path):
+    plain = four_ranks(tmp_path)
+    graph = dataclasses.replace(plain, network=_table(n4=0.003, n8=0.009))
+    edit = parse_edit("data-parallel:ranks=8")
+    before, after = times_us(graph), times_us(edit.apply(graph))
+    expected = [(10 + 0.009 * size) / (10 + 0.003 * size) for size in SIZES]
+    assert [one / other for one, other in zip(after, before)] == pytest.approx(expected, rel=0.02)
+    assert edit.notes(graph) == ("all_reduce among 8 ranks: by the network table",)
+
+
+def test_without_the_other_number_of_ranks_in_the_table_the_formula_counts_and_that_is_said(tmp_path):
+    plain = four_ranks(tmp_path)
+    graph = dataclasses.replace(plain, network=_table(n4=0.003))
+    edit = parse_edit("data-parallel:ranks=8")
+    assert edit.notes(graph)[0].endswith("by a formula, the network table lacks it")
+    far = dataclasses.replace(plain, network=_table(n4=0.003, n8=0.009).with_columns(pl.col("bytes") * 1e6))
+    assert edit.notes(far)[0].endswith("by a formula, the network table lacks it")
+    assert times_us(edit.apply(far)) != times_us(far)
