@@ -1,0 +1,254 @@
+"""What a GPU computes for one micro-batch: operations of a layer, re-sized to each layout, and their time.
+
+In: a model and layouts. Out: microseconds of matmuls, attention and memory-bound work, forward and backward,
+of a dense layer, a layer with experts, and what the last stage adds (logits and loss). Times are those of
+`dpro.replay.devices`, each kind in one call for all layouts; nothing here knows links or schedules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.replay.devices.estimate import estimate
+from dpro.replay.devices.operations import attention, matmuls, moves
+from dpro.replay.layouts.layout import column
+from dpro.replay.layouts.machine import Machine, Software
+from dpro.replay.layouts.model import Model
+
+SIZE = 2  # bytes of an activation
+FLASH_BACKWARD = 2.5  # five products where forward has two (Dao et al., arXiv 2205.14135)
+KEYS = ["micro_batch", "tp", "cp", "ep"]  # all that the work of a layer depends on
+COLLECTIVES = 4  # tensor-parallel, of a pass over a layer: two all-gathers and two reduce-scatters
+# Products of rows that are no multiple of 16 bytes miss most of the tensor cores' rate (NVIDIA, Matrix
+# Multiplication Background User's Guide, section 3).
+ALIGNED, UNALIGNED = 8, 8.0
+ROUTING_KERNELS = 40.0  # more than a dense layer has: router, permutation, and back
+
+
+@dataclass(frozen=True)
+class Work:
+    """[N] microseconds of one pass over one layer, by what bounds them, and kernels that the host launches.
+
+    `steps` are those from rank to rank of its tensor-parallel collectives.
+    """
+
+    compute: Floats
+    memory: Floats
+    kernels: Floats
+    steps: Floats
+
+    def __add__(self, other: Work) -> Work:
+        """Both, one after the other."""
+        return Work(*(mine + its for mine, its in zip(self.parts(), other.parts())))
+
+    def __getitem__(self, rows: Ints) -> Work:
+        """Some rows of it."""
+        return Work(*(part[rows] for part in self.parts()))
+
+    def parts(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """All of it."""
+        return self.compute, self.memory, self.kernels, self.steps
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """What a GPU computes of one micro-batch, each [N].
+
+    Attributes:
+        forward, backward: of a layer.
+        expert_forward, expert_backward: of a layer with experts.
+        scores: of the products of queries, keys and values, forward: what selective recomputation repeats.
+        head_forward, head_backward: of the output layer and its loss.
+    """
+
+    forward: Work
+    backward: Work
+    expert_forward: Work
+    expert_backward: Work
+    scores: Work
+    head_forward: Work
+    head_backward: Work
+
+    def __getitem__(self, rows: Ints) -> LayerWork:
+        """Some rows of it."""
+        return LayerWork(*(getattr(self, name)[rows] for name in LayerWork.__dataclass_fields__))
+
+
+def layer_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> LayerWork:
+    """What each layout makes a GPU compute, of one micro-batch.
+
+    Args:
+        model: the model.
+        rows: layouts.
+        machine: whose data sheet says how long operations take.
+        software: which kernels there are.
+    """
+    unique = rows.select(KEYS).unique(maintain_order=True).with_row_index("at")
+    at = rows.select(KEYS).join(unique, on=KEYS, how="left", maintain_order="left")["at"].to_numpy()
+    found = _unique_work(model, unique, machine, software)
+    return found[at]
+
+
+class _Clock:
+    """Operations collected with the pass they belong to, and timed in one call."""
+
+    def __init__(self, height: int, machine: Machine, dtype: str) -> None:
+        self.height, self.machine, self.dtype = height, machine, dtype
+        self.parts: list[pl.DataFrame] = []
+        self.labels: list[tuple[str, str, float]] = []
+
+    def add(self, name: str, bound: str, operations: pl.DataFrame, times: float = 1.0) -> None:
+        self.parts.append(operations)
+        self.labels.append((name, bound, times))
+
+    def product(self, name: str, m: Floats, n: Floats, k: Floats, batch: Floats | float = 1.0) -> None:
+        """A product, forward; and backward of its inputs and its weights."""
+        self.add(f"{name} forward", "compute", matmuls(self.dtype, m, n, k, batch))
+        self.add(f"{name} backward", "compute", matmuls(self.dtype, m, k, n, batch))
+        self.add(f"{name} backward", "compute", matmuls(self.dtype, k, n, m, batch))
+
+    def moved(self, name: str, num_bytes: Floats, backward: float = 2.0) -> None:
+        """Memory-bound work: half is read, half written."""
+        for way, times in (("forward", 1.0), ("backward", backward)):
+            half = num_bytes * times / 2
+            self.add(f"{name} {way}", "memory", moves(self.dtype, half, half))
+
+    def timed(self) -> dict[str, dict[str, Floats]]:
+        """By name and bound: [N] microseconds."""
+        whole = pl.concat([part.with_columns(pl.all()) for part in self.parts])
+        said = estimate(whole, self.machine.gpu, self.machine.sheets)
+        us = said["us"].to_numpy().copy()
+        missing = np.isnan(us)
+        if missing.any():  # larger than any that was measured: as fast as the largest are, by the sheet
+            us[missing] = _by_sheet(whole.filter(pl.Series(missing)), self.machine)
+        found: dict[str, dict[str, Floats]] = {}
+        for index, (name, bound, times) in enumerate(self.labels):
+            mine = us[index * self.height : (index + 1) * self.height] * times
+            bounds = found.setdefault(
+                name, {"compute": np.zeros(self.height), "memory": np.zeros(self.height)}
+            )
+            bounds[bound] = bounds[bound] + mine
+        return found
+
+
+def _by_sheet(operations: pl.DataFrame, machine: Machine) -> Floats:
+    sheet = machine.sheet
+    dtype = operations["dtype"][0]
+    computing = operations["operations"].to_numpy() / (0.8 * sheet.tflops[dtype] * 1e6)
+    moved = (operations["read_bytes"] + operations["written_bytes"]).to_numpy() / (0.85 * sheet.gbps * 1e3)
+    larger: Floats = np.maximum(computing, moved)
+    return larger
+
+
+def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> LayerWork:
+    micro_batch, tp, cp, ep = (column(rows, name) for name in KEYS)
+    tokens = micro_batch * model.sequence / cp
+    clock = _Clock(rows.height, machine, software.dtype)
+    _add_attention(clock, model, software, micro_batch, tp, cp)
+    _add_pointwise(clock, model, software, tokens, tp)
+    wide = model.ffn * (2 if model.gated else 1)
+    clock.product("dense", tokens, wide / tp, np.full_like(tokens, model.hidden))
+    clock.product("dense", tokens, np.full_like(tokens, model.hidden), model.ffn / tp)
+    clock.moved("dense", SIZE * tokens * (wide + model.ffn) / tp, 1.5)
+    _add_accumulation(clock, model, software, tp, ep)
+    if model.experts:
+        _add_experts(clock, model, tokens, tp, ep)
+    clock.product("head", tokens, np.maximum(model.vocabulary / tp, 1), np.full_like(tokens, model.hidden))
+    clock.moved("head", software.loss_bytes / 2 * tokens * model.vocabulary / tp, 1.0)
+    found = clock.timed()
+    # The host launches collectives, too: two of each pass.
+    kernels = software.kernels + np.where(tp > 1, 2 * software.collective_kernels, 0.0)
+    none = np.zeros(rows.height)
+
+    def work(names: tuple[str, ...], way: str, launched: Floats) -> Work:
+        parts = [found[f"{name} {way}"] for name in names if f"{name} {way}" in found]
+        compute, memory = (sum((part[bound] for part in parts), none) for bound in ("compute", "memory"))
+        passes = 0 if names in (("head",), ("scores",)) else 1
+        return Work(compute, memory, launched, COLLECTIVES * passes * (tp - 1))
+
+    usual, mixed = (
+        ("attention", "scores", "pointwise", "dense"),
+        ("attention", "scores", "pointwise", "experts"),
+    )
+    routed = kernels + (ROUTING_KERNELS if model.experts else 0.0)
+    return LayerWork(
+        forward=work(usual, "forward", kernels),
+        backward=work(usual, "backward", 2 * kernels),
+        expert_forward=work(mixed, "forward", routed),
+        expert_backward=work(mixed, "backward", 2 * routed),
+        scores=work(("scores",), "forward", none),
+        head_forward=work(("head",), "forward", none + software.head_kernels),
+        head_backward=work(("head",), "backward", none + software.head_kernels),
+    )
+
+
+def _add_attention(
+    clock: _Clock, model: Model, software: Software, micro_batch: Floats, tp: Floats, cp: Floats
+) -> None:
+    """Projections, and the products of queries, keys and values."""
+    tokens = micro_batch * model.sequence / cp
+    for cut, inputs, outputs in model.projections:
+        n = outputs / (tp if cut == "column" else 1)
+        k = inputs / (tp if cut == "row" else 1)
+        clock.product("attention", tokens, n + 0 * tokens, k + 0 * tokens)
+    heads, queries = model.heads / tp, model.sequence / cp
+    width = np.full_like(tokens, model.widths[1])
+    if software.flash:
+        kv_heads = np.maximum(model.kv_heads / tp, 1)
+        past = (model.sequence - queries) / 2  # halves of the sequence are dealt so that all see as much
+        fused = attention(
+            software.dtype, micro_batch, queries, past, heads, np.minimum(kv_heads, heads), width
+        )
+        clock.add("scores forward", "compute", fused)
+        clock.add("scores backward", "compute", fused, FLASH_BACKWARD)
+        return
+    batch = micro_batch * heads * (UNALIGNED if model.widths[1] % ALIGNED else 1)
+    clock.product("scores", queries, np.full_like(tokens, model.sequence), width, batch)
+    clock.product("scores", queries, width, np.full_like(tokens, model.sequence), batch)
+    batch = micro_batch * heads
+    # Softmax reads and writes the scores; dropout again, with a mask of a byte. Backward reads one more.
+    passes = 2 + (2.5 if software.dropout else 0)
+    clock.moved("scores", SIZE * passes * batch * queries * model.sequence, 1 + 1 / passes)
+
+
+def _add_pointwise(clock: _Clock, model: Model, software: Software, tokens: Floats, tp: Floats) -> None:
+    """Norms, residuals, dropout, rotation: whole vectors of each token."""
+    # Readings and writings of a token's vector: two norms, two residuals. Backward, norms read twice.
+    whole = 10.0 + (1.0 if software.dropout else 0.0)
+    shared = tp if software.sequence_parallel else 1.0
+    rotated = 4.0 * model.hidden / tp
+    clock.moved("pointwise", SIZE * tokens * (whole * model.hidden / shared + rotated), 1.6)
+
+
+def _add_accumulation(clock: _Clock, model: Model, software: Software, tp: Floats, ep: Floats) -> None:
+    """Gradients of each micro-batch are added to those of the ones before it."""
+    experts = model.experts / ep + model.shared_experts * np.ones_like(ep)
+    for name, weights in (
+        ("attention", model.attention_parameters / tp),
+        ("dense", model.dense_ffn_parameters / tp),
+        ("experts", experts * model.expert_parameters / tp),
+        ("head", model.vocabulary * model.hidden / tp),
+    ):
+        half = software.accumulation_bytes / 2 * weights
+        clock.add(f"{name} backward", "memory", moves(clock.dtype, half, half))
+
+
+def _add_experts(clock: _Clock, model: Model, tokens: Floats, tp: Floats, ep: Floats) -> None:
+    """Experts of one GPU with an even share of the tokens, shared experts, the router, moving to and fro."""
+    local = model.experts / ep
+    each = np.maximum(tokens * model.experts_per_token / local, 1)
+    wide = model.expert_ffn * (2 if model.gated else 1)
+    hidden = np.full_like(tokens, model.hidden)
+    clock.product("experts", each, wide / tp, hidden, local)
+    clock.product("experts", each, hidden, model.expert_ffn / tp, local)
+    clock.product("experts", tokens, np.full_like(tokens, model.experts), hidden)
+    clock.moved("experts", SIZE * tokens * model.experts_per_token * (wide + model.expert_ffn) / tp, 1.5)
+    clock.moved("experts", SIZE * tokens * model.experts_per_token * 6.0 * model.hidden, 1.0)
+    if model.shared_experts:
+        shared = model.shared_experts
+        clock.product("experts", tokens, shared * wide / tp, hidden)
+        clock.product("experts", tokens, hidden, shared * model.expert_ffn / tp)

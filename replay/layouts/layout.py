@@ -1,0 +1,205 @@
+"""Layouts: how a job is cut over GPUs, one row each; all of a number of GPUs, and what rules some out.
+
+In: degrees of parallelism. Out: frames with the columns of `COLUMNS`. Ranks are numbered as Megatron-LM does:
+tensor parallelism inside, then context and expert, then data, pipeline stages outermost. Degrees of expert
+parallelism are a part of data parallelism and of context parallelism, and need no GPUs of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import UsageError
+from dpro.replay.layouts.model import Model
+
+AXES = ("dp", "tp", "pp", "cp", "ep")
+# Names and what stands where a row does not say.
+COLUMNS: Mapping[str, int] = {
+    **dict.fromkeys(AXES, 1),
+    "vpp": 1,  # model chunks on each stage
+    "micro_batch": 1,  # sequences
+    "micro_batches": 1,  # of each pipeline and step
+    "zero": 1,  # stage of ZeRO: 0 nothing is sharded, 1 optimizer states, 2 gradients, 3 parameters
+    "recompute": 0,  # activations that are computed again: 0 none, 1 those of attention, 2 of whole layers
+}
+RECOMPUTE = ("none", "selective", "full")
+MAX_MICRO_BATCH = 16
+
+
+def layouts(rows: Sequence[Mapping[str, Any]] | pl.DataFrame) -> pl.DataFrame:
+    """Layouts with all columns of `COLUMNS`, in their order.
+
+    Args:
+        rows: what is known of each; what is not is taken to be as `COLUMNS` says.
+
+    Raises:
+        UsageError: a degree is no positive number.
+    """
+    frame = rows if isinstance(rows, pl.DataFrame) else _frame(rows)
+    whole = frame.select(
+        (pl.col(name).fill_null(usual) if name in frame.columns else pl.lit(usual)).cast(pl.Int64).alias(name)
+        for name, usual in COLUMNS.items()
+    )
+    for name in COLUMNS:
+        least = 0 if name in ("zero", "recompute") else 1
+        if whole.height and int(whole[name].to_numpy().min()) < least:
+            raise UsageError(f"a layout has {name}={whole[name].to_numpy().min()}: {least} is the least")
+    return whole
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    return pl.DataFrame({name: [row.get(name, usual) for row in rows] for name, usual in COLUMNS.items()})
+
+
+def column(rows: pl.DataFrame, name: str) -> Floats:
+    """[N] one column, to compute with.
+
+    Args:
+        rows: layouts.
+        name: a key of `COLUMNS`.
+    """
+    values: Floats = rows[name].to_numpy().astype(np.float64)
+    return values
+
+
+def gpus_of(rows: pl.DataFrame) -> Ints:
+    """[N] GPUs of each layout."""
+    taken: Ints = (rows["dp"] * rows["tp"] * rows["pp"] * rows["cp"]).to_numpy()
+    return taken
+
+
+def parse_layout(text: str) -> dict[str, int]:
+    """A layout as the command line takes it: `dp=8,tp=4,pp=2,micro_batch=1`.
+
+    Args:
+        text: keys of `COLUMNS`, comma-separated.
+
+    Raises:
+        UsageError: a key is not known, or a value is no number.
+    """
+    found = {}
+    for part in filter(None, text.split(",")):
+        key, _, value = part.partition("=")
+        key = key.strip()
+        if key not in COLUMNS:
+            raise UsageError(f"{part!r} is no part of a layout: there are {', '.join(COLUMNS)}")
+        if key == "recompute" and value in RECOMPUTE:
+            value = str(RECOMPUTE.index(value))
+        if not value.strip().isdigit():
+            raise UsageError(f"{part!r}: {key} needs a whole number")
+        found[key] = int(value)
+    if not found:
+        raise UsageError("an empty layout: give one such as dp=8,tp=4,pp=2")
+    return found
+
+
+def in_words(row: Mapping[str, int]) -> str:
+    """A layout on one line: `dp 8 x tp 4 x pp 2, micro-batch 1 x 16`."""
+    axes = " x ".join(f"{axis} {row[axis]}" for axis in AXES if row[axis] > 1 or axis == "dp")
+    more = [f"micro-batch {row['micro_batch']} x {row['micro_batches']}"]
+    if row["vpp"] > 1:
+        more.append(f"{row['vpp']} chunks")
+    if row["zero"] != 1:
+        more.append(f"ZeRO {row['zero']}")
+    if row["recompute"]:
+        more.append(f"{RECOMPUTE[row['recompute']]} recomputation")
+    return ", ".join([axes, *more])
+
+
+def candidates(
+    model: Model,
+    gpus: int,
+    per_host: int,
+    global_batch: int,
+    keep: Mapping[str, int] | None = None,
+) -> pl.DataFrame:
+    """All layouts of a number of GPUs that divide model and batch.
+
+    Tensor parallelism stays within a host, as it does in practice: across hosts it is dominated.
+
+    Args:
+        model: sizes that degrees have to divide.
+        gpus: how many.
+        per_host: on each host.
+        global_batch: sequences of a step.
+        keep: values of columns that stay as given.
+
+    Raises:
+        UsageError: no layout is left.
+    """
+    keep = dict(keep or {})
+    rows = [
+        row
+        for degrees in _degrees(model, gpus, per_host, keep)
+        for row in _of_degrees(degrees, model, global_batch, keep)
+    ]
+    if not rows:
+        kept = ", ".join(f"{key}={value}" for key, value in keep.items())
+        raise UsageError(
+            f"no layout of {gpus} GPUs divides {model.layers} layers, {model.heads} heads and a batch of "
+            f"{global_batch} sequences{' with ' + kept if kept else ''}"
+        )
+    return layouts(rows)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _choices(keep: Mapping[str, int], key: str, among: Sequence[int]) -> Sequence[int]:
+    return [keep[key]] if key in keep else among
+
+
+def _degrees(model: Model, gpus: int, per_host: int, keep: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Degrees of all axes whose product is the number of GPUs."""
+    shared = model.kv_heads if not model.kv_rank else model.heads
+    tps = _choices(keep, "tp", [t for t in _divisors(gpus) if t <= per_host and model.heads % t == 0])
+    pps = _choices(keep, "pp", [p for p in _divisors(gpus) if p <= model.layers])
+    cps = _choices(keep, "cp", [1, 2, 4, 8] if model.sequence > 8192 else [1])
+    for tp, pp, cp in product(tps, pps, cps):
+        if tp > 1 and (max(tp, shared) % min(tp, shared) or model.ffn % tp):
+            continue
+        if gpus % (tp * pp * cp) or model.sequence % (2 * cp):
+            continue
+        dp = gpus // (tp * pp * cp)
+        if "dp" in keep and keep["dp"] != dp:
+            continue
+        eps = [e for e in _divisors(model.experts) if (dp * cp) % e == 0] if model.experts else [1]
+        for ep in _choices(keep, "ep", eps):
+            yield {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep}
+
+
+def _of_degrees(
+    degrees: Mapping[str, int], model: Model, global_batch: int, keep: Mapping[str, int]
+) -> Iterator[dict[str, int]]:
+    """Micro-batches, chunks, ZeRO and recomputation that go with degrees."""
+    dp, pp = degrees["dp"], degrees["pp"]
+    if global_batch % dp:
+        return
+    own = global_batch // dp
+    sizes = [size for size in _divisors(own) if size <= MAX_MICRO_BATCH]
+    for micro_batch in _choices(keep, "micro_batch", sizes):
+        count = own // micro_batch
+        if own % micro_batch or count < pp:  # fewer micro-batches than stages: another layout is better
+            continue
+        chunks = [c for c in (1, 2, 4) if c == 1 or (pp > 1 and count % pp == 0 and model.layers >= c * pp)]
+        zeros = (1, 3) if pp == 1 and dp > 1 else (1,)
+        for vpp, zero, recompute in product(
+            _choices(keep, "vpp", chunks),
+            _choices(keep, "zero", zeros),
+            _choices(keep, "recompute", (0, 1, 2)),
+        ):
+            yield {
+                **degrees,
+                "vpp": vpp,
+                "micro_batch": micro_batch,
+                "micro_batches": count,
+                "zero": zero,
+                "recompute": recompute,
+            }

@@ -1,0 +1,234 @@
+"""What a model is made of: the sizes that decide what a training step computes, moves and keeps.
+
+In: a Hugging Face `config.json`, as a dictionary. Out: `Model`. Dense and mixture-of-experts transformers
+with grouped-query or latent attention (DeepSeek-V2, arXiv 2405.04434) are known; nothing here knows a layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpro.errors import InputError, UsageError
+
+GATED = ("silu", "swiglu", "swish", "geglu", "gelu_pytorch_tanh_gated")
+# How configurations call one size, by the family that brought the name.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "hidden"),
+    "heads": ("num_attention_heads", "n_head", "heads"),
+    "vocabulary": ("vocab_size", "vocabulary"),
+}
+OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "kv_heads": ("num_key_value_heads", "n_head_kv", "kv_heads"),
+    "head_size": ("head_dim", "head_size"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "ffn"),
+    "sequence": ("max_position_embeddings", "n_positions", "seq_length", "sequence"),
+    "experts": ("num_local_experts", "n_routed_experts", "num_experts", "experts"),
+    "experts_per_token": ("num_experts_per_tok", "experts_per_token", "top_k"),
+    "expert_ffn": ("moe_intermediate_size", "expert_ffn"),
+    "shared_experts": ("n_shared_experts", "shared_experts"),
+    "dense_layers": ("first_k_dense_replace", "dense_layers"),
+    "q_rank": ("q_lora_rank",),
+    "kv_rank": ("kv_lora_rank",),
+    "rope_size": ("qk_rope_head_dim",),
+    "nope_size": ("qk_nope_head_dim",),
+    "value_size": ("v_head_dim",),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformer.
+
+    Attributes:
+        layers, hidden, heads, kv_heads, head_size: as everywhere.
+        ffn: width of a dense feed-forward layer.
+        gated: whether that has a third matrix (SwiGLU).
+        vocabulary: rows of the embedding.
+        tied: whether the embedding is the output layer too.
+        sequence: tokens of a sequence.
+        experts, experts_per_token, expert_ffn, shared_experts: of a mixture of experts; 0 experts of a dense
+            model.
+        dense_layers: layers without experts, at the beginning.
+        q_rank, kv_rank, rope_size, value_size: of latent attention; kv_rank 0 of any other. `head_size` is
+            then what queries and keys have without rotary part.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    ffn: int
+    vocabulary: int
+    sequence: int
+    gated: bool = True
+    tied: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_size: int = 0
+    value_size: int = 0
+
+    @property
+    def projections(self) -> tuple[tuple[str, int, int], ...]:
+        """Matrices of attention: how tensor parallelism cuts each, inputs, outputs.
+
+        "column" cuts the outputs, "row" the inputs, "whole" neither.
+        """
+        if not self.kv_rank:
+            out = (self.heads + 2 * self.kv_heads) * self.head_size
+            return (("column", self.hidden, out), ("row", self.heads * self.head_size, self.hidden))
+        queries = self.heads * (self.head_size + self.rope_size)
+        down_q = (("whole", self.hidden, self.q_rank), ("column", self.q_rank, queries))
+        return (
+            *(down_q if self.q_rank else (("column", self.hidden, queries),)),
+            ("whole", self.hidden, self.kv_rank + self.rope_size),
+            ("column", self.kv_rank, self.heads * (self.head_size + self.value_size)),
+            ("row", self.heads * self.value_size, self.hidden),
+        )
+
+    @property
+    def widths(self) -> tuple[float, float]:
+        """Elements of a head: of queries and keys, and the mean of those and of values."""
+        key = self.head_size + self.rope_size
+        value = self.value_size or self.head_size
+        return float(key), (key + value) / 2
+
+    @property
+    def attention_parameters(self) -> int:
+        """Weights of the attention of one layer."""
+        return sum(inputs * outputs for _, inputs, outputs in self.projections)
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of a feed-forward layer."""
+        return 3 if self.gated else 2
+
+    @property
+    def dense_ffn_parameters(self) -> int:
+        """Weights of a dense feed-forward layer."""
+        return self.matrices * self.hidden * self.ffn
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one expert."""
+        return self.matrices * self.hidden * self.expert_ffn
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with experts."""
+        return max(self.layers - self.dense_layers, 0) if self.experts else 0
+
+    def parameters(self) -> int:
+        """All weights but those of norms and biases."""
+        dense = (self.layers - self.expert_layers) * self.dense_ffn_parameters
+        routed = self.experts + self.shared_experts
+        mixed = self.expert_layers * (routed * self.expert_parameters + self.hidden * self.experts)
+        tables = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * self.attention_parameters + dense + mixed + tables
+
+    def operations_per_token(self) -> float:
+        """Floating-point operations of one token, forward and backward, without any that are repeated.
+
+        Six per weight that the token meets, and of attention's two products the causal half (as Megatron-LM
+        counts, Narayanan et al., SC 2021, appendix; PaLM's MFU leaves recomputation out likewise).
+        """
+        dense = (self.layers - self.expert_layers) * self.dense_ffn_parameters
+        met = self.experts_per_token + self.shared_experts
+        mixed = self.expert_layers * (met * self.expert_parameters + self.hidden * self.experts)
+        weights = self.layers * self.attention_parameters + dense + mixed + self.vocabulary * self.hidden
+        scores = self.layers * self.heads * self.widths[1] * self.sequence  # 2 products, 2 operations, half
+        return 6.0 * weights + 3 * 2 * scores
+
+
+def model_of(config: Mapping[str, Any], sequence: int | None = None, layers: int | None = None) -> Model:
+    """The model that a configuration describes.
+
+    Args:
+        config: keys of a Hugging Face `config.json`.
+        sequence: tokens of a sequence, where it is not what the model was made for at most.
+        layers: where it is shortened.
+
+    Raises:
+        UsageError: a size is missing or is no positive number.
+    """
+    nested = config.get("text_config")
+    if isinstance(nested, Mapping):
+        config = {**config, **nested}
+    found = {key: _size(config, key, names, required=True) for key, names in NAMES.items()}
+    found |= {key: _size(config, key, names, required=False) for key, names in OPTIONAL.items()}
+    hidden, heads = found["hidden"], found["heads"]
+    latent = found["kv_rank"] > 0
+    if latent and not found["nope_size"]:
+        raise UsageError("the configuration has kv_lora_rank but no qk_nope_head_dim: attention is unknown")
+    if not latent and not found["head_size"] and hidden % heads:
+        raise UsageError(f"hidden size {hidden} does not divide into {heads} heads: give head_dim")
+    gated = str(config.get("hidden_act", config.get("activation_function", "silu"))).lower() in GATED
+    ffn = found["ffn"] or 4 * hidden
+    experts = found["experts"]
+    return Model(
+        layers=layers or found["layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads if latent else found["kv_heads"] or heads,
+        head_size=found["nope_size"] if latent else found["head_size"] or hidden // heads,
+        ffn=ffn,
+        vocabulary=found["vocabulary"],
+        sequence=sequence or found["sequence"] or 4096,
+        gated=bool(config.get("gated", gated)),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        experts=experts,
+        experts_per_token=found["experts_per_token"] or (1 if experts else 0),
+        expert_ffn=(found["expert_ffn"] or ffn) if experts else 0,
+        shared_experts=found["shared_experts"] if experts else 0,
+        dense_layers=min(found["dense_layers"], layers or found["layers"]),
+        q_rank=found["q_rank"],
+        kv_rank=found["kv_rank"],
+        rope_size=found["rope_size"] if latent else 0,
+        value_size=found["value_size"] if latent else 0,
+    )
+
+
+def read_model(path: Path, sequence: int | None = None) -> Model:
+    """The model of a `config.json`.
+
+    Args:
+        path: the file.
+        sequence: tokens of a sequence, where it is not the longest that the model takes.
+
+    Raises:
+        InputError: the file cannot be read, or is no JSON object.
+        UsageError: a size is missing.
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise InputError(f"{path}: is no JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: is no configuration: a JSON object is needed")
+    return model_of(config, sequence)
+
+
+def _size(config: Mapping[str, Any], key: str, names: tuple[str, ...], required: bool) -> int:
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UsageError(f"{name} of the configuration is {value!r}: a whole number is needed")
+        if value > 0 or not required:
+            return value
+    if required:
+        raise UsageError(f"the configuration has no {names[0]}: dpro needs it for the {key}")
+    return 0

@@ -1,0 +1,139 @@
+"""All layouts of a job, ranked: throughput with an interval, its parts, memory, and why some do not fit.
+
+In: a model, a machine, a framework, layouts, perhaps measured steps of some. Out: a frame, fastest that fits
+first. All layouts are ranked by the closed form of their pipeline; those that can be among the fastest are
+replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.errors import UsageError
+from dpro.replay.layouts.calibrate import HOLDS_90, beliefs, sensitivities
+from dpro.replay.layouts.layout import COLUMNS, gpus_of, in_words, layouts
+from dpro.replay.layouts.machine import Machine, Software
+from dpro.replay.layouts.memory import memory_of, runs, verdicts
+from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.step import TimedLayouts, job_of, step_times
+
+REPLAYED = 200  # layouts at most: the fastest by the closed form
+PARTS = ("step_ms", "bubble", "exposed_ms")
+
+
+class MeasuredLayout(NamedTuple):
+    """A layout whose step was measured: columns of `layout.COLUMNS` that are known, and milliseconds."""
+
+    layout: dict[str, int]
+    step_ms: float
+
+
+def plan(
+    model: Model,
+    rows: pl.DataFrame,
+    machine: Machine,
+    software: Software,
+    measured: Sequence[MeasuredLayout] = (),
+) -> pl.DataFrame:
+    """Rank layouts.
+
+    Args:
+        model: the model.
+        rows: layouts.
+        machine: what it runs on.
+        software: the framework.
+        measured: steps to calibrate with; layouts of the same model and machine.
+
+    Returns:
+        The columns of `rows`; `step_ms`, `low_ms`, `high_ms` (an interval meant to hold 90%),
+        `tokens_per_s_per_gpu` with `_low` and `_high`, `mfu`, `bubble`, `exposed` (share of the step), bytes
+        by kind of `memory.KINDS` and `memory_gb`, `fits` ("yes", "tight", "no"), `why` (not), `replayed`.
+        Those that do not fit come last.
+
+    Raises:
+        UsageError: a measured step is no positive number of milliseconds.
+    """
+    known = layouts([each.layout for each in measured]) if measured else rows.clear()
+    every = pl.concat([rows.select(list(COLUMNS)), known])
+    job = job_of(model, every, machine, software)
+    parts = memory_of(model, rows, software)
+    fit = verdicts(parts, machine)
+    refused = runs(model, rows, software)
+    fits = ["no" if why else word for (word, _), why in zip(fit, refused)]
+    wanted, times = _times(job, machine, _tokens(model, rows), fits)
+    factor, low, high = _calibrated(job, machine, times["step_ms"], measured, rows.height)
+    said = times["step_ms"][: rows.height] * factor
+    replayed = np.zeros(rows.height, np.bool_)
+    replayed[wanted] = True
+    rate = 1e3 * _tokens(model, rows) / said
+    return (
+        rows.with_columns(
+            step_ms=said,
+            low_ms=said * low,
+            high_ms=said * high,
+            tokens_per_s_per_gpu=rate,
+            tokens_per_s_per_gpu_low=rate / high,
+            tokens_per_s_per_gpu_high=rate / low,
+            mfu=rate * model.operations_per_token() / (machine.sheet.tflops[software.dtype] * 1e12),
+            bubble=times["bubble"][: rows.height],
+            exposed=times["exposed_ms"][: rows.height] / times["step_ms"][: rows.height],
+            fits=pl.Series(fits),
+            why=pl.Series([own or why for own, (_, why) in zip(refused, fit)]),
+            replayed=replayed,
+        )
+        .hstack(parts)
+        .with_columns(layout=pl.Series([in_words(row) for row in rows.iter_rows(named=True)]))
+        .sort(pl.col("fits") == "no", -pl.col("tokens_per_s_per_gpu"))
+    )
+
+
+def _times(
+    job: TimedLayouts, machine: Machine, tokens: Floats, fits: Sequence[str]
+) -> tuple[Ints, dict[str, Floats]]:
+    """Which rows are replayed, and [N] of each of `PARTS`; measured rows, at the end, are replayed, too."""
+    bound = step_times(job, machine, replay=False)
+    times = {name: bound[name].to_numpy().copy() for name in PARTS}
+    wanted = _worth_replaying(times["step_ms"][: tokens.size] / tokens, fits)
+    at = np.concatenate([wanted, np.arange(tokens.size, job.rows.height)])
+    exact = step_times(_some(job, at), machine)
+    for name in PARTS:
+        times[name][at] = exact[name].to_numpy()
+    return wanted, times
+
+
+def _tokens(model: Model, rows: pl.DataFrame) -> Floats:
+    """[N] tokens of a step per GPU."""
+    batch = (rows["dp"] * rows["micro_batch"] * rows["micro_batches"]).to_numpy().astype(np.float64)
+    per_gpu: Floats = batch * model.sequence / gpus_of(rows)
+    return per_gpu
+
+
+def _worth_replaying(ms_per_token: Floats, fits: Sequence[str]) -> Ints:
+    """The rows that fit and are fastest; where none fits, the fastest."""
+    possible = np.array([word != "no" for word in fits])
+    order = np.lexsort([ms_per_token, ~possible])
+    found: Ints = order[:REPLAYED].astype(np.int64)
+    return found
+
+
+def _some(job: TimedLayouts, at: Ints) -> TimedLayouts:
+    return TimedLayouts(job.model, job.rows[at], job.software, job.work[at], job.schedule)
+
+
+def _calibrated(
+    job: TimedLayouts, machine: Machine, said_ms: Floats, measured: Sequence[MeasuredLayout], height: int
+) -> tuple[Floats, Floats, Floats]:
+    """[height] factors on the prediction, and those that the interval begins and ends with."""
+    missed = {}
+    for index, each in enumerate(measured):
+        if not (np.isfinite(each.step_ms) and each.step_ms > 0):
+            raise UsageError(f"a measured step of {each.step_ms} ms: a positive number is needed")
+        missed[height + index] = float(np.log(each.step_ms / said_ms[height + index]))
+    found = beliefs(job.rows, sensitivities(job, machine), missed)
+    low, high = found.interval(HOLDS_90)
+    return found.factor[:height], low[:height], high[:height]

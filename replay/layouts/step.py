@@ -1,0 +1,237 @@
+"""The time of a step in each layout: stages from layers and links, the pipeline replayed, then the rest.
+
+In: a model, layouts, a machine, a framework. Out: a row per layout with the step and its parts. A stage takes
+its layers one after the other; a layer takes as long as its GPU or as the host that launches its kernels. The
+pipeline is replayed (`schedule.replayed_us`); reduction of gradients, optimizer and what is fixed follow it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from dpro.arrays import Floats, Ints
+from dpro.replay.layouts.layer import LayerWork, Work, layer_work
+from dpro.replay.layouts.layout import column, gpus_of
+from dpro.replay.layouts.machine import Machine, Software
+from dpro.replay.layouts.model import Model
+from dpro.replay.layouts.schedule import bound_us, pipeline, replayed_us
+from dpro.replay.layouts.traffic import Exchanges, parameters_of, traffic
+
+
+class Stages(NamedTuple):
+    """Of rows with equal numbers of stages and chunks: which, and [n, stages, chunks] microseconds.
+
+    Attributes:
+        rows: [n] which layouts.
+        forward, backward: of one micro-batch.
+        sent: the part of both that is exposed communication.
+    """
+
+    rows: Ints
+    forward: Floats
+    backward: Floats
+    sent: Floats
+
+
+@dataclass(frozen=True)
+class TimedLayouts:
+    """All that the time of a step depends on, but constants of the machine.
+
+    Attributes:
+        model, rows, software: as given.
+        work: what a GPU computes.
+        schedule: of the pipeline.
+    """
+
+    model: Model
+    rows: pl.DataFrame
+    software: Software
+    work: LayerWork
+    schedule: str = "1f1b"
+
+
+def job_of(
+    model: Model, rows: pl.DataFrame, machine: Machine, software: Software, schedule: str = "1f1b"
+) -> TimedLayouts:
+    """Time the operations of all layouts once.
+
+    A recording can put measured layers in the place of `work`.
+
+    Args:
+        model: the model.
+        rows: layouts.
+        machine: whose GPU computes.
+        software: the framework.
+        schedule: of the pipeline.
+    """
+    return TimedLayouts(model, rows, software, layer_work(model, rows, machine, software), schedule)
+
+
+def layers_of_chunks(layers: int, chunks: int, head: float = 0.0) -> Ints:
+    """[chunks] layers of each chunk of the model; where they do not divide, the last has fewer.
+
+    Args:
+        layers: of the model.
+        chunks: on all stages together.
+        head: the output layer's weight in layers, where stages are balanced with it: each block goes to the
+            first chunk whose share of the whole it does not exceed, or to the next.
+    """
+    if head:
+        limits = (layers + head) * np.arange(1, chunks + 1) / chunks
+        count, at = np.zeros(chunks, np.int64), 0
+        for layer in range(1, layers + 1):
+            at = min(at + (layer > limits[at] + 1e-9), chunks - 1)
+            count[at] += 1
+        return count
+    edges = np.ceil(np.arange(chunks + 1) * layers / chunks).astype(np.int64)
+    found: Ints = np.diff(edges)
+    return found
+
+
+class _Pass(NamedTuple):
+    """[N] microseconds of a pass: of the GPU, of the host that launches it, of communication in the first."""
+
+    gpu: Floats
+    host: Floats
+    sent: Floats
+
+    def __add__(self, other: _Pass) -> _Pass:  # type: ignore[override]
+        return _Pass(self.gpu + other.gpu, self.host + other.host, self.sent + other.sent)
+
+
+def _pass(work: Work, sent: Floats, stalled: Floats, machine: Machine) -> _Pass:
+    gpu = machine.compute * work.compute + machine.memory * work.memory + sent
+    return _Pass(gpu, machine.host_us * work.kernels + stalled * work.steps, sent)
+
+
+def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Stages]:
+    """How long each chunk of each stage works on a micro-batch.
+
+    Args:
+        job: layouts with their work.
+        machine: constants.
+        links: what the layouts send.
+    """
+    rows, work, model = job.rows, job.work, job.model
+    recompute = column(rows, "recompute")
+    again = Work(*(np.where(recompute == 1, part, 0.0) for part in work.scores.parts()))
+    crosses = (column(rows, "pp") > 1) & (gpus_of(rows) > machine.per_host)
+    stalled = np.where(crosses, machine.crossed_us, 0.0)
+    sent = (links.forward, links.backward)
+    dense = _layer(work.forward, work.backward, again, sent, stalled, recompute, machine)
+    sent = (links.expert_forward, links.expert_backward)
+    mixed = _layer(work.expert_forward, work.expert_backward, again, sent, stalled, recompute, machine)
+    head = [_pass(each, links.head / 2, stalled, machine) for each in (work.head_forward, work.head_backward)]
+    weight = model.vocabulary * model.hidden / (model.attention_parameters + model.dense_ffn_parameters)
+    found = []
+    shapes = rows.select("pp", "vpp").with_row_index("row").partition_by(["pp", "vpp"], as_dict=True)
+    for (pp, vpp), group in shapes.items():
+        at = group["row"].to_numpy()
+        count = layers_of_chunks(model.layers, pp * vpp, weight if job.software.balanced else 0.0)
+        before = np.cumsum(count) - count
+        plain = np.clip((model.dense_layers if model.experts else model.layers) - before, 0, count)
+        numbers = (plain.astype(np.float64), (count - plain).astype(np.float64))
+        ways = [_chunks(numbers, dense[way], mixed[way], head[way], at, (vpp, pp)) for way in (0, 1)]
+        found.append(Stages(at, ways[0][0], ways[1][0], ways[0][1] + ways[1][1]))
+    return found
+
+
+def _chunks(
+    numbers: tuple[Floats, Floats], dense: _Pass, mixed: _Pass, head: _Pass, at: Ints, shape: tuple[int, int]
+) -> tuple[Floats, Floats]:
+    """[n, stages, chunks] of a pass over each chunk, and of the communication in it.
+
+    The host runs ahead of the GPU within the layers, which take as long as the slower of both; the loss is
+    waited for.
+    """
+
+    def layers(part: str) -> Floats:
+        usual, other = (getattr(each, part)[at, None] for each in (dense, mixed))
+        us: Floats = numbers[0][None, :] * usual + numbers[1][None, :] * other
+        return us
+
+    def placed(us: Floats, last: Floats) -> Floats:
+        us[:, -1] += last[at]
+        found: Floats = us.reshape(len(at), *shape).transpose(0, 2, 1)  # chunk c of stage s is c * stages + s
+        return found
+
+    whole = placed(np.maximum(layers("gpu"), layers("host")), np.maximum(head.gpu, head.host))
+    return whole, placed(layers("sent"), head.sent)
+
+
+def _layer(
+    forward: Work,
+    backward: Work,
+    again: Work,
+    sent: tuple[Floats, Floats],
+    stalled: Floats,
+    recompute: Floats,
+    machine: Machine,
+) -> tuple[_Pass, _Pass]:
+    """Forward and backward of a layer, the latter with what is computed again."""
+    ahead = _pass(forward, sent[0], stalled, machine)
+    whole = recompute == 2
+    repeated = _Pass(*(np.where(whole, part, 0.0) for part in ahead))
+    return ahead, _pass(backward + again, sent[1], stalled, machine) + repeated
+
+
+def after_us(job: TimedLayouts, machine: Machine, links: Exchanges) -> tuple[Floats, Floats]:
+    """[N] microseconds of what follows the pipeline, and of communication in it.
+
+    Args:
+        job: layouts.
+        machine: constants.
+        links: what the layouts send.
+    """
+    rows, model = job.rows, job.model
+    own, experts = parameters_of(model, rows)
+    zero, ranks = column(rows, "zero"), column(rows, "dp") * column(rows, "cp")
+    cut = np.where(zero > 0, ranks, 1.0)
+    updated = own / cut + experts / np.maximum(cut / column(rows, "ep"), 1)
+    optimizer = machine.memory * updated * job.software.optimizer_bytes / (machine.sheet.gbps * 1e3)
+    sent = links.reduction + links.gathered
+    return optimizer + sent + 1e3 * machine.fixed_ms, sent
+
+
+def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.DataFrame:
+    """How long a step takes in each layout.
+
+    Args:
+        job: layouts with their work.
+        machine: constants.
+        replay: whether the pipeline is replayed; else its closed form (`schedule.bound_us`) stands for it.
+
+    Returns:
+        `step_ms`, `pipeline_ms`, `after_ms` (reduction, optimizer, fixed), `bubble` (share of the pipeline
+        that the mean stage stands still), `exposed_ms` (communication that nothing hides), a row per layout.
+    """
+    rows = job.rows
+    links = traffic(job.model, rows, machine, job.software)
+    pp, vpp, count = (column(rows, name) for name in ("pp", "vpp", "micro_batches"))
+    working, busy, sent = (np.zeros(rows.height) for _ in range(3))
+    for group in stages_of(job, machine, links):
+        at = group.rows
+        each = (group.forward + group.backward).sum(2)  # [n, stages]
+        busy[at] = count[at] * each.mean(1)
+        sent[at] = count[at] * group.sent.sum(2).mean(1)
+        working[at] = bound_us(each, vpp[at], count[at], links.message[at])
+        if replay and group.forward.shape[1] > 1:
+            for row, ahead, back in zip(at.tolist(), group.forward, group.backward):
+                pipe = pipeline(int(pp[row]), int(vpp[row]), int(count[row]), job.schedule)
+                working[row], _ = replayed_us(pipe, ahead, back, float(links.message[row]))
+    rest, after_sent = after_us(job, machine, links)
+    hosts = np.maximum(gpus_of(rows) / machine.per_host, 1)
+    step = (working + rest) * (1 + machine.growth * np.log2(hosts))
+    return pl.DataFrame(
+        {
+            "step_ms": step / 1e3,
+            "pipeline_ms": working / 1e3,
+            "after_ms": rest / 1e3,
+            "bubble": 1 - busy / np.maximum(working, 1e-9),
+            "exposed_ms": (sent + after_sent) / 1e3,
+        }
+    )

@@ -1,0 +1,86 @@
+"""What a GPU holds, worked out by hand, and what sharding and recomputing change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro.replay.layouts.layout import layouts
+from dpro.replay.layouts.machine import Software, machine_of
+from dpro.replay.layouts.memory import KINDS, in_flight, memory_of, runs, verdicts
+from dpro.replay.layouts.model import Model
+
+# Weights: per layer 2048 x 2048 x (4 + 3 x 4) = 67.1 million; two tables of 32000 x 2048.
+MODEL = Model(16, 2048, 16, 16, 128, 8192, 32000, 2048)
+WEIGHTS = 16 * 16 * 2048**2 + 2 * 32000 * 2048
+STATES = ("parameters", "gradients", "optimizer")
+
+
+def held(software: Software | None = None, **columns: int) -> dict[str, float]:
+    """1e9 bytes by kind of one layout."""
+    found: dict[str, float] = memory_of(MODEL, layouts([columns]), software or Software()).row(0, named=True)
+    return found
+
+
+def test_weights_gradients_and_states_of_one_gpu_are_eighteen_bytes_a_parameter() -> None:
+    parts = held(zero=0)
+    assert sum(parts[kind] for kind in STATES) == pytest.approx(18 * WEIGHTS / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("zero", "factors"), enumerate([(2, 4, 12), (2, 4, 1.5), (2, 0.5, 1.5), (0.25, 0.5, 1.5)])
+)
+def test_each_stage_of_zero_shards_one_kind_more(zero: int, factors: tuple[float, float, float]) -> None:
+    parts = held(zero=zero, dp=8)
+    assert [parts[kind] * 1e9 / WEIGHTS for kind in STATES] == pytest.approx(factors)
+
+
+def test_a_layer_with_dropout_keeps_thirty_four_bytes_a_token_and_element() -> None:
+    # Korthikanti et al., equation 1 without scores: 34 s b h; two matrices of 4 h.
+    plain = replace(MODEL, gated=False)
+    tokens = 2048
+    found = memory_of(plain, layouts([{}]), Software(dropout=True, sequence_parallel=False))["activations"][0]
+    # Theirs has a mask of the dropout after attention's scores, which fused attention does not keep.
+    assert found * 1e9 / (16 * tokens * 2048) == pytest.approx(34, abs=1)
+
+
+def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> None:
+    arrays = [np.array([float(n)]) for n in (4, 1, 16)]
+    assert in_flight(*arrays, np.array([0.0]))[0] == 4
+    assert in_flight(*arrays, np.array([3.0]))[0] == 1
+    assert in_flight(*arrays, np.array([0.0]), "gpipe")[0] == 16
+
+
+def test_recomputing_layers_keeps_only_their_inputs() -> None:
+    parts = held(recompute=2)
+    assert parts["activations"] == pytest.approx(16 * 2 * 2048 * 2048 / 1e9)
+
+
+def test_what_does_not_fit_says_what_needs_most() -> None:
+    machine = replace(machine_of("H100"), memory_gb=10.0)
+    word, why = verdicts(memory_of(MODEL, layouts([{"zero": 0}]), Software()), machine)[0]
+    assert word == "no"
+    assert "optimizer" in why
+
+
+def test_stages_without_layers_are_refused() -> None:
+    rows = layouts(
+        [{"pp": 32, "micro_batches": 64}, {"pp": 16, "micro_batches": 64}, {"pp": 8, "micro_batches": 2}]
+    )
+    reasons = runs(MODEL, rows, Software())
+    assert "without any" in reasons[0]
+    assert not reasons[1]
+    assert "too few" in reasons[2]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(0, 2), st.integers(1, 8))
+def test_sharding_more_never_needs_more(dp: int, tp: int, zero: int, micro_batch: int) -> None:
+    columns = {"dp": dp, "micro_batch": micro_batch}
+    less, more = held(tp=tp, zero=zero + 1, **columns), held(tp=tp, zero=zero, **columns)
+    assert sum(less[kind] for kind in STATES) <= sum(more[kind] for kind in STATES) + 1e-9
+    assert sum(held(tp=2 * tp, zero=zero, **columns)[kind] for kind in KINDS) <= more["memory_gb"] + 1e-9

@@ -1,0 +1,82 @@
+"""Schedules as the engine replays them: bubbles by hand, and what more links or micro-batches do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpro.errors import UsageError
+from dpro.replay.layouts.schedule import bound_us, order_of_stage, pipeline, replayed_us
+
+
+def step(stages: int, count: int, chunks: int = 1, schedule: str = "1f1b", message_us: float = 0.0) -> float:
+    """A step whose forwards take 1 us on each stage, and backwards 2, divided over its chunks."""
+    each = np.ones((stages, chunks)) / chunks
+    return replayed_us(pipeline(stages, chunks, count, schedule), each, 2 * each, message_us)[0]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (4, 4), (4, 16), (8, 3)])
+def test_the_bubble_of_equal_stages_is_stages_less_one_over_micro_batches(
+    schedule: str, stages: int, count: int
+) -> None:
+    assert step(stages, count, schedule=schedule) == pytest.approx(3 * count * (1 + (stages - 1) / count))
+
+
+def test_chunks_divide_the_bubble() -> None:
+    assert step(4, 8, chunks=2) == pytest.approx(3 * (8 + 3 / 2), abs=1e-3)
+
+
+def test_one_forward_and_one_backward_take_turns_after_the_warm_up() -> None:
+    order = list(order_of_stage(0, 3, 1, 4, "1f1b"))
+    assert [backward for backward, _, _ in order] == [False, False, False, True, False, True, True, True]
+
+
+def test_messages_between_two_stages_are_paid_on_the_way_there_and_back() -> None:
+    # One micro-batch: forward, message, forward, backward, message, backward.
+    assert step(2, 1, message_us=5) == pytest.approx(1 + 5 + 1 + 2 + 5 + 2)
+
+
+def test_the_longest_stage_decides() -> None:
+    forward, backward = np.array([[1.0], [3.0]]), np.array([[2.0], [6.0]])
+    found, busy = replayed_us(pipeline(2, 1, 10), forward, backward, 0.0)
+    assert found == pytest.approx(10 * 9 + 3)
+    assert busy.tolist() == [30.0, 90.0]
+
+
+def test_a_schedule_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(UsageError, match="multiple"):
+        pipeline(4, 2, 6)
+    with pytest.raises(UsageError, match="1f1b"):
+        pipeline(4, 1, 6, "any")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.lists(st.floats(0.1, 50), min_size=5, max_size=5),
+    st.floats(0, 20),
+)
+def test_the_closed_form_without_messages_is_never_above_the_replay(
+    stages: int, count: int, us: list[float], message_us: float
+) -> None:
+    forward = np.array(us[:stages])[:, None]
+    found, _ = replayed_us(pipeline(stages, 1, count), forward, 2 * forward, message_us)
+    bound = bound_us(3 * forward.T, np.array([1.0]), np.array([float(count)]), np.zeros(1))
+    assert bound[0] <= found + 0.01
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 6), st.floats(0, 5), st.floats(0, 5))
+def test_slower_messages_never_shorten_a_step(stages: int, one: float, other: float) -> None:
+    fast, slow = sorted((one, other))
+    assert step(stages, 6, message_us=fast) <= step(stages, 6, message_us=slow) + 1e-9
+
+
+def test_the_bubble_goes_away_with_many_micro_batches() -> None:
+    shares = [1 - 3 * count / step(4, count) for count in (4, 16, 64, 256)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.012
