@@ -13,14 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.jobs import ROOT, TORCHRUN, environment
+from tests.jobs import ROOT, TORCHRUN, TWO_RANKS, environment, head_start
 
 JOB = ROOT / "tests" / "hanging.py"
 LONGEST_S = 150
 
 
-def launcher(num_ranks: int) -> list[str]:
+def torchrun(_folder: Path, num_ranks: int) -> list[str]:
     return [*TORCHRUN[:-1], str(num_ranks), "--standalone", str(JOB)]
+
+
+def quickly(folder: Path, num_ranks: int) -> list[str]:
+    return [*TWO_RANKS[:-1], str(num_ranks), head_start(folder, JOB)]
 
 
 def diagnosed(
@@ -29,6 +33,7 @@ def diagnosed(
     *options: str,
     num_ranks: int = 4,
     spawn: bool = False,
+    launch: Callable[[Path, int], list[str]] = torchrun,
     end: Callable[[subprocess.Popen[bytes]], None] | None = None,
     record: tuple[str, ...] = (),
 ) -> dict[str, Any]:
@@ -40,11 +45,12 @@ def diagnosed(
         options: of the job.
         num_ranks: number of ranks.
         spawn: start ranks by `torch.multiprocessing`.
+        launch: how to start them otherwise.
         end: ends the job when it hangs; kills its ranks where not given.
         record: options of `dpro record`.
     """
     run, mark = folder / "run", folder / "went-wrong"
-    job = [sys.executable, str(JOB), "--spawn", str(num_ranks)] if spawn else launcher(num_ranks)
+    job = [sys.executable, str(JOB), "--spawn", str(num_ranks)] if spawn else launch(folder, num_ranks)
     recorder = [sys.executable, "-m", "dpro", "record", "-o", str(run), *record]
     command = [*recorder, "--", *job, fault, str(mark), *options]
     port = {"MASTER_PORT": str(20000 + os.getpid() % 20000)} if spawn else {}

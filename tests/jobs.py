@@ -93,6 +93,14 @@ def script(folder: Path, body: str, *modules: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
+def head_start(folder: Path, program: Path) -> str:
+    """A script that runs a program with DDP as it is, except that it begins as jobs here do."""
+    path = folder / program.name
+    body = f"import runpy\nrunpy.run_path({str(program)!r}, run_name='__main__')\n"
+    path.write_text(imports(COMPILER) + body)
+    return str(path)
+
+
 def record(
     folder: Path, command: list[str], *options: str, **extra: object
 ) -> tuple[Run, subprocess.CompletedProcess[bytes]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.hang_jobs import ctrl_c, diagnosed, scancel, terminate
+from tests.hang_jobs import ctrl_c, diagnosed, quickly, scancel, terminate
 from tests.hanging import AT
 
 pytest.importorskip("torch")
@@ -26,7 +26,7 @@ def evidence_of(finding: dict[str, Any]) -> str:
 
 
 def test_a_rank_whose_host_sleeps_is_named_through_pipeline_and_data_parallelism(tmp_path):
-    finding = the_finding(diagnosed(tmp_path, "sleep"))
+    finding = the_finding(diagnosed(tmp_path, "sleep", launch=quickly))
     assert (finding["class"], finding["ranks"]) == ("hang.host", [2])
     assert finding["component"] == {"kind": "rank", "id": "2"}
     assert finding["confidence"] > 0.9

@@ -27,6 +27,7 @@ from tests.jobs import (
     TRAIN,
     TWO_RANKS,
     complete,
+    head_start,
     opened,
     record,
     script,
@@ -37,7 +38,7 @@ from tests.jobs import (
 
 pytest.importorskip("torch")
 
-STEPS_RUN, EVERY, SKIP = 30, 12, 5
+STEPS_RUN, EVERY, SKIP = 20, 7, 5
 
 
 # A data-parallel job, recorded and not: many tests look at this one pair.
@@ -46,8 +47,9 @@ STEPS_RUN, EVERY, SKIP = 30, 12, 5
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory):
     options = ["--every", str(EVERY), "--skip", str(SKIP)]
-    command = [*TORCHRUN, str(TRAIN), "--steps", str(STEPS_RUN)]
-    return record(tmp_path_factory.mktemp("ddp"), command, *options)
+    folder = tmp_path_factory.mktemp("ddp")
+    command = [*TORCHRUN, head_start(folder, TRAIN), "--steps", str(STEPS_RUN)]
+    return record(folder, command, *options)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def run(ddp) -> Run:
 
 def test_output_of_the_job_is_the_same_byte_for_byte(ddp, tmp_path):
     _, recorded = ddp
-    plain = complete([*TWO_RANKS, str(TRAIN), "--steps", str(STEPS_RUN)], tmp_path)
+    plain = complete([*TWO_RANKS, head_start(tmp_path, TRAIN), "--steps", str(STEPS_RUN)], tmp_path)
     assert plain.returncode == 0
     assert b"loss" in plain.stdout
     assert (recorded.returncode, recorded.stdout, recorded.stderr) == (0, plain.stdout, plain.stderr)
