@@ -29,6 +29,17 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         patch.setenv("DPRO_CACHE", str(shared / "cache"))
+        patch.setattr("dpro.analysis.graphs.KEPT", 1000)  # a user has fewer runs
+        yield
+
+
+@pytest.fixture(scope="module")
+def searched_once() -> Iterator[None]:
+    """The search of what would help a run is made once: it is most of what many commands do."""
+    from tests.searches import search_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        search_once(patch)
         yield
 
 

@@ -25,8 +25,10 @@ from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.trial.calibrate import as_tried
 from tests.commands import dpro
-from tests.jobs import environment
+from tests.jobs import TRAIN, TWO_RANKS, environment, head_start
 from tests.traces import annotation, cpu_op, kernel, launch, write
+
+pytestmark = pytest.mark.usefixtures("searched_once")
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"
 ROOT = Path(__file__).parents[2]
@@ -205,9 +207,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short real job of two ranks on CPUs."""
     pytest.importorskip("torch")
-    run = tmp_path_factory.mktemp("recorded") / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    job = [*torchrun, str(ROOT / "sample_traces" / "train.py"), "--steps", "14"]
+    folder = tmp_path_factory.mktemp("recorded")
+    run = folder / "run"
+    job = [*TWO_RANKS, head_start(folder, TRAIN), "--steps", "14"]
     record = [sys.executable, "-m", "dpro", "record", "-o", str(run), "--every", "50", "--window-steps", "3"]
     done = subprocess.run(
         [*record, "--", *job], env=environment(), capture_output=True, text=True, timeout=120

@@ -22,6 +22,8 @@ from dpro.opening import open_path
 from dpro.store import open_run
 from tests.browser import EVIL, complaints, evil_run, served, settle, wait
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 BEYOND = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 DRAWN = "dproTimeline.info && dproTimeline.data && dproTimeline.data.size > 0"
 SOMETHING = "return document.querySelector('#content :is(.js-plotly-plot, .message, table, canvas)')"

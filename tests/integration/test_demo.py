@@ -19,6 +19,8 @@ from dpro.cli.demo import typical_step_ns
 from dpro.schema import SPANS, STEPS
 from dpro.store import open_run
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 RUNS = ("healthy", "slow_rank", "slow_input")
 

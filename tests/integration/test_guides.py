@@ -24,6 +24,8 @@ from dpro.replay.whatif.registry import EDITS
 from tests.guides import GUIDES, WITH_A_JOB, Command, commands, make_places, printed
 from tests.jobs import ROOT, TINY, TORCHRUN, complete, environment, start
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 TRAIN = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -23,6 +23,8 @@ from dpro.units import NS_PER_MS, format_duration
 from tests.commands import dpro
 from tests.jobs import ROOT
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 SAMPLE = ROOT / "sample_traces" / "slow_rank"
 PIPELINE = Path("pp_timeline") / "megatronapp_pp4"  # its first step takes five times as long as the others
 
@@ -30,24 +32,21 @@ PIPELINE = Path("pp_timeline") / "megatronapp_pp4"  # its first step takes five 
 class Answered:
     """What all commands say of a run."""
 
-    def __init__(self, run: Path, cache: Path) -> None:
-        self.run, self.cache = run, cache
+    def __init__(self, run: Path) -> None:
+        self.run = run
         self.loaded = Loaded(open_path(run))
         self.report = make_report(self.loaded)
 
     def of(self, command: str, *options: str) -> dict[str, Any]:
-        done = dpro(command, self.run, *options, "--json", cache=self.cache)
+        done = dpro(command, self.run, *options, "--json")
         assert done.returncode in (0, 1), done.stderr
         return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module", params=[SAMPLE, PIPELINE], ids=["sample", "pipeline"])
-def said(request, tmp_path_factory) -> Answered:
-    cache = tmp_path_factory.mktemp("cache")
+def said(request) -> Answered:
     run = request.param if request.param == SAMPLE else request.getfixturevalue("traces") / request.param
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPRO_CACHE", str(cache))
-        return Answered(run, cache)
+    return Answered(run)
 
 
 def test_the_typical_step_and_the_mean_with_pauses_are_the_same_everywhere(said):
@@ -65,7 +64,7 @@ def test_predictions_costs_and_differences_start_from_the_same_mean_step(said):
     predicted = said.of("whatif", "--edit", "no-comm")
     mean_ms = predicted["baseline_ms"]
     replayed = [each["replayed_ms"] for each in said.of("replay")["steps"]]
-    of_diff = dpro("diff", said.run, said.run, "--json", cache=said.cache)
+    of_diff = dpro("diff", said.run, said.run, "--json")
     assert json.loads(of_diff.stdout)["a_ms"] == pytest.approx(mean_ms, rel=1e-6)
     if said.loaded.built.graph is said.loaded.built.predictive:  # else waits of whole operations are left out
         assert sum(replayed) / len(replayed) == pytest.approx(mean_ms, rel=1e-6)
