@@ -10,7 +10,7 @@ matmuls move fewer bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,12 +137,12 @@ class Compile(Edit):
     """Pointwise kernels that follow one another on a stream become one."""
 
     name = "compile"
-    summary = "runs of pointwise kernels are fused, as torch.compile does"
+    summary = "runs of pointwise kernels and reductions are fused, as torch.compile does"
     example = "compile"
     needs = "GPU kernels and their launches"
     assumes = (
-        "kernels that follow one another use each other's results, and guards cost nothing; fusing into "
-        "reductions and matmuls, and CUDA graphs, come on top"
+        "kernels that follow one another use each other's results, and guards cost nothing; matmuls and "
+        "attention stay kernels of their own, and the interval goes to where reductions do, too"
     )
     source = (
         "ours: each kernel saves a third of its time for reading what the one before wrote, and a third for "
@@ -158,27 +158,24 @@ class Compile(Edit):
         return [cls(NodeSelection())]
 
     def bound(self, facts: RunFacts) -> float:
-        fits = np.array([is_pointwise(name) for name in facts.graph.names], np.bool_)
+        fits = np.array([is_fused(name) for name in facts.graph.names], np.bool_)
         fused = fits[facts.graph.nodes.name] & (facts.graph.nodes.kind == NodeKind.KERNEL)
         return facts.on_path(fused | facts.on_cpu, fused[facts.graph.edges.target])
 
     def apply(self, graph: Graph) -> Graph:
         """Give the first of each run the time of all, and take the others with what launched them."""
         _require_kernels(graph)
-        run = _pointwise_runs(graph, self.selection.chosen(graph))
-        gone = run >= 0
-        leads = _firsts(run)
-        gone[leads] = False
-        if not gone.any():
-            raise Unanswerable("no two pointwise kernels follow one another on a stream: nothing to fuse")
-        duration = graph.nodes.duration.copy()
-        duration[leads] = _fused_ns(graph, run)
-        duration[gone | launching_only(graph, gone)] = 0
-        lag = np.where(gone[graph.edges.target], np.minimum(graph.edges.lag, 0), graph.edges.lag)
-        return graph.with_durations(duration).with_lags(lag)
+        fused = _with_fused(graph, _runs(graph, self.selection.chosen(graph), is_fused))
+        if fused is graph:
+            raise Unanswerable("no two pointwise kernels or reductions follow one another: nothing to fuse")
+        return fused
+
+    def bounds(self, graph: Graph) -> tuple[Graph, ...]:
+        """Where reductions stay kernels of their own."""
+        return (_with_fused(graph, _runs(graph, self.selection.chosen(graph), is_pointwise)),)
 
     def describe(self) -> str:
-        return "pointwise kernels are fused"
+        return "pointwise kernels and reductions are fused"
 
     def how(self) -> str:
         return "torch.compile(model)"
@@ -190,15 +187,29 @@ def _require_kernels(graph: Graph) -> None:
         raise Unanswerable("the run holds no GPU kernels: what torch.compile fuses on CPUs is not modelled")
 
 
-def _pointwise_runs(graph: Graph, chosen: Bools) -> Ints:
-    """[N] number of the run of pointwise kernels that a node is in, -1 for none; runs have two or more.
+def _with_fused(graph: Graph, run: Ints) -> Graph:
+    """The first of each run takes the time of all; the others go, with what launched them."""
+    gone = run >= 0
+    leads = _firsts(run)
+    gone[leads] = False
+    if not gone.any():
+        return graph
+    duration = graph.nodes.duration.copy()
+    duration[leads] = _fused_ns(graph, run)
+    duration[gone | launching_only(graph, gone)] = 0
+    lag = np.where(gone[graph.edges.target], np.minimum(graph.edges.lag, 0), graph.edges.lag)
+    return graph.with_durations(duration).with_lags(lag)
+
+
+def _runs(graph: Graph, chosen: Bools, fitting: Callable[[str], bool]) -> Ints:
+    """[N] number of the run of fitting kernels that a node is in, -1 for none; runs have two or more.
 
     What follows on a stream belongs to one run if the same thread launched it in the same step, with no
     collective called in between.
     """
     nodes, edges = graph.nodes, graph.edges
-    pointwise = np.array([is_pointwise(name) for name in graph.names], np.bool_)
-    fits = chosen & (nodes.kind == NodeKind.KERNEL) & pointwise[nodes.name]
+    named = np.array([fitting(name) for name in graph.names], np.bool_)
+    fits = chosen & (nodes.kind == NodeKind.KERNEL) & named[nodes.name]
     caller = np.full(graph.num_nodes, -1)
     launch = edges.kind == EdgeKind.LAUNCH
     caller[edges.target[launch]] = nodes.lane[edges.source[launch]]
@@ -220,6 +231,19 @@ def is_pointwise(name: str) -> bool:
     """Whether a kernel reads and writes element by element: also those that copy or cast so."""
     kind = classify(name).kind
     return kind == "elementwise" or (kind == "memory" and "elementwise" in name.lower())
+
+
+REDUCES = ("reduction", "normalisation")
+
+
+def is_fused(name: str) -> bool:
+    """Whether torch.compile makes one kernel of a kernel and its like: pointwise work and reductions.
+
+    As in the names of its kernels in traces of compiled jobs: `triton_poi_`, `triton_per_` and `triton_red_`
+    hold pointwise operators before and after sums and norms; products and attention are kernels of libraries.
+    What it has compiled already is as fused as can be.
+    """
+    return is_pointwise(name) or (classify(name).kind in REDUCES and not name.startswith("triton_"))
 
 
 def _firsts(run: Ints) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
+from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun, cpu_job
 from tests.edits import changed, steps_us
 
@@ -70,6 +72,44 @@ def test_three_kernels_behind_one_another_become_one_without_their_intermediate_
     graph = pointwise([(ADD, 90), (ADD, 90), (ADD, 90), (GEMM, 50), (ADD, 60)], 1).build(tmp_path / "r").graph
     # Two results of 30 are neither written nor read again; the last kernel has no other beside it.
     assert _kernels(changed(graph, "compile")) == pytest.approx([270 - 4 * 30, 0, 0, 50, 60])
+
+
+NORM = "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>"
+COMPILED = "triton_red_fused__fused_rms_norm_mul_sum_view_0"
+
+
+def test_reductions_join_the_pointwise_kernels_around_them_and_matmuls_do_not(tmp_path):
+    graph = (
+        pointwise([(ADD, 90), (NORM, 120), (ADD, 90), (GEMM, 50), (ADD, 60)], 1).build(tmp_path / "r").graph
+    )
+    assert _kernels(changed(graph, "compile")) == pytest.approx([300 - 140, 0, 0, 50, 60])
+    (least,) = parse_edit("compile").bounds(graph)
+    assert _kernels(least) == _kernels(graph)
+
+
+@pytest.mark.slow
+def test_torch_compile_makes_one_kernel_of_these_and_leaves_products_alone():
+    torch = pytest.importorskip("torch")
+    code = pytest.importorskip("torch._inductor.utils").run_and_get_code
+    x, y, weight, scale = (torch.randn(size) for size in ((64, 256), (64, 256), (256, 256), 256))
+    functional = torch.nn.functional
+    jobs = {
+        lambda: functional.layer_norm(x + y, (256,), scale, scale): (["cpp_fused_add_native_layer_norm"], 0),
+        lambda: torch.softmax(x * 0.1 + y, -1): (["cpp_fused__softmax_add_mul"], 0),
+        lambda: functional.gelu(functional.linear(x, weight, scale)): (["cpp_fused_gelu"], 1),
+    }
+    for job, (kernels, products) in jobs.items():
+        torch.compiler.reset()
+        _, (source, *_) = code(torch.compile(job))
+        calls = source[source.index("def call") :]
+        assert re.findall(r"(cpp_fused_\w+)_\d+\(", calls) == kernels
+        assert len(re.findall(r"extern_kernels\.addmm\(|_linear_pointwise\w*\(", calls)) == products
+
+
+def test_what_is_compiled_already_stays_as_it_is(tmp_path):
+    graph = pointwise([(COMPILED, 90), (COMPILED, 90), (GEMM, 50)], 1).build(tmp_path / "r").graph
+    with pytest.raises(Unanswerable, match="nothing to fuse"):
+        changed(graph, "compile")
 
 
 def test_a_fused_kernel_takes_no_less_than_its_longest_part(tmp_path):
