@@ -12,5 +12,5 @@ Those in folders run as `python -m benchmarks.speed.engine`, from the root of a 
     timeline        first lanes, wheel and memory of the dashboard's timeline
     unchanged       what every trace gives, before and after a change that is meant to change nothing
     by_hand         torch.profiler without dpro, which recording is compared with
-    recording, cpu_job, limited_link    the real jobs that several of them record, here or over a limited link
+    recording/      the real jobs that several of them record, here or over a limited link
 """

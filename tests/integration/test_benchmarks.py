@@ -13,6 +13,8 @@ import sys
 import polars as pl
 import pytest
 
+from benchmarks.accuracy import bars
+from benchmarks.accuracy.pairs import pairs
 from benchmarks.speed.engine import training_graph
 from benchmarks.unchanged import differences
 from dpro.replay.timeline import replay
@@ -26,6 +28,7 @@ SAMPLE = str(ROOT / "sample_traces" / "slow_rank")
 TINY = {
     "accuracy.edges": [SAMPLE, "--json"],
     "accuracy.twins": ["--only", "straggler", "--rounds", "1", "--json"],
+    "accuracy.whatif": ["--pair", "dlrm ddp, 2 ranks, computing: opt", "--rounds", "1", "--json"],
     "curves": ["--data", ".", "--json"],
     "diagnosis": ["matrix", "--cases", "1", "--output", "out.json"],
     "diagnosis.dumps": ["--ranks", "16", "--entries", "20", "--rounds", "1", "--json"],
@@ -44,13 +47,17 @@ TINY = {
 }
 CHECKS = {
     "accuracy.twins",
+    "accuracy.whatif",
     "diagnosis.hangs",
     "diagnosis.operations",
 }  # of truth: with a bar that holds or not
 PARTS = (
+    "accuracy.bars",
+    "accuracy.pairs",
     "by_hand",
-    "cpu_job",
-    "recording",
+    "recording.cpu_job",
+    "recording.model_job",
+    "recording.models",
     "diagnosis.cases",
     "diagnosis.injected",
     "diagnosis.live",
@@ -64,13 +71,12 @@ PARTS = (
     "device_checks.shipped",
 )
 UNTRIED = {
-    "accuracy.whatif": "real jobs over limited links, which need root",
     "dashboard": "needs a browser",
     "devices": "tests/unit/replay/devices/test_benchmark.py runs it on tables made there",
     "timeline": "needs a browser; test_timeline.py measures a tiny run with its parts",
     "diagnosis.hang_jobs": "seventeen real jobs; tests/integration/test_hang_jobs.py runs them",
     "search": "minutes; tests/unit/replay/whatif/test_search.py compares with all pairs of a tiny job",
-    "limited_link": "needs root and TUN devices",
+    "recording.limited_link": "needs root and TUN devices",
     "watch.latency": "real jobs of minutes; tests/integration/test_watch_jobs.py runs them",
 }
 
@@ -80,6 +86,46 @@ def test_every_benchmark_is_run_or_says_why_not():
     modules = {".".join(path.relative_to(BENCHMARKS).with_suffix("").parts) for path in files}
     programs = {name.removesuffix(".__main__") for name in modules if not name.endswith("__init__")}
     assert {*TINY, *PARTS, *UNTRIED} == programs
+
+
+def row(name: str, edit: str, before: float, after: float, predicted: float, **more: object) -> dict:
+    """What `accuracy.whatif` says of a pair, a batch of the same size before and after."""
+    found = {"pair": name, "controlled": True, "edits": [edit], "rounds": 2, "same_job_pct": 1.0}
+    found |= {"before_ms": before, "after_ms": after, "predicted_ms": predicted}
+    found |= {"error_pct": 100 * (predicted / after - 1), "held": 1.0, "interval_pct": 5.0}
+    found |= {"gained_ms": before - after, "gain_held": 1.0, "gain_width": 0.4}
+    return found | bars.signs(before, after, predicted, 1.0) | more
+
+
+def test_pairs_are_held_to_their_bars_by_class_and_signs_count_beyond_noise():
+    rows = [
+        row("a", "bucket:mb=1", 100, 80, 81),
+        row("b", "accumulate:steps=2", 100, 98, 101),  # 2% is no effect
+        row("c", "batch:factor=2", 100, 80, 101, controlled=False),
+        {"pair": "d", "controlled": True, "edits": ["gc"], "rounds": 2, "refused": "no pauses"},
+    ]
+    found = bars.checks(rows, whole=False)
+    assert all(check.keys() == {"n", "figures", "bar", "holds"} for check in found.values())
+    assert found["controlled"]["figures"]["median_error_pct"] == pytest.approx((1.25 + 100 * 3 / 98) / 2)
+    assert (found["controlled"]["n"], found["controlled"]["holds"]) == (2, False)
+    assert found["noisy"]["figures"]["worst_error_pct"] == pytest.approx(100 * 21 / 80)
+    assert (found["signs"]["n"], found["signs"]["figures"]) == (2, {"right": 1, "wrong": ["c"]})
+    assert found["pairs"]["figures"] == {"refused": {"d": "no pauses"}}
+    assert len(list(bars.table(rows, found))) == 2 + len(rows) + len(found)
+
+
+def test_an_edit_is_proven_only_where_a_pair_is_measured():
+    every = [row(edit, f"{edit}:a=1", 100, 80, 80) for pair in pairs() for edit in pair.families]
+    families = bars.checks(every, whole=True)["families"]
+    assert families["holds"], families["figures"]
+    assert set(families["figures"]["without_pair"]) == {
+        "precision",
+        "compile",
+        "cuda-graph",
+        "no-sync",
+        "algorithm",
+    }
+    assert not bars.checks(every[:1], whole=True)["families"]["holds"]
 
 
 def test_the_graph_of_the_engine_benchmark_replays_as_the_event_driven_twin_does():

@@ -34,6 +34,7 @@ from dpro.replay.whatif.edits.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.selected_work import scaled, without
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
+from dpro.replay.whatif.graph_ops.activations import with_more_activations
 from dpro.replay.whatif.graph_ops.repeat import with_copies
 from dpro.replay.whatif.graph_ops.scope import blocks_of, blocks_of_run, in_modules
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
@@ -209,11 +210,12 @@ class Batch(Edit):
     needs = "what the allocator gave out (`dpro record --memory`), and how much memory there is"
     assumes = (
         "work in forward and backward and reading a batch take as many times as long, all else what it does; "
-        "what a step allocates grows as much; all communication is of gradients or parameters"
+        "what a step allocates grows as much; all-to-alls, messages between two ranks and what a forward "
+        "pass reduces move activations, all other communication gradients or parameters"
     )
     source = (
         "ours: duration * factor of GPU work outside the optimizer (on CPUs of operators), an upper bound, "
-        "since larger kernels use a GPU better"
+        "since larger kernels use a GPU better; activations by the cost of so many bytes"
     )
     effort = "flag"
     training = "a larger batch: as many samples may teach less"
@@ -277,7 +279,8 @@ def with_larger_batch(graph: Graph, factor: float) -> Graph:
     on_device: NDArray[np.bool_] = np.isin(kind, GPU_KINDS)
     work = on_device if on_device.any() else kind == NodeKind.CPU
     reading = NodeSelection(within=DATA_LOADING).mask(graph) & (kind != NodeKind.TRANSFER)
-    return graph.with_durations(scaled(graph, (work & ~optimizing(graph)) | reading, factor))
+    larger = graph.with_durations(scaled(graph, (work & ~optimizing(graph)) | reading, factor))
+    return with_more_activations(larger, factor)
 
 
 MIN_DURATIONS = 4  # that noise is taken from

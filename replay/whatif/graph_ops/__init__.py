@@ -2,6 +2,7 @@
 
 selected            which work an edit is for, by name, kind, rank, op, group
 scope               work within a range, a module or a function
+activations         transfers whose size is that of the batch
 shards              which ranks hold which part of the model
 graph_editor        a graph under change: nodes added, taken out, joined
 repeat              a step several times over

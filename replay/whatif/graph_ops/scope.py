@@ -23,6 +23,7 @@ from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
 
 RANGES = ("annotation", "python")
+WRAPPER = "module."  # by which DDP names the module inside
 NUMBERED = re.compile(r"(?:.*\.)?\d+")
 ON_CPU = ("cpu_op", "runtime", "annotation", "python")
 COLUMNS = [
@@ -279,8 +280,14 @@ def spans_of(run: Run, columns: Sequence[str] = COLUMNS) -> pl.DataFrame:
 
 def _fits(spans: pl.DataFrame, pattern: str) -> pl.Series:
     known = spans["name"].unique().to_list()
-    fitting = [name for name in known if name == pattern or fnmatchcase(name, pattern)]
+    fitting = [name for name in known if _fits_name(name, pattern)]
     return spans["name"].is_in(fitting)
+
+
+def _fits_name(name: str, pattern: str) -> bool:
+    """Whether a pattern is for this name, or for the one that a module has within DDP."""
+    inside = name.removeprefix(WRAPPER)
+    return pattern in (name, inside) or fnmatchcase(name, pattern) or fnmatchcase(inside, pattern)
 
 
 def _with_backward(spans: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.graph import NodeKind
 from dpro.replay.models.memory import ALLOCATED, footprint_of, freed_by_recomputing
 from dpro.replay.timeline import replay
+from dpro.replay.whatif.edits.scaling import with_larger_batch
+from dpro.replay.whatif.graph_ops.activations import moves_activations
 from dpro.replay.whatif.graph_ops.scope import blocks_of_run
 from dpro.replay.whatif.pareto import pareto
 from dpro.replay.whatif.registry import parse_edit
@@ -72,6 +76,34 @@ def test_on_gpus_kernels_grow_and_launches_do_not(tmp_path):
     graph = built(remembered(gpu_ddp_job(), device="gpu 0", free=100_000), tmp_path).graph
     gained = step_us(parse_edit("batch:factor=2").apply(graph)) - step_us(graph)
     assert gained == pytest.approx(5 * 1000 + 50, abs=5)  # five kernels and the update in no optimizer range
+
+
+def activations(op: str, forward: bool) -> TinyRun:
+    """One step of two ranks, each an operator, a collective, a backward operator, a collective."""
+    run = TinyRun()
+    for rank in (0, 1):
+        for step, begin in enumerate((0, 1000)):
+            run.op("aten::mm", begin, begin + 100, rank, sequence_number=step, forward_thread=0)
+            if forward:
+                run.gloo((begin + 100, begin + 110), (begin + 110, begin + 210), rank, op=op, bytes_in=4000)
+            run.op("MmBackward0", begin + 250, begin + 350, rank, sequence_number=step, forward_thread=1)
+            run.gloo((begin + 350, begin + 360), (begin + 360, begin + 460), rank, op=op, bytes_in=4000)
+            run.step(step, begin, begin + 1000, rank)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("op", "forward", "grows"),
+    [("all_reduce", True, 4), ("all_reduce", False, 0), ("all_to_all", False, 2), ("all_gather", True, 0)],
+)
+def test_activations_grow_with_the_batch_and_gradients_do_not(tmp_path, op, forward, grows):
+    graph = build_graph(activations(op, forward).write(tmp_path / "run")).graph
+    moving = moves_activations(graph)
+    assert moving.sum() == 2 * grows  # on two ranks
+    larger = with_larger_batch(graph, 3.0)
+    transfers = graph.nodes.kind == NodeKind.TRANSFER
+    grown = larger.nodes.duration[transfers] / graph.nodes.duration[transfers]
+    assert grown == pytest.approx(np.where(moving[transfers], 3.0, 1.0), rel=1e-3)
 
 
 def test_a_batch_of_todays_size_changes_no_nanosecond(tmp_path):

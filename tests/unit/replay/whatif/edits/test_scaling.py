@@ -15,6 +15,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.graph_ops.repeat import with_copies
 from dpro.replay.whatif.registry import parse_edit
+from dpro.schema import SPANS
 from tests.builders import US, TinyRun, cpu_job, gpu_job, tiny_graph
 from tests.edits import changed, steps_us
 from tests.pipelines import Job, written
@@ -146,6 +147,16 @@ def test_only_the_outermost_modules_that_fit_are_blocks(tmp_path):
     ]
     one = changed(graph, "recompute:module=layers.0")
     assert _kernels(one, "MmBackward0 kernel") == [10, 10, 22, 10]
+
+
+def test_modules_within_ddp_are_found_by_the_names_that_the_script_gives_them(tmp_path):
+    run = blocks(1)
+    for span in run.rows[SPANS.name]:
+        span["name"] = span["name"].replace("nn.Module: ", "nn.Module: module.")
+    graph = run.build(tmp_path / "r").graph
+    plain = changed(graph, "recompute:module=layers.?")
+    assert _kernels(plain, "MmBackward0 kernel") == [10 + 9 + 11, 10, 10 + 5 + 7, 10]
+    assert (plain.nodes.duration == changed(graph, "recompute:module=module.layers.?").nodes.duration).all()
 
 
 def test_recomputing_two_blocks_in_either_order_is_recomputing_both(tmp_path):

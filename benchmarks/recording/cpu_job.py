@@ -1,6 +1,6 @@
 """A small training job on the CPU whose work is known: what the other programs here record.
 
-torchrun --nproc-per-node 2 benchmarks/cpu_job.py KIND [--steps 30] [--layer-ms 5] …
+torchrun --nproc-per-node 2 benchmarks/recording/cpu_job.py KIND [--steps 30] [--layer-ms 5] …
 
 Its layers compute a little and then sleep (or multiply matrices a fixed number of times) for a given time,
 forward and backward: sleeping leaves the cores free, so that more ranks than cores take the time they should.
@@ -38,8 +38,9 @@ class Sleep(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor, seconds: float) -> Tensor:
-        """Sleep."""
+        """Sleep; like most operations it keeps a tensor, so that recomputing a block does it again."""
         context.seconds = seconds
+        context.save_for_backward(x)
         time.sleep(seconds)
         return x.clone()
 

@@ -1,11 +1,12 @@
-"""Two ranks of a job that talk over a link of a known speed and delay, on one machine: network namespaces.
+"""Ranks of a job that talk over links of a known speed and delay, on one machine: network namespaces.
 
-python benchmarks/limited_link.py RATE_MBIT [--delay-us DELAY] -- COMMAND…        (root)
+python benchmarks/recording/limited_link.py RATE_MBIT [--ranks 2] [--delay-us DELAY] -- COMMAND…        (root)
 
 COMMAND is run twice, as rank 0 and 1, each in a namespace of its own, joined by a virtual cable that lets
-RATE_MBIT through. Both end before this returns; it exits 0 when both do. Without a delay the kernel shapes
-the cable (`tc tbf`). It does not delay without netem, which many kernels lack: with one, packets pass through
-this program, between two TUN devices, each held for as long as the rate and the delay say.
+RATE_MBIT through; more ranks each have such a cable to one switch. All end before this returns; it exits 0
+when all do. Without a delay the kernel shapes the cable (`tc tbf`). It does not delay without netem, which
+many kernels lack: with one, packets pass through this program, between two TUN devices, each held for as long
+as the rate and the delay say.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from threading import Event, Thread
 
 PORT = 29611
 BURST, LATENCY = "64kb", "100ms"
-MTU = 9000
+MTU = 9000  # packets cost time on the cores that ranks share
 HELD = 1 << 20  # bytes on their way before the sender is held up: what a small switch has
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
@@ -46,11 +47,33 @@ def into(space: str, rank: int, end: str) -> None:
 def lay_cable(spaces: list[str], rate_mbit: int) -> None:
     """Lay a cable between the namespaces; each end sends no faster than the rate."""
     ends = [f"{space}v" for space in spaces]
-    ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+    ip("link", "add", ends[0], "mtu", MTU, "type", "veth", "peer", "name", ends[1], "mtu", MTU)
     for rank, (space, end) in enumerate(zip(spaces, ends)):
         into(space, rank, end)
-        shape = ["root", "tbf", "rate", f"{rate_mbit}mbit", "burst", BURST, "latency", LATENCY]
-        subprocess.run(["tc", "-n", space, "qdisc", "replace", "dev", end, *shape], check=True)
+        shape(space, end, rate_mbit)
+
+
+def shape(space: str, end: str, rate_mbit: int) -> None:
+    """Let one end of a cable send no faster than the rate."""
+    limit = ["root", "tbf", "rate", f"{rate_mbit}mbit", "burst", BURST, "latency", LATENCY]
+    subprocess.run(["tc", "-n", space, "qdisc", "replace", "dev", end, *limit], check=True)
+
+
+def lay_cables_to_switch(spaces: list[str], rate_mbit: int) -> Callable[[], None]:
+    """Lay a cable from each namespace to a switch, limited both ways; what is returned takes it away."""
+    switch = f"dp{os.getpid()}s"
+    ip("netns", "add", switch)
+    ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+    ip("-n", switch, "link", "set", "bridge", "mtu", MTU, "up")
+    for rank, space in enumerate(spaces):
+        end, port = f"{space}v", f"{space}p"
+        ip("link", "add", end, "mtu", MTU, "type", "veth", "peer", "name", port, "mtu", MTU)
+        into(space, rank, end)
+        ip("link", "set", port, "netns", switch)
+        ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+        shape(space, end, rate_mbit)
+        shape(switch, port, rate_mbit)
+    return lambda: ip("netns", "del", switch)
 
 
 def lay_slow_cable(spaces: list[str], rate_mbit: int, delay_us: int) -> Callable[[], None]:
@@ -111,13 +134,13 @@ def carry(devices: list[int], rate: float, delay_s: float, over: Event) -> None:
 
 
 def run_ranks(spaces: list[str], command: list[str]) -> int:
-    """Run the command as rank 0 and 1; the larger exit code."""
+    """Run the command once as each rank; the largest exit code."""
     ranks = []
     for rank, space in enumerate(spaces):
         environment = os.environ | {
             "MASTER_ADDR": "10.77.0.1",
             "MASTER_PORT": str(PORT),
-            "WORLD_SIZE": "2",
+            "WORLD_SIZE": str(len(spaces)),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "GLOO_SOCKET_IFNAME": f"{space}v",
@@ -130,19 +153,24 @@ def main() -> None:
     """Lay the cable, run, and take it away again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("rate_mbit", type=int)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--delay-us", type=int, default=0)
     words = sys.argv[1:]
     before = words.index("--") if "--" in words else len(words)
     options, command = parser.parse_args(words[:before]), words[before + 1 :]
     if not command:
         parser.error("no command")
-    spaces = [f"dp{os.getpid()}{side}" for side in "ab"]
+    if options.delay_us and options.ranks != 2:
+        parser.error("a delay is between two ranks")
+    spaces = [f"dp{os.getpid()}{'abcdefgh'[rank]}" for rank in range(options.ranks)]
     take_away: Callable[[], None] = lambda: None  # noqa: E731
     try:
         for space in spaces:
             ip("netns", "add", space)
         if options.delay_us:
             take_away = lay_slow_cable(spaces, options.rate_mbit, options.delay_us)
+        elif options.ranks > 2:
+            take_away = lay_cables_to_switch(spaces, options.rate_mbit)
         else:
             lay_cable(spaces, options.rate_mbit)
         code = run_ranks(spaces, command)

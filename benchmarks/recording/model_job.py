@@ -1,0 +1,147 @@
+"""A training job of a small real model on the CPU, which knows nothing of dpro.
+
+torchrun --nproc-per-node 2 benchmarks/recording/model_job.py MODEL PARALLELISM [--steps 30] [--block-ms 8] …
+
+MODEL is gpt, resnet or dlrm (`models.py`), PARALLELISM ddp, fsdp (FSDP2, block by block) or tp (the matrices
+of a GPT split by column and row). What a change can be made to is as scripts have it: a `DataLoader`, DDP,
+an optimizer of `torch.optim`, one loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.recording.models import (
+    BATCH,
+    Gpt,
+    Pace,
+    ResNet,
+    data_parallel,
+    loss_of,
+    recommendation,
+    sample_of,
+)
+
+DISTINCT = 64  # samples that differ
+
+
+class Samples(Dataset[tuple[Tensor, ...]]):
+    """Samples from a disk of a given speed, of which the first of a batch brings the others along."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """As many as the steps need."""
+        self.samples = [sample_of(options.model) for _ in range(DISTINCT)]
+        self.seconds = options.input_ms / 1e3
+        self.batch, self.steps = options.batch, options.steps
+
+    def __len__(self) -> int:
+        """In all steps."""
+        return self.batch * self.steps
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        """Read one."""
+        if self.seconds and index % self.batch == 0:
+            time.sleep(self.seconds)
+        return self.samples[index % DISTINCT]
+
+
+def model_of(options: argparse.Namespace, rank: int) -> nn.Module:
+    """The model, made parallel."""
+    late_ms = options.slow_ms if rank == options.slow_rank else 0.0
+    paces = [Pace(options.block_ms, late_ms * (at == 0)) for at in range(options.blocks)]
+    if options.model == "dlrm":
+        return recommendation(paces, options.width, data_parallel(options.bucket_mb))
+    model = {"gpt": Gpt, "resnet": ResNet}[options.model](paces, options.width)
+    return PARALLEL[options.parallelism](model, options)
+
+
+def replicated(model: nn.Module, options: argparse.Namespace) -> nn.Module:
+    """DDP."""
+    return data_parallel(options.bucket_mb)(model)
+
+
+def fully_sharded(model: nn.Module, options: argparse.Namespace) -> nn.Module:
+    """FSDP2, block by block."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def tensor_parallel(model: nn.Module, options: argparse.Namespace) -> nn.Module:
+    """Heads, and the rows of what is between the two matrices of the feed-forward network, by rank."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    split = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel)
+    for block in model.blocks:
+        parts = {**split, "out": RowwiseParallel, "down": RowwiseParallel}
+        parallelize_module(block, mesh, {name: style() for name, style in parts.items()})
+    return model
+
+
+def optimizer_of(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
+    """SGD, or AdamW as a loop over parameters."""
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
+
+
+PARALLEL: dict[str, Callable[[nn.Module, argparse.Namespace], nn.Module]] = {
+    "ddp": replicated,
+    "fsdp": fully_sharded,
+    "tp": tensor_parallel,
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", choices=("gpt", "resnet", "dlrm"))
+    parser.add_argument("parallelism", choices=PARALLEL)
+    parser.add_argument("--steps", type=int, default=30, help="batches of the usual size")
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--block-ms", type=float, default=8.0, help="each sleeps, forward and backward")
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--slow-rank", type=int, default=-1, help="sleeps in its first block, forward")
+    parser.add_argument("--slow-ms", type=float, default=0.0)
+    parser.add_argument("--input-ms", type=float, default=0.0, help="to read a batch of the usual size")
+    parser.add_argument("--bucket-mb", type=float, default=25.0)
+    parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adamw"))
+    parser.add_argument("--objects", type=int, default=0, help="Python objects that each step makes anew")
+    parser.add_argument("--first", action="store_true", help="run before all other programs, as root")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train."""
+    options = parse_arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if options.first:  # and so do the threads that this one starts
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    dist.init_process_group("gloo")
+    model = model_of(options, dist.get_rank())
+    optimizer, loss = optimizer_of(options, model), loss_of(options.model)
+    kept: list[list[int]] = []
+    for *inputs, target in DataLoader(Samples(options), batch_size=options.batch):
+        optimizer.zero_grad()
+        kept[:] = [[at] for at in range(options.objects)]
+        loss(model(*inputs), target).backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
