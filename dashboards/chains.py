@@ -7,10 +7,11 @@ paths to the cause.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
+from textwrap import TextWrapper
 
 import numpy as np
 import plotly.graph_objects as go
@@ -31,6 +32,12 @@ _LONGEST_LINE = 32  # characters of a label
 _CHARACTER, _BETWEEN, _SIDES = 6.4, 14, 72  # pixels: of a character, between columns, of both margins
 _LONGEST_LABEL = 400  # characters: a group of a thousand ranks may be named by all of them
 _ROW, _LINE = 62, 14  # pixels of a box, of each further line of its label
+
+
+class _Wrapper(TextWrapper):
+    """Breaks lines after underscores, too: names of process groups have no blanks."""
+
+    wordsep_simple_re = re.compile(r"(\s+)|(?<=_)")
 
 
 @dataclass(frozen=True)
@@ -186,10 +193,9 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
         mine = [box for box in chains.boxes if (box.kind, box.at_fault) == (kind, blamed)]
         if mine:
             figure.add_scatter(
-                x=[box.x for box in mine], y=[box.y for box in mine], mode="markers+text", name=title,
+                x=[box.x for box in mine], y=[box.y for box in mine], mode="markers", name=title,
                 marker={"symbol": symbol, "size": 15, "color": colour(ink, theme)},
-                text=[labels[box] for box in mine], textposition="bottom center",
-                textfont={"size": 11}, cliponaxis=False,
+                text=[labels[box] for box in mine], cliponaxis=False,
                 hovertext=["<br>".join(map(_wrapped, box.facts)) for box in mine],
                 hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
@@ -198,6 +204,11 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
         figure.add_annotation(
             ax=begin.x, ay=begin.y, axref="x", ayref="y", x=end.x, y=end.y, text="", showarrow=True,
             arrowhead=2, arrowwidth=1, arrowcolor=colour("soft", theme), standoff=10, startstandoff=10,
+        )  # fmt: skip
+    for box, label in labels.items():  # above the arrows
+        figure.add_annotation(
+            x=box.x, y=box.y, yshift=-9, yanchor="top", text=label, showarrow=False, borderpad=0,
+            font={"size": 11}, bgcolor=colour("panel", theme), opacity=0.85,
         )  # fmt: skip
     tallest = max((sum(box.x == column for box in chains.boxes) for column in columns), default=1)
     styled(figure, theme, height=90 + (_ROW + _LINE * (lines - 1)) * max(tallest, 2))
@@ -210,13 +221,14 @@ def chain_figure(chains: Chains, theme: str) -> go.Figure:
 
 
 def wrapped_label(text: str, width: int) -> str:
-    """Break a label into lines that fit, at blanks where there are some; a very long one loses its middle.
+    """Break a label into lines that fit, at blanks and underscores; a very long one loses its middle.
 
     Args:
         text: the whole label.
         width: characters of a line.
     """
-    return "<br>".join(plain(line) for line in wrap(shortened(text, _LONGEST_LABEL), width)) or " "
+    lines = _Wrapper(width, break_on_hyphens=False).wrap(shortened(text, _LONGEST_LABEL))
+    return "<br>".join(map(plain, lines)) or " "
 
 
 def _wrapped(text: str, width: int = 90) -> str:

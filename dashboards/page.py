@@ -123,9 +123,19 @@ def graph(name: str, figure: go.Figure, *, zooms: bool = False) -> Component:
     return html.Div(drawn, style=room)
 
 
-def table(header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers_from: int = 1) -> Component:
-    """Return a table; columns from `numbers_from` on are aligned as numbers."""
-    sides = ["number" if column >= numbers_from else "" for column in range(len(header))]
+def table(
+    header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers_from: int = 1, numbers_to: int | None = None
+) -> Component:
+    """Return a table.
+
+    Args:
+        header: the cells of its head.
+        rows: those of its body.
+        numbers_from: the first column that is aligned as numbers.
+        numbers_to: the first after those; None for all that follow.
+    """
+    numbers = range(len(header))[numbers_from:numbers_to]
+    sides = ["number" if column in numbers else "" for column in range(len(header))]
     head = html.Tr([html.Th(cell, className=side) for cell, side in zip(header, sides)])
     body = [html.Tr([html.Td(cell, className=side) for cell, side in zip(row, sides)]) for row in rows]
     return html.Table([html.Thead(head), html.Tbody(body)])

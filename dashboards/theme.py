@@ -7,7 +7,8 @@ that legends outside figures agree with those inside.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,6 +18,7 @@ from dpro.units import NS_PER_MS, NS_PER_US, duration_unit
 LIGHT, DARK = "light", "dark"
 THEMES = (LIGHT, DARK)
 FEW_TICKS = 20
+MAX_DIVIDED, FEW_POWERS = 3, 10  # decades that are divided; powers of ten along an axis
 
 _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light page, on a dark page
     "ink": ("#1c2430", "#dfe5ec"),
@@ -41,6 +43,14 @@ _PALETTE: Mapping[str, tuple[str, str]] = {  # what it stands for -> on a light 
     "wait": ("#e3a3c8", "#a8618c"),
 }
 
+_BLACK, _WHITE = "#000000", "#ffffff"
+_ON_LIGHT = {  # ink on a light page and on a dark one -> that on a light page, a shade for each such pair
+    (_BLACK, _BLACK): "#000000",
+    (_BLACK, _WHITE): "#000001",
+    (_WHITE, _BLACK): "#fffffe",
+    (_WHITE, _WHITE): "#fffffd",
+}
+
 
 def colour(what: str, theme: str) -> str:
     """Return the colour of a name of the palette, as a hexadecimal number."""
@@ -52,15 +62,19 @@ def ink_on(what: str, theme: str) -> str:
 
     Args:
         what: the colour's name.
-        theme: light or dark.
-
-    The contrast is that of the Web Content Accessibility Guidelines 2.2, "relative luminance".
+        theme: light or dark; for a light page it is a shade that `dark_counterparts` knows.
     """
-    shades = [int(colour(what, theme)[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    light, dark = (_contrasting(colour(what, each)) for each in THEMES)
+    return dark if theme == DARK else _ON_LIGHT[light, dark]
+
+
+def _contrasting(shade: str) -> str:
+    """Return black or white by the contrast of the Web Content Accessibility Guidelines 2.2."""
+    shades = [int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in shades]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     on_white, on_black = 1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05
-    return "#ffffff" if on_white > on_black else "#000000"
+    return _WHITE if on_white > on_black else _BLACK
 
 
 def css_name(part: str) -> str:
@@ -103,12 +117,25 @@ def least_width(figure: go.Figure) -> int:
 
 def dark_counterparts() -> dict[str, str]:
     """Return the colour of a dark page for each of a light one."""
-    return dict(_PALETTE.values())
+    return dict(_PALETTE.values()) | {shade: dark for (_, dark), shade in _ON_LIGHT.items()}
 
 
 def whole_ticks(count: int) -> dict[str, Any]:
     """Return tick settings for an axis of whole numbers (ranks, steps): a tick for each of a few."""
     return {"dtick": 1} if count <= FEW_TICKS else {}
+
+
+def log_ticks(values: Iterable[float]) -> dict[str, Any]:
+    """Return tick settings for a logarithmic axis: 1, 2 and 5 of each power of ten, of many the powers only.
+
+    Args:
+        values: what is drawn along it.
+    """
+    known = [value for value in values if value > 0]
+    decades = math.log10(max(known) / min(known)) if known else 0.0
+    if decades < 1:
+        return {}
+    return {"dtick": "D2" if decades <= MAX_DIVIDED else math.ceil(decades / FEW_POWERS)}
 
 
 def styled(figure: go.Figure, theme: str, *, height: int) -> go.Figure:

@@ -36,6 +36,7 @@ _TRACES = (
     "flight_recorder/lock_gil_1st",
     "pp_timeline/megatronapp_pp4",
 )
+DRAWN = "return [...document.querySelectorAll('.dash-graph')].every(each => each.querySelector('.main-svg'))"
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -77,16 +78,28 @@ def _pictures(browser: Any, run: Path, chosen: argparse.Namespace) -> Iterator[s
             for theme in chosen.themes:
                 for width in chosen.widths:
                     name = f"{run.name}-{view}-{width}-{theme}.png"
-                    try:
-                        show(browser, view, width, theme, address, Path(place))
-                    except Exception as error:  # the others are taken
-                        print(f"{name}: {type(error).__name__}", flush=True)
+                    failed = _show_patiently(browser, view, width, theme, address, Path(place))
+                    if failed:  # the others are taken
+                        print(f"{name}: {failed}", flush=True)
                         continue
                     beyond = browser.execute_script(OVERFLOW)
                     if beyond > 0:
                         print(f"{name}: {beyond} px wider than its window", flush=True)
                     _shoot(browser, width, chosen.folder / name)
                     yield name
+
+
+def _show_patiently(*shown: Any) -> str:
+    """Open a view as `show` does, once more where that fails; returns what it failed with, or nothing."""
+    for last in (False, True):
+        try:
+            show(*shown)
+        except Exception as error:
+            if last:
+                return type(error).__name__
+        else:
+            break
+    return ""
 
 
 def show(browser: Any, view: str, width: int, theme: str, address: str, place: Path) -> None:
@@ -110,6 +123,7 @@ def show(browser: Any, view: str, width: int, theme: str, address: str, place: P
     else:
         browser.get(f"{address}?view={view}&theme={theme}")
         settle(browser)
+        wait(browser, DRAWN)
     browser.execute_async_script("const done = arguments[0]; setTimeout(done, 400)")
 
 

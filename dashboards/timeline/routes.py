@@ -88,6 +88,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
         for row in loaded.run.table(WORKERS).select("rank", *AXES).iter_rows(named=True)
     }
     later = loaded.replay_lanes
+    state, why = later.state, later.why  # before its lanes: it may become ready meanwhile
     sides = [(MEASURED, dict(measured.ranks))]
     if later.value is not None:
         sides += [(REPLAYED, {PATH: later.value.path, **later.value.ranks})]
@@ -100,7 +101,7 @@ def lane_info(loaded: Loaded) -> dict[str, Any]:
         "kinds": KINDS,
         "phases": PHASES,
         "steps": [list(row) for row in of.steps.select("window", "step", "begin_ms", "end_ms").iter_rows()],
-        "replay": {"state": later.state, "why": later.why, "automatic": of.spans <= MAX_UNASKED}
+        "replay": {"state": state, "why": why, "automatic": of.spans <= MAX_UNASKED}
         | ({"note": path_note(*later.value.offset_ns)} if later.value else {}),
         "ranks": [
             {

@@ -19,7 +19,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import View, csv_link, graph, grid, in_browser, message, panel, section
 from dpro.dashboards.runs import Runs
-from dpro.dashboards.theme import colour, styled, time_unit
+from dpro.dashboards.theme import colour, ink_on, styled, time_unit
 from dpro.errors import DproError
 from dpro.units import NS_PER_MS, format_duration
 
@@ -31,6 +31,7 @@ MIN_NAMED = 4  # percent of a bar: smaller parts have no room for a label
 FEW_LEVEL = 5  # on a phone, more bars than these have room for the whole only if it is written upright
 _HEADROOM, _UPRIGHT = 1.1, 1.35  # of the axis, above the longest step
 _TOP = 52  # pixels, for the legend below the buttons of the figure
+_LEAST_WIDTH = 560  # pixels: with less, the legend would take the place of the bars
 _GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
@@ -92,7 +93,7 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
             text=named if few else None,
             textposition="inside",
             insidetextanchor="middle",
-            textfont={"size": 11},
+            insidetextfont={"size": 11, "color": ink_on(column.removesuffix("_ms"), theme)},
             textangle=0,
             hovertemplate=f"{by} %{{x}}: %{{y:.3f}} {unit}, %{{customdata:.1f}} %<extra>{title}</extra>",
         )
@@ -107,7 +108,8 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
     )
     styled(figure, theme, height=340)
     gap = max(_GAP, 1 - _WIDEST * parts.height)
-    figure.update_layout(legend_traceorder="normal", meta={"by": by}, hovermode="closest", margin_t=_TOP)
+    figure.update_layout(legend_traceorder="normal", hovermode="closest", margin_t=_TOP)
+    figure.update_layout(meta={"by": by, "least_width": _LEAST_WIDTH})
     figure.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
     return figure.update_layout(barmode="stack", bargap=gap)
 

@@ -17,7 +17,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain
 from dpro.dashboards.page import View, csv_link, graph, grid, message, panel, section, table
-from dpro.dashboards.theme import colour, series, styled, time_unit
+from dpro.dashboards.theme import colour, log_ticks, series, styled, time_unit
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.link_costs import CollectiveKind, LinkCost
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_duration
@@ -86,8 +86,9 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
             figure.add_scatter(
                 x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, name=fitted, hoverinfo="skip"
             )
-    figure.update_xaxes(title_text="payload", type="log", ticksuffix="B", **_SI)
-    figure.update_yaxes(title_text="transfer", type="log", ticksuffix="s", **_SI)
+    sizes, times = log_ticks(few["bytes"]), log_ticks(few["transfer_us"])
+    figure.update_xaxes(title_text="payload", type="log", ticksuffix="B", **_SI, **sizes)
+    figure.update_yaxes(title_text="transfer", type="log", ticksuffix="s", **_SI, **times)
     return styled(figure, theme, height=380)
 
 

@@ -22,7 +22,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.names import plain, plain_all
 from dpro.dashboards.page import View, choices, csv_link, empty, graph, grid, panel, section
-from dpro.dashboards.theme import colour, series, styled, time_unit
+from dpro.dashboards.theme import colour, log_ticks, series, styled, time_unit
 from dpro.dashboards.views.collectives import arrivals
 from dpro.detect.network.pairs import both_ways, delay_matrix, host_matrix
 from dpro.detect.network.traffic import host_of
@@ -264,8 +264,10 @@ def speed_figure(speeds: pl.DataFrame, theme: str) -> go.Figure:
                 x=line["bytes"], y=line["line_gbps"], mode="lines", line={"color": ink, "width": 1.5},
                 name="fitted", hoverinfo="skip",
             )  # fmt: skip
-    figure.update_xaxes(title_text="payload", type="log", exponentformat="SI", minexponent=0, ticksuffix="B")
-    figure.update_yaxes(title_text="payload, GB/s", type="log", exponentformat="none")
+    sizes, rates = log_ticks(speeds["bytes"]), log_ticks(speeds["payload_gbps"])
+    si = {"exponentformat": "SI", "minexponent": 0, "ticksuffix": "B"}
+    figure.update_xaxes(title_text="payload", type="log", **si, **sizes)
+    figure.update_yaxes(title_text="payload, GB/s", type="log", exponentformat="none", **rates)
     return styled(figure, theme, height=360)
 
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from dpro.dashboards.links import Link
 from dpro.dashboards.names import plain
-from dpro.dashboards.theme import colour, series, styled
+from dpro.dashboards.theme import colour, log_ticks, series, styled
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.models.gpus import Gpu, gpu_named
@@ -124,6 +124,7 @@ def roofline_figure(reached: pl.DataFrame, gpu: Gpu, theme: str) -> go.Figure:
             marker={"size": size, "color": ink, "opacity": 0.6, "line": {"color": colour("panel", theme)}},
             hovertemplate="%{customdata}<br>%{y:.3g} TFLOP/s at %{x:.3g} FLOP per byte<extra></extra>",
         )  # fmt: skip
-    figure.update_xaxes(title_text="operations per byte", type="log", exponentformat="none")
-    figure.update_yaxes(title_text="1e12 operations per second", type="log", exponentformat="none")
+    log = {"type": "log", "exponentformat": "none"}
+    figure.update_xaxes(title_text="operations per byte", **log, **log_ticks((low, high)))
+    figure.update_yaxes(title_text="1e12 operations per second", **log, **log_ticks(shown["tflops"]))
     return styled(figure, theme, height=380)

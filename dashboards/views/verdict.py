@@ -184,7 +184,9 @@ def _gains(loaded: Loaded, link: Link) -> Any:
     header = ["if", "speed-up", "step", "interval", "proof", "how"]
     rows = [_gain(each, link) for each in helpful.rows[:BEST]]
     drawn = (
-        [table(header, rows)] if rows else [message("Nothing that was tried beats the noise of the steps.")]
+        [table(header, rows, numbers_to=4)]
+        if rows
+        else [message("Nothing that was tried beats the noise of the steps.")]
     )
     within = [
         html.Li([_edit_link(each, link), f": x{each.speedup:.2f}, {_interval(each)}"])

@@ -39,7 +39,7 @@ from dpro.replay.whatif.edit import MAX_TIMES, Edit, key
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.selected import hosts_of, messages_fitting
 from dpro.schema import COLLECTIVES
-from dpro.units import NS_PER_US
+from dpro.units import NS_PER_US, format_duration
 
 
 def require_communication(graph: Graph) -> None:
@@ -178,7 +178,7 @@ class Delay(Edit):
         return graph.with_durations(duration).with_lags(lag)
 
     def describe(self) -> str:
-        return f"each transfer takes {self.us:g} us longer"
+        return f"each transfer takes {format_duration(self.us * NS_PER_US)} longer"
 
     def how(self) -> str:
         return "nothing to do: it shows what hosts further apart would cost"

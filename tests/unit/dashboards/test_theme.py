@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.analysis.mean_step import PARTS
-from dpro.dashboards.theme import THEMES, colour, ink_on
+from dpro.dashboards.theme import DARK, LIGHT, THEMES, colour, dark_counterparts, ink_on, log_ticks
 
 
 def _luminance(hexadecimal: str) -> float:
@@ -20,3 +20,17 @@ def test_a_name_inside_the_bar_of_the_mean_step_has_contrast(part, theme):
     name = part.removesuffix("_ns")
     low, high = sorted(map(_luminance, (colour(name, theme), ink_on(name, theme))))
     assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_report_that_turns_dark_has_the_ink_of_the_dark_page(part):
+    name = part.removesuffix("_ns")
+    assert dark_counterparts()[ink_on(name, LIGHT)] == ink_on(name, DARK)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtick"),
+    [([20, 90], None), ([], None), ([0, 50], None), ([20, 900], "D2"), ([1, 1e6], 1), ([1, 1e25], 3)],
+)
+def test_an_axis_of_many_powers_of_ten_is_not_crowded(values, dtick):
+    assert log_ticks(values).get("dtick") == dtick

@@ -11,7 +11,7 @@ import pytest
 
 from dpro.cli.run.dashboard import load
 from dpro.dashboards.app import make_app
-from dpro.dashboards.timeline.routes import parse_viewport
+from dpro.dashboards.timeline.routes import lane_info, parse_viewport
 from dpro.errors import UsageError
 from tests.builders import TinyRun, gpu_job
 
@@ -119,6 +119,26 @@ def test_a_kernel_names_the_call_that_launched_it_and_what_is_around_that(client
     assert known["stack"][0] == "cudaLaunchKernel"
     call = _ask(client, f"span?rank=0&id={launch['place']['id']}").json
     assert kernel["span_id"] in [each["place"]["id"] for each in call["arrows"] if each["out"]]
+
+
+def test_a_replay_that_ends_meanwhile_is_ready_only_with_its_lanes(loaded, monkeypatch):
+    asked = []
+
+    class Later:
+        why = ""
+
+        @property
+        def state(self) -> str:
+            asked.append("state")
+            return "working"
+
+        @property
+        def value(self) -> None:
+            asked.append("value")
+
+    monkeypatch.setattr(type(loaded), "replay_lanes", Later())
+    assert lane_info(loaded)["replay"]["state"] == "working"
+    assert asked[0] == "state"
 
 
 def test_the_replay_comes_later_with_the_critical_path_and_causes(client, loaded):

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.summary import finding_info, health_info
-from dpro.dashboards.chains import MAX_BOXES, chain_figure, chain_info
+from dpro.dashboards.chains import MAX_BOXES, chain_figure, chain_info, wrapped_label
 from dpro.dashboards.theme import colour, least_width
 from dpro.dashboards.views.hang import rank_info, stack_info, standing_figure, standing_info
 from dpro.detect.hang.find import find_causes
@@ -44,7 +44,7 @@ def test_the_chain_ends_at_the_rank_at_fault_and_ranks_that_wait_for_the_same_ar
     assert all(chains.boxes[a].x < chains.boxes[b].x for a, b in chains.arrows)
     figure = chain_figure(chains, "light")
     assert [trace.name for trace in figure.data] == ["at fault", "ranks that wait", "what they wait in"]
-    assert len(figure.layout.annotations) == len(chains.arrows)
+    assert sum(note.showarrow for note in figure.layout.annotations) == len(chains.arrows)
 
 
 def test_ranks_that_wait_for_each_other_are_a_circle_of_arrows():
@@ -99,6 +99,18 @@ def test_labels_are_whole_on_as_many_lines_as_they_take(stuck):
     assert all(f"{name}".replace(" ", "") in label for label in _text(figure.layout.yaxis.ticktext))
     assert all("<br>" in label for label in figure.layout.yaxis.ticktext)
     assert figure.layout.height > standing_figure(standing_info(stuck.case()), "light").layout.height
+
+
+def test_labels_break_at_underscores_and_lie_above_the_arrows(stuck):
+    assert (
+        wrapped_label("all_gather #7554, EXPERT_TENSOR_GROUP", 20)
+        == "all_gather #7554,<br>EXPERT_TENSOR_GROUP"
+    )
+    assert wrapped_label("EXPERT_TENSOR_GROUP", 12) == "EXPERT_<br>TENSOR_GROUP"
+    notes = chain_figure(chain_info(stuck.case(), (3,)), "dark").layout.annotations
+    labels = [bool(note.text) for note in notes]
+    assert labels == sorted(labels)
+    assert {note.bgcolor for note in notes if note.text} == {colour("panel", "dark")}
 
 
 def test_no_rank_waits_in_a_job_that_moves():
