@@ -31,7 +31,7 @@ MIN_NAMED = 4  # percent of a bar: smaller parts have no room for a label
 FEW_LEVEL = 5  # on a phone, more bars than these have room for the whole only if it is written upright
 _HEADROOM, _UPRIGHT = 1.1, 1.35  # of the axis, above the longest step
 _TOP = 52  # pixels, for the legend below the buttons of the figure
-_LEAST_WIDTH = 560  # pixels: with less, the legend would take the place of the bars
+_MIN_WIDTH = 560  # pixels: with less, the legend would take the place of the bars
 _GAP, _WIDEST = 0.15, 0.12  # between bars, as a share of one; width of a bar, as a share of the figure
 PARTS = {  # column of the data -> what it is called; from the bottom of a bar to its top
     "compute_ms": "compute alone",
@@ -109,7 +109,7 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
     styled(figure, theme, height=340)
     gap = max(_GAP, 1 - _WIDEST * parts.height)
     figure.update_layout(legend_traceorder="normal", hovermode="closest", margin_t=_TOP)
-    figure.update_layout(meta={"by": by, "least_width": _LEAST_WIDTH})
+    figure.update_layout(meta={"by": by, "least_width": _MIN_WIDTH})
     figure.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
     return figure.update_layout(barmode="stack", bargap=gap)
 
