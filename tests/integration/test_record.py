@@ -20,9 +20,7 @@ from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, MODEL_CAL
 from dpro.store import Run
 from tests.commands import dpro
 from tests.jobs import (
-    COMPILER,
     RECORD,
-    ROOT,
     TORCHRUN,
     TRAIN,
     TWO_RANKS,
@@ -496,132 +494,6 @@ def test_window_that_does_not_fit_is_refused(tmp_path):
     done = complete([*RECORD, "--window-steps", "5", "--every", "3", "--", "true"], tmp_path)
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
-
-
-# Trouble in the recorder: each of its methods in turn raises, in a process that trains.
-
-METHODS = [
-    "recorder:Recorder.on_process_group", "recorder:Recorder.on_update", "recorder:Recorder.on_end",
-    "recorder:Recorder.on_exit", "recorder:Recorder.on_fork", "recorder:Recorder._write_facts",
-    "recorder:Recorder._every_second", "recorder:Recorder._on_step", "recorder:Recorder._open",
-    "windows.windows:Windows._start", "windows.windows:Windows.close",
-    "windows.windows:Windows.on_profiler", "windows.windows:Windows.on_fork", "calls.flight:Flight.save",
-    "windows.opened:OpenWindow.end_step", "windows.ranges:Ranges.finish",
-    "windows.foreign:Foreign.are_there", "windows.windows:Windows.on_step",
-    "windows.windows:Windows.on_second", "windows.kineto:Recording.stop", "windows.plan:WindowPlan.take",
-    "store:JobStore.leave", "process.requests:Requests.on_second", "process.requests:Requests.on_open",
-    "process.stacks:Stacks.on_open", "process.stacks:Stacks.on_second", "process.stacks:Stacks.on_fork",
-    "calls.flight:Flight.on_open", "calls.flight:Flight._look", "calls.flight:Flight.before_fork",
-    "calls.flight:Flight.after_fork", "calls.buckets:Buckets.save", "calls.buckets:Buckets.on_module",
-    "clocks.wall:sample", "clocks.wall:install", "clocks.peers:Peers.on_second", "clocks.peers:install",
-    "process.exits:Exits.on_open", "process.exits:Exits.on_raise", "process.exits:Exits.on_fork",
-    "process.exits:Exits.on_reaped", "process.exits:install", "process.preemption:Preemption.on_open",
-    "process.preemption:Preemption._watch", "process.preemption:Preemption.ignore",
-    "process.preemption:Preemption._listen", "process.preemption:install", "recorder:Recorder.on_work",
-    "recorder:Recorder._weigh", "recorder:Recorder._on_anchor", "recorder:Recorder.on_backward",
-    "steps.host:Host.on_collection", "steps.host:Host.on_step", "steps.host:Host._follow",
-    "steps.host:install", "steps.data:Data.on_wait", "steps.data:Data.on_batch", "steps.data:install",
-    "calls.mesh:Meshes.on_mesh", "calls.mesh:install", "steps.naming:NamedFunction.look",
-    "steps.naming:NamedFunction.on_end", "steps.naming:install", "steps.inference:ModelCalls.on_eval",
-    "steps.inference:install",
-]  # fmt: skip
-
-SABOTAGE = """
-import functools, gc, importlib, json, os, pathlib, subprocess, sys, time
-import torch.distributed as dist
-
-def tick():
-    pass
-
-sys.path.insert(0, PACKAGES)
-hooks = importlib.import_module("inside.hooks")
-
-def sabotaged(name, launch):
-    def broken(*_, **__):
-        raise ValueError("sabotage")
-    module, _, path = name.partition(":")
-    *path, method = path.split(".")
-    owner = functools.reduce(getattr, path, importlib.import_module("inside." + module))
-    assert callable(getattr(owner, method))
-    broken.__name__, broken.__module__ = method, "inside." + module
-    setattr(owner, method, broken)
-    hooks.install(str(launch))
-    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
-    dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-    ddp = torch.nn.parallel.DistributedDataParallel(model.eval())
-    for batch in torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=2):
-        optimizer.zero_grad()
-        ddp(batch).sum().backward()
-        optimizer.step()
-        tick()
-    gc.collect(0)
-    with torch.autograd.profiler.profile(use_kineto=True):
-        pass
-    if os.fork() == 0:
-        os._exit(0)
-    os.wait()
-    subprocess.run(["true"])
-    dist.destroy_process_group()
-    raise RuntimeError("the user's own")
-
-gc.freeze()  # children that leave it alone are quick
-children = {}
-for name in METHODS:
-    launch = pathlib.Path(name)
-    launch.mkdir()
-    config = dict.fromkeys(["shapes", "stacks", "modules", "memory", "execution_trace"], False)
-    config |= {"every": 10, "budget": 0.01, "window_steps": 2, "skip": 3, "step": "job:tick"}
-    (launch / "config.json").write_text(json.dumps(config))
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(launch / "stderr.txt", os.O_CREAT | os.O_WRONLY), 2)
-        sabotaged(name, launch)
-    children[child] = name
-    while len(children) == 4 or (children and name == METHODS[-1]):  # some at a time: they mostly wait
-        ended, status = os.wait()
-        print(children.pop(ended), os.waitstatus_to_exitcode(status), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def sabotage(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sabotage")
-    body = f"PACKAGES, METHODS = {str(ROOT / 'collectors')!r}, {METHODS!r}\n{SABOTAGE}"
-    job = start(script(folder, body, COMPILER), folder)
-    try:
-        stdout, _ = job.communicate(timeout=300)
-    finally:
-        job.kill()
-    return folder, dict(line.split() for line in stdout.decode().splitlines())
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_trouble_in_the_recorder_is_one_line_in_its_log_and_nothing_to_the_job(sabotage, method):
-    folder, codes = sabotage
-    stderr = (folder / method / "stderr.txt").read_text()
-    assert codes[method] == "1"
-    assert "RuntimeError: the user's own" in stderr
-    assert "ValueError" not in stderr
-    lines = (folder / method / "log.txt").read_text().splitlines()
-    assert len(lines) == 1
-    assert "ValueError: sabotage" in lines[0]
-
-
-def test_line_in_the_log_becomes_a_warning_of_the_run(tmp_path):
-    body = """
-    import os, pathlib
-    train_step()
-    [facts] = pathlib.Path("run/.raw").glob("*/*/facts.json")
-    facts.with_name(f"checked.{os.getpid()}.tmp").mkdir()  # where the recorder is about to write
-    for _ in range(12): train_step()
-    print("trained")
-    """
-    run, done = record(tmp_path, script(tmp_path, body))
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"trained\n", b"")
-    logged = [warning for warning in run.manifest.warnings if warning.startswith("process ")]
-    assert len(logged) == 1
-    assert "goes on without flight: IsADirectoryError" in logged[0]
-    assert run.table(STEPS)["step"].to_list() == list(range(1, 13))
 
 
 # Jobs without steps, and with few.
