@@ -158,20 +158,32 @@ class Refusal:
 def ranked(predictions: Iterable[Prediction]) -> list[Prediction]:
     """What is faster beyond doubt, what may not be, and what is no advice, in this order.
 
-    Of each what is proven comes first, then what leaves the training as it is, then the largest gain.
+    Of each what leaves the training as it is comes first. Then what is beyond doubt goes by what it gains at
+    least: of like gains the proven ones come first, then the least effort. All else goes by what is
+    proven, then by the gain.
     """
-    return sorted(
-        predictions,
-        key=lambda each: (
-            not each.is_advice,
-            each.effect != "faster",
-            list(BLOCKS).index(each.block),
-            bool(each.training),
-            -each.speedup,
-            len(each.edits),
-            *map(str, each.edits),
-        ),
+    return sorted(predictions, key=_place)
+
+
+def _place(prediction: Prediction) -> tuple[object, ...]:
+    """Where a prediction stands in the ranking."""
+    block, effort = list(BLOCKS).index(prediction.block), list(EFFORTS).index(prediction.effort)
+    sure = prediction.is_advice and prediction.effect == "faster"
+    least = prediction.speedup_at(prediction.gain_low_ns)
+    merit = (-_order_of_gain(least), block, effort, -least) if sure else (block, -prediction.speedup)
+    return (
+        not prediction.is_advice,
+        prediction.effect != "faster",
+        bool(prediction.training),
+        *merit,
+        len(prediction.edits),
+        *map(str, prediction.edits),
     )
+
+
+def _order_of_gain(speedup: float) -> int:
+    """The power of two that a gain in percent reaches: gains between the same two are like gains."""
+    return math.floor(math.log2(min(max(100 * (speedup - 1), 0.1), 1e6)))
 
 
 def undominated(predictions: Sequence[Prediction]) -> list[bool]:

@@ -3,8 +3,7 @@
 In: a graph, and the ranks that findings name. Out: predictions, what the run cannot answer, and what cannot
 gain. Every edit there is names its candidates for this run. Those whose bound shows that they gain nothing
 are not replayed. The others are replayed, all that change durations alone in one pass, and those that gain
-are predicted with their intervals. What is proven comes first, then what no pair of recordings has shown,
-then bounds and suppositions; of each the largest gain of throughput.
+are predicted with their intervals, and ranked by what they gain for certain.
 
 The search is greedy: what gains most is taken, then what gains most on top of it, each time by a replay of
 all that is taken so far, since two edits may save the same time, or make room for each other. Of the best,
@@ -141,7 +140,7 @@ def explore(
     worth = [edit for edit, gain in gains.items() if gain > MIN_GAIN * facts.base_ns]
     predictions = [tries.answer([edit]) for edit in worth]
     predictions = [each for each in predictions if not _heals_the_healthy(each, facts.suspects)]
-    usable = _usable(ranked(predictions), facts.base_ns)
+    usable = _usable(predictions, facts.base_ns)
     pairs, interactions = _pairs(tries, usable)
     predictions += _together(tries, usable, pairs)
     return Found(ranked(predictions), _once(refused), interactions, promising[budget:], little)
@@ -284,8 +283,15 @@ class _Tries:
 
 
 def _usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
-    """Those that can be done to a job, and save enough."""
-    return [single for single in singles if single.is_advice and single.gain_ns >= WORTH * base_ns]
+    """Those that can be done to a job, and save enough, in the order in which they are taken.
+
+    What is faster beyond doubt, then what is proven, then what leaves the training as it is, then the gain.
+    """
+    usable = [single for single in ranked(singles) if single.is_advice and single.gain_ns >= WORTH * base_ns]
+    return sorted(
+        usable,
+        key=lambda each: (each.effect != "faster", not each.proven, bool(each.training), -each.speedup),
+    )
 
 
 def _heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:

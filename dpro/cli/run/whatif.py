@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from dpro.selection import Ranges
 
 ROWS = 12
+HEADINGS = {
+    "faster": "Faster beyond doubt",
+    "unclear": "May gain nothing",
+    "slower": "Slower beyond doubt",
+    "bound": "What parts are worth: bounds and suppositions, no advice",
+}
 
 
 class _WithEdits(click.Command):
@@ -252,21 +258,21 @@ def _print(answer: WhatIf, searched: bool) -> None:
 
 
 def _print_blocks(shown: Sequence[Prediction]) -> None:
-    """Predictions under what they rest on; of each block the largest gains."""
+    """Predictions under how sure they are, in their order."""
     from itertools import groupby
 
     from dpro.replay.whatif.edit import EFFORTS
-    from dpro.replay.whatif.predict import BLOCKS
 
     out = console()
     out.print("Throughput (samples per second) and the step:")
 
-    def heading(row: Prediction) -> tuple[str, bool]:
-        return row.block, row.effect == "unclear" and row.block != "bound"
+    def heading(row: Prediction) -> str:
+        return HEADINGS[row.effect if row.is_advice else "bound"]
 
-    for (block, unclear), rows in groupby(shown, heading):
-        words = "may gain nothing; " if unclear else ""
-        out.print(f"{(words + BLOCKS[block]).capitalize()}:")
+    for words, rows in groupby(
+        sorted(shown, key=lambda row: list(HEADINGS.values()).index(heading(row))), heading
+    ):
+        out.print(f"{words}:")
         for row in list(rows)[:ROWS]:
             low, high = map(row.speedup_at, (row.gain_low_ns, row.gain_high_ns))
             step = f"{ms(row.predicted_ns):.2f} ms" + (
@@ -274,7 +280,9 @@ def _print_blocks(shown: Sequence[Prediction]) -> None:
             )
             out.print(f"  x{row.speedup:.2f} ({low:.2f} to {high:.2f})  {step}, if {row.what()}")
             edits = " ".join(f"--edit '{edit}'" for edit in row.edits)
-            out.print(f"         {edits}  ({EFFORTS[row.effort]})")
+            proof = {"proven": "; proven on real jobs", "unproven": "; unproven"}.get(row.block, "")
+            proof += "; changes the training" if row.training and row.is_advice else ""
+            out.print(f"         {edits}  ({EFFORTS[row.effort]}{proof})")
 
 
 def _print_how(shown: Sequence[Prediction]) -> None:

@@ -21,6 +21,7 @@ from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, once
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.host import free_host, require_launches
+from dpro.replay.whatif.edits.kernels import OPTIMIZER
 from dpro.replay.whatif.edits.training_loop import DATA_LOADING
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.scope import LANE, ON_CPU, spans_of
@@ -42,6 +43,10 @@ FRAMEWORK = (
     *("Optimizer.step#*", "Optimizer.zero_grad#*", "dpro::backward"),
     *("Torch-Compiled Region*", "## Call CompiledFxGraph*"),
 )
+
+
+OF_OPTIMIZER = NodeSelection(module=f"{OPTIMIZER}*")
+SHARE_OF_OPTIMIZER = 0.05  # of the step: host work of the optimizer that is worth a graph of its own
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,12 @@ class CudaGraph(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
+        """All that can be captured; and the optimizer alone, less to do, where the step waits for it."""
         require_launches(facts.graph)
-        return [cls(NodeSelection())]
+        return [cls(NodeSelection()), *([cls(OF_OPTIMIZER)] if _awaits_optimizer(facts) else [])]
 
     def bound(self, facts: RunFacts) -> float:
-        return facts.on_path(facts.on_cpu)
+        return facts.on_path(facts.on_cpu & self.selection.mask(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
         """Make the CPU time of captured operators free, behind the first launch of each graph."""
@@ -114,10 +120,25 @@ class CudaGraph(Edit):
         return once(graph, self, columns, lambda: captured(graph, self.selection.chosen(graph)))
 
     def describe(self) -> str:
-        return "operators are launched as CUDA graphs"
+        if self.selection == OF_OPTIMIZER:
+            return "the optimizer's operators are launched as CUDA graphs"
+        selected = f" ({self.selection.describe()})" if str(self.selection) else ""
+        return f"operators are launched as CUDA graphs{selected}"
 
     def how(self) -> str:
+        if self.selection == OF_OPTIMIZER:
+            return (
+                "torch.compile(optimizer.step, mode='reduce-overhead'), or capturable=True and a graph of it"
+            )
         return "torch.compile(mode='reduce-overhead'), or torch.cuda.make_graphed_callables by hand"
+
+
+def _awaits_optimizer(facts: RunFacts) -> bool:
+    """Whether the host's work in the optimizer's step is a good part of what the step waits for."""
+    if not any(name.startswith(OPTIMIZER) for name in facts.graph.names):
+        return False
+    inside = facts.on_cpu & OF_OPTIMIZER.mask(facts.graph)
+    return facts.on_path(inside) >= SHARE_OF_OPTIMIZER * facts.base_ns
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.cuda_graph import CudaGraph, captured
 from dpro.replay.whatif.edits.host import free_host
+from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import US, TinyRun, gpu_job
@@ -107,6 +108,23 @@ def test_ranges_of_frameworks_are_captured_with_the_python_inside(tmp_path):
         run.mark("Optimizer.step#SGD.step", LASTS * step + 140, LASTS * step + 240)
     graph = run.build(tmp_path / "r").graph
     assert steps_us(graph, "cuda-graph") == pytest.approx([LASTS - 100] * 3, abs=3)
+
+
+def test_the_optimizer_alone_is_offered_where_the_step_waits_for_its_host_work(tmp_path):
+    def offered(run: TinyRun, name: str) -> list[str]:
+        facts = facts_of(run.build(tmp_path / name).graph)
+        return [str(edit) for edit in CudaGraph.candidates(facts)]
+
+    run = training()
+    assert offered(run, "without") == ["cuda-graph"]
+    for step in range(3):  # around two operators of 20 and the Python between them
+        run.mark("Optimizer.step#SGD.step", LASTS * step + 140, LASTS * step + 240)
+    assert offered(run, "with") == ["cuda-graph", "cuda-graph:module=Optimizer.step#*"]
+    graph = run.build(tmp_path / "again").graph
+    alone = steps_us(graph) - steps_us(graph, "cuda-graph:module=Optimizer.step#*")
+    both = steps_us(graph) - steps_us(graph, "cuda-graph")
+    assert (alone > 0).all()
+    assert (alone < both).all()
 
 
 def test_what_is_launched_as_graphs_already_is_left_alone(tmp_path):
