@@ -223,7 +223,7 @@ def _sizes(graph: Graph) -> dict[tuple[str, int], tuple[int, int]]:
     of, num_bytes = nodes.message[moving], nodes.bytes[moving]
     order = np.lexsort((num_bytes, of))
     first = np.flatnonzero(np.append(True, np.diff(of[order]) != 0)[: order.size])
-    last = np.append(first[1:], order.size) - 1
+    last = np.append(first[1:], order.size)[: first.size] - 1
     found: dict[tuple[str, int], tuple[int, int]] = {}
     ends = np.stack([of[order[first]], num_bytes[order[first]], num_bytes[order[last]]], 1)
     for number, smallest, largest in ends.tolist():

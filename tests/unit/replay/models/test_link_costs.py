@@ -181,3 +181,13 @@ def test_sizes_that_an_edit_makes_larger_than_any_in_the_run_are_said(tmp_path):
     assert beyond_sizes(graph, graph) == ()
     same = dataclasses.replace(graph, nodes=dataclasses.replace(nodes, bytes=nodes.bytes.copy()))
     assert beyond_sizes(graph, same) == ()
+
+
+def test_where_no_size_is_known_none_is_beyond_what_the_run_shows(tmp_path):
+    graph = four_ranks(tmp_path)
+    unknown = np.full(graph.num_nodes, -1)
+    before, after = (
+        dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, bytes=each))
+        for each in (unknown, unknown.copy())
+    )
+    assert beyond_sizes(before, after) == ()

@@ -313,6 +313,22 @@ def test_every_edit_has_a_candidate_on_some_job(job):
     assert found | UNSOUGHT == EDITS.keys()
 
 
+# What undoes a finding, and a job that has what the finding is about.
+REMEDIES = {
+    "hide-input": "input",
+    "workers:count=1": "input",
+    "gc:every=100": "garbage",
+    "balance:over=stages": "pipeline",
+    "heal:rank=1": "cpu",
+}
+
+
+@pytest.mark.parametrize("text", REMEDIES)
+def test_the_remedy_of_a_finding_is_among_what_is_tried(job, text):
+    every, _ = candidates(facts_of(job(REMEDIES[text]), suspects=[1]))
+    assert text in list(map(str, every))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "samples"),
     [
