@@ -149,7 +149,22 @@ def features(operations: pl.DataFrame, gpu: Gpu, formula: Floats) -> Floats:
         _log2(sizes.m * sizes.n),
     ]
     columns += [np.log2(np.maximum(sizes.moved, 1) / ((gpu.l2_mb or USUAL_L2_MB) * 1e6))]
+    columns += _of_heads(operations, sms)
     return np.stack([np.asarray(column, np.float64) for column in columns], 1)
+
+
+def _of_heads(operations: pl.DataFrame, sms: int) -> list[Floats]:
+    """Of attention: queries that share keys, and how full the last wave is if each head is a block.
+
+    Heads and sequences alone would be numbers of their own to each tree; blocks are what a device sees.
+    """
+    batch, heads, kv_heads = (operations[name].to_numpy() for name in ("batch", "heads", "kv_heads"))
+    shared, blocks = batch * kv_heads, batch * heads
+    columns = [_log2(heads / np.maximum(kv_heads, 1)), _log2(shared), _log2(blocks)]
+    for count in (shared, blocks):
+        waves = np.maximum(count / sms, 1e-6)
+        columns += [np.ceil(waves) / waves]
+    return [*columns, np.log2(np.maximum(shared / sms, 1e-6))]
 
 
 def _log2(values: Floats) -> Floats:

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from dpro.errors import UsageError
+from dpro.replay.devices.learned import features
 from dpro.replay.devices.operations import attention, convolutions, embeddings, matmuls, moves
+from dpro.replay.models.gpus import GPUS
 
 
 def test_a_product_reads_both_operands_and_writes_its_result():
@@ -59,3 +61,16 @@ def test_sizes_that_are_none_are_refused(size):
 def test_an_unknown_element_type_is_refused_with_those_there_are():
     with pytest.raises(UsageError, match="fp8"):
         matmuls("fp7", 1, 1, 1)
+
+
+def test_trees_see_the_blocks_of_heads_that_a_device_sees():
+    """Twice the sequences of half the heads are as many blocks, in as full a last wave."""
+    gpu = GPUS["H100"]
+    two = attention("bf16", [4, 8], 1, 1023, [32, 16], [8, 4], 128)
+    columns = features(two, gpu, np.ones(2))
+    assert gpu.sms == 132
+    group, shared, blocks, fill_shared, fill_blocks, _ = columns[:, -6:].T
+    assert group.tolist() == [2, 2]
+    assert (shared.tolist(), blocks.tolist()) == ([5, 5], [7, 7])
+    assert fill_shared.tolist() == pytest.approx([132 / 32] * 2)
+    assert fill_blocks.tolist() == pytest.approx([132 / 128] * 2)
